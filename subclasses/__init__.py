@@ -1,0 +1,5 @@
+"""Tensor subclasses from declarations."""
+
+from subclasses.errors import DispatchError, SpecError
+
+__all__ = ["DispatchError", "SpecError"]

@@ -1,0 +1,69 @@
+"""Text to live functions: the only ``exec`` of the repository.
+
+The text is registered in :mod:`linecache` under a file name that nothing else has, so that tracebacks,
+debuggers and :func:`inspect.getsource` show its lines, and it is dropped when its owner is collected.
+
+The file name also decides what Dynamo does. A name in brackets, ``<subclasses Pair>``, is traced; one below
+a directory that Dynamo skips is not, which costs a hot runtime wrapper nothing where
+``torch._dynamo.disable`` would cost 0.4 µs a call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import types
+import weakref
+
+_counter = itertools.count(1)
+
+
+def build_functions(
+    source: str, namespace: dict[str, object], *, filename: str, owner: object | None = None
+) -> dict[str, object]:
+    """Runs generated text once and returns the functions that it defines at its top level.
+
+    Args:
+        source: Python text, all of it function definitions.
+        namespace: the globals of the text; it is copied.
+        filename: what tracebacks show. A counter makes it unique: ``<subclasses Pair>`` becomes
+            ``<subclasses Pair 3>``, ``/dir/wrapper.py`` becomes ``/dir/wrapper.3.py``.
+        owner: a weakly referable object; once it is collected the text leaves :mod:`linecache`. Without an
+            owner the text stays.
+
+    Returns:
+        The functions by name, each with its own lines in ``__source__``.
+    """
+    filename = _unique(filename)
+    code = compile(source, filename, "exec")
+    lines = source.splitlines(keepends=True)
+    # A modification time of None tells linecache.checkcache to keep an entry that is no file.
+    linecache.cache[filename] = (len(source), None, lines, filename)
+    if owner is not None:
+        weakref.finalize(owner, linecache.cache.pop, filename, None).atexit = False
+    scope = dict(namespace)
+    scope.setdefault("__name__", "subclasses.generated")
+    before = set(scope)
+    exec(code, scope)  # noqa: S102 - the one exec, on text that our own emitters wrote
+    made = {name: value for name, value in scope.items() if name not in before and name != "__builtins__"}
+    for value in made.values():
+        if isinstance(value, types.FunctionType):
+            value.__source__ = _own_lines(value, lines)  # type: ignore[attr-defined]
+    return made
+
+
+def _unique(filename: str) -> str:
+    number = next(_counter)
+    if filename.startswith("<") and filename.endswith(">"):
+        return f"{filename[:-1]} {number}>"
+    stem, dot, suffix = filename.rpartition(".")
+    return f"{stem}.{number}.{suffix}" if dot else f"{filename}.{number}"
+
+
+def _own_lines(function: types.FunctionType, lines: list[str]) -> str:
+    """The lines of one function, decorators and comments just above it left out."""
+    first = function.__code__.co_firstlineno - 1
+    last = first + 1
+    while last < len(lines) and (not lines[last].strip() or lines[last][0].isspace()):
+        last += 1
+    return "".join(lines[first:last]).rstrip("\n") + "\n"

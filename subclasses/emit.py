@@ -1,0 +1,92 @@
+"""The one emitter: lines of Python and the objects that they name.
+
+An emitter holds no options and takes no decisions. Whoever drives it has resolved everything before, so that
+what it writes is straight-line code with names, indices and types baked in. An object that generated code
+needs is *bound*: it becomes a global of the generated code under a readable name, and never passes through
+``repr``.
+
+    >>> e = Emitter()
+    >>> scale = e.bind(2.5, "scale")
+    >>> e.writeline("def double(x):")
+    >>> with e.indent():
+    ...     e.writeline(f"return x * {scale}")
+    >>> print(e.source, end="")
+    def double(x):
+        return x * scale
+    >>> e.namespace
+    {'scale': 2.5}
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_RESERVED = frozenset(keyword.kwlist) | frozenset(dir(builtins))
+
+
+class Emitter:
+    """Collects lines, keeps the indentation, and hands out names."""
+
+    def __init__(self) -> None:
+        self._lines: list[str] = []
+        self._depth = 0
+        self._names: set[str] = set(_RESERVED)
+        self._bound: dict[int, str] = {}
+        self._namespace: dict[str, object] = {}
+
+    # ---- text ----------------------------------------------------------------------------------------------
+
+    def writeline(self, line: str = "") -> None:
+        """Adds one line (or several, if it holds newlines) at the current indentation."""
+        for part in line.split("\n"):
+            self._lines.append("    " * self._depth + part if part else "")
+
+    @contextmanager
+    def indent(self) -> Iterator[None]:
+        """Everything written inside the ``with`` stands one level deeper."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    @property
+    def source(self) -> str:
+        """The text so far; ends with a newline."""
+        return "\n".join(self._lines) + "\n" if self._lines else ""
+
+    # ---- names ---------------------------------------------------------------------------------------------
+
+    def fresh_name(self, hint: str) -> str:
+        """A valid identifier near ``hint`` that nothing else of this emitter has."""
+        stem = re.sub(r"\W", "_", hint) or "value"
+        if stem[0].isdigit():
+            stem = f"_{stem}"
+        name, count = stem, 1
+        while name in self._names:
+            name, count = f"{stem}_{count}", count + 1
+        self._names.add(name)
+        return name
+
+    def reserve(self, *names: str) -> None:
+        """Keeps names (of parameters, of functions written out) from being handed out."""
+        self._names.update(names)
+
+    def bind(self, obj: object, hint: str) -> str:
+        """Makes ``obj`` a global of the generated code and returns its name, the same one each time."""
+        known = self._bound.get(id(obj))
+        if known is not None:
+            return known
+        name = self.fresh_name(hint)
+        self._bound[id(obj)] = name
+        self._namespace[name] = obj  # also keeps obj alive, so that its id stays its own
+        return name
+
+    @property
+    def namespace(self) -> dict[str, object]:
+        """The bound objects by name: the globals that the text needs."""
+        return dict(self._namespace)

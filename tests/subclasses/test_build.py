@@ -1,0 +1,69 @@
+"""Generated text becomes functions that show their lines."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import linecache
+import traceback
+
+import pytest
+
+from subclasses.build import build_functions
+
+SOURCE = """\
+def first(x):
+    return helper(x)
+
+
+def second(x):
+    y = x + 1
+
+    raise ValueError(y)
+"""
+
+
+class Owner:
+    pass
+
+
+def build(owner=None, filename="<subclasses Demo>"):
+    return build_functions(SOURCE, {"helper": abs}, filename=filename, owner=owner)
+
+
+def test_functions_and_their_source():
+    made = build()
+    assert set(made) == {"first", "second"}
+    assert made["first"](-3) == 3
+    assert made["first"].__source__ == "def first(x):\n    return helper(x)\n"
+    assert inspect.getsource(made["second"]) == made["second"].__source__
+
+
+def test_traceback_shows_generated_lines():
+    with pytest.raises(ValueError) as caught:
+        build()["second"](1)
+    assert "raise ValueError(y)" in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(("filename", "start", "end"), [("<a b>", "<a b ", ">"), ("/d/w.py", "/d/w.", ".py")])
+def test_file_names_are_unique(filename, start, end):
+    names = {build(filename=filename)["first"].__code__.co_filename for _ in range(2)}
+    assert len(names) == 2
+    assert all(name.startswith(start) and name.endswith(end) for name in names)
+
+
+def test_text_leaves_with_its_owner():
+    owner = Owner()
+    filename = build(owner)["first"].__code__.co_filename
+    assert filename in linecache.cache
+    linecache.checkcache(filename)
+    assert filename in linecache.cache
+    del owner
+    gc.collect()
+    assert filename not in linecache.cache
+
+
+def test_the_namespace_given_is_not_changed():
+    namespace = {"helper": abs}
+    build_functions(SOURCE, namespace, filename="<n>")
+    assert namespace == {"helper": abs}
