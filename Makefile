@@ -1,0 +1,74 @@
+# Every target makes the virtual environment that it needs, once; the second time it starts at once.
+#
+#   make demo      the main job, on real input          make docs   the pages, warnings are errors
+#   make test      what CI runs                         make lint   format, lint, types, layers
+#   make test-all  the slow tests too                   make bench  timings, side by side
+#   make readme    refresh README and docs from what the code and the demo print
+#
+# TORCH=2.15.0 runs any of them on another release, in an environment of its own.
+
+PYTHON ?= python3
+TORCH ?=
+ARGS ?=
+WORKERS ?= 2
+
+VENV := .venv$(if $(TORCH),-torch-$(TORCH))
+BIN := $(VENV)/bin
+PINS := $(VENV)/constraints.txt
+
+export OMP_NUM_THREADS ?= 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-all bench docs lint format readme clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,8p
+
+# ---------------------------------------------------------------------------------------------------------
+# environments: one stamp file for each set of extras
+
+$(PINS): constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(if $(TORCH),sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $@,cp constraints.txt $@)
+	$(BIN)/python -m pip install --quiet --constraint $@ setuptools
+
+$(VENV)/.has-%: $(PINS) pyproject.toml
+	$(BIN)/python -m pip install --quiet --constraint $(PINS) --no-build-isolation --editable '.[$*]'
+	@touch $@
+
+# ---------------------------------------------------------------------------------------------------------
+# what one does with it
+
+demo: $(VENV)/.has-demo
+	OMP_NUM_THREADS=2 $(BIN)/python examples/train_ragged_lm.py $(ARGS)
+
+test: $(VENV)/.has-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+
+test-all: $(VENV)/.has-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow" $(ARGS)
+
+bench: $(VENV)/.has-dev
+	$(BIN)/python -m pytest bench --benchmark-enable -p no:xdist $(ARGS)
+
+docs: $(VENV)/.has-docs
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -q -b doctest docs docs/_build/doctest
+
+lint: $(VENV)/.has-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/.has-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+readme: $(VENV)/.has-dev
+	OMP_NUM_THREADS=2 $(BIN)/python -m docs.refresh
+
+clean:
+	rm -rf .venv* docs/_build build *.egg-info

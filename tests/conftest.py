@@ -1,0 +1,40 @@
+"""What every test gets: one seed, a fresh Dynamo, one thread, and no GPU test without a GPU."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+# Two workers on two cores: a thread each. Read once by torch, so set before it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "desugar",
+    deadline=None,  # the first example of a property may compile
+    derandomize=bool(os.environ.get("CI")),  # a red CI is reproducible
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("desugar")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what needs a GPU where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _same_start():
+    """Seeds torch, and drops what Dynamo compiled for another test."""
+    torch.manual_seed(0)
+    yield
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()

@@ -1,0 +1,163 @@
+"""The rules of the house that no linter knows: one exec, private names in one place, small files."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("subclasses", "desugar")
+PRIVATE_NAMES = ROOT / "subclasses" / "_torch.py"
+
+# A file that grows past this usually hides two ideas.
+MAX_LINES = 300
+
+# ---- reading the sources -----------------------------------------------------------------------------------
+
+
+def sources() -> list[Path]:
+    """Every Python file of the two packages."""
+    return sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    """The path as the repository speaks of it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+def dotted(node: ast.expr) -> list[str] | None:
+    """``a.b.c`` as its parts; None for anything else."""
+    match node:
+        case ast.Name(id=name):
+            return [name]
+        case ast.Attribute(value=value, attr=attr):
+            head = dotted(value)
+            return head and [*head, attr]
+    return None
+
+
+def is_private(part: str) -> bool:
+    """A single leading underscore; dunders are public protocol."""
+    return part.startswith("_") and not (part.startswith("__") and part.endswith("__"))
+
+
+def torch_aliases(tree: ast.Module) -> dict[str, str]:
+    """Local name → dotted torch name, for everything imported from torch."""
+    aliases = {}
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                aliases |= {
+                    name.asname or "torch": name.name if name.asname else "torch"
+                    for name in names
+                    if name.name.split(".")[0] == "torch"
+                }
+            case ast.ImportFrom(module=str(module), names=names, level=0) if module.split(".")[0] == "torch":
+                aliases |= {name.asname or name.name: f"{module}.{name.name}" for name in names}
+    return aliases
+
+
+def torch_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of each use of torch: imports and attribute chains on them."""
+    aliases = torch_aliases(tree)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, n.name) for n in names if n.name.split(".")[0] == "torch")
+            case ast.ImportFrom(module=str(module), names=names, level=0) if module.split(".")[0] == "torch":
+                yield from ((node.lineno, f"{module}.{n.name}") for n in names)
+            case ast.Attribute():
+                parts = dotted(node)
+                if parts and parts[0] in aliases:
+                    yield node.lineno, ".".join([aliases[parts[0]], *parts[1:]])
+
+
+def private_torch_names(path: Path) -> list[tuple[int, str]]:
+    """Uses of a private torch name; operators (``torch.ops``) have public names of their own."""
+    tree = ast.parse(path.read_text())
+    return [
+        (line, name)
+        for line, name in torch_names(tree)
+        if not name.startswith("torch.ops.") and any(map(is_private, name.split(".")))
+    ]
+
+
+# ---- the sources -------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_exec():
+    calls = [
+        name_of(path)
+        for path in sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and dotted(node.func) in (["exec"], ["eval"], ["builtins", "exec"])
+    ]
+    assert calls == ["subclasses/build.py"]
+
+
+@pytest.mark.parametrize("path", sources(), ids=name_of)
+def test_file_is_small(path):
+    lines = len(path.read_text().splitlines())
+    assert lines <= MAX_LINES, f"{name_of(path)} has {lines} lines: which two ideas does it hide?"
+
+
+@pytest.mark.parametrize("path", [p for p in sources() if p != PRIVATE_NAMES], ids=name_of)
+def test_private_torch_names_are_imported_in_one_module(path):
+    found = [f"{name_of(path)}:{line}: {name}" for line, name in private_torch_names(path)]
+    assert not found, f"import these through {name_of(PRIVATE_NAMES)}: {found}"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("import torch\ntorch._C._x()", {"torch._C", "torch._C._x"}),
+        ("from torch.utils._pytree import tree_map", {"torch.utils._pytree.tree_map"}),
+        ("import torch.nn.functional as F\nF._threshold", {"torch.nn.functional._threshold"}),
+        ("from torch import Tensor\nTensor._make_subclass", {"torch.Tensor._make_subclass"}),
+        ("import torch\ntorch.ops.aten._to_copy\nx._base\ntorch.Tensor.__add__", set()),
+    ],
+)
+def test_the_search_for_private_names_finds_them(tmp_path, text, found):
+    (tmp_path / "a.py").write_text(text)
+    assert {name for _, name in private_torch_names(tmp_path / "a.py")} == found
+
+
+def test_every_private_name_has_its_reason_beside_it():
+    lines = PRIVATE_NAMES.read_text().splitlines()
+    bare = [
+        f"{name_of(PRIVATE_NAMES)}:{line}: {name}"
+        for line, name in private_torch_names(PRIVATE_NAMES)
+        if not has_reason(lines, line)
+    ]
+    assert not bare
+
+
+def has_reason(lines: list[str], number: int) -> bool:
+    """Is there a comment in the paragraph that holds this line (counted from 1)?"""
+    first = last = number - 1
+    while first > 0 and lines[first - 1].strip():
+        first -= 1
+    while last + 1 < len(lines) and lines[last + 1].strip():
+        last += 1
+    return any("#" in line and "noqa" not in line for line in lines[first : last + 1])
+
+
+# ---- what is installed -------------------------------------------------------------------------------------
+
+
+def test_importing_the_packages_imports_torch_and_optree_alone():
+    optional = "rich typer matplotlib hypothesis pytest expecttest pytest_benchmark sphinx".split()
+    code = f"import sys, subclasses, desugar; print([m for m in {optional} if m in sys.modules])"
+    out = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert out.stdout.strip() == "[]"
+
+
+def test_the_packages_are_typed():
+    assert all((ROOT / package / "py.typed").is_file() for package in PACKAGES)
