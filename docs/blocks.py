@@ -1,0 +1,119 @@
+"""Runs the Python of a Markdown page, and compares what it prints with what the page shows.
+
+A page's ```` ```python ```` fences are one program, run from top to bottom. A fence under the comment
+``<!-- output -->`` shows what the fence before it printed; ``...`` stands for any text there, as in
+doctest. The comment is invisible on the page, and a fence of output may name any language, so generated
+source is highlighted. The program keeps the page's line numbers, so a traceback names the page's own lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import importlib.util
+import io
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+OUTPUT = "<!-- output -->"
+SEPARATOR = "\x1e"
+
+# ---- page → blocks -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fence: its language, the lines between its ticks, and the comment above it that marks output."""
+
+    language: str
+    first: int  # index of the first line inside
+    last: int  # index of the closing ticks
+    is_output: bool
+
+    def is_program(self) -> bool:
+        """Does this fence run?"""
+        return self.language == "python" and not self.is_output
+
+
+def collect_blocks(lines: list[str]) -> list[Block]:
+    """The fences of a page in order."""
+    blocks, opened = [], None
+    for number, line in enumerate(lines):
+        if opened is not None and line.rstrip() == "```":
+            above = lines[opened - 1].strip() if opened else ""
+            language = lines[opened].removeprefix("```").strip()
+            blocks.append(Block(language, opened + 1, number, above == OUTPUT))
+            opened = None
+        elif opened is None and line.startswith("```"):
+            opened = number
+    return blocks
+
+
+# ---- blocks → what they print ------------------------------------------------------------------------------
+
+
+def emit_program(lines: list[str], blocks: list[Block]) -> str:
+    """The page as one module of the same line numbers; a separator is printed where a block ends."""
+    program = [""] * len(lines)
+    for block in blocks:
+        if block.is_program():
+            program[block.first : block.last] = lines[block.first : block.last]
+            program[block.last] = f"print({SEPARATOR!r})"
+    return "\n".join(program) + "\n"
+
+
+def run_page(page: Path, folder: Path) -> list[str]:
+    """What each block of a page prints; the program is written to `folder` and imported from there."""
+    lines = page.read_text().splitlines()
+    path = folder / f"page_{page.stem}.py"
+    path.write_text(emit_program(lines, collect_blocks(lines)))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # annotations, pickling and Dynamo look a class's module up by name
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        spec.loader.exec_module(module)
+    return [text.rstrip() + "\n" for text in printed.getvalue().split(SEPARATOR + "\n")[:-1]]
+
+
+# ---- what is shown, what is printed ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A fence of output, and what the block before it printed."""
+
+    block: Block
+    want: str
+    got: str
+
+    def agrees(self) -> bool:
+        """Are they the same, up to ``...``?"""
+        flags = doctest.ELLIPSIS | doctest.DONT_ACCEPT_TRUE_FOR_1
+        return doctest.OutputChecker().check_output(self.want, self.got, flags)
+
+
+def compare_outputs(page: Path, folder: Path) -> list[Shown]:
+    """Every fence of output on a page beside what was printed."""
+    lines = page.read_text().splitlines()
+    blocks = collect_blocks(lines)
+    printed = dict(zip(filter(Block.is_program, blocks), run_page(page, folder), strict=True))
+    return [
+        Shown(block, want="\n".join(lines[block.first : block.last]).rstrip() + "\n", got=printed[before])
+        for before, block in pairwise(blocks)
+        if block.is_output
+    ]
+
+
+def refresh_page(page: Path, folder: Path) -> int:
+    """Rewrites the outputs of a page that no longer agree; returns how many."""
+    lines = page.read_text().splitlines()
+    stale = [shown for shown in compare_outputs(page, folder) if not shown.agrees()]
+    for shown in reversed(stale):
+        lines[shown.block.first : shown.block.last] = shown.got.rstrip().splitlines()
+    if stale:
+        page.write_text("\n".join(lines) + "\n")
+    return len(stale)

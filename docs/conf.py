@@ -1,0 +1,26 @@
+"""Sphinx configuration; the pages are Markdown (MyST)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+
+project = "desugar"
+author = "the desugar authors"
+release = version = importlib.metadata.version("desugar")
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "desugar"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+nitpicky = False

@@ -1,0 +1,49 @@
+"""``make readme``: the README's table and picture from the demo, and every output that a page shows.
+
+The demo's table stands between two comments of the README; everything else is a fence under
+``<!-- output -->`` (see ``docs/blocks.py``). ``python -m docs.refresh --pages`` leaves the demo out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from docs.blocks import refresh_page
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+DEMO = "examples/train_ragged_lm.py"
+PICTURE = "docs/train_ragged_lm.png"
+TABLE = re.compile(r"(<!-- table -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def run_demo() -> str:
+    """Runs the demo, which saves the picture; returns its table and what it was measured on."""
+    command = [sys.executable, DEMO, "--out", PICTURE]
+    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
+    out = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    table = out.stdout[out.stdout.index("┏") : out.stdout.rindex("┘") + 1]
+    return (
+        f"```text\n{table}\n```\n\nMeasured with PyTorch {torch.__version__} on {os.cpu_count()} CPU cores.\n"
+    )
+
+
+def main() -> None:
+    """Refreshes what the arguments ask for."""
+    if "--pages" not in sys.argv:
+        table = run_demo()
+        README.write_text(TABLE.sub(lambda match: match[1] + table + match[2], README.read_text()))
+    with tempfile.TemporaryDirectory() as folder:
+        for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:
+            print(f"{page.relative_to(ROOT)}: {refresh_page(page, Path(folder))} outputs refreshed")
+
+
+if __name__ == "__main__":
+    main()
