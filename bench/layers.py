@@ -1,0 +1,73 @@
+"""What the declaration itself costs in eager mode, beside the leanest class that one would write by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+from bench.subjects import SHAPE, Pair
+
+
+class HandPair(Tensor):
+    """A pair with nothing but what one op needs: no views, no in-place ops, no checks, no keyword arguments."""
+
+    a: Tensor
+    b: Tensor
+
+    @staticmethod
+    def __new__(cls, a: Tensor, b: Tensor) -> HandPair:
+        self = Tensor._make_wrapper_subclass(cls, a.shape, a.stride(), dtype=a.dtype, device=a.device)
+        self.a, self.b = a, b
+        return self
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        of_a = [x.a if type(x) is cls else x for x in args]
+        of_b = [x.b if type(x) is cls else x for x in args]
+        return cls(func(*of_a), func(*of_b))
+
+
+def bare_wrapper(cls: type[Tensor], a: Tensor, b: Tensor) -> Callable[[], Tensor]:
+    """One `_make_wrapper_subclass` with constants, one attribute store per inner: the floor of an unflatten."""
+    size, stride, dtype, device = a.size(), a.stride(), a.dtype, a.device
+
+    def call() -> Tensor:
+        self: Any = Tensor._make_wrapper_subclass(cls, size, stride, dtype=dtype, device=device)
+        self.a, self.b = a, b
+        return self
+
+    return call
+
+
+def unflatten(x: Any) -> Callable[[], Tensor]:
+    """`__tensor_unflatten__` of what `x` flattens to."""
+    names, context = x.__tensor_flatten__()
+    inners, make = {name: getattr(x, name) for name in names}, type(x).__tensor_unflatten__
+    size, stride = x.size(), x.stride()
+    return lambda: make(inners, context, size, stride)
+
+
+def make_calls() -> dict[tuple[str, str], Callable[[], Any]]:
+    """What is timed, by (what is done, on what)."""
+    a, b = torch.rand(SHAPE), torch.rand(SHAPE)
+    hand, two, pair = HandPair(a, b), TwoTensor(a, b), Pair(a, b)
+    return {
+        ("x * 2", "two plain tensors"): lambda: (a * 2, b * 2),
+        ("x * 2", "leanest by hand"): lambda: hand * 2,
+        ("x * 2", "TwoTensor"): lambda: two * 2,
+        ("x * 2", "declared"): lambda: pair * 2,
+        ("x.view(-1)", "TwoTensor"): lambda: two.view(-1),
+        ("x.view(-1)", "declared"): lambda: pair.view(-1),
+        ("unflatten", "bare wrapper"): bare_wrapper(HandPair, a, b),
+        ("unflatten", "TwoTensor"): unflatten(two),
+        ("unflatten", "declared"): unflatten(pair),
+        ("Cls(a, b)", "leanest by hand"): lambda: HandPair(a, b),
+        ("Cls(a, b)", "TwoTensor"): lambda: TwoTensor(a, b),
+        ("Cls(a, b)", "declared"): lambda: Pair(a, b),
+        ("flatten", "TwoTensor"): two.__tensor_flatten__,
+        ("flatten", "declared"): pair.__tensor_flatten__,
+    }

@@ -1,0 +1,88 @@
+"""Timing side by side: every subject takes its turn in each round, in an order shuffled anew."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import random
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds per call: the median round, and the quartiles around it."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, samples: list[float]) -> Timing:
+        low, _, high = quantiles(samples, n=4)
+        return cls(median(samples), low, high)
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ± {(self.high - self.low) / 2:.2f}"
+
+
+def time_side_by_side(
+    calls: Mapping[Hashable, Call], *, rounds: int = 100, round_ms: float = 2.0
+) -> dict[Hashable, Timing]:
+    """Times all `calls` in turns. A turn repeats its call for about `round_ms`; collection of garbage is off."""
+    turns = {key: (call, _repeats(call, round_ms)) for key, call in calls.items()}
+    samples: dict[Hashable, list[float]] = {key: [] for key in calls}
+    order, rng = list(calls), random.Random(0)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            rng.shuffle(order)
+            for key in order:
+                samples[key].append(_microseconds(*turns[key]))
+    finally:
+        gc.enable()
+    return {key: Timing.of(values) for key, values in samples.items()}
+
+
+def _microseconds(call: Call, repeats: int) -> float:
+    start = time.perf_counter_ns()
+    for _ in range(repeats):
+        call()
+    return (time.perf_counter_ns() - start) / repeats / 1e3
+
+
+def _repeats(call: Call, round_ms: float) -> int:
+    return max(1, round(1e3 * round_ms / min(_microseconds(call, 10) for _ in range(3))))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# where it was measured
+# ---------------------------------------------------------------------------------------------------------
+
+
+def describe_machine() -> dict[str, str | int]:
+    """The processor and the versions; nothing that names the machine itself."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": os.cpu_count() or 0,
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _cpu_model() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    named = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())
