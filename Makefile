@@ -50,8 +50,8 @@ test: $(VENV)/.has-dev
 test-all: $(VENV)/.has-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow" $(ARGS)
 
-bench: $(VENV)/.has-dev
-	$(BIN)/python -m pytest bench --benchmark-enable -p no:xdist $(ARGS)
+bench: $(VENV)/.has-bench
+	$(BIN)/python -m bench.compare $(ARGS)
 
 docs: $(VENV)/.has-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
