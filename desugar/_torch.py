@@ -1,0 +1,77 @@
+"""Every private name of torch that the pass uses, and why. Imported on first use.
+
+They pull in torch.fx, sympy, Dynamo or Inductor, which `import desugar` has no need of. `subclasses/_torch.py`
+holds the names that the spec layer needs at import.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+_LAZY = {
+    # ---- tracing -------------------------------------------------------------------------------------------
+    # Traces a function over fake and functional tensors into an fx graph.
+    "make_fx": "torch.fx.experimental.proxy_tensor",
+    # Keeps dispatch keys and Python decompositions consistent while symbolic shapes are traced.
+    "enable_python_dispatcher": "torch._dispatch.python",
+    # Fake tensors carry sizes, strides, dtypes and symbols but no data.
+    "FakeTensorMode": "torch._subclasses.fake_tensor",
+    "FakeTensor": "torch._subclasses.fake_tensor",
+    # Removes mutation and views from what is traced.
+    "FunctionalTensor": "torch._subclasses.functional_tensor",
+    "FunctionalTensorMode": "torch._subclasses.functional_tensor",
+    # Functional tensors to plain ones, and pending writes carried out.
+    "from_functional_tensor": "torch:_from_functional_tensor",
+    "sync_functional_tensor": "torch:_sync",
+    # Whether a functional tensor was written to.
+    "has_data_mutation": "torch._functorch._aot_autograd.functional_utils",
+    # A real tensor met in the middle of a trace is looked at outside the trace's modes.
+    "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
+    # ---- symbols -------------------------------------------------------------------------------------------
+    # Symbols for sizes, and how each dimension is to be treated.
+    "ShapeEnv": "torch.fx.experimental.symbolic_shapes",
+    "StatelessSymbolicContext": "torch.fx.experimental.symbolic_shapes",
+    "DimDynamic": "torch.fx.experimental.symbolic_shapes",
+    "SYMPY_INTERP": "torch.fx.experimental.symbolic_shapes",
+    # Names an input in the guards that the shape environment prints.
+    "LocalSource": "torch._dynamo.source",
+    # ---- compiling -----------------------------------------------------------------------------------------
+    # The fake mode and sources of a Dynamo graph, so that guards reach Dynamo; read by Inductor too.
+    "TracingContext": "torch._guards",
+    "tracing": "torch._guards",
+    "detect_fake_mode": "torch._guards",
+    # Splits the joint graph where the fewest bytes have to be saved.
+    "min_cut_rematerialization_partition": "torch._functorch.partitioners",
+    # Inductor: graph passes before the partition, its decompositions, and compilation of one graph.
+    "partition_fn": "torch._inductor.compile_fx",
+    "compile_fx_inner": "torch._inductor.compile_fx",
+    "joint_graph_passes": "torch._inductor.compile_fx:_recursive_joint_graph_passes",
+    "get_inputs_devices": "torch._inductor.compile_fx",
+    "select_decomp_table": "torch._inductor.decomposition",
+    "BoxedBool": "torch._inductor.utils",
+    "inductor_config": "torch._inductor:config",
+    "list_mode_options": "torch._inductor",
+    # The fake mode and the like that Inductor reads while it compiles.
+    "V": "torch._inductor.virtualized",
+    # Autocast was applied while tracing; it must not be applied again while compiling or running.
+    "DisableAutocast": "torch._C:_DisableAutocast",
+    # Compiled autograd must not see the autograd nodes of a trace.
+    "compiled_autograd": "torch._dynamo:compiled_autograd",
+    # ---- running -------------------------------------------------------------------------------------------
+    # C++ check of type, dtype, device, sizes, strides, requires_grad and identity of many tensors in one call.
+    "TensorGuards": "torch._C._dynamo.guards",
+    # C++ check of grad mode, autocast, deterministic algorithms and default dtype in one call.
+    "GlobalStateGuard": "torch._C._dynamo.guards",
+    # The functorch transform in force, if any.
+    "peek_interpreter_stack": "torch._C._functorch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _LAZY[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute or name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,84 @@
+"""Taking the arguments' containers apart: text for tuples, lists and dicts, optree for anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+
+from subclasses.emit import Emitter
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacking:
+    """How the leaves of one call's `(args, kwargs)` are found again in another call.
+
+    Attributes:
+        example: The `(args, kwargs)` that was traced, with every leaf replaced by its number.
+        treespec: optree's structure of it.
+    """
+
+    example: Any
+    treespec: optree.PyTreeSpec
+
+    @staticmethod
+    def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Unpacking, list[Any]]:
+        """The unpacking of a call, and its leaves."""
+        leaves, treespec = optree.tree_flatten((args, kwargs), none_is_leaf=True)
+        return Unpacking(treespec.unflatten(range(len(leaves))), treespec), leaves
+
+    def emit(self, out: Emitter, require: Callable[[str], None]) -> list[str]:
+        """Writes the unpacking of `args` and `kwargs`; returns the leaves' names."""
+        names = [out.fresh_name(f"a{n}") for n in range(self.treespec.num_leaves)]
+        if _is_builtin(self.example):
+            args, kwargs = self.example
+            _emit_sequence(out, require, names, "args", args)
+            require("not kwargs") if not kwargs else _emit_dict(out, require, names, "kwargs", kwargs)
+            return names
+        flatten, spec = out.bind(optree.tree_flatten, "tree_flatten"), out.bind(self.treespec, "treespec")
+        leaves, found = out.fresh_name("leaves"), out.fresh_name("found")
+        out.writeline(f"{leaves}, {found} = {flatten}((args, kwargs), none_is_leaf=True)")
+        require(f"{found} == {spec}")
+        if names:
+            out.writeline(f"({', '.join(names)},) = {leaves}")
+        return names
+
+
+def _is_builtin(node: Any) -> bool:
+    if type(node) in (tuple, list):
+        return all(_is_builtin(child) for child in node)
+    if type(node) is dict:
+        return all(isinstance(key, (str, int)) for key in node) and all(map(_is_builtin, node.values()))
+    return type(node) is int  # a leaf's number
+
+
+def _emit_node(out: Emitter, require: Callable[[str], None], names: list[str], text: str, node: Any) -> None:
+    if type(node) is int:
+        out.writeline(f"{names[node]} = {text}")
+        return
+    local, kind = out.fresh_name("node"), type(node).__name__
+    out.writeline(f"{local} = {text}")
+    require(f"type({local}) is {kind}")
+    (_emit_dict if kind == "dict" else _emit_sequence)(out, require, names, local, node)
+
+
+def _emit_sequence(
+    out: Emitter, require: Callable[[str], None], names: list[str], text: str, nodes: Any
+) -> None:
+    require(f"len({text}) == {len(nodes)}")
+    if nodes and all(type(node) is int for node in nodes):
+        out.writeline(f"({', '.join(names[node] for node in nodes)},) = {text}")
+        return
+    for position, node in enumerate(nodes):
+        _emit_node(out, require, names, f"{text}[{position}]", node)
+
+
+def _emit_dict(
+    out: Emitter, require: Callable[[str], None], names: list[str], text: str, nodes: dict[Any, Any]
+) -> None:
+    present = "".join(f" and {key!r} in {text}" for key in nodes)
+    require(f"len({text}) == {len(nodes)}{present}")
+    for key, node in nodes.items():
+        _emit_node(out, require, names, f"{text}[{key!r}]", node)

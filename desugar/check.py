@@ -1,0 +1,93 @@
+"""What must hold after each stage; a broken invariant raises instead of reaching the user as a wrong result.
+
+Each check names the stage, the node and the invariant. They run after every compilation: they cost
+milliseconds where tracing costs hundreds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor, fx
+
+from desugar import _torch as private
+from desugar.partition import FromForward, FromInput, FromTangent, Partitioned, output_nodes
+from desugar.trace import Traced
+
+
+class InvariantError(AssertionError):
+    """A stage produced what it never should: a bug of this project, not of the user's code."""
+
+    def __init__(self, stage: str, what: str) -> None:
+        super().__init__(f"after {stage}: {what} (this is a bug in desugar; please report it)")
+
+
+# ------------------------------------------------------------------------------------------------ one graph
+
+
+def check_plain_graph(graph: fx.GraphModule, stage: str) -> None:
+    """Every value is a plain fake tensor, a symbolic number or None, and no op writes to its arguments."""
+    graph.graph.lint()
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" or node.op == "call_function":
+            for value in _leaves(node.meta.get("val")):
+                _check_value(value, node, stage)
+        if node.op == "call_function":
+            _check_functional(node, stage)
+        if node.op in ("call_method", "call_module"):
+            raise InvariantError(stage, f"node {node.name} is a {node.op}")
+
+
+def _leaves(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
+def _check_value(value: Any, node: fx.Node, stage: str) -> None:
+    if isinstance(value, Tensor):
+        if type(value) is not private.FakeTensor:
+            raise InvariantError(stage, f"node {node.name} holds a {type(value).__name__}, not a plain tensor")
+    elif value is not None and not isinstance(value, (int, float, bool, SymInt, SymFloat, SymBool)):
+        raise InvariantError(stage, f"node {node.name} holds a {type(value).__name__}")
+
+
+def _check_functional(node: fx.Node, stage: str) -> None:
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable and node.target not in _ALLOWED_WRITES:
+        raise InvariantError(stage, f"node {node.name} ({node.target}) writes to its arguments")
+
+
+_ALLOWED_WRITES = frozenset({torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default})
+
+
+# ------------------------------------------------------------------------------------------------- stages
+
+
+def check_traced(traced: Traced, num_primals: int) -> None:
+    """After tracing: a plain functional graph whose inputs and outputs are the ones that are recorded."""
+    check_plain_graph(traced.graph, "tracing")
+    placeholders = traced.graph.graph.find_nodes(op="placeholder")
+    expected = num_primals + len(traced.tangent_items)
+    if len(placeholders) != expected:
+        raise InvariantError("tracing", f"the graph takes {len(placeholders)} inputs, expected {expected}")
+    for node in output_nodes(traced.graph)[: traced.num_forward]:
+        if not isinstance(node, fx.Node):
+            raise InvariantError("tracing", f"the forward returns the constant {node!r}")
+
+
+def check_partitioned(partitioned: Partitioned, traced: Traced, num_primals: int) -> None:
+    """After partitioning: plain graphs, backward inputs that exist, and as many gradients as were traced."""
+    check_plain_graph(partitioned.forward, "partitioning (forward)")
+    check_plain_graph(partitioned.backward, "partitioning (backward)")
+    outputs = len(output_nodes(partitioned.forward))
+    limits = {FromInput: num_primals, FromForward: outputs, FromTangent: len(traced.tangent_items)}
+    for source in partitioned.backward_inputs:
+        if not 0 <= source.index < limits[type(source)]:
+            raise InvariantError("partitioning", f"the backward reads {source}, which does not exist")
+    gradients = len(output_nodes(partitioned.backward))
+    if gradients != len(partitioned.depends):
+        raise InvariantError("partitioning", f"{gradients} gradients, expected {len(partitioned.depends)}")
+    for node in partitioned.forward.graph.nodes:
+        if "tangents" in node.name and node.op == "placeholder":
+            raise InvariantError("partitioning", f"the forward takes tangent {node.name}")

@@ -1,0 +1,177 @@
+"""Backends: what compiles the plain forward and backward graphs.
+
+A backend is a record of four functions. `"inductor"` is PyTorch's compiler with its decompositions and joint
+graph passes; `"eager"` runs the graphs as they are; any callable `(gm, inputs) -> callable` may stand in, as
+for `torch.compile`. A compiled graph is called with one list, which it may empty, and returns a sequence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from desugar import _torch as private
+from desugar.partition import fake_inputs, min_cut, output_nodes
+
+CompiledGraph = Callable[[list[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphKind:
+    """Which graph is compiled.
+
+    Attributes:
+        role: "inference", "forward" or "backward".
+        num_results: Leading outputs that the user sees.
+        static_slots: Inputs whose address does not change between calls.
+    """
+
+    role: str
+    num_results: int
+    static_slots: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How graphs are traced, split and compiled."""
+
+    name: str
+    decompositions: Callable[[], Mapping[Any, Any]]
+    split: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+    compile_graph: Callable[[fx.GraphModule, list[Any], GraphKind], CompiledGraph]
+
+
+# ------------------------------------------------------------------------------------------------ choosing
+
+
+def choose_backend(
+    backend: str | Callable[..., Any], mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Backend:
+    """The backend that a user named.
+
+    Raises:
+        ValueError: For an unknown name, or `mode` or `options` with a backend that takes none.
+    """
+    if backend == "inductor":
+        return inductor_backend(mode, options)
+    if mode not in (None, "default") or options:
+        raise ValueError(f'expected mode and options with backend="inductor" only, got backend={backend!r}')
+    if backend == "eager":
+        return Backend("eager", dict, min_cut, _run_as_is)
+    if callable(backend):
+        return Backend(getattr(backend, "__name__", "custom"), dict, min_cut, _call_user(backend))
+    raise ValueError(f'expected backend "inductor", "eager" or a callable (gm, inputs) -> callable, got {backend!r}')
+
+
+def _run_as_is(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
+    forward = graph.forward
+
+    def run(items: list[Any]) -> Sequence[Any]:
+        return forward(*items)
+
+    return run
+
+
+def _call_user(backend: Callable[..., Any]) -> Callable[..., CompiledGraph]:
+    def compile_graph(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
+        compiled = backend(graph, inputs)
+        return lambda items: compiled(*items)
+
+    return compile_graph
+
+
+# ------------------------------------------------------------------------------------------------ inductor
+
+
+def inductor_backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
+    """Inductor, with the config patches of a `torch.compile` mode and options."""
+    patches: dict[str, Any] = {}
+    if mode and mode != "default":
+        patches |= private.list_mode_options(mode, dynamic=None)
+    patches |= {name.replace("-", "_"): value for name, value in (options or {}).items()}
+
+    def decompositions() -> Mapping[Any, Any]:
+        with _patched(patches):
+            return private.select_decomp_table()
+
+    def split(graph: fx.GraphModule, joint_inputs: list[Any], **kwargs: Any) -> Any:
+        with _patched(patches):
+            return private.partition_fn(graph, joint_inputs, **kwargs)
+
+    def compile_graph(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
+        with _patched(patches), torch.no_grad():
+            return _compile_inductor(graph, inputs, kind)
+
+    return Backend("inductor", decompositions, split, compile_graph)
+
+
+@contextlib.contextmanager
+def _patched(patches: Mapping[str, Any]) -> Iterator[None]:
+    with private.inductor_config.patch(dict(patches)) if patches else contextlib.nullcontext():
+        yield
+
+
+def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
+    if not graph.graph.find_nodes(op="call_function"):
+        return _run_as_is(graph, inputs, kind)  # nothing to compile, and Inductor keeps identity of no output
+    if kind.role == "inference":
+        devices = private.get_inputs_devices(inputs, graph)
+        graph = private.joint_graph_passes(graph, input_device=next(iter(devices)))
+    (output,) = graph.graph.find_nodes(op="output")
+    visible = 0 if kind.role == "backward" else kind.num_results
+    output.meta["user_visible_output_idxs"] = [
+        n for n, node in enumerate(output_nodes(graph)[:visible]) if isinstance(node, fx.Node)
+    ]
+    cudagraphs = private.BoxedBool(private.inductor_config.triton.cudagraphs)
+    compiled = private.compile_fx_inner(
+        graph,
+        inputs,
+        static_input_idxs=kind.static_slots,
+        cudagraphs=cudagraphs,
+        is_inference=kind.role == "inference",
+        is_backward=kind.role == "backward",
+    )
+    return compiled
+
+
+# -------------------------------------------------------------------------------- one graph after the other
+
+
+@contextlib.contextmanager
+def compiling(fake_mode: Any) -> Iterator[None]:
+    """What compilation holds under: the trace's fake mode, no autocast, no compiled autograd."""
+    with (
+        private.V.set_fake_mode(fake_mode),
+        private.compiled_autograd._disable(),
+        private.DisableAutocast(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def compile_forward(backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any) -> tuple[CompiledGraph, list[Any] | None]:
+    """Compiles an inference or forward graph; also gives the strides of its outputs where the backend set them."""
+    context = private.TracingContext(fake_mode)
+    with private.tracing(context), compiling(fake_mode), context.report_output_strides() as strides:
+        compiled = backend.compile_graph(graph, fake_inputs(graph), kind)
+    return compiled, strides or None
+
+
+def compile_backward(backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any) -> CompiledGraph:
+    """Compiles a backward graph."""
+    context = private.TracingContext(fake_mode)
+    with private.tracing(context), compiling(fake_mode):
+        return backend.compile_graph(graph, fake_inputs(graph), kind)
+
+
+def restride_saved(backward: fx.GraphModule, position: int, stride: Sequence[Any] | None) -> None:
+    """Tells the backward that the compiled forward gave a saved tensor another stride than the trace had."""
+    node = backward.graph.find_nodes(op="placeholder")[position]
+    value = node.meta["val"]
+    if isinstance(value, Tensor) and stride is not None and tuple(value.stride()) != tuple(stride):
+        node.meta["val"] = value.as_strided(value.size(), tuple(stride))

@@ -1,0 +1,41 @@
+"""The one error of the pass, and how it names the user's line."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+_OURS = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("desugar", "subclasses"))
+
+
+class DesugarError(RuntimeError):
+    """A function cannot be desugared as it stands.
+
+    The message says what was met, where in the user's code (when the user's code is on the stack or in
+    `where`), and what to do instead. Arguments are untouched when it is raised.
+    """
+
+    def __init__(self, what: str, *, instead: str, where: str | None = None) -> None:
+        self.what, self.instead, self.where = what, instead, where
+        place = f"\n  where: {where}" if where else ""
+        super().__init__(f"{what}{place}\n  instead: {instead}")
+
+
+def user_line(stack: traceback.StackSummary | None = None) -> str | None:
+    """The innermost stack line that belongs neither to this project nor to torch, as `file:line: code`."""
+    frames = stack if stack is not None else traceback.extract_stack()
+    for frame in reversed(frames):
+        if not is_library_file(frame.filename):
+            return f"{frame.filename}:{frame.lineno}: {frame.line or ''}".rstrip(": ")
+    return None
+
+
+def is_library_file(filename: str) -> bool:
+    """Whether a stack frame's file is torch, optree, the standard library's plumbing or this project."""
+    return (
+        filename.startswith(_OURS)
+        or filename.startswith("<")
+        or "/torch/" in filename
+        or "/optree/" in filename
+        or filename.endswith(("/contextlib.py", "/functools.py", "/threading.py"))
+    )

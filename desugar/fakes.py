@@ -1,0 +1,154 @@
+"""Fake tensors for the plain inner tensors of a call, and the symbols of their sizes.
+
+Every plain tensor that reaches a program is replaced by a fake one with the same dtype, device, size and
+stride. A size that may change from call to call is a symbol of its own: sizes that are equal by chance stay
+separate (`duck_shape=False`), so that a program is not tied to the chance. What the trace then assumes of the
+symbols (equal, at least 2, divisible by 8, ...) the shape environment records, and `guard_expression` gives
+it back as Python text over the names `t0, t1, ...` (tensors) and `n0, ...` (ints).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+from desugar.errors import DesugarError
+from desugar import _torch as private
+
+# -------------------------------------------------------------------------------------------- making fakes
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSymbol:
+    """A symbolic int of the trace and the text that reads its value at run time (`t3.size(0)`)."""
+
+    value: SymInt
+    text: str
+
+
+@dataclass(slots=True)
+class Fakes:
+    """Makes fakes under one shape environment and remembers what the guards are about."""
+
+    env: Any = field(default_factory=lambda: private.ShapeEnv(duck_shape=False, specialize_zero_one=True))
+    mode: Any = None
+    guarded: list[tuple[str, Any]] = field(default_factory=list)
+    symbols: dict[Any, SizeSymbol] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode is None:
+            self.mode = private.FakeTensorMode(shape_env=self.env)
+
+    def tensor(self, real: Tensor, name: str, dynamic: Collection[int]) -> Tensor:
+        """A fake of a plain tensor, without autograd metadata.
+
+        Args:
+            real: A strided plain tensor.
+            name: How guards name it (`t3`).
+            dynamic: Dimensions whose extent is a symbol.
+
+        Raises:
+            DesugarError: For a layout that the pass does not take (sparse, quantized, lazily conjugated).
+        """
+        check_plain(real)
+        source = private.LocalSource(name)
+        context = symbolic_context(real.dim(), dynamic)
+        with torch.no_grad():
+            fake = self.mode.from_tensor(bare_alias(real), symbolic_context=context, source=source)
+        self.guarded.append((name, fake))
+        for dim, extent in enumerate(fake.size()):
+            self._note(extent, f"{name}.size({dim})")
+        for dim, extent in enumerate(fake.stride()):
+            self._note(extent, f"{name}.stride({dim})")
+        self._note(fake.storage_offset(), f"{name}.storage_offset()")
+        return fake
+
+    def integer(self, value: int, name: str) -> int | SymInt:
+        """A symbol for an int that may change (0 and 1 stay constants, as sizes do)."""
+        source = private.LocalSource(name)
+        symbol = self.env.create_symbol(value, source=source, dynamic_dim=private.DimDynamic.DYNAMIC)
+        symbolic = self.env.create_symintnode(symbol, hint=value, source=source)
+        self.guarded.append((name, symbolic))
+        self._note(symbolic, name)
+        return symbolic
+
+    def _note(self, extent: int | SymInt, text: str) -> None:
+        if not isinstance(extent, SymInt):
+            return
+        expression = extent.node.expr
+        if expression.is_symbol and expression not in self.symbols:
+            self.symbols[expression] = SizeSymbol(extent, text)
+
+
+def bare_alias(real: Tensor) -> Tensor:
+    """The same memory as a tensor that is neither view, parameter nor part of an autograd graph."""
+    if not real._is_view() and not real.requires_grad and type(real) is Tensor:
+        return real
+    with torch.no_grad():
+        blank = torch.empty(0, dtype=real.dtype, device=real.device)
+        return blank.set_(real.untyped_storage(), real.storage_offset(), real.size(), real.stride())
+
+
+def check_plain(real: Tensor) -> None:
+    """Raises `DesugarError` for a plain tensor that is not an ordinary strided one."""
+    odd = None
+    if real.layout is not torch.strided:
+        odd = f"a {real.layout} tensor"
+    elif real.is_quantized:
+        odd = "a quantized tensor"
+    elif real.is_conj() or real.is_neg():
+        odd = "a lazily conjugated or negated tensor"
+    if odd:
+        raise DesugarError(
+            f"expected strided tensors, got {odd} of size {tuple(real.shape)}",
+            instead="convert it first (to_dense(), dequantize(), resolve_conj(), resolve_neg())",
+        )
+
+
+def symbolic_context(ndim: int, dynamic: Collection[int]) -> Any:
+    """The symbolic context with exactly the dimensions in `dynamic` symbolic."""
+    kinds = private.DimDynamic
+    sizes = [kinds.DYNAMIC if dim in dynamic else kinds.STATIC for dim in range(ndim)]
+    return private.StatelessSymbolicContext(dynamic_sizes=sizes)
+
+
+# -------------------------------------------------------------------------------------------------- guards
+
+_LOCAL = re.compile(r"L\['(\w+)'\]")
+
+
+def guard_expression(fakes: Fakes) -> str | None:
+    """What the trace assumed of the symbols, as a Python expression over the guarded names; None if nothing."""
+    symbolic = [(name, fake) for name, fake in fakes.guarded if is_symbolic(fake)]
+    if not symbolic:
+        return None
+    clauses = fakes.env.produce_guards(
+        [fake for _, fake in symbolic],
+        [private.LocalSource(name) for name, _ in symbolic],
+        ignore_static=False,
+    )
+    texts = dict.fromkeys(_LOCAL.sub(r"\1", clause) for clause in clauses)
+    return " and ".join(f"({text})" for text in texts) or None
+
+
+def is_symbolic(fake: Any) -> bool:
+    """Whether a fake tensor or int has a symbol in its size, stride or offset."""
+    if isinstance(fake, Tensor):
+        extents: Sequence[Any] = (*fake.size(), *fake.stride(), fake.storage_offset())
+        return any(isinstance(extent, SymInt) for extent in extents)
+    return isinstance(fake, SymInt)
+
+
+def hint(extent: Any) -> int:
+    """The value an int had in the call that was traced."""
+    return extent.node.hint if isinstance(extent, SymInt) else extent
+
+
+def is_backed_by(fakes: Fakes, expression: Any) -> bool:
+    """Whether every free symbol of an expression is read from an input."""
+    return all(symbol in fakes.symbols for symbol in expression.free_symbols)

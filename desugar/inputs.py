@@ -1,0 +1,193 @@
+"""The inputs of a program: arguments and captured tensors, taken apart into plain tensors and symbolic ints.
+
+This is the step that comes before everything else. Arguments that are tensor subclasses are replaced by the
+plain tensors inside them; a plain tensor that occurs twice, in whatever wrappers, becomes one input. A tensor
+that the function reaches by another way than its arguments (a parameter, a closure cell, a global) is
+*captured*: it becomes an input held by reference the moment the function touches it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+from desugar.fakes import Fakes, symbolic_context
+from desugar.values import Flat, Int, Plain, Slot, Value, Wrapper, is_wrapper, unwrap_value, wrap_value
+from subclasses import TensorSubclass
+from desugar import _torch as private
+
+DynamicDims = Callable[[int, Tensor], Collection[int]]
+DynamicInt = Callable[[str, int], bool]
+
+# ------------------------------------------------------------------------------------------------ policies
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicPolicy:
+    """Which dimensions and ints of the arguments are symbols.
+
+    Attributes:
+        dims: (leaf number, attribute path) -> dimensions, for inner and outer tensors alike.
+        ints: (leaf number, attribute path) of dynamic ints.
+        everything: All of them.
+    """
+
+    dims: dict[tuple[int, tuple[str, ...]], frozenset[int]] = field(default_factory=dict)
+    ints: frozenset[tuple[int, tuple[str, ...]]] = frozenset()
+    everything: bool = False
+
+    def dims_of(self, leaf: int, path: tuple[str, ...], tensor: Tensor) -> Collection[int]:
+        """Dimensions of the tensor at `path` of argument leaf `leaf` that are symbols."""
+        if self.everything:
+            return range(tensor.dim())
+        return self.dims.get((leaf, path), frozenset())
+
+    def is_symbol(self, leaf: int, path: tuple[str, ...]) -> bool:
+        """Whether the dynamic int at `path` of argument leaf `leaf` is a symbol."""
+        return self.everything or (leaf, path) in self.ints
+
+
+# -------------------------------------------------------------------------------------------------- inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a flat input comes from at run time: an attribute path of a leaf, or `text` over guarded names."""
+
+    leaf: int
+    path: tuple[str, ...]
+    text: str | None = None
+
+
+@dataclass(slots=True)
+class Inputs:
+    """All inputs of one program.
+
+    Attributes:
+        fakes: The fake mode, the symbols and the guards.
+        values: One value per leaf: argument leaves first, then captured tensors.
+        captured: The captured tensors themselves, in the order of their values.
+        flat: Real plain tensors and symbolic ints, by slot.
+        fake_items: Fake tensors and symbolic ints, by slot.
+        origins: Where each slot comes from at run time.
+        outer_names: Where the outer tensors that guards speak of (`o0`) come from.
+    """
+
+    fakes: Fakes
+    policy: DynamicPolicy
+    values: list[Value] = field(default_factory=list)
+    captured: list[Tensor] = field(default_factory=list)
+    flat: Flat = field(default_factory=Flat)
+    fake_items: dict[int, Any] = field(default_factory=dict)
+    origins: dict[int, Origin] = field(default_factory=dict)
+    outer_names: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    num_arguments: int = 0
+
+    def add_arguments(self, leaves: list[object]) -> None:
+        """Takes the argument leaves apart, and gives every symbol a slot of its own.
+
+        The compiled graphs read sizes from their arguments: a symbol without a placeholder would be unbound.
+        """
+        for leaf in leaves:
+            self._add(leaf, dynamic=True)
+        for symbol in self.fakes.symbols.values():
+            self._integer(symbol.value, symbol.text)
+        self.num_arguments = len(self.values)
+
+    def add_captured(self, tensor: Tensor) -> Value:
+        """Makes a tensor from outside an input, held by reference and with constant sizes."""
+        self.captured.append(tensor)
+        return self._add(tensor, dynamic=False)
+
+    def primals(self) -> list[Any]:
+        """Fake tensors and symbolic ints in slot order: what the traced graph takes."""
+        return [self.fake_items[slot] for slot in range(len(self.flat.items))]
+
+    def rebuild(self, value: Value, items: list[Any]) -> Any:
+        """The leaf of `value` from plain tensors (fake or functional), with its `requires_grad`."""
+        leaf = wrap_value(value, items)
+        if isinstance(value, Plain | Wrapper) and value.requires_grad:
+            leaf.requires_grad_()
+        return leaf
+
+    # .................................................................................. taking a leaf apart
+
+    def _add(self, leaf: object, *, dynamic: bool) -> Value:
+        number = len(self.values)
+        value = unwrap_value(leaf, self.flat)
+        if isinstance(leaf, Tensor):
+            value = self._fakeify(value, leaf, number, (), dynamic)
+        self.values.append(value)
+        return value
+
+    def _fakeify(self, value: Value, real: Any, leaf: int, path: tuple[str, ...], dynamic: bool) -> Value:
+        """Makes the fakes of a tensor value, and symbols for its dynamic ints and outer sizes."""
+        if isinstance(value, Plain):
+            if value.index not in self.fake_items:
+                dims = self.policy.dims_of(leaf, path, real) if dynamic else ()
+                self.fake_items[value.index] = self.fakes.tensor(real, f"t{value.index}", dims)
+                self.origins[value.index] = Origin(leaf, path)
+            return value
+        assert isinstance(value, Wrapper)
+        inner = tuple(
+            (name, self._fakeify(part, getattr(real, name), leaf, (*path, name), dynamic))
+            for name, part in value.inner
+        )
+        dynamics = tuple(
+            (name, self._dynamic_int(getattr(real, name), leaf, (*path, name), dynamic))
+            for name, _ in value.dynamics
+        )
+        size, stride = self._outer_extents(value, real, leaf, path, dynamic)
+        return replace(value, inner=inner, dynamics=dynamics, size=size, stride=stride)
+
+    def _dynamic_int(self, number: int, leaf: int, path: tuple[str, ...], dynamic: bool) -> Int:
+        if not (dynamic and self.policy.is_symbol(leaf, path)):
+            return number
+        name = f"n{leaf}_{'_'.join(path)}"
+        symbol = self.fakes.integer(number, name)
+        return self._integer(symbol, name) if isinstance(symbol, SymInt) else symbol
+
+    def _outer_extents(
+        self, value: Wrapper, real: Tensor, leaf: int, path: tuple[str, ...], dynamic: bool
+    ) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
+        """Outer size and stride; symbols of their own for a class written by hand.
+
+        A declared class computes its outer size from its inner tensors, so it needs none.
+        """
+        dims = self.policy.dims_of(leaf, path, real) if dynamic else ()
+        if not dims or issubclass(value.cls, TensorSubclass):
+            return value.size, value.stride
+        name = f"o{leaf}" + "".join(f"_{part}" for part in path)
+        sizes, strides, _ = self.fakes.env.create_symbolic_sizes_strides_storage_offset(
+            real, private.LocalSource(name), symbolic_context=symbolic_context(real.dim(), dims)
+        )
+        with self.fakes.mode:
+            stand_in = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
+        self.fakes.guarded.append((name, stand_in))
+        self.outer_names[name] = (leaf, path)
+        size = tuple(self._integer(s, f"{name}.size({d})") for d, s in enumerate(sizes))
+        return size, tuple(self._integer(s, f"{name}.stride({d})") for d, s in enumerate(strides))
+
+    def _integer(self, extent: Any, text: str) -> Int:
+        """A constant, the slot of a symbol, or a derived int as it is (a stride that sizes determine)."""
+        if isinstance(extent, SymInt) and not extent.node.expr.is_symbol:
+            return extent  # type: ignore[return-value]
+        place = self.flat.integer(extent)
+        if isinstance(place, Slot) and place.index not in self.fake_items:
+            self.fake_items[place.index] = extent
+            self.origins[place.index] = Origin(-1, (), text)
+        return place
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether a tensor belongs to a trace (fake or functional at the bottom) rather than to the world."""
+    if isinstance(tensor, (private.FunctionalTensor, private.FakeTensor)):
+        return True
+    if not is_wrapper(tensor):
+        return False
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+    return any(is_traced(getattr(tensor, name)) for name in names)

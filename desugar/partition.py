@@ -1,0 +1,180 @@
+"""The joint graph split into a forward and a backward, and where each input of the backward comes from.
+
+PyTorch's min-cut partitioner decides what is saved and what is computed again. Its result is brought into the
+form the wrappers need: the forward returns its results and, after them, only those saved values that are
+neither an input nor a result (those the wrapper has at hand already), each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from desugar.trace import Traced
+
+# ------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class FromInput:
+    """A backward input that is input slot `index` of the forward."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromForward:
+    """A backward input that is output `index` of the forward graph (a result or a saved value)."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromTangent:
+    """A backward input that is tangent slot `index`."""
+
+    index: int
+
+
+BackwardInput = FromInput | FromForward | FromTangent
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """Forward and backward graphs.
+
+    Attributes:
+        forward: Takes all input slots; returns `num_forward` results, then the saved values.
+        backward: Takes `backward_inputs`; returns the gradients.
+        backward_inputs: Where each comes from.
+        depends: Per gradient output, the tangent slots that it depends on.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    num_forward: int
+    backward_inputs: tuple[BackwardInput, ...]
+    depends: tuple[frozenset[int], ...]
+
+    @property
+    def saved_bytes(self) -> int | None:
+        """Bytes of the intermediates saved for the backward; None if a size is symbolic."""
+        total = 0
+        for node in output_nodes(self.forward)[self.num_forward :]:
+            value = node.meta["val"]
+            if isinstance(value, Tensor):
+                numel = value.numel()
+                if not isinstance(numel, int):
+                    return None
+                total += numel * value.element_size()
+        return total
+
+
+# ------------------------------------------------------------------------------------------------ the split
+
+Split = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+def partition(traced: Traced, primals: list[Any], static_slots: list[int], split: Split) -> Partitioned:
+    """Splits a joint graph.
+
+    Args:
+        traced: A traced function with a backward. Its graph may be changed.
+        primals: The joint graph's inputs, for `split`.
+        static_slots: Input slots that outlive the call anyway (parameters), so that saving them is free.
+        split: A partitioner with the interface of PyTorch's (`min_cut_rematerialization_partition`).
+    """
+    depends = tangent_dependence(traced)
+    joint_inputs = [*primals, *traced.tangent_items]
+    forward, backward = split(
+        traced.graph,
+        joint_inputs,
+        num_fwd_outputs=traced.num_forward,
+        static_lifetime_input_indices=static_slots,
+    )
+    placeholders = {node.name: n for n, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
+    kept: dict[str, int] = {}
+    results = output_nodes(forward)
+    for node in results[: traced.num_forward]:
+        kept.setdefault(node.name, len(kept)) if isinstance(node, fx.Node) else None
+    outputs = list(results[: traced.num_forward])
+    for node in results[traced.num_forward :]:
+        if node.name not in placeholders and node not in outputs:
+            outputs.append(node)
+    set_outputs(forward, outputs)
+    positions = {node.name: n for n, node in reversed(list(enumerate(outputs))) if isinstance(node, fx.Node)}
+    tangents = {
+        node.name: n
+        for n, node in enumerate(
+            node for node in traced.graph.graph.find_nodes(op="placeholder") if "tangents" in str(node.target)
+        )
+    }
+    sources: list[BackwardInput] = []
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if node.name in tangents:
+            sources.append(FromTangent(tangents[node.name]))
+        elif node.name in placeholders:
+            sources.append(FromInput(placeholders[node.name]))
+        else:
+            sources.append(FromForward(positions[node.name]))
+    return Partitioned(forward, backward, traced.num_forward, tuple(sources), depends)
+
+
+def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
+    """Per gradient output of the joint graph, the tangent slots from which it is computed.
+
+    A gradient none of whose tangents arrives is `None` in eager mode, not zero.
+    """
+    reach: dict[fx.Node, frozenset[int]] = {}
+    count = 0
+    for node in traced.graph.graph.nodes:
+        if node.op == "placeholder" and "tangents" in str(node.target):
+            reach[node] = frozenset({count})
+            count += 1
+        else:
+            reach[node] = frozenset().union(*(reach[parent] for parent in node.all_input_nodes))
+    gradients = output_nodes(traced.graph)[traced.num_forward :]
+    return tuple(reach[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
+
+
+# ------------------------------------------------------------------------------------------- graph helpers
+
+
+def output_nodes(graph: fx.GraphModule) -> list[Any]:
+    """What a graph returns, flat."""
+    (output,) = graph.graph.find_nodes(op="output")
+    return list(output.args[0])
+
+
+def set_outputs(graph: fx.GraphModule, outputs: list[Any]) -> None:
+    """Makes a graph return `outputs`."""
+    (output,) = graph.graph.find_nodes(op="output")
+    meta: Mapping[str, Any] = {k: v for k, v in output.meta.items() if k not in ("desc", "output_stack_traces")}
+    output.args = (tuple(outputs),)
+    output.meta = dict(meta)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+
+
+def fake_inputs(graph: fx.GraphModule) -> list[Any]:
+    """The fake tensors and symbolic ints that a graph takes."""
+    return [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+
+
+def min_cut(graph: fx.GraphModule, joint_inputs: list[Any], **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's partitioner, for backends that bring none of their own."""
+    from desugar import _torch as private
+
+    return private.min_cut_rematerialization_partition(graph, joint_inputs, **options)
+
+
+def strip_detach(graph: fx.GraphModule) -> None:
+    """Removes `detach` nodes, which mean nothing below autograd."""
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        graph.graph.erase_node(node)
+    graph.recompile()

@@ -1,0 +1,182 @@
+"""`desugar.compile` and `desugar.trace`: one program per signature, compiled when it is first met."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from desugar import _torch as private
+from desugar.compilers import Backend, choose_backend
+from desugar.dynamic import History
+from desugar.inputs import DynamicPolicy
+from desugar.program import Program, Request, build_program
+from desugar.signature import MISS
+from desugar.state import find_state
+
+log = logging.getLogger("desugar")
+MAX_PROGRAMS = 64
+
+# -------------------------------------------------------------------------------------------- the public API
+
+
+def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
+    """Desugars one call of a function, without running it and without a compiler.
+
+    Args:
+        fn: A function or module over tensors and tensor subclasses.
+        *args, **kwargs: The call's arguments; they are not changed.
+
+    Returns:
+        The program: `.forward`, `.backward`, `.joint` are graphs over plain tensors.
+
+    Raises:
+        DesugarError: The function cannot be desugared.
+    """
+    state = functools.partial(find_state, fn)
+    return build_program(Request(fn, args, kwargs, choose_backend("eager"), DynamicPolicy(), state))
+
+
+def compile(
+    fn: Any,
+    *,
+    backend: str | Callable[..., Any] = "inductor",
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Compiles a function over tensor subclasses down to plain tensors.
+
+    Args:
+        fn: A function, or an `nn.Module`, which gives a module that shares its parameters and state.
+        backend: "inductor", "eager" (runs the plain graphs as they are) or `(gm, inputs) -> callable`.
+        dynamic: True: every size of the arguments is symbolic; False: none is; None: those that changed.
+        mode, options: As for `torch.compile` with Inductor.
+
+    Returns:
+        A callable like `fn` with `.programs`, one `Program` per signature met so far.
+
+    Raises:
+        ValueError: For an unknown backend, or `mode` or `options` with a backend that takes none.
+        TypeError: If `fn` cannot be called.
+    """
+    if not callable(fn):
+        raise TypeError(f"expected a function or nn.Module, got {type(fn).__name__}; pass what is to be called")
+    programs = ProgramCache(fn, choose_backend(backend, mode, options), dynamic)
+    return compiled_module(fn, programs) if isinstance(fn, nn.Module) else CompiledFunction(fn, programs)
+
+
+class CompiledFunction:
+    """A function whose calls run compiled programs."""
+
+    def __init__(self, fn: Callable[..., Any], cache: ProgramCache) -> None:
+        functools.update_wrapper(self, fn)
+        self._cache = cache
+
+    @property
+    def programs(self) -> list[Program]:
+        """The programs compiled so far, the most recently used first."""
+        return list(self._cache.programs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._cache.call(args, kwargs)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __repr__(self) -> str:
+        return f"desugar.compile({getattr(self, '__qualname__', self._cache.fn)}, programs={len(self.programs)})"
+
+
+def compiled_module(module: nn.Module, cache: ProgramCache) -> nn.Module:
+    """A module with the state of `module` (the same `__dict__`) whose calls run compiled programs."""
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return cache.call(args, kwargs)
+
+    def rebuild(self: nn.Module, protocol: Any) -> Any:
+        return compile, (module,)
+
+    body = {
+        "__call__": call,
+        "__reduce_ex__": rebuild,
+        "programs": property(lambda self: list(cache.programs)),
+        "__module__": type(module).__module__,
+        "__doc__": type(module).__doc__,
+    }
+    cls = type(f"Compiled{type(module).__name__}", (type(module),), body)
+    compiled = object.__new__(cls)
+    object.__setattr__(compiled, "__dict__", module.__dict__)
+    return compiled
+
+
+# ---------------------------------------------------------------------------------------------- the programs
+
+
+class ProgramCache:
+    """The programs of one function, tried in order of recent use."""
+
+    def __init__(self, fn: Callable[..., Any], backend: Backend, dynamic: bool | None) -> None:
+        self.fn, self.backend = fn, backend
+        self.programs: tuple[Program, ...] = ()
+        self.history = History(dynamic)
+        self._lock = threading.RLock()
+        self._warned = False
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the first program that fits the call; compiles one if none does."""
+        if private.peek_interpreter_stack() is not None:
+            return self.fn(*args, **kwargs)
+        for program in self.programs:
+            result = program.run(args, kwargs)
+            if result is not MISS:
+                if program is not self.programs[0]:
+                    self._move_to_front(program)
+                return result
+        return self._compile_and_run(args, kwargs)
+
+    def _move_to_front(self, program: Program) -> None:
+        with self._lock:
+            self.programs = (program, *(other for other in self.programs if other is not program))
+
+    def _compile_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with self._lock:
+            for program in self.programs:  # another thread may have compiled it meanwhile
+                result = program.run(args, kwargs)
+                if result is not MISS:
+                    return result
+            if len(self.programs) >= MAX_PROGRAMS:
+                return self._run_eager(args, kwargs)
+            program = self._compile(args, kwargs)
+        result = program.run(args, kwargs)
+        if result is MISS:
+            raise AssertionError(f"a fresh program does not fit its own call:\n{program.source}")
+        return result
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
+        policy, reason = self.history.observe(args, kwargs)
+        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
+        log.info("compiling program %d of %s: %s", len(self.programs) + 1, name, reason)
+        request = Request(self.fn, args, kwargs, self.backend, policy, functools.partial(find_state, self.fn))
+        program = build_program(request)
+        self.programs = (program, *self.programs)
+        return program
+
+    def _run_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{self.fn!r} has {MAX_PROGRAMS} compiled programs; calls with new signatures run in eager mode. "
+                'See the reasons with logging.getLogger("desugar").setLevel("INFO").',
+                stacklevel=5,
+            )
+        return self.fn(*args, **kwargs)
+
+
+__all__ = ["CompiledFunction", "ProgramCache", "compile", "torch", "trace"]

@@ -1,0 +1,214 @@
+"""One compiled signature: graphs, layouts, wrapper text, and the function that runs it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from desugar import check, compilers
+from desugar import _torch as private
+from desugar.arguments import Unpacking
+from desugar.compilers import Backend, GraphKind
+from desugar.fakes import Fakes
+from desugar.inputs import DynamicPolicy, Inputs
+from desugar.partition import FromForward, FromTangent, Partitioned, fake_inputs, output_nodes, partition
+from desugar.signature import State
+from desugar.trace import Outputs, Traced, discover, trace_graph
+from desugar.values import Value, describe
+from desugar.wrappers import Parts, emit_program
+from subclasses.build import build_functions
+
+# Below a directory of torch's, so that Dynamo does not trace the wrapper; the file need not exist.
+_WRAPPER_FILE = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "desugar_wrapper.py")
+
+# ------------------------------------------------------------------------------------------------- programs
+
+
+@dataclass(eq=False)
+class Program:
+    """What one signature of a function was compiled to.
+
+    Attributes:
+        forward: Graph over plain tensors; returns results, then what is saved for the backward.
+        backward: Graph over plain tensors, or None where nothing requires grad.
+        joint: The graph before it was split (equal to `forward` in inference).
+        inputs: One value per input leaf: arguments, then captured tensors.
+        outputs: One value per leaf of the result.
+        source: The text of the generated wrapper.
+        saved_bytes: Bytes saved for the backward besides inputs and results; None if symbolic.
+        run: `run(args, kwargs)`; returns `desugar.signature.MISS` when the call has another signature.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule | None
+    joint: fx.GraphModule
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    source: str
+    saved_bytes: int | None
+    run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    is_dynamic: bool = False
+
+    def __str__(self) -> str:
+        lines = ["inputs:"] + [describe(value, "  ") for value in self.inputs]
+        lines += ["outputs:"] + [describe(value, "  ") for value in self.outputs]
+        lines += ["forward:", self.forward.print_readable(print_output=False)]
+        if self.backward is not None:
+            lines += ["backward:", self.backward.print_readable(print_output=False)]
+        return "\n".join([*lines, "wrapper:", self.source])
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is to be compiled: the function, one call's arguments, and the state around it."""
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    backend: Backend
+    policy: DynamicPolicy
+    find_state: Callable[[list[nn.Module]], State]
+
+
+def build_program(request: Request) -> Program:
+    """Traces, checks, splits, compiles and wraps a function for one signature.
+
+    Raises:
+        DesugarError: For what the pass does not take. Arguments are untouched.
+    """
+    unpacking, leaves = Unpacking.of(request.args, request.kwargs)
+    ran: list[nn.Module] = []
+
+    def call(traced_leaves: list[Any]) -> Any:
+        args, kwargs = unpacking.treespec.unflatten(traced_leaves)
+        with _recording_modules(ran):
+            return request.fn(*args, **kwargs)
+
+    inputs = Inputs(Fakes(), request.policy)
+    with private.compiled_autograd._disable():
+        inputs.add_arguments(leaves)
+        outputs = discover(call, inputs)
+        traced = trace_graph(call, inputs, outputs, request.backend.decompositions())
+    check.check_traced(traced, len(inputs.flat.items))
+    stages = _compile(request.backend, inputs, traced)
+    parts = Parts(
+        inputs=inputs,
+        outputs=traced.outputs,
+        traced=traced,
+        state=request.find_state(ran),
+        leaves=leaves,
+        unpacking=unpacking,
+        forward=stages.compiled_forward,
+        partitioned=stages.partitioned,
+        backward=stages.compiled_backward,
+        autocast=_autocast_is_on(),
+    )
+    return _wrap(parts, stages, inputs, traced.outputs)
+
+
+def _wrap(parts: Parts, stages: _Stages, inputs: Inputs, outputs: Outputs) -> Program:
+    text = emit_program(parts)
+    program = Program(
+        forward=stages.forward,
+        backward=stages.partitioned.backward if stages.partitioned else None,
+        joint=stages.joint,
+        inputs=tuple(inputs.values),
+        outputs=outputs.values,
+        source=text.source,
+        saved_bytes=stages.partitioned.saved_bytes if stages.partitioned else 0,
+        run=_unbuilt,
+        is_dynamic=bool(inputs.fakes.symbols),
+    )
+    functions = build_functions(text.source, text.namespace, filename=_WRAPPER_FILE, owner=program)
+    program.run = functions["run"]  # type: ignore[assignment]
+    return program
+
+
+def _unbuilt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    raise RuntimeError("the wrapper of this program has not been built")
+
+
+def _autocast_is_on() -> bool:
+    return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
+
+
+class _recording_modules:
+    """Notes the modules whose forward runs: the program depends on their `training` and their slots."""
+
+    def __init__(self, ran: list[nn.Module]) -> None:
+        self.ran = ran
+
+    def __enter__(self) -> None:
+        self.handle = nn.modules.module.register_module_forward_pre_hook(self._note)
+
+    def __exit__(self, *exc: object) -> None:
+        self.handle.remove()
+
+    def _note(self, module: nn.Module, args: Any) -> None:
+        if not any(module is seen for seen in self.ran):
+            self.ran.append(module)
+
+
+# ------------------------------------------------------------------------------------------------ compiling
+
+
+@dataclass(frozen=True, slots=True)
+class _Stages:
+    joint: fx.GraphModule
+    forward: fx.GraphModule
+    compiled_forward: compilers.CompiledGraph
+    partitioned: Partitioned | None = None
+    compiled_backward: compilers.CompiledGraph | None = None
+
+
+def _compile(backend: Backend, inputs: Inputs, traced: Traced) -> _Stages:
+    """Splits (in training) and compiles; the kept graphs are copies, for a compiler may change its own."""
+    mode = inputs.fakes.mode
+    static = _static_slots(inputs)
+    joint = _copy(traced.graph)
+    if not traced.is_training:
+        kind = GraphKind("inference", traced.num_forward, tuple(static))
+        compiled, _ = compilers.compile_forward(backend, traced.graph, kind, mode)
+        return _Stages(joint, joint, compiled)
+    with compilers.compiling(mode):
+        partitioned = partition(traced, inputs.primals(), static, backend.split)
+    check.check_partitioned(partitioned, traced, len(inputs.flat.items))
+    forward, backward = _copy(partitioned.forward), _copy(partitioned.backward)
+    kind = GraphKind("forward", traced.num_forward, tuple(static))
+    compiled, strides = compilers.compile_forward(backend, partitioned.forward, kind, mode)
+    for position, source in enumerate(partitioned.backward_inputs):
+        if strides is not None and isinstance(source, FromForward):
+            compilers.restride_saved(partitioned.backward, position, strides[source.index])
+    saved = [n for n, source in enumerate(partitioned.backward_inputs) if not isinstance(source, FromTangent)]
+    kind = GraphKind("backward", len(output_nodes(backward)), tuple(saved))
+    compiled_backward = compilers.compile_backward(backend, partitioned.backward, kind, mode)
+    kept = Partitioned(
+        forward, backward, partitioned.num_forward, partitioned.backward_inputs, partitioned.depends
+    )
+    return _Stages(joint, forward, compiled, kept, compiled_backward)
+
+
+def _static_slots(inputs: Inputs) -> list[int]:
+    """Slots of captured tensors: parameters and buffers keep their address."""
+    return [
+        slot for slot, origin in inputs.origins.items() if origin.text is None and origin.leaf >= inputs.num_arguments
+    ]
+
+
+def _copy(graph: fx.GraphModule) -> fx.GraphModule:
+    copied = fx.Graph()
+    values: dict[fx.Node, fx.Node] = {}
+    output = copied.graph_copy(graph.graph, values)
+    copied.output(output)
+    (old,) = graph.graph.find_nodes(op="output")
+    (new,) = copied.find_nodes(op="output")
+    new.meta = dict(old.meta)
+    return fx.GraphModule(graph, copied)
+
+
+__all__ = ["Program", "Request", "build_program", "fake_inputs"]

@@ -1,0 +1,149 @@
+"""What the pass does not take, found during the first run and refused before anything is changed.
+
+Each check raises `DesugarError` with the user's line where there is one, and with what to do instead.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import optree
+import torch
+from torch import SymInt, Tensor
+
+from desugar.errors import DesugarError
+from desugar.inputs import is_traced
+from desugar.values import Constant, Plain, Wrapper, slots_of
+from desugar import _torch as private
+
+if TYPE_CHECKING:
+    from desugar.inputs import Inputs
+    from desugar.trace import Outputs, Run
+
+_USE_EAGER = "run this part in eager mode, outside the compiled function"
+
+# ------------------------------------------------------------------------------------------- after a run
+
+
+def check_run(run: Run, inputs: Inputs) -> None:
+    """Raises for mutation of an input, a backward inside the function, and gradients that bypass the inputs."""
+    _check_mutation(run, inputs)
+    _check_metadata(run, inputs)
+    _check_inner_backward(run)
+    _check_bypass(run)
+
+
+def _check_mutation(run: Run, inputs: Inputs) -> None:
+    for number, value in enumerate(inputs.values):
+        for slot in slots_of(value):
+            item = run.items[slot]
+            if isinstance(item, Tensor) and private.has_data_mutation(item):
+                raise DesugarError(
+                    f"{leaf_name(number, inputs)} is changed in place by the function, "
+                    "which desugar.compile does not support yet",
+                    instead="return the new value, or " + _USE_EAGER,
+                )
+
+
+def _check_metadata(run: Run, inputs: Inputs) -> None:
+    for number, (value, leaf) in enumerate(zip(inputs.values, run.leaves, strict=True)):
+        changed = False
+        if isinstance(value, Plain):
+            fake = inputs.fake_items[value.index]
+            changed = tuple(leaf.size()) != tuple(fake.size()) or tuple(leaf.stride()) != tuple(fake.stride())
+        elif isinstance(value, Wrapper):
+            for name, part in value.inner:
+                inner = getattr(leaf, name)
+                changed |= isinstance(part, Plain) and inner is not run.items[part.index]
+        if changed:
+            raise DesugarError(
+                f"{leaf_name(number, inputs)} gets another size, stride or inner tensor in place",
+                instead="build a new tensor instead of resizing, transposing or assigning in place",
+            )
+
+
+def _check_inner_backward(run: Run) -> None:
+    if any(isinstance(leaf, Tensor) and leaf.is_leaf and leaf.grad is not None for leaf in run.leaves):
+        raise DesugarError(
+            "backward() is called inside the function and would accumulate into .grad of its inputs",
+            instead="return the loss and call backward() on it, or use torch.autograd.grad inside",
+        )
+
+
+def _check_bypass(run: Run) -> None:
+    """A real tensor that an `autograd.Function` took without a torch function seeing it gets no gradient."""
+    roots = [leaf.grad_fn for leaf in optree.tree_leaves(run.result) if isinstance(leaf, Tensor)]
+    stack, seen = [node for node in roots if node is not None], set()
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor) and not is_traced(variable):
+            raise DesugarError(
+                f"a tensor of size {tuple(variable.shape)} from outside the function reaches an "
+                "autograd.Function directly, so its gradient would be lost",
+                instead="pass that tensor to the function as an argument",
+            )
+        stack.extend(parent for parent, _ in node.next_functions if parent is not None)
+
+
+def leaf_name(number: int, inputs: Inputs) -> str:
+    """How messages name an input leaf."""
+    if number < inputs.num_arguments:
+        return f"argument leaf {number}"
+    tensor = inputs.captured[number - inputs.num_arguments]
+    return f"a captured {type(tensor).__name__} of size {tuple(tensor.shape)}"
+
+
+# ------------------------------------------------------------------------------------------ of the results
+
+
+def check_outputs(run: Run, outputs: Outputs, leaves: list[Any]) -> None:
+    """Raises for results that alias an input or one another while gradients are on."""
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and not is_traced(leaf):
+            raise DesugarError(
+                f"the result holds a {type(leaf).__name__} of size {tuple(leaf.shape)} from outside the function",
+                instead="pass it as an argument, or do not return it",
+            )
+    if not torch.is_grad_enabled():
+        return
+    storages = {_storage(leaf): "an input" for leaf in run.leaves if isinstance(leaf, Tensor)}
+    for leaf, value in zip(leaves, outputs.values, strict=True):
+        if not isinstance(value, Plain | Wrapper):
+            continue
+        if (other := storages.get(_storage(leaf))) is not None:
+            raise DesugarError(
+                f"a result of size {tuple(leaf.shape)} is a view of {other}, "
+                "which desugar.compile does not support yet with gradients on",
+                instead="return a clone(), or take the view outside the compiled function",
+            )
+        storages[_storage(leaf)] = "another result"
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def check_same_structure(expected: Outputs, found: Outputs) -> None:
+    """Raises when the recorded run returned another structure than the first one."""
+    kinds = [[_shape_of(value) for value in outputs.values] for outputs in (expected, found)]
+    if kinds[0] != kinds[1] or expected.treespec != found.treespec or expected.inputs != found.inputs:
+        raise DesugarError(
+            "the function returned results of another structure when it ran a second time",
+            instead="make it depend on its arguments only (no counters, no random Python branches)",
+        )
+
+
+def _shape_of(value: Any) -> Any:
+    match value:
+        case Wrapper():
+            return value.cls, tuple((name, _shape_of(part)) for name, part in value.inner), value.requires_grad
+        case Plain(index, grad):
+            return index, grad
+        case Constant(constant, index):
+            return (index, None) if isinstance(constant, SymInt) else (index, type(constant))
+        case _:
+            return value

@@ -1,0 +1,113 @@
+"""Text that builds results and gradients from plain tensors.
+
+After a signature has matched, what a result is made of is known: class, constant metadata, which inner tensors
+there are, how the outer size follows. So the text holds one constructor call per wrapper with constants in it,
+and one store per inner tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import optree
+import torch
+
+from desugar.values import Constant, Int, Plain, Same, Slot, Value, Wrapper
+from subclasses import TensorSubclass
+from subclasses._torch import make_wrapper_subclass
+from subclasses.emit import Emitter
+
+Read = Callable[[int], str]  # slot -> expression
+
+# ------------------------------------------------------------------------------------------------- one leaf
+
+
+def emit_value(out: Emitter, value: Value, read: Read, hint: str) -> str:
+    """Writes what builds one leaf; returns the expression of the leaf."""
+    match value:
+        case Plain(index):
+            return read(index)
+        case Constant(_, int(index)):
+            return read(index)
+        case Constant(constant):
+            return emit_constant(out, constant)
+        case Wrapper() if issubclass(value.cls, TensorSubclass):
+            return _emit_declared(out, value, read, hint)
+        case Wrapper():
+            return _emit_by_hand(out, value, read, hint)
+        case _:
+            raise TypeError(f"{value!r} is not built from tensors")
+
+
+def emit_constant(out: Emitter, constant: object) -> str:
+    """A literal where Python has one, else a bound name."""
+    if constant is None or isinstance(constant, (bool, int, str)):
+        return repr(constant)
+    return out.bind(constant, "constant")
+
+
+def _emit_declared(out: Emitter, value: Wrapper, read: Read, hint: str) -> str:
+    parts = {name: emit_value(out, part, read, f"{hint}_{name}") for name, part in value.inner}
+    fields = {field.name: parts.get(field.name, "None") for field in value.cls.__spec__.inners}  # type: ignore[attr-defined]
+    fields |= {name: emit_int(extent, read) for name, extent in value.dynamics}
+    result, attributes = out.fresh_name(hint), out.fresh_name(f"{hint}_dict")
+    out.writeline(f"{result} = {_constructor(out, value, read)}")
+    out.writeline(f"{attributes} = {result}.__dict__")
+    for name, text in fields.items():
+        out.writeline(f'{attributes}["{name}"] = {text}')
+    out.writeline(f'{attributes}["_layout"] = {out.bind(value.context, "layout")}')
+    return result
+
+
+def _constructor(out: Emitter, value: Wrapper, read: Read) -> str:
+    make, cls = out.bind(make_wrapper_subclass, "make_wrapper_subclass"), out.bind(value.cls, value.cls.__name__)
+    options = f"strides={emit_ints(value.stride, read)}, dtype={out.bind(value.dtype, str(value.dtype)[6:])}"
+    device = out.bind(value.device, value.device.type)
+    return f"{make}({cls}, {emit_ints(value.size, read)}, {options}, device={device})"
+
+
+def _emit_by_hand(out: Emitter, value: Wrapper, read: Read, hint: str) -> str:
+    parts = [f'"{name}": {emit_value(out, part, read, f"{hint}_{name}")}' for name, part in value.inner]
+    result, cls = out.fresh_name(hint), out.bind(value.cls, value.cls.__name__)
+    context = emit_constant(out, value.context)
+    extents = f"{emit_ints(value.size, read)}, {emit_ints(value.stride, read)}"
+    out.writeline(f"{result} = {cls}.__tensor_unflatten__({{{', '.join(parts)}}}, {context}, {extents})")
+    return result
+
+
+# ------------------------------------------------------------------------------------------ ints and pytrees
+
+
+def emit_int(extent: Int, read: Read) -> str:
+    """An int: a literal or the expression of its slot."""
+    return read(extent.index) if isinstance(extent, Slot) else str(extent)
+
+
+def emit_ints(extents: Sequence[Int], read: Read) -> str:
+    """A tuple of ints."""
+    return "(" + "".join(f"{emit_int(extent, read)}, " for extent in extents).rstrip(" ") + ")"
+
+
+def emit_result(out: Emitter, treespec: optree.PyTreeSpec, leaves: Sequence[str]) -> str:
+    """The expression of the whole result: display syntax for tuples and lists, else optree's unflatten."""
+    if treespec.is_leaf():
+        return leaves[0]
+    if treespec.is_one_level() and treespec.type in (tuple, list):
+        inner = ", ".join(leaves)
+        if treespec.type is list:
+            return f"[{inner}]"
+        return f"({inner},)" if leaves else "()"
+    unflatten = out.bind(treespec.unflatten, "unflatten")
+    return f"{unflatten}(({', '.join(leaves)},))"
+
+
+def same_leaf(value: Same, inputs: Sequence[str], results: Sequence[str]) -> str:
+    """The expression of a leaf that is an input or an earlier result."""
+    return inputs[value.index] if value.of == "input" else results[value.index]
+
+
+def zeros_expression(out: Emitter, fake: torch.Tensor, size: str) -> str:
+    """Zeros for a tangent that did not arrive."""
+    zeros = out.bind(torch.zeros, "zeros")
+    dtype, device = out.bind(fake.dtype, str(fake.dtype)[6:]), out.bind(fake.device, fake.device.type)
+    return f"{zeros}({size}, dtype={dtype}, device={device})"

@@ -1,0 +1,204 @@
+"""The check that a call fits a program, as straight-line text.
+
+A signature holds what the program depends on: the structure of the arguments, the layout of each subclass, the
+facts of each plain tensor (one C++ call checks dtype, device, sizes, strides, `requires_grad` and that no
+tensor occurs twice), constants by value, the symbolic guards, and the state around the call (grad mode,
+autocast, modules' `training`, the identity of parameter slots). What it proves, nothing after it checks again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor, nn
+
+from desugar import _torch as private
+from desugar.fakes import guard_expression
+from desugar.inputs import Inputs
+from desugar.values import Constant, Plain, Same, Slot, Value, Wrapper
+from subclasses import TensorSubclass
+from subclasses.emit import Emitter
+
+MISS = object()  # what a program's wrapper returns when the call does not fit its signature
+
+_SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, type)
+
+
+# ------------------------------------------------------------------------------------- what it is made from
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state around a call that a program depends on.
+
+    Attributes:
+        inference: Whether inference mode is on.
+        modules: Modules that ran or are reachable, with their `training` flag.
+        slots: (module, "_parameters" or "_buffers", name, tensor) of their parameters and buffers.
+        cells: (closure cell, content) of the function.
+    """
+
+    inference: bool
+    modules: tuple[tuple[nn.Module, bool], ...] = ()
+    slots: tuple[tuple[nn.Module, str, str, Tensor | None], ...] = ()
+    cells: tuple[tuple[Any, Any], ...] = ()
+
+
+@dataclass(slots=True)
+class Names:
+    """Names in the generated text: of leaves, of flat inputs, and of what guards speak of."""
+
+    leaves: list[str] = field(default_factory=list)
+    slots: dict[int, str] = field(default_factory=dict)
+
+
+# ------------------------------------------------------------------------------------------------- emission
+
+
+class SignatureEmitter:
+    """Writes the checks of one program into a function that returns `MISS` when one fails."""
+
+    def __init__(self, out: Emitter, inputs: Inputs, state: State) -> None:
+        self.out, self.inputs, self.state = out, inputs, state
+        self.miss = out.bind(MISS, "MISS")
+        self.names = Names()
+        self.guarded: list[tuple[str, Any, list[Any], list[Any]]] = []  # text, tensor, sizes, strides
+
+    def emit(self, leaf_names: list[str], leaves: list[Any]) -> Names:
+        """Writes everything; `leaf_names` hold the argument leaves of the call, `leaves` the traced ones."""
+        self._emit_state()
+        captured = [self.out.bind(tensor, "captured") for tensor in self.inputs.captured]
+        self.names.leaves = leaf_names + captured
+        live = [*leaves, *self.inputs.captured]
+        for name, value, leaf in zip(self.names.leaves, self.inputs.values, live, strict=True):
+            self._emit_leaf(name, value, leaf)
+        self._emit_tensor_guards()
+        self._emit_symbols()
+        return self.names
+
+    def require(self, condition: str) -> None:
+        """The call misses unless `condition` holds."""
+        self.out.writeline(f"if not ({condition}):")
+        with self.out.indent():
+            self.out.writeline(f"return {self.miss}")
+
+    # .............................................................................................. the state
+
+    def _emit_state(self) -> None:
+        check_state = self.out.bind(private.GlobalStateGuard().check, "same_global_state")
+        is_inference = self.out.bind(torch.is_inference_mode_enabled, "is_inference_mode_enabled")
+        self.require(f"{check_state}() and {is_inference}() is {self.state.inference}")
+        for module, training in self.state.modules:
+            self.require(f"{self.out.bind(module, 'module')}.training is {training}")
+        for module, kind, name, tensor in self.state.slots:
+            held = self.out.bind(tensor, f"held_{name}") if tensor is not None else "None"
+            self.require(f"{self.out.bind(module, 'module')}.{kind}.get({name!r}) is {held}")
+        for cell, content in self.state.cells:
+            held = self.out.bind(content, "cell_content")
+            self.require(f"{self.out.bind(cell, 'cell')}.cell_contents is {held}")
+
+    # ................................................................................................. leaves
+
+    def _emit_leaf(self, name: str, value: Value, leaf: Any) -> None:
+        match value:
+            case Plain():
+                self._emit_plain(name, value, leaf)
+            case Wrapper():
+                self._emit_wrapper(name, value, leaf)
+            case Same(_, index):
+                self.require(f"{name} is {self.names.leaves[index]}")
+            case Constant():
+                self._emit_constant(name, leaf)
+
+    def _emit_constant(self, name: str, constant: Any) -> None:
+        if isinstance(constant, _SINGLETONS) or not _compares(constant):
+            self.require(f"{name} is {self.out.bind(constant, 'constant')}")
+            return
+        kind, held = self.out.bind(type(constant), "kind"), self.out.bind(constant, "constant")
+        self.require(f"type({name}) is {kind} and {name} == {held}")
+
+    def _emit_plain(self, name: str, value: Plain, tensor: Tensor) -> None:
+        if value.index in self.names.slots:
+            self.require(f"{name} is {self.names.slots[value.index]}")
+            return
+        self.names.slots[value.index] = name
+        fake = self.inputs.fake_items[value.index]
+        sizes = [None if isinstance(extent, SymInt) else extent for extent in fake.size()]
+        strides = [None if isinstance(extent, SymInt) else extent for extent in fake.stride()]
+        self.guarded.append((name, tensor, sizes, strides))
+
+    def _emit_wrapper(self, name: str, value: Wrapper, wrapper: Any) -> None:
+        self.require(f"type({name}) is {self.out.bind(value.cls, value.cls.__name__)}")
+        declared = issubclass(value.cls, TensorSubclass)
+        if declared:
+            self.require(f"{name}._layout is {self.out.bind(value.context, 'layout')}")
+        else:
+            self._emit_context(name, value)
+        sizes = [None if declared or not isinstance(extent, int) else extent for extent in value.size]
+        strides = [None if declared or not isinstance(extent, int) else extent for extent in value.stride]
+        self.guarded.append((name, wrapper, sizes, strides))
+        for field_name, part in value.inner:
+            inner = self.out.fresh_name(f"{name}_{field_name}")
+            self.out.writeline(f"{inner} = {name}.{field_name}")
+            self._emit_leaf(inner, part, getattr(wrapper, field_name))
+        for field_name, extent in value.dynamics:
+            if isinstance(extent, Slot):
+                text = self.inputs.origins[extent.index].text
+                self.out.writeline(f"{text} = {name}.{field_name}")
+            else:
+                self.require(f"{name}.{field_name} == {extent}")
+
+    def _emit_context(self, name: str, value: Wrapper) -> None:
+        """A class written by hand: its inner names and constant metadata, compared by value."""
+        names, context = self.out.fresh_name("names"), self.out.fresh_name("context")
+        expected = tuple(inner for inner, _ in value.inner)
+        self.out.writeline(f"{names}, {context} = {name}.__tensor_flatten__()")
+        same = f"{context} is None" if value.context is None else f"{context} == {self.out.bind(value.context, 'context')}"
+        self.require(f"(*{names},) == {expected!r} and {same}")
+
+    # ............................................................................................. C++ and symbols
+
+    def _emit_tensor_guards(self) -> None:
+        if not self.guarded:
+            return
+        guards = private.TensorGuards(
+            *[tensor for _, tensor, _, _ in self.guarded],
+            dynamic_dims_sizes=[sizes for _, _, sizes, _ in self.guarded],
+            dynamic_dims_strides=[strides for _, _, _, strides in self.guarded],
+        )
+        check = self.out.bind(guards.check, "same_tensors")
+        self.require(f"{check}({', '.join(name for name, _, _, _ in self.guarded)})")
+
+    def _emit_symbols(self) -> None:
+        expression = guard_expression(self.inputs.fakes)
+        aliases = dict(self._guard_names(expression or ""))
+        for alias, name in aliases.items():
+            self.out.writeline(f"{alias} = {name}")
+        for slot, origin in self.inputs.origins.items():
+            if origin.text is not None:
+                self.names.slots[slot] = symbol = self.out.fresh_name(f"s{slot}")
+                self.out.writeline(f"{symbol} = {origin.text}")
+        if expression:
+            for name, function in private.SYMPY_INTERP.items():
+                if f"{name}(" in expression:
+                    self.out.bind(function, name)
+            self.require(expression)
+
+    def _guard_names(self, expression: str) -> Iterator[tuple[str, str]]:
+        """Local names for the tensors that guards and symbols speak of as `t3` or `o0_inner`."""
+        texts = expression + " ".join(origin.text or "" for origin in self.inputs.origins.values())
+        for slot, name in self.names.slots.items():
+            if f"t{slot}." in texts and name != f"t{slot}":
+                yield f"t{slot}", name
+        for outer, (leaf, path) in self.inputs.outer_names.items():
+            yield outer, ".".join([self.names.leaves[leaf], *path])
+
+
+def _compares(constant: Any) -> bool:
+    """Whether equality of two objects of this type says that they are interchangeable as constants."""
+    if isinstance(constant, (int, float, complex, str, bytes, torch.device, torch.Size)):
+        return constant == constant  # noqa: PLR0124 - false for NaN
+    return isinstance(constant, (slice, range, frozenset)) or type(constant).__module__ == "enum"

@@ -1,0 +1,350 @@
+"""From a Python function to one plain-tensor graph: forward, or forward and backward jointly.
+
+The function runs twice on fake tensors. The first run (`discover`) finds which outside tensors it touches and
+what its result is made of. The second (`trace_graph`) is recorded: plain inner tensors come in, are made
+functional, the subclasses are rebuilt around them, the function runs, its results are taken apart again and,
+when something requires grad, `autograd.grad` runs with subclasses rebuilt around the tangents too. What
+reaches the graph is plain, and mutation and aliasing are found among *inner* tensors because functionalization
+sits below the subclasses (the "desugar first" order; AOTAutograd, whose stages these are, analyses the
+wrappers instead).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import optree
+import torch
+from torch import SymInt, Tensor
+from torch.overrides import TorchFunctionMode
+
+from desugar import refuse
+from desugar.inputs import Inputs, is_traced
+from desugar.values import (
+    Constant,
+    Flat,
+    Plain,
+    Same,
+    Value,
+    Wrapper,
+    requires_grad,
+    unwrap_value,
+    wrap_value,
+)
+from subclasses import TensorSubclass
+from desugar import _torch as private
+
+Call = Callable[[list[Any]], Any]
+
+# ------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """What a function returned.
+
+    Attributes:
+        treespec: optree's structure of the result.
+        values: One per leaf; slots index `items`.
+        items: Fake tensors and symbolic ints.
+        inputs: Slot of `items` -> slot of the inputs, for those that are an input itself.
+    """
+
+    treespec: optree.PyTreeSpec
+    values: tuple[Value, ...]
+    items: tuple[Any, ...]
+    inputs: Mapping[int, int]
+
+    @property
+    def returned(self) -> list[int]:
+        """Slots that the graph computes, in order of its outputs."""
+        return [slot for slot in range(len(self.items)) if slot not in self.inputs]
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A traced function: the graph and how its arguments and results map to the outside.
+
+    Attributes:
+        graph: Plain-tensor graph; takes the inputs' slots, then the tangents.
+        outputs: The forward's results.
+        num_forward: How many of the graph's outputs are the forward's.
+        tangents: Per tangent value: (output leaf, value); its slots index the graph's tangent inputs.
+        tangent_items: Fake tangents, by slot.
+        grads: One value per input leaf that requires grad (None where it gets no gradient); slots index the
+            graph's outputs after the forward's.
+    """
+
+    graph: torch.fx.GraphModule
+    outputs: Outputs
+    num_forward: int
+    tangents: tuple[tuple[int, Value], ...] = ()
+    tangent_items: tuple[Tensor, ...] = ()
+    grads: tuple[tuple[int, Value | None], ...] = ()
+
+    @property
+    def is_training(self) -> bool:
+        """Whether there is a backward."""
+        return bool(self.tangents)
+
+
+# ------------------------------------------------------------------------------------- running the function
+
+
+class Capture(TorchFunctionMode):
+    """Turns tensors from outside the trace into inputs when a torch function first touches them."""
+
+    def __init__(self, inputs: Inputs, items: list[Any]) -> None:
+        super().__init__()
+        self.inputs, self.items = inputs, items
+        self.leaves: dict[int, Any] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = optree.tree_map(self.replace, (args, kwargs or {}), none_is_leaf=True)
+        return func(*args, **kwargs)
+
+    def replace(self, leaf: Any) -> Any:
+        """The traced stand-in of a tensor from outside; anything else as it is."""
+        if not isinstance(leaf, Tensor) or is_traced(leaf):
+            return leaf
+        if id(leaf) not in self.leaves:
+            with private.disable_current_modes():
+                value = self.inputs.add_captured(leaf)
+            for slot in range(len(self.items), len(self.inputs.flat.items)):
+                self.items.append(functional(self.inputs.fake_items[slot]))
+            self.leaves[id(leaf)] = self.inputs.rebuild(value, self.items)
+        return self.leaves[id(leaf)]
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of the function on functional tensors.
+
+    Attributes:
+        items: Functional tensors and symbolic ints, by input slot.
+        leaves: The rebuilt argument and captured leaves, in order of `Inputs.values`.
+        result: What the function returned.
+    """
+
+    items: list[Any]
+    leaves: list[Any]
+    result: Any
+
+
+def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
+    """Rebuilds the arguments around functional tensors and calls the function on them."""
+    items = [functional(primal) for primal in primals]
+    leaves = [inputs.rebuild(value, items) for value in inputs.values]
+    arguments, captured = leaves[: inputs.num_arguments], leaves[inputs.num_arguments :]
+    capture = Capture(inputs, items)
+    capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
+    with capture:
+        result = call(arguments)
+    leaves += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
+    return Run(items, leaves, result)
+
+
+def functional(primal: Any) -> Any:
+    """A functional tensor around a fake one; a symbolic int as it is."""
+    return private.FunctionalTensor.to_functional(primal) if isinstance(primal, Tensor) else primal
+
+
+def plain(tensor: Any) -> Any:
+    """The tensor inside a functional one, with pending writes carried out; a symbolic int as it is."""
+    if not isinstance(tensor, private.FunctionalTensor):
+        return tensor
+    private.sync_functional_tensor(tensor)
+    return private.from_functional_tensor(tensor.elem)
+
+
+@contextlib.contextmanager
+def tracing_modes(inputs: Inputs) -> Iterator[None]:
+    """What both runs hold under: fake mode, functionalization, no engine threads, no hooks of the caller's."""
+    with (
+        inputs.fakes.mode,
+        torch.autograd.set_multithreading_enabled(False),
+        torch.random.fork_rng(devices=()),
+        private.enable_python_dispatcher(),
+        private.FunctionalTensorMode(),
+    ):
+        yield
+
+
+# --------------------------------------------------------------------------------------------- the two runs
+
+
+def discover(call: Call, inputs: Inputs) -> Outputs:
+    """Runs the function once: captures outside tensors, finds the result's structure, refuses what must be.
+
+    Raises:
+        DesugarError: For what the pass does not take (see `desugar.refuse`); nothing was changed.
+    """
+    with tracing_modes(inputs):
+        run = run_function(call, inputs, inputs.primals())
+        refuse.check_run(run, inputs)
+        outputs, result = take_apart(run)
+        refuse.check_outputs(run, outputs, result.leaves)
+        return outputs
+
+
+def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Mapping[Any, Any]) -> Traced:
+    """Traces the function into a graph: forward alone, or jointly with the backward if a result requires grad."""
+    wanted = [
+        (number, value)
+        for number, value in enumerate(outputs.values)
+        if torch.is_grad_enabled() and requires_grad(value)
+    ]
+    with tracing_modes(inputs):
+        tangents, tangent_items = make_tangents(wanted, outputs)
+        recorder = _Recorder(call, inputs, outputs, tangents)
+
+        def joint(primals: list[Any], tangents: list[Tensor]) -> list[Any]:  # make_fx names inputs after these
+            return recorder.joint(primals, tangents)
+
+        graph = private.make_fx(joint, decomposition_table=dict(decompositions))(
+            inputs.primals(), list(tangent_items)
+        )
+    graph.graph.set_codegen(torch.fx.graph.CodeGen())
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return Traced(
+        graph, recorder.outputs, len(recorder.outputs.returned), tangents, tangent_items, tuple(recorder.grads)
+    )
+
+
+class _Recorder:
+    """The function that `make_fx` traces, and what it learns meanwhile."""
+
+    def __init__(self, call: Call, inputs: Inputs, outputs: Outputs, tangents: Sequence[tuple[int, Value]]) -> None:
+        self.call, self.inputs, self.tangents = call, inputs, tangents
+        self.expected = self.outputs = outputs
+        self.grads: list[tuple[int, Value | None]] = []
+
+    def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
+        """Forward outputs, then gradients, all plain."""
+        run = run_function(self.call, self.inputs, primals)
+        self.outputs, result = take_apart(run)
+        refuse.check_same_structure(self.expected, self.outputs)
+        forward = [self.outputs.items[slot] for slot in self.outputs.returned]
+        return forward + self._backward(run, result, tangents) if self.tangents else forward
+
+    def _backward(self, run: Run, result: Result, tangents: list[Tensor]) -> list[Any]:
+        leaves, items = result.leaves, [functional(tangent) for tangent in tangents]
+        cotangents = [tangent_leaf(value, items, leaves[number], result.items) for number, value in self.tangents]
+        wanted = [n for n, value in enumerate(self.inputs.values) if requires_grad(value)]
+        gradients = torch.autograd.grad(
+            [leaves[number] for number, _ in self.tangents],
+            [run.leaves[number] for number in wanted],
+            cotangents,
+            allow_unused=True,
+        )
+        flat = Flat()
+        for number, gradient in zip(wanted, gradients, strict=True):
+            value = None if gradient is None else unwrap_value(gradient, flat)
+            self.grads.append((number, value))
+        return [plain(item) for item in flat.items]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The live result of one run: its leaves, and the functional tensors and ints inside them by output slot."""
+
+    leaves: list[Any]
+    items: list[Any]
+
+
+def take_apart(run: Run) -> tuple[Outputs, Result]:
+    """The result's structure and plain tensors; and its live leaves."""
+    leaves, treespec = optree.tree_flatten(run.result, none_is_leaf=True)
+    input_leaves = {id(leaf): n for n, leaf in enumerate(run.leaves) if isinstance(leaf, Tensor)}
+    earlier: dict[int, int] = {}
+    flat, values = Flat(), []
+    for number, leaf in enumerate(leaves):
+        if id(leaf) in input_leaves:
+            values.append(Same("input", input_leaves[id(leaf)]))
+        elif isinstance(leaf, Tensor) and id(leaf) in earlier:
+            values.append(Same("output", earlier[id(leaf)]))
+        else:
+            earlier[id(leaf)] = number
+            values.append(unwrap_value(leaf, flat))
+    slots = {id(item): slot for slot, item in enumerate(run.items) if isinstance(item, Tensor)}
+    symbols: dict[Any, int] = {}
+    for slot, item in enumerate(run.items):
+        if isinstance(item, SymInt):
+            symbols.setdefault(item.node.expr, slot)
+    same: dict[int, int] = {}
+    for slot, item in enumerate(flat.items):
+        key = symbols.get(item.node.expr) if isinstance(item, SymInt) else slots.get(id(item))
+        if key is not None:
+            same[slot] = key
+    items = tuple(plain(item) for item in flat.items)
+    return Outputs(treespec, tuple(values), items, same), Result(leaves, flat.items)
+
+
+# ------------------------------------------------------------------------------------------------- tangents
+
+
+def make_tangents(
+    wanted: Sequence[tuple[int, Value]], outputs: Outputs
+) -> tuple[tuple[tuple[int, Value], ...], tuple[Tensor, ...]]:
+    """Values and fakes of the tangents of the given output leaves.
+
+    A declared subclass's tangent has the output's own non-differentiable inner tensors (offsets, int8 data),
+    so only the differentiable ones are inputs of the backward; the others are kept as output slots.
+    """
+    flat, tangents = Flat(), []
+    for number, value in wanted:
+        tangents.append((number, _tangent_value(value, outputs, flat, all_inner=False)))
+    return tuple(tangents), tuple(flat.items)
+
+
+def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: bool) -> Value:
+    match value:
+        case Plain(index):
+            fake = outputs.items[index]
+            if not all_inner and not is_differentiable(fake):
+                return Constant(None, index)
+            return Plain(flat.tensor(tangent_like(fake)))
+        case Wrapper():
+            by_hand = not issubclass(value.cls, TensorSubclass)
+            inner = tuple(
+                (name, _tangent_value(part, outputs, flat, all_inner=by_hand)) for name, part in value.inner
+            )
+            return replace(value, inner=inner, requires_grad=False)
+        case _:
+            raise TypeError(f"{value!r} has no tangent")
+
+
+def is_differentiable(tensor: Tensor) -> bool:
+    """Whether a tensor's dtype has gradients."""
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def tangent_like(fake: Tensor) -> Tensor:
+    """A fake tangent: the strides of a dense output, otherwise contiguous."""
+    with torch.no_grad():
+        blank = torch.empty_like(fake)
+    return plain(blank) if isinstance(blank, private.FunctionalTensor) else blank
+
+
+def tangent_leaf(value: Value, items: Sequence[Any], output: Any, output_items: Sequence[Any]) -> Any:
+    """The live tangent of an output leaf: from tangent inputs and the output's own other inner tensors."""
+    if isinstance(value, Plain):
+        return items[value.index]
+    if isinstance(value, Constant):
+        assert value.index is not None
+        return output_items[value.index]
+    assert isinstance(value, Wrapper)
+    inner = {
+        name: tangent_leaf(part, items, getattr(output, name), output_items) for name, part in value.inner
+    }
+    bare = replace(value, inner=tuple((name, Plain(n)) for n, name in enumerate(inner)))
+    sizes = tuple(output.size()), tuple(output.stride())
+    return wrap_value(replace(bare, size=sizes[0], stride=sizes[1], dynamics=_live_ints(value, output)), [*inner.values()])
+
+
+def _live_ints(value: Wrapper, output: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, getattr(output, name)) for name, _ in value.dynamics)
