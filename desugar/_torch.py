@@ -58,6 +58,9 @@ _LAZY = {
     "DisableAutocast": "torch._C:_DisableAutocast",
     # Compiled autograd must not see the autograd nodes of a trace.
     "compiled_autograd": "torch._dynamo:compiled_autograd",
+    # PyTorch's own backends, for graphs that the pass does not take.
+    "lookup_backend": "torch._dynamo",
+    "aot_autograd": "torch._dynamo.backends.common",
     # ---- running -------------------------------------------------------------------------------------------
     # C++ check of type, dtype, device, sizes, strides, requires_grad and identity of many tensors in one call.
     "TensorGuards": "torch._C._dynamo.guards",

@@ -47,7 +47,9 @@ def _leaves(value: Any) -> Sequence[Any]:
 def _check_value(value: Any, node: fx.Node, stage: str) -> None:
     if isinstance(value, Tensor):
         if type(value) is not private.FakeTensor:
-            raise InvariantError(stage, f"node {node.name} holds a {type(value).__name__}, not a plain tensor")
+            raise InvariantError(
+                stage, f"node {node.name} holds a {type(value).__name__}, not a plain tensor"
+            )
     elif value is not None and not isinstance(value, (int, float, bool, SymInt, SymFloat, SymBool)):
         raise InvariantError(stage, f"node {node.name} holds a {type(value).__name__}")
 

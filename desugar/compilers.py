@@ -65,7 +65,9 @@ def choose_backend(
         return Backend("eager", dict, min_cut, _run_as_is)
     if callable(backend):
         return Backend(getattr(backend, "__name__", "custom"), dict, min_cut, _call_user(backend))
-    raise ValueError(f'expected backend "inductor", "eager" or a callable (gm, inputs) -> callable, got {backend!r}')
+    raise ValueError(
+        f'expected backend "inductor", "eager" or a callable (gm, inputs) -> callable, got {backend!r}'
+    )
 
 
 def _run_as_is(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
@@ -117,7 +119,7 @@ def _patched(patches: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
-    if not graph.graph.find_nodes(op="call_function"):
+    if all(node.op != "call_function" for node in graph.graph.nodes):
         return _run_as_is(graph, inputs, kind)  # nothing to compile, and Inductor keeps identity of no output
     if kind.role == "inference":
         devices = private.get_inputs_devices(inputs, graph)
@@ -154,7 +156,9 @@ def compiling(fake_mode: Any) -> Iterator[None]:
         yield
 
 
-def compile_forward(backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any) -> tuple[CompiledGraph, list[Any] | None]:
+def compile_forward(
+    backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any
+) -> tuple[CompiledGraph, list[Any] | None]:
     """Compiles an inference or forward graph; also gives the strides of its outputs where the backend set them."""
     context = private.TracingContext(fake_mode)
     with private.tracing(context), compiling(fake_mode), context.report_output_strides() as strides:
@@ -162,7 +166,9 @@ def compile_forward(backend: Backend, graph: fx.GraphModule, kind: GraphKind, fa
     return compiled, strides or None
 
 
-def compile_backward(backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any) -> CompiledGraph:
+def compile_backward(
+    backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any
+) -> CompiledGraph:
     """Compiles a backward graph."""
     context = private.TracingContext(fake_mode)
     with private.tracing(context), compiling(fake_mode):

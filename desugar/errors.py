@@ -13,10 +13,16 @@ class DesugarError(RuntimeError):
 
     The message says what was met, where in the user's code (when the user's code is on the stack or in
     `where`), and what to do instead. Arguments are untouched when it is raised.
+
+    Attributes:
+        what, where, instead: The parts of the message.
+        stock_is_wrong: PyTorch's own AOTAutograd gives a wrong result here, so it is no way out.
     """
 
-    def __init__(self, what: str, *, instead: str, where: str | None = None) -> None:
-        self.what, self.instead, self.where = what, instead, where
+    def __init__(
+        self, what: str, *, instead: str, where: str | None = None, stock_is_wrong: bool = False
+    ) -> None:
+        self.what, self.instead, self.where, self.stock_is_wrong = what, instead, where, stock_is_wrong
         place = f"\n  where: {where}" if where else ""
         super().__init__(f"{what}{place}\n  instead: {instead}")
 

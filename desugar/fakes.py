@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from desugar.errors import DesugarError
 from desugar import _torch as private
+from desugar.errors import DesugarError
 
 # -------------------------------------------------------------------------------------------- making fakes
 

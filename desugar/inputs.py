@@ -15,10 +15,22 @@ from typing import Any
 import torch
 from torch import SymInt, Tensor
 
-from desugar.fakes import Fakes, symbolic_context
-from desugar.values import Flat, Int, Plain, Slot, Value, Wrapper, is_wrapper, unwrap_value, wrap_value
-from subclasses import TensorSubclass
 from desugar import _torch as private
+from desugar.fakes import Fakes, symbolic_context
+from desugar.values import (
+    Constant,
+    Flat,
+    Int,
+    Plain,
+    Same,
+    Slot,
+    Value,
+    Wrapper,
+    is_wrapper,
+    unwrap_value,
+    wrap_value,
+)
+from subclasses import TensorSubclass
 
 DynamicDims = Callable[[int, Tensor], Collection[int]]
 DynamicInt = Callable[[str, int], bool]
@@ -92,8 +104,12 @@ class Inputs:
 
         The compiled graphs read sizes from their arguments: a symbol without a placeholder would be unbound.
         """
-        for leaf in leaves:
-            self._add(leaf, dynamic=True)
+        first: dict[int, int] = {}
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and first.setdefault(id(leaf), number) != number:
+                self.values.append(Same("input", first[id(leaf)]))
+            else:
+                self._add(leaf, dynamic=True)
         for symbol in self.fakes.symbols.values():
             self._integer(symbol.value, symbol.text)
         self.num_arguments = len(self.values)
@@ -102,6 +118,49 @@ class Inputs:
         """Makes a tensor from outside an input, held by reference and with constant sizes."""
         self.captured.append(tensor)
         return self._add(tensor, dynamic=False)
+
+    def add_faked(self, leaves: list[Any], fake_leaves: list[Any]) -> None:
+        """Takes the argument leaves apart by fakes that somebody else made (Dynamo, whose guards cover them).
+
+        Nothing would check that a tensor that occurs twice does so again, so each occurrence is an input.
+        """
+        for number, (leaf, fake) in enumerate(zip(leaves, fake_leaves, strict=True)):
+            self.values.append(self._add_fake(leaf, fake, number, ()))
+        self.num_arguments = len(self.values)
+
+    def _add_fake(self, leaf: Any, fake: Any, number: int, path: tuple[str, ...]) -> Value:
+        if isinstance(fake, SymInt):
+            place = self._integer(fake, f"a{number}")
+            return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)
+        if not isinstance(fake, Tensor):
+            return Constant(fake)
+        value = unwrap_value(fake, Flat())
+        name = ".".join([f"a{number}", *path])
+        if isinstance(value, Plain):
+            slot = self.flat.tensor(leaf) if id(leaf) not in self.flat.known else self.flat.again(leaf)
+            self.fake_items[slot] = fake.detach() if slot != self.flat.tensor(leaf) else fake
+            self.origins[slot] = Origin(number, path)
+            self._note_extents(fake, name)
+            return Plain(slot, leaf.requires_grad and not path)
+        assert isinstance(value, Wrapper)
+        inner = tuple(
+            (field, self._add_fake(getattr(leaf, field), getattr(fake, field), number, (*path, field)))
+            for field, _ in value.inner
+        )
+        dynamics = tuple(
+            (field, self._integer(getattr(fake, field), f"{name}.{field}")) for field, _ in value.dynamics
+        )
+        size, stride = self._note_extents(fake, name)
+        return replace(
+            value, inner=inner, dynamics=dynamics, size=size, stride=stride, requires_grad=leaf.requires_grad
+        )
+
+    def _note_extents(self, fake: Tensor, name: str) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
+        size = tuple(self._integer(extent, f"{name}.size({dim})") for dim, extent in enumerate(fake.size()))
+        stride = tuple(
+            self._integer(extent, f"{name}.stride({dim})") for dim, extent in enumerate(fake.stride())
+        )
+        return size, stride
 
     def primals(self) -> list[Any]:
         """Fake tensors and symbolic ints in slot order: what the traced graph takes."""

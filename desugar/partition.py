@@ -153,7 +153,9 @@ def output_nodes(graph: fx.GraphModule) -> list[Any]:
 def set_outputs(graph: fx.GraphModule, outputs: list[Any]) -> None:
     """Makes a graph return `outputs`."""
     (output,) = graph.graph.find_nodes(op="output")
-    meta: Mapping[str, Any] = {k: v for k, v in output.meta.items() if k not in ("desc", "output_stack_traces")}
+    meta: Mapping[str, Any] = {
+        k: v for k, v in output.meta.items() if k not in ("desc", "output_stack_traces")
+    }
     output.args = (tuple(outputs),)
     output.meta = dict(meta)
     graph.graph.eliminate_dead_code()
@@ -165,7 +167,9 @@ def fake_inputs(graph: fx.GraphModule) -> list[Any]:
     return [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
 
 
-def min_cut(graph: fx.GraphModule, joint_inputs: list[Any], **options: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+def min_cut(
+    graph: fx.GraphModule, joint_inputs: list[Any], **options: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
     """PyTorch's partitioner, for backends that bring none of their own."""
     from desugar import _torch as private
 

@@ -67,7 +67,9 @@ def compile(
         TypeError: If `fn` cannot be called.
     """
     if not callable(fn):
-        raise TypeError(f"expected a function or nn.Module, got {type(fn).__name__}; pass what is to be called")
+        raise TypeError(
+            f"expected a function or nn.Module, got {type(fn).__name__}; pass what is to be called"
+        )
     programs = ProgramCache(fn, choose_backend(backend, mode, options), dynamic)
     return compiled_module(fn, programs) if isinstance(fn, nn.Module) else CompiledFunction(fn, programs)
 
@@ -91,7 +93,9 @@ class CompiledFunction:
         return self if instance is None else functools.partial(self, instance)
 
     def __repr__(self) -> str:
-        return f"desugar.compile({getattr(self, '__qualname__', self._cache.fn)}, programs={len(self.programs)})"
+        return (
+            f"desugar.compile({getattr(self, '__qualname__', self._cache.fn)}, programs={len(self.programs)})"
+        )
 
 
 def compiled_module(module: nn.Module, cache: ProgramCache) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,15 +11,14 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from desugar import check, compilers
-from desugar import _torch as private
+from desugar import _torch as private, check, compilers
 from desugar.arguments import Unpacking
 from desugar.compilers import Backend, GraphKind
 from desugar.fakes import Fakes
 from desugar.inputs import DynamicPolicy, Inputs
-from desugar.partition import FromForward, FromTangent, Partitioned, fake_inputs, output_nodes, partition
+from desugar.partition import FromForward, FromTangent, Partitioned, output_nodes, partition
 from desugar.signature import State
-from desugar.trace import Outputs, Traced, discover, trace_graph
+from desugar.trace import Call, Traced, discover, trace_graph
 from desugar.values import Value, describe
 from desugar.wrappers import Parts, emit_program
 from subclasses.build import build_functions
@@ -90,35 +90,60 @@ def build_program(request: Request) -> Program:
             return request.fn(*args, **kwargs)
 
     inputs = Inputs(Fakes(), request.policy)
-    with private.compiled_autograd._disable():
-        inputs.add_arguments(leaves)
+    inputs.add_arguments(leaves)
+    stages = run_stages(call, inputs, request.backend)
+    return wrap_program(stages, inputs, unpacking, leaves, request.find_state(ran))
+
+
+def run_stages(call: Call, inputs: Inputs, backend: Backend) -> Stages:
+    """Everything between the inputs and the wrapper: two runs, the split, the compiler, a check after each."""
+    with private.compiled_autograd._disable(), _ordinary_mode():
         outputs = discover(call, inputs)
-        traced = trace_graph(call, inputs, outputs, request.backend.decompositions())
-    check.check_traced(traced, len(inputs.flat.items))
-    stages = _compile(request.backend, inputs, traced)
+        traced = trace_graph(call, inputs, outputs, backend.decompositions())
+        check.check_traced(traced, len(inputs.flat.items))
+        return _compile(backend, inputs, traced)
+
+
+def _ordinary_mode() -> contextlib.AbstractContextManager[Any]:
+    """Inference mode is left for the trace (fake tensors know no inference tensors); gradients stay off."""
+    if not torch.is_inference_mode_enabled():
+        return contextlib.nullcontext()
+    stack = contextlib.ExitStack()
+    stack.enter_context(torch.inference_mode(False))
+    stack.enter_context(torch.no_grad())
+    return stack
+
+
+def wrap_program(
+    stages: Stages,
+    inputs: Inputs,
+    unpacking: Unpacking,
+    leaves: list[Any],
+    state: State,
+    *,
+    trusted: bool = False,
+) -> Program:
+    """The runnable program; `trusted` where somebody else has checked the signature."""
     parts = Parts(
         inputs=inputs,
-        outputs=traced.outputs,
-        traced=traced,
-        state=request.find_state(ran),
+        outputs=stages.traced.outputs,
+        traced=stages.traced,
+        state=state,
         leaves=leaves,
         unpacking=unpacking,
         forward=stages.compiled_forward,
         partitioned=stages.partitioned,
         backward=stages.compiled_backward,
         autocast=_autocast_is_on(),
+        trusted=trusted,
     )
-    return _wrap(parts, stages, inputs, traced.outputs)
-
-
-def _wrap(parts: Parts, stages: _Stages, inputs: Inputs, outputs: Outputs) -> Program:
     text = emit_program(parts)
     program = Program(
         forward=stages.forward,
         backward=stages.partitioned.backward if stages.partitioned else None,
         joint=stages.joint,
         inputs=tuple(inputs.values),
-        outputs=outputs.values,
+        outputs=stages.traced.outputs.values,
         source=text.source,
         saved_bytes=stages.partitioned.saved_bytes if stages.partitioned else 0,
         run=_unbuilt,
@@ -158,7 +183,10 @@ class _recording_modules:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stages:
+class Stages:
+    """What the stages made of a traced function: kept graphs, and the compiled ones."""
+
+    traced: Traced
     joint: fx.GraphModule
     forward: fx.GraphModule
     compiled_forward: compilers.CompiledGraph
@@ -166,7 +194,7 @@ class _Stages:
     compiled_backward: compilers.CompiledGraph | None = None
 
 
-def _compile(backend: Backend, inputs: Inputs, traced: Traced) -> _Stages:
+def _compile(backend: Backend, inputs: Inputs, traced: Traced) -> Stages:
     """Splits (in training) and compiles; the kept graphs are copies, for a compiler may change its own."""
     mode = inputs.fakes.mode
     static = _static_slots(inputs)
@@ -174,7 +202,7 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced) -> _Stages:
     if not traced.is_training:
         kind = GraphKind("inference", traced.num_forward, tuple(static))
         compiled, _ = compilers.compile_forward(backend, traced.graph, kind, mode)
-        return _Stages(joint, joint, compiled)
+        return Stages(traced, joint, joint, compiled)
     with compilers.compiling(mode):
         partitioned = partition(traced, inputs.primals(), static, backend.split)
     check.check_partitioned(partitioned, traced, len(inputs.flat.items))
@@ -190,13 +218,15 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced) -> _Stages:
     kept = Partitioned(
         forward, backward, partitioned.num_forward, partitioned.backward_inputs, partitioned.depends
     )
-    return _Stages(joint, forward, compiled, kept, compiled_backward)
+    return Stages(traced, joint, forward, compiled, kept, compiled_backward)
 
 
 def _static_slots(inputs: Inputs) -> list[int]:
     """Slots of captured tensors: parameters and buffers keep their address."""
     return [
-        slot for slot, origin in inputs.origins.items() if origin.text is None and origin.leaf >= inputs.num_arguments
+        slot
+        for slot, origin in inputs.origins.items()
+        if origin.text is None and origin.leaf >= inputs.num_arguments
     ]
 
 
@@ -209,6 +239,3 @@ def _copy(graph: fx.GraphModule) -> fx.GraphModule:
     (new,) = copied.find_nodes(op="output")
     new.meta = dict(old.meta)
     return fx.GraphModule(graph, copied)
-
-
-__all__ = ["Program", "Request", "build_program", "fake_inputs"]

@@ -11,10 +11,10 @@ import optree
 import torch
 from torch import SymInt, Tensor
 
+from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.inputs import is_traced
 from desugar.values import Constant, Plain, Wrapper, slots_of
-from desugar import _torch as private
 
 if TYPE_CHECKING:
     from desugar.inputs import Inputs
@@ -140,7 +140,11 @@ def check_same_structure(expected: Outputs, found: Outputs) -> None:
 def _shape_of(value: Any) -> Any:
     match value:
         case Wrapper():
-            return value.cls, tuple((name, _shape_of(part)) for name, part in value.inner), value.requires_grad
+            return (
+                value.cls,
+                tuple((name, _shape_of(part)) for name, part in value.inner),
+                value.requires_grad,
+            )
         case Plain(index, grad):
             return index, grad
         case Constant(constant, index):

@@ -60,7 +60,10 @@ def _emit_declared(out: Emitter, value: Wrapper, read: Read, hint: str) -> str:
 
 
 def _constructor(out: Emitter, value: Wrapper, read: Read) -> str:
-    make, cls = out.bind(make_wrapper_subclass, "make_wrapper_subclass"), out.bind(value.cls, value.cls.__name__)
+    make, cls = (
+        out.bind(make_wrapper_subclass, "make_wrapper_subclass"),
+        out.bind(value.cls, value.cls.__name__),
+    )
     options = f"strides={emit_ints(value.stride, read)}, dtype={out.bind(value.dtype, str(value.dtype)[6:])}"
     device = out.bind(value.device, value.device.type)
     return f"{make}({cls}, {emit_ints(value.size, read)}, {options}, device={device})"

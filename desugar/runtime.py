@@ -22,7 +22,11 @@ def refuse_tangent(tangent: Any, expected: Any) -> bool:
     """Raises if a tangent is not what the backward was compiled for; True for a harmless subtype of Tensor."""
     if expected is Tensor and isinstance(tangent, Tensor) and not hasattr(tangent, "__tensor_flatten__"):
         return True
-    wanted = expected.__name__ if isinstance(expected, type) else "the non-differentiable inner tensor of the result"
+    wanted = (
+        expected.__name__
+        if isinstance(expected, type)
+        else "the non-differentiable inner tensor of the result"
+    )
     raise DesugarError(
         f"the backward was compiled for a {wanted} tangent, got a {type(tangent).__name__} "
         f"of size {tuple(tangent.shape)} with other metadata",

@@ -21,7 +21,7 @@ import torch
 from torch import SymInt, Tensor
 from torch.overrides import TorchFunctionMode
 
-from desugar import refuse
+from desugar import _torch as private, refuse
 from desugar.inputs import Inputs, is_traced
 from desugar.values import (
     Constant,
@@ -35,7 +35,6 @@ from desugar.values import (
     wrap_value,
 )
 from subclasses import TensorSubclass
-from desugar import _torch as private
 
 Call = Callable[[list[Any]], Any]
 
@@ -137,7 +136,9 @@ class Run:
 def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     """Rebuilds the arguments around functional tensors and calls the function on them."""
     items = [functional(primal) for primal in primals]
-    leaves = [inputs.rebuild(value, items) for value in inputs.values]
+    leaves: list[Any] = []
+    for value in inputs.values:
+        leaves.append(leaves[value.index] if isinstance(value, Same) else inputs.rebuild(value, items))
     arguments, captured = leaves[: inputs.num_arguments], leaves[inputs.num_arguments :]
     capture = Capture(inputs, items)
     capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
@@ -201,7 +202,9 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
         tangents, tangent_items = make_tangents(wanted, outputs)
         recorder = _Recorder(call, inputs, outputs, tangents)
 
-        def joint(primals: list[Any], tangents: list[Tensor]) -> list[Any]:  # make_fx names inputs after these
+        def joint(
+            primals: list[Any], tangents: list[Tensor]
+        ) -> list[Any]:  # make_fx names inputs after these
             return recorder.joint(primals, tangents)
 
         graph = private.make_fx(joint, decomposition_table=dict(decompositions))(
@@ -211,14 +214,21 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return Traced(
-        graph, recorder.outputs, len(recorder.outputs.returned), tangents, tangent_items, tuple(recorder.grads)
+        graph,
+        recorder.outputs,
+        len(recorder.outputs.returned),
+        tangents,
+        tangent_items,
+        tuple(recorder.grads),
     )
 
 
 class _Recorder:
     """The function that `make_fx` traces, and what it learns meanwhile."""
 
-    def __init__(self, call: Call, inputs: Inputs, outputs: Outputs, tangents: Sequence[tuple[int, Value]]) -> None:
+    def __init__(
+        self, call: Call, inputs: Inputs, outputs: Outputs, tangents: Sequence[tuple[int, Value]]
+    ) -> None:
         self.call, self.inputs, self.tangents = call, inputs, tangents
         self.expected = self.outputs = outputs
         self.grads: list[tuple[int, Value | None]] = []
@@ -233,7 +243,9 @@ class _Recorder:
 
     def _backward(self, run: Run, result: Result, tangents: list[Tensor]) -> list[Any]:
         leaves, items = result.leaves, [functional(tangent) for tangent in tangents]
-        cotangents = [tangent_leaf(value, items, leaves[number], result.items) for number, value in self.tangents]
+        cotangents = [
+            tangent_leaf(value, items, leaves[number], result.items) for number, value in self.tangents
+        ]
         wanted = [n for n, value in enumerate(self.inputs.values) if requires_grad(value)]
         gradients = torch.autograd.grad(
             [leaves[number] for number, _ in self.tangents],
@@ -343,7 +355,9 @@ def tangent_leaf(value: Value, items: Sequence[Any], output: Any, output_items: 
     }
     bare = replace(value, inner=tuple((name, Plain(n)) for n, name in enumerate(inner)))
     sizes = tuple(output.size()), tuple(output.stride())
-    return wrap_value(replace(bare, size=sizes[0], stride=sizes[1], dynamics=_live_ints(value, output)), [*inner.values()])
+    return wrap_value(
+        replace(bare, size=sizes[0], stride=sizes[1], dynamics=_live_ints(value, output)), [*inner.values()]
+    )
 
 
 def _live_ints(value: Wrapper, output: Any) -> tuple[tuple[str, Any], ...]:

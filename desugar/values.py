@@ -9,7 +9,7 @@ at trace time with functional tensors and, as generated text, at run time with r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,6 +102,16 @@ class Flat:
             self._tensor_slots[id(tensor)] = len(self.items)
             self.items.append(tensor)
         return self._tensor_slots[id(tensor)]
+
+    @property
+    def known(self) -> Container[int]:
+        """Ids of the tensors in the list."""
+        return self._tensor_slots
+
+    def again(self, tensor: Tensor) -> int:
+        """A further slot for a tensor that has one."""
+        self.items.append(tensor)
+        return len(self.items) - 1
 
     def integer(self, value: int | SymInt) -> Int:
         """A constant, or the slot of a symbolic int; equal expressions share a slot."""
@@ -232,7 +242,9 @@ def describe(value: Value, indent: str = "") -> str:
         case Wrapper():
             head = f"{indent}{value.cls.__name__} size={_ints(value.size)} {value.dtype}"
             head += " (requires grad)" if value.requires_grad else ""
-            lines = [f"{indent}  .{name}: {describe(part, indent + '  ').lstrip()}" for name, part in value.inner]
+            lines = [
+                f"{indent}  .{name}: {describe(part, indent + '  ').lstrip()}" for name, part in value.inner
+            ]
             lines += [f"{indent}  .{name}: int {_ints((extent,))}" for name, extent in value.dynamics]
             return "\n".join([head, *lines])
         case _:

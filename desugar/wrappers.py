@@ -30,7 +30,7 @@ from desugar.results import (
     zeros_expression,
 )
 from desugar.runtime import refuse_double_backward, refuse_tangent, restride
-from desugar.signature import Names, SignatureEmitter, State
+from desugar.signature import Names, SignatureEmitter, State, TrustedEmitter
 from desugar.trace import Outputs, Traced
 from desugar.values import Constant, Plain, Same, Value, Wrapper, paths_of, requires_grad
 from subclasses import TensorSubclass
@@ -53,12 +53,15 @@ class Parts:
     partitioned: Partitioned | None = None
     backward: CompiledGraph | None = None
     autocast: bool = False
+    trusted: bool = False  # somebody else has checked the signature
 
 
 def emit_program(parts: Parts) -> Emitter:
     """The text of one program: `run`, and before it the autograd function if there is a backward."""
     out = Emitter()
-    out.reserve("run", "args", "kwargs", "items", "kept", "ctx", "Backward", "saved", *_guard_names(parts.inputs))
+    out.reserve(
+        "run", "args", "kwargs", "items", "kept", "ctx", "Backward", "saved", *_guard_names(parts.inputs)
+    )
     if parts.partitioned is not None:
         _FunctionEmitter(out, parts, parts.partitioned).emit()
         out.writeline()
@@ -68,8 +71,7 @@ def emit_program(parts: Parts) -> Emitter:
 
 
 def _guard_names(inputs: Inputs) -> list[str]:
-    texts = [origin.text for origin in inputs.origins.values() if origin.text is not None]
-    return [name for name, _ in inputs.fakes.guarded] + [text for text in texts if text.isidentifier()]
+    return [name for name, _ in inputs.fakes.guarded]
 
 
 # ------------------------------------------------------------------------------------------------------ run
@@ -78,7 +80,8 @@ def _guard_names(inputs: Inputs) -> list[str]:
 def _emit_run(out: Emitter, parts: Parts) -> None:
     out.writeline("def run(args, kwargs):")
     with out.indent():
-        signature = SignatureEmitter(out, parts.inputs, parts.state)
+        emitter = TrustedEmitter if parts.trusted else SignatureEmitter
+        signature = emitter(out, parts.inputs, parts.state)
         leaf_names = parts.unpacking.emit(out, signature.require)
         names = signature.emit(leaf_names, parts.leaves)
         if parts.partitioned is None:
@@ -140,7 +143,9 @@ def _differentiable_leaves(parts: Parts) -> list[int]:
 def _emit_training(out: Emitter, parts: Parts, names: Names) -> None:
     made = [number for number, value in enumerate(parts.outputs.values) if _from_function(value)]
     targets = {number: out.fresh_name(f"out{number}") for number in made}
-    kept = ", ".join(names.leaves[leaf] for leaf in range(len(parts.inputs.values)) if _is_tensor(parts, leaf))
+    kept = ", ".join(
+        names.leaves[leaf] for leaf in range(len(parts.inputs.values)) if _is_tensor(parts, leaf)
+    )
     differentiable = ", ".join(names.leaves[leaf] for leaf in _differentiable_leaves(parts))
     call = f"Backward.apply({_items(parts, names)}, ({kept},), {differentiable})"
     target = ", ".join(targets[number] for number in made)
@@ -203,7 +208,11 @@ class _FunctionEmitter:
             leaves = _emit_results(out, parts, names, results)
             self._plan_saving(names, results, leaves)
             out.writeline(f"ctx.save_for_backward({', '.join(self.saved)})")
-            for attribute, values in (("ints", self.ints), ("sizes", self.sizes), ("companions", self.companions)):
+            for attribute, values in (
+                ("ints", self.ints),
+                ("sizes", self.sizes),
+                ("companions", self.companions),
+            ):
                 if values:
                     out.writeline(f"ctx.{attribute} = ({', '.join(values)},)")
             out.writeline("ctx.set_materialize_grads(False)")
@@ -239,7 +248,9 @@ class _FunctionEmitter:
                     self._save(source, names.leaves[leaf], path)
                 case FromInput(index):
                     self._save_int(source, names.slots[index])
-                case FromForward(index) if index < self.parts.traced.num_forward and returned[index] in output_paths:
+                case FromForward(index) if (
+                    index < self.parts.traced.num_forward and returned[index] in output_paths
+                ):
                     leaf, path = output_paths[returned[index]]
                     self._save(source, leaves[leaf], path)
                 case FromForward(index):
@@ -354,14 +365,18 @@ class _FunctionEmitter:
             case Wrapper():
                 self._emit_wrapper_tangent(name, value, items, companions)
 
-    def _emit_wrapper_tangent(self, name: str, value: Wrapper, items: dict[int, str], companions: Any) -> None:
+    def _emit_wrapper_tangent(
+        self, name: str, value: Wrapper, items: dict[int, str], companions: Any
+    ) -> None:
         out = self.out
         refuse, cls = out.bind(refuse_tangent, "refuse_tangent"), out.bind(value.cls, value.cls.__name__)
         if issubclass(value.cls, TensorSubclass):
             wrong = f"type({name}) is not {cls} or {name}._layout is not {out.bind(value.context, 'layout')}"
         else:
             flat = repr(list(inner for inner, _ in value.inner)), emit_constant(out, value.context)
-            wrong = f"type({name}) is not {cls} or tuple({name}.__tensor_flatten__()) != ({flat[0]}, {flat[1]})"
+            wrong = (
+                f"type({name}) is not {cls} or tuple({name}.__tensor_flatten__()) != ({flat[0]}, {flat[1]})"
+            )
         out.writeline(f"if {wrong}:")
         with out.indent():
             out.writeline(f"{refuse}({name}, {cls})")
