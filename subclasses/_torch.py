@@ -1,17 +1,27 @@
-"""Every private name of torch that either package uses, and why.
+"""Every private name of torch that the spec layer uses, and why.
 
-Nothing else in the repository imports a name that starts with an underscore from torch, so a new release
-of PyTorch is read against this one file. ``tests/subclasses/test_torch_names.py`` names each of them.
+Nothing else in `subclasses` imports a name that starts with an underscore from torch, so a new release of
+PyTorch is read against this one file (and `desugar/_torch.py`, which holds what only the pass needs).
+``tests/subclasses/test_torch_names.py`` names each of them.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch._ops import (
+    # The types of torch.ops.aten.mul.Tensor and torch.ops.aten.mul: public objects whose types have no name.
+    OpOverload as OpOverload,
+    OpOverloadPacket as OpOverloadPacket,
+)
 from torch.utils._python_dispatch import (
-    # Is a tensor or type of the kind that PyTorch can take apart with __tensor_flatten__?
-    is_traceable_wrapper_subclass,
+    # Is a tensor of the kind that PyTorch can take apart with __tensor_flatten__?
+    is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
+    # The same question about a type.
+    is_traceable_wrapper_subclass_type as is_traceable_wrapper_subclass_type,
     # Gives a view made below autograd its base's storage and returns the mutated argument of an in-place op.
-    return_and_correct_aliasing,
+    return_and_correct_aliasing as return_and_correct_aliasing,
 )
 
 # ---- making wrappers ---------------------------------------------------------------------------------------
@@ -19,12 +29,57 @@ from torch.utils._python_dispatch import (
 # The only way to make a tensor without storage whose Python class is a given one.
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 
+# ---- above autograd ----------------------------------------------------------------------------------------
+
 # Switches __torch_function__ off for a class with no rule above autograd, in C++ and known to Dynamo.
 disabled_torch_function_impl = torch._C._disabled_torch_function_impl
 
-__all__ = [
-    "disabled_torch_function_impl",
-    "is_traceable_wrapper_subclass",
-    "make_wrapper_subclass",
-    "return_and_correct_aliasing",
-]
+# The TLS guard with which a function runs when its one hop cannot be skipped.
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+
+# Calls a function past its own __torch_function__ check only, so that ruled functions which it calls in turn
+# are still intercepted. Missing on older releases, where the whole call runs with interception off.
+_skip_one_hop = getattr(torch._C, "_skip_one_hop_torch_function", None)
+
+
+def call_unruled(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Runs a function that no rule is for as if its arguments had no ``__torch_function__``."""
+    if _skip_one_hop is not None:
+        return _skip_one_hop(func, types, args, kwargs)
+    with DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)
+
+
+# ---- aliasing ----------------------------------------------------------------------------------------------
+
+# Gives a wrapper made for a view op the storage of the wrapper it is a view of, as AOTAutograd expects.
+set_storage_of = torch._functionalize_unsafe_set
+
+# ---- schemas -----------------------------------------------------------------------------------------------
+
+# Functions such as F.linear live here; one operation may be reached through it and through torch.
+nn_functions = torch._C._nn
+
+
+def is_composite(op: Any) -> bool:
+    """Whether PyTorch takes an op apart above dispatch, except in inference mode."""
+    return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def schema_of(op: Any) -> Any:
+    """The schema of an op: arguments and returns with their types and alias sets."""
+    return op._schema
+
+
+def python_decomposition(op: Any) -> Any:
+    """PyTorch's decomposition of an op that it does not take apart itself, or None."""
+    from torch._decomp import decomposition_table  # slow to import, needed by few classes
+
+    return decomposition_table.get(op)
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------
+
+# Fused attention on the CPU with its log-sum-exp, which the public function keeps to itself; and its backward.
+flash_attention_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_attention_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -1,0 +1,84 @@
+"""Which Python-level functions are the same operation.
+
+A rule for ``torch.sum`` covers ``x.sum()`` too, and a rule for ``torch.matmul`` covers ``x @ y``. Operators
+need no table: PyTorch carries ``x @ y`` to ``Tensor.matmul`` and ``1 - x`` to ``torch.rsub``, and functions of
+``torch.nn.functional`` written in Python call ``torch`` functions, each of which is intercepted in turn. What
+is left are the two ways to call one function, ``torch.f(x)`` and ``x.f()``, and synonyms.
+
+A rule for a function of ``torch.nn.functional`` covers that function only: ``F.softmax`` is carried to
+``Tensor.softmax``, not the other way round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import OpOverload, nn_functions
+
+# Same name, other order of arguments: torch.where(condition, x, y) is x.where(condition, y).
+_DIFFERENT = frozenset({"where", "polygamma"})
+
+_SYNONYMS = (
+    ("absolute", "abs"),
+    ("arccos", "acos"),
+    ("arcsin", "asin"),
+    ("arctan", "atan"),
+    ("clip", "clamp"),
+    ("concat", "cat"),
+    ("concatenate", "cat"),
+    ("divide", "div"),
+    ("greater", "gt"),
+    ("greater_equal", "ge"),
+    ("less", "lt"),
+    ("less_equal", "le"),
+    ("multiply", "mul"),
+    ("negative", "neg"),
+    ("not_equal", "ne"),
+    ("subtract", "sub"),
+    ("swapaxes", "transpose"),
+    ("true_divide", "div"),
+)
+
+
+def _named(name: str) -> Iterator[Any]:
+    """``torch.name`` and ``Tensor.name``, as far as they are there and mean the same."""
+    if name not in _DIFFERENT:
+        for home in (torch, Tensor):
+            found = getattr(home, name, None)
+            if callable(found):
+                yield found
+
+
+def _collect_groups() -> dict[Any, list[Any]]:
+    """Each function that has twins, with all of them."""
+    canonical = dict(_SYNONYMS)
+    groups: dict[str, list[Any]] = {}
+    for name in sorted({*dir(torch), *dir(Tensor)}):
+        if not name.startswith("_"):
+            groups.setdefault(canonical.get(name, name), []).extend(_named(name))
+    return {f: group for group in groups.values() if len(group) > 1 for f in group}
+
+
+_groups = _collect_groups()
+
+
+def twins(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """The other Python-level functions that take the same arguments to the same result."""
+    return tuple(f for f in _groups.get(function, ()) if f is not function)
+
+
+def python_functions(op: OpOverload) -> tuple[Any, ...]:
+    """The Python-level functions through which a composite op is called, empty where there is none."""
+    name = op.overloadpacket.__name__
+    homes = (torch, Tensor, nn_functions, torch.linalg, torch.special, torch.fft)
+    found = [getattr(home, name, None) for home in homes if name not in _DIFFERENT]
+    for prefix, home in (("linalg_", torch.linalg), ("special_", torch.special), ("fft_", torch.fft)):
+        if name.startswith(prefix):
+            found.append(getattr(home, name.removeprefix(prefix), None))
+    seen = [f for f in found if callable(f)]
+    seen += [twin for f in seen for twin in twins(f)]
+    return tuple(dict.fromkeys(seen))

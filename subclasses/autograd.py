@@ -1,0 +1,174 @@
+"""Differentiable construction of a wrapper, and differentiable access to its inner tensors.
+
+A wrapper stores inner tensors raw: they never require grad. The two autograd functions here connect the outer
+tensor to inner tensors in the autograd graph::
+
+    inner tensors --Construct--> wrapper --Unwrap--> inner tensors
+
+A cotangent that reaches a wrapper is either of its class, with the same metadata and the same
+non-differentiable inner tensors, or a plain tensor of the outer size, as C++ formulas may produce. The class
+turns a plain one into one of its own with :meth:`TensorSubclass.wrap_cotangent`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.layout import Layout, cotangent_layout
+
+
+def is_differentiable(t: Tensor | None) -> bool:
+    """Whether gradients can flow to an inner tensor, judging by its dtype."""
+    return t is not None and (t.is_floating_point() or t.is_complex())
+
+
+def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
+    """A wrapper as a differentiable function of its inner tensors."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inners):
+        return Construct.apply(layout, dynamics, *inners)
+    return wrap_detached(layout, dynamics, *inners)
+
+
+def wrap_detached(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
+    """A wrapper that no gradient reaches."""
+    raw = [t.detach() if t is not None and t.requires_grad else t for t in inners]
+    return layout.cls._wrap(layout, *raw, *dynamics)  # type: ignore[attr-defined]
+
+
+class Construct(torch.autograd.Function):
+    """``Cls(*inners)``; the backward hands each inner tensor its part of the cotangent."""
+
+    @staticmethod
+    def forward(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
+        """Wraps aliases: the tensors given may require grad, the ones stored never do."""
+        raw = [None if t is None else t.detach() for t in inners]
+        return layout.cls._wrap(layout, *raw, *dynamics)  # type: ignore[attr-defined]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps the inner tensors only where a plain cotangent may need them."""
+        ctx.layout, ctx.dynamics, *inners = inputs
+        ctx.differentiable = [is_differentiable(t) for t in inners]
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*(inners if ctx.layout.cls._saves_inners else ()))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        """The inner tensors of the cotangent."""
+        (cotangent,) = cotangents
+        cls = ctx.layout.cls
+        if cotangent is None:
+            return None, None, *(None for _ in ctx.differentiable)
+        if isinstance(cotangent, cls):
+            grads = cotangent.unwrap()
+        elif cls.__spec__.fallback == "map" and not cls._saves_inners:
+            grads = [cotangent for _ in ctx.differentiable]
+        elif cls._saves_inners:
+            # Open: its inner tensors may require grad, so that a double backward sees them.
+            primal = cls._wrap(ctx.layout, *ctx.saved_tensors, *ctx.dynamics)
+            grads = primal.wrap_cotangent(cotangent).unwrap()
+        else:
+            raise DispatchError(_NO_WAY_BACK.format(cls=cls.__name__))
+        return None, None, *(g if d else None for g, d in zip(grads, ctx.differentiable, strict=True))
+
+
+_NO_WAY_BACK = (
+    "{cls}: a plain tensor arrived as the cotangent of a {cls}. Define `wrap_cotangent(self, cotangent)`, which "
+    "returns it as a {cls}, or rule the op that made it above autograd (on the Python-level function)"
+)
+
+
+def pull_back(primal: Any, cotangent: Tensor) -> Any:
+    """A plain cotangent as one of the class, through ``materialize`` by :func:`torch.autograd.grad`."""
+    cls, layout, twice = type(primal), primal._layout, torch.is_grad_enabled()
+    spec = cls.__spec__
+    inners = [primal.__dict__[n] for n in spec.inner_names]
+    with torch.enable_grad():
+        leaves = [_leaf(t, twice) if is_differentiable(t) else t for t in inners]
+        wanted = [t for t in leaves if is_differentiable(t)]
+        # An open wrapper: its inner tensors require grad, so that materialize records.
+        dynamics = [primal.__dict__[f.name] for f in spec.dynamics]
+        plain = cls._wrap(layout, *leaves, *dynamics).materialize()
+        grads = torch.autograd.grad(
+            plain, wanted, cotangent, allow_unused=True, materialize_grads=True, create_graph=twice
+        )
+    rest = iter(grads)
+    parts = [next(rest) if is_differentiable(t) else t for t in leaves]
+    return construct(cotangent_layout(layout), tuple(dynamics), *parts)
+
+
+def _leaf(t: Tensor, twice: bool) -> Tensor:
+    """Something to differentiate by; under a double backward the tensor itself, with its history."""
+    return t if twice and t.requires_grad else t.detach().requires_grad_()
+
+
+class Unwrap(torch.autograd.Function):
+    """Some inner tensors as functions of the wrapper; the backward builds a cotangent of its class."""
+
+    @staticmethod
+    def forward(x: Any, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+        """Aliases that share the version counter, so that a later write to the wrapper is noticed."""
+        return tuple(x.__dict__[name].detach() for name in names)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps the other inner tensors: as values where no gradient flows, else for their size."""
+        x, ctx.names = inputs
+        spec = type(x).__spec__
+        ctx.layout = x._layout
+        ctx.dynamics = tuple(x.__dict__[f.name] for f in spec.dynamics)
+        inners = [(n, x.__dict__[n]) for n in spec.inner_names]
+        ctx.fixed = [n for n, t in inners if t is not None and not is_differentiable(t)]
+        ctx.save_for_backward(*(x.__dict__[n] for n in ctx.fixed))
+        # Looked at for size and dtype only, so a later write to one of them is no error.
+        ctx.likes = {n: t.detach() for n, t in inners if is_differentiable(t) and n not in ctx.names}
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        """A cotangent with zeros where nothing was asked for."""
+        parts: dict[str, Any] = dict(zip(ctx.names, cotangents, strict=True))
+        parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
+        parts |= {n: torch.zeros_like(t) for n, t in ctx.likes.items()}
+        layout, cls = ctx.layout, ctx.layout.cls
+        if cls.__spec__.stands_for_plain:
+            layout = cotangent_layout(layout)
+        inners = [parts.get(n) for n in cls.__spec__.inner_names]
+        return construct(layout, ctx.dynamics, *inners), None
+
+
+def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
+    """The inner tensors of these names; differentiable ones as functions of ``x``."""
+    raw = [x.__dict__[n] for n in names]
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return tuple(raw)
+    wanted = tuple(n for n, t in zip(names, raw, strict=True) if is_differentiable(t))
+    live = dict(zip(wanted, Unwrap.apply(x, wanted), strict=True)) if wanted else {}
+    return tuple(live.get(n, t) for n, t in zip(names, raw, strict=True))
+
+
+# ---- tangents under torch.compile --------------------------------------------------------------------------
+
+
+def as_cotangent(x: Any) -> Any:
+    """The same value with the layout of a cotangent, which AOTAutograd then expects."""
+    return _with_layout(x, cotangent_layout(x._layout))
+
+
+def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
+    """A tangent with the metadata that was traced, or None where there is no way to it."""
+    layout = x._layout
+    if expected_type not in (None, type(x)) or not isinstance(expected, Layout):
+        return None
+    if cotangent_layout(layout) is cotangent_layout(expected):
+        return _with_layout(x, expected)
+    return None
+
+
+def _with_layout(x: Any, layout: Layout) -> Any:
+    spec = type(x).__spec__
+    values = [x.__dict__[n] for n in (*spec.inner_names, *(f.name for f in spec.dynamics))]
+    return type(x)._wrap(layout, *values)

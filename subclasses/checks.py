@@ -1,0 +1,68 @@
+"""The errors of a wrong construction, and small helpers that generated methods call.
+
+Generated code tests in line and calls one of these only to raise, so that a good construction pays for the
+test alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+
+def raise_not_a_tensor(cls: str, field: str, expected: type, got: object) -> NoReturn:
+    """A value of another type stands where an inner tensor belongs."""
+    raise TypeError(f"{cls}.{field}: expected a {expected.__name__}, got {_kind(got)}")
+
+
+def raise_wrong_dtype(cls: str, field: str, expected: torch.dtype, got: torch.dtype) -> NoReturn:
+    """An inner tensor has another dtype than its field declares."""
+    raise ValueError(f"{cls}.{field}: expected dtype {expected}, got {got}")
+
+
+def raise_mixed_devices(cls: str, field: str, got: Any, anchor: str, expected: Any) -> NoReturn:
+    """Two inner tensors live on different devices."""
+    raise ValueError(
+        f"{cls}.{field}: expected device {expected} as of {anchor!r}, got {got}; "
+        f"declare it inner(device='any') if it may live elsewhere"
+    )
+
+
+def raise_not_a_count(cls: str, field: str, got: object) -> NoReturn:
+    """A dynamic int is no int or is negative."""
+    shown = f"{got}" if isinstance(got, int) and not isinstance(got, bool) else _kind(got)
+    kind = ValueError if isinstance(got, int) and not isinstance(got, bool) else TypeError
+    raise kind(f"{cls}.{field}: expected a non-negative int, got {shown}")
+
+
+def check_statics(cls: str, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
+    """Raises TypeError unless each value of static metadata is hashable and no tensor."""
+    for name, value in zip(names, values, strict=True):
+        if isinstance(value, Tensor):
+            raise TypeError(f"{cls}.{name}: expected static metadata, got {_kind(value)}; use inner()")
+        if isinstance(value, torch.SymInt):
+            raise TypeError(
+                f"{cls}.{name}: expected static metadata, got the symbolic int {value}; "
+                f"declare it dynamic() so that it may change without a recompile"
+            )
+        try:
+            hash(value)
+        except TypeError as error:
+            raise TypeError(
+                f"{cls}.{name}: expected hashable metadata, got {_kind(value)}; use a tuple or a frozen dataclass"
+            ) from error
+
+
+def repr_tail(x: Tensor) -> str:
+    """The end of a tensor's repr that says how it hangs in the autograd graph."""
+    if x.grad_fn is not None:
+        return f", grad_fn=<{type(x.grad_fn).__name__}>"
+    return ", requires_grad=True" if x.requires_grad else ""
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+    return f"{value!r} of type {type(value).__name__}" if value is not None else "None"

@@ -1,0 +1,284 @@
+"""From a spec to the text of a class's methods.
+
+One function per method, each writing to the emitter it is given. All methods of a class are one file and are
+compiled once. Fields appear under their own names, so every other name in the text starts with an underscore
+or was handed out by the emitter, which keeps clear of them. Global names with an underscore need the class
+itself and are supplied by :mod:`subclasses.build_class`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from subclasses import checks
+from subclasses._torch import make_wrapper_subclass
+from subclasses.emit import Emitter
+from subclasses.fields import MISSING
+from subclasses.spec import InnerField, SubclassSpec
+
+
+def carrier(name: str) -> str:
+    """The attribute of the zero-element tensor whose extent carries a dynamic int."""
+    return f"_{name}_carrier"
+
+
+def may_require_grad(field: InnerField) -> bool:
+    """Whether an inner tensor of this field can ever require grad."""
+    return field.dtype is None or field.dtype.is_floating_point or field.dtype.is_complex
+
+
+# ---- construction ------------------------------------------------------------------------------------------
+
+
+def emit_new(e: Emitter, spec: SubclassSpec) -> None:
+    """``Cls(...)``: every check, then either a plain wrap or a differentiable one."""
+    inners = ", ".join(spec.inner_names)
+    e.writeline(f"def __new__(_cls, {_parameters(e, spec)}):")
+    with e.indent():
+        for field in spec.inners:
+            _emit_inner_check(e, spec, field)
+        for field in spec.dynamics:
+            bad = e.bind(checks.raise_not_a_count, "raise_not_a_count")
+            ints = e.bind((int, torch.SymInt), "ints")
+            e.writeline(f"if not isinstance({field.name}, {ints}) or {field.name}.__class__ is bool or (")
+            e.writeline(f"    {field.name}.__class__ is int and {field.name} < 0")
+            e.writeline("):")
+            e.writeline(f"    {bad}({spec.name!r}, {field.name!r}, {field.name})")
+        _emit_find_layout(e, spec)
+        for field in filter(may_require_grad, spec.inners):
+            _emit_detach(e, spec, field)
+        e.writeline(f"return _wrap(_layout, {_values(spec)})")
+    e.writeline()
+
+
+def _parameters(e: Emitter, spec: SubclassSpec) -> str:
+    """Inner tensors first, then metadata by keyword. None is a default only where nothing required follows."""
+    required = [i for i, f in enumerate(spec.inners) if not f.optional]
+    last = max(required, default=-1)
+    parts = [f.name if i <= last else f"{f.name}=None" for i, f in enumerate(spec.inners)]
+    meta = (*spec.statics, *spec.dynamics)
+    parts += ["*"] * bool(meta)
+    for field in meta:
+        default = "" if field.default is MISSING else f"={e.bind(field.default, f'default_{field.name}')}"
+        parts.append(field.name + default)
+    return ", ".join(parts)
+
+
+def _values(spec: SubclassSpec) -> str:
+    """What ``wrap`` takes beside the layout: inner tensors and dynamic ints."""
+    return ", ".join((*spec.inner_names, *(f.name for f in spec.dynamics)))
+
+
+def _emit_inner_check(e: Emitter, spec: SubclassSpec, field: InnerField) -> None:
+    name, kind = field.name, e.bind(field.subclass, field.subclass.__name__)
+    anchor = next((f.name for f in spec.inners if f.device is None and not f.optional), None)
+    maybe = f"{name} is not None and " if field.optional else ""
+    e.writeline(f"if {maybe}not isinstance({name}, {kind}):")
+    bad_type = e.bind(checks.raise_not_a_tensor, "raise_not_a_tensor")
+    e.writeline(f"    {bad_type}({spec.name!r}, {name!r}, {kind}, {name})")
+    if field.dtype is not None:
+        dtype = e.bind(field.dtype, str(field.dtype).removeprefix("torch."))
+        bad_dtype = e.bind(checks.raise_wrong_dtype, "raise_wrong_dtype")
+        e.writeline(f"if {maybe}{name}.dtype is not {dtype}:")
+        e.writeline(f"    {bad_dtype}({spec.name!r}, {name!r}, {dtype}, {name}.dtype)")
+    if field.device is None and anchor not in (None, name):
+        bad_device = e.bind(checks.raise_mixed_devices, "raise_mixed_devices")
+        e.writeline(f"if {maybe}{name}.device != {anchor}.device:")
+        e.writeline(f"    {bad_device}({spec.name!r}, {name!r}, {name}.device, {anchor!r}, {anchor}.device)")
+
+
+def _emit_find_layout(e: Emitter, spec: SubclassSpec) -> None:
+    """The layout from a small table where every inner tensor is plain, else by the long way."""
+    tensor = e.bind(Tensor, "Tensor")
+    optional = [f.name for f in spec.inners if f.optional]
+    plain = [
+        f"({f.name} is None or {f.name}.__class__ is {tensor})"
+        if f.optional
+        else f"{f.name}.__class__ is {tensor}"
+        for f in spec.inners
+    ]
+    statics = [f.name for f in spec.statics]
+    key = [*statics, *(f"{n}.__class__" for n in statics), *(f"{n} is None" for n in optional)]
+    e.writeline(f"_key = ({', '.join(key)}{',' * (len(key) == 1)})")
+    e.writeline("try:")
+    e.writeline(f"    _layout = _layouts.get(_key) if {' and '.join(plain)} else None")
+    e.writeline("except TypeError:")
+    e.writeline("    _layout = None")
+    e.writeline("if _layout is None:")
+    inners = ", ".join(spec.inner_names)
+    e.writeline(f"    _layout = _make_layout(_key, ({inners},), ({', '.join(statics)}{',' * bool(statics)}))")
+    grads = [
+        f"{f.name} is not None and {f.name}.requires_grad" if f.optional else f"{f.name}.requires_grad"
+        for f in spec.inners
+        if may_require_grad(f)
+    ]
+    if grads:
+        grad_on = e.bind(torch.is_grad_enabled, "is_grad_enabled")
+        e.writeline(f"if ({' or '.join(grads)}) and {grad_on}():")
+        dynamics = "".join(f"{f.name}, " for f in spec.dynamics)
+        e.writeline(f"    return _construct(_layout, ({dynamics}), {inners})")
+
+
+def _emit_detach(e: Emitter, spec: SubclassSpec, field: InnerField) -> None:
+    maybe = f"{field.name} is not None and " if field.optional else ""
+    e.writeline(f"if {maybe}{field.name}.requires_grad:")
+    e.writeline(f"    {field.name} = {field.name}.detach()")
+
+
+def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
+    """``wrap``: a value from a layout and what varies, with no check at all."""
+    make = e.bind(make_wrapper_subclass, "make_wrapper_subclass")
+    e.writeline(f"def _wrap(_layout, {_values(spec)}):")
+    with e.indent():
+        size, dtype = spec.size_from, spec.dtype_from
+        if spec.outer_args is None:
+            e.writeline(f"_self = {make}(")
+            e.writeline(f"    _Cls, {size}.size(), strides={size}.stride(),")
+            e.writeline(f"    storage_offset={size}.storage_offset(),")
+            e.writeline(f"    dtype={dtype}.dtype, device={size}.device,")
+        else:
+            statics = {f.name: f"_layout.statics[{i}]" for i, f in enumerate(spec.statics)}
+            args = ", ".join(f"{a}={statics.get(a, a)}" for a in spec.outer_args)
+            e.writeline(f"_outer = _outer_of({args})")
+            e.writeline(f"_self = {make}(")
+            e.writeline("    _Cls, _outer.size, strides=_outer.stride,")
+            e.writeline(f"    dtype=_outer.dtype or {dtype}.dtype, device=_outer.device or {size}.device,")
+        e.writeline(")")
+        e.writeline("_dict = _self.__dict__")
+        for name in (*spec.inner_names, *(f.name for f in spec.dynamics)):
+            e.writeline(f"_dict[{name!r}] = {name}")
+        e.writeline('_dict["_layout"] = _layout')
+        e.writeline("return _self")
+    e.writeline()
+
+
+# ---- taking apart and putting together ---------------------------------------------------------------------
+
+
+def emit_flatten(e: Emitter, spec: SubclassSpec) -> None:
+    """``__tensor_flatten__``: the names of what is there, and the layout."""
+    carriers = [carrier(f.name) for f in spec.dynamics]
+    e.writeline("def __tensor_flatten__(_self):")
+    with e.indent():
+        e.writeline("_dict = _self.__dict__")
+        for name in carriers:
+            e.writeline(f"if {name!r} not in _dict:")
+            e.writeline("    _make_carriers(_self)")
+        if any(f.optional for f in spec.inners):
+            e.writeline('_layout = _dict["_layout"]')
+            quoted = "".join(f", {name!r}" for name in carriers)
+            e.writeline(f"return [*_layout.present{quoted}], _layout")
+        else:
+            quoted = ", ".join(repr(name) for name in (*spec.inner_names, *carriers))
+            e.writeline(f'return [{quoted}], _dict["_layout"]')
+    e.writeline()
+
+
+def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
+    """``__tensor_unflatten__``: no checks, the outer size from the inner tensors."""
+    e.writeline("def __tensor_unflatten__(_inner_tensors, _layout, _outer_size, _outer_stride):")
+    with e.indent():
+        args = [
+            f"_inner_tensors.get({f.name!r})" if f.optional else f"_inner_tensors[{f.name!r}]"
+            for f in spec.inners
+        ]
+        args += [f"_inner_tensors[{carrier(f.name)!r}].size(0)" for f in spec.dynamics]
+        target = "_self =" if spec.dynamics else "return"
+        e.writeline(f"{target} _wrap(_layout, {', '.join(args)})")
+        for field in spec.dynamics:
+            name = carrier(field.name)
+            e.writeline(f"_self.__dict__[{name!r}] = _inner_tensors[{name!r}]")
+        if spec.dynamics:
+            e.writeline("return _self")
+    e.writeline()
+
+
+# ---- dispatch ----------------------------------------------------------------------------------------------
+
+
+def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
+    """``__torch_dispatch__``: one table look-up, then the plan."""
+    e.writeline("def __torch_dispatch__(_cls, _func, _types, _args=(), _kwargs=None):")
+    with e.indent():
+        e.writeline("_plan = _plans.get(_func)")
+        e.writeline("if _plan is None:")
+        e.writeline("    _plan = _resolve(_func)")
+        e.writeline("if len(_types) > 1 and _is_foreign(_func, _types, _args):")
+        e.writeline("    return NotImplemented")
+        e.writeline("return _plan(*_args, **_kwargs) if _kwargs else _plan(*_args)")
+    e.writeline()
+
+
+def emit_function(e: Emitter, spec: SubclassSpec) -> None:
+    """``__torch_function__``, put to use once a rule for a Python-level function is there."""
+    e.writeline("def __torch_function__(_cls, _func, _types, _args=(), _kwargs=None):")
+    with e.indent():
+        e.writeline("_rule = _functions.get(_func)")
+        e.writeline("if _rule is None:")
+        e.writeline("    return _call_unruled(_func, _types, _args, _kwargs or {})")
+        e.writeline("return _rule(_func, *_args, **_kwargs) if _kwargs else _rule(_func, *_args)")
+    e.writeline()
+
+
+# ---- attributes and printing -------------------------------------------------------------------------------
+
+
+def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
+    """``__setattr__``: an inner tensor is checked as at construction, metadata is constant."""
+    fields = e.bind(frozenset(spec.names), "fields")
+    plain = e.bind(object.__setattr__, "set_attribute")
+    e.writeline("def __setattr__(_self, _name, _value):")
+    with e.indent():
+        e.writeline(f"if _name in {fields}:")
+        e.writeline("    _set_field(_self, _name, _value)")
+        e.writeline("else:")
+        e.writeline(f"    {plain}(_self, _name, _value)")
+    e.writeline()
+
+
+def emit_repr(e: Emitter, spec: SubclassSpec) -> None:
+    """``__repr__``: the call that would make this value, and how it hangs in the autograd graph."""
+    tail = e.bind(checks.repr_tail, "repr_tail")
+    shown = ", ".join(f"{n}={{_self.{n}!r}}" for n in spec.names)
+    e.writeline("def __repr__(_self, *, tensor_contents=None):")
+    e.writeline(f'    return f"{spec.name}({shown}{{{tail}(_self)}})"')
+    e.writeline()
+
+
+# ---- hooks of torch.compile --------------------------------------------------------------------------------
+
+
+def emit_compile_hooks(e: Emitter, spec: SubclassSpec) -> None:
+    """Guards and tangents: comparing metadata is an identity test."""
+    e.writeline("def __metadata_guard__(_cls, _saved, _now):")
+    e.writeline("    return _saved is _now")
+    e.writeline()
+    e.writeline("def __coerce_tangent_metadata__(_self):")
+    e.writeline("    return _as_cotangent(_self)" if spec.stands_for_plain else "    return _self")
+    e.writeline()
+    e.writeline("def __coerce_same_metadata_as_tangent__(_self, _metadata, _type=None):")
+    e.writeline("    return _coerce_tangent(_self, _metadata, _type)")
+    e.writeline()
+
+
+EMITTERS = (
+    emit_new,
+    emit_wrap,
+    emit_flatten,
+    emit_unflatten,
+    emit_dispatch,
+    emit_function,
+    emit_setattr,
+    emit_repr,
+    emit_compile_hooks,
+)
+
+
+def emit_class(spec: SubclassSpec) -> Emitter:
+    """The whole generated text of a class."""
+    e = Emitter()
+    e.reserve(*spec.names)
+    for emit in EMITTERS:
+        emit(e, spec)
+    return e

@@ -1,0 +1,138 @@
+"""Layouts: what is constant about one value of a subclass.
+
+A :class:`~subclasses.spec.SubclassSpec` describes a class; a :class:`Layout` describes one value of it, with
+everything that is no tensor and no size left in: class, static metadata, which inner tensors are there, the
+layouts of those that are wrappers themselves. Layouts are immutable and *interned*: two values have equal
+metadata exactly if their layouts are the same object, so that comparing metadata is an identity test.
+Sizes, strides and dtypes are no part of it (interned sizes would leak and would fight dynamic shapes), nor
+are dynamic ints.
+
+Layouts are held weakly: one that no tensor and no compiled program refers to is collected.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+
+from subclasses._torch import is_traceable_wrapper_subclass
+
+Nested = tuple[tuple[str, "Layout"], ...]
+
+
+class Layout:
+    """The interned description of one value; make one with :func:`intern_layout`.
+
+    Attributes:
+        cls: the subclass.
+        statics: values of static metadata in the order of the spec. For a class written by hand, its
+            flatten context.
+        present: names of the inner tensors that are there, in order of declaration.
+        nested: name and layout of each inner tensor that is itself a traceable wrapper subclass.
+        cotangent: whether the value is a cotangent of a class that stands for a plain tensor; there
+            adding means adding inner tensors, which for the values themselves it does not.
+    """
+
+    __slots__ = ("__weakref__", "cls", "cotangent", "nested", "present", "statics")
+
+    cls: type[Tensor]
+    statics: tuple[Any, ...]
+    present: tuple[str, ...]
+    nested: Nested
+    cotangent: bool
+
+    def __init__(self, *_: object, **__: object) -> None:
+        raise TypeError("Layouts are interned: use intern_layout(...) or layout_of(x)")
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"A Layout is immutable; cannot set {name!r}")
+
+    def __repr__(self) -> str:
+        parts = [self.cls.__name__, f"statics={self.statics}", f"present={self.present}"]
+        parts += [f"nested={self.nested}"] * bool(self.nested) + ["cotangent"] * self.cotangent
+        return f"Layout({', '.join(parts)})"
+
+    def __copy__(self) -> Layout:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Layout:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return intern_layout, (self.cls, self.statics, self.present, self.nested, self.cotangent)
+
+
+# ---- interning ---------------------------------------------------------------------------------------------
+
+# class -> key -> layout. Types stand in the key beside values, since 1 == True == 1.0.
+_tables: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[Any, Layout]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def intern_layout(
+    cls: type[Tensor],
+    statics: tuple[Any, ...],
+    present: tuple[str, ...],
+    nested: Nested = (),
+    cotangent: bool = False,
+) -> Layout:
+    """The one layout with this description.
+
+    Raises:
+        TypeError: static metadata is not hashable.
+    """
+    table = _tables.get(cls)
+    if table is None:
+        table = _tables[cls] = weakref.WeakValueDictionary()
+    key = (_typed(statics), present, nested, cotangent)
+    layout = table.get(key)
+    if layout is None:
+        layout = object.__new__(Layout)
+        values = {"cls": cls, "statics": statics, "present": present, "nested": nested}
+        for name, value in (*values.items(), ("cotangent", cotangent)):
+            object.__setattr__(layout, name, value)
+        # setdefault: another thread may have been faster, and there must be only one.
+        layout = table.setdefault(key, layout)
+    return layout
+
+
+def _typed(value: Any) -> Any:
+    """The value with the type of each part beside it."""
+    if isinstance(value, tuple):
+        return (type(value), *map(_typed, value))
+    return (type(value), value)
+
+
+# ---- reading -----------------------------------------------------------------------------------------------
+
+
+def layout_of(x: Tensor) -> Layout:
+    """The layout of a wrapper, declared or written by hand.
+
+    Raises:
+        TypeError: ``x`` is no traceable wrapper subclass, or its flatten context is not hashable.
+    """
+    layout = x.__dict__.get("_layout")
+    if layout is not None:
+        return layout
+    if not is_traceable_wrapper_subclass(x):
+        raise TypeError(f"Expected a traceable wrapper subclass, got a {type(x).__name__}")
+    names, context = x.__tensor_flatten__()
+    return intern_layout(
+        type(x), (context,), tuple(names), nested_layouts([(n, getattr(x, n)) for n in names])
+    )
+
+
+def nested_layouts(inners: list[tuple[str, Any]]) -> Nested:
+    """Name and layout of each inner tensor that is a wrapper itself."""
+    return tuple(
+        (name, layout_of(t)) for name, t in inners if t is not None and is_traceable_wrapper_subclass(t)
+    )
+
+
+def cotangent_layout(layout: Layout) -> Layout:
+    """The layout of a cotangent of values with this layout."""
+    return intern_layout(layout.cls, layout.statics, layout.present, layout.nested, True)

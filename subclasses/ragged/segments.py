@@ -1,0 +1,160 @@
+"""Rows that lie back to back: where each begins, and how to move between them and a padded table.
+
+``values`` has the shape ``[total, ...]`` here: the *entries* of all rows, first dimension first. A padded table has
+the shape ``[B, T, ...]``. Everything is plain PyTorch on the device of the offsets, with no look at the data, so
+that it traces with symbolic sizes and never waits for a GPU; and everything is differentiable in ``values``.
+
+Moving is done by a scatter or gather with precomputed slots whose derivatives are again a gather or scatter:
+no table of ``B * T`` indices is made, and rows cost what they hold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+# ---- rows ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """Where ``total`` entries lie in ``B`` rows of at most ``width`` entries.
+
+    Attributes:
+        offsets: ``[B + 1]``, where each row begins.
+        lengths: ``[B]``, how many entries of each row exist; None: all up to the next row's beginning. Entries
+            that no row covers ("holes") do not exist, whatever they hold.
+        total: number of entries, holes included.
+        width: an upper bound of the lengths, ``T``.
+    """
+
+    offsets: Tensor
+    lengths: Tensor | None
+    total: int
+    width: int
+
+    @property
+    def count(self) -> int:
+        """The number of rows, ``B``."""
+        return self.offsets.shape[0] - 1
+
+    @cached_property
+    def row_lengths(self) -> Tensor:
+        """``[B]``: the number of existing entries in each row."""
+        return self.offsets.diff() if self.lengths is None else self.lengths
+
+    @cached_property
+    def _owner(self) -> Tensor:
+        """``[total]``: the row whose beginning precedes each entry; -1 before the first row."""
+        return torch.bucketize(self._index, self.offsets, right=True) - 1
+
+    @property
+    def _index(self) -> Tensor:
+        return torch.arange(self.total, device=self.offsets.device, dtype=self.offsets.dtype)
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """``[total]``: the place of each entry in its row, from 0."""
+        return self._index - self.offsets.index_select(0, self._owner.clamp(min=0))
+
+    @cached_property
+    def exists(self) -> Tensor | None:
+        """``[total]``: which entries belong to a row; None: all do."""
+        if self.lengths is None:
+            return None
+        owner = self._owner
+        inside = (owner >= 0) & (owner < self.count)
+        reach = torch.cat([self.lengths, self.lengths.new_zeros(1)]).index_select(0, owner.clamp(min=0))
+        return inside & (self.positions < reach)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """``[total]``: the row of each entry; ``B`` for an entry that does not exist."""
+        return self._owner if self.exists is None else torch.where(self.exists, self._owner, self.count)
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        """``[total]``: the place of each entry in a flattened table; ``B * T`` for one that does not exist."""
+        slots = self._owner * self.width + self.positions
+        return slots if self.exists is None else torch.where(self.exists, slots, self.count * self.width)
+
+    @property
+    def _spare(self) -> int:
+        """One place more, where entries that do not exist go."""
+        return 0 if self.lengths is None else 1
+
+    # ---- a table and back --------------------------------------------------------------------------------------
+
+    def mask(self) -> Tensor:
+        """``[B, T]``: True where an entry exists."""
+        columns = torch.arange(self.width, device=self.offsets.device, dtype=self.offsets.dtype)
+        return columns < self.row_lengths.unsqueeze(1)
+
+    def pad(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
+        """``[total, ...]`` to ``[B, T, ...]``, with ``fill`` where there is no entry."""
+        size = self.count * self.width
+        table = values.new_full((size + self._spare, *values.shape[1:]), fill)
+        table = table.index_copy(0, self._slots, values)
+        return table.narrow(0, 0, size).view(self.count, self.width, *values.shape[1:])
+
+    def unpad(self, table: Tensor) -> Tensor:
+        """``[B, T, ...]`` to ``[total, ...]``; 0 for entries that do not exist."""
+        flat = table.flatten(0, 1)
+        return self._take(flat, self._slots, flat.shape[0])
+
+    # ---- along the rows ----------------------------------------------------------------------------------------
+
+    def spread_rows(self, per_row: Tensor) -> Tensor:
+        """``[B, ...]`` to ``[total, ...]``: to each entry its row's value."""
+        return self._take(per_row, self.rows, self.count)
+
+    def spread_positions(self, per_position: Tensor) -> Tensor:
+        """``[T, ...]`` to ``[total, ...]``: to each entry its position's value."""
+        return self._take(per_position, self.positions, self.width)
+
+    def sum_rows(self, values: Tensor) -> Tensor:
+        """``[total, ...]`` to ``[B, ...]``: the sum of each row, 0 for an empty one."""
+        return self._add(values, self.rows, self.count)
+
+    def sum_positions(self, values: Tensor) -> Tensor:
+        """``[total, ...]`` to ``[T, ...]``: the sum over the rows that reach each position."""
+        if self.exists is None:
+            return self._add(values, self.positions, self.width)
+        return self._add(values, torch.where(self.exists, self.positions, self.width), self.width)
+
+    def keep(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
+        """``values`` with ``fill`` in place of what does not exist; the same tensor when all exists."""
+        if self.exists is None:
+            return values
+        return torch.where(_trailing(self.exists, values), values, values.new_full((), fill))
+
+    def number(self) -> Tensor | int:
+        """How many entries exist: a plain size without holes, else a tensor (never a synchronisation)."""
+        return self.total if self.lengths is None else self.lengths.sum()
+
+    def _take(self, source: Tensor, index: Tensor, size: int) -> Tensor:
+        if self.exists is None:
+            return source.index_select(0, index)
+        # A clamped index reads something for entries that do not exist; `keep` drops it and its cotangent.
+        return self.keep(source.index_select(0, index.clamp(min=0, max=size - 1)))
+
+    def _add(self, values: Tensor, index: Tensor, size: int) -> Tensor:
+        # Half precision is summed in float32 and integers in int64, as torch.sum does.
+        wide = _sum_dtype(values.dtype)
+        bins = torch.zeros(size + self._spare, *values.shape[1:], dtype=wide, device=values.device)
+        sums = bins.index_add(0, index, values.to(wide)).narrow(0, 0, size)
+        return sums.to(values.dtype) if values.dtype.is_floating_point else sums
+
+
+def _trailing(mask: Tensor, values: Tensor) -> Tensor:
+    """``mask`` of shape ``[total]``, ready to broadcast against ``values``."""
+    return mask.view(-1, *[1] * (values.dim() - 1))
+
+
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype in (torch.float16, torch.bfloat16):
+        return torch.float32
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64

@@ -1,0 +1,126 @@
+"""What an op's schema says: which arguments are tensors, which are written, what comes back as a view."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from subclasses._torch import OpOverload, schema_of
+
+Kind = Literal["tensor", "tensors", "other"]
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument: its name, whether it is a tensor or a list of them, whether it is written.
+
+    ``default`` is a tuple of one value, or empty where the argument must be given.
+    """
+
+    name: str
+    kind: Kind
+    keyword: bool
+    written: bool
+    aliases: frozenset[str]
+    default: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class OpFacts:
+    """A schema as the plans need it.
+
+    Attributes:
+        arguments: in order, keyword-only ones last.
+        returns: the kind of each result.
+        written: indices of the arguments that the op writes to.
+        returned: for each result the index of the written argument that it is, or None.
+        viewed: pairs (argument, result) where the result is a view of the argument.
+        changes_metadata: an in-place op that changes sizes or strides, such as ``t_``.
+    """
+
+    arguments: tuple[Argument, ...]
+    returns: tuple[Kind, ...]
+    written: tuple[int, ...]
+    returned: tuple[int | None, ...]
+    viewed: tuple[tuple[int, int], ...]
+    changes_metadata: bool
+
+    @property
+    def functional(self) -> bool:
+        """Whether the op writes to nothing and returns no view."""
+        return not self.written and not self.viewed
+
+
+@functools.cache
+def op_facts(op: OpOverload) -> OpFacts:
+    """Reads a schema, once."""
+    schema = schema_of(op)
+    arguments = tuple(
+        Argument(a.name, _kind(a.type), a.kwarg_only, _is_write(a), _alias_set(a), _default(a))
+        for a in schema.arguments
+    )
+    kinds = tuple(_kind(r.type) for r in schema.returns)
+    results = [_alias_set(r) for r in schema.returns]
+    written = tuple(i for i, a in enumerate(arguments) if a.written)
+    returned = tuple(next((i for i in written if arguments[i].aliases & r), None) for r in results)
+    viewed = tuple(
+        (i, j)
+        for j, r in enumerate(results)
+        for i, a in enumerate(arguments)
+        if not a.written
+        and returned[j] is None
+        and (a.aliases & r or ("*" in a.aliases and kinds[j] == "tensors"))
+    )
+    return OpFacts(
+        arguments,
+        kinds,
+        written,
+        returned,
+        viewed,
+        torch.Tag.inplace_view in op.tags,
+    )
+
+
+def _kind(kind: Any) -> Kind:
+    text = str(kind).replace("Optional[", "").replace("]", "")
+    return {"Tensor": "tensor", "List[Tensor": "tensors"}.get(text, "other")  # type: ignore[return-value]
+
+
+def _alias_set(a: Any) -> frozenset[str]:
+    # The argument of an op that returns a list of views is Tensor(a -> *); the list itself says nothing.
+    info = a.alias_info
+    return frozenset() if info is None else frozenset({*info.before_set, *({"*"} & info.after_set)})
+
+
+def _default(a: Any) -> tuple[Any, ...]:
+    return (a.default_value,) if a.has_default_value() else ()
+
+
+def _is_write(a: Any) -> bool:
+    return a.alias_info is not None and a.alias_info.is_write
+
+
+# ---- counterparts ------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def functional_counterpart(op: OpOverload) -> OpOverload | None:
+    """The op that computes what this one writes: ``add.Tensor`` for ``add_.Tensor`` and for ``add.out``."""
+    facts = op_facts(op)
+    if not facts.written or facts.changes_metadata:
+        return None
+    packet = op.overloadpacket
+    name = packet.__name__
+    in_place = name.endswith("_") and not name.endswith("__")
+    if in_place:
+        packet = getattr(getattr(torch.ops, op.namespace), name.removesuffix("_"), None)
+    wanted = [(a.name, str(a.type)) for a in schema_of(op).arguments if in_place or not _is_write(a)]
+    for overload in packet.overloads() if packet is not None else ():
+        found = getattr(packet, overload)
+        same = [(a.name, str(a.type)) for a in schema_of(found).arguments] == wanted
+        if same and not schema_of(found).is_mutable:
+            return found
+    return None
