@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 
 from desugar import _torch as private
+from desugar.fakes import same_ints
 from desugar.partition import fake_inputs, min_cut, output_nodes
 
 CompiledGraph = Callable[[list[Any]], Sequence[Any]]
@@ -161,6 +162,8 @@ def compile_forward(
 ) -> tuple[CompiledGraph, list[Any] | None]:
     """Compiles an inference or forward graph; also gives the strides of its outputs where the backend set them."""
     context = private.TracingContext(fake_mode)
+    # The strides are to come back as expressions over the trace's symbols, not as the first call's numbers.
+    context.fakify_first_call = True
     with private.tracing(context), compiling(fake_mode), context.report_output_strides() as strides:
         compiled = backend.compile_graph(graph, fake_inputs(graph), kind)
     return compiled, strides or None
@@ -179,5 +182,5 @@ def restride_saved(backward: fx.GraphModule, position: int, stride: Sequence[Any
     """Tells the backward that the compiled forward gave a saved tensor another stride than the trace had."""
     node = backward.graph.find_nodes(op="placeholder")[position]
     value = node.meta["val"]
-    if isinstance(value, Tensor) and stride is not None and tuple(value.stride()) != tuple(stride):
+    if isinstance(value, Tensor) and stride is not None and not same_ints(value.stride(), stride):
         node.meta["val"] = value.as_strided(value.size(), tuple(stride))

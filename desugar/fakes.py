@@ -149,6 +149,15 @@ def hint(extent: Any) -> int:
     return extent.node.hint if isinstance(extent, SymInt) else extent
 
 
+def same_ints(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two sizes or strides are the same expressions; asks for no guard."""
+    return [_expression(extent) for extent in one] == [_expression(extent) for extent in other]
+
+
+def _expression(extent: Any) -> Any:
+    return extent.node.expr if isinstance(extent, SymInt) else extent
+
+
 def is_backed_by(fakes: Fakes, expression: Any) -> bool:
     """Whether every free symbol of an expression is read from an input."""
     return all(symbol in fakes.symbols for symbol in expression.free_symbols)

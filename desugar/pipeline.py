@@ -31,7 +31,8 @@ def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
 
     Args:
         fn: A function or module over tensors and tensor subclasses.
-        *args, **kwargs: The call's arguments; they are not changed.
+        *args: The call's arguments; they are not changed.
+        **kwargs: Those by name.
 
     Returns:
         The program: `.forward`, `.backward`, `.joint` are graphs over plain tensors.
@@ -57,7 +58,8 @@ def compile(
         fn: A function, or an `nn.Module`, which gives a module that shares its parameters and state.
         backend: "inductor", "eager" (runs the plain graphs as they are) or `(gm, inputs) -> callable`.
         dynamic: True: every size of the arguments is symbolic; False: none is; None: those that changed.
-        mode, options: As for `torch.compile` with Inductor.
+        mode: As for `torch.compile`, with Inductor.
+        options: As for `torch.compile`, with Inductor.
 
     Returns:
         A callable like `fn` with `.programs`, one `Program` per signature met so far.
