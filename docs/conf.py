@@ -21,6 +21,8 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "desugar"
 
+default_role = "literal"
+napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 nitpicky = False
