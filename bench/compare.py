@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
@@ -46,7 +47,7 @@ class Row:
 
 
 def measure_wrappers(rounds: int) -> list[Row]:
-    """The nine subjects of each mode and count, against stock `torch.compile` on the same kind and on plain tensors."""
+    """The nine subjects of each mode and count, against stock `torch.compile` on each kind."""
     rows = []
     for (mode, count), subjects in groupby(SUBJECTS, key=lambda s: (s.mode, s.count)):
         torch.compiler.reset()
@@ -64,6 +65,7 @@ def _wrapper_row(subject: Subject, timings: dict[Subject, Timing]) -> Row:
     timing = timings[subject]
     ratios = {
         "/ stock, same kind": timing.median / stock[subject.kind],
+        "/ stock, TwoTensor": timing.median / stock["TwoTensor"],
         "/ stock, plain": timing.median / stock["plain"],
     }
     return Row(group, f"{subject.kind}, {subject.way}", timing, ratios)
@@ -92,7 +94,7 @@ def print_rows(rows: list[Row]) -> None:
     for group, members in _groups(rows):
         table = Table(title=group)
         for i, heading in enumerate(_headings(members)):
-            table.add_column(heading, justify="right" if i else "left")
+            table.add_column(heading, justify="right" if i else "left", no_wrap=not i)
         for row in members:
             table.add_row(*row.cells())
         Console().print(table)
@@ -128,6 +130,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "TwoTensor does not implement", UserWarning)  # PyTorch's own class
     machine = describe_machine()
     options.out.mkdir(parents=True, exist_ok=True)
     for name in [options.only] if options.only else MEASURES:
