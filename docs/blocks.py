@@ -3,7 +3,9 @@
 A page's ```` ```python ```` fences are one program, run from top to bottom. A fence under the comment
 ``<!-- output -->`` shows what the fence before it printed; ``...`` stands for any text there, as in
 doctest. The comment is invisible on the page, and a fence of output may name any language, so generated
-source is highlighted. The program keeps the page's line numbers, so a traceback names the page's own lines.
+source is highlighted (between ``<!-- fmt: off -->`` and ``<!-- fmt: on -->``: ruff formats the Python of a page,
+and what was printed stays as it was printed). The program keeps the page's line numbers, so a traceback names
+the page's own lines.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def run_demo() -> str:
     command = [sys.executable, DEMO, "--out", PICTURE]
     environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1"}
     out = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    table = out.stdout[out.stdout.index("┏") : out.stdout.rindex("┘") + 1]
+    table = "\n".join(line.rstrip() for line in out.stdout.rstrip().splitlines())
     where = f"Measured with PyTorch {torch.__version__} on {os.cpu_count()} CPU cores."
     return f"```text\n{table}\n```\n\n{where}\n\n![{CAPTION}]({PICTURE})\n"
 

@@ -134,7 +134,7 @@ class Way:
     seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self):
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
 
     def warm_up(self, rows: list[Tensor]) -> None:
         """Forward and backward without an update: compiles, and leaves the weights as they are."""
@@ -196,19 +196,19 @@ def make_ways(model: nn.Module, stock_backend: str, desugar_backend: str) -> lis
 # ---------------------------------------------------------------------------------------------------------
 
 
-def train(ways: list[Way], lines: list[Tensor], steps: int, batch: int, seed: int) -> int:
-    """Warms up, then lets the ways take turns; returns the number of real tokens in the timed steps."""
+def train(ways: list[Way], lines: list[Tensor], steps: int, batch: int, seed: int) -> list[list[int]]:
+    """Warms up, then lets the ways take turns; returns the lengths of the rows in each timed step."""
     batches, turns = draw_batches(lines, batch, seed), random.Random(seed)
     full, short = next(batches), sorted(next(batches), key=len)[: batch // 2]
     for way in tick_progress(ways, "warm-up"):
         way.warm_up(full)
         way.warm_up(short)  # other sizes throughout, so that all of them become dynamic now
-    tokens = 0
+    lengths = []
     for rows in tick_progress(islice(batches, steps), "training", total=steps):
-        tokens += sum(len(row) - 1 for row in rows)
+        lengths.append([len(row) - 1 for row in rows])
         for way in turns.sample(ways, len(ways)):
             way.train_step(rows)
-    return tokens
+    return lengths
 
 
 def main(
@@ -224,9 +224,10 @@ def main(
     model = LanguageModel(dim=dim, heads=4, layers=layers, longest=longest)
     stock_backend, desugar_backend = ("aot_eager", "eager") if quick else ("inductor", "inductor")
     ways = make_ways(model, stock_backend, desugar_backend)
-    tokens = train(ways, read_lines(longest), steps, batch, seed)
+    lengths = train(ways, read_lines(longest), steps, batch, seed)
+    tokens = sum(map(sum, lengths))
     results = [Result(way.name, way.losses, way.seconds, tokens, way.programs()) for way in ways]
-    print_table(results)
+    print_table(results, lengths)
     save_picture(results, out)
     check_agreement(results)
 
