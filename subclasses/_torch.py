@@ -29,6 +29,18 @@ from torch.utils._python_dispatch import (
 # The only way to make a tensor without storage whose Python class is a given one.
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 
+# ---- dynamic ints ------------------------------------------------------------------------------------------
+
+# The dims of a tensor that Dynamo makes symbols of at the first compilation. Read, not guarded on; a release
+# that does not know it compiles once more.
+dynamic_dims_name = "_dynamo_propagated_dynamic_indices"
+
+
+def mark_first_dim_dynamic(t: torch.Tensor) -> None:
+    """What torch._dynamo.maybe_mark_dynamic(t, 0) does, without the import of torch._dynamo."""
+    t._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
+
+
 # ---- above autograd ----------------------------------------------------------------------------------------
 
 # Switches __torch_function__ off for a class with no rule above autograd, in C++ and known to Dynamo.
@@ -53,16 +65,17 @@ def call_unruled(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 # ---- aliasing ----------------------------------------------------------------------------------------------
 
 # Gives a wrapper made for a view op the storage of the wrapper it is a view of, as AOTAutograd expects.
-set_storage_of = torch._functionalize_unsafe_set
+set_storage_of = torch._functionalize_unsafe_set  # type: ignore[attr-defined]
 
 # ---- schemas -----------------------------------------------------------------------------------------------
 
 # Functions such as F.linear live here; one operation may be reached through it and through torch.
-nn_functions = torch._C._nn
+nn_functions = torch._C._nn  # type: ignore[attr-defined]
 
 
 def is_composite(op: Any) -> bool:
     """Whether PyTorch takes an op apart above dispatch, except in inference mode."""
+    # The key of ops whose kernel is made of other ops and which autograd therefore sees through.
     return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
@@ -73,8 +86,10 @@ def schema_of(op: Any) -> Any:
 
 def python_decomposition(op: Any) -> Any:
     """PyTorch's decomposition of an op that it does not take apart itself, or None."""
-    from torch._decomp import decomposition_table  # slow to import, needed by few classes
+    # The table behind the public torch.library and export functions; slow to import and needed by few classes.
+    from torch._decomp import decomposition_table
 
+    # Looked up, never written.
     return decomposition_table.get(op)
 
 
@@ -83,3 +98,22 @@ def python_decomposition(op: Any) -> Any:
 # Fused attention on the CPU with its log-sum-exp, which the public function keeps to itself; and its backward.
 flash_attention_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_attention_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+# ---- the conformance kit -----------------------------------------------------------------------------------
+
+
+def fake_mode() -> Any:
+    """A mode whose tensors have no data, as the compiler traces with."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import, needed by the kit alone
+
+    return FakeTensorMode()
+
+
+def op_infos() -> Any:
+    """PyTorch's own list of ops with sample inputs; its test helpers need numpy and expecttest."""
+    from torch.testing._internal.common_methods_invocations import (
+        op_db,
+    )  # slow to import, needed by the kit alone
+
+    return op_db

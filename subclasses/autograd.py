@@ -44,9 +44,11 @@ class Construct(torch.autograd.Function):
 
     @staticmethod
     def forward(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
-        """Wraps aliases: the tensors given may require grad, the ones stored never do."""
-        raw = [None if t is None else t.detach() for t in inners]
-        return layout.cls._wrap(layout, *raw, *dynamics)  # type: ignore[attr-defined]
+        """Wraps aliases of what requires grad, since what is stored never does; the rest stays the same tensor.
+
+        (That two values share their offsets proves that their rows match.)
+        """
+        return wrap_detached(layout, dynamics, *inners)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

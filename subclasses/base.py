@@ -57,6 +57,10 @@ class TensorSubclass(Tensor):
         setattr(cls, BOOK, RuleBook())
         install(cls, TensorSubclass)
 
+    def __new__(cls, *inners: Any, **metadata: Any) -> Any:
+        """The generated constructor, for a class body's own ``__new__`` to end with ``super().__new__(cls, ...)``."""
+        return cls._new(cls, *inners, **metadata)  # type: ignore[attr-defined]
+
     # ---- rules -------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -64,8 +68,8 @@ class TensorSubclass(Tensor):
         """Registers the decorated function as the rule for ops; called as ``rule(func, *args, **kwargs)``.
 
         Args:
-            *ops: ``OpOverload``s and packets (the rule runs below autograd, on raw inner tensors),
-                Python-level functions (it runs above autograd), or ``torch.Tag``s.
+            *ops: an ``OpOverload`` or a packet (the rule runs below autograd, on raw inner tensors),
+                Python-level functions (it runs above autograd), or a ``torch.Tag``.
 
         Raises:
             SpecError: an op is of no such kind, or has a rule on this class already.

@@ -14,13 +14,14 @@ import itertools
 import linecache
 import types
 import weakref
+from typing import Any
 
 _counter = itertools.count(1)
 
 
 def build_functions(
     source: str, namespace: dict[str, object], *, filename: str, owner: object | None = None
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Runs generated text once and returns the functions that it defines at its top level.
 
     Args:
@@ -41,7 +42,7 @@ def build_functions(
     linecache.cache[filename] = (len(source), None, lines, filename)
     if owner is not None:
         weakref.finalize(owner, linecache.cache.pop, filename, None).atexit = False
-    scope = dict(namespace)
+    scope: dict[str, Any] = dict(namespace)
     scope.setdefault("__name__", "subclasses.generated")
     before = set(scope)
     exec(code, scope)  # noqa: S102 - the one exec, on text that our own emitters wrote

@@ -13,11 +13,14 @@ from subclasses import autograd, plans
 from subclasses._torch import (
     call_unruled,
     disabled_torch_function_impl,
+    dynamic_dims_name,
     is_traceable_wrapper_subclass,
+    mark_first_dim_dynamic,
 )
 from subclasses.build import build_functions
+from subclasses.caching import stable_hash
 from subclasses.checks import check_statics
-from subclasses.emit_class import carrier, emit_class
+from subclasses.emit_class import emit_class
 from subclasses.layout import Layout, intern_layout, nested_layouts
 from subclasses.rules import collect_function_rules
 from subclasses.spec import SubclassSpec
@@ -42,6 +45,9 @@ def install(cls: Any, root: type) -> None:
     cls._handwritten = frozenset(name for name in made if name in vars(cls))
     for i, field in enumerate(spec.statics):
         setattr(cls, field.name, StaticField(field.name, i))
+    if names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
+        setattr(cls, dynamic_dims_name, DynamicDims(names))
+    cls._new = staticmethod(made["__new__"])
     for name, function in made.items():
         if not _is_overridden(cls, name, root):
             setattr(cls, name, _as_method(cls, name, function))
@@ -52,7 +58,8 @@ def install(cls: Any, root: type) -> None:
 
 def _is_overridden(cls: Any, name: str, root: type) -> bool:
     """Whether the class body, or that of a base, defines a method that would be generated."""
-    return any(name in vars(b).get("_handwritten", ()) for b in cls.__mro__ if b is not root)
+    bases = cls.__mro__[: cls.__mro__.index(root)]
+    return any(name in vars(b).get("_handwritten", vars(b)) for b in bases)
 
 
 def _as_method(cls: Any, name: str, function: Any) -> Any:
@@ -97,12 +104,13 @@ def _supplied(
         "_functions": functions,
         "_is_foreign": functools.partial(plans.is_foreign, cls),
         "_layouts": layouts,
-        "_make_carriers": make_carriers,
+        "_make_carrier": make_carrier,
         "_make_layout": functools.partial(make_layout, cls, spec, layouts),
         "_outer_of": cls.outer if spec.has_outer else None,
         "_plans": plan_table,
         "_resolve": resolve,
         "_set_field": set_field,
+        "_stable_hash": stable_hash,
     }
 
 
@@ -124,17 +132,34 @@ def make_layout(
     return layout
 
 
-def make_carriers(x: Any) -> None:
-    """Makes the zero-element tensors whose extents carry dynamic ints to where only tensors go."""
-    like = next(x.__dict__[n] for n in x._layout.present)
-    while is_traceable_wrapper_subclass(like):
+def make_carrier(x: Any, count: int) -> Tensor:
+    """A zero-element tensor whose extent carries a dynamic int to where only tensors go."""
+    like = next((x.__dict__[n] for n in x._layout.present), None)
+    while like is not None and is_traceable_wrapper_subclass(like):
         like = getattr(like, like.__tensor_flatten__()[0][0])
-    for field in type(x).__spec__.dynamics:
-        tensor = like.new_empty((x.__dict__[field.name], 0), dtype=torch.uint8)
-        if type(tensor) is Tensor:
-            # What torch._dynamo.maybe_mark_dynamic sets: the extent becomes a symbol at the first compilation.
-            tensor._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
-        x.__dict__[carrier(field.name)] = tensor
+    if like is None:
+        return torch.empty((count, 0), dtype=torch.uint8, device=x.device)
+    tensor = like.new_empty((count, 0), dtype=torch.uint8)
+    if type(tensor) is Tensor:
+        mark_first_dim_dynamic(tensor)
+    return tensor
+
+
+class DynamicDims:
+    """Tells Dynamo which outer dims follow a dynamic int, so that its first program serves every value.
+
+    A non-data descriptor under a name that torch reads: what torch itself notes on an instance comes first.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __get__(self, x: Any, owner: type | None = None) -> set[int]:
+        if x is None:
+            return set()
+        # Comparing symbolic ints would add guards, and those are dynamic already.
+        counts = [c for name in self.names if type(c := x.__dict__.get(name)) is int and c > 1]
+        return {i for i, size in enumerate(x.shape) if type(size) is int and size in counts}
 
 
 def set_field(x: Any, name: str, value: Any) -> None:

@@ -33,7 +33,6 @@ def may_require_grad(field: InnerField) -> bool:
 
 def emit_new(e: Emitter, spec: SubclassSpec) -> None:
     """``Cls(...)``: every check, then either a plain wrap or a differentiable one."""
-    inners = ", ".join(spec.inner_names)
     e.writeline(f"def __new__(_cls, {_parameters(e, spec)}):")
     with e.indent():
         for field in spec.inners:
@@ -129,7 +128,8 @@ def _emit_detach(e: Emitter, spec: SubclassSpec, field: InnerField) -> None:
 def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
     """``wrap``: a value from a layout and what varies, with no check at all."""
     make = e.bind(make_wrapper_subclass, "make_wrapper_subclass")
-    e.writeline(f"def _wrap(_layout, {_values(spec)}):")
+    carriers = "".join(f", {carrier(f.name)}=None" for f in spec.dynamics)
+    e.writeline(f"def _wrap(_layout, {_values(spec)}{carriers}):")
     with e.indent():
         size, dtype = spec.size_from, spec.dtype_from
         if spec.outer_args is None:
@@ -149,8 +149,23 @@ def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
         for name in (*spec.inner_names, *(f.name for f in spec.dynamics)):
             e.writeline(f"_dict[{name!r}] = {name}")
         e.writeline('_dict["_layout"] = _layout')
+        if spec.dynamics:
+            _emit_keep_carriers(e, spec)
         e.writeline("return _self")
     e.writeline()
+
+
+def _emit_keep_carriers(e: Emitter, spec: SubclassSpec) -> None:
+    """Under a trace carriers come with the value or are made with it, where the trace's modes are in force.
+
+    A value of plain inner tensors makes them when it is first taken apart, marked as dynamic.
+    """
+    first = min(spec.inners, key=lambda f: f.optional)
+    e.writeline(f"if {first.name}.__class__ is not {e.bind(Tensor, 'Tensor')}:")
+    with e.indent():
+        for field in spec.dynamics:
+            name = carrier(field.name)
+            e.writeline(f"_dict[{name!r}] = _make_carrier(_self, {field.name}) if {name} is None else {name}")
 
 
 # ---- taking apart and putting together ---------------------------------------------------------------------
@@ -162,9 +177,9 @@ def emit_flatten(e: Emitter, spec: SubclassSpec) -> None:
     e.writeline("def __tensor_flatten__(_self):")
     with e.indent():
         e.writeline("_dict = _self.__dict__")
-        for name in carriers:
+        for field, name in zip(spec.dynamics, carriers, strict=True):
             e.writeline(f"if {name!r} not in _dict:")
-            e.writeline("    _make_carriers(_self)")
+            e.writeline(f"    _dict[{name!r}] = _make_carrier(_self, _dict[{field.name!r}])")
         if any(f.optional for f in spec.inners):
             e.writeline('_layout = _dict["_layout"]')
             quoted = "".join(f", {name!r}" for name in carriers)
@@ -183,14 +198,11 @@ def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
             f"_inner_tensors.get({f.name!r})" if f.optional else f"_inner_tensors[{f.name!r}]"
             for f in spec.inners
         ]
-        args += [f"_inner_tensors[{carrier(f.name)!r}].size(0)" for f in spec.dynamics]
-        target = "_self =" if spec.dynamics else "return"
-        e.writeline(f"{target} _wrap(_layout, {', '.join(args)})")
-        for field in spec.dynamics:
-            name = carrier(field.name)
-            e.writeline(f"_self.__dict__[{name!r}] = _inner_tensors[{name!r}]")
-        if spec.dynamics:
-            e.writeline("return _self")
+        for name in (carrier(f.name) for f in spec.dynamics):
+            e.writeline(f"{name} = _inner_tensors[{name!r}]")
+        carriers = [carrier(f.name) for f in spec.dynamics]
+        args += [*(f"{name}.size(0)" for name in carriers), *carriers]
+        e.writeline(f"return _wrap(_layout, {', '.join(args)})")
     e.writeline()
 
 
@@ -250,9 +262,12 @@ def emit_repr(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_compile_hooks(e: Emitter, spec: SubclassSpec) -> None:
-    """Guards and tangents: comparing metadata is an identity test."""
+    """Guards, cache keys and tangents: comparing metadata is an identity test."""
     e.writeline("def __metadata_guard__(_cls, _saved, _now):")
     e.writeline("    return _saved is _now")
+    e.writeline()
+    e.writeline("def _stable_hash_for_caching(_self):")
+    e.writeline("    return _stable_hash(_self)")
     e.writeline()
     e.writeline("def __coerce_tangent_metadata__(_self):")
     e.writeline("    return _as_cotangent(_self)" if spec.stands_for_plain else "    return _self")

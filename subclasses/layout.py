@@ -128,9 +128,8 @@ def layout_of(x: Tensor) -> Layout:
 
 def nested_layouts(inners: list[tuple[str, Any]]) -> Nested:
     """Name and layout of each inner tensor that is a wrapper itself."""
-    return tuple(
-        (name, layout_of(t)) for name, t in inners if t is not None and is_traceable_wrapper_subclass(t)
-    )
+    wrappers = [(name, t) for name, t in inners if t is not None and is_traceable_wrapper_subclass(t)]
+    return tuple((name, layout_of(t)) for name, t in wrappers)  # type: ignore[arg-type]
 
 
 def cotangent_layout(layout: Layout) -> Layout:

@@ -241,8 +241,10 @@ def _kind(value: Any) -> str:
 
 def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
     """Whether another subclass in the call should be asked first: one that a rule here knows nothing about."""
-    others = [t for t in types if not issubclass(t, cls) and is_traceable_wrapper_subclass_type(t)]
-    if not others or find_op_rule(cls, op) is not None or issubclass(cls, tuple(others)):
+    others: list[type] = [
+        t for t in types if not issubclass(t, cls) and is_traceable_wrapper_subclass_type(t)
+    ]
+    if not others or find_op_rule(cls, op) is not None or any(issubclass(cls, t) for t in others):
         return False
     inside = {layout.cls for x in _wrappers(cls, args) for _, layout in x._layout.nested}
     return not inside.issuperset(others)

@@ -62,7 +62,7 @@ def op_facts(op: OpOverload) -> OpFacts:
         Argument(a.name, _kind(a.type), a.kwarg_only, _is_write(a), _alias_set(a), _default(a))
         for a in schema.arguments
     )
-    kinds = tuple(_kind(r.type) for r in schema.returns)
+    kinds: tuple[Kind, ...] = tuple(_kind(r.type) for r in schema.returns)
     results = [_alias_set(r) for r in schema.returns]
     written = tuple(i for i, a in enumerate(arguments) if a.written)
     returned = tuple(next((i for i in written if arguments[i].aliases & r), None) for r in results)
