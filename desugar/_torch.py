@@ -24,6 +24,8 @@ _LAZY = {
     # Functional tensors to plain ones, and pending writes carried out.
     "from_functional_tensor": "torch:_from_functional_tensor",
     "sync_functional_tensor": "torch:_sync",
+    # The C++ half of a functional tensor, which its Python half delegates attributes to.
+    "is_functional_tensor": "torch:_is_functional_tensor",
     # Whether a functional tensor was written to.
     "has_data_mutation": "torch._functorch._aot_autograd.functional_utils",
     # A real tensor met in the middle of a trace is looked at outside the trace's modes.

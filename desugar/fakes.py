@@ -86,8 +86,8 @@ class Fakes:
 
 
 def bare_alias(real: Tensor) -> Tensor:
-    """The same memory as a tensor that is neither view, parameter nor part of an autograd graph."""
-    if not real._is_view() and not real.requires_grad and type(real) is Tensor:
+    """The same memory as a tensor that is neither view, parameter nor part of an autograd graph, without `.grad`."""
+    if not real._is_view() and not real.requires_grad and type(real) is Tensor and real.grad is None:
         return real
     with torch.no_grad():
         blank = torch.empty(0, dtype=real.dtype, device=real.device)
@@ -120,6 +120,8 @@ def symbolic_context(ndim: int, dynamic: Collection[int]) -> Any:
 # -------------------------------------------------------------------------------------------------- guards
 
 _LOCAL = re.compile(r"L\['(\w+)'\]")
+# The stand-in of an outer tensor (`o0`) has offset 0; a wrapper has no storage in which an offset would mean anything.
+_OUTER_OFFSET = re.compile(r"o\d\w*\.storage_offset\(\) == 0$")
 
 
 def guard_expression(fakes: Fakes) -> str | None:
@@ -133,7 +135,7 @@ def guard_expression(fakes: Fakes) -> str | None:
         ignore_static=False,
     )
     texts = dict.fromkeys(_LOCAL.sub(r"\1", clause) for clause in clauses)
-    return " and ".join(f"({text})" for text in texts) or None
+    return " and ".join(f"({text})" for text in texts if not _OUTER_OFFSET.match(text)) or None
 
 
 def is_symbolic(fake: Any) -> bool:

@@ -244,7 +244,9 @@ class Inputs:
 
 def is_traced(tensor: Tensor) -> bool:
     """Whether a tensor belongs to a trace (fake or functional at the bottom) rather than to the world."""
-    if isinstance(tensor, (private.FunctionalTensor, private.FakeTensor)):
+    if isinstance(tensor, (private.FunctionalTensor, private.FakeTensor)) or private.is_functional_tensor(
+        tensor
+    ):
         return True
     if not is_wrapper(tensor):
         return False

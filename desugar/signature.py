@@ -146,10 +146,13 @@ class SignatureEmitter:
             self._emit_leaf(inner, part, getattr(wrapper, field_name))
         for field_name, extent in value.dynamics:
             if isinstance(extent, Slot):
-                text = self.inputs.origins[extent.index].text
-                self.out.writeline(f"{text} = {name}.{field_name}")
+                self._emit_dynamic(f"{self.inputs.origins[extent.index].text}", f"{name}.{field_name}")
             else:
                 self.require(f"{name}.{field_name} == {extent}")
+
+    def _emit_dynamic(self, text: str, value: str) -> None:
+        """A dynamic int, under the name that guards and symbols speak of."""
+        self.out.writeline(f"{text} = {value}")
 
     def _emit_context(self, name: str, value: Wrapper) -> None:
         """A class written by hand: its inner names and constant metadata, compared by value."""
@@ -219,3 +222,6 @@ class TrustedEmitter(SignatureEmitter):
     def _emit_context(self, name: str, value: Wrapper) -> None: ...
 
     def _emit_tensor_guards(self) -> None: ...
+
+    def _emit_dynamic(self, text: str, value: str) -> None:
+        """`text` is an attribute path already."""
