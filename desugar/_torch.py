@@ -28,6 +28,8 @@ _LAZY = {
     "is_functional_tensor": "torch:_is_functional_tensor",
     # Whether a functional tensor was written to.
     "has_data_mutation": "torch._functorch._aot_autograd.functional_utils",
+    # Whether a functional tensor got another storage (`set_`, an assignment to `.data`).
+    "was_storage_changed": "torch:_functionalize_was_storage_changed",
     # A real tensor met in the middle of a trace is looked at outside the trace's modes.
     "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
     # ---- symbols -------------------------------------------------------------------------------------------

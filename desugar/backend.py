@@ -7,6 +7,7 @@ wrapper without checks. What it does not take goes to PyTorch's AOTAutograd, wit
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,7 +20,9 @@ from desugar.arguments import Unpacking
 from desugar.compilers import choose_backend
 from desugar.errors import DesugarError
 from desugar.fakes import Fakes
+from desugar.family import Again
 from desugar.inputs import DynamicPolicy, Inputs
+from desugar.pipeline import compile_again
 from desugar.program import run_stages, wrap_program
 from desugar.signature import State
 
@@ -64,7 +67,8 @@ def _compile(gm: fx.GraphModule, example_inputs: list[Any], backend: Any) -> Cal
     leaves = list(example_inputs)
     inputs.add_faked(leaves, [_fake(leaf, fakes.mode, context) for leaf in leaves])
     unpacking, _ = Unpacking.of(tuple(range(len(leaves))), {})
-    stages = run_stages(lambda traced: gm(*traced), inputs, backend)
+    again = Again(lambda traced: gm(*traced), functools.partial(compile_again, backend=backend))
+    stages = run_stages(again, inputs, backend)
     state = State(torch.is_inference_mode_enabled())
     program = wrap_program(stages, inputs, unpacking, leaves, state, trusted=True)
     run = program.run

@@ -13,7 +13,8 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
 from desugar import _torch as private
-from desugar.partition import FromForward, FromInput, FromTangent, Partitioned, output_nodes
+from desugar.graphs import output_nodes
+from desugar.partition import FromForward, FromInput, FromTangent, Partitioned
 from desugar.trace import Traced
 
 

@@ -17,7 +17,8 @@ from torch import Tensor, fx
 
 from desugar import _torch as private
 from desugar.fakes import same_ints
-from desugar.partition import fake_inputs, min_cut, output_nodes
+from desugar.graphs import fake_inputs, output_nodes
+from desugar.partition import min_cut
 
 CompiledGraph = Callable[[list[Any]], Sequence[Any]]
 
@@ -63,7 +64,7 @@ def choose_backend(
     if mode not in (None, "default") or options:
         raise ValueError(f'expected mode and options with backend="inductor" only, got backend={backend!r}')
     if backend == "eager":
-        return Backend("eager", dict, min_cut, _run_as_is)
+        return Backend("eager", dict, min_cut, run_as_is)
     if callable(backend):
         return Backend(getattr(backend, "__name__", "custom"), dict, min_cut, _call_user(backend))
     raise ValueError(
@@ -71,7 +72,10 @@ def choose_backend(
     )
 
 
-def _run_as_is(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
+def run_as_is(
+    graph: fx.GraphModule, inputs: list[Any] | None = None, kind: GraphKind | None = None
+) -> CompiledGraph:
+    """The graph itself, called with a list."""
     forward = graph.forward
 
     def run(items: list[Any]) -> Sequence[Any]:
@@ -121,7 +125,7 @@ def _patched(patches: Mapping[str, Any]) -> Iterator[None]:
 
 def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
     if all(node.op != "call_function" for node in graph.graph.nodes):
-        return _run_as_is(graph, inputs, kind)  # nothing to compile, and Inductor keeps identity of no output
+        return run_as_is(graph, inputs, kind)  # nothing to compile, and Inductor keeps identity of no output
     if kind.role == "inference":
         devices = private.get_inputs_devices(inputs, graph)
         graph = private.joint_graph_passes(graph, input_device=next(iter(devices)))

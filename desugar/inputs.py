@@ -87,6 +87,8 @@ class Inputs:
         fake_items: Fake tensors and symbolic ints, by slot.
         origins: Where each slot comes from at run time.
         outer_names: Where the outer tensors that guards speak of (`o0`) come from.
+        num_arguments: How many of the values are argument leaves.
+        first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
     """
 
     fakes: Fakes
@@ -98,13 +100,14 @@ class Inputs:
     origins: dict[int, Origin] = field(default_factory=dict)
     outer_names: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     num_arguments: int = 0
+    first_leaf: dict[int, int] = field(default_factory=dict)
 
     def add_arguments(self, leaves: list[object]) -> None:
         """Takes the argument leaves apart, and gives every symbol a slot of its own.
 
         The compiled graphs read sizes from their arguments: a symbol without a placeholder would be unbound.
         """
-        first: dict[int, int] = {}
+        first = self.first_leaf
         for number, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor) and first.setdefault(id(leaf), number) != number:
                 self.values.append(Same("input", first[id(leaf)]))
@@ -117,6 +120,9 @@ class Inputs:
     def add_captured(self, tensor: Tensor) -> Value:
         """Makes a tensor from outside an input, held by reference and with constant sizes."""
         self.captured.append(tensor)
+        if id(tensor) in self.first_leaf:  # it is an argument too
+            self.values.append(Same("input", self.first_leaf[id(tensor)]))
+            return self.values[-1]
         return self._add(tensor, dynamic=False)
 
     def add_faked(self, leaves: list[Any], fake_leaves: list[Any]) -> None:

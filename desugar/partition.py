@@ -7,13 +7,14 @@ neither an input nor a result (those the wrapper has at hand already), each once
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
+from desugar import _torch as private
+from desugar.graphs import output_nodes, set_outputs
 from desugar.trace import Traced
 
 # ------------------------------------------------------------------------------------------------- records
@@ -141,44 +142,11 @@ def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
     return tuple(reach[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
 
 
-# ------------------------------------------------------------------------------------------- graph helpers
-
-
-def output_nodes(graph: fx.GraphModule) -> list[Any]:
-    """What a graph returns, flat."""
-    (output,) = graph.graph.find_nodes(op="output")
-    return list(output.args[0])
-
-
-def set_outputs(graph: fx.GraphModule, outputs: list[Any]) -> None:
-    """Makes a graph return `outputs`."""
-    (output,) = graph.graph.find_nodes(op="output")
-    meta: Mapping[str, Any] = {
-        k: v for k, v in output.meta.items() if k not in ("desc", "output_stack_traces")
-    }
-    output.args = (tuple(outputs),)
-    output.meta = dict(meta)
-    graph.graph.eliminate_dead_code()
-    graph.recompile()
-
-
-def fake_inputs(graph: fx.GraphModule) -> list[Any]:
-    """The fake tensors and symbolic ints that a graph takes."""
-    return [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
+# ---------------------------------------------------------------------------------- PyTorch's partitioner
 
 
 def min_cut(
     graph: fx.GraphModule, joint_inputs: list[Any], **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """PyTorch's partitioner, for backends that bring none of their own."""
-    from desugar import _torch as private
-
     return private.min_cut_rematerialization_partition(graph, joint_inputs, **options)
-
-
-def strip_detach(graph: fx.GraphModule) -> None:
-    """Removes `detach` nodes, which mean nothing below autograd."""
-    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
-        node.replace_all_uses_with(node.args[0])
-        graph.graph.erase_node(node)
-    graph.recompile()

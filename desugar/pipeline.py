@@ -41,7 +41,9 @@ def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
         DesugarError: The function cannot be desugared.
     """
     state = functools.partial(find_state, fn)
-    return build_program(Request(fn, args, kwargs, choose_backend("eager"), DynamicPolicy(), state))
+    backend = choose_backend("eager")
+    again = functools.partial(compile_again, backend=backend)
+    return build_program(Request(fn, args, kwargs, backend, DynamicPolicy(), state, again))
 
 
 def compile(
@@ -89,6 +91,7 @@ class CompiledFunction:
         return list(self._cache.programs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the function: runs the program for this signature, compiled now if there is none yet."""
         return self._cache.call(args, kwargs)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -120,6 +123,11 @@ def compiled_module(module: nn.Module, cache: ProgramCache) -> nn.Module:
     compiled = object.__new__(cls)
     object.__setattr__(compiled, "__dict__", module.__dict__)
     return compiled
+
+
+def compile_again(fn: Callable[..., Any], *, backend: Backend) -> CompiledFunction:
+    """Compiles a function that computes gradients, with the backend of the function it differentiates."""
+    return CompiledFunction(fn, ProgramCache(fn, backend, None))
 
 
 # ---------------------------------------------------------------------------------------------- the programs
@@ -169,7 +177,9 @@ class ProgramCache:
         policy, reason = self.history.observe(args, kwargs)
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
         log.info("compiling program %d of %s: %s", len(self.programs) + 1, name, reason)
-        request = Request(self.fn, args, kwargs, self.backend, policy, functools.partial(find_state, self.fn))
+        state = functools.partial(find_state, self.fn)
+        again = functools.partial(compile_again, backend=self.backend)
+        request = Request(self.fn, args, kwargs, self.backend, policy, state, again)
         program = build_program(request)
         self.programs = (program, *self.programs)
         return program

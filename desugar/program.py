@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,16 +14,16 @@ from desugar import _torch as private, check, compilers
 from desugar.arguments import Unpacking
 from desugar.compilers import Backend, GraphKind
 from desugar.fakes import Fakes
+from desugar.family import Again, CompileAgain, Family, autocast_state, is_autocast
+from desugar.files import WRAPPER_FILE
+from desugar.graphs import copy_graph
 from desugar.inputs import DynamicPolicy, Inputs
-from desugar.partition import FromForward, FromTangent, Partitioned, output_nodes, partition
+from desugar.partition import FromForward, partition
 from desugar.signature import State
-from desugar.trace import Call, Traced, discover, trace_graph
+from desugar.trace import Traced, discover, trace_graph
 from desugar.values import Value, describe
 from desugar.wrappers import Parts, emit_program
 from subclasses.build import build_functions
-
-# Below a directory of torch's, so that Dynamo does not trace the wrapper; the file need not exist.
-_WRAPPER_FILE = os.path.join(os.path.dirname(torch.__file__), "_dynamo", "desugar_wrapper.py")
 
 # ------------------------------------------------------------------------------------------------- programs
 
@@ -39,7 +38,8 @@ class Program:
         joint: The graph before it was split (equal to `forward` in inference).
         inputs: One value per input leaf: arguments, then captured tensors.
         outputs: One value per leaf of the result.
-        source: The text of the generated wrapper.
+        wrapper: The text of the generated wrapper.
+        family: The backwards, or None where nothing requires grad.
         saved_bytes: Bytes saved for the backward besides inputs and results; None if symbolic.
         run: `run(args, kwargs)`; returns `desugar.signature.MISS` when the call has another signature.
     """
@@ -49,10 +49,16 @@ class Program:
     joint: fx.GraphModule
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
-    source: str
+    wrapper: str
+    family: Family | None
     saved_bytes: int | None
     run: Callable[[tuple[Any, ...], dict[str, Any]], Any]
     is_dynamic: bool = False
+
+    @property
+    def source(self) -> str:
+        """The text of everything generated so far: the wrapper, then each backward that was needed."""
+        return "\n\n".join([self.wrapper, *(self.family.sources if self.family else ())])
 
     def __str__(self) -> str:
         lines = ["inputs:"] + [describe(value, "  ") for value in self.inputs]
@@ -73,6 +79,7 @@ class Request:
     backend: Backend
     policy: DynamicPolicy
     find_state: Callable[[list[nn.Module]], State]
+    compile_again: CompileAgain
 
 
 def build_program(request: Request) -> Program:
@@ -91,17 +98,17 @@ def build_program(request: Request) -> Program:
 
     inputs = Inputs(Fakes(), request.policy)
     inputs.add_arguments(leaves)
-    stages = run_stages(call, inputs, request.backend)
+    stages = run_stages(Again(call, request.compile_again), inputs, request.backend)
     return wrap_program(stages, inputs, unpacking, leaves, request.find_state(ran))
 
 
-def run_stages(call: Call, inputs: Inputs, backend: Backend) -> Stages:
+def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:
     """Everything between the inputs and the wrapper: two runs, the split, the compiler, a check after each."""
     with private.compiled_autograd._disable(), _ordinary_mode():
-        outputs = discover(call, inputs)
-        traced = trace_graph(call, inputs, outputs, backend.decompositions())
+        outputs = discover(again.call, inputs)
+        traced = trace_graph(again.call, inputs, outputs, backend.decompositions())
         check.check_traced(traced, len(inputs.flat.items))
-        return _compile(backend, inputs, traced)
+        return _compile(backend, inputs, traced, again)
 
 
 def _ordinary_mode() -> contextlib.AbstractContextManager[Any]:
@@ -132,34 +139,30 @@ def wrap_program(
         leaves=leaves,
         unpacking=unpacking,
         forward=stages.compiled_forward,
-        partitioned=stages.partitioned,
-        backward=stages.compiled_backward,
-        autocast=_autocast_is_on(),
+        family=stages.family,
+        autocast=is_autocast(autocast_state()),
         trusted=trusted,
     )
     text = emit_program(parts)
     program = Program(
         forward=stages.forward,
-        backward=stages.partitioned.backward if stages.partitioned else None,
+        backward=stages.family.partitioned.backward if stages.family else None,
         joint=stages.joint,
         inputs=tuple(inputs.values),
         outputs=stages.traced.outputs.values,
-        source=text.source,
-        saved_bytes=stages.partitioned.saved_bytes if stages.partitioned else 0,
+        wrapper=text.source,
+        family=stages.family,
+        saved_bytes=stages.family.partitioned.saved_bytes if stages.family else 0,
         run=_unbuilt,
         is_dynamic=bool(inputs.fakes.symbols),
     )
-    functions = build_functions(text.source, text.namespace, filename=_WRAPPER_FILE, owner=program)
+    functions = build_functions(text.source, text.namespace, filename=WRAPPER_FILE, owner=program)
     program.run = functions["run"]  # type: ignore[assignment]
     return program
 
 
 def _unbuilt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     raise RuntimeError("the wrapper of this program has not been built")
-
-
-def _autocast_is_on() -> bool:
-    return any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
 class _recording_modules:
@@ -190,15 +193,14 @@ class Stages:
     joint: fx.GraphModule
     forward: fx.GraphModule
     compiled_forward: compilers.CompiledGraph
-    partitioned: Partitioned | None = None
-    compiled_backward: compilers.CompiledGraph | None = None
+    family: Family | None = None
 
 
-def _compile(backend: Backend, inputs: Inputs, traced: Traced) -> Stages:
+def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> Stages:
     """Splits (in training) and compiles; the kept graphs are copies, for a compiler may change its own."""
     mode = inputs.fakes.mode
     static = _static_slots(inputs)
-    joint = _copy(traced.graph)
+    joint = copy_graph(traced.graph)
     if not traced.is_training:
         kind = GraphKind("inference", traced.num_forward, tuple(static))
         compiled, _ = compilers.compile_forward(backend, traced.graph, kind, mode)
@@ -206,19 +208,16 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced) -> Stages:
     with compilers.compiling(mode):
         partitioned = partition(traced, inputs.primals(), static, backend.split)
     check.check_partitioned(partitioned, traced, len(inputs.flat.items))
-    forward, backward = _copy(partitioned.forward), _copy(partitioned.backward)
+    forward = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, tuple(static))
     compiled, strides = compilers.compile_forward(backend, partitioned.forward, kind, mode)
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
             compilers.restride_saved(partitioned.backward, position, strides[source.index])
-    saved = [n for n, source in enumerate(partitioned.backward_inputs) if not isinstance(source, FromTangent)]
-    kind = GraphKind("backward", len(output_nodes(backward)), tuple(saved))
-    compiled_backward = compilers.compile_backward(backend, partitioned.backward, kind, mode)
-    kept = Partitioned(
-        forward, backward, partitioned.num_forward, partitioned.backward_inputs, partitioned.depends
-    )
-    return Stages(traced, joint, forward, compiled, kept, compiled_backward)
+    family = Family(inputs, traced, replace(partitioned, forward=forward), backend, again)
+    if inputs.fakes.symbols:
+        family.compile_ahead()
+    return Stages(traced, joint, forward, compiled, family)
 
 
 def _static_slots(inputs: Inputs) -> list[int]:
@@ -228,14 +227,3 @@ def _static_slots(inputs: Inputs) -> list[int]:
         for slot, origin in inputs.origins.items()
         if origin.text is None and origin.leaf >= inputs.num_arguments
     ]
-
-
-def _copy(graph: fx.GraphModule) -> fx.GraphModule:
-    copied = fx.Graph()
-    values: dict[fx.Node, fx.Node] = {}
-    output = copied.graph_copy(graph.graph, values)
-    copied.output(output)
-    (old,) = graph.graph.find_nodes(op="output")
-    (new,) = copied.find_nodes(op="output")
-    new.meta = dict(old.meta)
-    return fx.GraphModule(graph, copied)

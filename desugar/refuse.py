@@ -5,6 +5,7 @@ Each check raises `DesugarError` with the user's line where there is one, and wi
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import optree
@@ -14,7 +15,7 @@ from torch import SymInt, Tensor
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.inputs import is_traced
-from desugar.values import Constant, Plain, Wrapper, slots_of
+from desugar.values import Constant, Plain, Wrapper, paths_of, slots_of, wrap_value
 
 if TYPE_CHECKING:
     from desugar.inputs import Inputs
@@ -42,24 +43,40 @@ def _check_mutation(run: Run, inputs: Inputs) -> None:
                     f"{leaf_name(number, inputs)} is changed in place by the function, "
                     "which desugar.compile does not support yet",
                     instead="return the new value, or " + _USE_EAGER,
+                    stock_is_wrong=_is_shared(slot, inputs),
                 )
+
+
+def _is_shared(slot: int, inputs: Inputs) -> bool:
+    """Whether another leaf holds the same memory: AOTAutograd looks at wrappers and misses that."""
+    written = _storage(inputs.flat.items[slot])
+    slots = [other for value in inputs.values for other in slots_of(value)]
+    return sum(_storage(inputs.flat.items[other]) == written for other in slots) > 1
 
 
 def _check_metadata(run: Run, inputs: Inputs) -> None:
     for number, (value, leaf) in enumerate(zip(inputs.values, run.leaves, strict=True)):
-        changed = False
-        if isinstance(value, Plain):
-            fake = inputs.fake_items[value.index]
-            changed = tuple(leaf.size()) != tuple(fake.size()) or tuple(leaf.stride()) != tuple(fake.stride())
-        elif isinstance(value, Wrapper):
-            for name, part in value.inner:
-                inner = getattr(leaf, name)
-                changed |= isinstance(part, Plain) and inner is not run.items[part.index]
-        if changed:
+        if isinstance(value, Plain | Wrapper) and _has_new_metadata(value, leaf, run, inputs):
             raise DesugarError(
                 f"{leaf_name(number, inputs)} gets another size, stride or inner tensor in place",
                 instead="build a new tensor instead of resizing, transposing or assigning in place",
             )
+
+
+def _has_new_metadata(value: Plain | Wrapper, leaf: Any, run: Run, inputs: Inputs) -> bool:
+    if leaf.requires_grad != value.requires_grad:
+        return True
+    for slot, path in paths_of(value):
+        item = functools.reduce(getattr, path, leaf)
+        if item is not run.items[slot] or private.was_storage_changed(item.elem):
+            return True
+        if _extents(item) != _extents(inputs.fake_items[slot]):
+            return True
+    return isinstance(value, Wrapper) and _extents(leaf) != _extents(wrap_value(value, inputs.primals()))
+
+
+def _extents(tensor: Tensor) -> tuple[Any, Any]:
+    return tuple(tensor.size()), tuple(tensor.stride())
 
 
 def _check_inner_backward(run: Run) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import optree
 import torch
 
+from desugar import _torch as private
 from desugar.values import Constant, Int, Plain, Same, Slot, Value, Wrapper
 from subclasses import TensorSubclass
 from subclasses._torch import make_wrapper_subclass
@@ -76,6 +77,25 @@ def _emit_by_hand(out: Emitter, value: Wrapper, read: Read, hint: str) -> str:
     extents = f"{emit_ints(value.size, read)}, {emit_ints(value.stride, read)}"
     out.writeline(f"{result} = {cls}.__tensor_unflatten__({{{', '.join(parts)}}}, {context}, {extents})")
     return result
+
+
+# --------------------------------------------------------------------------------------------------- graphs
+
+
+def emit_graph_call(
+    out: Emitter, compiled: object, items: str, hints: Sequence[str], autocast: bool
+) -> list[str]:
+    """Calls a compiled graph with the list `items`; returns the names of its outputs (`_` stays `_`)."""
+    names = [text if text == "_" else out.fresh_name(text) for text in hints]
+    target = f"({', '.join(names)},) = " if names else ""
+    call = f"{target}{out.bind(compiled, 'compiled_graph')}({items})"
+    if not autocast:
+        out.writeline(call)
+        return names
+    out.writeline(f"with {out.bind(private.DisableAutocast, 'DisableAutocast')}():  # casts are in the graph")
+    with out.indent():
+        out.writeline(call)
+    return names
 
 
 # ------------------------------------------------------------------------------------------ ints and pytrees

@@ -117,8 +117,11 @@ class SignatureEmitter:
         if isinstance(constant, _SINGLETONS) or not _compares(constant):
             self.require(f"{name} is {self.out.bind(constant, 'constant')}")
             return
-        kind, held = self.out.bind(type(constant), "kind"), self.out.bind(constant, "constant")
-        self.require(f"type({name}) is {kind} and {name} == {held}")
+        kind = self.out.bind(type(constant), "kind")
+        if isinstance(constant, (float, complex)):  # -0.0 == 0.0, and nan != nan
+            self.require(f"type({name}) is {kind} and repr({name}) == {repr(constant)!r}")
+            return
+        self.require(f"type({name}) is {kind} and {name} == {self.out.bind(constant, 'constant')}")
 
     def _emit_plain(self, name: str, value: Plain, tensor: Tensor) -> None:
         if value.index in self.names.slots:
@@ -206,9 +209,8 @@ class SignatureEmitter:
 
 def _compares(constant: Any) -> bool:
     """Whether equality of two objects of this type says that they are interchangeable as constants."""
-    if isinstance(constant, (int, float, complex, str, bytes, torch.device, torch.Size)):
-        return constant == constant
-    return isinstance(constant, (slice, range, frozenset)) or type(constant).__module__ == "enum"
+    known = (int, float, complex, str, bytes, torch.device, torch.Size, slice, range, frozenset)
+    return isinstance(constant, known) or type(constant).__module__ == "enum"
 
 
 class TrustedEmitter(SignatureEmitter):

@@ -96,9 +96,9 @@ class Traced:
 class Capture(TorchFunctionMode):
     """Turns tensors from outside the trace into inputs when a torch function first touches them."""
 
-    def __init__(self, inputs: Inputs, items: list[Any]) -> None:
+    def __init__(self, inputs: Inputs, items: list[Any], arguments: list[Any]) -> None:
         super().__init__()
-        self.inputs, self.items = inputs, items
+        self.inputs, self.items, self.arguments = inputs, items, arguments
         self.leaves: dict[int, Any] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,7 +114,10 @@ class Capture(TorchFunctionMode):
                 value = self.inputs.add_captured(leaf)
             for slot in range(len(self.items), len(self.inputs.flat.items)):
                 self.items.append(functional(self.inputs.fake_items[slot]))
-            self.leaves[id(leaf)] = self.inputs.rebuild(value, self.items)
+            same = isinstance(value, Same)
+            self.leaves[id(leaf)] = (
+                self.arguments[value.index] if same else self.inputs.rebuild(value, self.items)
+            )
         return self.leaves[id(leaf)]
 
 
@@ -140,7 +143,7 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     for value in inputs.values:
         leaves.append(leaves[value.index] if isinstance(value, Same) else inputs.rebuild(value, items))
     arguments, captured = leaves[: inputs.num_arguments], leaves[inputs.num_arguments :]
-    capture = Capture(inputs, items)
+    capture = Capture(inputs, items, arguments)
     capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
     with capture:
         result = call(arguments)

@@ -1,0 +1,361 @@
+"""The backwards of one program: a family keyed by which results get a gradient, compiled when first met.
+
+For gradients of the kind that was traced, a member runs a compiled graph against what the forward saved: the
+whole backward graph, or what is left of it when some gradients do not arrive. Anything else (a gradient of
+another type or metadata, a backward that is to be differentiated itself) is computed by differentiating the
+function again, from the arguments of the call: `torch.autograd.grad` over the function is a function like any
+other, and the pass compiles it. Its own gradients are right to any order, for autograd itself wrote them.
+
+The arguments are not kept alive for that, since eager mode would not keep all of them either. What the forward
+saved anyway comes from there, a leaf from the autograd graph, the rest by weak reference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+import torch
+from torch import fx, nn
+
+from desugar import compilers
+from desugar.backward import BackwardPlan, Member, MemberEmitter, differentiable_leaves, first_paths
+from desugar.compilers import Backend, CompiledGraph, GraphKind
+from desugar.errors import DesugarError
+from desugar.files import WRAPPER_FILE
+from desugar.graphs import copy_graph, output_nodes
+from desugar.inputs import Inputs
+from desugar.partition import BackwardInput, FromForward, FromTangent, Partitioned
+from desugar.prune import prune_missing
+from desugar.trace import Call, Traced
+from desugar.values import Constant, Plain, Same, Wrapper, slots_of
+from subclasses.build import build_functions
+from subclasses.emit import Emitter
+
+Backward = Callable[..., tuple[Any, ...]]
+CompileAgain = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+# ------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """What it takes to differentiate the function again.
+
+    Attributes:
+        call: The function, from argument leaves to its result.
+        compile: Compiles a function that computes gradients.
+    """
+
+    call: Call
+    compile: CompileAgain
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """Input leaves that the forward notes for another differentiation.
+
+    Attributes:
+        referred: Argument leaves that are neither saved nor in the autograd graph: a weak reference.
+        versioned: Leaves that the saved values were computed from and that are not saved: their version.
+        numbers: Slots of ints that are arguments.
+    """
+
+    referred: tuple[int, ...]
+    versioned: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+class Members(dict[tuple[bool, ...], Backward]):
+    """Presence of each gradient -> the generated function; built when first asked for."""
+
+    def __init__(self, build: Callable[[tuple[bool, ...]], Backward]) -> None:
+        super().__init__()
+        self.build = build
+
+    def __missing__(self, present: tuple[bool, ...]) -> Backward:
+        return self.build(present)
+
+
+# --------------------------------------------------------------------------------------------- the family
+
+
+class Family:
+    """All backwards of one program.
+
+    Attributes:
+        partitioned: Forward and backward graphs as they were split.
+        members: The generated functions so far.
+        sources: Their texts.
+        plan: What the forward saves; set when its text is written.
+    """
+
+    def __init__(
+        self, inputs: Inputs, traced: Traced, partitioned: Partitioned, backend: Backend, again: Again
+    ) -> None:
+        self.inputs, self.traced, self.partitioned = inputs, traced, partitioned
+        self.backend, self.again = backend, again
+        self.members = Members(self._build)
+        self.sources: list[str] = []
+        self.plan = BackwardPlan()
+        self.constants: dict[int, Any] = {}
+        self.autocast = autocast_state()
+        self._watched = Watched((), (), ())
+        self._random = _first_random(partitioned.forward)
+        self._compiled: dict[tuple[bool, ...], CompiledGraph] = {}
+        self._recompiled: dict[tuple[int, ...], Callable[..., Any]] = {}
+        self._lock = threading.RLock()
+
+    def compile_ahead(self) -> None:
+        """Compiles the member for all gradients now, so that what the compiler assumes of sizes is known."""
+        everything = (True,) * len(self.traced.tangents)
+        self._compiled[everything] = self._compile(self._graph(everything))
+
+    # ............................................................................................ members
+
+    def _build(self, present: tuple[bool, ...]) -> Backward:
+        with self._lock:
+            if present in self.members:
+                return self.members[present]
+            function = self._build_again() if self._type_depends_on(present) else self._build_member(present)
+            self.members[present] = function
+            return function
+
+    def _build_again(self) -> Backward:
+        return lambda ctx, *tangents: self.differentiate(ctx, tangents)
+
+    def _build_member(self, present: tuple[bool, ...]) -> Backward:
+        graph = self._graph(present)
+        compiled = None
+        if any(present):
+            compiled = self._compiled.get(present) or self._compile_late(graph)
+        out = Emitter()
+        name = "backward_" + "".join("1" if there else "0" for there in present)
+        out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))
+        emitter = MemberEmitter(
+            out, self.traced, self.plan, self.differentiate, autocast=is_autocast(self.autocast)
+        )
+        emitter.emit(Member(name, present, graph, self._sources(graph), compiled))
+        functions = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)
+        self.sources.append(out.source)
+        return functions[name]  # type: ignore[return-value]
+
+    def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
+        if all(present):
+            return self.partitioned.backward
+        return prune_missing(
+            self.partitioned.backward,
+            {
+                name: source.index
+                for name, source in self._source_names().items()
+                if isinstance(source, FromTangent)
+            },
+            self._missing(present),
+            list(self.partitioned.depends),
+        )
+
+    def _missing(self, present: tuple[bool, ...]) -> frozenset[int]:
+        return frozenset(
+            slot
+            for (_, value), there in zip(self.traced.tangents, present, strict=True)
+            if not there
+            for slot in slots_of(value)
+        )
+
+    def _source_names(self) -> dict[str, BackwardInput]:
+        placeholders = self.partitioned.backward.graph.find_nodes(op="placeholder")
+        return {
+            n.name: source for n, source in zip(placeholders, self.partitioned.backward_inputs, strict=True)
+        }
+
+    def _sources(self, graph: fx.GraphModule) -> tuple[BackwardInput, ...]:
+        names = self._source_names()
+        return tuple(names[node.name] for node in graph.graph.find_nodes(op="placeholder"))
+
+    def _compile(self, graph: fx.GraphModule) -> CompiledGraph:
+        sources = self._sources(graph)
+        saved = tuple(n for n, source in enumerate(sources) if not isinstance(source, FromTangent))
+        kind = GraphKind("backward", len(output_nodes(graph)), saved)
+        return compilers.compile_backward(self.backend, copy_graph(graph), kind, self.inputs.fakes.mode)
+
+    def _compile_late(self, graph: fx.GraphModule) -> CompiledGraph:
+        """Compiles when the signature is settled: a graph that would need more of it runs as it is."""
+        env = self.inputs.fakes.env
+        known = len(env.guards)
+        compiled = self._compile(graph)
+        if len(env.guards) == known:
+            return compiled
+        return compilers.run_as_is(graph)
+
+    def _type_depends_on(self, present: tuple[bool, ...]) -> bool:
+        """Whether a plain argument's gradient is a subclass because of a gradient that does not arrive."""
+        if not any(
+            isinstance(value, Wrapper) and not there
+            for (_, value), there in zip(self.traced.tangents, present, strict=True)
+        ):
+            return False
+        values = self.inputs.values
+        return any(present) and any(
+            isinstance(values[leaf], Plain) and isinstance(value, Wrapper)
+            for leaf, value in self.traced.grads
+        )
+
+    # ................................................................................. differentiating again
+
+    def watch(self, leaves: list[Any]) -> Watched:
+        """What the forward is to note; `leaves` are the argument leaves that were traced."""
+        values, captured = self.inputs.values, self.inputs.captured
+        self.constants = {
+            n: leaf
+            for n, leaf in enumerate(leaves)
+            if isinstance(values[n], Constant) and values[n].index is None
+        }
+        differentiable = set(differentiable_leaves(self.traced))
+        live = [*leaves, *captured]
+        tensors = [n for n in tensor_leaves(self.inputs) if n not in self.plan.leaves]
+        found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
+        sources = self._sources_of_saved()
+        self._watched = Watched(
+            tuple(n for n in tensors if n < len(leaves) and n not in found_in_graph),
+            tuple(n for n in tensors if n in sources and not live[n].is_inference()),
+            tuple(v.index for v in values if isinstance(v, Constant) and v.index is not None),
+        )
+        return self._watched
+
+    def _sources_of_saved(self) -> set[int]:
+        """Input leaves that a saved intermediate was computed from."""
+        outputs = output_nodes(self.partitioned.forward)
+        stack = [outputs[s.index] for s in self.partitioned.backward_inputs if isinstance(s, FromForward)]
+        seen: set[fx.Node] = set()
+        while stack:
+            node = stack.pop()
+            if node not in seen:
+                seen.add(node)
+                stack.extend(node.all_input_nodes)
+        paths = first_paths(self.inputs.values)
+        placeholders = self.partitioned.forward.graph.find_nodes(op="placeholder")
+        return {paths[n][0] for n, node in enumerate(placeholders) if node in seen and n in paths}
+
+    def differentiate(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The gradients by differentiating the function again, for gradients of any kind.
+
+        Raises:
+            DesugarError: The call cannot be repeated: it draws random numbers, or an argument is gone or was
+                changed since.
+        """
+        if self._random is not None:
+            raise DesugarError(
+                f"this backward has to run the function again, which would draw other random numbers ({self._random})",
+                instead="pass gradients of the results' own types and, for second derivatives, run it in eager mode",
+            )
+        leaves = self._recover(ctx)
+        numbers = [number for number, _ in self.traced.tangents]
+        present = tuple(n for n, tangent in zip(numbers, tangents, strict=True) if tangent is not None)
+        given = tuple(tangent for tangent in tangents if tangent is not None)
+        with self._lock:
+            again = self._recompiled.get(present)
+            if again is None:
+                again = self._recompiled[present] = self.again.compile(self._gradients_of(present))
+        with entering(self.autocast):
+            return None, None, *again(leaves, given)
+
+    def _gradients_of(self, present: tuple[int, ...]) -> Callable[..., Any]:
+        """The function from argument leaves and gradients of results to gradients of arguments."""
+        call, captured = self.again.call, self.inputs.captured
+        wanted, num_arguments = differentiable_leaves(self.traced), self.inputs.num_arguments
+
+        def gradients(leaves: list[Any], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+            twice = torch.is_grad_enabled()
+            with torch.enable_grad():
+                results = optree.tree_leaves(call(leaves), none_is_leaf=True)
+                return torch.autograd.grad(
+                    [results[number] for number in present],
+                    [leaves[n] if n < num_arguments else captured[n - num_arguments] for n in wanted],
+                    tangents,
+                    allow_unused=True,
+                    create_graph=twice,
+                )
+
+        return gradients
+
+    def _recover(self, ctx: Any) -> list[Any]:
+        """The argument leaves of the call, as they were."""
+        watched, plan = self._watched, self.plan
+        saved = ctx.saved_tensors if plan.saved else ()
+        positions = {leaf: n for n, leaf in enumerate(differentiable_leaves(self.traced))}
+        leaves: list[Any] = []
+        for n, value in enumerate(self.inputs.values[: self.inputs.num_arguments]):
+            match value:
+                case Same(_, index):
+                    leaf = leaves[index]
+                case Constant(_, int(index)):
+                    leaf = ctx.numbers[watched.numbers.index(index)]
+                case Constant():
+                    leaf = self.constants[n]
+                case _ if n in plan.leaves:
+                    leaf = saved[plan.leaves[n]]
+                case _ if n in watched.referred:
+                    leaf = ctx.alive[watched.referred.index(n)]()
+                case _:
+                    leaf = getattr(ctx.next_functions[positions[n]][0], "variable", None)
+            if leaf is None and isinstance(value, Plain | Wrapper):
+                raise DesugarError(
+                    f"this backward has to run the function again, and its argument {n} is gone",
+                    instead="keep the arguments until the backward has run",
+                )
+            leaves.append(leaf)
+        live = [*leaves, *self.inputs.captured]
+        for n, version in zip(watched.versioned, getattr(ctx, "versions", ()), strict=True):
+            if live[n]._version != version:
+                raise DesugarError(
+                    f"this backward has to run the function again, and a tensor of size {tuple(live[n].shape)} "
+                    "that it read was changed in place since",
+                    instead="change it after the backward, or change a clone",
+                )
+        return leaves
+
+
+# ------------------------------------------------------------------------------------------------- helpers
+
+
+def tensor_leaves(inputs: Inputs) -> list[int]:
+    """Input leaves that are tensors."""
+    return [n for n, value in enumerate(inputs.values) if isinstance(value, Plain | Wrapper)]
+
+
+def _first_random(graph: fx.GraphModule) -> str | None:
+    """An op of the graph that draws random numbers."""
+    for node in graph.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return str(node.target)
+    return None
+
+
+AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
+
+
+def autocast_state() -> AutocastState:
+    """Per device type, whether autocast is on and its dtype."""
+    return tuple(
+        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+    )
+
+
+def is_autocast(state: AutocastState) -> bool:
+    """Whether autocast is on for some device."""
+    return any(enabled for _, enabled, _ in state)
+
+
+@contextlib.contextmanager
+def entering(state: AutocastState) -> Iterator[None]:
+    """Autocast as it was."""
+    with contextlib.ExitStack() as stack:
+        for device, enabled, dtype in state:
+            if enabled or torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
+        yield
