@@ -13,7 +13,7 @@ import torch
 from torch import SymInt, Tensor
 
 from desugar import _torch as private
-from desugar.errors import DesugarError
+from desugar.errors import DesugarError, user_line
 from desugar.inputs import is_traced
 from desugar.values import Constant, Plain, Wrapper, paths_of, slots_of, wrap_value
 
@@ -22,6 +22,28 @@ if TYPE_CHECKING:
     from desugar.trace import Outputs, Run
 
 _USE_EAGER = "run this part in eager mode, outside the compiled function"
+
+# ------------------------------------------------------------------------------------------ during a run
+
+_DATA, _GRAD = Tensor.data, Tensor.grad
+
+
+def check_call(func: Any) -> None:
+    """Raises for attributes of a tensor that no trace can follow: `.data` assigned, `.grad` read or assigned."""
+    attribute, verb = getattr(func, "__self__", None), getattr(func, "__name__", None)
+    if attribute is _DATA and verb == "__set__":
+        raise DesugarError(
+            ".data of a tensor is assigned inside the function",
+            where=user_line(),
+            instead="write tensor.copy_(...) under torch.no_grad(), or assign outside the compiled function",
+        )
+    if attribute is _GRAD and verb in ("__get__", "__set__", "__delete__"):
+        raise DesugarError(
+            ".grad of a tensor is used inside the function; a trace does not know it",
+            where=user_line(),
+            instead="pass the gradient as an argument, or " + _USE_EAGER,
+        )
+
 
 # ------------------------------------------------------------------------------------------- after a run
 

@@ -102,6 +102,7 @@ class Capture(TorchFunctionMode):
         self.leaves: dict[int, Any] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        refuse.check_call(func)
         args, kwargs = optree.tree_map(self.replace, (args, kwargs or {}), none_is_leaf=True)
         return func(*args, **kwargs)
 
