@@ -1,0 +1,283 @@
+"""The tensor subclasses that the tests of the pass use: three written by hand, six declared.
+
+Each kind has one of each: a plain pair, one with constant metadata, one whose outer size is that of no inner.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+
+from subclasses import Outer, TensorSubclass, dynamic, inner, static
+
+aten = torch.ops.aten
+
+# ------------------------------------------------------------------------------------------ written by hand
+
+
+def _map_inner(cls: Any, func: Any, args: Any, kwargs: Any, build: Any) -> Any:
+    """The op once per inner tensor of the first wrapper, every wrapper replaced by its inner of that name."""
+    (first, *_) = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, cls)]
+    names, _ = first.__tensor_flatten__()
+    outs = []
+    for name in names:
+
+        def pick(leaf: Any, name: str = name) -> Any:
+            return getattr(leaf, name) if isinstance(leaf, cls) else leaf
+
+        outs.append(func(*tree_map(pick, args), **tree_map(pick, kwargs)))
+    return tree_map(lambda *parts: build(*parts) if isinstance(parts[0], Tensor) else parts[0], *outs)
+
+
+class Tagged(Tensor):
+    """Written by hand: a pair with constant metadata, a tag that operands must share."""
+
+    data_: Tensor
+    extra: Tensor
+    tag: str
+
+    @staticmethod
+    def __new__(cls, data_, extra, tag="plain"):
+        return torch.Tensor._make_wrapper_subclass(
+            cls,
+            data_.size(),
+            strides=data_.stride(),
+            storage_offset=data_.storage_offset(),
+            dtype=data_.dtype,
+            device=data_.device,
+        )
+
+    def __init__(self, data_, extra, tag="plain"):
+        self.data_, self.extra, self.tag = data_, extra, tag
+
+    def __repr__(self):
+        return f"Tagged({self.data_!r}, {self.extra!r}, {self.tag!r})"
+
+    def __tensor_flatten__(self):
+        return ["data_", "extra"], {"tag": self.tag}
+
+    @staticmethod
+    def __tensor_unflatten__(inner_tensors, context, outer_size, outer_stride):
+        return Tagged(inner_tensors["data_"], inner_tensors["extra"], context["tag"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        tags = {leaf.tag for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tagged)}
+        if len(tags) > 1:
+            raise ValueError(f"operands with different tags: {sorted(tags)}")
+        tag = next(iter(tags))
+        out = _map_inner(cls, func, args, kwargs, lambda a, b: Tagged(a, b, tag))
+        return return_and_correct_aliasing(func, args, kwargs, out)
+
+
+_EACH_HALF = [
+    *(aten.detach.default, aten.alias.default, aten.clone.default, aten._to_copy.default),
+    *(aten.empty_like.default, aten.zeros_like.default, aten.ones_like.default, aten.copy_.default),
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default),
+    *(aten.sin.default, aten.cos.default, aten.tanh.default, aten.exp.default, aten.tanh_backward.default),
+    *(aten.mul_.Tensor, aten.add_.Tensor, aten.sin_.default, aten.zero_.default, aten.fill_.Scalar),
+]
+
+
+class Halves(Tensor):
+    """Written by hand: `left` and `right` beside one another along the last dim, so the outer size is neither's.
+
+    Some pointwise ops work on each half; for any other op the halves are joined and the result is plain.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    @staticmethod
+    def __new__(cls, left, right):
+        size = (*left.shape[:-1], left.shape[-1] + right.shape[-1])
+        return torch.Tensor._make_wrapper_subclass(cls, size, dtype=left.dtype, device=left.device)
+
+    def __init__(self, left, right):
+        self.left, self.right = left, right
+
+    def __repr__(self):
+        return f"Halves({self.left!r}, {self.right!r})"
+
+    def __tensor_flatten__(self):
+        return ["left", "right"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner_tensors, context, outer_size, outer_stride):
+        return Halves(inner_tensors["left"], inner_tensors["right"])
+
+    def joined(self):
+        return torch.cat([self.left, self.right], -1)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        parts = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Halves)]
+        if func not in _EACH_HALF or (not isinstance(args[0], Halves) and func._schema.is_mutable):
+            if func._schema.is_mutable:
+                raise NotImplementedError(f"{func} would write to Halves")
+            args, kwargs = tree_map(lambda x: x.joined() if isinstance(x, Halves) else x, (args, kwargs))
+            return func(*args, **kwargs)
+        width, total = parts[0].left.shape[-1], parts[0].shape[-1]
+        if any(part.left.shape[-1] != width for part in parts):
+            raise ValueError("halves of different widths")
+
+        def half(leaf: Any, name: str) -> Any:
+            if isinstance(leaf, Halves):
+                return getattr(leaf, name)
+            if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[-1] == total:
+                start, length = (0, width) if name == "left" else (width, total - width)
+                return leaf.narrow(-1, start, length)
+            return leaf
+
+        outs = [
+            func(*tree_map(lambda x, n=n: half(x, n), args), **tree_map(lambda x, n=n: half(x, n), kwargs))
+            for n in ("left", "right")
+        ]
+        return return_and_correct_aliasing(func, args, kwargs, Halves(*outs))
+
+
+# ------------------------------------------------------------------------------------------------- declared
+
+
+class Pair(TensorSubclass, fallback="map"):
+    """Two tensors, every op on both."""
+
+    a: Tensor = inner()
+    b: Tensor = inner()
+
+
+class Labeled(TensorSubclass, fallback="map"):
+    """Static and dynamic metadata, and an optional inner tensor."""
+
+    data_: Tensor = inner()
+    extra: Tensor | None = inner(optional=True)
+    label: str = static(default="none")
+    count: int = dynamic(default=2)
+
+
+class Beside(TensorSubclass, fallback="materialize"):
+    """`Halves`, declared: pointwise ops on each half where the operands allow it, else on the joined tensor."""
+
+    left: Tensor = inner()
+    right: Tensor = inner()
+
+    @staticmethod
+    def outer(left, right):
+        return Outer((*left.shape[:-1], left.shape[-1] + right.shape[-1]))
+
+    def materialize(self):
+        return torch.cat([self.left, self.right], -1)
+
+
+@Beside.implements(aten.sin.default, aten.cos.default, aten.neg.default, aten.tanh.default)
+def _unary(func, x):
+    return Beside(func(x.left), func(x.right))
+
+
+@Beside.implements(aten.mul.Tensor, aten.add.Tensor, aten.sub.Tensor)
+def _binary(func, x, y, **kwargs):
+    of = x if isinstance(x, Beside) else y
+    width, total = of.left.shape[-1], of.shape[-1]
+
+    def half(leaf: Any, name: str) -> Any:
+        if isinstance(leaf, Beside):
+            return getattr(leaf, name)
+        if isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[-1] == total:
+            return leaf.narrow(-1, *((0, width) if name == "left" else (width, total - width)))
+        return leaf
+
+    return Beside(*(func(half(x, n), half(y, n), **kwargs) for n in ("left", "right")))
+
+
+class Int8Like(TensorSubclass, size_from="qdata", dtype_from="scale", fallback="materialize"):
+    """Quantized data and a scale, which stand for a plain tensor."""
+
+    qdata: Tensor = inner(dtype=torch.int8)
+    scale: Tensor = inner()
+    zero: Tensor | None = inner(optional=True)
+    axis: int = static(default=0)
+
+    def materialize(self):
+        data = self.qdata.to(self.scale.dtype)
+        return (data if self.zero is None else data - self.zero) * self.scale
+
+
+@Int8Like.implements(F.linear)
+def _linear(func, x, w, bias=None):
+    if not isinstance(w, Int8Like):
+        return func(x.materialize(), w, bias)
+    (scale,) = [t for name, t in zip(("qdata", "scale", "zero"), w.unwrap(), strict=True) if name == "scale"]
+    data = w.qdata.to(x.dtype) if w.zero is None else w.qdata.to(x.dtype) - w.zero
+    y = func(x, data) * scale.squeeze(-1)
+    return y if bias is None else y + bias
+
+
+class Nested(TensorSubclass, fallback="map"):
+    """An inner tensor that is a pair itself, beside a plain one."""
+
+    pair: Pair = inner()
+    flat: Tensor = inner()
+
+
+HAND_WRITTEN = (TwoTensor, Tagged, Halves)
+DECLARED = (Pair, Labeled, Beside, Nested)
+EVERY = (*HAND_WRITTEN, *DECLARED)
+
+# ------------------------------------------------------------------------------------------------ factories
+
+
+def make(cls: type, *size: int, grad: bool = False, dtype: torch.dtype = torch.float32) -> Any:
+    """A wrapper of outer size `size` with random content."""
+
+    def rand(*size: int) -> Tensor:
+        return torch.randn(size, dtype=dtype)
+
+    if cls is Tensor:
+        made: Any = rand(*size)
+    elif cls is Tagged:
+        made = Tagged(rand(*size), rand(*size), "left")
+    elif cls in (Halves, Beside):
+        left = size[-1] // 3
+        made = cls(rand(*size[:-1], left), rand(*size[:-1], size[-1] - left))
+    elif cls is Labeled:
+        made = Labeled(rand(*size), rand(*size), label="x", count=3)
+    elif cls is Int8Like:
+        made = Int8Like(torch.randint(-8, 8, size, dtype=torch.int8), rand(size[0], 1).abs() + 0.5)
+    elif cls is Nested:
+        made = Nested(Pair(rand(*size), rand(*size)), rand(*size))
+    else:
+        made = cls(rand(*size), rand(*size))
+    return made.requires_grad_() if grad else made
+
+
+def inner_names(x: Any) -> list[str]:
+    """Names of the inner tensors that are there; empty for a plain tensor."""
+    if isinstance(x, TensorSubclass):
+        return list(x._layout.present)  # flatten has the carriers of dynamic ints besides
+    return list(x.__tensor_flatten__()[0]) if hasattr(type(x), "__tensor_flatten__") else []
+
+
+def plain_parts(x: Tensor) -> list[Tensor]:
+    """The plain tensors inside, in flatten order."""
+    names = inner_names(x)
+    if not names:
+        return [x]
+    return [part for name in names for part in plain_parts(getattr(x, name))]
+
+
+def metadata(x: Any) -> Any:
+    """Type and metadata, nested, without the tensors."""
+    names = inner_names(x)
+    context = x.__tensor_flatten__()[1] if names else None
+    dynamics = (
+        [getattr(x, field.name) for field in x.__spec__.dynamics] if isinstance(x, TensorSubclass) else []
+    )
+    return type(x), context, dynamics, tuple((name, metadata(getattr(x, name))) for name in names)

@@ -1,0 +1,163 @@
+"""Eager as the judge: what a call did, in a form that can be compared."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import optree
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+from tests.desugar.classes import metadata, plain_parts
+
+# ------------------------------------------------------------------------------------------- ways to compile
+
+
+def by_pass(fn: Any, **options: Any) -> Any:
+    """The pass, its graphs run as they are."""
+    return desugar.compile(fn, **{"backend": "eager"} | options)
+
+
+def by_dynamo(fn: Any, **options: Any) -> Any:
+    """The pass behind Dynamo, its graphs run as they are."""
+    return torch.compile(fn, backend="desugar", fullgraph=True, options={"backend": "eager"}, **options)
+
+
+WAYS = {"pass": by_pass, "dynamo": by_dynamo}
+
+# --------------------------------------------------------------------------------------- what is not yet right
+
+
+def cases(names: Iterable[str], open_: Mapping[str, str] | None = None) -> list[Any]:
+    """Names as parameters; those in `open_` are known to fail, for the reason given."""
+    known = open_ or {}
+    marks = {name: [pytest.mark.xfail(reason=known[name])] for name in known}
+    return [pytest.param(name, marks=marks.get(name, [])) for name in names]
+
+
+# ------------------------------------------------------------------------------------------- what a call did
+
+
+def leaves_of(value: Any) -> list[Any]:
+    return optree.tree_leaves(value, none_is_leaf=True)
+
+
+def facts(leaf: Any) -> Any:
+    """Everything about one leaf but its values."""
+    if not isinstance(leaf, Tensor):
+        return type(leaf), leaf
+    parts = [(tuple(part.size()), tuple(part.stride()), part.dtype) for part in plain_parts(leaf)]
+    outer = tuple(leaf.size()), tuple(leaf.stride()), leaf.dtype
+    grad = leaf.requires_grad, leaf.grad_fn is not None, leaf.is_leaf, leaf.is_inference()
+    return metadata(leaf), outer, parts, grad
+
+
+def aliasing(leaves: Sequence[Any]) -> list[int]:
+    """Per plain tensor inside the leaves the number of the first one with the same storage."""
+    first: dict[int, int] = {}
+    parts = [part for leaf in leaves if isinstance(leaf, Tensor) for part in plain_parts(leaf)]
+    return [first.setdefault(part.untyped_storage()._cdata, n) for n, part in enumerate(parts)]
+
+
+def identities(leaves: Sequence[Any]) -> list[int]:
+    """Per leaf the number of the first one that is the same object (tensors only)."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(leaf), n) for n, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+
+def assert_same_values(got: Sequence[Any], want: Sequence[Any], **tolerance: Any) -> None:
+    """Type, metadata, sizes, strides, dtype and values of every leaf."""
+    assert len(got) == len(want)
+    for g, w in zip(got, want, strict=True):
+        assert facts(g) == facts(w), f"got {facts(g)}, expected {facts(w)}"
+        if isinstance(g, Tensor):
+            for part, wanted in zip(plain_parts(g), plain_parts(w), strict=True):
+                torch.testing.assert_close(part, wanted, equal_nan=True, **tolerance)
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int | None]:
+    """Version counters; an inference tensor has none."""
+    return [None if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
+def tensors_of(value: Any) -> list[Tensor]:
+    return [leaf for leaf in leaves_of(value) if isinstance(leaf, Tensor)]
+
+
+def backward(result: Any, missing: Sequence[int] = (), seed: int = 1) -> None:
+    """Random tangents of the right type for every result that takes part, into `.grad` of the leaves."""
+    outs = [leaf for leaf in tensors_of(result) if leaf.requires_grad]
+    generator = torch.Generator().manual_seed(seed)
+    tangents = [random_like(out, generator) for out in outs]
+    kept = [n for n in range(len(outs)) if n not in missing]
+    if kept:
+        torch.autograd.backward([outs[n] for n in kept], [tangents[n] for n in kept])
+
+
+def random_like(x: Tensor, generator: torch.Generator) -> Tensor:
+    """A tensor of the same type, metadata and strides with random content."""
+    with torch.no_grad():
+        out = x.detach().clone()
+        for part in plain_parts(out):
+            if part.is_floating_point():
+                part.copy_(torch.randn(part.shape, generator=generator, dtype=torch.float64))
+    return out
+
+
+def judge(  # noqa: PLR0913 - one option each for what a test varies
+    fn: Callable[..., Any],
+    make: Callable[[], tuple[Any, ...]],
+    compiled: Any = None,
+    *,
+    missing: Sequence[int] = (),
+    way: Callable[..., Any] = by_pass,
+    around: Callable[[], Any] = contextlib.nullcontext,
+    calls: int = 1,
+    **tolerance: Any,
+) -> Any:
+    """Calls `fn` and what it compiles to on equal arguments; compares all that a caller can see.
+
+    Args:
+        fn: The function.
+        make: Makes the arguments; called once per side under the same seed.
+        compiled: What to compare with `fn`; by default `way(fn)`.
+        missing: Numbers of the differentiable results that get no tangent.
+        way: How to compile.
+        around: A context manager for the calls, made anew for each.
+        calls: How often the compiled function is called, on fresh arguments each time.
+        tolerance: For `torch.testing.assert_close`.
+
+    Returns:
+        The compiled function.
+    """
+    compiled = way(fn) if compiled is None else compiled
+    for _ in range(calls):
+        state = torch.get_rng_state()
+        sides = []
+        for function in (fn, compiled):
+            torch.set_rng_state(state)
+            args = make()
+            with around():
+                result = function(*args)
+            backward(result, missing)
+            sides.append((tensors_of(args), leaves_of(result)))
+        (want_args, want), (args, got) = sides
+        assert_same_values(got, want, **tolerance)
+        assert_same_values(args, want_args, **tolerance)
+        assert identities([*args, *got]) == identities([*want_args, *want])
+        assert aliasing([*args, *got]) == aliasing([*want_args, *want])
+        assert versions(args) == versions(want_args)
+        assert_same_gradients(args, want_args, **tolerance)
+    return compiled
+
+
+def assert_same_gradients(args: Sequence[Tensor], wanted: Sequence[Tensor], **tolerance: Any) -> None:
+    """`.grad` of every argument, None included."""
+    got = [arg.grad if arg.is_leaf else None for arg in args]
+    want = [arg.grad if arg.is_leaf else None for arg in wanted]
+    assert [g is None for g in got] == [w is None for w in want]
+    assert_same_values([g for g in got if g is not None], [w for w in want if w is not None], **tolerance)

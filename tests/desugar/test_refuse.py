@@ -1,0 +1,274 @@
+"""What the pass does not take is refused with a reason, before anything is changed; the next call works."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+import desugar
+from desugar import DesugarError
+from tests.desugar.classes import EVERY, Pair, TwoTensor, make, metadata, plain_parts
+from tests.desugar.judge import by_dynamo, by_pass, cases, judge, tensors_of, versions
+
+
+def snapshot(args):
+    """All that a refused call may not change."""
+    tensors = tensors_of(args)
+    parts = [part for tensor in tensors for part in plain_parts(tensor)]
+    return (
+        [metadata(t) for t in tensors],
+        [(tuple(t.size()), tuple(t.stride()), t.requires_grad, t.grad is None) for t in tensors],
+        versions(tensors),
+        versions(parts),
+        [id(part) for part in parts],
+        [part.tolist() if part.layout != torch.sparse_coo else None for part in parts],
+    )
+
+
+def assert_refused(fn, args, match=None, *, works=None):
+    """The call raises, leaves its arguments alone, and what is compiled still works on others."""
+    before, modes = snapshot(args), (torch.is_grad_enabled(), torch._C._len_torch_dispatch_stack())
+    compiled = by_pass(fn)
+    for _ in range(2):
+        with pytest.raises(DesugarError, match=match) as caught:
+            compiled(*args)
+        assert snapshot(args) == before
+    assert (torch.is_grad_enabled(), torch._C._len_torch_dispatch_stack()) == modes
+    assert compiled.programs == []
+    if works is not None:
+        judge(fn, works, compiled)
+    assert "instead:" in str(caught.value)
+    return caught.value
+
+
+# ---- writing to inputs ---------------------------------------------------------------------------------------
+
+WRITES = {
+    "in-place on a wrapper": (lambda x, y: x.mul_(2), "changed in place"),
+    "in-place on a plain tensor": (lambda x, y: (y.add_(1), x * y)[1], "changed in place"),
+    "in-place on a view": (lambda x, y: (y.view(-1)[:1].add_(1), x * y)[1], "changed in place"),
+    "in-place on an inner tensor": (lambda x, y: (x.a.add_(1), x * 2)[1], "changed in place"),
+    "copy_": (lambda x, y: x.copy_(x * y), "changed in place"),
+    "setitem": (lambda x, y: (y.__setitem__(0, 1.0), x * y)[1], "changed in place"),
+    "out=": (lambda x, y: torch.add(y, 1, out=y), "changed in place"),
+    "assigning an inner tensor": (lambda x, y: (setattr(x, "a", x.a * 2), x * 2)[1], "in place"),
+    "assigning an inner tensor of its own": (lambda x, y: (setattr(x, "a", x.b), x * 2)[1], "in place"),
+}
+
+
+@pytest.mark.parametrize("cls", [TwoTensor, Pair])
+@pytest.mark.parametrize("name", WRITES)
+def test_writing_to_an_argument(name, cls):
+    fn, match = WRITES[name]
+    assert_refused(fn, (make(cls, 2, 3), torch.ones(3)), match)
+
+
+def test_writing_to_an_argument_with_gradients():
+    fn = WRITES["in-place on a plain tensor"][0]
+    assert_refused(fn, (make(Pair, 2, 3, grad=True), torch.ones(3)), "argument leaf 1")
+
+
+def test_a_buffer_that_changes():
+    module = nn.BatchNorm1d(3)
+    state = copy.deepcopy(module.state_dict())
+    assert_refused(module, (torch.randn(4, 3),), "captured Tensor .* changed in place")
+    assert all(torch.equal(module.state_dict()[name], value) for name, value in state.items())
+    judge(module.eval(), lambda: (torch.randn(4, 3),))
+
+
+META = {
+    "t_ on a plain tensor": lambda x, y: (y.t_(), x * 2)[1],
+    "unsqueeze_ on a plain tensor": lambda x, y: (y.unsqueeze_(0), x * 2)[1],
+    "resize_": lambda x, y: (y.resize_(5), x * 2)[1],
+    "unsqueeze_ on a wrapper": lambda x, y: (x.unsqueeze_(0), x * 2)[1],
+    "t_ on a wrapper": lambda x, y: (x.t_(), x * 2)[1],
+    "data": lambda x, y: (setattr(y, "data", y * 2), x * y)[1],
+    "set_": lambda x, y: (y.set_(torch.zeros(3)), x * 2)[1],
+}
+OPEN_META: dict[str, str] = {}
+
+
+@pytest.mark.parametrize("name", cases(META, OPEN_META))
+def test_metadata_mutation(name):
+    assert_refused(META[name], (make(TwoTensor, 2, 2), torch.ones(2, 3)))
+
+
+# ---- results that alias --------------------------------------------------------------------------------------
+
+VIEWS = {
+    "a view of a wrapper": lambda x: x.t(),
+    "reshape that changes nothing": lambda x: x.reshape(2, 3),
+    "detach": lambda x: (x.detach(), x * 2),
+    "two views of one intermediate": lambda x: (lambda y: (y.t(), y[0]))(x * 2),
+    "an intermediate and its view": lambda x: (lambda y: (y, y[0]))(x * 2),
+    "split": lambda x: (x * 2).split(1),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_results_that_are_views(name, grad):
+    """Without gradients around, they may be right; with gradients they are refused until they are."""
+    assert_refused(VIEWS[name], (make(TwoTensor, 2, 3, grad=grad),), "view of")
+
+
+# ---- what a trace cannot follow ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Holder:
+    y: torch.Tensor
+
+
+OPAQUE = {
+    "dataclass": lambda x: Holder(x * 2),
+    "set": lambda x: {x * 2},
+    "generator": lambda x: (x * n for n in (1, 2)),
+}
+
+
+@pytest.mark.xfail(reason="T5")
+@pytest.mark.parametrize("name", OPAQUE)
+def test_opaque_results(name):
+    assert_refused(OPAQUE[name], (make(TwoTensor, 2, 3),))
+
+
+def test_opaque_arguments_pass_through():
+    holder = Holder(make(TwoTensor, 2, 3))
+    judge(lambda h, x: h.y * x, lambda: (holder, torch.ones(3)))
+
+
+DATA = {
+    "item": lambda x: x * x.sum().item(),
+    "nonzero": lambda x: x.nonzero(),
+    "branch": lambda x: x * 2 if x.sum() > 0 else x,
+    "mask": lambda x: x[x > 0],
+    "tolist": lambda x: x * x.tolist()[0],
+}
+
+
+@pytest.mark.xfail(reason="T11")
+@pytest.mark.parametrize("name", DATA)
+def test_data_dependent(name):
+    error = assert_refused(DATA[name], (torch.ones(3),))
+    assert error.where is not None and "test_refuse.py" in error.where
+
+
+def test_backward_inside():
+    def fn(x):
+        (x * 2).sum().backward()
+        return x * 3
+
+    assert_refused(fn, (torch.ones(3, requires_grad=True),), "backward.* inside")
+
+
+def test_requires_grad_inside():
+    assert_refused(lambda x: (x.requires_grad_(), x * 2)[1], (make(TwoTensor, 2, 3),))
+
+
+def test_a_function_of_another_structure_each_time():
+    calls = []
+
+    def fn(x):
+        calls.append(1)
+        return (x,) * len(calls)
+
+    with pytest.raises(DesugarError, match="another structure"):
+        desugar.trace(fn, torch.ones(2))
+
+
+def test_a_tensor_from_outside_that_no_op_touches():
+    outside = torch.ones(2)
+    assert_refused(lambda x: (x * 2, outside), (torch.ones(2),), "from outside the function")
+
+
+class Bypass(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g
+
+
+def test_a_gradient_that_would_be_lost():
+    w = torch.ones(3, requires_grad=True)
+    assert_refused(
+        lambda x: Bypass.apply(x, w), (torch.ones(3, requires_grad=True),), "from outside.*gradient"
+    )
+
+
+# ---- odd arguments -------------------------------------------------------------------------------------------
+
+
+def nested(layout):
+    return torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=layout)
+
+
+ODD = {
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "conjugated": lambda: torch.ones(3, dtype=torch.complex64).conj(),
+    "sparse inside": lambda: Pair(torch.eye(3).to_sparse(), torch.eye(3).to_sparse()),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_arguments(name):
+    with pytest.raises(DesugarError, match="expected strided tensors"):
+        by_pass(lambda x: x * 2)(ODD[name]())
+
+
+@pytest.mark.xfail(reason="T13")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_torchs_nested_tensors(layout):
+    with pytest.raises(DesugarError):
+        by_pass(lambda x: x * 2)(nested(layout))
+
+
+# ---- the user's own errors -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_an_error_in_the_function_passes_through(cls):
+    def fn(x, y):
+        z = y.clone().add_(1)
+        if y.shape[0] == 3:
+            raise LookupError("mine")
+        return x.sin() + 0 * z.sum() if cls is TwoTensor else x.sin()
+
+    compiled = by_pass(fn)
+    args = make(cls, 2, 6, grad=True), torch.ones(3)
+    before = snapshot(args)
+    with pytest.raises(LookupError, match="mine") as caught:
+        compiled(*args)
+    assert any(
+        entry.path.name == "test_refuse.py" and "mine" in str(entry.statement) for entry in caught.traceback
+    )
+    assert snapshot(args) == before and torch.is_grad_enabled()
+    judge(fn, lambda: (make(cls, 2, 6, grad=True), torch.ones(4)), compiled)
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+def test_torchs_errors_pass_through(way):
+    with pytest.raises(RuntimeError, match="same reduction dim") as caught:
+        way(lambda x: x @ torch.ones(7, 7))(make(Pair, 2, 3))
+    assert not isinstance(caught.value, DesugarError)
+
+
+def test_an_interrupt_leaves_everything_usable():
+    def fn(x):
+        if not done:
+            raise KeyboardInterrupt
+        return x * 2
+
+    done: list[int] = []
+    compiled = by_pass(fn)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(torch.ones(2))
+    done.append(1)
+    judge(fn, lambda: (torch.ones(2, requires_grad=True),), compiled)

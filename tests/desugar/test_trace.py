@@ -1,0 +1,384 @@
+"""From a function over subclasses to graphs over plain tensors: judged by eager, and looked at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import desugar
+from tests.desugar.classes import (
+    EVERY,
+    Halves,
+    Int8Like,
+    Labeled,
+    Nested,
+    Pair,
+    Tagged,
+    TwoTensor,
+    make,
+    plain_parts,
+)
+from tests.desugar.judge import WAYS, judge
+
+ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+classes = pytest.mark.parametrize("cls", EVERY)
+Point = namedtuple("Point", "x y")
+
+# ---- every class, every mode ---------------------------------------------------------------------------------
+
+
+@ways
+@classes
+@pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_forward_and_backward(cls, way, grad, rows):
+    def fn(x, y, w):
+        return x * w + y.sin(), (y * 3).sum(), x.cos()
+
+    judge(
+        fn,
+        lambda: (
+            make(cls, rows, 6, grad=grad),
+            make(cls, rows, 6, grad=grad),
+            torch.randn(6, requires_grad=grad),
+        ),
+        way=way,
+        calls=2,
+    )
+
+
+@classes
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(cls, around):
+    judge(
+        lambda x, y: (x * 2, y.sin() + x),
+        lambda: (make(cls, 2, 6, grad=True), make(cls, 2, 6)),
+        around=around,
+    )
+
+
+@classes
+@pytest.mark.parametrize("missing", [[0], [1], [2], [0, 2], [0, 1, 2]], ids=str)
+def test_missing_tangents(cls, missing):
+    judge(
+        lambda x, y: (x * 2, (y * 3).sin(), x * y),
+        lambda: (make(cls, 2, 6, grad=True), make(cls, 2, 6, grad=True)),
+        missing=missing,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_dtypes(dtype):
+    judge(
+        lambda x, y: (x * y, x.sum()),
+        lambda: tuple(make(TwoTensor, 2, 3, dtype=dtype, grad=True) for _ in "xy"),
+    )
+
+
+# ---- arguments and results in any pytree ---------------------------------------------------------------------
+
+
+def wrapper(grad=True):
+    return make(TwoTensor, 2, 3, grad=grad)
+
+
+def plain(*size, grad=True):
+    return torch.randn(*size or (3,), requires_grad=grad)
+
+
+PYTREES = {
+    "dicts and lists": (
+        lambda d: {"o": [d["x"] * d["y"], (d["l"][0] + 1,)], "n": None},
+        lambda: ({"x": wrapper(), "y": plain(), "l": [make(Pair, 2, 3), None, 3, "s"]},),
+    ),
+    "namedtuple": (lambda p: Point(p.x * p.y, p.y * 2), lambda: (Point(wrapper(), plain()),)),
+    "OrderedDict": (lambda d: OrderedDict(a=d["x"] * d["y"]), lambda: (OrderedDict(x=wrapper(), y=plain()),)),
+    "constants": (lambda x, n, k: (x * n, k, 2.5, (), []), lambda: (wrapper(), 3, "text")),
+    "no tensor out": (lambda x: None, lambda: (wrapper(),)),
+    "no tensor in": (lambda n: torch.ones(3) * n, lambda: (4,)),
+    "no argument": (lambda: torch.ones(3), lambda: ()),
+    "no tensor at all": (lambda a, b: a * b, lambda: (3, 4)),
+    "the input itself": (lambda x, y: (x, x * y, y), lambda: (wrapper(), plain())),
+    "identity": (lambda x: x, lambda: (wrapper(),)),
+    "one result twice": (lambda x: [x * 2] * 2, lambda: (wrapper(),)),
+    "one argument twice": (lambda x, y: x * y, lambda: (wrapper(),) * 2),
+    "lists of tensors": (lambda xs: torch.stack(xs).sum(0), lambda: ([wrapper(), wrapper()],)),
+    "optional inner": (lambda x: x * 2, lambda: (Labeled(torch.randn(3)).requires_grad_(),)),
+    "None for a tensor": (lambda x, b=None: x if b is None else x + b, lambda: (plain(), None)),
+}
+
+
+@ways
+@pytest.mark.parametrize("name", PYTREES)
+def test_pytrees(name, way):
+    fn, make_args = PYTREES[name]
+    judge(fn, make_args, way=way)
+
+
+# ---- how inputs may share ------------------------------------------------------------------------------------
+
+
+def sharing(build):
+    def make_args():
+        a, b = torch.randn(2, 3), torch.randn(2, 3)
+        return tuple(x.requires_grad_() for x in build(a, b))
+
+    return make_args
+
+
+@pytest.mark.parametrize(
+    "make_args",
+    [
+        sharing(lambda a, b: (TwoTensor(a, b), TwoTensor(a, b))),
+        sharing(lambda a, b: (TwoTensor(a, b), TwoTensor(b, a))),
+        sharing(lambda a, b: (TwoTensor(a, a), TwoTensor(b, b))),
+        sharing(lambda a, b: (Pair(a, b), TwoTensor(a, b).a.clone())),
+        sharing(lambda a, b: (TwoTensor(a[:, :2], b[:, :2]), TwoTensor(a[:, 1:], b[:, 1:]))),
+    ],
+    ids=["both", "swapped", "within", "pair", "overlapping"],
+)
+def test_shared_inner_tensors_that_nobody_writes(make_args):
+    judge(lambda x, y: (x * y, x + y), make_args)
+
+
+def test_an_inner_tensor_that_is_an_argument_too():
+    def make_args():
+        a = torch.randn(3)
+        return Pair(a, a.clone()).requires_grad_(), a
+
+    judge(lambda x, y: x * y, make_args)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: TwoTensor(torch.randn(3, 2).t(), torch.randn(3, 2).t()),
+        lambda: TwoTensor(torch.randn(3, 1).expand(3, 4), torch.randn(3, 1).expand(3, 4)),
+        lambda: TwoTensor(torch.randn(4, 6)[:, 1:4], torch.randn(4, 6)[:, 1:4]),
+        lambda: make(TwoTensor, 4, 3, grad=True)[1:].detach(),
+        lambda: make(Pair, 2, 3, 4, 5),
+        lambda: torch.nn.Parameter(make(TwoTensor, 2, 3)),
+        lambda: make(TwoTensor, *()),
+    ],
+    ids=["transposed", "expanded", "sliced", "view", "4-d", "parameter", "scalar"],
+)
+def test_strides(build):
+    judge(lambda x: (x * 2, x.sum(), (x + 1).reshape(-1)), lambda: (build().requires_grad_(),))
+
+
+def test_results_keep_eager_strides():
+    judge(lambda x: ((x * 2).t(), (x + 1).expand(4, 2, 3)), lambda: (wrapper(),))
+
+
+# ---- what functions do ---------------------------------------------------------------------------------------
+
+
+def no_grad_inside(x, y):
+    with torch.no_grad():
+        z = x * y
+    return z, z * x
+
+
+def autocast_inside(x, w):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return x @ w
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * x
+
+
+BODIES = {
+    "no_grad inside": (no_grad_inside, lambda: (wrapper(), plain())),
+    "autocast inside": (autocast_inside, lambda: (make(TwoTensor, 4, 4, grad=True), plain(4, 4))),
+    "detached results": (lambda x: (x.detach() * 2, x * 3), lambda: (wrapper(),)),
+    "integer results": (lambda x: (x > 0, x * 2, (x > 0).sum()), lambda: (wrapper(),)),
+    "two results of one op": (lambda x: x.max(-1), lambda: (wrapper(),)),
+    "argmax": (lambda x: (x.argmax(-1), x * 2), lambda: (wrapper(),)),
+    "cat": (lambda x, y: torch.cat([x, y]), lambda: (wrapper(), wrapper())),
+    "layer norm": (lambda x, w: F.layer_norm(x, (3,), w), lambda: (wrapper(), plain())),
+    "attention": (
+        F.scaled_dot_product_attention,
+        lambda: tuple(make(TwoTensor, 2, 2, 4, 8, grad=True) for _ in "qkv"),
+    ),
+    "embedding": (F.embedding, lambda: (torch.tensor([1, 2, 2]), make(TwoTensor, 4, 3, grad=True))),
+    "indexing": (lambda x, i: x[i] * 2, lambda: (make(TwoTensor, 4, 3, grad=True), torch.tensor([1, 2, 2]))),
+    "in-place on what is made inside": (lambda x: (x * 2).add_(1).relu_(), lambda: (wrapper(),)),
+    "in-place on a view of what is made inside": (lambda x: _written(x.clone()), lambda: (wrapper(),)),
+    "constants": (lambda x: x + torch.tensor([1.0, 2, 3]) + torch.arange(3), lambda: (wrapper(),)),
+    "to another dtype": (lambda x: x.double() * 2, lambda: (wrapper(),)),
+    "autograd.Function": (lambda x: Scaled.apply(x) * 2, lambda: (wrapper(),)),
+    "checkpoint inside": (
+        lambda x: checkpoint(lambda y: y.sin().cos(), x, use_reentrant=False),
+        lambda: (wrapper(),),
+    ),
+    "hook inside": (lambda x: _hooked(x * 2), lambda: (wrapper(),)),
+    "construction inside": (lambda a, b: Pair(a, b) * 2, lambda: (plain(), plain())),
+    "construction from inputs": (
+        lambda a, b: (Pair(a, b), Labeled(a, count=b.shape[0])),
+        lambda: (plain(grad=False),) * 2,
+    ),
+    "by hand inside": (
+        lambda a, b: Tagged(a * 2, b * 2, "z"),
+        lambda: (plain(grad=False), plain(grad=False)),
+    ),
+    "unwrap": (lambda x: x.unwrap("a") * 2 + x.unwrap("b"), lambda: (make(Pair, 3, grad=True),)),
+    "raw inner tensors": (lambda x: x.a * 2, lambda: (make(Pair, 3),)),
+    "rules above autograd": (F.linear, lambda: (plain(2, 4), make(Int8Like, 3, 4, grad=True), plain())),
+    "materialized": (
+        lambda x, w: (w * 2).sum() + (x @ w.t()).sum(),
+        lambda: (plain(2, 4), make(Int8Like, 3, 4, grad=True)),
+    ),
+    "types": (
+        lambda x: x * 2 if isinstance(x, TwoTensor) and type(x) is TwoTensor else x,
+        lambda: (wrapper(),),
+    ),
+    "hand-written inside declared": (
+        lambda x, w: (x * w).sin(),
+        lambda: (Pair(make(TwoTensor, 2, 3), make(TwoTensor, 2, 3)).requires_grad_(), plain()),
+    ),
+    "hand-written in hand-written": (
+        lambda x, w: (x * w).sin(),
+        lambda: (TwoTensor(make(TwoTensor, 2, 3), make(TwoTensor, 2, 3)).requires_grad_(), plain()),
+    ),
+    "complex": (
+        lambda x: (x * 2).abs().sum(),
+        lambda: (make(TwoTensor, 2, 3, grad=True, dtype=torch.complex64),),
+    ),
+    "meta device": (lambda x: x * 2, lambda: (torch.ones(3, device="meta"),)),
+    "a higher-order gradient inside": (
+        lambda x: torch.autograd.grad((x * x * x).sum(), x, create_graph=True)[0],
+        lambda: (plain(),),
+    ),
+}
+
+
+def _written(y):
+    y[0].mul_(2)
+    return y
+
+
+def _hooked(y):
+    y.register_hook(lambda g: g * 3)
+    return y + 1
+
+
+@ways
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies(name, way):
+    if way is WAYS["dynamo"] and name == "a higher-order gradient inside":
+        pytest.skip("Dynamo refuses autograd.grad before it asks a backend")
+    fn, make_args = BODIES[name]
+    judge(fn, make_args, way=way)
+
+
+@ways
+@pytest.mark.parametrize(
+    "fn", [lambda x: F.dropout(x, 0.5), lambda x: x * torch.rand(3)], ids=["dropout", "rand"]
+)
+def test_random_numbers_are_eagers(fn, way):
+    judge(fn, lambda: (make(TwoTensor, 8, 3, grad=True),), way=way, calls=3)
+
+
+def test_tracing_draws_no_random_number():
+    torch.manual_seed(3)
+    desugar.trace(lambda x: F.dropout(x, 0.5), wrapper(grad=False))
+    first = torch.rand(3)
+    torch.manual_seed(3)
+    wrapper(grad=False)
+    assert torch.equal(first, torch.rand(3))
+
+
+def test_autocast_around():
+    judge(
+        lambda x, w: x @ w,
+        lambda: (make(TwoTensor, 4, 4, grad=True), plain(4, 4)),
+        around=lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    )
+
+
+def test_non_leaf_arguments():
+    x, w = wrapper(), plain()
+    results = []
+    for fn in (torch.mul, desugar.compile(torch.mul, backend="eager")):
+        y = fn(x * 2, w)
+        results.append(torch.autograd.grad(y, [x, w], torch.ones_like(y)))
+    for got, want in zip(*reversed(results), strict=True):
+        assert type(got) is type(want)
+        for a, b in zip(plain_parts(got), plain_parts(want), strict=True):
+            torch.testing.assert_close(a, b)
+
+
+def test_the_original_argument_is_no_part_of_the_trace():
+    x = wrapper()
+    desugar.trace(lambda x: x.register_hook(lambda g: g) and x * 2, x)
+    assert not x._backward_hooks and x.grad is None and x._version == 0
+
+
+# ---- the graphs ----------------------------------------------------------------------------------------------
+
+
+def calls(graph):
+    return [node for node in graph.graph.nodes if node.op == "call_function"]
+
+
+@classes
+def test_the_graph_is_plain_and_functional(cls):
+    program = desugar.trace(lambda x, y: (x * y).sin().sum(), make(cls, 2, 6, grad=True), make(cls, 2, 6))
+    for graph in (program.joint, program.forward, program.backward):
+        for node in graph.graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, Tensor):
+                assert type(value) is torch._subclasses.fake_tensor.FakeTensor
+            if node.op == "call_function" and hasattr(node.target, "_schema"):
+                assert not node.target._schema.is_mutable, node
+
+
+def test_a_shared_inner_tensor_is_one_input():
+    a, b = torch.randn(3), torch.randn(3)
+    program = desugar.trace(lambda x, y: x * y, Pair(a, b), Pair(b, a))
+    assert len(program.forward.graph.find_nodes(op="placeholder")) == 2
+    muls = program.forward.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)
+    assert len(muls) == 2
+
+
+def test_nested_wrappers_reach_the_graph_flat():
+    program = desugar.trace(lambda x: x.sin(), make(Nested, 3))
+    assert [str(node.target) for node in calls(program.forward)] == ["aten.sin.default"] * 3
+
+
+def test_what_is_computed_for_nothing_is_not_in_the_graph():
+    program = desugar.trace(lambda x: (x.exp(), x.sin())[1], make(Halves, 2, 6))
+    assert {str(node.target) for node in calls(program.forward)} == {"aten.sin.default"}
+
+
+# ---- state after a trace -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, torch.no_grad, torch.inference_mode])
+def test_tracing_leaves_the_modes_as_they_were(around):
+    with around():
+        before = (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch._C._len_torch_dispatch_stack(),
+        )
+        with pytest.raises(ZeroDivisionError):
+            desugar.trace(lambda x: x * (1 // 0), wrapper())
+        desugar.trace(lambda x: x * 2, wrapper())
+        now = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch._C._len_torch_dispatch_stack()
+    assert now == before
