@@ -1,4 +1,4 @@
-"""Everything side by side in one process: tables on the screen, JSON and Markdown under `bench/results/`.
+"""Everything side by side in one process: tables on the screen; JSON, Markdown and a plot in `bench/results/`.
 
     python -m bench.compare                     # all of it, some minutes
     python -m bench.compare --only layers       # eager mode alone, seconds
@@ -22,6 +22,7 @@ from rich.progress import track
 from rich.table import Table
 
 from bench import layers
+from bench.plots import Point, save_scaling
 from bench.subjects import SUBJECTS, Subject
 from bench.timing import Timing, describe_machine, time_side_by_side
 
@@ -82,6 +83,15 @@ def measure_layers(rounds: int) -> list[Row]:
     ]
 
 
+def wrapper_points(rows: list[Row]) -> list[Point]:
+    """The rows of `measure_wrappers` as points of a plot."""
+    points = []
+    for row in rows:
+        (mode, count), (kind, way) = row.group.split(", N = "), row.name.split(", ")
+        points.append(Point(mode, int(count), kind, way, row.timing.median))
+    return points
+
+
 MEASURES = {"layers": measure_layers, "wrappers": measure_wrappers}
 
 # ---------------------------------------------------------------------------------------------------------
@@ -94,7 +104,7 @@ def print_rows(rows: list[Row]) -> None:
     for group, members in _groups(rows):
         table = Table(title=group)
         for i, heading in enumerate(_headings(members)):
-            table.add_column(heading, justify="right" if i else "left", no_wrap=not i)
+            table.add_column(heading, justify="right" if i else "left", no_wrap=i < 2)
         for row in members:
             table.add_row(*row.cells())
         Console().print(table)
@@ -139,6 +149,8 @@ def main() -> None:
         record = {"machine": machine, "rounds": options.rounds, "rows": [asdict(row) for row in rows]}
         (options.out / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
         (options.out / f"{name}.md").write_text(format_markdown(rows, machine))
+        if name == "wrappers":
+            save_scaling(wrapper_points(rows), options.out / "wrappers.png")
 
 
 if __name__ == "__main__":
