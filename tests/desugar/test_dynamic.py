@@ -1,0 +1,221 @@
+"""Sizes and dynamic ints that change: at most two programs for ever-new ones, 0 and 1 beside them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+
+from desugar.dynamic import History
+from tests.desugar.classes import EVERY, Halves, Labeled, Nested, Pair, Tagged, TwoTensor, make
+from tests.desugar.judge import by_dynamo, by_pass, judge
+
+NEW = [4, 5, 6, 7, 2, 9, 30]
+
+
+def assert_programs(fn, calls, count, **options):
+    compiled = by_pass(fn, **options)
+    for call in calls:
+        judge(fn, call, compiled)
+    assert len(compiled.programs) == count, [str(p) for p in compiled.programs]
+    return compiled
+
+
+def rows(*classes, grad=True, width=6):
+    """Calls with ever-new numbers of rows, one argument of each class."""
+    return [lambda n=n: tuple(make(cls, n, width, grad=grad) for cls in classes) for n in NEW]
+
+
+# ---- sizes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [*EVERY, torch.Tensor])
+def test_ever_new_sizes_take_two_programs(cls):
+    compiled = assert_programs(lambda x: (x * 2, x.sin().sum()), rows(cls), 2)
+    assert [p.is_dynamic for p in compiled.programs] == [True, False]
+
+
+@pytest.mark.parametrize("cls", [TwoTensor, Pair, Labeled, Tagged, Nested])
+def test_several_arguments_and_dimensions(cls):
+    calls = [
+        lambda n=n: (make(cls, n, n + 3, grad=True), torch.randn(n + 3, 2, requires_grad=True)) for n in NEW
+    ]
+    assert_programs(lambda x, y: (x @ y, y.shape[0]), calls, 2)
+
+
+@pytest.mark.parametrize("cls", [TwoTensor, Pair, Halves])
+def test_dynamic_from_the_start(cls):
+    assert_programs(lambda x: (x * 2, x.cos()), rows(cls), 1, dynamic=True)
+
+
+def test_static():
+    calls = rows(Pair)
+    assert_programs(lambda x: x * 2, [*calls, *calls], len(NEW), dynamic=False)
+
+
+@pytest.mark.parametrize("cls", [TwoTensor, Pair, Halves])
+def test_zero_and_one_have_programs_of_their_own(cls):
+    calls = [lambda n=n: (make(cls, n, 6, grad=True),) for n in (4, 5, 0, 1, 2, 0, 1, 8)]
+    assert_programs(lambda x: (x * 2, x.sum()), calls, 4)
+
+
+def test_sizes_equal_by_chance_are_not_tied():
+    sizes = [(4, 4), (5, 5), (6, 7), (8, 3)]
+    calls = [lambda n=n: (make(TwoTensor, n[0], 3, grad=True), torch.randn(n[1], 2)) for n in sizes]
+    assert_programs(lambda x, y: (x * 2, y * 2), calls, 2)
+
+
+def test_inner_sizes_equal_by_chance_are_not_tied():
+    sizes = [(2, 2), (3, 3), (4, 5), (7, 2)]
+    calls = [
+        lambda n=n: (Halves(torch.randn(3, n[0]), torch.randn(3, n[1])).requires_grad_(),) for n in sizes
+    ]
+    assert_programs(lambda x: x * 2, calls, 2)
+
+
+@pytest.mark.parametrize(
+    ("fn", "count"),
+    [
+        (lambda x: x * x.shape[0] + 1, 2),
+        (lambda x: (x * 2).view(-1), 2),
+        (lambda x: x * 2 if x.shape[0] > 10 else x + 1, 3),
+        (lambda x: (x @ x.t()).relu(), 2),
+        (lambda x: torch.cat([x, x]).sum(0), 2),
+        (lambda x: x.unsqueeze(0).expand(2, -1, -1) * 1, 2),
+        (lambda x: (x.shape[0], x.size(0) * 2 + 1, x * 2), 2),
+    ],
+    ids=["arithmetic", "view", "branch", "matmul", "cat", "expand", "ints"],
+)
+def test_what_functions_do_with_sizes(fn, count):
+    assert_programs(fn, rows(TwoTensor), count)
+
+
+def test_a_divisible_size_is_a_guard():
+    calls = [lambda n=n: (make(Pair, n, 3, grad=True),) for n in (4, 6, 8, 10)]
+    assert_programs(lambda x: (x * 2).reshape(2, -1), calls, 2)
+
+
+def test_strides_that_follow_from_sizes():
+    calls = [
+        lambda n=n: (TwoTensor(torch.randn(3, n).t(), torch.randn(3, n).t()).requires_grad_(),) for n in NEW
+    ]
+    assert_programs(lambda x: x * 2, calls, 2)
+
+
+def test_offset_into_storage():
+    calls = [
+        lambda n=n: (TwoTensor(torch.randn(n, 6)[:, 1:4], torch.randn(n, 6)[:, 1:4]).requires_grad_(),)
+        for n in NEW
+    ]
+    assert_programs(lambda x: x * 2, calls, 2)
+
+
+@pytest.mark.xfail(reason="T4")
+def test_sizes_in_the_result():
+    assert_programs(lambda x: (x.shape, x * 2), rows(Pair), 2)
+
+
+def test_missing_tangents_of_dynamic_results():
+    fn = lambda x, y: (x * 2, (x * y).sum(), y.sin())  # noqa: E731
+    compiled = by_pass(fn)
+    for n, missing in zip(NEW, [[], [0], [1], [2], [0, 1], [0, 2], [1, 2]], strict=True):
+        judge(
+            fn,
+            lambda n=n: (make(TwoTensor, n, 3, grad=True), torch.randn(n, 3, requires_grad=True)),
+            compiled,
+            missing=missing,
+        )
+    assert len(compiled.programs) == 2
+
+
+# ---- dynamic ints --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_dynamic_ints(grad):
+    def call(count):
+        x = Labeled(torch.randn(2, 3), torch.randn(2, 3), count=count)
+        return (x.requires_grad_(grad),)
+
+    assert_programs(lambda x: x * x.count, [lambda n=n: call(n) for n in NEW], 2)
+
+
+def test_dynamic_ints_zero_and_one():
+    calls = [lambda n=n: (Labeled(torch.randn(3), count=n),) for n in (3, 4, 0, 1, 5, 0, 1)]
+    assert_programs(lambda x: (x * x.count, x.count), calls, 4)
+
+
+def test_a_dynamic_int_of_a_result():
+    calls = [lambda n=n: (torch.randn(n, 2),) for n in NEW]
+    assert_programs(lambda x: Labeled(x * 2, count=x.shape[0], label="w"), calls, 2)
+
+
+# ---- behind Dynamo -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_ever_new_sizes_behind_dynamo(cls):
+    compiled = by_dynamo(lambda x: (x * 2, x.sin().sum()))
+    for n in (4, 5, 6, 7):
+        judge(lambda x: (x * 2, x.sin().sum()), lambda n=n: (make(cls, n, 6, grad=True),), compiled)
+
+
+def test_dynamic_ints_behind_dynamo():
+    compiled = by_dynamo(lambda x: x * x.count)
+    for n in (3, 4, 5):
+        judge(
+            lambda x: x * x.count, lambda n=n: (Labeled(torch.randn(3), count=n).requires_grad_(),), compiled
+        )
+
+
+# ---- marks ---------------------------------------------------------------------------------------------------
+
+
+def marked(mark, n):
+    x = torch.randn(n, 3, requires_grad=True)
+    mark(x, 0)
+    return (x,)
+
+
+@pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic])
+def test_marked_dynamic(mark):
+    assert_programs(lambda x: x * 2, [lambda n=n: marked(mark, n) for n in NEW], 1)
+
+
+def test_marked_static():
+    mark = torch._dynamo.mark_static
+    assert_programs(lambda x: x * 2, [lambda n=n: marked(mark, n) for n in NEW], len(NEW))
+
+
+# ---- the history ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_observed():
+    history, x = History(None), make(Pair, 4, 3)
+    policy, reason = history.observe((x,), {})
+    assert policy.dims == {} and reason == "first call"
+    policy, reason = history.observe((make(Pair, 5, 3),), {})
+    assert policy.dims == {(0, ()): {0}, (0, ("a",)): {0}, (0, ("b",)): {0}}
+    assert "argument leaf 0.a had size (4, 3), has (5, 3)" in reason
+    policy, reason = history.observe((make(Pair, 5, 4), 3), {})
+    assert policy.dims == {} and reason == "first call", "another structure has a history of its own"
+
+
+def test_all_or_nothing():
+    for dynamic in (True, False):
+        policy, _ = History(dynamic).observe((torch.ones(3),), {})
+        assert policy.everything is dynamic
+
+
+def test_the_reason_is_logged(caplog):
+    compiled = by_pass(lambda x: x * 2)
+    with caplog.at_level(logging.INFO, logger="desugar"):
+        for n in (4, 5):
+            compiled(make(Pair, n))
+        compiled(make(Pair, 5, dtype=torch.float64))
+    first, second, third = [record.getMessage() for record in caplog.records]
+    assert (
+        first.endswith("first call") and "program 1 of test_the_reason_is_logged.<locals>.<lambda>" in first
+    )
+    assert "had size (4,), has (5,)" in second and "program 3" in third

@@ -1,0 +1,83 @@
+"""What a program depends on besides its arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from desugar.state import closure_cells, find_state
+from tests.desugar.classes import Pair, make
+from tests.desugar.judge import by_pass
+
+
+def test_modules_their_training_and_their_slots():
+    module = nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3).eval())
+    state = find_state(module, [module, module[0]])
+    assert dict(state.modules)[module] is True and dict(state.modules)[module[1]] is False
+    held = {(kind, name): tensor for m, kind, name, tensor in state.slots if m is module[1]}
+    assert held["_parameters", "weight"] is module[1].weight
+    assert held["_buffers", "running_mean"] is module[1].running_mean
+    assert [tensor for m, _, name, tensor in state.slots if m is module[0] and name == "bias"] == [None]
+    assert not state.inference
+    with torch.inference_mode():
+        assert find_state(module, []).inference
+
+
+def test_cells():
+    tensor, number, module, ignored = torch.ones(2), 3, nn.ReLU(), [1]
+
+    def fn():
+        return tensor, number, module, ignored, later
+
+    contents = [content for _, content in closure_cells(fn)]
+    assert len(contents) == 3, "a list is not compared, an empty cell has no content yet"
+    assert any(c is tensor for c in contents) and any(c is module for c in contents) and 3 in contents
+    later = 1
+    assert list(closure_cells(torch.sin)) == [] and later
+
+
+def test_a_module_in_a_cell_is_state():
+    module = nn.Linear(2, 2)
+    assert module in dict(find_state(lambda x: module(x), []).modules)
+
+
+def test_shared_modules_are_noted_once():
+    shared = nn.Linear(2, 2)
+    state = find_state(nn.Sequential(), [nn.Sequential(shared, shared), shared])
+    assert [m for m, _ in state.modules].count(shared) == 1
+
+
+@pytest.mark.xfail(reason="T16")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.__setitem__(1, nn.Tanh()),
+        lambda m: m.append(nn.Linear(3, 2)),
+        lambda m: m.__setitem__(0, nn.Linear(3, 3)),
+        lambda m: m.__delitem__(1),
+    ],
+    ids=["other", "more", "same kind", "fewer"],
+)
+def test_submodule_replaced(change):
+    module, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), make(Pair, 2, 3)
+    compiled = by_pass(module)
+    compiled(x)
+    change(module)
+    torch.testing.assert_close(compiled(x).a, module(x).a)
+
+
+@pytest.mark.xfail(reason="T16")
+@pytest.mark.parametrize("on_compiled", [False, True])
+def test_hook_registered_later(on_compiled):
+    module, x = nn.Linear(3, 3), make(Pair, 2, 3)
+    compiled = by_pass(module)
+    compiled(x)
+    (compiled if on_compiled else module).register_forward_hook(lambda module, args, out: out * 2)
+    torch.testing.assert_close(compiled(x).a, module(x).a)
+
+
+def test_hooks_that_were_there_run():
+    module, x = nn.Linear(3, 3), make(Pair, 2, 3)
+    module.register_forward_hook(lambda module, args, out: out * 2)
+    torch.testing.assert_close(by_pass(module)(x).a, module(x).a)
