@@ -1,8 +1,20 @@
 """Tensor subclasses from declarations."""
 
 from subclasses.base import TensorSubclass
+from subclasses.coverage import Coverage, coverage
 from subclasses.errors import DispatchError, SpecError
 from subclasses.fields import Outer, dynamic, inner, static
 from subclasses.strictness import strict
 
-__all__ = ["DispatchError", "Outer", "SpecError", "TensorSubclass", "dynamic", "inner", "static", "strict"]
+__all__ = [
+    "Coverage",
+    "DispatchError",
+    "Outer",
+    "SpecError",
+    "TensorSubclass",
+    "coverage",
+    "dynamic",
+    "inner",
+    "static",
+    "strict",
+]

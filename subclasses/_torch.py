@@ -16,6 +16,8 @@ from torch._ops import (
     OpOverloadPacket as OpOverloadPacket,
 )
 from torch.utils._python_dispatch import (
+    # A mode that sees every op below autograd; the conformance kit notes with it which rules were reached.
+    TorchDispatchMode as TorchDispatchMode,
     # Is a tensor of the kind that PyTorch can take apart with __tensor_flatten__?
     is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
     # The same question about a type.
@@ -36,9 +38,10 @@ make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 dynamic_dims_name = "_dynamo_propagated_dynamic_indices"
 
 
-def mark_first_dim_dynamic(t: torch.Tensor) -> None:
-    """What torch._dynamo.maybe_mark_dynamic(t, 0) does, without the import of torch._dynamo."""
-    t._dynamo_weak_dynamic_indices = {0}  # type: ignore[attr-defined]
+def mark_dim_dynamic(t: torch.Tensor, dim: int = 0) -> None:
+    """What torch._dynamo.maybe_mark_dynamic(t, dim) does, without the import of torch._dynamo."""
+    marked = getattr(t, "_dynamo_weak_dynamic_indices", frozenset())
+    t._dynamo_weak_dynamic_indices = {*marked, dim}  # type: ignore[attr-defined]
 
 
 # ---- above autograd ----------------------------------------------------------------------------------------
@@ -79,9 +82,24 @@ def is_composite(op: Any) -> bool:
     return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
+def all_op_names() -> list[str]:
+    """The names of all ops that have a kernel, such as ``"aten::add.Tensor"``."""
+    # torch.ops itself lists only what was used already.
+    return torch._C._dispatch_get_all_op_names()
+
+
 def schema_of(op: Any) -> Any:
     """The schema of an op: arguments and returns with their types and alias sets."""
     return op._schema
+
+
+def all_aten_ops() -> list[Any]:
+    """Every overload of every aten op; ``dir(torch.ops.aten)`` knows only those that were used."""
+    names = {
+        s.name.removeprefix("aten::") for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::")
+    }
+    packets = [getattr(torch.ops.aten, name, None) for name in sorted(names)]
+    return [getattr(p, o) for p in packets if isinstance(p, OpOverloadPacket) for o in p.overloads()]
 
 
 def python_decomposition(op: Any) -> Any:
@@ -110,10 +128,14 @@ def fake_mode() -> Any:
     return FakeTensorMode()
 
 
+def storage_key(x: torch.Tensor) -> int:
+    """What two tensors have in common exactly if they share a storage, as AOTAutograd tells aliases."""
+    return x.untyped_storage()._cdata
+
+
 def op_infos() -> Any:
     """PyTorch's own list of ops with sample inputs; its test helpers need numpy and expecttest."""
-    from torch.testing._internal.common_methods_invocations import (
-        op_db,
-    )  # slow to import, needed by the kit alone
+    # Slow to import, needed by the kit alone.
+    from torch.testing._internal.common_methods_invocations import op_db
 
     return op_db

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, nn_functions
+from subclasses._torch import OpOverload, all_aten_ops, nn_functions
 
 # Same name, other order of arguments: torch.where(condition, x, y) is x.where(condition, y).
 _DIFFERENT = frozenset({"where", "polygamma"})
@@ -82,3 +82,9 @@ def python_functions(op: OpOverload) -> tuple[Any, ...]:
     seen = [f for f in found if callable(f)]
     seen += [twin for f in seen for twin in twins(f)]
     return tuple(dict.fromkeys(seen))
+
+
+def tagged_functions(tag: torch.Tag) -> tuple[Any, ...]:
+    """The Python-level functions of all ops with a tag, such as ``torch.Tag.pointwise``."""
+    found = [f for op in all_aten_ops() if tag in op.tags for f in python_functions(op)]
+    return tuple(dict.fromkeys(found))

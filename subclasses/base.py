@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, dataclass_transform, overload
 from torch import Tensor
 
 from subclasses import autograd
+from subclasses._torch import call_unruled
 from subclasses.build_class import install
 from subclasses.errors import DispatchError, SpecError
 from subclasses.fields import dynamic, inner, static
@@ -84,6 +85,11 @@ class TensorSubclass(Tensor):
             return rule
 
         return register
+
+    @classmethod
+    def unruled(cls, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a Python-level function as if it had no rule, so that a rule may settle its arguments only."""
+        return call_unruled(func, (cls,), args, kwargs)
 
     # ---- inner tensors -----------------------------------------------------------------------------------------
 

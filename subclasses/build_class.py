@@ -15,7 +15,7 @@ from subclasses._torch import (
     disabled_torch_function_impl,
     dynamic_dims_name,
     is_traceable_wrapper_subclass,
-    mark_first_dim_dynamic,
+    mark_dim_dynamic,
 )
 from subclasses.build import build_functions
 from subclasses.caching import stable_hash
@@ -23,7 +23,9 @@ from subclasses.checks import check_statics
 from subclasses.emit_class import emit_class
 from subclasses.layout import Layout, intern_layout, nested_layouts
 from subclasses.rules import collect_function_rules
+from subclasses.serialize import allow_loading
 from subclasses.spec import SubclassSpec
+from subclasses.views import view_functions
 
 _STATIC_METHODS = frozenset({"__new__", "__tensor_unflatten__", "_wrap"})
 _CLASS_METHODS = frozenset({"__torch_dispatch__", "__torch_function__", "__metadata_guard__"})
@@ -51,6 +53,7 @@ def install(cls: Any, root: type) -> None:
     for name, function in made.items():
         if not _is_overridden(cls, name, root):
             setattr(cls, name, _as_method(cls, name, function))
+    allow_loading(cls)
     cls._saves_inners = spec.stands_for_plain or cls.wrap_cotangent is not root.wrap_cotangent  # type: ignore[attr-defined]
     cls._refresh = functools.partial(_refresh, weakref.ref(cls), plan_table, function_table, made, root)
     cls._refresh()
@@ -76,6 +79,8 @@ def _refresh(
     cls = ref()
     plan_table.clear()
     functions.clear()
+    if cls.__spec__.fallback == "materialize":
+        functions.update(view_functions)
     functions.update(collect_function_rules(cls))
     name = "__torch_function__"
     if not _is_overridden(cls, name, root):
@@ -141,7 +146,7 @@ def make_carrier(x: Any, count: int) -> Tensor:
         return torch.empty((count, 0), dtype=torch.uint8, device=x.device)
     tensor = like.new_empty((count, 0), dtype=torch.uint8)
     if type(tensor) is Tensor:
-        mark_first_dim_dynamic(tensor)
+        mark_dim_dynamic(tensor)
     return tensor
 
 

@@ -6,6 +6,7 @@ test alone.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NoReturn
 
 import torch
@@ -40,8 +41,8 @@ def raise_not_a_count(cls: str, field: str, got: object) -> NoReturn:
 def check_statics(cls: str, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
     """Raises TypeError unless each value of static metadata is hashable and no tensor."""
     for name, value in zip(names, values, strict=True):
-        if isinstance(value, Tensor):
-            raise TypeError(f"{cls}.{name}: expected static metadata, got {_kind(value)}; use inner()")
+        if (tensor := find_tensor(value)) is not None:
+            raise TypeError(f"{cls}.{name}: expected static metadata, got {_kind(tensor)}; use inner()")
         if isinstance(value, torch.SymInt):
             raise TypeError(
                 f"{cls}.{name}: expected static metadata, got the symbolic int {value}; "
@@ -53,6 +54,17 @@ def check_statics(cls: str, names: tuple[str, ...], values: tuple[Any, ...]) -> 
             raise TypeError(
                 f"{cls}.{name}: expected hashable metadata, got {_kind(value)}; use a tuple or a frozen dataclass"
             ) from error
+
+
+def find_tensor(value: object) -> Tensor | None:
+    """A tensor that a value of static metadata is or holds."""
+    if isinstance(value, Tensor):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, f.name) for f in dataclasses.fields(value)]
+    if isinstance(value, list | tuple | frozenset):
+        return next((t for part in value if (t := find_tensor(part)) is not None), None)
+    return None
 
 
 def repr_tail(x: Tensor) -> str:

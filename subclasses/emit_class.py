@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from subclasses import checks
+from subclasses import checks, fsdp, serialize
 from subclasses._torch import make_wrapper_subclass
 from subclasses.emit import Emitter
 from subclasses.fields import MISSING
@@ -277,6 +277,32 @@ def emit_compile_hooks(e: Emitter, spec: SubclassSpec) -> None:
     e.writeline()
 
 
+# ---- hooks of the rest of PyTorch --------------------------------------------------------------------------
+
+
+def emit_storage_hooks(e: Emitter, spec: SubclassSpec) -> None:
+    """Pickling, copying, shared memory, FSDP2: what torch would do by way of a storage that a wrapper lacks."""
+    for name, parameters, call in (
+        ("__reduce_ex__", "_self, _protocol", f"{e.bind(serialize.reduce, 'reduce')}(_self)"),
+        ("__deepcopy__", "_self, _memo", f"{e.bind(serialize.deepcopy, 'deepcopy')}(_self, _memo)"),
+        ("share_memory_", "_self", f"{e.bind(serialize.share_memory, 'share_memory')}(_self)"),
+        ("is_shared", "_self", f"{e.bind(serialize.is_shared, 'is_shared')}(_self)"),
+        (
+            "fsdp_pre_all_gather",
+            "_self, mesh, outer_size, outer_stride, module, mp_policy",
+            f"{e.bind(fsdp.pre_all_gather, 'pre_all_gather')}(_self, outer_size, mp_policy)",
+        ),
+        (
+            "fsdp_post_all_gather",
+            "_self, all_gather_outputs, metadata, param_dtype, *, out=None",
+            f"{e.bind(fsdp.post_all_gather, 'post_all_gather')}(all_gather_outputs, metadata, out)",
+        ),
+    ):
+        e.writeline(f"def {name}({parameters}):")
+        e.writeline(f"    return {call}")
+        e.writeline()
+
+
 EMITTERS = (
     emit_new,
     emit_wrap,
@@ -287,13 +313,14 @@ EMITTERS = (
     emit_setattr,
     emit_repr,
     emit_compile_hooks,
+    emit_storage_hooks,
 )
 
 
 def emit_class(spec: SubclassSpec) -> Emitter:
     """The whole generated text of a class."""
     e = Emitter()
-    e.reserve(*spec.names)
+    e.reserve(*spec.names, "is_shared", "share_memory_")
     for emit in EMITTERS:
         emit(e, spec)
     return e

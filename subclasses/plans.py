@@ -24,7 +24,7 @@ from subclasses.emit_plan import build_map_plan, can_emit, raise_mixed, raise_wr
 from subclasses.errors import DispatchError
 from subclasses.rules import find_op_rule, find_tag_rule
 from subclasses.schema import functional_counterpart, op_facts
-from subclasses.semantics import bump_versions, with_semantics, write_into
+from subclasses.semantics import bump_versions, with_normal_views, with_semantics, write_into
 
 Call = Callable[..., Any]
 
@@ -40,12 +40,20 @@ class Plan(NamedTuple):
 
 
 def choose_plan(cls: Any, op: OpOverload) -> Plan:
-    """The first step of the resolution that applies to an op."""
-    for step in (_exact, _derived, _structural, _tagged, _decomposed):
-        plan = step(cls, op)
-        if plan is not None:
-            return plan
-    return fallback_plan(cls, op)
+    """The first step of the resolution that applies to an op; the last one always does."""
+    plan = _own_plan(cls, op) or fallback_plan(cls, op)
+    return plan._replace(run=with_normal_views(op, plan.run)) if op_facts(op).viewed else plan
+
+
+def find_step(cls: Any, op: OpOverload) -> str:
+    """The name of the step that applies, with no plan made for a fallback."""
+    plan = _own_plan(cls, op)
+    return plan.step if plan is not None else cls.__spec__.fallback
+
+
+def _own_plan(cls: Any, op: OpOverload) -> Plan | None:
+    plans = (step(cls, op) for step in (_exact, _derived, _structural, _tagged, _decomposed))
+    return next((plan for plan in plans if plan is not None), None)
 
 
 def _exact(cls: Any, op: OpOverload) -> Plan | None:
@@ -69,12 +77,12 @@ def _structural(cls: Any, op: OpOverload) -> Plan | None:
     run = structural.find_structural(op)
     if run is None:
         return None
-    other = None if cls.__spec__.fallback == "error" else fallback_plan(cls, op)
+    other = functools.cache(functools.partial(fallback_plan, cls, op))
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         if structural.applies(cls, op, args, kwargs):
             return run(*args, **kwargs)
-        return (other or fallback_plan(cls, op)).run(*args, **kwargs)
+        return other().run(*args, **kwargs)
 
     return Plan("structure", plan)
 

@@ -63,6 +63,20 @@ def argument(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], index:
     return args[index] if index < len(args) else kwargs.get(facts.arguments[index].name)
 
 
+def with_normal_views(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, such that in inference mode too a view of a normal tensor is normal and shares its version counter."""
+    facts = op_facts(op)
+    index = facts.viewed[0][0]
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_inference_mode_enabled() and not argument(facts, args, kwargs, index).is_inference():
+            with torch.inference_mode(False), torch.no_grad():
+                return run(*args, **kwargs)
+        return run(*args, **kwargs)
+
+    return plan
+
+
 # ---- writing -----------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, OpOverloadPacket
+from subclasses.checks import find_tensor
 from subclasses.errors import SpecError
 from subclasses.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
 
@@ -276,7 +277,7 @@ def check_spec(cls: type, spec: SubclassSpec) -> None:
 def _check_static_default(spec: SubclassSpec, field: MetaField) -> None:
     if field.default is MISSING:
         return
-    if isinstance(field.default, Tensor):
+    if find_tensor(field.default) is not None:
         raise SpecError(f"{spec.name}.{field.name}: a default cannot be a tensor; declare an inner() instead")
     try:
         hash(field.default)

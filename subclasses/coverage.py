@@ -1,0 +1,89 @@
+"""``coverage(Cls)``: how a class runs each op of aten, without running any."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from subclasses._torch import OpOverload, all_op_names
+from subclasses.errors import DispatchError, SpecError
+from subclasses.plans import find_step
+from subclasses.schema import op_facts
+
+# In the order in which they are tried; the first word of a step is its kind.
+KINDS = ("rule", "derived", "structure", "tag", "decomposition", "map", "materialize", "error", "ambiguous")
+OWN_KINDS = ("rule", "derived", "tag", "ambiguous")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What :func:`coverage` returns; ``print`` shows it as a table.
+
+    Attributes:
+        name: the name of the class.
+        steps: for each op, such as ``"aten.add.Tensor"``, the step of the resolution that applies:
+            ``"rule"``, ``"derived from aten.add.Tensor (rule)"``, ``"structure"``, ``"tag rule"``,
+            ``"decomposition"``, then the class's fallback ``"map"``, ``"materialize"`` or ``"error"``;
+            ``"ambiguous"`` where two equally specific rules apply.
+    """
+
+    name: str
+    steps: dict[str, str]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many ops each kind of step runs, those that run none left out."""
+        found = Counter(step.split()[0] for step in self.steps.values())
+        return {kind: found[kind] for kind in KINDS if found[kind]}
+
+    def ops(self, kind: str) -> list[str]:
+        """The ops that a kind of step runs.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"expected a kind of step in {KINDS}, got {kind!r}")
+        return [op for op, step in self.steps.items() if step.split()[0] == kind]
+
+    def __str__(self) -> str:
+        """One line a kind; the ops themselves where the class says something of its own about them."""
+        lines = [f"{self.name}: {len(self.steps)} ops of aten"]
+        for kind, count in self.counts.items():
+            lines.append(f"  {kind:<14}{count:>6}")
+            if kind in OWN_KINDS:
+                own = [op for op in self.ops(kind) if not self.steps[op].endswith("(decomposition)")]
+                names = " ".join(op.removeprefix("aten.") for op in own)
+                lines += textwrap.wrap(names, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        return "\n".join(lines)
+
+
+def coverage(cls: Any) -> Coverage:
+    """Tells, op by op over all of ``torch.ops.aten``, how a class runs it.
+
+    Rules for Python-level functions run before any op is dispatched and are no part of it.
+    """
+    if not hasattr(cls, "__spec__"):
+        raise SpecError(f"coverage() takes a class declared with TensorSubclass, got {cls!r}")
+    return Coverage(cls.__name__, {str(op): _step(cls, op) for op in _aten_ops()})
+
+
+def _step(cls: Any, op: OpOverload) -> str:
+    try:
+        return find_step(cls, op)
+    except DispatchError:
+        return "ambiguous"
+
+
+def _aten_ops() -> Iterator[OpOverload]:
+    for name in sorted(n.removeprefix("aten::") for n in all_op_names() if n.startswith("aten::")):
+        packet, _, overload = name.partition(".")
+        found = getattr(getattr(torch.ops.aten, packet), overload or "default")
+        # Ops without a tensor never reach a subclass.
+        if any(a.kind != "other" for a in op_facts(found).arguments):
+            yield found

@@ -1,0 +1,54 @@
+"""What a class that materializes gives where a plain tensor would give a view: an honest copy.
+
+The op runs on the materialized tensor, so its result shares nothing with the wrapper. But torch's own kernel above
+dispatch marks the result of a view op as a view of its argument whatever came back, and a write to it would then
+count as a write to the wrapper. Only above autograd can that be undone: the functions that may return views are
+intercepted, and a plain result is copied off its base. Gradients flow through the copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import call_unruled, is_traceable_wrapper_subclass
+
+# Functions of torch, and methods and attributes of Tensor, that may return a view of an argument. Those that keep a
+# value's structure (detach, to, contiguous, ...) return a wrapper or the argument itself.
+VIEW_NAMES = frozenset(
+    """T H mT mH __getitem__ adjoint as_strided atleast_1d atleast_2d atleast_3d broadcast_tensors broadcast_to
+    chunk conj diagonal dsplit expand expand_as flatten hsplit imag meshgrid moveaxis movedim narrow permute ravel
+    real reshape reshape_as select split split_with_sizes squeeze swapaxes swapdims t tensor_split transpose
+    unbind unflatten unfold unsqueeze view view_as view_as_complex view_as_real vsplit""".split()
+)
+
+
+def _collect_view_functions() -> dict[Any, Callable[..., Any]]:
+    functions = {}
+    for name in sorted(VIEW_NAMES):
+        for home in (torch, Tensor):
+            found = getattr(home, name, None)
+            if found is not None:
+                # An attribute such as Tensor.T reaches __torch_function__ as its getter.
+                functions[found if callable(found) else found.__get__] = without_view
+    return functions
+
+
+def without_view(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a function and copies what claims to be a view without being one."""
+    out = call_unruled(func, (), args, kwargs)
+    if isinstance(out, list | tuple):
+        return type(out)(map(_copy, out)) if type(out) in (list, tuple) else out
+    return _copy(out)
+
+
+def _copy(out: Any) -> Any:
+    if isinstance(out, Tensor) and not is_traceable_wrapper_subclass(out) and out._is_view():
+        return out.clone()
+    return out
+
+
+view_functions = _collect_view_functions()

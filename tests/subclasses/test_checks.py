@@ -1,0 +1,189 @@
+"""Wrong constructions, and what their errors say."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from subclasses import TensorSubclass, dynamic, inner, static
+from tests.subclasses.subjects import Int8Weight, Nested, Pair, Tagged, make_int8, make_pair
+
+Q, S = torch.ones(2, 2, dtype=torch.int8), torch.ones(2, 1)
+META = torch.ones(2, 1, device="meta")
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    inside: object
+
+
+class AnyDevice(TensorSubclass):
+    """The second may live elsewhere."""
+
+    a: Tensor = inner()
+    b: Tensor = inner(device="any")
+
+
+WRONG = {
+    "dtype": (
+        lambda: Int8Weight(S, S),
+        ValueError,
+        "Int8Weight.qdata: expected dtype torch.int8, got torch.float32",
+    ),
+    "not a tensor": (
+        lambda: Int8Weight([1], S),
+        TypeError,
+        "Int8Weight.qdata: expected a Tensor, got [1] of type list",
+    ),
+    "None": (lambda: Int8Weight(Q, None), TypeError, "Int8Weight.scale: expected a Tensor, got None"),
+    "optional, not a tensor": (
+        lambda: Int8Weight(Q, S, 1),
+        TypeError,
+        "Int8Weight.zero: expected a Tensor, got 1 of type int",
+    ),
+    "another class": (
+        lambda: Nested(S, S),
+        TypeError,
+        "Nested.pair: expected a Pair, got a tensor of torch.float32 and shape (2, 1)",
+    ),
+    "devices": (
+        lambda: Int8Weight(Q, META),
+        ValueError,
+        "Int8Weight.scale: expected device cpu as of 'qdata', got meta; declare it inner(device='any')",
+    ),
+    "optional device": (lambda: Int8Weight(Q, S, META), ValueError, "Int8Weight.zero: expected device cpu"),
+    "tensor as metadata": (
+        lambda: Int8Weight(Q, S, axis=S),
+        TypeError,
+        "Int8Weight.axis: expected static metadata, got a tensor of torch.float32",
+    ),
+    "tensor in metadata": (lambda: Tagged(S, tag=(1, S)), TypeError, "Tagged.tag: expected static metadata"),
+    "tensor in a dataclass": (lambda: Tagged(S, tag=Holder(S)), TypeError, "Tagged.tag: expected static"),
+    "unhashable metadata": (
+        lambda: Int8Weight(Q, S, axis=[0]),
+        TypeError,
+        "Int8Weight.axis: expected hashable metadata, got [0] of type list; use a tuple",
+    ),
+    "unhashable inside": (lambda: Tagged(S, tag=([0],)), TypeError, "Tagged.tag: expected hashable metadata"),
+    "negative": (
+        lambda: Tagged(S, length=-1),
+        ValueError,
+        "Tagged.length: expected a non-negative int, got -1",
+    ),
+    "float": (
+        lambda: Tagged(S, length=1.5),
+        TypeError,
+        "Tagged.length: expected a non-negative int, got 1.5",
+    ),
+    "bool": (
+        lambda: Tagged(S, length=True),
+        TypeError,
+        "Tagged.length: expected a non-negative int, got True",
+    ),
+    "tensor": (
+        lambda: Tagged(S, length=S),
+        TypeError,
+        "Tagged.length: expected a non-negative int, got a tensor",
+    ),
+    "unknown keyword": (lambda: Pair(S, S, axis=1), TypeError, "unexpected keyword argument 'axis'"),
+    "metadata by position": (lambda: Int8Weight(Q, S, None, 0), TypeError, "positional argument"),
+    "missing": (lambda: Pair(S), TypeError, "missing 1 required positional argument: 'b'"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG, ids=str)
+def test_wrong_construction(case):
+    make, error, words = WRONG[case]
+    with pytest.raises(error) as caught:
+        make()
+    assert type(caught.value) is error
+    assert words in str(caught.value)
+
+
+def test_missing_metadata_is_named():
+    class Needs(TensorSubclass):
+        a: Tensor = inner()
+        n: int = static()
+        d: int = dynamic()
+
+    with pytest.raises(TypeError, match="'n' and 'd'"):
+        Needs(S)
+
+
+def test_device_any():
+    x = AnyDevice(S, META)
+    assert (x.device.type, x.b.device.type) == ("cpu", "meta")
+
+
+def test_the_traceback_shows_the_generated_line():
+    with pytest.raises(ValueError) as caught:
+        Int8Weight(S, S)
+    shown = "".join(str(entry.statement) for entry in caught.traceback)
+    assert "raise_wrong_dtype('Int8Weight', 'qdata', int8, qdata.dtype)" in shown
+
+
+# ---- assigning ---------------------------------------------------------------------------------------------
+
+BAD_ASSIGNMENT = {
+    "dtype": (lambda x: setattr(x, "qdata", S), ValueError, "Int8Weight.qdata: expected dtype torch.int8"),
+    "None": (lambda x: setattr(x, "scale", None), TypeError, "Int8Weight.scale: expected a Tensor, got None"),
+    "size": (
+        lambda x: setattr(x, "qdata", Q),
+        ValueError,
+        "would change the outer shape from torch.Size([4, 3]) to torch.Size([2, 2])",
+    ),
+    "outer dtype": (
+        lambda x: setattr(x, "scale", x.scale.double()),
+        ValueError,
+        "would change the outer dtype from torch.float32 to torch.float64",
+    ),
+    "device": (lambda x: setattr(x, "scale", META), ValueError, "expected device cpu"),
+    "requires grad": (
+        lambda x: setattr(x, "scale", torch.ones(4, 1, requires_grad=True)),
+        ValueError,
+        "never require grad; assign .detach()",
+    ),
+    "metadata": (
+        lambda x: setattr(x, "axis", 1),
+        AttributeError,
+        "Int8Weight.axis is metadata and constant; construct a new Int8Weight",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ASSIGNMENT, ids=str)
+def test_wrong_assignment_changes_nothing(case):
+    assign, error, words = BAD_ASSIGNMENT[case]
+    x = make_int8()
+    before = dict(x.__dict__)
+    with pytest.raises(error) as caught:
+        assign(x)
+    assert words in str(caught.value)
+    assert x.__dict__ == before
+
+
+def test_assignment():
+    x = make_int8()
+    x.scale = torch.full((4, 1), 2.0)
+    assert (x * 1).equal(x.qdata * 2.0)
+    x.zero = torch.ones(4, 1)
+    assert x._layout is make_int8(zero=True)._layout
+    assert (x * 1).equal((x.qdata - 1.0) * 2.0)
+    x.zero = None
+    assert x._layout is make_int8()._layout
+    x.note = "other attributes are free"
+    assert x.note
+
+
+def test_dynamic_ints_are_constant_too():
+    x = Tagged(S, length=3)
+    with pytest.raises(AttributeError, match="metadata and constant"):
+        x.length = 4
+
+
+def test_unwrap_of_no_inner_tensor():
+    with pytest.raises(AttributeError, match="Pair has no inner tensor 'c'; they are a, b"):
+        make_pair().unwrap("c")
