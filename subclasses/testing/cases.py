@@ -1,0 +1,198 @@
+"""The calls that the kit tries on any value: one of each kind, and those that the author adds.
+
+A case is a function of one argument, run on a value and on what the value stands for. It may look at sizes and
+dtype, and makes whatever else it needs itself, the same at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.testing.promise import Attempt
+from subclasses.testing.subject import Subject
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call by the name that a report shows."""
+
+    name: str
+    run: Callable[[Any], Any]
+
+
+def like(x: Tensor, *shape: int) -> Tensor:
+    """A plain tensor of the dtype and device of ``x``, filled with small distinct numbers."""
+    size = shape or tuple(x.shape)
+    count = 1
+    for extent in size:
+        count = count * extent
+    numbers = torch.arange(count, device=x.device) % 7 - 3
+    return (
+        (numbers.reshape(size) / 4).to(x.dtype)
+        if x.dtype.is_floating_point
+        else numbers.reshape(size).to(x.dtype)
+    )
+
+
+def _linear(x: Any) -> Any:
+    return F.linear(like(x, 3, x.shape[1]), x)
+
+
+def _masked(x: Any) -> Any:
+    mask = torch.arange(x.shape[-1], device=x.device) % 2 == 0
+    return x.masked_fill(mask, 0)
+
+
+def _index(x: Any) -> Any:
+    return x.index_select(0, torch.zeros(2, dtype=torch.int64, device=x.device))
+
+
+# ---- what ops give -----------------------------------------------------------------------------------------
+
+FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
+    "x * 2": lambda x: x * 2,
+    "x + x": lambda x: x + x,
+    "x - plain": lambda x: x - like(x),
+    "plain * x": lambda x: like(x) * x,
+    "x * x[:1]": lambda x: x * x[:1],
+    "1 - x": lambda x: 1 - x,
+    "x / 2": lambda x: x / 2,
+    "-x": lambda x: -x,
+    "x.abs()": lambda x: x.abs(),
+    "x.exp()": lambda x: x.exp(),
+    "x.sigmoid()": lambda x: x.sigmoid(),
+    "F.relu(x)": lambda x: F.relu(x),
+    "F.gelu(x)": lambda x: F.gelu(x),
+    "x.clamp(-1, 1)": lambda x: x.clamp(-1, 1),
+    "torch.where": lambda x: torch.where(like(x).real > 0, x, x * 2),
+    "x == x": lambda x: x == x,
+    "x > 0": lambda x: x > 0,
+    "x.sum()": lambda x: x.sum(),
+    "x.sum(-1)": lambda x: x.sum(-1),
+    "x.mean(0)": lambda x: x.mean(0),
+    "x.amax(-1)": lambda x: x.amax(-1),
+    "x.var(-1)": lambda x: x.var(-1),
+    "x.norm()": lambda x: x.norm(),
+    "x.softmax(-1)": lambda x: x.softmax(-1),
+    "x.log_softmax(-1)": lambda x: x.log_softmax(-1),
+    "x.cumsum(-1)": lambda x: x.cumsum(-1),
+    "x.sort(-1)": lambda x: x.sort(-1).values,
+    "x.argmax(-1)": lambda x: x.argmax(-1),
+    "x @ x.mT": lambda x: x @ x.mT,
+    "plain @ x": lambda x: like(x, 3, x.shape[-2]) @ x,
+    "F.linear(plain, x)": _linear,
+    "F.linear(x, plain, bias)": lambda x: F.linear(x, like(x, 3, x.shape[-1]), like(x, 3)),
+    "F.layer_norm(x)": lambda x: F.layer_norm(x, (x.shape[-1],)),
+    "F.embedding(i, x)": lambda x: F.embedding(torch.zeros(2, dtype=torch.int64, device=x.device), x),
+    "torch.cat([x, x])": lambda x: torch.cat([x, x]),
+    "torch.stack([x, x])": lambda x: torch.stack([x, x]),
+    "x.flip(0)": lambda x: x.flip(0),
+    "x.masked_fill": _masked,
+    "x.index_select": _index,
+    "x.repeat(2, 1)": lambda x: x.repeat(2, 1),
+    "x.clone()": lambda x: x.clone(),
+    "x.contiguous()": lambda x: x.contiguous(),
+    "torch.zeros_like(x)": lambda x: torch.zeros_like(x),
+    "torch.ones_like(x)": lambda x: torch.ones_like(x),
+    "torch.full_like(x, 2)": lambda x: torch.full_like(x, 2),
+    "x.new_zeros(2)": lambda x: x.new_zeros(2),
+}
+
+# ---- views -------------------------------------------------------------------------------------------------
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "x.detach()": lambda x: x.detach(),
+    "x.view(-1)": lambda x: x.view(-1),
+    "x.view(x.shape)": lambda x: x.view(x.shape),
+    "x.transpose(0, -1)": lambda x: x.transpose(0, -1),
+    "x.t()": lambda x: x.t(),
+    "x[:1]": lambda x: x[:1],
+    "x[0]": lambda x: x[0],
+    "x[..., 1:]": lambda x: x[..., 1:],
+    "x.unsqueeze(0)": lambda x: x.unsqueeze(0),
+    "x.expand": lambda x: x.expand(2, *x.shape),
+    "x.split(1)": lambda x: x.split(1)[0],
+    "x.unbind()": lambda x: x.unbind()[0],
+    "x.flatten()": lambda x: x.flatten(),
+}
+
+# ---- ops that write ----------------------------------------------------------------------------------------
+
+MUTATIONS: dict[str, Callable[[Any], Any]] = {
+    "x.add_(1)": lambda x: x.add_(1),
+    "x.mul_(2)": lambda x: x.mul_(2),
+    "x.mul_(plain)": lambda x: x.mul_(like(x)),
+    "x.zero_()": lambda x: x.zero_(),
+    "x.fill_(2)": lambda x: x.fill_(2),
+    "x.copy_(plain)": lambda x: x.copy_(like(x)),
+    "x.copy_(x * 2)": lambda x: x.copy_(x * 2),
+    "torch.mul(x, 2, out=x)": lambda x: torch.mul(x, 2, out=x),
+}
+
+VIEW_MUTATIONS: dict[str, Callable[[Any], Any]] = {
+    "x[:1].add_(1)": lambda x: x[:1].add_(1),
+    "x.view(-1).mul_(2)": lambda x: x.view(-1).mul_(2),
+    "x.view(-1)[1:].zero_()": lambda x: x.view(-1)[1:].zero_(),
+    "x.transpose(0, -1).add_(1)": lambda x: x.transpose(0, -1).add_(1),
+}
+
+METADATA_MUTATIONS: dict[str, Callable[[Any], Any]] = {
+    "x.t_()": lambda x: x.t_(),
+    "x.unsqueeze_(0)": lambda x: x.unsqueeze_(0),
+    "x.squeeze_()": lambda x: x.squeeze_(),
+}
+
+# ---- which apply -------------------------------------------------------------------------------------------
+
+
+def applicable(s: Subject, table: Mapping[str, Callable[[Any], Any]]) -> list[Case]:
+    """The cases that make sense for the sizes and dtype of a value: those that its reference takes."""
+    found = []
+    for name, run in table.items():
+        with Attempt() as attempt, torch.no_grad():
+            for plain in s.reference(s.make()):
+                run(plain.detach().clone())
+        if attempt.error is None:
+            found.append(Case(name, run))
+    return found
+
+
+def functional_cases(s: Subject) -> list[Case]:
+    """The kit's own cases that apply, and those of the author."""
+    return applicable(s, FUNCTIONAL) + author_cases(s)
+
+
+def author_cases(s: Subject) -> list[Case]:
+    """Ops with arguments that the author passed as ``ops={op: lambda x: (...)}``."""
+    ops = s.options.get("ops")
+    if not isinstance(ops, Mapping):
+        return []  # names of OpInfo entries
+    return [Case(_name_of(op), _call(op, arguments)) for op, arguments in ops.items()]
+
+
+def _call(op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], Any]:
+    return lambda x: op(*arguments(x))
+
+
+def _name_of(op: Any) -> str:
+    return getattr(op, "__name__", str(op))
+
+
+def accepted(s: Subject) -> list[Case]:
+    """The cases that the class takes in eager mode; found out once."""
+    if "accepted" not in s.cache:
+        found = []
+        with torch.no_grad():
+            for case in functional_cases(s):
+                with Attempt() as attempt:
+                    case.run(s.make())
+                if attempt.error is None:
+                    found.append(case)
+        s.cache["accepted"] = found
+    return s.cache["accepted"]

@@ -1,0 +1,169 @@
+"""Comparing results: a value with what it stands for, a value with another value."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.testing.promise import Attempt, Broken, first_line
+from subclasses.testing.subject import Subject
+
+# Torch compares no float8 tensors; they are compared as numbers.
+_SMALL_FLOATS = 1
+
+
+def leaves(value: Any) -> list[Any]:
+    """The results in a result, lists and tuples taken apart."""
+    if isinstance(value, list | tuple):
+        return [leaf for part in value for leaf in leaves(part)]
+    return [value]
+
+
+def check_stands_for(s: Subject, what: str, got: Any, expected: Sequence[Any]) -> None:
+    """Raises unless a result stands for what the reference gives.
+
+    Args:
+        s: the class under test.
+        what: what was run, for the message.
+        got: the result on a value, which may be plain, of the class, or several of them.
+        expected: the results on the plain tensors that the value stands for, one for each.
+    """
+    got_leaves, wanted = leaves(got), [leaves(e) for e in expected]
+    if any(len(w) != len(got_leaves) for w in wanted):
+        raise Broken(f"{what} gave {len(got_leaves)} results, its reference {len(wanted[0])}")
+    for i, one in enumerate(got_leaves):
+        where = what if len(got_leaves) == 1 else f"result {i} of {what}"
+        check_leaf(s, where, one, [w[i] for w in wanted])
+
+
+def check_leaf(s: Subject, what: str, got: Any, expected: Sequence[Any]) -> None:
+    """Raises unless one result stands for what the reference gives."""
+    if not isinstance(expected[0], Tensor):
+        if not all(_alike(s, got, e) for e in expected):
+            raise Broken(f"{what} gave {got!r}, its reference {', '.join(map(repr, expected))}")
+        return
+    if not isinstance(got, Tensor):
+        raise Broken(f"{what} gave a {type(got).__name__}, its reference a tensor")
+    plain = s.reference(got) if isinstance(got, s.cls) else (got,) * len(expected)
+    if len(plain) != len(expected):
+        raise Broken(f"{what} stands for {len(plain)} tensors, its reference for {len(expected)}")
+    for p, e in zip(plain, expected, strict=True):
+        check_described(what, got, e)
+        check_close(s, what, p, e)
+
+
+def check_described(what: str, got: Tensor, expected: Tensor) -> None:
+    """Raises unless the outside of a result is that of its reference."""
+    if got.shape != expected.shape:
+        raise Broken(f"{what} has shape {list(got.shape)}, its reference {list(expected.shape)}")
+    if got.dtype != expected.dtype:
+        raise Broken(f"{what} has {got.dtype}, its reference {expected.dtype}")
+
+
+def check_close(s: Subject, what: str, got: Any, expected: Any) -> None:
+    """Raises unless two plain tensors are equal up to rounding."""
+    problem = difference(s, got, expected)
+    if problem:
+        raise Broken(f"{what} is not what its reference gives: {problem}")
+
+
+def difference(s: Subject, got: Any, expected: Any) -> str | None:
+    """How two tensors differ, or None."""
+    got, expected = plainest(got), plainest(expected)
+    rtol, atol = s.options.get("rtol"), s.options.get("atol")
+    if rtol is not None or atol is not None:
+        rtol, atol = rtol or 0.0, atol or 0.0
+    with Attempt() as attempt:
+        torch.testing.assert_close(got, expected, rtol=rtol, atol=atol, equal_nan=True, check_stride=False)
+    if attempt.error is None:
+        return None
+    lines = [line for line in str(attempt.error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:300]
+
+
+def plainest(t: Any) -> Any:
+    """A tensor that torch can compare: no lazy bits, no float8, no wrapper whose inner tensor stands for it."""
+    if not isinstance(t, Tensor):
+        return t
+    t = t.detach()
+    while is_traceable_wrapper_subclass(t):
+        names, _ = t.__tensor_flatten__()  # type: ignore[attr-defined]
+        t = getattr(t, names[0])
+    if t.is_floating_point() and t.dtype.itemsize <= _SMALL_FLOATS:
+        return t.to(torch.float32)
+    return t.resolve_conj().resolve_neg()
+
+
+def _alike(s: Subject, got: Any, expected: Any) -> bool:
+    if type(got) is not type(expected):
+        return False
+    if isinstance(got, float | complex):
+        return difference(s, torch.tensor(got), torch.tensor(expected)) is None
+    return bool(got == expected)
+
+
+# ---- two values of the class -------------------------------------------------------------------------------
+
+
+def value_difference(s: Subject, got: Any, expected: Any) -> str | None:
+    """How two results differ in type, metadata, size, dtype or content, or None."""
+    got_leaves, wanted = leaves(got), leaves(expected)
+    if len(got_leaves) != len(wanted):
+        return f"{len(got_leaves)} results instead of {len(wanted)}"
+    for i, (g, w) in enumerate(zip(got_leaves, wanted, strict=True)):
+        problem = _leaf_difference(s, g, w)
+        if problem:
+            return problem if len(wanted) == 1 else f"result {i}: {problem}"
+    return None
+
+
+def _leaf_difference(s: Subject, got: Any, expected: Any) -> str | None:
+    if not isinstance(expected, Tensor):
+        return None if _alike(s, got, expected) else f"{got!r} instead of {expected!r}"
+    if plain_type(got) is not plain_type(expected):
+        return f"a {type(got).__name__} instead of a {type(expected).__name__}"
+    for what in ("shape", "dtype", "device"):
+        if getattr(got, what) != getattr(expected, what):
+            return f"{what} {getattr(got, what)} instead of {getattr(expected, what)}"
+    if not is_traceable_wrapper_subclass(expected):
+        return difference(s, got, expected)
+    (names, context), (wanted, other) = got.__tensor_flatten__(), expected.__tensor_flatten__()  # type: ignore[attr-defined]
+    if list(names) != list(wanted):
+        return f"inner tensors {list(names)} instead of {list(wanted)}"
+    if not same_context(type(got), context, other):
+        return f"metadata {first_line(repr(context))} instead of {first_line(repr(other))}"
+    for name in names:
+        problem = _leaf_difference(s, getattr(got, name), getattr(expected, name))
+        if problem:
+            return f"{name}: {problem}"
+    return None
+
+
+def plain_type(x: Any) -> type:
+    """The type, where a parameter counts as a tensor."""
+    return Tensor if type(x) is torch.nn.Parameter else type(x)
+
+
+def same_context(cls: Any, a: Any, b: Any) -> bool:
+    """Whether two flatten contexts mean the same metadata."""
+    return a is b or bool(a == b)
+
+
+def check_equal(s: Subject, what: str, got: Any, expected: Any, mend: str | None = None) -> None:
+    """Raises unless two results are the same in every respect."""
+    problem = value_difference(s, got, expected)
+    if problem:
+        raise Broken(f"{what}: {problem}", mend)
+
+
+def snapshot(s: Subject, x: Any) -> Any:
+    """A value with inner tensors of its own, put together without asking the class to copy."""
+    if not is_traceable_wrapper_subclass(x):
+        return x.detach().clone()
+    names, context = x.__tensor_flatten__()  # type: ignore[attr-defined]
+    inners = {name: snapshot(s, getattr(x, name)) for name in names}
+    return type(x).__tensor_unflatten__(inners, context, x.size(), x.stride())  # type: ignore[attr-defined]

@@ -1,0 +1,144 @@
+"""PyTorch's own list of ops, run on values of a class and on what they stand for."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import op_infos
+from subclasses.testing.cases import Case
+from subclasses.testing.compare import check_stands_for, leaves
+from subclasses.testing.promise import Attempt, Broken, Skipped, promise, shown
+from subclasses.testing.subject import Options, Subject
+
+Verdict = Literal["right", "refused", "wrong"]
+
+# Ops whose results are not a function of their arguments, or that PyTorch's samples call for their side effects.
+_RANDOM = frozenset(
+    """bernoulli cauchy empty empty_like empty_permuted empty_strided exponential geometric log_normal
+    multinomial new_empty new_empty_strided normal rand_like randint_like randn_like uniform item
+    nn.functional.dropout nn.functional.dropout2d nn.functional.dropout3d nn.functional.alpha_dropout
+    nn.functional.feature_alpha_dropout nn.functional.rrelu nn.functional.fractional_max_pool2d
+    nn.functional.fractional_max_pool3d randn randint full zeros ones eye arange linspace logspace
+    svd_lowrank pca_lowrank nn.functional.scaled_dot_product_attention nn.functional.multi_head_attention_forward
+    to_sparse resize_ resize_as_ sparse.mm sparse.sampled_addmm""".split()
+)
+
+
+class Verdicts(dict[str, tuple[Verdict, str]]):
+    """For each op by its name in PyTorch's list: right, refused or wrong, and the message behind it."""
+
+    def count(self, verdict: Verdict) -> int:
+        """How many ops got a verdict."""
+        return Counter(v for v, _ in self.values())[verdict]
+
+    def __str__(self) -> str:
+        return f"{self.count('right')} right, {self.count('refused')} refused, {self.count('wrong')} wrong"
+
+
+def sweep(
+    factory: Callable[[], Tensor], *, samples: int = 1, ops: Collection[str] | str = "all", **options: Any
+) -> Verdicts:
+    """Runs PyTorch's OpInfo entries on a class, in eager mode, and compares with its reference.
+
+    Args:
+        factory: gives a value of the class; its dtype is the one that is tried.
+        samples: how many sample inputs of each op to try.
+        ops: names of entries, or ``"all"``.
+        options: as for :func:`subclasses.testing.check`; ``wrap`` is needed.
+    """
+    return run_sweep(Subject(factory, Options(**options)), ops, samples)  # type: ignore[typeddict-item]
+
+
+def run_sweep(s: Subject, ops: Collection[str] | str, samples: int = 1) -> Verdicts:
+    """The verdict on each op."""
+    if s.options.get("wrap") is None:
+        raise Skipped("pass wrap=, which makes a value from a plain tensor, to try PyTorch's OpInfo entries")
+    with Attempt() as attempt:
+        entries = op_infos()
+    if attempt.error is not None:
+        raise Skipped(f"PyTorch's OpInfo list needs numpy and expecttest: {shown(attempt.error)}")
+    dtype = s.reference(s.make())[0].dtype
+    verdicts = Verdicts()
+    for entry in entries:
+        if entry.name in _RANDOM or entry.name.startswith("_refs") or dtype not in entry.dtypes:
+            continue
+        if ops == "all" or entry.name in ops:
+            name = entry.name + (f".{entry.variant_test_name}" if entry.variant_test_name else "")
+            found = _judge(s, entry, dtype, samples)
+            if found is not None:
+                verdicts[name] = found
+    return verdicts
+
+
+def _judge(s: Subject, entry: Any, dtype: torch.dtype, samples: int) -> tuple[Verdict, str] | None:
+    """The verdict on one op; None where the reference takes no sample."""
+    verdict = None
+    for case, plain in itertools.islice(_cases(s, entry, dtype), samples):
+        expected = None
+        with Attempt() as attempt, torch.no_grad():
+            expected = [case.run(p) for p in plain]
+        if attempt.error is not None:
+            continue
+        with Attempt() as attempt, torch.no_grad():
+            check_stands_for(s, case.name, case.run(None), expected or [])
+        if attempt.error is None:
+            verdict = verdict or ("right", "")
+        elif s.refuses(case.name, attempt.error):
+            verdict = ("refused", s.refused[-1])
+        else:
+            error = attempt.error
+            return "wrong", str(error) if isinstance(error, Broken) else f"{case.name} raised {shown(error)}"
+    return verdict
+
+
+def _cases(s: Subject, entry: Any, dtype: torch.dtype) -> Iterator[tuple[Case, list[Any]]]:
+    """Each sample as a case; run on ``None`` it runs on values of the class."""
+    wrap = s.options["wrap"]  # type: ignore[typeddict-item]
+    assert wrap is not None, "checked by the caller"
+    torch.manual_seed(0)
+    with Attempt():
+        for sample in entry.sample_inputs("cpu", dtype, requires_grad=False):
+            inputs = leaves(sample.input)
+            if not all(
+                isinstance(t, Tensor) and t.dtype == dtype and t.layout == torch.strided for t in inputs
+            ):
+                continue
+            wrapped: Any = None
+            with Attempt() as attempt:
+                wrapped = [wrap(t.detach()) for t in inputs]
+            if attempt.error is None:
+                yield _case(entry, sample, wrapped), _plains(s, wrapped)
+
+
+def _plains(s: Subject, wrapped: list[Any]) -> list[Any]:
+    """For each tensor that a value stands for, the inputs."""
+    return [list(parts) for parts in zip(*(s.reference(w) for w in wrapped), strict=True)]
+
+
+def _case(entry: Any, sample: Any, wrapped: list[Any]) -> Case:
+    def run(plain: list[Any] | None) -> Any:
+        parts = [p.clone() for p in (wrapped if plain is None else plain)]
+        first = parts[0] if isinstance(sample.input, Tensor) else type(sample.input)(parts)
+        return entry.op(first, *sample.args, **sample.kwargs)
+
+    return Case(entry.name, run)
+
+
+@promise("write a rule for the op that computes what its reference does, or refuse the op")
+def op_infos_agree(s: Subject) -> None:
+    """PyTorch's own sample inputs of each op give what they give on the reference, or are refused."""
+    ops = s.options.get("ops")
+    if isinstance(ops, dict):
+        ops = None
+    chosen: Any = "all" if ops is None else ops
+    verdicts = run_sweep(s, chosen)
+    wrong = [message for verdict, message in verdicts.values() if verdict == "wrong"]
+    if wrong:
+        more = f" (and {len(wrong) - 3} more ops)" if len(wrong) > 3 else ""
+        raise Broken("; ".join(wrong[:3]) + more)

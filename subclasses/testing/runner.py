@@ -1,0 +1,154 @@
+"""``check``, ``examine`` and ``suite``: all promises on one class."""
+
+from __future__ import annotations
+
+import unittest
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Unpack
+
+import torch
+
+from subclasses.testing import compiling, copies, gradients, nesting, opinfo, ops, strangers, structure, views
+from subclasses.testing.promise import PROMISES, Attempt, Broken, Outcome, Promise, Skipped, refusal, shown
+from subclasses.testing.subject import Factory, Options, Subject
+
+
+# Each module files its promises; they are put to the test in this order.
+_MODULES = (structure, ops, strangers, views, copies, gradients, compiling, nesting, opinfo)
+_ORDERED = [p for module in _MODULES for p in PROMISES.values() if p.run.__module__ == module.__name__]
+
+
+class ConformanceError(AssertionError):
+    """A class breaks promises; the message says which, how it shows and how to mend it."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(str(report))
+        self.report = report
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of each promise, for one class."""
+
+    name: str
+    outcomes: tuple[Outcome, ...]
+
+    def of(self, state: str) -> list[Outcome]:
+        """The outcomes that are ``"kept"``, ``"broken"`` or ``"skipped"``."""
+        return [o for o in self.outcomes if o.state == state]
+
+    @property
+    def broken(self) -> list[str]:
+        """Names of the promises that are broken."""
+        return [o.promise.name for o in self.of("broken")]
+
+    def __str__(self) -> str:
+        broken, skipped = self.of("broken"), self.of("skipped")
+        kept = f"{self.name} keeps {len(self.of('kept'))} promises, breaks {len(broken)}, {len(skipped)} not tried"
+        lines = [kept, *(f"\n{o}" for o in broken)]
+        lines += ["", *(f"not tried: {o.promise.name}: {o.detail}" for o in skipped)] if skipped else []
+        return "\n".join(lines)
+
+
+# ---- running -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Leaves the caller's random state and warnings as they are."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def run_promise(s: Subject, promise: Promise) -> Outcome:
+    """Puts one promise to the test."""
+    if promise.name in s.options.get("skip", ()):
+        return Outcome(promise, "skipped", "left out by skip=")
+    s.refused.clear()
+    with _undisturbed(), Attempt() as attempt:
+        promise.run(s)
+    error, refused = attempt.error, tuple(dict.fromkeys(s.refused))
+    match error:
+        case None:
+            return Outcome(promise, "kept", refused=refused)
+        case Skipped():
+            return Outcome(promise, "skipped", str(error), refused=refused)
+        case Broken(mend=mend):
+            return Outcome(promise, "broken", str(error), mend or promise.mend, refused, error)
+    message = refusal(error)
+    if message is not None:
+        return Outcome(promise, "kept", refused=(*refused, message))
+    return Outcome(promise, "broken", shown(error), promise.mend, refused, error)
+
+
+def examine(factory: Factory, **options: Unpack[Options]) -> Report:
+    """Puts every promise to the test and tells what became of each; see :func:`check`."""
+    s = _subject(factory, options)
+    return Report(s.name, tuple(run_promise(s, p) for p in _ORDERED))
+
+
+def check(factory: Factory, **options: Unpack[Options]) -> Report:
+    """Puts a tensor subclass, declared or written by hand, to the test.
+
+    The values are made by ``factory``, which may draw random numbers: a seed is set before each call. By default
+    nothing is compiled with Inductor. What the class refuses cleanly, with a ``NotImplementedError``, breaks no
+    promise. Compiled programs of the process are dropped on the way.
+
+    Args:
+        factory: takes nothing and gives a value of the class: two-dimensional, if it is to meet all the ops.
+        **options: see :class:`Options`.
+
+    Returns:
+        What became of each promise.
+
+    Raises:
+        ConformanceError: the class breaks a promise.
+        TypeError: the factory gives no traceable wrapper subclass, or an option is unknown.
+    """
+    report = examine(factory, **options)
+    if report.broken:
+        raise ConformanceError(report)
+    return report
+
+
+def _subject(factory: Factory, options: Options) -> Subject:
+    unknown = set(options.get("skip", ())) - set(PROMISES)
+    if unknown:
+        raise TypeError(
+            f"skip= has unknown promises {', '.join(sorted(unknown))}; they are {', '.join(PROMISES)}"
+        )
+    with _undisturbed():
+        return Subject(factory, options)
+
+
+# ---- as a test class ---------------------------------------------------------------------------------------
+
+
+def suite(factory: Factory, **options: Unpack[Options]) -> type:
+    """A class with one test for each promise, which pytest collects; see :func:`check` for the arguments.
+
+    ::
+
+        TestMine = suite(make_mine)
+    """
+    shared: dict[str, Subject] = {}
+
+    def test_of(promise: Promise) -> Any:
+        def test(self: Any) -> None:
+            s = shared.get("subject") or shared.setdefault("subject", _subject(factory, options))
+            outcome = run_promise(s, promise)
+            if outcome.state == "skipped":
+                raise unittest.SkipTest(outcome.detail)
+            if outcome.state == "broken":
+                raise ConformanceError(Report(s.name, (outcome,))) from outcome.error
+
+        test.__name__ = test.__qualname__ = f"test_{promise.name}"
+        test.__doc__ = promise.says
+        return test
+
+    body = {f"test_{p.name}": test_of(p) for p in _ORDERED}
+    return type("ConformanceSuite", (), {"__doc__": "One test for each promise.", **body})

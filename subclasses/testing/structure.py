@@ -1,0 +1,148 @@
+"""Promises about taking a value apart and putting it together, and about what it shows of itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import fake_mode
+from subclasses.testing.compare import check_equal, same_context
+from subclasses.testing.promise import Attempt, Broken, broke, promise
+from subclasses.testing.subject import Subject
+
+
+@promise(
+    "return ([names], context), where getattr(self, name) is a tensor for each name, absent ones left out"
+)
+def flatten(s: Subject) -> None:
+    """__tensor_flatten__ names every inner tensor, by the attribute that holds it."""
+    x = s.make()
+    names, _ = x.__tensor_flatten__()
+    if not names or not all(isinstance(n, str) for n in names):
+        raise Broken(f"__tensor_flatten__ gave the names {names!r}")
+    for name in names:
+        inner = getattr(x, name, None)
+        if not isinstance(inner, Tensor):
+            raise Broken(f"{s.name}.{name} is a {type(inner).__name__}, and __tensor_flatten__ names it")
+
+
+@promise(
+    "__tensor_unflatten__ must use every inner tensor, the context, and give back the outer size, stride "
+    "and dtype; what is neither an inner tensor nor in the context is lost under torch.compile"
+)
+def round_trip(s: Subject) -> None:
+    """A value put together from its own parts is the same value."""
+    for x in (s.make(), s.make().detach()):
+        back = s.unflatten(x, s.inners(x))
+        if type(back) is not s.cls:
+            raise Broken(f"__tensor_unflatten__ gave a {type(back).__name__}")
+        for what in ("shape", "dtype", "device"):
+            if getattr(back, what) != getattr(x, what):
+                raise Broken(f"{what} was {getattr(x, what)} and came back as {getattr(back, what)}")
+        if back.stride() != x.stride():
+            raise Broken(f"stride was {x.stride()} and came back as {back.stride()}")
+        for name, inner in s.inners(x).items():
+            if getattr(back, name, None) is not inner and inner.numel():
+                raise Broken(f"the inner tensor {name} came back as another tensor")
+        check_equal(s, "after a round trip", back, x)
+        if s.has_reference:
+            for got, plain in zip(s.reference(back), s.reference(x), strict=True):
+                check_equal(s, "what it stands for, after a round trip", got, plain)
+
+
+@promise(
+    "make the context a tuple or a frozen dataclass of plain values; tensors belong among the inner tensors, "
+    "and an object compared by identity makes torch.compile recompile at each call"
+)
+def metadata(s: Subject) -> None:
+    """Metadata is a constant: hashable, equal for equal values, without tensors."""
+    contexts = [s.context(s.make()) for _ in range(2)]
+    for context in contexts:
+        if _holds_tensor(context):
+            raise Broken(f"the flatten context {context!r} holds a tensor")
+    if not same_context(s.cls, *contexts):
+        raise Broken(f"two equal values have the contexts {contexts[0]!r} and {contexts[1]!r}, which differ")
+    with Attempt() as attempt:
+        hashes = {hash(context) for context in contexts}
+        if len(hashes) > 1:
+            raise Broken(f"the hash of the equal contexts {contexts[0]!r} differs")
+    if attempt.error is not None:
+        broke("hashing the flatten context", attempt.error)
+
+
+def _holds_tensor(value: Any) -> bool:
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if isinstance(value, list | tuple | set | frozenset):
+        return any(map(_holds_tensor, value))
+    return isinstance(value, Tensor)
+
+
+@promise(
+    "leave sizes out of the context: derive the outer size from the inner tensors or from outer_size, which "
+    "__tensor_unflatten__ is given; a size in the context is wrong as soon as it is dynamic"
+)
+def sizes(s: Subject) -> None:
+    """Sizes are no metadata: values that differ in sizes alone have one context."""
+    x = s.make()
+    for factory in s.options.get("sizes", ()):
+        other = s.make(factory)
+        if not same_context(s.cls, s.context(x), s.context(other)):
+            raise Broken(f"the contexts are {s.context(x)!r} and {s.context(other)!r}")
+        back = s.cls.__tensor_unflatten__(s.inners(other), s.context(x), other.size(), other.stride())
+        if back.shape != other.shape:
+            raise Broken(
+                f"inner tensors of a value of shape {list(other.shape)}, put together with the equal context of "
+                f"another, gave shape {list(back.shape)}"
+            )
+
+
+@promise("pass the size, dtype and device of what the value stands for to _make_wrapper_subclass")
+def outside(s: Subject) -> None:
+    """The outside of a value tells the truth."""
+    x = s.make()
+    for plain in s.reference(x):
+        for what in ("shape", "dtype", "device"):
+            if getattr(plain, what) != getattr(x, what):
+                raise Broken(f"{what} is {getattr(x, what)} outside, but {getattr(plain, what)} inside")
+
+
+@promise(
+    "no .item(), .tolist() or comparison of contents in __new__, __tensor_flatten__, __tensor_unflatten__: "
+    "the compiler calls them on tensors without data; check contents in a factory function"
+)
+def without_data(s: Subject) -> None:
+    """Values are taken apart and put together without a look at their data."""
+    x = s.make()
+    mode = fake_mode()
+    with Attempt() as attempt:
+        fake = mode.from_tensor(x)
+        if type(fake) is not s.cls or fake.shape != x.shape or fake.dtype != x.dtype:
+            raise Broken(f"a fake of {_outside(x)} is {_outside(fake)}")
+        with mode:
+            back = s.unflatten(fake, s.inners(fake))
+        if back.shape != x.shape:
+            raise Broken(f"a fake of {_outside(x)} comes back as {_outside(back)}")
+    if isinstance(attempt.error, Broken):
+        raise attempt.error
+    if attempt.error is not None:
+        broke("making a fake of a value", attempt.error)
+
+
+def _outside(x: Tensor) -> str:
+    return f"{type(x).__name__}{list(x.shape)} of {x.dtype}"
+
+
+@promise(
+    "define __repr__(self, *, tensor_contents=None) and build the text from the inner tensors; Tensor's own "
+    "runs ops that the class may not have"
+)
+def printing(s: Subject) -> None:
+    """A value can be printed."""
+    for x in (s.make(), fake_mode().from_tensor(s.make())):
+        with Attempt() as attempt, torch.no_grad():
+            repr(x)
+        if attempt.error is not None:
+            broke("repr(x)", attempt.error)

@@ -1,0 +1,203 @@
+"""The class under test: values of it, what they stand for, and how to take them apart."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.base import TensorSubclass
+from subclasses.testing.promise import Attempt, Skipped, refusal
+
+Factory = Callable[[], Tensor]
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
+SEED = 20240229
+
+
+class Options(TypedDict, total=False):
+    """What :func:`subclasses.testing.check` takes beside the factory.
+
+    Attributes:
+        ops: what to try beside the kit's own list. A mapping ``{op: lambda x: (arg, x, ...)}`` adds ops with
+            their arguments; ``"all"`` or a collection of names such as ``{"softmax", "addmm"}`` picks PyTorch's
+            OpInfo entries, which need ``wrap``.
+        wrap: a value of the class from a plain tensor, so that OpInfo's inputs can be tried.
+        reference: the plain tensor that a value stands for, or a tuple of them if an op on the value means
+            the op on each. Default: ``materialize`` where the class has it, the inner tensors under
+            ``fallback="map"``.
+        construct: a value from its inner tensors, in the order of ``__tensor_flatten__``. Default: the class
+            itself, with the metadata of a value of the factory.
+        sizes: factories of values that differ in sizes (and dynamic ints) alone.
+        variants: factories of values with other metadata.
+        paths: compilers to try beside eager mode: a name and a function from a function to a compiled one.
+            Default: :data:`subclasses.testing.PATHS`; see :func:`subclasses.testing.named`.
+        skip: names of promises to leave out.
+        rtol: relative tolerance, where a rule computes less exactly than the reference.
+        atol: absolute tolerance.
+    """
+
+    ops: Mapping[Any, Callable[[Any], tuple[Any, ...]]] | Collection[str] | None
+    wrap: Callable[[Tensor], Tensor] | None
+    reference: Callable[[Any], Tensor | tuple[Tensor, ...]] | None
+    construct: Callable[..., Tensor] | None
+    sizes: Sequence[Factory]
+    variants: Sequence[Factory]
+    paths: Mapping[str, Compile] | None
+    skip: Collection[str]
+    rtol: float | None
+    atol: float | None
+
+
+@dataclass
+class Subject:
+    """A class under test."""
+
+    factory: Factory
+    options: Options
+
+    def __post_init__(self) -> None:
+        """Makes one value, to learn the class."""
+        unknown = set(self.options) - set(Options.__annotations__)
+        if unknown:
+            known = ", ".join(sorted(Options.__annotations__))
+            raise TypeError(f"check() has no option {', '.join(sorted(unknown))}; they are {known}")
+        x = self.make()
+        if not isinstance(x, Tensor) or not is_traceable_wrapper_subclass(x):
+            raise TypeError(
+                f"expected a factory of values of a traceable wrapper subclass (a Tensor with "
+                f"__tensor_flatten__ and __tensor_unflatten__), got {type(x).__name__}"
+            )
+        self.cls: Any = type(x)
+        self.name = self.cls.__name__
+        self.declared = issubclass(self.cls, TensorSubclass)
+        self.refused: list[str] = []
+        self.cache: dict[str, Any] = {}
+
+    # ---- values --------------------------------------------------------------------------------------------
+
+    def make(self, factory: Factory | None = None) -> Any:
+        """A fresh value, the same one at each call: the seed is set before."""
+        torch.manual_seed(SEED)
+        return (factory or self.factory)()
+
+    def trainable(self) -> Any:
+        """A fresh value that requires grad.
+
+        Raises:
+            Skipped: its dtype cannot.
+        """
+        x = self.make().detach()
+        if not (x.is_floating_point() or x.is_complex()):
+            raise Skipped(f"{x.dtype} cannot require grad")
+        return x.requires_grad_()
+
+    def context(self, x: Any) -> Any:
+        """The metadata that a value is flattened to."""
+        return x.__tensor_flatten__()[1]
+
+    def inners(self, x: Any) -> dict[str, Any]:
+        """The inner tensors by name."""
+        return {name: getattr(x, name) for name in x.__tensor_flatten__()[0]}
+
+    def unflatten(self, x: Any, inners: Mapping[str, Any]) -> Any:
+        """A value with other inner tensors, as PyTorch puts it together: no checks, nothing detached."""
+        return self.cls.__tensor_unflatten__(dict(inners), self.context(x), x.size(), x.stride())
+
+    def construct(self, x: Any, inners: Mapping[str, Any]) -> Any:
+        """A value with other inner tensors, as a user puts it together.
+
+        Raises:
+            Skipped: the kit cannot know how.
+        """
+        build, names = self.builder(x)
+        return build(*(inners.get(name) for name in names))
+
+    def builder(self, x: Any) -> tuple[Callable[..., Any], list[str]]:
+        """A function from inner tensors to a value with the metadata of ``x``, and their names.
+
+        Raises:
+            Skipped: the kit cannot know how.
+        """
+        cls, names = self.cls, list(x.__tensor_flatten__()[0])
+        build = self.options.get("construct")
+        if build is not None:
+            return build, names
+        if self.declared:
+            spec = cls.__spec__
+            meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
+            present = [n for n in spec.inner_names if n in names]
+            return lambda *parts: cls(**dict(zip(present, parts, strict=True)), **meta), present
+        if self.context(x) is not None or not _takes(cls, len(names)):
+            raise Skipped(f"pass construct=, which makes a {self.name} from {', '.join(names)}")
+        return cls, names
+
+    # ---- what it stands for --------------------------------------------------------------------------------
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether it is known what a value stands for."""
+        return self.options.get("reference") is not None or self._default_reference() is not None
+
+    @property
+    def several(self) -> bool:
+        """Whether a value stands for several tensors at once."""
+        if "several" not in self.cache:
+            self.cache["several"] = isinstance(self._stands_for(self.make()), tuple)
+        return self.cache["several"]
+
+    def reference(self, x: Any) -> tuple[Tensor, ...]:
+        """The plain tensors that a value stands for: one, or several that ops are run on one by one.
+
+        Raises:
+            Skipped: nobody said.
+        """
+        plain = self._stands_for(x)
+        return plain if isinstance(plain, tuple) else (plain,)
+
+    def _stands_for(self, x: Any) -> Any:
+        function = self.options.get("reference") or self._default_reference()
+        if function is None:
+            raise Skipped(f"pass reference=, which says what plain tensor a {self.name} stands for")
+        return function(x)
+
+    def _default_reference(self) -> Callable[[Any], Any] | None:
+        if self.declared and self.cls.__spec__.fallback == "map":
+            return lambda x: tuple(x.__dict__[n] for n in x._layout.present)
+        return self.cls.materialize if hasattr(self.cls, "materialize") else None
+
+    # ---- judging -------------------------------------------------------------------------------------------
+
+    def refuses(self, what: str, error: BaseException | None) -> bool:
+        """Whether an error is a clean refusal, which is then noted."""
+        message = refusal(error)
+        if message is not None:
+            self.refused.append(f"{what}: {message}")
+        return message is not None
+
+    def works(self, what: str, run: Callable[[], Any]) -> tuple[bool, Any]:
+        """Whether something runs, and its result; a clean refusal is noted, other errors go through."""
+        result = None
+        with Attempt() as attempt:
+            result = run()
+        if attempt.error is None:
+            return True, result
+        if self.refuses(what, attempt.error):
+            return False, None
+        raise attempt.error
+
+
+def _takes(cls: Any, count: int) -> bool:
+    """Whether a class can be called with so many tensors and nothing else."""
+    with Attempt() as attempt:
+        inspect.signature(cls.__new__).bind(cls, *range(count))
+    return attempt.error is None
+
+
+def is_differentiable(t: Any) -> bool:
+    """Whether gradients can flow to a tensor, judging by its dtype."""
+    return isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
