@@ -25,4 +25,5 @@ default_role = "literal"
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
 nitpicky = False

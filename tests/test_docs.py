@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import desugar
+import subclasses
 from docs.blocks import compare_outputs, refresh_page
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +22,12 @@ def test_page_prints_what_it_shows(page, tmp_path):
             f"{page.name}:{shown.block.first} shows\n{shown.want}\nbut this is printed:\n{shown.got}\n"
             "If the new output is right, `make readme` puts it there."
         )
+
+
+def test_the_reference_lists_all_that_is_public():
+    text = (ROOT / "docs" / "api.md").read_text()
+    listed = re.findall(r"auto\w+:: (\w+)$", text, re.MULTILINE)
+    assert sorted(listed) == sorted([*subclasses.__all__, *desugar.__all__])
 
 
 # ---- the runner itself -------------------------------------------------------------------------------------
