@@ -10,13 +10,31 @@ no table of ``B * T`` indices is made, and rows cost what they hold.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 # ---- rows ------------------------------------------------------------------------------------------------------
+
+
+class once:  # noqa: N801 (used as a decorator)
+    """A property computed at its first use; ``functools.cached_property`` without the lock that Dynamo refuses."""
+
+    def __init__(self, compute: Callable[[Any], Any]) -> None:
+        self.compute, self.__doc__ = compute, compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, x: Any, owner: type | None = None) -> Any:
+        if x is None:
+            return self
+        value = self.compute(x)
+        object.__setattr__(x, self.name, value)
+        return value
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +59,12 @@ class Segments:
         """The number of rows, ``B``."""
         return self.offsets.shape[0] - 1
 
-    @cached_property
+    @once
     def row_lengths(self) -> Tensor:
         """``[B]``: the number of existing entries in each row."""
         return self.offsets.diff() if self.lengths is None else self.lengths
 
-    @cached_property
+    @once
     def _owner(self) -> Tensor:
         """``[total]``: the row whose beginning precedes each entry; -1 before the first row."""
         return torch.bucketize(self._index, self.offsets, right=True) - 1
@@ -55,12 +73,12 @@ class Segments:
     def _index(self) -> Tensor:
         return torch.arange(self.total, device=self.offsets.device, dtype=self.offsets.dtype)
 
-    @cached_property
+    @once
     def positions(self) -> Tensor:
         """``[total]``: the place of each entry in its row, from 0."""
         return self._index - self.offsets.index_select(0, self._owner.clamp(min=0))
 
-    @cached_property
+    @once
     def exists(self) -> Tensor | None:
         """``[total]``: which entries belong to a row; None: all do."""
         if self.lengths is None:
@@ -70,12 +88,12 @@ class Segments:
         reach = torch.cat([self.lengths, self.lengths.new_zeros(1)]).index_select(0, owner.clamp(min=0))
         return inside & (self.positions < reach)
 
-    @cached_property
+    @once
     def rows(self) -> Tensor:
         """``[total]``: the row of each entry; ``B`` for an entry that does not exist."""
         return self._owner if self.exists is None else torch.where(self.exists, self._owner, self.count)
 
-    @cached_property
+    @once
     def _slots(self) -> Tensor:
         """``[total]``: the place of each entry in a flattened table; ``B * T`` for one that does not exist."""
         slots = self._owner * self.width + self.positions
@@ -138,6 +156,8 @@ class Segments:
     def _take(self, source: Tensor, index: Tensor, size: int) -> Tensor:
         if self.exists is None:
             return source.index_select(0, index)
+        if size == 0:  # then nothing exists
+            return source.new_zeros(self.total, *source.shape[1:])
         # A clamped index reads something for entries that do not exist; `keep` drops it and its cotangent.
         return self.keep(source.index_select(0, index.clamp(min=0, max=size - 1)))
 

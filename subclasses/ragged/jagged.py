@@ -1,0 +1,220 @@
+"""``JaggedTensor``: rows of uneven length, back to back.
+
+An entry past a row's length does not exist: every result is what a loop over the rows would give. The outer
+size is that of the padded tensor it stands for, ``[B, T, ...]``, so that shapes read and broadcast as they do
+for a dense tensor, but only ``total`` entries are stored and computed on.
+
+An outer dimension ``d >= 1`` is dimension ``d - 1`` of ``values``; the ragged one is any of them. A value whose batch and
+ragged dimensions were merged (``x.flatten(0, 1)``) has ``ragged_dim=0``, and then both count alike.
+
+The rules for ops stand beside this file, grouped by family; this one has what the class is, how one is made, and
+how it converts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses import Outer, TensorSubclass, dynamic, inner, static
+from subclasses._torch import mark_dim_dynamic
+from subclasses.ragged import checks
+from subclasses.ragged.segments import Segments
+
+# ---- the declaration -------------------------------------------------------------------------------------------
+
+
+class JaggedTensor(TensorSubclass):
+    """Rows of uneven length back to back; made from ``(values, offsets)`` or by one of the ``from_`` methods.
+
+    Args:
+        values: the entries of all rows, ``[total, ...]``; with another ragged dim the entries are not its first one.
+        offsets: ``[B + 1]`` int64, where in ``values`` each row begins, and where the last one ends.
+        lengths: ``[B]`` int64, how many entries of each row exist; None: all up to the next row's beginning. Entries
+            of ``values`` that belong to no row do not exist, whatever they hold.
+        ragged_dim: the outer dimension along which rows differ; 0 for merged batch and ragged dimensions.
+        max_length: the outer extent of the ragged dimension, ``T``: an upper bound of the lengths. None computes it
+            (one synchronisation on CUDA) and checks the offsets on the way.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit together, or the offsets do not describe rows.
+    """
+
+    values: Tensor = inner()
+    offsets: Tensor = inner(dtype=torch.int64)
+    lengths: Tensor | None = inner(dtype=torch.int64, optional=True)
+    ragged_dim: int = static(default=1)
+    max_length: int = dynamic()
+
+    def __new__(
+        cls,
+        values: Tensor,
+        offsets: Tensor,
+        *,
+        lengths: Tensor | None = None,
+        ragged_dim: int = 1,
+        max_length: int | None = None,
+    ) -> Any:
+        """Checks that the parts fit together; see the class."""
+        checks.check_parts(values, offsets, lengths, ragged_dim)
+        if max_length is None:
+            max_length = checks.longest_row(values, offsets, lengths, ragged_dim)
+        return super().__new__(cls, values, offsets, lengths, ragged_dim=ragged_dim, max_length=max_length)
+
+    @staticmethod
+    def outer(values: Tensor, offsets: Tensor, ragged_dim: int, max_length: int) -> Outer:
+        """The size of the padded tensor, and the strides that it would have with the rows of ``values``."""
+        size, stride = values.size(), values.stride()
+        if ragged_dim == 0:
+            return Outer(size, stride)
+        place = ragged_dim - 1
+        return Outer(
+            (offsets.size(0) - 1, *size[:place], max_length, *size[ragged_dim:]),
+            (max_length * stride[place], *stride),
+        )
+
+    # ---- making one --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_tensors(cls, rows: Sequence[Tensor]) -> JaggedTensor:
+        """One row per tensor ``[length, ...]``; differentiable in them.
+
+        Raises:
+            ValueError: there is no row, or rows differ in more than their length.
+        """
+        checks.check_rows(rows)
+        lengths = [row.shape[0] for row in rows]
+        offsets = torch.tensor([0, *lengths], device=rows[0].device).cumsum(0)
+        return _marked(cls(torch.cat(list(rows)), offsets, max_length=max(lengths)))
+
+    @classmethod
+    def from_lengths(cls, values: Tensor, lengths: Tensor | Sequence[int]) -> JaggedTensor:
+        """Rows of these lengths, one after the other in ``values``.
+
+        Raises:
+            ValueError: the lengths do not add up to the number of entries.
+        """
+        sizes = torch.as_tensor(lengths, dtype=torch.int64)
+        checks.check_lengths(values, sizes)
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).to(values.device)
+        longest = int(sizes.max()) if sizes.numel() else 0
+        return _marked(cls(values, offsets, max_length=longest))
+
+    @classmethod
+    def from_padded(cls, padded: Tensor, lengths: Tensor | Sequence[int]) -> JaggedTensor:
+        """The first ``lengths[b]`` entries of each row of ``padded [B, T, ...]``; differentiable in it."""
+        sizes = torch.as_tensor(lengths, dtype=torch.int64, device=padded.device)
+        checks.check_padded(padded, sizes)
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        total, width = int(offsets[-1]), padded.shape[1]
+        values = Segments(offsets, None, total, width).unpad(padded)
+        return _marked(cls(values, offsets, max_length=int(sizes.max()) if total else 0))
+
+    @classmethod
+    def from_nested(cls, nested: Tensor) -> JaggedTensor:
+        """The rows of a ``torch.nested`` tensor of jagged layout, whose values it shares; differentiable in it.
+
+        Raises:
+            TypeError: ``nested`` is no nested tensor of jagged layout.
+        """
+        checks.check_nested(nested)
+        offsets = nested.offsets().to(torch.int64)  # type: ignore[attr-defined]
+        lengths = nested.lengths()  # type: ignore[attr-defined]
+        lengths = None if lengths is None else lengths.to(torch.int64)
+        ragged = next(d for d, n in enumerate(nested.shape) if d and not isinstance(n, int))
+        return _marked(cls(nested.values(), offsets, lengths=lengths, ragged_dim=ragged))
+
+    # ---- looking at it -----------------------------------------------------------------------------------------
+
+    @property
+    def segments(self) -> Segments:
+        """Where the rows lie, with what moves entries between them and a padded table."""
+        place = max(self.ragged_dim - 1, 0)
+        return Segments(self.offsets, self.lengths, self.values.size(place), self.max_length)
+
+    def row_lengths(self) -> Tensor:
+        """``[B]``: how many entries each row has."""
+        return self.offsets.diff() if self.lengths is None else self.lengths
+
+    def mask(self) -> Tensor:
+        """``[B, T]``: True where an entry exists; ``[total]`` for merged dimensions."""
+        if self.ragged_dim:
+            return self.segments.mask()
+        exists = self.segments.exists
+        return self.offsets.new_ones(self.values.shape[0], dtype=torch.bool) if exists is None else exists
+
+    # ---- taking it apart ---------------------------------------------------------------------------------------
+
+    def kept(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
+        """A tensor shaped as ``values``, with ``fill`` for what does not exist; without holes the same tensor."""
+        return (
+            values if self.lengths is None else self.trailing(self.segments.keep(self.leading(values), fill))
+        )
+
+    def clean_values(self) -> Tensor:
+        """The values as a differentiable function of this tensor, with 0 for what does not exist.
+
+        For ops that mix entries: what a hole holds reaches no result, and no gradient comes out of one.
+        """
+        return self.kept(self.unwrap("values"))
+
+    def entries(self) -> Tensor:
+        """The entries of all rows, the ragged dimension first: ``[total, ...]``; 0 for what does not exist."""
+        return self.leading(self.clean_values())
+
+    def leading(self, values: Tensor) -> Tensor:
+        """A tensor shaped as ``values``, with the ragged dimension in front."""
+        return values.movedim(self.ragged_dim - 1, 0) if self.ragged_dim > 1 else values
+
+    def trailing(self, entries: Tensor) -> Tensor:
+        """What has the ragged dimension in front, back to the shape of the values."""
+        return entries.movedim(0, self.ragged_dim - 1) if self.ragged_dim > 1 else entries
+
+    def with_values(self, values: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
+        """Other values for the same rows; ``ragged_dim`` says where their entries are, if elsewhere."""
+        return type(self)(
+            values,
+            self.offsets,
+            lengths=self.lengths,
+            ragged_dim=self.ragged_dim if ragged_dim is None else ragged_dim,
+            max_length=self.max_length,
+        )
+
+    def with_entries(self, entries: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
+        """Other entries ``[total, ...]`` for the same rows."""
+        ragged_dim = self.ragged_dim if ragged_dim is None else ragged_dim
+        return self.with_values(entries.movedim(0, max(ragged_dim - 1, 0)), ragged_dim)
+
+    def to_tensors(self) -> list[Tensor]:
+        """The rows, each ``[..., length, ...]``: views of the values."""
+        values, place = self.unwrap("values"), max(self.ragged_dim - 1, 0)
+        starts, sizes = self.offsets.tolist()[:-1], self.row_lengths().tolist()
+        return [values.narrow(place, a, n) for a, n in zip(starts, sizes, strict=True)]
+
+    def to_dense(self, fill: float | int | bool = 0) -> Tensor:  # type: ignore[override]
+        """The padded tensor of the outer size, with ``fill`` where there is no entry."""
+        if self.ragged_dim == 0:
+            return self.segments.keep(self.unwrap("values"), fill)
+        table = self.segments.pad(self.leading(self.unwrap("values")), fill)
+        return table.movedim(1, self.ragged_dim)
+
+    def to_nested(self) -> Tensor:
+        """The same rows as a ``torch.nested`` tensor of jagged layout, which shares the values."""
+        checks.check_has_rows(self, "to_nested")
+        return torch.nested.nested_tensor_from_jagged(
+            self.unwrap("values"), self.offsets, self.lengths, jagged_dim=self.ragged_dim
+        )
+
+
+def _marked(x: JaggedTensor) -> JaggedTensor:
+    """Tells compilers that the number of entries and of rows, and the longest row, will change."""
+    if type(x.values) is Tensor and not torch.compiler.is_compiling():
+        mark_dim_dynamic(x.values, max(x.ragged_dim - 1, 0))
+        for per_row in (x, x.offsets, x.lengths):
+            if per_row is not None:
+                mark_dim_dynamic(per_row)
+        mark_dim_dynamic(x, x.ragged_dim)
+    return x

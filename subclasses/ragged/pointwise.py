@@ -1,0 +1,66 @@
+"""Pointwise ops: the same op on the entries.
+
+They run below autograd on ``values``, so that each is one node in the autograd graph as for plain tensors. Two things
+must be settled above it, since a cotangent comes back as the result is: operands whose rows lie elsewhere, and a dense
+operand with a value for each entry.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.aliases import tagged_functions
+from subclasses.ragged.jagged import JaggedTensor
+from subclasses.ragged.rows import is_entrywise, matched_values, relaid, same_rows, spread
+
+# ---- below autograd --------------------------------------------------------------------------------------------
+
+
+@JaggedTensor.implements(torch.Tag.pointwise)
+def run_pointwise(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """The op on values; what stands beside is brought to the entries."""
+    x = first_ragged((*args, *kwargs.values()))
+    result = op(*(_operand(op, x, a) for a in args), **{k: _operand(op, x, a) for k, a in kwargs.items()})
+    if isinstance(result, tuple):
+        return tuple(x.with_values(part) for part in result)
+    return x.with_values(result)
+
+
+def first_ragged(values: Any) -> Any:
+    """The first ragged tensor among values."""
+    return next(v for v in values if isinstance(v, JaggedTensor))
+
+
+def _operand(op: Any, x: JaggedTensor, a: Any) -> Any:
+    if a is x:
+        return x.values
+    if isinstance(a, JaggedTensor):
+        return matched_values(op, x, a)
+    return spread(op, x, a) if isinstance(a, Tensor) else a
+
+
+# ---- above autograd --------------------------------------------------------------------------------------------
+
+
+@JaggedTensor.implements(*tagged_functions(torch.Tag.pointwise))
+def align_operands(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Brings operands to the rows of the first ragged one, where autograd sees it; then the op as if without a rule."""
+    if len(args) + len(kwargs) == 1:
+        return JaggedTensor.unruled(func, *args, **kwargs)
+    x = first_ragged((*args, *kwargs.values()))
+    args = tuple(_aligned(func, x, a, i) for i, a in enumerate(args))
+    return JaggedTensor.unruled(func, *args, **{k: _aligned(func, x, a) for k, a in kwargs.items()})
+
+
+def _aligned(func: Any, x: JaggedTensor, a: Any, place: int = 1) -> Any:
+    if a is x or not isinstance(a, Tensor):
+        return a
+    if isinstance(a, JaggedTensor):
+        lie_alike = (x.lengths is None and a.lengths is None) or same_rows(x, a)
+        return a if lie_alike and a.max_length == x.max_length else relaid(func, x, a)
+    if place == 0 and func.__name__.endswith("_"):
+        return a  # written to, and refused further down
+    return x.with_values(spread(func, x, a)) if a.requires_grad and is_entrywise(x, a) else a
