@@ -76,10 +76,26 @@ set_storage_of = torch._functionalize_unsafe_set  # type: ignore[attr-defined]
 nn_functions = torch._C._nn  # type: ignore[attr-defined]
 
 
+def is_dispatched(op: Any) -> bool:
+    """Whether an overload has kernels; those of TorchScript on ints, lists and strings have none."""
+    # The table of the dispatcher itself; asking an overload for one key raises where there is none at all.
+    return torch._C._dispatch_has_kernel(op.name())
+
+
 def is_composite(op: Any) -> bool:
     """Whether PyTorch takes an op apart above dispatch, except in inference mode."""
     # The key of ops whose kernel is made of other ops and which autograd therefore sees through.
     return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+
+
+def resolve_overload(packet: Any, args: Any, kwargs: Any) -> Any:
+    """The overload of a packet that takes these arguments, or None."""
+    try:
+        # What calling the packet does first.
+        name = torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs)
+    except RuntimeError:
+        return None
+    return getattr(packet, name)
 
 
 def all_op_names() -> list[str]:

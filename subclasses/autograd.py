@@ -152,6 +152,34 @@ def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
     return tuple(live.get(n, t) for n, t in zip(names, raw, strict=True))
 
 
+# ---- open wrappers -----------------------------------------------------------------------------------------
+
+
+def open_wrappers(value: Any, opened: dict[int, Any]) -> Any:
+    """Arguments with each wrapper that requires grad replaced by an open one: its inner tensors require grad.
+
+    ``opened`` collects the wrappers by the id of their open ones, for :func:`close_wrappers`.
+    """
+    if isinstance(value, Tensor) and value.requires_grad and hasattr(type(value), "__spec__"):
+        spec: Any = type(value).__spec__  # type: ignore[attr-defined]
+        inners = unwrap(value, spec.inner_names)
+        new = type(value)._wrap(value._layout, *inners, *(value.__dict__[f.name] for f in spec.dynamics))  # type: ignore[attr-defined]
+        opened[id(new)] = new, value
+        return new
+    if isinstance(value, dict):
+        return {k: open_wrappers(v, opened) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(open_wrappers(v, opened) for v in value)
+    return value
+
+
+def close_wrappers(value: Any, opened: dict[int, Any]) -> Any:
+    """A result in which no open wrapper is left: one that was given is the argument itself again."""
+    if type(value) in (list, tuple):
+        return type(value)(close_wrappers(v, opened) for v in value)
+    return opened[id(value)][1] if id(value) in opened else value
+
+
 # ---- tangents under torch.compile --------------------------------------------------------------------------
 
 

@@ -6,14 +6,16 @@ that are equally near (on two unrelated bases, or two tags of one op) raise an e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from subclasses._torch import OpOverload, OpOverloadPacket, is_composite, schema_of
+from subclasses._torch import OpOverload, OpOverloadPacket, is_composite, is_dispatched, schema_of
 from subclasses.aliases import python_functions, twins
+from subclasses.composite import check_interceptable, intercept_packet
 from subclasses.errors import DispatchError, SpecError
 
 Rule = Callable[..., Any]
@@ -27,7 +29,8 @@ class RuleBook:
         overloads: rules for one ``OpOverload``.
         packets: rules for a whole packet, listed by the functional overloads it has.
         functions: rules for Python-level functions as the author named them.
-        implied: rules for their twins, and for the functions of a composite op.
+        implied: rules for their twins.
+        composite: functions that reach a composite op with a rule, and the packet that they reach.
         tags: rules for all ops that carry a ``torch.Tag``.
     """
 
@@ -35,6 +38,7 @@ class RuleBook:
     packets: dict[OpOverload, Rule] = field(default_factory=dict)
     functions: dict[Any, Rule] = field(default_factory=dict)
     implied: dict[Any, Rule] = field(default_factory=dict)
+    composite: dict[Any, OpOverloadPacket] = field(default_factory=dict)
     tags: dict[torch.Tag, Rule] = field(default_factory=dict)
 
 
@@ -53,15 +57,11 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
     """
     book: RuleBook = vars(cls)[BOOK]
     if isinstance(key, OpOverload):
-        _file(cls, book.overloads, key, rule)
-        if is_composite(key):
-            _intercept_composite(cls, book, key, rule)
+        _register_ops(cls, book, book.overloads, [key], rule)
     elif isinstance(key, OpOverloadPacket):
-        for op in (getattr(key, name) for name in key.overloads()):
-            if not schema_of(op).is_mutable:
-                _file(cls, book.packets, op, rule)
-                if is_composite(op):
-                    _intercept_composite(cls, book, op, rule)
+        ops = [getattr(key, name) for name in key.overloads()]
+        ops = [op for op in ops if is_dispatched(op) and not schema_of(op).is_mutable]
+        _register_ops(cls, book, book.packets, ops, rule)
     elif isinstance(key, torch.Tag):
         _file(cls, book.tags, key, rule)
     elif callable(key) and not isinstance(key, type):
@@ -75,6 +75,18 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
         )
 
 
+def _register_ops(cls: type, book: RuleBook, shelf: Any, ops: list[OpOverload], rule: Rule) -> None:
+    """Files a rule under ops, and puts packets with a composite one among those to intercept."""
+    composite = [op for op in ops if is_composite(op)]
+    if len(composite) == len(ops):
+        for op in composite:
+            check_interceptable(cls, op)
+    for op in ops:
+        _file(cls, shelf, op, rule)
+    for op in composite:
+        book.composite.update((function, op.overloadpacket) for function in python_functions(op))
+
+
 def _file(cls: type, shelf: dict[Any, Rule], key: Any, rule: Rule) -> None:
     if key in shelf:
         raise SpecError(
@@ -83,47 +95,33 @@ def _file(cls: type, shelf: dict[Any, Rule], key: Any, rule: Rule) -> None:
     shelf[key] = rule
 
 
-def _intercept_composite(cls: type, book: RuleBook, op: OpOverload, rule: Rule) -> None:
-    """A composite op reaches dispatch in inference mode only, so its functions are intercepted as well."""
-    functions = python_functions(op)
-    if not functions:
-        raise SpecError(
-            f"{cls.__name__}: {op} is composite: PyTorch takes it apart before a rule is asked, and it has no "
-            f"Python-level function in torch, torch.Tensor, torch.nn.functional or torch.linalg on which the "
-            f"rule could stand instead; write rules for the ops that it is made of"
-        )
-
-    def intercepted(func: Any, *args: Any, **kwargs: Any) -> Any:
-        if "input" in kwargs:
-            kwargs[schema_of(op).arguments[0].name] = kwargs.pop("input")
-        return rule(op, *args, **kwargs)
-
-    intercepted.__wrapped__ = rule  # type: ignore[attr-defined]
-    for function in functions:
-        book.implied.setdefault(function, intercepted)
-
-
 # ---- finding -----------------------------------------------------------------------------------------------
 
 
-def find_rule(cls: type, shelf: str, key: Any) -> Rule | None:
-    """The rule of the nearest base that has one; raises if two bases are equally near."""
-    owners = [b for b in cls.__mro__ if BOOK in vars(b) and key in getattr(vars(b)[BOOK], shelf)]
-    nearest = [b for b in owners if not any(o is not b and issubclass(o, b) for o in owners)]
-    rules = list(dict.fromkeys(getattr(vars(b)[BOOK], shelf)[key] for b in nearest))
+def find_rule(cls: type, shelves: tuple[str, ...], key: Any) -> Rule | None:
+    """The rule of the nearest base that has one, on the first of its shelves; raises if two are equally near."""
+    found = {b: r for b in cls.__mro__ if (r := _own_rule(b, shelves, key)) is not None}
+    nearest = [b for b in found if not any(o is not b and issubclass(o, b) for o in found)]
+    rules = list(dict.fromkeys(found[b] for b in nearest))
     if len(rules) > 1:
         raise _ambiguous(cls, key, rules)
     return rules[0] if rules else None
 
 
+def _own_rule(base: type, shelves: tuple[str, ...], key: Any) -> Rule | None:
+    book = vars(base).get(BOOK)
+    rules = (getattr(book, shelf).get(key) for shelf in shelves if book is not None)
+    return next((rule for rule in rules if rule is not None), None)
+
+
 def find_op_rule(cls: type, op: OpOverload) -> Rule | None:
-    """The rule for exactly this op: one for the overload before one for the packet."""
-    return find_rule(cls, "overloads", op) or find_rule(cls, "packets", op)
+    """The rule for exactly this op: on one class, one for the overload before one for the packet."""
+    return find_rule(cls, ("overloads", "packets"), op)
 
 
 def find_tag_rule(cls: type, op: OpOverload) -> Rule | None:
     """The rule for a tag of this op; raises if two of its tags have one."""
-    rules = list(dict.fromkeys(r for tag in op.tags if (r := find_rule(cls, "tags", tag)) is not None))
+    rules = list(dict.fromkeys(r for tag in op.tags if (r := find_rule(cls, ("tags",), tag)) is not None))
     if len(rules) > 1:
         raise _ambiguous(cls, op, rules)
     return rules[0] if rules else None
@@ -144,6 +142,8 @@ def collect_function_rules(cls: type) -> dict[Any, Rule]:
     table: dict[Any, Rule] = {}
     for base in reversed([b for b in cls.__mro__ if BOOK in vars(b)]):
         book: RuleBook = vars(base)[BOOK]
+        find = functools.cache(functools.partial(find_op_rule, cls))
+        table |= {f: intercept_packet(p, find) for f, p in book.composite.items()}
         table |= {f: _checked(cls, f, r) for f, r in (book.implied | book.functions).items()}
     return table
 
@@ -151,7 +151,7 @@ def collect_function_rules(cls: type) -> dict[Any, Rule]:
 def _checked(cls: type, function: Any, rule: Rule) -> Rule:
     """The rule, or if another base has an equally near one, a rule that raises."""
     try:
-        find_rule(cls, "functions", function)
+        find_rule(cls, ("functions", "implied"), function)
     except DispatchError as error:
         text = str(error)
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, OpOverloadPacket
+from subclasses._torch import OpOverload, OpOverloadPacket, is_dispatched
 from subclasses.checks import find_tensor
 from subclasses.errors import SpecError
 from subclasses.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
@@ -199,7 +199,7 @@ def _decompose(cls: type, value: bool | Collection[Any]) -> bool | frozenset[Any
         if isinstance(op, OpOverload):
             ops.add(op)
         elif isinstance(op, OpOverloadPacket):
-            ops.update(getattr(op, name) for name in op.overloads())
+            ops.update(found for name in op.overloads() if is_dispatched(found := getattr(op, name)))
         else:
             raise SpecError(f"{cls.__name__}: decompose= takes ops such as torch.ops.aten.silu, got {op!r}")
     return frozenset(ops)

@@ -1,0 +1,365 @@
+"""Who may write a rule, and which of several applies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from tests.subclasses.subjects import Int8Weight, make_int8
+
+aten = torch.ops.aten
+
+
+def fresh(base: type = TensorSubclass, **keywords) -> type:
+    """A new class with one inner tensor and no rules of its own."""
+
+    class Box(base, **keywords):
+        held: Tensor = inner()
+
+    return Box
+
+
+def answer(word):
+    """A rule that returns its name, to see which one ran; below autograd a tensor stands for it."""
+    return lambda func, *args, **kwargs: word if isinstance(word, str) else torch.tensor(word)
+
+
+# ---- the kinds of keys -------------------------------------------------------------------------------------
+
+
+def test_an_overload():
+    Box = fresh()
+
+    @Box.implements(aten.mul.Tensor)
+    def rule(func, x, y):
+        assert func is aten.mul.Tensor
+        return Box(func(x.held, y))
+
+    assert (Box(torch.ones(2)) * torch.tensor(3.0)).held.tolist() == [3, 3]
+    assert (Box(torch.ones(2)) * 3).held.tolist() == [3, 3]  # a number arrives as a tensor
+    with pytest.raises(DispatchError, match=r"Box has no rule for aten.add.Tensor\(Box\[2\], int\)"):
+        Box(torch.ones(2)) + 3
+
+
+def test_a_packet_covers_its_functional_overloads():
+    Box = fresh()
+
+    @Box.implements(aten.sum)
+    def rule(func, x, *args, **kwargs):
+        return func(x.held, *args, **kwargs)
+
+    x = Box(torch.ones(2, 3))
+    assert torch.ops.aten.sum.default(x) == 6
+    assert x.sum(1).tolist() == [3, 3]
+
+
+def test_a_tag():
+    Box = fresh()
+
+    @Box.implements(torch.Tag.pointwise)
+    def rule(func, x, *args, **kwargs):
+        return Box(func(x.held, *args, **kwargs))
+
+    x = Box(torch.zeros(2))
+    assert x.cos().held.tolist() == [1, 1]
+    x.cos_()
+    assert x.held.tolist() == [1, 1]
+    with pytest.raises(DispatchError, match=r"no rule for aten.sum.default"):
+        x.sum()
+
+
+@pytest.mark.parametrize(
+    "call", [torch.sum, Tensor.sum, lambda x: x.sum()], ids=["torch", "Tensor", "method"]
+)
+@pytest.mark.parametrize("key", [torch.sum, Tensor.sum], ids=["on torch", "on Tensor"])
+def test_a_function_and_its_twin(key, call):
+    Box = fresh()
+    Box.implements(key)(answer("ruled"))
+    assert call(Box(torch.ones(2))) == "ruled"
+
+
+@pytest.mark.parametrize(
+    "call", [lambda x: x @ x, torch.matmul, Tensor.matmul, lambda x: x.__matmul__(x)][:1]
+)
+def test_operators(call):
+    Box = fresh()
+    Box.implements(torch.matmul)(answer("ruled"))
+    assert call(Box(torch.ones(2, 2))) == "ruled"
+
+
+def test_a_function_rule_gets_the_function_that_was_called():
+    Box = fresh()
+    seen = []
+    Box.implements(torch.clamp)(lambda func, *args, **kwargs: seen.append((func, args[1:], kwargs)))
+    x = Box(torch.ones(2))
+    torch.clamp(x, min=0)
+    x.clamp(0)
+    torch.clip(x, 1, max=2)
+    assert seen == [(torch.clamp, (), {"min": 0}), (Tensor.clamp, (0,), {}), (torch.clip, (1,), {"max": 2})]
+
+
+def test_functions_that_call_ruled_functions_are_ruled():
+    Box = fresh()
+    Box.implements(F.linear)(answer("ruled"))
+    layer = torch.nn.Linear(2, 2)
+    assert layer(Box(torch.ones(1, 2))) == "ruled"
+
+
+def test_one_rule_for_several_ops():
+    Box = fresh()
+
+    @Box.implements(aten.cos.default, aten.sin.default, torch.tan)
+    def rule(func, x):
+        return Box(func(x.held))
+
+    x = Box(torch.zeros(1))
+    assert [f(x).held.item() for f in (torch.cos, torch.sin, torch.tan)] == [1, 0, 0]
+
+
+def test_implements_returns_the_rule():
+    rule = answer(1)
+    assert fresh().implements(aten.cos.default)(rule) is rule
+
+
+# ---- which one applies -------------------------------------------------------------------------------------
+
+
+def test_an_overload_comes_before_its_packet_and_its_packet_before_a_tag():
+    Box = fresh()
+    x = Box(torch.ones(2))
+    for key, word in ((torch.Tag.pointwise, 1), (aten.cos, 2), (aten.cos.default, 3)):
+        Box.implements(key)(answer(word))
+        assert aten.cos.default(x) == word
+
+
+def test_the_nearest_class_comes_first():
+    Parent = fresh()
+
+    class Child(Parent):
+        pass
+
+    Parent.implements(aten.cos.default)(answer(1))
+    assert aten.cos.default(Child(torch.ones(1))) == 1
+    Child.implements(aten.cos)(answer(2))
+    assert aten.cos.default(Child(torch.ones(1))) == 2
+    assert aten.cos.default(Parent(torch.ones(1))) == 1
+
+
+@pytest.mark.parametrize("key", [aten.cos.default, aten.cos, torch.cos, torch.Tag.pointwise], ids=str)
+def test_rules_registered_later_on_a_parent_reach_existing_children(key):
+    Parent = fresh()
+
+    class Child(Parent):
+        pass
+
+    class Grandchild(Child):
+        pass
+
+    x = Grandchild(torch.ones(1))
+    with pytest.raises(DispatchError):
+        torch.cos(x)
+    Parent.implements(key)(answer(5))
+    assert torch.cos(x) == 5
+
+
+def two_bases():
+    Root = fresh()
+
+    class Left(Root):
+        pass
+
+    class Right(Root):
+        pass
+
+    class Both(Left, Right):
+        pass
+
+    return Root, Left, Right, Both
+
+
+@pytest.mark.parametrize("key", [aten.cos.default, aten.cos, torch.cos, torch.Tag.pointwise], ids=str)
+def test_two_equally_near_rules_raise_naming_both(key):
+    _, Left, Right, Both = two_bases()
+
+    @Left.implements(key)
+    def on_the_left(func, x): ...
+
+    @Right.implements(key)
+    def on_the_right(func, x): ...
+
+    with pytest.raises(DispatchError) as caught:
+        torch.cos(Both(torch.ones(1)))
+    text = str(caught.value)
+    assert "on_the_left" in text and "on_the_right" in text and "give Both its own" in text
+    Both.implements(key)(lambda func, x: x)
+    x = Both(torch.ones(1))
+    assert torch.cos(x) is x
+
+
+def test_a_rule_of_a_nearer_base_is_no_conflict():
+    Root, Left, _, Both = two_bases()
+    Root.implements(aten.cos.default)(answer(1))
+    Left.implements(aten.cos.default)(answer(2))
+    assert aten.cos.default(Both(torch.ones(1))) == 2
+
+
+def test_two_tags_of_one_op_raise():
+    Box = fresh()
+    tags = aten.cos.default.tags
+    assert torch.Tag.core in tags and torch.Tag.pointwise in tags
+    Box.implements(torch.Tag.core)(answer(1))
+    Box.implements(torch.Tag.pointwise)(answer(2))
+    with pytest.raises(DispatchError, match=r"two rules apply to aten.cos.default, equally specific"):
+        Box(torch.ones(1)).cos()
+
+
+# ---- composite ops -----------------------------------------------------------------------------------------
+
+
+class Weight(TensorSubclass, size_from="data_", fallback="error"):
+    data_: Tensor = inner()
+    scale: Tensor = inner()
+
+
+@Weight.implements(aten.linear.default)
+def _linear(func, x, w, bias=None):
+    return func(x, w.data_ * w.scale, bias)
+
+
+MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_rule_for_a_composite_op_runs_alike_in_every_mode(mode, compiled):
+    def fn(x, w, b):
+        return F.linear(x, w, b)
+
+    run = torch.compile(fn, backend="aot_eager", fullgraph=True) if compiled else fn
+    data, scale, x, b = torch.randn(3, 4), torch.tensor(2.0), torch.randn(5, 4), torch.randn(3)
+    with mode():
+        torch.testing.assert_close(run(x, Weight(data, scale), b), F.linear(x, data * scale, b))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_reach_the_inner_tensors_through_such_a_rule(compiled):
+    def fn(x, w):
+        return F.linear(x, w).sin()
+
+    run = torch.compile(fn, backend="aot_eager", fullgraph=True) if compiled else fn
+    leaves = [torch.randn(5, 4), torch.randn(3, 4), torch.tensor(2.0)]
+    mine = [t.clone().requires_grad_() for t in leaves]
+    theirs = [t.clone().requires_grad_() for t in leaves]
+    run(mine[0], Weight(*mine[1:])).sum().backward()
+    F.linear(theirs[0], theirs[1] * theirs[2]).sin().sum().backward()
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_such_a_rule_may_return_its_argument():
+    Box = fresh()
+    Box.implements(aten.dropout.default)(lambda func, x, p, train: x)
+    x = Box(torch.ones(2)).requires_grad_()
+    assert F.dropout(x) is x
+
+
+def test_a_composite_op_by_keyword():
+    assert F.linear(input=torch.ones(1, 4), weight=Weight(torch.ones(3, 4), torch.tensor(2.0))).tolist() == [
+        [8, 8, 8]
+    ]
+
+
+@pytest.mark.parametrize("key", [aten._sparse_mm.default, aten._sparse_mm], ids=str)
+def test_a_composite_op_that_has_no_function_is_refused_and_leaves_nothing(key):
+    Box = fresh()
+    with pytest.raises(SpecError, match=r"is composite: PyTorch takes it apart before a rule is asked"):
+        Box.implements(key)(answer(1))
+    assert not Box._rulebook.overloads and not Box._rulebook.packets and not Box._rulebook.composite
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_one_function_may_reach_a_composite_op_and_others(mode):
+    Box = fresh()
+    Box.implements(aten.max.other)(lambda func, x, y: torch.tensor(1))
+    Box.implements(aten.max.dim)(lambda func, x, *args: (torch.tensor(2), torch.tensor(0)))
+    x = Box(torch.ones(2, 3))
+    with mode():
+        assert (torch.max(x, x), x.max(x), torch.max(x, 1)[0], x.max(dim=0)[0]) == (1, 1, 2, 2)
+        with pytest.raises(DispatchError, match=r"no rule for aten.max.default"):
+            x.max()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_sizes_one_by_one(mode):
+    Box = fresh()
+    Box.implements(aten.reshape.default)(lambda func, x, shape: torch.empty(shape))
+    x = Box(torch.ones(2, 3))
+    with mode():
+        assert x.reshape(3, 2).shape == x.reshape((3, 2)).shape == torch.reshape(x, (3, 2)).shape == (3, 2)
+        assert x.reshape(-1 * -6).shape == (6,)
+
+
+def test_a_packet_with_composite_overloads_that_have_no_function():
+    Box = fresh()
+    Box.implements(aten.where)(answer(4))
+    x = Box(torch.ones(2))
+    assert torch.where(torch.tensor([True, False]), x, 0) == 4
+
+
+def test_a_child_rules_another_overload_of_the_packet():
+    Parent = fresh()
+
+    class Child(Parent):
+        pass
+
+    Parent.implements(aten.max.other)(answer(1))
+    Child.implements(aten.max.default)(answer(2))
+    x = Child(torch.ones(2))
+    assert (torch.max(x, x), torch.max(x)) == (1, 2)
+
+
+def test_a_function_rule_of_the_design():
+    x, w = torch.randn(2, 3), make_int8()
+    expected = F.linear(x, w.materialize())
+    torch.testing.assert_close(F.linear(x, w), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(F.linear(x, w), expected)
+    torch.testing.assert_close(torch.compile(F.linear, backend="aot_eager", fullgraph=True)(x, w), expected)
+
+
+# ---- wrong rules -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["cos", 3, None, Tensor, torch.float32], ids=str)
+def test_keys_that_are_no_ops(key):
+    with pytest.raises(SpecError, match=r"Box.implements takes ops \(torch.ops.aten.mul.Tensor\), packets"):
+        fresh().implements(key)(answer(1))
+
+
+def test_no_key():
+    with pytest.raises(SpecError, match=r"implements\(\) needs an op"):
+        fresh().implements()
+
+
+@pytest.mark.parametrize("key", [aten.cos.default, aten.cos, torch.cos, torch.Tag.pointwise], ids=str)
+def test_two_rules_on_one_class(key):
+    Box = fresh()
+
+    @Box.implements(key)
+    def first(func, x): ...
+
+    with pytest.raises(SpecError, match=r"has two rules for .*first.*test_rules.py.*remove one"):
+
+        @Box.implements(key)
+        def second(func, x): ...
+
+
+def test_a_class_without_function_rules_has_no_interception():
+    Box = fresh()
+    assert Box.__torch_function__ is torch._C._disabled_torch_function_impl
+    Box.implements(torch.cos)(answer(1))
+    assert Box.__torch_function__ is not torch._C._disabled_torch_function_impl
+    assert Int8Weight.__torch_function__ is not torch._C._disabled_torch_function_impl
