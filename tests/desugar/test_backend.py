@@ -1,0 +1,167 @@
+"""`torch.compile(backend="desugar")`, the installed entry point."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+from torch import nn
+
+from desugar import DesugarError
+from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make
+from tests.desugar.judge import assert_same_values, by_dynamo, judge
+
+
+def quiet(caplog):
+    return [r.getMessage() for r in caplog.records if r.name == "desugar" and r.levelno >= logging.WARNING]
+
+
+# ---- the entry point -----------------------------------------------------------------------------------------
+
+
+def test_the_entry_point_is_installed():
+    (point,) = entry_points(group="torch_dynamo_backends", name="desugar")
+    assert point.value == "desugar.backend:dynamo_backend"
+    assert "desugar" in torch._dynamo.list_backends()
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_no_graph_is_handed_on(cls, caplog):
+    judge(
+        lambda x, w: ((x * w).sin(), x.sum()),
+        lambda: (make(cls, 2, 6, grad=True), torch.randn(6, requires_grad=True)),
+        way=by_dynamo,
+    )
+    assert quiet(caplog) == []
+
+
+def test_with_inductor():
+    compiled = torch.compile(lambda x, w: (x * w).sin(), backend="desugar")
+    judge(
+        lambda x, w: (x * w).sin(),
+        lambda: (make(Pair, 2, 6, grad=True), torch.randn(6, requires_grad=True)),
+        compiled,
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "max-autotune-no-cudagraphs"}, {"options": {"epilogue_fusion": False}}]
+)
+def test_mode_and_options_are_inductors(options):
+    compiled = torch.compile(lambda x: (x * 2).sin(), backend="desugar", **options)
+    judge(lambda x: (x * 2).sin(), lambda: (make(Pair, 3),), compiled)
+
+
+def test_a_callable_as_inner_backend():
+    seen = []
+
+    def inner(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(torch.sin, backend="desugar", options={"backend": inner})
+    judge(torch.sin, lambda: (make(Pair, 3, grad=True),), compiled)
+    assert len(seen) == 2
+
+
+# ---- what Dynamo does ----------------------------------------------------------------------------------------
+
+
+def test_graph_breaks():
+    def fn(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y.sin()
+
+    compiled = torch.compile(fn, backend="desugar", options={"backend": "eager"})
+    judge(fn, lambda: (make(TwoTensor, 3, grad=True),), compiled, calls=2)
+
+
+def test_recompiles():
+    def fn(x, n):
+        return x * n
+
+    compiled = by_dynamo(fn)
+    for n in (1, 2, 1):
+        judge(fn, lambda n=n: (make(Pair, 3, grad=True), n), compiled)
+
+
+def test_a_module_with_parameters():
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    module[0].weight = nn.Parameter(make(TwoTensor, 4, 3))
+    twin = copy.deepcopy(module)
+    judge(module, lambda: (torch.randn(2, 3, requires_grad=True),), by_dynamo(twin))
+    grads, want = ([p.grad for p in m.parameters()] for m in (twin, module))
+    assert_same_values(grads, want)
+    assert type(grads[0]) is TwoTensor
+
+
+def test_modes_around():
+    for around in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)):
+        torch.compiler.reset()
+        judge(
+            lambda x, w: x @ w,
+            lambda: (make(Pair, 3, 3, grad=True), torch.randn(3, 3)),
+            way=by_dynamo,
+            around=around,
+        )
+
+
+def test_dynamic_int():
+    judge(lambda x: x * 2, lambda: (Labeled(torch.randn(3), count=3).requires_grad_(),), way=by_dynamo)
+
+
+@pytest.mark.parametrize("dynamic", [True, False, None])
+def test_dynamic(dynamic):
+    compiled = by_dynamo(lambda x: (x * 2, x.sum()), dynamic=dynamic)
+    for n in (4, 5, 6):
+        judge(lambda x: (x * 2, x.sum()), lambda n=n: (make(TwoTensor, n, n + 2, grad=True),), compiled)
+
+
+def test_one_argument_twice():
+    judge(lambda x, y: x * y, lambda: (make(TwoTensor, 3, grad=True),) * 2, way=by_dynamo)
+
+
+def test_shared_inner_tensors():
+    def make_args():
+        a, b = torch.randn(3), torch.randn(3)
+        return TwoTensor(a, b).requires_grad_(), TwoTensor(b, a).requires_grad_()
+
+    compiled = by_dynamo(lambda x, y: x * y)
+    judge(lambda x, y: x * y, make_args, compiled)
+    judge(
+        lambda x, y: x * y, lambda: (make(TwoTensor, 3, grad=True), make(TwoTensor, 3, grad=True)), compiled
+    )
+
+
+# ---- what goes to AOTAutograd, and what does not -------------------------------------------------------------
+
+
+def test_the_reason_is_logged_where_aotautograd_takes_over(caplog):
+    def fn(x, y):
+        y.add_(1)
+        return x * y
+
+    x, y = make(TwoTensor, 3), torch.ones(3)
+    out = by_dynamo(fn)(x, y)
+    (message,) = quiet(caplog)
+    assert "AOTAutograd compiles this graph instead" in message and "changed in place" in message
+    assert y.tolist() == [2, 2, 2] and torch.equal(out.a, x.a * 2)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x, y: (x.a.add_(1), x * 2)[1], lambda x, y: (x.add_(1), y * 2)[1]],
+    ids=["an inner tensor", "a wrapper that shares"],
+)
+def test_known_wrong_is_not_left_to_stock(fn):
+    a, b = torch.zeros(3), torch.zeros(3)
+    x, y = TwoTensor(a, b), TwoTensor(a, b)
+    with pytest.raises(Exception, match="changed in place") as caught:
+        by_dynamo(fn)(x, y)
+    causes = [caught.value, caught.value.__cause__, getattr(caught.value, "inner_exception", None)]
+    assert any(isinstance(cause, DesugarError) for cause in causes)
+    assert a.tolist() == b.tolist() == [0, 0, 0] and a._version == 0
