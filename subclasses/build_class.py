@@ -193,7 +193,7 @@ def set_field(x: Any, name: str, value: Any) -> None:
                 f"{cls.__name__}.{name}: would change the outer {what} from {getattr(x, what)} to "
                 f"{getattr(new, what)}; construct a new {cls.__name__}"
             )
-    x.__dict__[name] = value
+    x.__dict__[name] = new.__dict__[name]
     x.__dict__["_layout"] = new._layout
 
 

@@ -81,6 +81,9 @@ def _emit_inner_check(e: Emitter, spec: SubclassSpec, field: InnerField) -> None
         bad_dtype = e.bind(checks.raise_wrong_dtype, "raise_wrong_dtype")
         e.writeline(f"if {maybe}{name}.dtype is not {dtype}:")
         e.writeline(f"    {bad_dtype}({spec.name!r}, {name!r}, {dtype}, {name}.dtype)")
+    if may_require_grad(field):
+        e.writeline(f"if {maybe}({name}.is_conj() or {name}.is_neg()):")
+        e.writeline(f"    {name} = {name}.resolve_conj().resolve_neg()")
     if field.device is None and anchor not in (None, name):
         bad_device = e.bind(checks.raise_mixed_devices, "raise_mixed_devices")
         e.writeline(f"if {maybe}{name}.device != {anchor}.device:")

@@ -21,6 +21,8 @@ import keyword
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+import torch
+
 from subclasses._torch import OpOverload, set_storage_of
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
@@ -39,6 +41,7 @@ def can_emit(op: OpOverload) -> bool:
         bool(tensors)
         and facts.returns == ("tensor",)
         and not facts.changes_metadata
+        and torch.Tag.dynamic_output_shape not in op.tags
         and all(a.kind != "tensors" for a in facts.arguments)
         and not any(a.keyword for a in tensors)
         and not any(keyword.iskeyword(n) or n.startswith("_") for n in names)

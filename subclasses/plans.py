@@ -11,10 +11,12 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from subclasses import strictness, structural
 from subclasses._torch import (
+    DisableTorchFunctionSubclass,
     OpOverload,
     is_composite,
     is_traceable_wrapper_subclass_type,
@@ -96,7 +98,7 @@ def _tagged(cls: Any, op: OpOverload) -> Plan | None:
 
 def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
     if is_composite(op):
-        return Plan("decomposition", op.decompose)
+        return Plan("decomposition", _decompose(op))
     allowed = cls.__spec__.decompose
     if allowed is True or (allowed and op in allowed):
         function = python_decomposition(op)
@@ -105,15 +107,34 @@ def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
     return None
 
 
+# Ops that only set a lazy bit. Below dispatch torch does not look at the bits of inner tensors, so none is set there.
+_CARRIED_OUT = {
+    torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
+    torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
+}
+
+
 def fallback_plan(cls: Any, op: OpOverload) -> Plan:
     """What the class does with an op that nothing else covers."""
     match cls.__spec__.fallback:
         case "map":
+            op = _CARRIED_OUT.get(op, op)
             return Plan("map", build_map_plan(cls, op) if can_emit(op) else _map_any(cls, op))
         case "materialize":
             return Plan("materialize", _materialize(cls, op))
         case _:
             return Plan("error", _error(cls, op))
+
+
+def _decompose(op: OpOverload) -> Call:
+    """A composite op, reached in inference mode, as the ops that it is made of."""
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        # The kernel is called past the dispatcher, but not past __torch_function__, which would call the op itself.
+        with DisableTorchFunctionSubclass():
+            return op.decompose(*args, **kwargs)
+
+    return plan
 
 
 # ---- the steps ---------------------------------------------------------------------------------------------
@@ -144,7 +165,9 @@ def _map_any(cls: Any, op: OpOverload) -> Call:
         found = _wrappers(cls, (args, kwargs))
         x = found[0]
         for other in found[1:]:
-            if other._layout is not x._layout:
+            if other._layout is not x._layout or any(
+                other.__dict__[f.name] != x.__dict__[f.name] for f in spec.dynamics
+            ):
                 raise_mixed(op, x, other)
         for i in facts.written:
             written = args[i] if i < len(args) else kwargs.get(facts.arguments[i].name)
@@ -188,6 +211,11 @@ def _rewrap(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> Any:
     """One result from the results of all inner tensors."""
     first = next(iter(outs.values()))
     if isinstance(first, Tensor):
+        if torch.Tag.dynamic_output_shape in op.tags and any(o.shape != first.shape for o in outs.values()):
+            sizes = {n: tuple(o.shape) for n, o in outs.items()}
+            raise DispatchError(
+                f"{op}: the inner tensors of a {type(x).__name__} give results of sizes {sizes}"
+            )
         dynamics = [x.__dict__[f.name] for f in spec.dynamics]
         return type(x)._wrap(x._layout, *(outs.get(n) for n in spec.inner_names), *dynamics)
     if isinstance(first, list | tuple):

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import call_unruled, is_traceable_wrapper_subclass
+from subclasses.errors import DispatchError
+from subclasses.plans import find_step
 
 # Functions of torch, and methods and attributes of Tensor, that may return a view of an argument. Those that keep a
 # value's structure (detach, to, contiguous, ...) return a wrapper or the argument itself.
@@ -51,4 +53,17 @@ def _copy(out: Any) -> Any:
     return out
 
 
-view_functions = _collect_view_functions()
+def set_item(func: Any, x: Any, index: Any, value: Any) -> None:
+    """``x[index] = value``, which torch carries out as a write to a view of ``x``: refused where that is a copy."""
+    cls = type(x)
+    if getattr(getattr(cls, "__spec__", None), "fallback", None) == "materialize":
+        for op in (torch.ops.aten.select.int, torch.ops.aten.slice.Tensor):
+            if find_step(cls, op) == "materialize":
+                raise DispatchError(
+                    f"x[...] = value writes to a {cls.__name__}, and writing to what it materializes to would be "
+                    f"lost; use a functional op such as torch.where, or add rules for select, slice and copy_"
+                )
+    return call_unruled(func, (), (x, index, value), {})
+
+
+view_functions = _collect_view_functions() | {Tensor.__setitem__: set_item}
