@@ -19,8 +19,8 @@ from subclasses._torch import (
 )
 from subclasses.build import build_functions
 from subclasses.caching import stable_hash
-from subclasses.checks import check_statics
-from subclasses.emit_class import emit_class
+from subclasses.checks import check_statics, raise_not_a_tensor
+from subclasses.emit_class import carrier, emit_class
 from subclasses.layout import Layout, intern_layout, nested_layouts
 from subclasses.rules import collect_function_rules
 from subclasses.serialize import allow_loading
@@ -175,6 +175,8 @@ def set_field(x: Any, name: str, value: Any) -> None:
         ValueError: the inner tensor requires grad, or would change the outer size, dtype or device.
     """
     cls, spec = type(x), type(x).__spec__
+    if name == "data":
+        return _set_data(x, value)
     if name not in spec.inner_names:
         raise AttributeError(
             f"{cls.__name__}.{name} is metadata and constant; construct a new {cls.__name__}"
@@ -195,6 +197,17 @@ def set_field(x: Any, name: str, value: Any) -> None:
             )
     x.__dict__[name] = new.__dict__[name]
     x.__dict__["_layout"] = new._layout
+
+
+def _set_data(x: Any, value: Any) -> None:
+    """``x.data = value``: the inner tensors, metadata and outer facts of another value of the class."""
+    if type(value) is not type(x):
+        raise_not_a_tensor(type(x).__name__, "data", type(x), value)
+    object.__setattr__(x, "data", value)
+    for name in (*type(x).__spec__.inner_names, *(f.name for f in type(x).__spec__.dynamics), "_layout"):
+        x.__dict__[name] = value.__dict__[name]
+    for field in type(x).__spec__.dynamics:
+        x.__dict__.pop(carrier(field.name), None)
 
 
 class StaticField:

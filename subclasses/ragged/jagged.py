@@ -62,7 +62,9 @@ class JaggedTensor(TensorSubclass):
         checks.check_parts(values, offsets, lengths, ragged_dim)
         if max_length is None:
             max_length = checks.longest_row(values, offsets, lengths, ragged_dim)
-        return super().__new__(cls, values, offsets, lengths, ragged_dim=ragged_dim, max_length=max_length)
+        x = super().__new__(cls, values, offsets, lengths, ragged_dim=ragged_dim, max_length=max_length)
+        _mark_dynamic(x)
+        return x
 
     @staticmethod
     def outer(values: Tensor, offsets: Tensor, ragged_dim: int, max_length: int) -> Outer:
@@ -88,7 +90,7 @@ class JaggedTensor(TensorSubclass):
         checks.check_rows(rows)
         lengths = [row.shape[0] for row in rows]
         offsets = torch.tensor([0, *lengths], device=rows[0].device).cumsum(0)
-        return _marked(cls(torch.cat(list(rows)), offsets, max_length=max(lengths)))
+        return cls(torch.cat(list(rows)), offsets, max_length=max(lengths))
 
     @classmethod
     def from_lengths(cls, values: Tensor, lengths: Tensor | Sequence[int]) -> JaggedTensor:
@@ -101,7 +103,7 @@ class JaggedTensor(TensorSubclass):
         checks.check_lengths(values, sizes)
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).to(values.device)
         longest = int(sizes.max()) if sizes.numel() else 0
-        return _marked(cls(values, offsets, max_length=longest))
+        return cls(values, offsets, max_length=longest)
 
     @classmethod
     def from_padded(cls, padded: Tensor, lengths: Tensor | Sequence[int]) -> JaggedTensor:
@@ -111,7 +113,7 @@ class JaggedTensor(TensorSubclass):
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
         total, width = int(offsets[-1]), padded.shape[1]
         values = Segments(offsets, None, total, width).unpad(padded)
-        return _marked(cls(values, offsets, max_length=int(sizes.max()) if total else 0))
+        return cls(values, offsets, max_length=int(sizes.max()) if total else 0)
 
     @classmethod
     def from_nested(cls, nested: Tensor) -> JaggedTensor:
@@ -125,7 +127,7 @@ class JaggedTensor(TensorSubclass):
         lengths = nested.lengths()  # type: ignore[attr-defined]
         lengths = None if lengths is None else lengths.to(torch.int64)
         ragged = next(d for d, n in enumerate(nested.shape) if d and not isinstance(n, int))
-        return _marked(cls(nested.values(), offsets, lengths=lengths, ragged_dim=ragged))
+        return cls(nested.values(), offsets, lengths=lengths, ragged_dim=ragged)
 
     # ---- looking at it -----------------------------------------------------------------------------------------
 
@@ -175,10 +177,11 @@ class JaggedTensor(TensorSubclass):
 
     def with_values(self, values: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
         """Other values for the same rows; ``ragged_dim`` says where their entries are, if elsewhere."""
-        return type(self)(
+        return TensorSubclass.__new__(  # the parts fit together as those of this tensor do
+            type(self),
             values,
             self.offsets,
-            lengths=self.lengths,
+            self.lengths,
             ragged_dim=self.ragged_dim if ragged_dim is None else ragged_dim,
             max_length=self.max_length,
         )
@@ -209,7 +212,7 @@ class JaggedTensor(TensorSubclass):
         )
 
 
-def _marked(x: JaggedTensor) -> JaggedTensor:
+def _mark_dynamic(x: JaggedTensor) -> None:
     """Tells compilers that the number of entries and of rows, and the longest row, will change."""
     if type(x.values) is Tensor and not torch.compiler.is_compiling():
         mark_dim_dynamic(x.values, max(x.ragged_dim - 1, 0))
@@ -217,4 +220,3 @@ def _marked(x: JaggedTensor) -> JaggedTensor:
             if per_row is not None:
                 mark_dim_dynamic(per_row)
         mark_dim_dynamic(x, x.ragged_dim)
-    return x

@@ -217,9 +217,13 @@ def _(func: Any, x: JaggedTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
 
 @JaggedTensor.implements(torch.unflatten)
 def _(func: Any, x: JaggedTensor, dim: int, sizes: Sequence[int]) -> Any:
-    if x.ragged_dim > 0 or dim % x.dim() > 0:
-        return JaggedTensor.unruled(func, x, dim, sizes)
-    return _view(func, x, [*sizes, *x.shape[1:]])
+    dim = dim % x.dim()
+    if x.ragged_dim == 0 and dim == 0:
+        return _view(func, x, [*sizes, *x.shape[1:]])
+    known = -math.prod(sizes)
+    parts = [x.shape[dim] // known if n == -1 else n for n in sizes]
+    # Tensor.unflatten asks for the rule again however it is called; splitting a dimension is a view.
+    return JaggedTensor.unruled(Tensor.view, x, [*x.shape[:dim], *parts, *x.shape[dim + 1 :]])
 
 
 @JaggedTensor.implements(torch.Tensor.view, torch.reshape)
