@@ -241,7 +241,7 @@ def emit_function(e: Emitter, spec: SubclassSpec) -> None:
 
 def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
     """``__setattr__``: an inner tensor is checked as at construction, metadata is constant."""
-    fields = e.bind(frozenset(spec.names), "fields")
+    fields = e.bind(frozenset({*spec.names, "data"}), "fields")
     plain = e.bind(object.__setattr__, "set_attribute")
     e.writeline("def __setattr__(_self, _name, _value):")
     with e.indent():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from subclasses import TensorSubclass, inner
-from subclasses.build_class import StaticField
+from subclasses.attributes import StaticField
 from tests.subclasses import subjects
 from tests.subclasses.subjects import FACTORIES, Int8Weight, Optional, Pair, Rows, Shadow, Tagged, assert_same
 

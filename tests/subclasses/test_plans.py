@@ -117,7 +117,7 @@ def test_metadata_is_kept():
 def test_different_metadata_is_refused(other, op):
     x = Tagged(torch.ones(3), tag="t", length=5)
     y = Tagged(torch.ones(3), **({"tag": "t", "length": 5} | other))
-    with pytest.raises(DispatchError, match="on two Tagged with different metadata.*Tagged.implements"):
+    with pytest.raises(DispatchError, match=r"on two Tagged with different metadata.*Tagged.implements"):
         op(x, y)
 
 
@@ -148,7 +148,7 @@ def test_a_declared_dtype_is_kept():
 
     x = Ints(torch.arange(3))
     assert (x * 2).a.tolist() == [0, 2, 4]
-    with pytest.raises(DispatchError, match="makes Ints.a torch.float32, which is declared torch.int64"):
+    with pytest.raises(DispatchError, match=r"makes Ints.a torch.float32, which is declared torch.int64"):
         x / 2
 
 
