@@ -32,6 +32,10 @@ _LAZY = {
     "was_storage_changed": "torch:_functionalize_was_storage_changed",
     # A real tensor met in the middle of a trace is looked at outside the trace's modes.
     "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
+    # The caller's saved-tensor hooks, which are taken off while fakes are traced.
+    "top_saved_tensors_hooks": "torch._C._autograd:_top_saved_tensors_default_hooks",
+    "pop_saved_tensors_hooks": "torch._C._autograd:_pop_saved_tensors_default_hooks",
+    "push_saved_tensors_hooks": "torch._C._autograd:_push_saved_tensors_default_hooks",
     # ---- symbols -------------------------------------------------------------------------------------------
     # Symbols for sizes, and how each dimension is to be treated.
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes",
@@ -70,8 +74,13 @@ _LAZY = {
     "TensorGuards": "torch._C._dynamo.guards",
     # C++ check of grad mode, autocast, deterministic algorithms and default dtype in one call.
     "GlobalStateGuard": "torch._C._dynamo.guards",
-    # The functorch transform in force, if any.
+    # The functorch transform in force, if any, and how many modes look at every op.
     "peek_interpreter_stack": "torch._C._functorch",
+    "num_dispatch_modes": "torch._C:_len_torch_dispatch_stack",
+    # The torch function modes in force; that of a default device says which one.
+    "num_function_modes": "torch._C:_len_torch_function_stack",
+    "function_mode_at": "torch._C:_get_function_stack_at",
+    "DeviceContext": "torch.utils._device",
 }
 
 

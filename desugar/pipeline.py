@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from desugar import _torch as private
 from desugar.compilers import Backend, choose_backend
 from desugar.dynamic import History
 from desugar.inputs import DynamicPolicy
+from desugar.modes import is_traced_by_others
 from desugar.program import Program, Request, build_program
 from desugar.signature import MISS
 from desugar.state import find_state
@@ -145,7 +145,7 @@ class ProgramCache:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the first program that fits the call; compiles one if none does."""
-        if private.peek_interpreter_stack() is not None:
+        if is_traced_by_others():
             return self.fn(*args, **kwargs)
         for program in self.programs:
             result = program.run(args, kwargs)

@@ -18,6 +18,7 @@ from torch import SymInt, Tensor, nn
 from desugar import _torch as private
 from desugar.fakes import guard_expression
 from desugar.inputs import Inputs
+from desugar.modes import function_modes
 from desugar.values import Constant, Plain, Same, Slot, Value, Wrapper
 from subclasses import TensorSubclass
 from subclasses.emit import Emitter
@@ -37,14 +38,18 @@ class State:
     Attributes:
         inference: Whether inference mode is on.
         modules: Modules that ran or are reachable, with their `training` flag.
-        slots: (module, "_parameters" or "_buffers", name, tensor) of their parameters and buffers.
+        slots: (module, "_parameters", "_buffers" or "_modules", name, content) of what they hold.
+        hooks: (module, "_forward_hooks" or "_forward_pre_hooks", the hooks).
         cells: (closure cell, content) of the function.
+        modes: The torch function modes in force (a default device is one).
     """
 
     inference: bool
     modules: tuple[tuple[nn.Module, bool], ...] = ()
-    slots: tuple[tuple[nn.Module, str, str, Tensor | None], ...] = ()
+    slots: tuple[tuple[nn.Module, str, str, Tensor | nn.Module | None], ...] = ()
+    hooks: tuple[tuple[nn.Module, str, tuple[Any, ...]], ...] = ()
     cells: tuple[tuple[Any, Any], ...] = ()
+    modes: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
@@ -90,15 +95,28 @@ class SignatureEmitter:
     def _emit_state(self) -> None:
         check_state = self.out.bind(private.GlobalStateGuard().check, "same_global_state")
         is_inference = self.out.bind(torch.is_inference_mode_enabled, "is_inference_mode_enabled")
-        self.require(f"{check_state}() and {is_inference}() is {self.state.inference}")
+        self.require(f"{check_state}() and {is_inference}() is {self.state.inference} and {self._modes()}")
         for module, training in self.state.modules:
-            self.require(f"{self.out.bind(module, 'module')}.training is {training}")
+            name, size = self.out.bind(module, "module"), len(module._modules)
+            children = f"len({name}._modules) == {size}" if size else f"not {name}._modules"
+            self.require(f"{name}.training is {training} and {children}")
+        for module, kind, hooks in self.state.hooks:
+            found = f"{self.out.bind(module, 'module')}.{kind}"
+            self.require(
+                f"(*{found}.values(),) == {self.out.bind(hooks, 'hooks')}" if hooks else f"not {found}"
+            )
         for module, kind, name, tensor in self.state.slots:
             held = self.out.bind(tensor, f"held_{name}") if tensor is not None else "None"
             self.require(f"{self.out.bind(module, 'module')}.{kind}.get({name!r}) is {held}")
         for cell, content in self.state.cells:
             held = self.out.bind(content, "cell_content")
             self.require(f"{self.out.bind(cell, 'cell')}.cell_contents is {held}")
+
+    def _modes(self) -> str:
+        """That the same torch function modes are in force."""
+        if not self.state.modes:
+            return f"not {self.out.bind(private.num_function_modes, 'num_function_modes')}()"
+        return f"{self.out.bind(function_modes, 'function_modes')}() == {self.out.bind(self.state.modes, 'modes')}"
 
     # ................................................................................................. leaves
 

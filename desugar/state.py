@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from desugar.modes import function_modes
 from desugar.signature import State
 
 
@@ -24,15 +25,19 @@ def find_state(fn: Callable[..., Any], ran: list[nn.Module]) -> State:
     for root in roots:
         for module in root.modules():
             modules.setdefault(id(module), module)
-    slots = []
+    slots, hooks = [], []
     for module in modules.values():
-        for kind in ("_parameters", "_buffers"):
-            slots += [(module, kind, name, tensor) for name, tensor in getattr(module, kind).items()]
+        for kind in ("_parameters", "_buffers", "_modules"):
+            slots += [(module, kind, name, held) for name, held in getattr(module, kind).items()]
+        for kind in ("_forward_hooks", "_forward_pre_hooks"):
+            hooks.append((module, kind, tuple(getattr(module, kind).values())))
     return State(
         inference=torch.is_inference_mode_enabled(),
         modules=tuple((module, module.training) for module in modules.values()),
         slots=tuple(slots),
+        hooks=tuple(hooks),
         cells=cells,
+        modes=function_modes(),
     )
 
 

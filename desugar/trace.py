@@ -11,8 +11,7 @@ wrappers instead).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +20,9 @@ import torch
 from torch import SymInt, Tensor
 from torch.overrides import TorchFunctionMode
 
-from desugar import _torch as private, refuse
+from desugar import _torch as private, opaque, refuse
 from desugar.inputs import Inputs, is_traced
+from desugar.modes import tracing_modes
 from desugar.values import (
     Constant,
     Flat,
@@ -165,19 +165,6 @@ def plain(tensor: Any) -> Any:
     return private.from_functional_tensor(tensor.elem)
 
 
-@contextlib.contextmanager
-def tracing_modes(inputs: Inputs) -> Iterator[None]:
-    """What both runs hold under: fake mode, functionalization, no engine threads, no hooks of the caller's."""
-    with (
-        inputs.fakes.mode,
-        torch.autograd.set_multithreading_enabled(False),
-        torch.random.fork_rng(devices=()),
-        private.enable_python_dispatcher(),
-        private.FunctionalTensorMode(),
-    ):
-        yield
-
-
 # --------------------------------------------------------------------------------------------- the two runs
 
 
@@ -187,9 +174,10 @@ def discover(call: Call, inputs: Inputs) -> Outputs:
     Raises:
         DesugarError: For what the pass does not take (see `desugar.refuse`); nothing was changed.
     """
-    with tracing_modes(inputs):
+    with tracing_modes(inputs.fakes.mode), inputs.fakes.env.ignore_fresh_unbacked_symbols():
         run = run_function(call, inputs, inputs.primals())
         refuse.check_run(run, inputs)
+        opaque.check_result(run.result, run.leaves)
         outputs, result = take_apart(run)
         refuse.check_outputs(run, outputs, result.leaves)
         return outputs
@@ -202,7 +190,7 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
         for number, value in enumerate(outputs.values)
         if torch.is_grad_enabled() and requires_grad(value)
     ]
-    with tracing_modes(inputs):
+    with tracing_modes(inputs.fakes.mode):
         tangents, tangent_items = make_tangents(wanted, outputs)
         recorder = _Recorder(call, inputs, outputs, tangents)
 

@@ -168,13 +168,11 @@ def test_beyond_the_limit_it_warns_once_and_runs_eager():
 # ---- one inside the other ------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(reason="T19")
 def test_compiled_inside_compiled():
     inside = by_pass(lambda x: x * 2)
     judge(lambda x: inside(x) + 1, lambda: (make(TwoTensor, 3, grad=True),))
 
 
-@pytest.mark.xfail(reason="T19")
 def test_recursion():
     @by_pass
     def power(x, n):
@@ -196,7 +194,6 @@ def test_under_functorch_the_function_itself_runs():
     assert compiled.programs == []
 
 
-@pytest.mark.xfail(reason="T20")
 def test_checkpoint_outside():
     compiled = by_pass(lambda x: (x * x).sin())
     judge(

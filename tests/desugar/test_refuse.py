@@ -131,7 +131,6 @@ OPAQUE = {
 }
 
 
-@pytest.mark.xfail(reason="T5")
 @pytest.mark.parametrize("name", OPAQUE)
 def test_opaque_results(name):
     assert_refused(OPAQUE[name], (make(TwoTensor, 2, 3),))

@@ -82,7 +82,6 @@ def test_default_dtype():
     assert_programs(lambda x: x + torch.ones(3), calls, 2, [contextlib.nullcontext, double])
 
 
-@pytest.mark.xfail(reason="T17")
 def test_default_device():
     calls = [lambda: (make(Pair, 3),)] * 2
     around = [contextlib.nullcontext, lambda: torch.device("meta")]

@@ -48,7 +48,6 @@ def test_shared_modules_are_noted_once():
     assert [m for m, _ in state.modules].count(shared) == 1
 
 
-@pytest.mark.xfail(reason="T16")
 @pytest.mark.parametrize(
     "change",
     [
@@ -67,7 +66,6 @@ def test_submodule_replaced(change):
     torch.testing.assert_close(compiled(x).a, module(x).a)
 
 
-@pytest.mark.xfail(reason="T16")
 @pytest.mark.parametrize("on_compiled", [False, True])
 def test_hook_registered_later(on_compiled):
     module, x = nn.Linear(3, 3), make(Pair, 2, 3)

@@ -382,3 +382,18 @@ def test_tracing_leaves_the_modes_as_they_were(around):
         desugar.trace(lambda x: x * 2, wrapper())
         now = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch._C._len_torch_dispatch_stack()
     assert now == before
+
+
+def test_enable_grad_inside():
+    """Under no_grad around, what requires grad all the same is refused; with gradients on around, it is right."""
+
+    def fn(x):
+        with torch.enable_grad():
+            return x * 2
+
+    judge(fn, lambda: (wrapper(),))
+    with (
+        torch.no_grad(),
+        pytest.raises(desugar.DesugarError, match="requires grad although gradients are off"),
+    ):
+        desugar.trace(fn, wrapper())
