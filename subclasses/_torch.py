@@ -99,24 +99,17 @@ def resolve_overload(packet: Any, args: Any, kwargs: Any) -> Any:
     return getattr(packet, name)
 
 
-def all_op_names() -> list[str]:
-    """The names of all ops that have a kernel, such as ``"aten::add.Tensor"``."""
-    # torch.ops itself lists only what was used already.
-    return torch._C._dispatch_get_all_op_names()
-
-
 def schema_of(op: Any) -> Any:
     """The schema of an op: arguments and returns with their types and alias sets."""
     return op._schema
 
 
 def all_aten_ops() -> list[Any]:
-    """Every overload of every aten op; ``dir(torch.ops.aten)`` knows only those that were used."""
-    names = {
-        s.name.removeprefix("aten::") for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::")
-    }
-    packets = [getattr(torch.ops.aten, name, None) for name in sorted(names)]
-    return [getattr(p, o) for p in packets if isinstance(p, OpOverloadPacket) for o in p.overloads()]
+    """Every overload of every aten op that has a kernel, by name."""
+    # The dispatcher's own table; dir(torch.ops.aten) knows only the packets that were used.
+    names = torch._C._dispatch_get_all_op_names()
+    split = sorted(n.removeprefix("aten::").partition(".") for n in names if n.startswith("aten::"))
+    return [getattr(getattr(torch.ops.aten, packet), overload or "default") for packet, _, overload in split]
 
 
 def python_decomposition(op: Any) -> Any:

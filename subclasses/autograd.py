@@ -56,7 +56,11 @@ class Construct(torch.autograd.Function):
         ctx.layout, ctx.dynamics, *inners = inputs
         ctx.differentiable = [is_differentiable(t) for t in inners]
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*(inners if ctx.layout.cls._saves_inners else ()))
+        cls = ctx.layout.cls
+        if cls._saves_inners and not cls.__spec__.has_materialize:
+            # Only looked at for its size: a value without a `materialize` takes no part in pulling back.
+            inners = [t.new_empty(()).expand(t.shape) if d else t for t, d in zip(inners, ctx.differentiable, strict=True)]
+        ctx.save_for_backward(*(inners if cls._saves_inners else ()))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:

@@ -119,7 +119,8 @@ class TensorSubclass(Tensor):
 
         Called in the backward of a construction with the value that was constructed. The default pulls the
         cotangent back through ``materialize``. A class without ``materialize`` overrides it where plain
-        cotangents can reach it.
+        cotangents can reach it; there the differentiable inner tensors of this value have the right size and
+        dtype and hold nothing.
         """
         if not type(self).__spec__.has_materialize:
             raise DispatchError(f"{type(self).__name__} does not say what a plain cotangent means for it")

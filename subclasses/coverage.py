@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from subclasses._torch import OpOverload, all_op_names
+from subclasses._torch import OpOverload, all_aten_ops
 from subclasses.errors import DispatchError, SpecError
 from subclasses.plans import find_step
 from subclasses.schema import op_facts
@@ -70,7 +67,12 @@ def coverage(cls: Any) -> Coverage:
     """
     if not hasattr(cls, "__spec__"):
         raise SpecError(f"coverage() takes a class declared with TensorSubclass, got {cls!r}")
-    return Coverage(cls.__name__, {str(op): _step(cls, op) for op in _aten_ops()})
+    return Coverage(cls.__name__, {str(op): _step(cls, op) for op in all_aten_ops() if takes_tensors(op)})
+
+
+def takes_tensors(op: OpOverload) -> bool:
+    """Whether an op has a tensor among its arguments; others never reach a subclass."""
+    return any(a.kind != "other" for a in op_facts(op).arguments)
 
 
 def _step(cls: Any, op: OpOverload) -> str:
@@ -78,12 +80,3 @@ def _step(cls: Any, op: OpOverload) -> str:
         return find_step(cls, op)
     except DispatchError:
         return "ambiguous"
-
-
-def _aten_ops() -> Iterator[OpOverload]:
-    for name in sorted(n.removeprefix("aten::") for n in all_op_names() if n.startswith("aten::")):
-        packet, _, overload = name.partition(".")
-        found = getattr(getattr(torch.ops.aten, packet), overload or "default")
-        # Ops without a tensor never reach a subclass.
-        if any(a.kind != "other" for a in op_facts(found).arguments):
-            yield found
