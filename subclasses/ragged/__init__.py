@@ -3,6 +3,6 @@
 from subclasses.ragged.jagged import JaggedTensor
 
 # Each of these files adds its rules to the class; pointwise comes last, since it has one for hundreds of functions.
-from subclasses.ragged import joining, linear, losses, reductions, sdpa, structure, views, pointwise  # isort: skip
+from subclasses.ragged import indexing, joining, linear, losses, reductions, sdpa, structure, views, pointwise  # isort: skip
 
 __all__ = ["JaggedTensor"]

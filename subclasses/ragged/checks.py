@@ -104,6 +104,15 @@ def check_has_rows(x: Any, method: str) -> None:
         )
 
 
+def check_like(x: Any, dense: Any) -> None:
+    """Raises unless ``dense`` has the outer size of a ragged tensor and is dense."""
+    if isinstance(dense, type(x)) or tuple(dense.shape) != tuple(x.shape):
+        raise ValueError(
+            f"JaggedTensor.like_dense: expected a dense tensor of size {tuple(x.shape)}, got a {type(dense).__name__} "
+            f"of size {tuple(dense.shape)}"
+        )
+
+
 # ---- data ------------------------------------------------------------------------------------------------------
 
 

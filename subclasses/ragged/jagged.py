@@ -21,6 +21,7 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
 from subclasses._torch import mark_dim_dynamic
+from subclasses.checks import repr_tail
 from subclasses.ragged import checks
 from subclasses.ragged.segments import Segments
 
@@ -148,6 +149,16 @@ class JaggedTensor(TensorSubclass):
         exists = self.segments.exists
         return self.offsets.new_ones(self.values.shape[0], dtype=torch.bool) if exists is None else exists
 
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """The rows; while a graph is traced, where nothing is known of them, the parts."""
+        name = type(self).__name__
+        if type(self.values) is not Tensor or self.values.is_meta or self.ragged_dim == 0:
+            parts = ", ".join(f"{n}={getattr(self, n)!r}" for n in type(self).__spec__.names)
+            return f"{name}({parts}{repr_tail(self)})"
+        with torch.no_grad():
+            rows = [str(row).replace("\n", "\n  ") for row in self.detach().to_tensors()]
+        return f"{name}([\n" + "".join(f"  {row},\n" for row in rows) + f"], size={tuple(self.shape)}{repr_tail(self)})"
+
     # ---- taking it apart ---------------------------------------------------------------------------------------
 
     def kept(self, values: Tensor, fill: float | int | bool = 0) -> Tensor:
@@ -190,6 +201,21 @@ class JaggedTensor(TensorSubclass):
         """Other entries ``[total, ...]`` for the same rows."""
         ragged_dim = self.ragged_dim if ragged_dim is None else ragged_dim
         return self.with_values(entries.movedim(0, max(ragged_dim - 1, 0)), ragged_dim)
+
+    def like_dense(self, dense: Tensor) -> JaggedTensor:
+        """The entries that a dense tensor of the outer size has where this one has its own; differentiable in it.
+
+        Raises:
+            ValueError: ``dense`` has another size.
+        """
+        checks.check_like(self, dense)
+        if self.ragged_dim == 0:
+            return self.with_values(dense)
+        return self.with_values(self.trailing(self.segments.unpad(dense.movedim(self.ragged_dim, 1))))
+
+    def wrap_cotangent(self, cotangent: Tensor) -> JaggedTensor:
+        """A dense cotangent counts where there are entries."""
+        return self.like_dense(cotangent.expand(self.shape))
 
     def to_tensors(self) -> list[Tensor]:
         """The rows, each ``[..., length, ...]``: views of the values."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.jagged import JaggedTensor
-from subclasses.ragged.rows import shown
+from subclasses.ragged.rows import check_rows_match, shown
 
 # ---- one layer, entry by entry ---------------------------------------------------------------------------------
 
@@ -37,6 +37,61 @@ def _(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -
 @JaggedTensor.implements(F.dropout, F.alpha_dropout, torch.dropout, torch.alpha_dropout)
 def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     return entrywise(input, func(input.clean_values(), *args, **kwargs))
+
+
+# ---- matrix products -------------------------------------------------------------------------------------------
+
+
+@JaggedTensor.implements(torch.matmul, torch.bmm, torch.mm)
+def _(func: Any, input: Any, other: Any) -> Any:
+    if isinstance(input, JaggedTensor) and _is_matrix(other) and 0 <= input.ragged_dim < input.dim() - 1:
+        return entrywise(input, torch.matmul(input.clean_values(), other))
+    if isinstance(other, JaggedTensor) and _is_matrix(input) and 0 < other.ragged_dim == other.dim() - 1:
+        return entrywise(other, torch.matmul(input, other.clean_values()))
+    return _multiply_padded(func, input, other)
+
+
+def _is_matrix(t: Tensor) -> bool:
+    return not isinstance(t, JaggedTensor) and t.dim() == 2
+
+
+def _multiply_padded(func: Any, a: Any, b: Any) -> Any:
+    """A product for each row, by padded tables: the ragged dimension is contracted, or stays where it is."""
+    n = max(a.dim(), b.dim())
+    ragged_a = a.ragged_dim if isinstance(a, JaggedTensor) else None
+    ragged_b = b.ragged_dim if isinstance(b, JaggedTensor) else None
+    if a.dim() != b.dim() or 0 in (ragged_a, ragged_b):
+        raise DispatchError(f"{func.__name__}: {shown(a)} and {shown(b)}; expected as many dimensions, and rows")
+    stay = [t for t, r, contracted in ((a, ragged_a, n - 1), (b, ragged_b, n - 2)) if r not in (None, contracted)]
+    if ragged_a is not None and ragged_b is not None:
+        if (ragged_a, ragged_b) not in ((n - 1, n - 2), *((d, d) for d in range(1, n - 2))):
+            raise DispatchError(
+                f"{func.__name__}: the product of {shown(a)} and {shown(b)} would have two ragged dimensions; use "
+                f"F.scaled_dot_product_attention, or x.to_dense() with x.mask()"
+            )
+        check_rows_match(func, a, b)
+    elif not stay:
+        raise DispatchError(
+            f"{func.__name__}: {shown(a)} and {shown(b)} are contracted along rows of other lengths; select the "
+            f"entries first"
+        )
+    width = max(t.max_length for t in (a, b) if isinstance(t, JaggedTensor))
+    product = torch.matmul(_padded(a, width), _padded(b, width))
+    if not stay:
+        return product
+    x = stay[0]
+    return x.with_values(x.trailing(x.segments.unpad(product.movedim(x.ragged_dim, 1))))
+
+
+def _padded(t: Tensor, width: Any) -> Tensor:
+    """A ragged operand as a padded table of this width."""
+    if not isinstance(t, JaggedTensor):
+        return t
+    missing = width - t.max_length
+    return F.pad(t.to_dense(), [0, 0] * (t.dim() - 1 - t.ragged_dim) + [0, missing])
+
+
+# ---- what they share -------------------------------------------------------------------------------------------
 
 
 def entrywise(x: JaggedTensor, values: Tensor) -> JaggedTensor:

@@ -1,0 +1,190 @@
+"""Indexing: rows, entries of every row, features; what a loop over the rows would give for each row.
+
+A slice of rows, or of every row, shares the values: only what says where the rows lie is new. Negative bounds count
+from each row's own end.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.checks import check_has_rows
+from subclasses.ragged.jagged import JaggedTensor
+from subclasses.ragged.rows import check_rows_match, shown
+
+# ---- the rules -------------------------------------------------------------------------------------------------
+
+
+@JaggedTensor.implements(torch.Tensor.__getitem__)
+def _(func: Any, x: Any, index: Any) -> Any:
+    if not isinstance(x, JaggedTensor):
+        raise DispatchError(f"indexing {shown(x)} by {shown(index)}: index by index.unwrap('values'), or to_dense()")
+    if isinstance(index, JaggedTensor):
+        return _pick_entries(func, x, index)
+    index = _expanded(x, index if isinstance(index, tuple) else (index,))
+    if x.ragged_dim == 0:
+        return _features(func, x, index)
+    rows, rest = index[0], index[1:]
+    if isinstance(rows, int):
+        return select_row(x, rows)[rest]
+    if not _is_all(rows):
+        x = take_rows(x, rows)
+    place, entries = _find_ragged(x, rest)
+    if isinstance(entries, int):
+        picked = select_position(x, entries)
+        return picked[(slice(None), *rest[:place], *rest[place + 1 :])]
+    if not _is_all(entries):
+        x = slice_rows(x, entries)
+    return _features(func, x, (slice(None), *rest[:place], slice(None), *rest[place + 1 :]))
+
+
+@JaggedTensor.implements(torch.select)
+def _(func: Any, x: Any, dim: int, index: int) -> Any:
+    dim = dim % x.dim()
+    if x.ragged_dim == 0 or dim not in (0, x.ragged_dim):
+        return JaggedTensor.unruled(func, x, dim, index)
+    return select_row(x, index) if dim == 0 else select_position(x, index)
+
+
+@JaggedTensor.implements(torch.narrow)
+def _(func: Any, x: Any, dim: int, start: int, length: int) -> Any:
+    return x[(*[slice(None)] * (dim % x.dim()), slice(start, start + length))]
+
+
+@JaggedTensor.implements(torch.unbind)
+def _(func: Any, x: Any, dim: int = 0) -> Any:
+    if dim % x.dim() or x.ragged_dim == 0:
+        return JaggedTensor.unruled(func, x, dim)
+    return tuple(x.to_tensors())
+
+
+@JaggedTensor.implements(torch.Tensor.__iter__)
+def _(func: Any, x: Any) -> Any:
+    return iter(x.to_tensors() if x.ragged_dim else x.entries())
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------
+
+
+def select_row(x: JaggedTensor, row: int) -> Tensor:
+    """One row, dense: a view of the values."""
+    check_has_rows(x, "select")
+    count = x.offsets.shape[0] - 1
+    if not -count <= row < count:
+        raise IndexError(f"index {row} is out of bounds for the {count} rows of {shown(x)}")
+    row = row % count
+    start, n = int(x.offsets[row]), int(x.row_lengths()[row])
+    return x.unwrap("values").narrow(x.ragged_dim - 1, start, n)
+
+
+def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
+    """Some rows: a slice shares the values, an index tensor or mask copies the rows."""
+    check_has_rows(x, "indexing")
+    starts, lengths = x.offsets[:-1], x.row_lengths()
+    if isinstance(which, slice):
+        if which.step not in (None, 1):
+            which = torch.arange(starts.shape[0], device=starts.device)[which]
+        else:
+            offsets = torch.cat([starts[which], x.offsets[-1:]])
+            return _rebuilt(x, x.unwrap("values"), offsets, lengths[which])
+    which = torch.as_tensor(which, device=starts.device)
+    if which.dim() != 1:
+        raise DispatchError(f"indexing {shown(x)}: expected rows as an int, a slice, a list or a tensor [n]")
+    which = which.nonzero().squeeze(1) if which.dtype == torch.bool else which
+    starts, lengths = starts[which], lengths[which]
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    index = torch.repeat_interleave(starts - offsets[:-1], lengths)
+    index = index + torch.arange(index.shape[0], device=index.device)
+    return _rebuilt(x, x.unwrap("values").index_select(x.ragged_dim - 1, index), offsets, None)
+
+
+def slice_rows(x: JaggedTensor, cut: slice) -> JaggedTensor:
+    """The same slice of every row, which shares the values."""
+    if cut.step not in (None, 1):
+        raise DispatchError(f"indexing {shown(x)}: rows are cut with step 1, got {cut}")
+    lengths = x.row_lengths()
+    first = _bound(cut.start, 0, lengths)
+    last = torch.maximum(_bound(cut.stop, None, lengths), first)
+    signs = {(n or 0) < 0 for n in (cut.start, cut.stop)}
+    width = x.max_length if len(signs) == 2 and cut.start else len(range(x.max_length)[cut])
+    offsets = torch.cat([x.offsets[:-1] + first, x.offsets[-1:]])
+    return _rebuilt(x, x.unwrap("values"), offsets, last - first, width)
+
+
+def _bound(bound: int | None, default: int | None, lengths: Tensor) -> Tensor:
+    """Where a slice's bound lies in each row."""
+    if bound is None:
+        return lengths if default is None else torch.zeros_like(lengths)
+    return (lengths + bound if bound < 0 else torch.full_like(lengths, bound)).clamp(min=0).minimum(lengths)
+
+
+def _rebuilt(
+    x: JaggedTensor, values: Tensor, offsets: Tensor, lengths: Tensor | None, width: Any = None
+) -> JaggedTensor:
+    width = x.max_length if width is None else width
+    return type(x)(values, offsets, lengths=lengths, ragged_dim=x.ragged_dim, max_length=width)
+
+
+# ---- entries ---------------------------------------------------------------------------------------------------
+
+
+def select_position(x: JaggedTensor, position: int) -> Tensor:
+    """The entry at one place of every row, dense: ``[B, ...]``; a negative place counts from each row's end.
+
+    Raises:
+        IndexError: a row is too short (on CUDA, and in graphs, by an assertion that nothing waits for).
+    """
+    lengths = x.row_lengths()
+    reached = lengths > position if position >= 0 else lengths >= -position
+    message = f"position {position} of every row: a row of the ragged tensor is too short"
+    if torch.compiler.is_compiling() or type(reached) is not Tensor or reached.is_cuda:
+        torch.ops.aten._assert_async.msg(reached.all(), message)
+    elif not reached.all():
+        short = (~reached).nonzero().squeeze(1).tolist()
+        raise IndexError(f"index {position} is out of bounds for rows {short} of {shown(x)}")
+    index = x.offsets[:-1] + (position if position >= 0 else lengths + position)
+    return x.unwrap("values").index_select(x.ragged_dim - 1, index).movedim(x.ragged_dim - 1, 0)
+
+
+def _pick_entries(func: Any, x: JaggedTensor, mask: JaggedTensor) -> Tensor:
+    """The entries where a ragged mask is True, dense: ``[n, ...]``."""
+    if mask.dtype != torch.bool or mask.ragged_dim != x.ragged_dim:
+        raise DispatchError(f"indexing {shown(x)}: expected a bool mask of the same rows, got {shown(mask)}")
+    check_rows_match(func, x, mask)
+    picked = mask.leading(mask.values)
+    if mask.lengths is not None:
+        picked = mask.segments.keep(picked, False)
+    return x.leading(x.unwrap("values"))[picked]
+
+
+def _features(func: Any, x: JaggedTensor, index: tuple[Any, ...]) -> Any:
+    """Slices, ints and None at dimensions that are neither batch nor ragged."""
+    if all(_is_all(i) for i in index):
+        return torch.ops.aten.alias.default(x)
+    if not all(i is None or isinstance(i, slice | int) for i in index):
+        raise DispatchError(f"indexing {shown(x)}: features are indexed by ints, slices and None, got {index}")
+    return JaggedTensor.unruled(func, x, index)
+
+
+def _is_all(index: Any) -> bool:
+    return isinstance(index, slice) and index == slice(None)
+
+
+def _expanded(x: JaggedTensor, index: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The index with an entry for each dimension: the ellipsis written out."""
+    used = sum(i is not None and i is not Ellipsis for i in index)
+    if used > x.dim():
+        raise IndexError(f"too many indices for {shown(x)}: {index}")
+    dots = next((p for p, i in enumerate(index) if i is Ellipsis), len(index))
+    return (*index[:dots], *[slice(None)] * (x.dim() - used), *index[dots + 1 :])
+
+
+def _find_ragged(x: JaggedTensor, rest: tuple[Any, ...]) -> tuple[int, Any]:
+    """Where in an index after the batch the ragged dimension's stands, and what it is."""
+    places = [p for p, i in enumerate(rest) if i is not None]
+    place = places[x.ragged_dim - 1]
+    return place, rest[place]
