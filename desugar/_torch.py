@@ -21,11 +21,20 @@ _LAZY = {
     # Removes mutation and views from what is traced.
     "FunctionalTensor": "torch._subclasses.functional_tensor",
     "FunctionalTensorMode": "torch._subclasses.functional_tensor",
+    # The functionalization mode in force.
+    "detect_infra_mode": "torch.utils._python_dispatch:_detect_infra_mode",
+    "ModeKey": "torch._C:_TorchDispatchModeKey",
+    # Views are taken again past __torch_function__.
+    "DisableTorchFunctionSubclass": "torch._C",
+    # A version counter is set to what eager mode would have made it.
+    "set_version_counters": "torch._C._autograd:_unsafe_set_version_counter",
     # Functional tensors to plain ones, and pending writes carried out.
     "from_functional_tensor": "torch:_from_functional_tensor",
     "sync_functional_tensor": "torch:_sync",
     # The C++ half of a functional tensor, which its Python half delegates attributes to.
     "is_functional_tensor": "torch:_is_functional_tensor",
+    # Tensors of vmap, grad and jvp, around a traced one where they are met in a trace.
+    "is_functorch_wrapped_tensor": "torch._C._functorch",
     # Whether a functional tensor was written to.
     "has_data_mutation": "torch._functorch._aot_autograd.functional_utils",
     # Whether a functional tensor got another storage (`set_`, an assignment to `.data`).
@@ -42,6 +51,10 @@ _LAZY = {
     "StatelessSymbolicContext": "torch.fx.experimental.symbolic_shapes",
     "DimDynamic": "torch.fx.experimental.symbolic_shapes",
     "SYMPY_INTERP": "torch.fx.experimental.symbolic_shapes",
+    # What a trace raises when only data can say: a branch, an op whose result is no tensor or has any size.
+    "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes",
+    "DataDependentOutputException": "torch._subclasses.fake_tensor",
+    "DynamicOutputShapeException": "torch._subclasses.fake_tensor",
     # Names an input in the guards that the shape environment prints.
     "LocalSource": "torch._dynamo.source",
     # ---- compiling -----------------------------------------------------------------------------------------

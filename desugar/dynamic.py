@@ -57,7 +57,7 @@ class History:
 def _extents(leaves: list[Any]) -> Iterator[tuple[Place, Any, frozenset[int]]]:
     """(place, sizes or dynamic int, dims marked dynamic) of every tensor and dynamic int in the arguments."""
     for number, leaf in enumerate(leaves):
-        if isinstance(leaf, Tensor):
+        if isinstance(leaf, Tensor) and not leaf.is_nested:
             yield from _extents_of(leaf, (number, ()))
 
 

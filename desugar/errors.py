@@ -11,8 +11,8 @@ _OURS = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("desu
 class DesugarError(RuntimeError):
     """A function cannot be desugared as it stands.
 
-    The message says what was met, where in the user's code (when the user's code is on the stack or in
-    `where`), and what to do instead. Arguments are untouched when it is raised.
+    The message says what was met, where in the user's code (`where`, else the innermost line on the stack that
+    is the user's), and what to do instead. Arguments are untouched when it is raised.
 
     Attributes:
         what, where, instead: The parts of the message.
@@ -22,8 +22,9 @@ class DesugarError(RuntimeError):
     def __init__(
         self, what: str, *, instead: str, where: str | None = None, stock_is_wrong: bool = False
     ) -> None:
-        self.what, self.instead, self.where, self.stock_is_wrong = what, instead, where, stock_is_wrong
-        place = f"\n  where: {where}" if where else ""
+        self.what, self.instead, self.stock_is_wrong = what, instead, stock_is_wrong
+        self.where = where or user_line()
+        place = f"\n  where: {self.where}" if self.where else ""
         super().__init__(f"{what}{place}\n  instead: {instead}")
 
 

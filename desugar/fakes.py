@@ -97,7 +97,9 @@ def bare_alias(real: Tensor) -> Tensor:
 def check_plain(real: Tensor) -> None:
     """Raises `DesugarError` for a plain tensor that is not an ordinary strided one."""
     odd = None
-    if real.layout is not torch.strided:
+    if real.is_nested:
+        odd = "a nested tensor"
+    elif real.layout is not torch.strided:
         odd = f"a {real.layout} tensor"
     elif real.is_quantized:
         odd = "a quantized tensor"
@@ -105,8 +107,8 @@ def check_plain(real: Tensor) -> None:
         odd = "a lazily conjugated or negated tensor"
     if odd:
         raise DesugarError(
-            f"expected strided tensors, got {odd} of size {tuple(real.shape)}",
-            instead="convert it first (to_dense(), dequantize(), resolve_conj(), resolve_neg())",
+            f"expected strided tensors, got {odd}",
+            instead="convert it first (to_dense(), dequantize(), resolve_conj(), resolve_neg(), to_padded_tensor())",
         )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import SymInt, Tensor
 
 from desugar import _torch as private
-from desugar.fakes import Fakes, symbolic_context
+from desugar.fakes import Fakes, check_plain, symbolic_context
 from desugar.values import (
     Constant,
     Flat,
@@ -140,6 +140,7 @@ class Inputs:
             return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)
         if not isinstance(fake, Tensor):
             return Constant(fake)
+        _check_nested(leaf)
         value = unwrap_value(fake, Flat())
         name = ".".join([f"a{number}", *path])
         if isinstance(value, Plain):
@@ -183,6 +184,7 @@ class Inputs:
 
     def _add(self, leaf: object, *, dynamic: bool) -> Value:
         number = len(self.values)
+        _check_nested(leaf)
         value = unwrap_value(leaf, self.flat)
         if isinstance(leaf, Tensor):
             value = self._fakeify(value, leaf, number, (), dynamic)
@@ -248,11 +250,17 @@ class Inputs:
         return place
 
 
+def _check_nested(leaf: object) -> None:
+    """PyTorch's own nested tensors have sizes that are no ints, which layouts do not know."""
+    if isinstance(leaf, Tensor) and leaf.is_nested:
+        check_plain(leaf)
+
+
 def is_traced(tensor: Tensor) -> bool:
     """Whether a tensor belongs to a trace (fake or functional at the bottom) rather than to the world."""
-    if isinstance(tensor, (private.FunctionalTensor, private.FakeTensor)) or private.is_functional_tensor(
-        tensor
-    ):
+    if isinstance(tensor, (private.FunctionalTensor, private.FakeTensor)):
+        return True
+    if private.is_functional_tensor(tensor) or private.is_functorch_wrapped_tensor(tensor):
         return True
     if not is_wrapper(tensor):
         return False

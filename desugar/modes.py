@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from desugar import _torch as private
+from desugar.errors import DesugarError, user_line
 
 # ------------------------------------------------------------------------------------------------ for a trace
 
@@ -24,8 +26,28 @@ def tracing_modes(fake_mode: Any) -> Iterator[None]:
         torch.random.fork_rng(devices=()),
         private.enable_python_dispatcher(),
         private.FunctionalTensorMode(),
+        _explaining_data_dependence(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _explaining_data_dependence() -> Iterator[None]:
+    """What a trace cannot know, because only the data of the call at hand says it, with the user's line."""
+    unknown = (
+        private.GuardOnDataDependentSymNode,
+        private.DataDependentOutputException,
+        private.DynamicOutputShapeException,
+    )
+    try:
+        yield
+    except unknown as error:
+        raise DesugarError(
+            "the function depends on the data of a tensor in a way that a trace cannot follow "
+            f"({type(error).__name__}: {str(error).splitlines()[0]})",
+            where=user_line(traceback.extract_tb(error.__traceback__)),
+            instead="use torch.where or torch.cond instead of if, or run this part in eager mode",
+        ) from error
 
 
 @contextlib.contextmanager

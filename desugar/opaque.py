@@ -30,7 +30,7 @@ def check_result(result: Any, inputs: list[Any]) -> None:
         if id(leaf) in known:
             continue
         if isinstance(leaf, Tensor):
-            _check_grad(leaf)
+            _check_tensor(leaf)
         elif isinstance(leaf, Iterator) or _holds_traced(leaf):
             raise DesugarError(
                 f"the result holds a {type(leaf).__name__}, which is no container that can be taken apart",
@@ -38,7 +38,12 @@ def check_result(result: Any, inputs: list[Any]) -> None:
             )
 
 
-def _check_grad(leaf: Tensor) -> None:
+def _check_tensor(leaf: Tensor) -> None:
+    if leaf.is_nested:
+        raise DesugarError(
+            "a result is one of PyTorch's nested tensors, whose sizes are no ints",
+            instead="return its values and offsets, or a JaggedTensor",
+        )
     if leaf.requires_grad and not torch.is_grad_enabled():
         raise DesugarError(
             f"a result of size {tuple(leaf.shape)} requires grad although gradients are off around the call",

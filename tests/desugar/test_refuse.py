@@ -142,19 +142,33 @@ def test_opaque_arguments_pass_through():
 
 
 DATA = {
-    "item": lambda x: x * x.sum().item(),
-    "nonzero": lambda x: x.nonzero(),
     "branch": lambda x: x * 2 if x.sum() > 0 else x,
-    "mask": lambda x: x[x > 0],
-    "tolist": lambda x: x * x.tolist()[0],
+    "int": lambda x: x * int(x[0]),
+    "equal": lambda x: x * 2 if torch.equal(x, x) else x,
+    "size": lambda x: torch.ones(int((x > 0).sum())) * x.sum(),
 }
 
 
-@pytest.mark.xfail(reason="T11")
 @pytest.mark.parametrize("name", DATA)
-def test_data_dependent(name):
-    error = assert_refused(DATA[name], (torch.ones(3),))
-    assert error.where is not None and "test_refuse.py" in error.where
+@pytest.mark.parametrize("grad", [False, True])
+def test_data_dependent(name, grad):
+    error = assert_refused(DATA[name], (torch.ones(3, requires_grad=grad),), "depends on the data")
+    assert error.where is not None and "test_refuse.py" in error.where and "lambda x:" in error.where
+
+
+UNBACKED = {
+    "item": lambda x: x * x.sum().item(),
+    "nonzero": lambda x: x.nonzero() * 2,
+    "mask": lambda x: x[x > 0] * 2,
+    "tolist": lambda x: x * x.tolist()[0],
+    "unique": lambda x: x.detach().round().unique() + 1,
+}
+
+
+@pytest.mark.parametrize("name", UNBACKED)
+@pytest.mark.parametrize("grad", [False, True])
+def test_sizes_and_numbers_that_only_data_tells(name, grad):
+    judge(UNBACKED[name], lambda: (torch.randn(5, requires_grad=grad),), calls=3)
 
 
 def test_backward_inside():
@@ -222,11 +236,19 @@ def test_odd_arguments(name):
         by_pass(lambda x: x * 2)(ODD[name]())
 
 
-@pytest.mark.xfail(reason="T13")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
 def test_torchs_nested_tensors(layout):
-    with pytest.raises(DesugarError):
+    with pytest.raises(DesugarError, match="nested tensor"):
         by_pass(lambda x: x * 2)(nested(layout))
+    with pytest.raises(DesugarError, match="nested tensor"):
+        by_pass(lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged))(torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_torchs_nested_tensors_go_to_aotautograd():
+    x = nested(torch.jagged)
+    assert torch.equal(by_dynamo(lambda x: x * 2)(x).values(), x.values() * 2)
 
 
 # ---- the user's own errors -----------------------------------------------------------------------------------

@@ -260,6 +260,13 @@ BODIES = {
         lambda: (make(TwoTensor, 2, 3, grad=True, dtype=torch.complex64),),
     ),
     "meta device": (lambda x: x * 2, lambda: (torch.ones(3, device="meta"),)),
+    "vmap inside": (lambda x: torch.func.vmap(lambda row: row * 2)(x), lambda: (plain(3, 2),)),
+    "vmap over a wrapper": (lambda x: torch.func.vmap(lambda row: row * 2)(x), lambda: (wrapper(),)),
+    "func.grad inside": (
+        lambda x: torch.func.grad(lambda y: (y * y * y).sum())(x),
+        lambda: (plain(3, 2, grad=False),),
+    ),
+    "jvp inside": (lambda x: torch.func.jvp(torch.sin, (x,), (x,)), lambda: (plain(3, grad=False),)),
     "a higher-order gradient inside": (
         lambda x: torch.autograd.grad((x * x * x).sum(), x, create_graph=True)[0],
         lambda: (plain(),),
