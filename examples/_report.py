@@ -54,8 +54,10 @@ def print_table(results: list[Result], lengths: list[list[int]]) -> None:
         speed = f"{r.tokens_per_second:,.0f}"
         table.add_row(r.name, f"{r.step_time:.1f}", speed, f"{r.losses[-1]:.5f}", str(r.programs))
     tokens, rectangle = sum(map(sum, lengths)), sum(len(rows) * max(rows) for rows in lengths)
-    shapes = len({(len(rows), max(rows)) for rows in lengths})
-    table.caption = f"{len(lengths)} batches of {shapes} shapes, {tokens / rectangle:.0%} of which is real"
+    sizes = len({(len(rows), max(rows), sum(rows)) for rows in lengths})
+    table.caption = (
+        f"{len(lengths)} batches of {sizes} sizes; {tokens / rectangle:.0%} of a padded batch is real"
+    )
     Console().print(table)
 
 

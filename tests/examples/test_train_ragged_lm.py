@@ -53,7 +53,7 @@ def test_the_five_ways_agree_and_compile_at_most_two_programs(run, tmp_path):
     assert result.exit_code == 0, result.output
     rows = table_rows(result.stdout)
     assert list(rows) == WAYS
-    assert "4 batches of" in result.stdout and "% of which is real" in result.stdout
+    assert "4 batches of" in result.stdout and "% of a padded batch is real" in result.stdout
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
     for name, (step_time, tokens_per_second, loss, programs) in rows.items():
         assert float(step_time) > 0 and float(tokens_per_second.replace(",", "")) > 0
