@@ -59,7 +59,10 @@ class Construct(torch.autograd.Function):
         cls = ctx.layout.cls
         if cls._saves_inners and not cls.__spec__.has_materialize:
             # Only looked at for its size: a value without a `materialize` takes no part in pulling back.
-            inners = [t.new_empty(()).expand(t.shape) if d else t for t, d in zip(inners, ctx.differentiable, strict=True)]
+            inners = [
+                t.new_empty(()).expand(t.shape) if d else t
+                for t, d in zip(inners, ctx.differentiable, strict=True)
+            ]
         ctx.save_for_backward(*(inners if cls._saves_inners else ()))
 
     @staticmethod

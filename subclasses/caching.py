@@ -91,8 +91,9 @@ def fingerprint(cls: type) -> str:
     rules = all_rules(cls)
     known = _fingerprints.get(cls)
     if known is None or known[0] != len(rules):
-        code = [_code_of(c) for c in (*cls.__mro__, *rules)]
-        text = repr((getattr(cls, "__source__", ""), torch.__version__, _own_files(), sorted(set(code))))
+        code = {*map(_code_of, cls.__mro__), *(_code_of(rule) for _, rule in rules)}
+        keys = sorted(getattr(key, "__qualname__", str(key)) for key, _ in rules)
+        text = repr((getattr(cls, "__source__", ""), keys, torch.__version__, _own_files(), sorted(code)))
         known = _fingerprints[cls] = len(rules), _digest(text)
     return known[1]
 

@@ -127,11 +127,11 @@ def find_tag_rule(cls: type, op: OpOverload) -> Rule | None:
     return rules[0] if rules else None
 
 
-def all_rules(cls: type) -> list[Rule]:
-    """Every rule on a class or its bases."""
+def all_rules(cls: type) -> list[tuple[Any, Rule]]:
+    """Every rule on a class or its bases, with the op, function or tag that it is for."""
     books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
     shelves = [s for b in books for s in (b.overloads, b.packets, b.functions, b.tags)]
-    return [rule for shelf in shelves for rule in shelf.values()]
+    return [item for shelf in shelves for item in shelf.items()]
 
 
 def collect_function_rules(cls: type) -> dict[Any, Rule]:

@@ -1,0 +1,277 @@
+"""What torch.compile asks of a class: guards, tangents, cache keys; each seen to be called by torch itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+
+from subclasses import TensorSubclass, inner, static
+from subclasses.caching import describe_value, fingerprint
+from tests.subclasses.subjects import (
+    FACTORIES,
+    Nested,
+    Pair,
+    Scaled,
+    Tagged,
+    assert_same,
+    make_int8,
+    make_pair,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def counted(fn, backend="aot_eager"):
+    counter = CompileCounterWithBackend(backend)
+    return torch.compile(fn, backend=counter, fullgraph=True), counter
+
+
+# ---- every kind of class, in and out -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [k for k in FACTORIES if k != "hostile"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_forward(kind, backend):
+    x = FACTORIES[kind]()
+    assert_same(torch.compile(lambda x: (x * 2).sin(), backend=backend, fullgraph=True)(x), (x * 2).sin())
+
+
+# The sum of rows that are all one row is not the sum of that row.
+@pytest.mark.parametrize("kind", [k for k in FACTORIES if k not in ("hostile", "rows")])
+def test_backward(kind):
+    def fn(x):
+        return torch.sum((x * 2).sin())
+
+    x = FACTORIES[kind]().requires_grad_()
+    y = x.detach().clone().requires_grad_()
+    torch.compile(fn, backend="aot_eager", fullgraph=True)(x).backward()
+    fn(y).backward()
+    assert_same(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("kind", ["pair", "nested", "optional, absent", "tagged"])
+def test_inductor(kind):
+    def fn(x):
+        return (x * 2).sin() + x
+
+    x = FACTORIES[kind]().requires_grad_()
+    y = x.detach().clone().requires_grad_()
+    out, expected = torch.compile(fn, fullgraph=True)(x), fn(y)
+    assert_same(out.detach(), expected.detach())
+    out.sum().backward()
+    expected.sum().backward()
+    assert_same(x.grad, y.grad)
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_a_wrapper_passes_through(kind):
+    x = FACTORIES[kind]()
+    out = torch.compile(lambda x, t: (x, t + 1), backend="aot_eager", fullgraph=True)(x, torch.ones(2))
+    assert out[0] is x
+
+
+@pytest.mark.parametrize("kind", ["pair", "tagged", "nested", "rows"])
+def test_sizes_that_change(kind):
+    compiled, counter = counted(lambda x: x * 2 + 1)
+    for n in (5, 7, 9, 4):
+        x = FACTORIES[kind]()
+        x = torch.cat([x] * n, -1) if kind != "rows" else type(x)(torch.randn(n), count=2)
+        assert_same(compiled(x), x * 2 + 1)
+    assert counter.frame_count <= 2
+
+
+# ---- metadata guards ---------------------------------------------------------------------------------------
+
+
+def test_metadata_is_guarded_by_identity(monkeypatch):
+    asked = []
+    original = Tagged.__metadata_guard__
+
+    def spy(cls, saved, now):
+        asked.append((saved, now))
+        return original(saved, now)
+
+    monkeypatch.setattr(Tagged, "__metadata_guard__", classmethod(spy))
+    compiled, counter = counted(lambda x: x * 2)
+    for tag in ("a", "b", "a", "b"):
+        x = Tagged(torch.ones(3), tag=tag)
+        assert_same(compiled(x), x * 2)
+    assert counter.frame_count == 2
+    assert asked and all(type(p).__name__ == "Layout" for pair in asked for p in pair)
+
+
+def test_equal_but_other_metadata_is_no_reason_to_recompile():
+    compiled, counter = counted(lambda x: x * 2)
+    for _ in range(3):
+        compiled(Tagged(torch.ones(3), tag="".join(["t", "ag"])))
+    assert counter.frame_count == 1
+
+
+def test_one_and_true_are_not_the_same():
+    compiled, counter = counted(lambda x: x * 2)
+    for mode in (1, True, 1.0):
+        assert compiled(Tagged(torch.ones(3), mode=mode)).mode is mode
+    assert counter.frame_count == 3
+
+
+def test_an_inner_tensor_that_comes_and_goes():
+    compiled, counter = counted(lambda x: x + 1)
+    for _ in range(2):
+        for kind in ("optional, absent", "optional, there"):
+            x = FACTORIES[kind]()
+            assert_same(compiled(x), x + 1)
+    assert counter.frame_count == 2
+
+
+def test_nested_metadata_is_guarded():
+    class Outer(TensorSubclass, fallback="map"):
+        inside: Tensor = inner()
+
+    compiled, counter = counted(lambda x: x * 2)
+    for inside in (torch.ones(3), Tagged(torch.ones(3), tag="a"), Tagged(torch.ones(3), tag="b")):
+        x = Outer(inside)
+        assert_same(compiled(x), x * 2)
+    assert counter.frame_count == 3
+
+
+# ---- tangents ----------------------------------------------------------------------------------------------
+
+
+def test_coercion_at_trace_time_is_called(monkeypatch):
+    called = []
+    original = Scaled.__coerce_tangent_metadata__
+    monkeypatch.setattr(
+        Scaled, "__coerce_tangent_metadata__", lambda self: (called.append(self), original(self))[1]
+    )
+    x = Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_()
+    torch.compile(lambda x: x.clone(), backend="aot_eager")(x)
+    assert called
+
+
+def test_coercion_at_run_time_is_called(monkeypatch):
+    class Moody(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+        mood: str = static(default="calm")
+
+        def __coerce_same_metadata_as_tangent__(self, metadata, expected_type=None):
+            called.append((self.mood, metadata))
+            return Moody(self.held, mood=metadata.statics[0])
+
+    called = []
+    x = Moody(torch.ones(3)).requires_grad_()
+    y = torch.compile(lambda x: x * 2, backend="aot_eager")(x)
+    y.backward(Moody(torch.ones(3), mood="cross"))
+    assert called and called[0][0] == "cross"
+    assert x.grad.held.tolist() == [2, 2, 2]
+
+
+def test_a_tangent_is_accepted_whether_or_not_marked_as_one():
+    def run(tangent):
+        x = Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_()
+        y = torch.compile(lambda x: x.clone(), backend="aot_eager", fullgraph=True)(x)
+        y.backward(tangent)
+        return x.grad
+
+    data, factor = torch.full((3,), 3.0), torch.tensor(1.0)
+    assert run(Scaled(data, factor)).data_.tolist() == [3, 3, 3]
+
+
+# ---- cache keys --------------------------------------------------------------------------------------------
+
+
+def test_the_cache_asks_for_a_key_and_does_not_warn(monkeypatch):
+    called = []
+    original = Pair._stable_hash_for_caching
+    monkeypatch.setattr(
+        Pair, "_stable_hash_for_caching", lambda self: (called.append(self), original(self))[1]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.compile(lambda x: x * 3, fullgraph=True)(make_pair(3, 5))
+    assert called
+
+
+def test_a_second_compilation_is_found_in_the_cache():
+    def misses():
+        return counters["aot_autograd"]["autograd_cache_miss"]
+
+    x = make_pair(2, 9)
+    torch.compile(lambda x: x * 4.5, fullgraph=True)(x)
+    torch.compiler.reset()
+    before, hits = misses(), counters["aot_autograd"]["autograd_cache_hit"]
+    assert_same(torch.compile(lambda x: x * 4.5, fullgraph=True)(x), x * 4.5)
+    assert misses() == before and counters["aot_autograd"]["autograd_cache_hit"] == hits + 1
+
+
+DIFFERENT = [
+    lambda: make_pair(3, 4),
+    lambda: make_pair(4, 3),
+    lambda: make_pair(4, 3).t(),
+    lambda: make_pair(3, 4).double(),
+    lambda: make_pair(3, 4).requires_grad_(),
+    lambda: make_pair(3, 4).to("meta"),
+    lambda: Nested(make_pair(), torch.ones(3, 4)),
+    lambda: Nested(make_pair(), make_pair()),
+    lambda: Tagged(torch.ones(3, 4)),
+    lambda: Tagged(torch.ones(3, 4), tag="t"),
+    lambda: Tagged(torch.ones(3, 4), mode=1),
+    lambda: Tagged(torch.ones(3, 4), mode=True),
+    lambda: Tagged(torch.ones(3, 4), length=2),
+    lambda: FACTORIES["optional, absent"](),
+    lambda: FACTORIES["optional, there"](),
+    lambda: make_int8(),
+    lambda: make_int8(axis=1),
+]
+
+
+def test_keys_are_equal_for_equal_metadata_and_differ_for_different():
+    keys = [make()._stable_hash_for_caching() for make in DIFFERENT]
+    assert keys == [make()._stable_hash_for_caching() for make in DIFFERENT]
+    assert len(set(keys)) == len(keys)
+
+
+def test_keys_are_equal_in_every_process():
+    code = (
+        "from tests.subclasses.test_compile_hooks import DIFFERENT; "
+        "print(*[make()._stable_hash_for_caching() for make in DIFFERENT])"
+    )
+    expected = [make()._stable_hash_for_caching() for make in DIFFERENT]
+    for seed in ("1", "2"):
+        out = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        )
+        assert out.stdout.split() == expected
+
+
+def test_descriptions_of_metadata():
+    values = [
+        1, True, 1.0, "1", b"1", None, (1,), (1.0,), ((),), frozenset({1}), frozenset({"a", "b"}), torch.float32,
+        torch.float64, torch.device("cpu"), torch.strided, int, len, describe_value, torch.Size([1]), 1 + 2j, range(3),
+    ]  # fmt: skip
+    assert len({describe_value(v) for v in values}) == len(values)
+    assert describe_value(frozenset({"b", "a"})) == describe_value(frozenset({"a", "b"}))
+
+
+def test_a_rule_that_comes_later_changes_the_key():
+    class Box(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+
+    x = Box(torch.ones(2))
+    before = x._stable_hash_for_caching()
+    assert fingerprint(Box) == fingerprint(Box)
+    Box.implements(torch.ops.aten.cos.default)(lambda func, x: x)
+    assert x._stable_hash_for_caching() != before

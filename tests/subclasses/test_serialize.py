@@ -1,0 +1,314 @@
+"""Pickle, torch.save, deepcopy, state_dict, other processes, shared memory, modules and optimizers, export."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import io
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from subclasses import TensorSubclass, inner, static
+from tests.subclasses.subjects import FACTORIES, Pair, Scaled, assert_same, inners_of, make_int8, make_pair
+
+ROOT = Path(__file__).parents[2]
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+class Colored(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+    color: Color = static(default=Color.RED)
+
+
+def through_a_file(x, **kwargs):
+    buffer = io.BytesIO()
+    torch.save(x, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, **kwargs)
+
+
+WAYS = {
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "pickle 2": lambda x: pickle.loads(pickle.dumps(x, protocol=2)),
+    "save": lambda x: through_a_file(x, weights_only=False),
+    "save, weights only": lambda x: through_a_file(x, weights_only=True),
+    "save, mapped": lambda x: through_a_file(x, weights_only=True, map_location="cpu"),
+    "deepcopy": copy.deepcopy,
+}
+
+# ---- values ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_a_value_comes_back(kind, way):
+    x = FACTORIES[kind]()
+    y = WAYS[way](x)
+    assert_same(x, y)
+    mine, theirs = inners_of(x), inners_of(y)
+    assert not {t.data_ptr() for t in mine.values()} & {t.data_ptr() for t in theirs.values()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_flags_and_attributes_come_back(way):
+    x = make_pair().requires_grad_()
+    x.note = {"any": ["thing"]}
+    y = WAYS[way](x)
+    assert y.requires_grad and y.is_leaf and y.note == {"any": ["thing"]}
+    p = WAYS[way](nn.Parameter(make_pair()))
+    assert isinstance(p, nn.Parameter) and type(p) is Pair and p.requires_grad
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_enum_as_metadata(way):
+    assert WAYS[way](Colored(torch.ones(2), color=Color.BLUE)).color is Color.BLUE
+
+
+@pytest.mark.parametrize("way", [w for w in WAYS if not w.startswith("pickle")])  # pickle copies storages
+def test_what_shares_memory_still_does(way):
+    t = torch.arange(6.0)
+    x, y = WAYS[way]([Pair(t, t[2:]), t])
+    x.a.zero_()
+    assert not x.b.any() and not y.any()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_inference_flag_and_views(way):
+    with torch.inference_mode():
+        x = make_pair()
+    assert_same(WAYS[way](x), x)
+    base = make_pair(4, 6)
+    assert_same(WAYS[way](base[1:, ::2]), base[1:, ::2])
+
+
+def test_deepcopy_of_one_value_twice_is_one_copy():
+    x = make_pair()
+    y, z = copy.deepcopy([x, x])
+    assert y is z is not x
+
+
+def test_deepcopy_takes_the_gradient_along():
+    x = make_pair().requires_grad_()
+    x.sum().backward()
+    y = copy.deepcopy(x)
+    assert_same(y.grad, x.grad)
+    assert y.grad is not x.grad
+
+
+def test_only_leaves_are_deep_copied():
+    with pytest.raises(RuntimeError, match="Only a leaf can be deep-copied.*copy x.detach"):
+        copy.deepcopy(make_pair().requires_grad_() * 2)
+
+
+def test_a_shallow_copy_shares_its_inner_tensors():
+    x = make_pair()
+    y = copy.copy(x)
+    assert y is not x and y.a is x.a
+
+
+def test_a_field_with_a_default_may_be_added_later():
+    text = pickle.dumps(Colored(torch.ones(2)))
+    func, args = Colored(torch.ones(2)).__reduce_ex__(2)[:2]
+    cls, inners, metadata, *rest = args
+    assert func(cls, inners, {}, *rest).color is Color.RED
+    assert metadata == {"color": Color.RED} and text
+
+
+def test_a_class_that_is_not_there_is_named_by_weights_only_loading():
+    class Local(TensorSubclass):
+        held: Tensor = inner()
+
+    with pytest.raises((AttributeError, pickle.PicklingError), match="Local"):
+        pickle.dumps(Local(torch.ones(1)))
+
+
+# ---- other processes ---------------------------------------------------------------------------------------
+
+
+def _double_in_place(queue, answers):
+    x = queue.get()
+    x.mul_(2)
+    answers.put(x.is_shared())
+    queue.get()
+
+
+def test_another_process_writes_to_the_same_memory():
+    context = mp.get_context("spawn")
+    queue, answers = context.Queue(), context.Queue()
+    process = context.Process(target=_double_in_place, args=(queue, answers), daemon=True)
+    process.start()
+    x = make_pair()
+    expected = x * 2
+    queue.put(x)
+    assert answers.get(timeout=120)
+    assert_same(x, expected)
+    queue.put(None)
+    process.join(60)
+
+
+def test_a_file_is_read_by_another_process(tmp_path):
+    torch.save({"w": make_int8(zero=True)}, tmp_path / "w.pt")
+    code = (
+        "import torch, tests.subclasses.subjects as s; "
+        f"print(type(torch.load({str(tmp_path / 'w.pt')!r}, weights_only=True)['w']).__name__)"
+    )
+    out = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    assert out.stdout.strip() == "Int8Weight"
+
+
+def test_shared_memory():
+    x = make_pair()
+    assert not x.is_shared()
+    assert x.share_memory_() is x
+    assert x.is_shared() and x.a.is_shared() and x.b.is_shared()
+    module = Holder()
+    module.share_memory()
+    assert module.w.is_shared()
+
+
+# ---- modules -----------------------------------------------------------------------------------------------
+
+
+class Holder(nn.Module):
+    def __init__(self, kind="pair", requires_grad=False):
+        super().__init__()
+        self.w = nn.Parameter(FACTORIES[kind](), requires_grad=requires_grad)
+        self.register_buffer("b", FACTORIES[kind]())
+
+    def forward(self, x):
+        return self.w * 2 + x
+
+
+@pytest.mark.parametrize("assign", [True, False])
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_state_dict(kind, assign):
+    one, two = Holder(kind), Holder(kind)
+    before = two.w
+    state = through_a_file(one.state_dict(), weights_only=True)
+    two.load_state_dict(state, assign=assign)
+    assert_same(two.w, one.w)
+    assert_same(two.b, one.b)
+    assert (two.w is before) != assign
+    if assign:
+        mine, given = inners_of(two.w), inners_of(state["w"])
+        assert all(t.data_ptr() == given[name].data_ptr() for name, t in mine.items())
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_a_module_with_such_parameters(kind):
+    module = Holder(kind)
+    assert isinstance(module.w, nn.Parameter) and type(module.w) is type(FACTORIES[kind]())
+    assert [n for n, _ in module.named_parameters()] == ["w"]
+    assert_same(copy.deepcopy(module).w, module.w)
+    assert module.double().w.dtype == torch.float64 and module.b.dtype == torch.float64
+    assert module.to("meta").w.device.type == "meta"
+    assert type(module.w) is type(FACTORIES[kind]())
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=False),
+    "sgd foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=False),
+    "adamw foreach": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_step_as_for_plain_parameters(name):
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    wrapped, plain = nn.Parameter(Pair(a.clone(), b.clone())), [nn.Parameter(t.clone()) for t in (a, b)]
+    for parameters, inputs in (([wrapped], [wrapped]), (plain, plain)):
+        optimizer = OPTIMIZERS[name](parameters)
+        for _ in range(3):
+            optimizer.zero_grad()
+            for x in inputs:
+                (x * x).sum().backward()
+            optimizer.step()
+        again = OPTIMIZERS[name](parameters)
+        again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    torch.testing.assert_close(wrapped.a, plain[0])
+    torch.testing.assert_close(wrapped.b, plain[1])
+
+
+def test_clipping_gradients():
+    p = nn.Parameter(make_pair())
+    (p * 100).sum().backward()
+    nn.utils.clip_grad_value_([p], 1.0)
+    assert p.grad.a.max() <= 1
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("kind", ["pair", "tagged", "nested", "optional, absent", "rows"])
+def test_export(kind, strict):
+    module = Holder(kind)
+    program = torch.export.export(module, (torch.ones(4),), strict=strict)
+    assert_same(program.module()(torch.ones(4)), module(torch.ones(4)))
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_export_of_a_weight(strict):
+    class Linear(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(make_int8(), requires_grad=False)
+
+        def forward(self, x):
+            return nn.functional.linear(x, self.w)
+
+    module, x = Linear(), torch.randn(2, 3)
+    program = torch.export.export(module, (x,), strict=strict)
+    torch.testing.assert_close(program.module()(x), module(x))
+
+
+# ---- moves -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_moves(kind):
+    x = FACTORIES[kind]()
+    assert x.cpu() is x and x.to("cpu") is x
+    y = x.to("meta")
+    assert y.device.type == "meta" and all(t.device.type == "meta" for t in inners_of(y).values())
+    assert y.shape == x.shape and y._layout is x._layout
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_the_device_and_back(kind):
+    x = FACTORIES[kind]()
+    y = x.cuda()
+    assert y.device.type == "cuda" and all(t.is_cuda for t in inners_of(y).values())
+    assert_same(y.cpu(), x)
+    pinned = x.pin_memory()
+    assert pinned.is_pinned() and not x.is_pinned()
+    assert_same(pinned.to("cuda", non_blocking=True).cpu(), x)
+
+
+def test_an_inner_tensor_that_may_live_elsewhere_stays():
+    class Mixed(TensorSubclass):
+        a: Tensor = inner()
+        offsets: Tensor = inner(device="any", dtype=torch.int64)
+
+    y = Mixed(torch.ones(2), torch.arange(2)).to("meta")
+    assert (y.a.device.type, y.offsets.device.type) == ("meta", "cpu")
+
+
+def test_a_plain_gradient_of_a_parameter():
+    p = nn.Parameter(Scaled(torch.ones(3), torch.tensor(2.0)))
+    (p * 3).sum().backward()
+    assert type(p.grad) is Tensor and p.grad.tolist() == [3, 3, 3]
