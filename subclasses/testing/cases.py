@@ -196,3 +196,18 @@ def accepted(s: Subject) -> list[Case]:
                     found.append(case)
         s.cache["accepted"] = found
     return s.cache["accepted"]
+
+
+def recorded(s: Subject) -> list[Case]:
+    """The accepted cases that a plain tensor takes while gradients are recorded."""
+    if "recorded" not in s.cache:
+        found = []
+        for case in accepted(s):
+            with Attempt() as attempt:
+                if s.has_reference:
+                    for plain in s.reference(s.make()):
+                        case.run(plain.detach().clone().requires_grad_())
+            if attempt.error is None:
+                found.append(case)
+        s.cache["recorded"] = found
+    return s.cache["recorded"]

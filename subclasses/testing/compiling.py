@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subclasses.testing.cases import Case, accepted
+from subclasses.testing.cases import Case, accepted, recorded
 from subclasses.testing.gradients import live, ones_for
 from subclasses.testing.paths import against_eager, compilers
 from subclasses.testing.promise import Attempt, Broken, Skipped, promise, shown
@@ -44,12 +44,15 @@ def compiled_values(s: Subject) -> None:
                     expected,
                     note=False,
                 )
+            refused = len(s.refused)
             if attempt.error is not None:
                 _one_by_one(s, path, compile, list(zip(cases, expected, strict=True)))
+                if len(s.refused) == refused:
+                    raise attempt.error
 
 
 def _one_by_one(s: Subject, path: str, compile: Compile, pairs: list[tuple[Case, Any]]) -> None:
-    """Finds the op that breaks; a broken half of the list is looked at in halves."""
+    """Finds the op that breaks, or notes those that are refused; a broken half is looked at in halves."""
     if len(pairs) > 1:
         torch.compiler.reset()
         half = len(pairs) // 2
@@ -142,7 +145,7 @@ def _chosen(s: Subject) -> list[Case]:
     """A few differentiable ops of different kinds: with results of the class, and plain ones."""
     if "differentiable" not in s.cache:
         found = []
-        for case in accepted(s):
+        for case in recorded(s):
             with Attempt() as attempt:
                 results = live(case.run(s.trainable()))
                 torch.autograd.grad(results, s.trainable(), ones_for(results), allow_unused=True)
@@ -272,6 +275,7 @@ class Module(nn.Module):
         self.run = run
 
     def forward(self, x: Tensor) -> Any:
+        """The op on the parameter, and something of the argument."""
         return self.run(self.weight), x * 2
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.testing.cases import Case, accepted, like
+from subclasses.testing.cases import Case, accepted, like, recorded
 from subclasses.testing.compare import check_equal, difference, leaves, snapshot
 from subclasses.testing.ops import collect_problems
 from subclasses.testing.promise import Attempt, Broken, Skipped, promise, shown
@@ -114,7 +114,7 @@ def gradients(s: Subject) -> None:
         check_gradient(s, case.name, x, got, expected)
         differentiable.append(case)
 
-    collect_problems(s, accepted(s), run)
+    collect_problems(s, recorded(s), run)
 
 
 # ---- by the inner tensors ----------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def inner_gradients(s: Subject) -> None:
         for name, g, e in zip(wanted, got, expected, strict=True):
             _check_inner(s, f"{name} through {case.name}", g, e)
 
-    collect_problems(s, accepted(s), run)
+    collect_problems(s, recorded(s), run)
 
 
 def _expected_by_inners(s: Subject, case: Case, names: list[str]) -> Sequence[Tensor | None]:
@@ -259,7 +259,7 @@ def cotangents(s: Subject) -> None:
         (expected,) = torch.autograd.grad(results[0], x, plain, allow_unused=True)
         _check_same_meaning(s, case, x, got, expected)
 
-    collect_problems(s, accepted(s), run)
+    collect_problems(s, recorded(s), run)
 
 
 def _like_value(s: Subject, x: Any, parts: Mapping[str, Tensor]) -> Any:

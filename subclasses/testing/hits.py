@@ -54,7 +54,12 @@ def missed_rules(s: Subject, cases: Iterable[Case]) -> list[str]:
     missed += [op.overloadpacket for book in books for op in book.packets if op.overloadpacket not in packets]
     missed = [op for op in missed if not functions.seen & _functions_of(op)]
     missed += [f for book in books for f in book.functions if not functions.seen & {f, *twins(f)}]
-    return sorted({str(m) if hasattr(m, "overloads") else getattr(m, "__name__", str(m)) for m in missed})
+    return sorted({getattr(m, "__name__", str(m)) if m in _named(books) else str(m) for m in missed})
+
+
+def _named(books: list[RuleBook]) -> set[Any]:
+    """The Python-level functions with a rule, which are known by their names."""
+    return {f for book in books for f in book.functions}
 
 
 def _functions_of(op: Any) -> set[Any]:

@@ -8,13 +8,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
-from subclasses.testing.cases import Case, accepted, functional_cases
+from subclasses.testing.cases import Case, accepted, applicable, functional_cases, recorded
 from subclasses.testing.compare import (
     check_stands_for,
-    difference,
     leaves,
     value_difference,
 )
@@ -95,7 +93,7 @@ def grad_mode(s: Subject) -> None:
             raise Broken(f"{case.name}: {problem}")
 
     s.trainable()
-    collect_problems(s, accepted(s), run)
+    collect_problems(s, recorded(s), run)
 
 
 # ---- randomness --------------------------------------------------------------------------------------------
@@ -144,14 +142,17 @@ def random_backward(s: Subject) -> None:
     works, y = s.works("F.dropout(x)", lambda: F.dropout(x, 0.5))
     if not works:
         return
-    works, grads = s.works(
-        "the gradient of F.dropout(x)", lambda: torch.autograd.grad(y, x, torch.ones(x.shape, dtype=x.dtype))
-    )
-    if not works or type(grads[0]) is not type(y):
+    ones = torch.ones(x.shape, dtype=x.dtype)
+    works, grads = s.works("the gradient of F.dropout(x)", lambda: torch.autograd.grad(y, x, ones))
+    if not works:
         return
-    dropped = [p == 0 for p in s.reference(y)]
-    for g, zero, plain in zip(s.reference(grads[0]), dropped, s.reference(x), strict=True):
-        if bool(((g == 0) & (plain != 0)).ne(zero & (plain != 0)).any()):
+    kept = s.reference(y.detach()) if isinstance(y, s.cls) else (y.detach(),) * len(s.reference(x.detach()))
+    (grad,) = grads
+    if isinstance(grad, s.cls) and not isinstance(y, s.cls):
+        return  # the gradient by inner tensors says nothing entry by entry
+    flows = s.reference(grad) if isinstance(grad, s.cls) else (grad,) * len(kept)
+    for k, g, plain in zip(kept, flows, s.reference(x.detach()), strict=True):
+        if bool(((g != 0) != (k != 0))[plain != 0].any()):
             raise Broken("entries that F.dropout dropped have a gradient, or kept ones have none")
 
 
@@ -179,44 +180,41 @@ def lazy_bits(s: Subject) -> None:
     """Conjugate and negative bits are kept, on a value and on its inner tensors."""
     x = s.make()
     if x.is_complex():
-        cases = [Case(n, f) for n, f in LAZY.items()]
 
         def run(case: Case) -> None:
             with torch.no_grad():
                 check_stands_for(s, case.name, case.run(s.make()), run_on_reference(s, case, s.make()))
 
-        collect_problems(s, cases, run)
+        collect_problems(s, applicable(s, LAZY), run)
     _check_lazy_inners(s, x)
 
 
 def _check_lazy_inners(s: Subject, x: Any) -> None:
-    lazy, solid = {}, {}
-    for name, t in s.inners(x).items():
-        plain = isinstance(t, Tensor) and not is_traceable_wrapper_subclass(t)
-        if plain and t.is_complex():
-            lazy[name], solid[name] = t.conj(), t.conj().resolve_conj()
-        elif plain and t.is_floating_point() and t.dtype.itemsize > 1:
-            lazy[name], solid[name] = torch.complex(t.float(), t.float()).conj().imag.to(t.dtype), -t
-            if t.dtype == torch.float32:
-                lazy[name] = torch.complex(t, t).conj().imag  # carries the negative bit
-        else:
-            lazy[name] = solid[name] = t
+    lazy = {name: _lazily(t) for name, t in s.inners(x).items()}
+    solid = {name: t.resolve_conj().resolve_neg() for name, t in lazy.items()}
     works, pair = s.works("lazy inner tensors", lambda: (s.construct(x, lazy), s.construct(x, solid)))
-    if not works:
-        return
-    for case in (Case("clone", lambda v: v.clone()), *accepted(s)[:8]):
-        with torch.no_grad(), Attempt() as attempt:
-            got, expected = case.run(pair[0]), case.run(pair[1])
-        if attempt.error is not None:
-            if not s.refuses(case.name, attempt.error):
-                raise attempt.error
-            continue
-        for g, e in zip(leaves(got), leaves(expected), strict=True):
-            if not isinstance(g, Tensor):
-                continue
-            whole = s.reference(g) if isinstance(g, s.cls) else (g,)
-            other = s.reference(e) if isinstance(e, s.cls) else (e,)
-            for one, two in zip(whole, other, strict=True):
-                problem = difference(s, one, two)
-                if problem:
-                    raise Broken(f"{case.name} on inner tensors with the lazy bit set: {problem}")
+
+    def run(case: Case) -> None:
+        with torch.no_grad():
+            got, expected = (_meaning(s, case.run(value)) for value in pair)
+        problem = value_difference(s, got, expected)
+        if problem:
+            raise Broken(f"{case.name} on inner tensors with a lazy bit set: {problem}")
+
+    if works:
+        collect_problems(s, [Case("x.clone()", lambda x: x.clone()), *accepted(s)[:8]], run)
+
+
+def _lazily(t: Any) -> Any:
+    """A plain tensor with its conjugate or negative bit set, as far as its dtype has one."""
+    if is_traceable_wrapper_subclass(t):
+        return t
+    if t.is_complex():
+        return t.conj()
+    return torch.complex(t, t).conj().imag if t.dtype in (torch.float32, torch.float64) else t
+
+
+def _meaning(s: Subject, result: Any) -> list[Any]:
+    """The plain tensors that the results stand for."""
+    parts = [s.reference(leaf) if isinstance(leaf, s.cls) else (leaf,) for leaf in leaves(result)]
+    return [tensor for part in parts for tensor in part]

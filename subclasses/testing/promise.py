@@ -27,7 +27,7 @@ class Broken(AssertionError):
         self.mend = mend
 
 
-class Skipped(Exception):  # noqa: N818 - no error: it says why a promise could not be put to the test
+class Skipped(Exception):
     """A promise cannot be put to the test on this class."""
 
 
@@ -140,8 +140,8 @@ def first_line(text: str) -> str:
 
 
 def shown(error: BaseException) -> str:
-    """An error as its type and the first line of its message."""
-    return f"{type(error).__name__}: {first_line(str(error))}"
+    """An error as its type and the beginning of its message."""
+    return f"{type(error).__name__}: {first_line(' '.join(str(error).split()))}"
 
 
 def broke(what: str, error: BaseException, mend: str | None = None) -> NoReturn:

@@ -15,7 +15,6 @@ from subclasses.testing import compiling, copies, gradients, nesting, opinfo, op
 from subclasses.testing.promise import PROMISES, Attempt, Broken, Outcome, Promise, Skipped, refusal, shown
 from subclasses.testing.subject import Factory, Options, Subject
 
-
 # Each module files its promises; they are put to the test in this order.
 _MODULES = (structure, ops, strangers, views, copies, gradients, compiling, nesting, opinfo)
 _ORDERED = [p for module in _MODULES for p in PROMISES.values() if p.run.__module__ == module.__name__]
@@ -119,7 +118,7 @@ def _subject(factory: Factory, options: Options) -> Subject:
     unknown = set(options.get("skip", ())) - set(PROMISES)
     if unknown:
         raise TypeError(
-            f"skip= has unknown promises {', '.join(sorted(unknown))}; they are {', '.join(PROMISES)}"
+            f"skip= has unknown promises {', '.join(sorted(unknown))}; they are {', '.join(p.name for p in _ORDERED)}"
         )
     with _undisturbed():
         return Subject(factory, options)

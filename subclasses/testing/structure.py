@@ -34,7 +34,7 @@ def flatten(s: Subject) -> None:
 )
 def round_trip(s: Subject) -> None:
     """A value put together from its own parts is the same value."""
-    for x in (s.make(), s.make().detach()):
+    for x in _of_all_strides(s):
         back = s.unflatten(x, s.inners(x))
         if type(back) is not s.cls:
             raise Broken(f"__tensor_unflatten__ gave a {type(back).__name__}")
@@ -50,6 +50,19 @@ def round_trip(s: Subject) -> None:
         if s.has_reference:
             for got, plain in zip(s.reference(back), s.reference(x), strict=True):
                 check_equal(s, "what it stands for, after a round trip", got, plain)
+
+
+def _of_all_strides(s: Subject) -> list[Any]:
+    """A value, and views of it with other strides and offsets as far as the class has them."""
+    x = s.make()
+    found = [x, x.detach()]
+    with torch.no_grad():
+        for view in (lambda: x.transpose(0, -1), lambda: x[1:], lambda: x[..., ::2]):
+            with Attempt() as attempt:
+                found.append(view())
+            if attempt.error is not None:
+                s.refuses("a view of x", attempt.error)
+    return [value for value in found if type(value) is s.cls]
 
 
 @promise(

@@ -1,0 +1,105 @@
+"""The kit finds what is broken, says which promise it is, and finds nothing where nothing is."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from subclasses.testing import check, examine
+from tests.subclasses.testing import broken
+from tests.subclasses.testing.byhand import Tagged
+
+
+def options(cls):
+    return {
+        "construct": cls,
+        "sizes": [lambda: cls(torch.randn(5, 6)), lambda: cls(torch.randn(7, 6))],
+        "variants": [lambda: cls(torch.randn(4, 6), "v")],
+    }
+
+
+# Class → the promise that it breaks.
+WRONG = {
+    "ForgetsTag": "round_trip",
+    "NamesNoTensor": "flatten",
+    "CopiesOnUnflatten": "round_trip",
+    "LosesStride": "round_trip",
+    "ObjectContext": "metadata",
+    "TensorContext": "metadata",
+    "SizeInContext": "sizes",
+    "LiesAboutDtype": "outside",
+    "LooksAtData": "without_data",
+    "PrintsData": "printing",
+    "WrongScale": "values",
+    "RaisesTypeErrors": "values",
+    "KnowsNoComposite": "inference_mode",
+    "LooksAtGradMode": "grad_mode",
+    "OwnGenerator": "randomness",
+    "SameMask": "randomness",
+    "KeepsLazyBits": "lazy_bits",
+    "TakesStrangers": "strangers",
+    "NoAliasing": "views",
+    "CopiesForViews": "views",
+    "LosesWrites": "mutation",
+    "RefusesTooLate": "mutation",
+    "WritesThroughCopies": "mutation_of_views",
+    "IgnoresMetadataMutation": "metadata_mutation",
+    "Stale": "stale_gradients",
+    "ClonesItself": "clone_and_detach",
+    "DetachesToPlain": "parameter",
+    "SharesOnDeepcopy": "deepcopy",
+    "PicklesNoTag": "serialization",
+    "IgnoresDtype": "conversion",
+    "LoadsNothing": "parameter",
+    "StepsBackwards": "optimizer",
+    "TwoMasks": "random_backward",
+    "WrongRareOp": "op_infos_agree",
+    "HoldsGrad": "inner_requires_grad",
+    "DropsGrad": "inner_requires_grad",
+    "WrongGradient": "gradients",
+    "NoGradient": "gradients",
+    "ChangesCotangent": "cotangents",
+    "WantsPlainInside": "nested_inside",
+}
+WRONG_COMPILED = {
+    "FixesSizes": "dynamic_shapes",
+    "CountsCalls": "compiled_values",
+    "GuardsNothing": "metadata_guard",
+}
+
+
+def put_to_the_test(cls, **more):
+    return examine(lambda: cls(torch.randn(4, 6)), **options(cls), **more)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_class_is_caught_by_the_right_promise(name):
+    cls = getattr(broken, name)
+    sweep = {"wrap": cls, "ops": {"erfinv"}} if name == "WrongRareOp" else {}
+    report = put_to_the_test(cls, paths={}, **sweep)
+    assert WRONG[name] in report.broken, f"{report}"
+
+
+@pytest.mark.parametrize("name", WRONG_COMPILED)
+def test_a_class_that_is_wrong_when_compiled_is_caught(name):
+    report = put_to_the_test(getattr(broken, name))
+    assert WRONG_COMPILED[name] in report.broken, f"{report}"
+
+
+def test_a_right_class_breaks_nothing_and_ends_in_time():
+    start = time.perf_counter()
+    report = check(lambda: Tagged(torch.randn(4, 6)), wrap=Tagged, **options(Tagged))
+    assert {o.promise.name for o in report.of("skipped")} == {"rules_tried", "exported"}
+    assert time.perf_counter() - start < 30
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (1, 1), (3,), (2, 3, 4)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64, torch.bfloat16], ids=str)
+def test_a_right_class_breaks_nothing_in_any_dtype_and_shape(dtype, shape):
+    check(
+        lambda: Tagged((4 * torch.randn(shape, dtype=torch.complex64)).to(dtype)),
+        paths={},
+        construct=Tagged,
+    )
