@@ -82,6 +82,8 @@ _LAZY = {
     # PyTorch's own backends, for graphs that the pass does not take.
     "lookup_backend": "torch._dynamo",
     "aot_autograd": "torch._dynamo.backends.common",
+    # Keeps the text of every graph ever made, for tracebacks.
+    "graph_text_loader": "torch.fx.graph_module:_loader",
     # ---- running -------------------------------------------------------------------------------------------
     # C++ check of type, dtype, device, sizes, strides, requires_grad and identity of many tensors in one call.
     "TensorGuards": "torch._C._dynamo.guards",

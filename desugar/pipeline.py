@@ -14,6 +14,7 @@ from torch import nn
 
 from desugar.compilers import Backend, choose_backend
 from desugar.dynamic import History
+from desugar.files import forget_texts, forget_with, graph_texts
 from desugar.inputs import DynamicPolicy
 from desugar.modes import is_traced_by_others
 from desugar.program import Program, Request, build_program
@@ -43,7 +44,7 @@ def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
     state = functools.partial(find_state, fn)
     backend = choose_backend("eager")
     again = functools.partial(compile_again, backend=backend)
-    return build_program(Request(fn, args, kwargs, backend, DynamicPolicy(), state, again))
+    return build_forgetting(Request(fn, args, kwargs, backend, DynamicPolicy(), state, again))
 
 
 def compile(
@@ -133,6 +134,18 @@ def compile_again(fn: Callable[..., Any], *, backend: Backend) -> CompiledFuncti
 # ---------------------------------------------------------------------------------------------- the programs
 
 
+def build_forgetting(request: Request) -> Program:
+    """A program, with which the text of its graphs leaves linecache."""
+    known = graph_texts()
+    try:
+        program = build_program(request)
+    except BaseException:
+        forget_texts(graph_texts() - known)
+        raise
+    forget_with(program, graph_texts() - known)
+    return program
+
+
 class ProgramCache:
     """The programs of one function, tried in order of recent use."""
 
@@ -180,7 +193,7 @@ class ProgramCache:
         state = functools.partial(find_state, self.fn)
         again = functools.partial(compile_again, backend=self.backend)
         request = Request(self.fn, args, kwargs, self.backend, policy, state, again)
-        program = build_program(request)
+        program = build_forgetting(request)
         self.programs = (program, *self.programs)
         return program
 
