@@ -8,7 +8,7 @@ needs, calls its compiled graph and builds the gradients of the arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -76,7 +76,7 @@ class ForwardNames:
 
     inputs: Names
     results: Sequence[str]
-    leaves: Sequence[str]
+    leaves: Mapping[int, str]
 
 
 def plan_backward(
@@ -91,8 +91,13 @@ def plan_backward(
     input_paths, output_paths = first_paths(inputs.values), first_paths(traced.outputs.values)
     forward_outputs = output_nodes(partitioned.forward)
     returned = traced.outputs.returned
+    written = {leaf for leaf, _, _ in traced.outputs.versions}
     for source in partitioned.backward_inputs:
         match source:
+            case FromInput(index) if input_paths.get(index, (None,))[0] in written:
+                plan.save(
+                    source, names.inputs.slots[index], ()
+                )  # the outer object's version is about to rise
             case FromInput(index) if isinstance(inputs.fake_items[index], Tensor):
                 leaf, path = input_paths[index]
                 plan.leaves[leaf] = plan.save(source, names.inputs.leaves[leaf], path)
@@ -111,7 +116,7 @@ def plan_backward(
     return plan
 
 
-def _plan_tangents(plan: BackwardPlan, traced: Traced, leaves: Sequence[str]) -> None:
+def _plan_tangents(plan: BackwardPlan, traced: Traced, leaves: Mapping[int, str]) -> None:
     for number, value in traced.tangents:
         for path in _companions(value):
             plan.companion_reads[number, path] = f"ctx.companions[{len(plan.companions)}]"

@@ -192,17 +192,17 @@ class Family:
         return compilers.run_as_is(graph)
 
     def _type_depends_on(self, present: tuple[bool, ...]) -> bool:
-        """Whether a plain argument's gradient is a subclass because of a gradient that does not arrive."""
-        if not any(
-            isinstance(value, Wrapper) and not there
-            for (_, value), there in zip(self.traced.tangents, present, strict=True)
-        ):
-            return False
-        values = self.inputs.values
-        return any(present) and any(
-            isinstance(values[leaf], Plain) and isinstance(value, Wrapper)
-            for leaf, value in self.traced.grads
-        )
+        """Whether a plain argument's gradient is a subclass only because of a gradient that does not arrive."""
+        arriving, missing = set[int](), set[int]()
+        for (_, value), there in zip(self.traced.tangents, present, strict=True):
+            if isinstance(value, Wrapper):
+                (arriving if there else missing).update(slots_of(value))
+        for leaf, value in self.traced.grads:
+            if isinstance(self.inputs.values[leaf], Plain) and isinstance(value, Wrapper):
+                feeding = frozenset().union(*(self.partitioned.depends[slot] for slot in slots_of(value)))
+                if feeding & missing and not feeding & arriving:
+                    return any(present)
+        return False
 
     # ................................................................................. differentiating again
 
@@ -251,6 +251,11 @@ class Family:
             raise DesugarError(
                 f"this backward has to run the function again, which would draw other random numbers ({self._random})",
                 instead="pass gradients of the results' own types and, for second derivatives, run it in eager mode",
+            )
+        if self.traced.outputs.versions:
+            raise DesugarError(
+                "this backward has to run the function again, which would write to its arguments again",
+                instead="return new values from the function instead of writing in place",
             )
         leaves = self._recover(ctx)
         numbers = [number for number, _ in self.traced.tangents]

@@ -18,11 +18,13 @@ from desugar.family import Again, CompileAgain, Family, autocast_state, is_autoc
 from desugar.files import WRAPPER_FILE
 from desugar.graphs import copy_graph
 from desugar.inputs import DynamicPolicy, Inputs
+from desugar.outputs import store_positions, written_slots
 from desugar.partition import FromForward, partition
 from desugar.signature import State
 from desugar.trace import Traced, discover, trace_graph
 from desugar.values import Value, describe
 from desugar.wrappers import Parts, emit_program
+from desugar.writes import keep_old_values, store_results
 from subclasses.build import build_functions
 
 # ------------------------------------------------------------------------------------------------- programs
@@ -149,7 +151,7 @@ def wrap_program(
         backward=stages.family.partitioned.backward if stages.family else None,
         joint=stages.joint,
         inputs=tuple(inputs.values),
-        outputs=stages.traced.outputs.values,
+        outputs=stages.traced.outputs.visible,
         wrapper=text.source,
         family=stages.family,
         saved_bytes=stages.family.partitioned.saved_bytes if stages.family else 0,
@@ -201,13 +203,18 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> 
     mode = inputs.fakes.mode
     static = _static_slots(inputs)
     joint = copy_graph(traced.graph)
+    stores = store_positions(traced.outputs)
     if not traced.is_training:
+        store_results(traced.graph, stores)
         kind = GraphKind("inference", traced.num_forward, tuple(static))
         compiled, _ = compilers.compile_forward(backend, traced.graph, kind, mode)
         return Stages(traced, joint, joint, compiled)
     with compilers.compiling(mode):
         partitioned = partition(traced, inputs.primals(), static, backend.split)
     check.check_partitioned(partitioned, traced, len(inputs.flat.items))
+    partitioned = keep_old_values(partitioned, written_slots(inputs.values, traced.outputs))
+    kept = {source.index for source in partitioned.backward_inputs if isinstance(source, FromForward)}
+    store_results(partitioned.forward, stores, kept)
     forward = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, tuple(static))
     compiled, strides = compilers.compile_forward(backend, partitioned.forward, kind, mode)

@@ -9,17 +9,18 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 import optree
-import torch
 from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.inputs import is_traced
-from desugar.values import Constant, Plain, Wrapper, paths_of, slots_of, wrap_value
+from desugar.memory import may_overlap
+from desugar.outputs import changed_slots, identity
+from desugar.values import Constant, Plain, Wrapper, paths_of, wrap_value
 
 if TYPE_CHECKING:
     from desugar.inputs import Inputs
-    from desugar.trace import Outputs, Run
+    from desugar.outputs import Outputs, Run
 
 _USE_EAGER = "run this part in eager mode, outside the compiled function"
 
@@ -57,23 +58,25 @@ def check_run(run: Run, inputs: Inputs) -> None:
 
 
 def _check_mutation(run: Run, inputs: Inputs) -> None:
+    """Raises where a tensor is written whose memory another input reads through another tensor."""
     for number, value in enumerate(inputs.values):
-        for slot in slots_of(value):
-            item = run.items[slot]
-            if isinstance(item, Tensor) and private.has_data_mutation(item):
+        for slot in changed_slots(value, run.items):
+            if is_shared(slot, inputs):
                 raise DesugarError(
                     f"{leaf_name(number, inputs)} is changed in place by the function, "
-                    "which desugar.compile does not support yet",
-                    instead="return the new value, or " + _USE_EAGER,
-                    stock_is_wrong=_is_shared(slot, inputs),
+                    "and another argument shares its memory",
+                    instead="pass one of them, or clones, or " + _USE_EAGER,
+                    stock_is_wrong=True,
                 )
 
 
-def _is_shared(slot: int, inputs: Inputs) -> bool:
-    """Whether another leaf holds the same memory: AOTAutograd looks at wrappers and misses that."""
-    written = _storage(inputs.flat.items[slot])
-    slots = [other for value in inputs.values for other in slots_of(value)]
-    return sum(_storage(inputs.flat.items[other]) == written for other in slots) > 1
+def is_shared(slot: int, inputs: Inputs) -> bool:
+    """Whether another input has the memory of the tensor at `slot`."""
+    written = inputs.flat.items[slot]
+    return any(
+        other != slot and isinstance(item, Tensor) and may_overlap(item, written)
+        for other, item in enumerate(inputs.flat.items)
+    )
 
 
 def _check_metadata(run: Run, inputs: Inputs) -> None:
@@ -86,11 +89,12 @@ def _check_metadata(run: Run, inputs: Inputs) -> None:
 
 
 def _has_new_metadata(value: Plain | Wrapper, leaf: Any, run: Run, inputs: Inputs) -> bool:
-    if leaf.requires_grad != value.requires_grad:
+    recorded = changed_slots(value, run.items) and leaf.grad_fn is not None
+    if leaf.requires_grad != value.requires_grad and not recorded:
         return True
     for slot, path in paths_of(value):
         item = functools.reduce(getattr, path, leaf)
-        if item is not run.items[slot] or private.was_storage_changed(item.elem):
+        if identity(item) != identity(run.items[slot]) or private.was_storage_changed(item.elem):
             return True
         if _extents(item) != _extents(inputs.fake_items[slot]):
             return True
@@ -139,41 +143,28 @@ def leaf_name(number: int, inputs: Inputs) -> str:
 # ------------------------------------------------------------------------------------------ of the results
 
 
-def check_outputs(run: Run, outputs: Outputs, leaves: list[Any]) -> None:
-    """Raises for results that alias an input or one another while gradients are on."""
+def check_outputs(leaves: list[Any]) -> None:
+    """Raises for a result that never came into the trace."""
     for leaf in leaves:
         if isinstance(leaf, Tensor) and not is_traced(leaf):
             raise DesugarError(
                 f"the result holds a {type(leaf).__name__} of size {tuple(leaf.shape)} from outside the function",
                 instead="pass it as an argument, or do not return it",
             )
-    if not torch.is_grad_enabled():
-        return
-    storages = {_storage(leaf): "an input" for leaf in run.leaves if isinstance(leaf, Tensor)}
-    for leaf, value in zip(leaves, outputs.values, strict=True):
-        if not isinstance(value, Plain | Wrapper):
-            continue
-        if (other := storages.get(_storage(leaf))) is not None:
-            raise DesugarError(
-                f"a result of size {tuple(leaf.shape)} is a view of {other}, "
-                "which desugar.compile does not support yet with gradients on",
-                instead="return a clone(), or take the view outside the compiled function",
-            )
-        storages[_storage(leaf)] = "another result"
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def check_same_structure(expected: Outputs, found: Outputs) -> None:
     """Raises when the recorded run returned another structure than the first one."""
     kinds = [[_shape_of(value) for value in outputs.values] for outputs in (expected, found)]
-    if kinds[0] != kinds[1] or expected.treespec != found.treespec or expected.inputs != found.inputs:
+    if kinds[0] != kinds[1] or _outline(expected) != _outline(found):
         raise DesugarError(
             "the function returned results of another structure when it ran a second time",
             instead="make it depend on its arguments only (no counters, no random Python branches)",
         )
+
+
+def _outline(outputs: Outputs) -> tuple[Any, ...]:
+    return outputs.treespec, outputs.inputs, outputs.writes, outputs.stores
 
 
 def _shape_of(value: Any) -> Any:

@@ -13,7 +13,7 @@ import optree
 import torch
 
 from desugar import _torch as private
-from desugar.values import Constant, Int, Plain, Same, Slot, Value, Wrapper
+from desugar.values import Constant, Int, Plain, Slot, Value, Wrapper
 from subclasses import TensorSubclass
 from subclasses._torch import make_wrapper_subclass
 from subclasses.emit import Emitter
@@ -122,11 +122,6 @@ def emit_result(out: Emitter, treespec: optree.PyTreeSpec, leaves: Sequence[str]
         return f"({inner},)" if leaves else "()"
     unflatten = out.bind(treespec.unflatten, "unflatten")
     return f"{unflatten}(({', '.join(leaves)},))"
-
-
-def same_leaf(value: Same, inputs: Sequence[str], results: Sequence[str]) -> str:
-    """The expression of a leaf that is an input or an earlier result."""
-    return inputs[value.index] if value.of == "input" else results[value.index]
 
 
 def zeros_expression(out: Emitter, fake: torch.Tensor, size: str) -> str:

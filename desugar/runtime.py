@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from desugar import _torch as private
+
 
 def restride(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """The tensor with its memory dense and its dimensions ordered as in `order`, copied only where it is not."""
@@ -14,3 +16,21 @@ def restride(tensor: Tensor, order: Sequence[int]) -> Tensor:
         return tensor
     inverse = sorted(range(len(order)), key=lambda position: order[position])
     return permuted.contiguous().permute(inverse)
+
+
+# ------------------------------------------------------------------------------------------ version counters
+
+
+def note_versions(tensors: Sequence[Tensor]) -> tuple[int | None, ...]:
+    """The version counters of tensors that are about to be written; inference tensors have none."""
+    return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
+
+
+def raise_versions(tensors: Sequence[Tensor], before: Sequence[int | None], rises: Sequence[int]) -> None:
+    """Sets the version counters to what eager mode would have made them, however the writes were done."""
+    found = [
+        (tensor, version + rise)
+        for tensor, version, rise in zip(tensors, before, rises, strict=True)
+        if version is not None
+    ]
+    private.set_version_counters(tuple(t for t, _ in found), tuple(v for _, v in found))

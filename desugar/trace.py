@@ -17,12 +17,13 @@ from typing import Any
 
 import optree
 import torch
-from torch import SymInt, Tensor
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private, opaque, refuse
 from desugar.inputs import Inputs, is_traced
 from desugar.modes import tracing_modes
+from desugar.outputs import Entered, Outputs, Result, Run, plain, take_apart
 from desugar.values import (
     Constant,
     Flat,
@@ -39,28 +40,6 @@ from subclasses import TensorSubclass
 Call = Callable[[list[Any]], Any]
 
 # ------------------------------------------------------------------------------------------------- records
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """What a function returned.
-
-    Attributes:
-        treespec: optree's structure of the result.
-        values: One per leaf; slots index `items`.
-        items: Fake tensors and symbolic ints.
-        inputs: Slot of `items` -> slot of the inputs, for those that are an input itself.
-    """
-
-    treespec: optree.PyTreeSpec
-    values: tuple[Value, ...]
-    items: tuple[Any, ...]
-    inputs: Mapping[int, int]
-
-    @property
-    def returned(self) -> list[int]:
-        """Slots that the graph computes, in order of its outputs."""
-        return [slot for slot in range(len(self.items)) if slot not in self.inputs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +75,10 @@ class Traced:
 class Capture(TorchFunctionMode):
     """Turns tensors from outside the trace into inputs when a torch function first touches them."""
 
-    def __init__(self, inputs: Inputs, items: list[Any], arguments: list[Any]) -> None:
+    def __init__(self, inputs: Inputs, items: list[Any], arguments: list[Entered]) -> None:
         super().__init__()
         self.inputs, self.items, self.arguments = inputs, items, arguments
-        self.leaves: dict[int, Any] = {}
+        self.leaves: dict[int, Entered] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         refuse.check_call(func)
@@ -115,54 +94,61 @@ class Capture(TorchFunctionMode):
                 value = self.inputs.add_captured(leaf)
             for slot in range(len(self.items), len(self.inputs.flat.items)):
                 self.items.append(functional(self.inputs.fake_items[slot]))
-            same = isinstance(value, Same)
-            self.leaves[id(leaf)] = (
-                self.arguments[value.index] if same else self.inputs.rebuild(value, self.items)
-            )
-        return self.leaves[id(leaf)]
+            self.leaves[id(leaf)] = enter(value, self.inputs, self.items, self.arguments)
+        return self.leaves[id(leaf)].leaf
 
 
-@dataclass(slots=True)
-class Run:
-    """One run of the function on functional tensors.
+def enter(value: Value, inputs: Inputs, items: list[Any], arguments: list[Entered]) -> Entered:
+    """A leaf as the function gets it, rebuilt around functional tensors."""
+    if isinstance(value, Same):
+        return replace(arguments[value.index], value=value)
+    root = leaf = inputs.rebuild(value, items)
+    if not isinstance(value, Plain | Wrapper):
+        return Entered(value, root, leaf)
+    if value.requires_grad and not value.is_leaf:
+        with torch.enable_grad():
+            leaf = NonLeaf.apply(root, value, items)
+        if isinstance(value, Plain):
+            items[value.index] = leaf
+    return Entered(value, root, leaf, leaf.grad_fn, leaf._version)
 
-    Attributes:
-        items: Functional tensors and symbolic ints, by input slot.
-        leaves: The rebuilt argument and captured leaves, in order of `Inputs.values`.
-        result: What the function returned.
-    """
 
-    items: list[Any]
-    leaves: list[Any]
-    result: Any
+class NonLeaf(torch.autograd.Function):
+    """The same tensors with a history, as the argument has one: writing to it in place is allowed, as there."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Any, value: Value, items: list[Any]) -> Any:
+        """A further object around what `root` is made of; no view of it, for views made here are read-only."""
+        if isinstance(value, Plain):
+            return private.FunctionalTensor(root.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
+        return wrap_value(value, items)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """The gradient, as it came."""
+        return gradients[0], None, None
 
 
 def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     """Rebuilds the arguments around functional tensors and calls the function on them."""
     items = [functional(primal) for primal in primals]
-    leaves: list[Any] = []
+    versions = [item._version if isinstance(item, Tensor) else 0 for item in items]
+    entered: list[Entered] = []
     for value in inputs.values:
-        leaves.append(leaves[value.index] if isinstance(value, Same) else inputs.rebuild(value, items))
-    arguments, captured = leaves[: inputs.num_arguments], leaves[inputs.num_arguments :]
+        entered.append(enter(value, inputs, items, entered))
+    arguments, captured = entered[: inputs.num_arguments], entered[inputs.num_arguments :]
     capture = Capture(inputs, items, arguments)
     capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
     with capture:
-        result = call(arguments)
-    leaves += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
-    return Run(items, leaves, result)
+        result = call([leaf.leaf for leaf in arguments])
+    entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
+    versions += [0] * (len(items) - len(versions))
+    return Run(items, versions, entered, result)
 
 
 def functional(primal: Any) -> Any:
     """A functional tensor around a fake one; a symbolic int as it is."""
     return private.FunctionalTensor.to_functional(primal) if isinstance(primal, Tensor) else primal
-
-
-def plain(tensor: Any) -> Any:
-    """The tensor inside a functional one, with pending writes carried out; a symbolic int as it is."""
-    if not isinstance(tensor, private.FunctionalTensor):
-        return tensor
-    private.sync_functional_tensor(tensor)
-    return private.from_functional_tensor(tensor.elem)
 
 
 # --------------------------------------------------------------------------------------------- the two runs
@@ -179,7 +165,7 @@ def discover(call: Call, inputs: Inputs) -> Outputs:
         refuse.check_run(run, inputs)
         opaque.check_result(run.result, run.leaves)
         outputs, result = take_apart(run)
-        refuse.check_outputs(run, outputs, result.leaves)
+        refuse.check_outputs(result.leaves)
         return outputs
 
 
@@ -228,8 +214,9 @@ class _Recorder:
     def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
         """Forward outputs, then gradients, all plain."""
         run = run_function(self.call, self.inputs, primals)
-        self.outputs, result = take_apart(run)
-        refuse.check_same_structure(self.expected, self.outputs)
+        found, result = take_apart(run)
+        refuse.check_same_structure(self.expected, found)
+        self.outputs = found.with_views_of(self.expected)
         forward = [self.outputs.items[slot] for slot in self.outputs.returned]
         return forward + self._backward(run, result, tangents) if self.tangents else forward
 
@@ -241,7 +228,7 @@ class _Recorder:
         wanted = [n for n, value in enumerate(self.inputs.values) if requires_grad(value)]
         gradients = torch.autograd.grad(
             [leaves[number] for number, _ in self.tangents],
-            [run.leaves[number] for number in wanted],
+            [run.entered[number].root for number in wanted],
             cotangents,
             allow_unused=True,
         )
@@ -250,42 +237,6 @@ class _Recorder:
             value = None if gradient is None else unwrap_value(gradient, flat)
             self.grads.append((number, value))
         return [plain(item) for item in flat.items]
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """The live result of one run: its leaves, and the functional tensors and ints inside them by output slot."""
-
-    leaves: list[Any]
-    items: list[Any]
-
-
-def take_apart(run: Run) -> tuple[Outputs, Result]:
-    """The result's structure and plain tensors; and its live leaves."""
-    leaves, treespec = optree.tree_flatten(run.result, none_is_leaf=True)
-    input_leaves = {id(leaf): n for n, leaf in enumerate(run.leaves) if isinstance(leaf, Tensor)}
-    earlier: dict[int, int] = {}
-    flat, values = Flat(), []
-    for number, leaf in enumerate(leaves):
-        if id(leaf) in input_leaves:
-            values.append(Same("input", input_leaves[id(leaf)]))
-        elif isinstance(leaf, Tensor) and id(leaf) in earlier:
-            values.append(Same("output", earlier[id(leaf)]))
-        else:
-            earlier[id(leaf)] = number
-            values.append(unwrap_value(leaf, flat))
-    slots = {id(item): slot for slot, item in enumerate(run.items) if isinstance(item, Tensor)}
-    symbols: dict[Any, int] = {}
-    for slot, item in enumerate(run.items):
-        if isinstance(item, SymInt):
-            symbols.setdefault(item.node.expr, slot)
-    same: dict[int, int] = {}
-    for slot, item in enumerate(flat.items):
-        key = symbols.get(item.node.expr) if isinstance(item, SymInt) else slots.get(id(item))
-        if key is not None:
-            same[slot] = key
-    items = tuple(plain(item) for item in flat.items)
-    return Outputs(treespec, tuple(values), items, same), Result(leaves, flat.items)
 
 
 # ------------------------------------------------------------------------------------------------- tangents

@@ -9,7 +9,7 @@ at trace time with functional tensors and, as generated text, at run time with r
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,6 +39,7 @@ class Plain:
 
     index: int
     requires_grad: bool = False
+    is_leaf: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Wrapper:
         dynamics: (field name, int) per dynamic int of a declared subclass.
         size, stride: The outer size and stride.
         dtype, device: The outer dtype and device.
-        requires_grad: Of the outer tensor.
+        requires_grad, is_leaf: Of the outer tensor.
     """
 
     cls: type
@@ -64,6 +65,28 @@ class Wrapper:
     dtype: torch.dtype
     device: torch.device
     requires_grad: bool = False
+    is_leaf: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A result leaf that is a view of an argument, or of another result: the view is taken again at run time.
+
+    Attributes:
+        of: "input" or "output".
+        index: Of the argument leaf, or of the result leaf (hidden ones come after those the user sees).
+        replay: `(base, ints) -> view`.
+        ints: The sizes, strides and indices that the view was taken with.
+        detached: The view is cut off from the autograd graph of its base, which shares its memory.
+        no_grad: The view was taken with gradients off.
+    """
+
+    of: str
+    index: int
+    replay: Callable[[Any, Sequence[int]], Any] = field(compare=False)
+    ints: tuple[Int, ...] = ()
+    detached: bool = False
+    no_grad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +105,7 @@ class Same:
     index: int
 
 
-Value = Plain | Wrapper | Constant | Same
+Value = Plain | Wrapper | Constant | Same | View
 
 
 # ------------------------------------------------------------------------------------- taking values apart
@@ -139,7 +162,7 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
     if not isinstance(leaf, Tensor):
         return Constant(leaf)
     if not is_wrapper(leaf):
-        return Plain(flat.tensor(leaf), leaf.requires_grad)
+        return Plain(flat.tensor(leaf), leaf.requires_grad, leaf.is_leaf)
     names, context = inner_names(leaf)
     return Wrapper(
         cls=type(leaf),
@@ -151,6 +174,7 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
         dtype=leaf.dtype,
         device=leaf.device,
         requires_grad=leaf.requires_grad,
+        is_leaf=leaf.is_leaf,
     )
 
 
@@ -239,6 +263,8 @@ def describe(value: Value, indent: str = "") -> str:
             return f"{indent}{constant!r}" if index is None else f"{indent}int #{index}"
         case Same(of, index):
             return f"{indent}the same object as {of} {index}"
+        case View(of, index):
+            return f"{indent}a view of {of} {index}"
         case Wrapper():
             head = f"{indent}{value.cls.__name__} size={_ints(value.size)} {value.dtype}"
             head += " (requires grad)" if value.requires_grad else ""

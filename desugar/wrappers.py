@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from desugar.arguments import Unpacking
 from desugar.backward import ForwardNames, differentiable_leaves, plan_backward
@@ -22,10 +23,14 @@ from desugar.compilers import CompiledGraph
 from desugar.family import Family, tensor_leaves
 from desugar.graphs import output_nodes
 from desugar.inputs import Inputs
-from desugar.results import emit_constant, emit_graph_call, emit_result, emit_value, same_leaf
+from desugar.memory import are_apart, group_by_storage
+from desugar.outputs import Outputs, store_positions, written_slots
+from desugar.partition import FromForward
+from desugar.results import Read, emit_constant, emit_graph_call, emit_ints, emit_result, emit_value
+from desugar.runtime import note_versions, raise_versions
 from desugar.signature import Names, SignatureEmitter, State, TrustedEmitter
-from desugar.trace import Outputs, Traced
-from desugar.values import Constant, Plain, Same, Value, Wrapper
+from desugar.trace import Traced
+from desugar.values import Constant, Plain, Same, Slot, Value, View, Wrapper, slots_of
 from subclasses.emit import Emitter
 
 # ------------------------------------------------------------------------------------------------- records
@@ -73,60 +78,149 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
         signature = emitter(out, parts.inputs, parts.state)
         leaf_names = parts.unpacking.emit(out, signature.require)
         names = signature.emit(leaf_names, parts.leaves)
-        if parts.family is None:
-            _emit_inference(out, parts, names)
+        _emit_apart(signature, parts, names)
+        written = _emit_note_versions(out, parts, names)
+        leaves, read = (_emit_training if parts.family else _emit_inference)(out, parts, names)
+        for leaf, number in parts.outputs.writes:
+            out.writeline(f"{names.leaves[leaf]}.copy_({leaves[number]})")
+        if written:
+            out.writeline(written)
+        _emit_views(out, parts, names, leaves, read)
+        treespec = parts.outputs.treespec
+        result = emit_result(out, treespec, [leaves[n] for n in range(treespec.num_leaves)])
+        out.writeline(f"return {result}")
+
+
+def _emit_apart(signature: SignatureEmitter, parts: Parts, names: Names) -> None:
+    """The call misses if a written tensor shares memory with another, or if autograd would not allow the write."""
+    inputs, outputs, out = parts.inputs, parts.outputs, signature.out
+    for leaf, _ in outputs.writes:
+        value = inputs.values[leaf]
+        if isinstance(value, Plain | Wrapper) and value.requires_grad and leaf < inputs.num_arguments:
+            signature.require(f"not {names.leaves[leaf]}.is_leaf")
+    written = written_slots(inputs.values, outputs)
+    tensors = [slot for slot, item in inputs.fake_items.items() if isinstance(item, Tensor)]
+    held = {slot for value in inputs.values[inputs.num_arguments :] for slot in slots_of(value)}
+    if not written or not any(slot not in held for slot in tensors):
+        return
+    slots = {wanted: [slot for slot in tensors if (slot in written) is wanted] for wanted in (True, False)}
+    arguments = [
+        "".join(f"{names.slots[slot]}, " for slot in slots[wanted] if slot not in held).rstrip()
+        for wanted in (True, False)
+    ]
+    captured = [
+        out.bind(group_by_storage(inputs.flat.items[slot] for slot in slots[wanted] if slot in held), hint)
+        for wanted, hint in ((True, "captured_written"), (False, "captured_others"))
+    ]
+    apart = out.bind(are_apart, "are_apart")
+    signature.require(f"{apart}(({arguments[0]}), ({arguments[1]}), {captured[0]}, {captured[1]})")
+
+
+def _emit_note_versions(out: Emitter, parts: Parts, names: Names) -> str | None:
+    """Notes the version counters of what is written; returns the line that raises them afterwards."""
+    rises = parts.outputs.versions
+    if not rises:
+        return None
+    written, before = out.fresh_name("written"), out.fresh_name("versions")
+    tensors = "".join(f"{'.'.join([names.leaves[leaf], *path])}, " for leaf, path, _ in rises)
+    out.writeline(f"{written} = ({tensors.rstrip()})")
+    out.writeline(f"{before} = {out.bind(note_versions, 'note_versions')}({written})")
+    amounts = "".join(f"{rise}, " for _, _, rise in rises).rstrip()
+    return f"{out.bind(raise_versions, 'raise_versions')}({written}, {before}, ({amounts}))"
+
+
+def _emit_views(out: Emitter, parts: Parts, names: Names, leaves: dict[int, str], read: Read) -> None:
+    """Takes the views among the results; adds their names to `leaves`."""
+    for number, value in enumerate(parts.outputs.values):
+        if not isinstance(value, View):
+            continue
+        base = names.leaves[value.index] if value.of == "input" else leaves[value.index]
+        base = f"{base}.detach()" if value.detached else base
+        leaves[number] = name = out.fresh_name(f"out{number}")
+        line = f"{name} = {out.bind(value.replay, 'take_view')}({base}, {emit_ints(value.ints, read)})"
+        if value.no_grad:
+            out.writeline(f"with {out.bind(torch.no_grad, 'no_grad')}():")
+            with out.indent():
+                out.writeline(line)
         else:
-            _emit_training(out, parts, names)
+            out.writeline(line)
+    for number, value in enumerate(parts.outputs.values):
+        if isinstance(value, Same) and number not in leaves:
+            leaves[number] = leaves[value.index]
 
 
 def _items(parts: Parts, names: Names) -> str:
     return "[" + ", ".join(names.slots[slot] for slot in range(len(parts.inputs.flat.items))) + "]"
 
 
-def _emit_inference(out: Emitter, parts: Parts, names: Names) -> None:
-    results = _emit_forward_call(out, parts, _items(parts, names), parts.traced.num_forward)
-    leaves = _emit_results(out, parts, names, results)
-    out.writeline(f"return {emit_result(out, parts.outputs.treespec, leaves)}")
+def _emit_inference(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], Read]:
+    stored = set(store_positions(parts.outputs).values())
+    hints = ["_" if n in stored else f"r{n}" for n in range(parts.traced.num_forward)]
+    results = emit_graph_call(out, parts.forward, _items(parts, names), hints, parts.autocast)
+    return _emit_results(out, parts, names, results), _reader(parts, names, results)
 
 
-def _emit_forward_call(out: Emitter, parts: Parts, items: str, count: int) -> list[str]:
-    return emit_graph_call(out, parts.forward, items, [f"r{n}" for n in range(count)], parts.autocast)
-
-
-def _emit_results(out: Emitter, parts: Parts, names: Names, results: Sequence[str]) -> list[str]:
-    """Writes what builds the results; returns one expression per leaf."""
+def _reader(parts: Parts, names: Names, results: Sequence[str]) -> Read:
+    """From output slots to expressions."""
     outputs = parts.outputs
     positions = {slot: n for n, slot in enumerate(outputs.returned)}
 
     def read(slot: int) -> str:
         return names.slots[outputs.inputs[slot]] if slot in outputs.inputs else results[positions[slot]]
 
-    leaves: list[str] = []
-    for number, value in enumerate(outputs.values):
-        if isinstance(value, Same):
-            leaves.append(same_leaf(value, names.leaves, leaves))
-        else:
-            leaves.append(emit_value(out, value, read, f"out{number}"))
+    return read
+
+
+def _emit_results(out: Emitter, parts: Parts, names: Names, results: Sequence[str]) -> dict[int, str]:
+    """Writes what builds the results that the graph computes; returns an expression per leaf, views left out."""
+    read = _reader(parts, names, results)
+    leaves: dict[int, str] = {}
+    for number, value in enumerate(parts.outputs.values):
+        match value:
+            case View() | Same("output"):
+                pass
+            case Same(_, index):
+                leaves[number] = names.leaves[index]
+            case Plain(index, True) if index in parts.outputs.inputs and parts.family:
+                leaves[number] = f"{read(index)}.detach()"  # the inner tensor itself never gets a history
+            case _:
+                leaves[number] = emit_value(out, value, read, f"out{number}")
+    for number, value in enumerate(parts.outputs.values):
+        if isinstance(value, Same) and value.of == "output" and value.index in leaves:
+            leaves[number] = leaves[value.index]
     return leaves
 
 
-def _emit_training(out: Emitter, parts: Parts, names: Names) -> None:
+def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], Read]:
     made = [number for number, value in enumerate(parts.outputs.values) if _from_function(value)]
-    targets = {number: out.fresh_name(f"out{number}") for number in made}
+    leaves = {number: out.fresh_name(f"out{number}") for number in made}
+    ints = {slot: out.fresh_name(f"n{slot}") for slot in _view_ints(parts)}
     kept = ", ".join(names.leaves[leaf] for leaf in tensor_leaves(parts.inputs))
     differentiable = ", ".join(names.leaves[leaf] for leaf in differentiable_leaves(parts.traced))
     call = f"Backward.apply({_items(parts, names)}, ({kept},), {differentiable})"
-    target = ", ".join(targets[number] for number in made)
-    out.writeline(f"{target} = {call}")
-    leaves: list[str] = []
+    out.writeline(f"{', '.join([*leaves.values(), *ints.values()])} = {call}")
     for number, value in enumerate(parts.outputs.values):
-        if isinstance(value, Same):
-            leaves.append(same_leaf(value, names.leaves, leaves))
-        elif isinstance(value, Constant) and value.index is None:
-            leaves.append(emit_constant(out, value.value))
-        else:
-            leaves.append(targets[number])
-    out.writeline(f"return {emit_result(out, parts.outputs.treespec, leaves)}")
+        match value:
+            case Same("input", index):
+                leaves[number] = names.leaves[index]
+            case Same(_, index) if index in leaves:
+                leaves[number] = leaves[index]
+            case Constant(constant, None):
+                leaves[number] = emit_constant(out, constant)
+    inputs = parts.outputs.inputs
+    return leaves, lambda slot: names.slots[inputs[slot]] if slot in inputs else ints[slot]
+
+
+def _view_ints(parts: Parts) -> list[int]:
+    """Output slots of ints that views are taken with and that the graph computes."""
+    slots = [
+        extent.index
+        for value in parts.outputs.values
+        if isinstance(value, View)
+        for extent in value.ints
+        if isinstance(extent, Slot)
+    ]
+    return [slot for slot in dict.fromkeys(slots) if slot not in parts.outputs.inputs]
 
 
 def _from_function(value: Value) -> bool:
@@ -160,7 +254,15 @@ def _emit_function(out: Emitter, parts: Parts, family: Family) -> None:
 def _emit_forward(out: Emitter, parts: Parts, family: Family) -> None:
     names = _emit_names_in_forward(out, parts)
     count = len(output_nodes(family.partitioned.forward))
-    results = _emit_forward_call(out, parts, "items", count)
+    read_later = {s.index for s in family.partitioned.backward_inputs if isinstance(s, FromForward)}
+    stored = set(store_positions(parts.outputs).values())
+    results = emit_graph_call(
+        out,
+        parts.forward,
+        "items",
+        ["_" if n in stored - read_later else f"r{n}" for n in range(count)],
+        parts.autocast,
+    )
     leaves = _emit_results(out, parts, names, results)
     plan = plan_backward(parts.inputs, parts.traced, family.partitioned, ForwardNames(names, results, leaves))
     family.plan = plan
@@ -171,12 +273,13 @@ def _emit_forward(out: Emitter, parts: Parts, family: Family) -> None:
             out.writeline(f"ctx.{attribute} = ({', '.join(values)},)")
     _emit_record(out, parts, family, names)
     out.writeline("ctx.set_materialize_grads(False)")
-    pairs = list(zip(leaves, parts.outputs.values, strict=True))
-    fixed = [leaf for leaf, value in pairs if isinstance(value, Plain | Wrapper) and not value.requires_grad]
+    made = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if _from_function(value)]
+    fixed = [leaf for leaf, value in made if not isinstance(value, Constant) and not value.requires_grad]
     if fixed:
         out.writeline(f"ctx.mark_non_differentiable({', '.join(fixed)})")
-    made = [leaf for leaf, value in pairs if _from_function(value)]
-    out.writeline(f"return {made[0] if len(made) == 1 else '(' + ', '.join(made) + ')'}")
+    read = _reader(parts, names, results)
+    returned = [leaf for leaf, _ in made] + [read(slot) for slot in _view_ints(parts)]
+    out.writeline(f"return {returned[0] if len(returned) == 1 else '(' + ', '.join(returned) + ')'}")
 
 
 def _emit_names_in_forward(out: Emitter, parts: Parts) -> Names:
