@@ -67,7 +67,10 @@ def emit_program(lines: list[str], blocks: list[Block]) -> str:
 
 
 def run_page(page: Path, folder: Path) -> list[str]:
-    """What each block of a page prints; the program is written to `folder` and imported from there."""
+    """What each block of a page prints; the program is written to `folder` and imported from there.
+
+    An error that names a line of the program then names the line of the page.
+    """
     lines = page.read_text().splitlines()
     path = folder / f"page_{page.stem}.py"
     path.write_text(emit_program(lines, collect_blocks(lines)))
@@ -78,7 +81,8 @@ def run_page(page: Path, folder: Path) -> list[str]:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         spec.loader.exec_module(module)
-    return [text.rstrip() + "\n" for text in printed.getvalue().split(SEPARATOR + "\n")[:-1]]
+    texts = printed.getvalue().replace(str(path), page.name).split(SEPARATOR + "\n")[:-1]
+    return [text.rstrip() + "\n" for text in texts]
 
 
 # ---- what is shown, what is printed ------------------------------------------------------------------------
