@@ -7,12 +7,12 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-import optree
 import torch
 from torch import Tensor
 
 from desugar.errors import DesugarError
 from desugar.inputs import is_traced
+from desugar.trees import result_leaves
 
 _MAX_DEPTH, _MAX_OBJECTS = 4, 10_000
 _PASSED_BY = (type, types.ModuleType, types.CodeType, types.FrameType, torch.nn.Module)
@@ -26,7 +26,7 @@ def check_result(result: Any, inputs: list[Any]) -> None:
         inputs: The traced argument leaves.
     """
     known = {id(leaf) for leaf in inputs}
-    for leaf in optree.tree_leaves(result, none_is_leaf=True):
+    for leaf in result_leaves(result):
         if id(leaf) in known:
             continue
         if isinstance(leaf, Tensor):
