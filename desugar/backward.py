@@ -58,11 +58,15 @@ class BackwardPlan:
 
     def save(self, source: BackwardInput, obj: str, path: Sequence[str]) -> int:
         """A tensor that the backward reads as attribute `path` of a saved object; returns the object's place."""
-        if obj not in self.saved:
-            self.saved.append(obj)
-        place = self.saved.index(obj)
+        place = self.keep(obj)
         self.reads[source] = ".".join([f"saved[{place}]", *path])
         return place
+
+    def keep(self, obj: str) -> int:
+        """Saves an object; returns its place."""
+        if obj not in self.saved:
+            self.saved.append(obj)
+        return self.saved.index(obj)
 
     def save_int(self, source: BackwardInput, text: str) -> None:
         """An int that the backward reads."""

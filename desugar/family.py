@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -206,8 +206,13 @@ class Family:
 
     # ................................................................................. differentiating again
 
-    def watch(self, leaves: list[Any]) -> Watched:
-        """What the forward is to note; `leaves` are the argument leaves that were traced."""
+    def watch(self, leaves: list[Any], names: Sequence[str]) -> Watched:
+        """What the forward is to note; adds to the plan what it is to save besides.
+
+        Args:
+            leaves: The argument leaves that were traced.
+            names: Expressions in the forward, of all input leaves.
+        """
         values, captured = self.inputs.values, self.inputs.captured
         self.constants = {
             n: leaf
@@ -216,15 +221,26 @@ class Family:
         }
         differentiable = set(differentiable_leaves(self.traced))
         live = [*leaves, *captured]
+        sources = self._sources_of_saved()
+        for n in differentiable & sources:
+            if (
+                n < len(leaves)
+                and not live[n].is_leaf
+                and n not in self.plan.leaves
+                and not self._is_written(n)
+            ):
+                self.plan.leaves[n] = self.plan.keep(names[n])  # often nobody else does
         tensors = [n for n in tensor_leaves(self.inputs) if n not in self.plan.leaves]
         found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
-        sources = self._sources_of_saved()
         self._watched = Watched(
             tuple(n for n in tensors if n < len(leaves) and n not in found_in_graph),
             tuple(n for n in tensors if n in sources and not live[n].is_inference()),
             tuple(v.index for v in values if isinstance(v, Constant) and v.index is not None),
         )
         return self._watched
+
+    def _is_written(self, leaf: int) -> bool:
+        return any(leaf == written for written, _, _ in self.traced.outputs.versions)
 
     def _sources_of_saved(self) -> set[int]:
         """Input leaves that a saved intermediate was computed from."""

@@ -148,7 +148,7 @@ class Inputs:
             self.fake_items[slot] = fake.detach() if slot != self.flat.tensor(leaf) else fake
             self.origins[slot] = Origin(number, path)
             self._note_extents(fake, name)
-            return Plain(slot, leaf.requires_grad and not path)
+            return Plain(slot, leaf.requires_grad and not path, leaf.is_leaf)
         assert isinstance(value, Wrapper)
         inner = tuple(
             (field, self._add_fake(getattr(leaf, field), getattr(fake, field), number, (*path, field)))
@@ -159,7 +159,13 @@ class Inputs:
         )
         size, stride = self._note_extents(fake, name)
         return replace(
-            value, inner=inner, dynamics=dynamics, size=size, stride=stride, requires_grad=leaf.requires_grad
+            value,
+            inner=inner,
+            dynamics=dynamics,
+            size=size,
+            stride=stride,
+            requires_grad=leaf.requires_grad,
+            is_leaf=leaf.is_leaf,
         )
 
     def _note_extents(self, fake: Tensor, name: str) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
@@ -172,6 +178,10 @@ class Inputs:
     def primals(self) -> list[Any]:
         """Fake tensors and symbolic ints in slot order: what the traced graph takes."""
         return [self.fake_items[slot] for slot in range(len(self.flat.items))]
+
+    def release_arguments(self) -> None:
+        """Forgets the real tensors of the call, which the program would otherwise keep alive."""
+        self.flat.release()
 
     def rebuild(self, value: Value, items: list[Any]) -> Any:
         """The leaf of `value` from plain tensors (fake or functional), with its `requires_grad`."""

@@ -92,11 +92,12 @@ def build_program(request: Request) -> Program:
     """
     unpacking, leaves = Unpacking.of(request.args, request.kwargs)
     ran: list[nn.Module] = []
+    fn, treespec = request.fn, unpacking.treespec  # not the request: the arguments are not to be kept alive
 
     def call(traced_leaves: list[Any]) -> Any:
-        args, kwargs = unpacking.treespec.unflatten(traced_leaves)
+        args, kwargs = treespec.unflatten(traced_leaves)
         with _recording_modules(ran):
-            return request.fn(*args, **kwargs)
+            return fn(*args, **kwargs)
 
     inputs = Inputs(Fakes(), request.policy)
     inputs.add_arguments(leaves)
@@ -160,6 +161,7 @@ def wrap_program(
     )
     functions = build_functions(text.source, text.namespace, filename=WRAPPER_FILE, owner=program)
     program.run = functions["run"]  # type: ignore[assignment]
+    inputs.release_arguments()
     return program
 
 

@@ -136,6 +136,11 @@ class Flat:
         self.items.append(tensor)
         return len(self.items) - 1
 
+    def release(self) -> None:
+        """Drops the tensors; their slots stay."""
+        self.items[:] = [None if isinstance(item, Tensor) else item for item in self.items]
+        self._tensor_slots.clear()
+
     def integer(self, value: int | SymInt) -> Int:
         """A constant, or the slot of a symbolic int; equal expressions share a slot."""
         if not isinstance(value, SymInt):

@@ -20,7 +20,7 @@ from torch import Tensor
 from desugar.arguments import Unpacking
 from desugar.backward import ForwardNames, differentiable_leaves, plan_backward
 from desugar.compilers import CompiledGraph
-from desugar.family import Family, tensor_leaves
+from desugar.family import Family, Watched, tensor_leaves
 from desugar.graphs import output_nodes
 from desugar.inputs import Inputs
 from desugar.memory import are_apart, group_by_storage
@@ -266,12 +266,13 @@ def _emit_forward(out: Emitter, parts: Parts, family: Family) -> None:
     leaves = _emit_results(out, parts, names, results)
     plan = plan_backward(parts.inputs, parts.traced, family.partitioned, ForwardNames(names, results, leaves))
     family.plan = plan
+    watched = family.watch(parts.leaves, names.leaves)
     if plan.saved:
         out.writeline(f"ctx.save_for_backward({', '.join(plan.saved)})")
     for attribute in ("ints", "sizes", "companions"):
         if values := getattr(plan, attribute):
             out.writeline(f"ctx.{attribute} = ({', '.join(values)},)")
-    _emit_record(out, parts, family, names)
+    _emit_record(out, watched, names)
     out.writeline("ctx.set_materialize_grads(False)")
     made = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if _from_function(value)]
     fixed = [leaf for leaf, value in made if not isinstance(value, Constant) and not value.requires_grad]
@@ -291,9 +292,8 @@ def _emit_names_in_forward(out: Emitter, parts: Parts) -> Names:
     return Names([leaves.get(n, "None") for n in range(len(parts.inputs.values))], slots)
 
 
-def _emit_record(out: Emitter, parts: Parts, family: Family, names: Names) -> None:
+def _emit_record(out: Emitter, watched: Watched, names: Names) -> None:
     """Notes, without keeping anything alive, what another differentiation of the call would start from."""
-    watched = family.watch(parts.leaves)
     if watched.referred:
         ref = out.bind(weakref.ref, "ref")
         out.writeline(f"ctx.alive = ({' '.join(f'{ref}({names.leaves[n]}),' for n in watched.referred)})")
