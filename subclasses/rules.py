@@ -84,7 +84,9 @@ def _register_ops(cls: type, book: RuleBook, shelf: Any, ops: list[OpOverload], 
     for op in ops:
         _file(cls, shelf, op, rule)
     for op in composite:
-        book.composite.update((function, op.overloadpacket) for function in python_functions(op))
+        # The op itself too: a call of it that carries a wrapper is taken apart like any other.
+        functions = (*python_functions(op), op, op.overloadpacket)
+        book.composite.update((function, op.overloadpacket) for function in functions)
 
 
 def _file(cls: type, shelf: dict[Any, Rule], key: Any, rule: Rule) -> None:

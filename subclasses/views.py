@@ -28,6 +28,10 @@ VIEW_NAMES = frozenset(
 )
 
 
+# Ops with another name than the function or attribute that reaches them.
+_ONLY_OPS = frozenset({"numpy_T", "matrix_H", "slice"})
+
+
 def _collect_view_functions() -> dict[Any, Callable[..., Any]]:
     functions = {}
     for name in sorted(VIEW_NAMES):
@@ -36,6 +40,13 @@ def _collect_view_functions() -> dict[Any, Callable[..., Any]]:
             if found is not None:
                 # An attribute such as Tensor.T reaches __torch_function__ as its getter.
                 functions[found if callable(found) else found.__get__] = without_view
+    for name in sorted(VIEW_NAMES | _ONLY_OPS):
+        packet = getattr(torch.ops.aten, name, None)
+        if packet is not None:
+            # An op that is called itself, as Dynamo does for x.T on newer releases.
+            functions |= dict.fromkeys(
+                [packet, *(getattr(packet, o) for o in packet.overloads())], without_view
+            )
     return functions
 
 

@@ -259,6 +259,13 @@ def test_gradients_reach_the_inner_tensors_through_such_a_rule(compiled):
         torch.testing.assert_close(a.grad, b.grad)
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("call", [aten.linear.default, aten.linear], ids=str)
+def test_the_op_itself_is_ruled_too(call, mode):
+    with mode():
+        assert call(torch.ones(1, 4), Weight(torch.ones(3, 4), torch.tensor(2.0))).tolist() == [[8, 8, 8]]
+
+
 def test_such_a_rule_may_return_its_argument():
     Box = fresh()
     Box.implements(aten.dropout.default)(lambda func, x, p, train: x)

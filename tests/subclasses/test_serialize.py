@@ -108,7 +108,7 @@ def test_deepcopy_takes_the_gradient_along():
 
 
 def test_only_leaves_are_deep_copied():
-    with pytest.raises(RuntimeError, match="Only a leaf can be deep-copied.*copy x.detach"):
+    with pytest.raises(RuntimeError, match=r"Only a leaf can be deep-copied.*copy x.detach"):
         copy.deepcopy(make_pair().requires_grad_() * 2)
 
 
