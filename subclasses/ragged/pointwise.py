@@ -14,12 +14,30 @@ from torch import Tensor
 
 from subclasses.aliases import tagged_functions
 from subclasses.ragged.jagged import JaggedTensor
-from subclasses.ragged.rows import is_entrywise, matched_values, relaid, same_rows, spread
+from subclasses.ragged.rows import entries_of, is_entrywise, matched_values, relaid, same_rows, spread
+
+aten = torch.ops.aten
 
 # ---- below autograd --------------------------------------------------------------------------------------------
 
+# Pointwise all the same, and without the tag.
+UNTAGGED = (
+    aten.elu_backward,
+    aten.fill.Scalar,
+    aten.fill.Tensor,
+    aten.hardsigmoid_backward,
+    aten.hardswish,
+    aten.hardswish_backward,
+    aten.hardtanh_backward,
+    aten.leaky_relu_backward,
+    aten.log_sigmoid_backward,
+    aten.log_sigmoid_forward,
+    aten.rrelu_with_noise_backward,
+    aten.softplus_backward,
+)
 
-@JaggedTensor.implements(torch.Tag.pointwise)
+
+@JaggedTensor.implements(torch.Tag.pointwise, *UNTAGGED)
 def run_pointwise(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The op on values; what stands beside is brought to the entries."""
     x = first_ragged((*args, *kwargs.values()))
@@ -63,4 +81,4 @@ def _aligned(func: Any, x: JaggedTensor, a: Any, place: int = 1) -> Any:
         return a if lie_alike and a.max_length == x.max_length else relaid(func, x, a)
     if place == 0 and func.__name__.endswith("_"):
         return a  # written to, and refused further down
-    return x.with_values(spread(func, x, a)) if a.requires_grad and is_entrywise(x, a) else a
+    return entries_of(x, a) if a.requires_grad and is_entrywise(x, a) else a

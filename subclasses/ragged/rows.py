@@ -127,8 +127,15 @@ def _check_extents(func: Any, x: JaggedTensor, y: Tensor, along_rows: bool, ragg
 
 
 def is_entrywise(x: JaggedTensor, y: Tensor) -> bool:
-    """Whether a dense tensor has a value of its own for each entry, so that its cotangent would be ragged."""
-    return y.dim() == x.dim() and x.ragged_dim > 0 and y.size(0) != 1 and y.size(x.ragged_dim) != 1
+    """Whether autograd would hand a dense operand a cotangent as it is, and so a ragged one: nothing is summed."""
+    return y.dim() == x.dim() and y.size(0) == x.size(0) and y.size(x.ragged_dim) == x.size(x.ragged_dim)
+
+
+def entries_of(x: JaggedTensor, y: Tensor) -> JaggedTensor:
+    """A dense operand with a value for each entry as a ragged one with the rows of ``x``; differentiable in it."""
+    if x.ragged_dim == 0:
+        return x.with_values(y)
+    return x.with_values(x.trailing(x.segments.unpad(y.movedim(x.ragged_dim, 1))))
 
 
 # ---- words -----------------------------------------------------------------------------------------------------
