@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from desugar import _torch as private
 from desugar.fakes import same_ints
-from desugar.graphs import fake_inputs, output_nodes
+from desugar.graphs import fake_inputs, keep_results_apart, output_nodes, result_names
 from desugar.partition import min_cut
 
 CompiledGraph = Callable[[list[Any]], Sequence[Any]]
@@ -127,8 +127,10 @@ def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind)
     if all(node.op != "call_function" for node in graph.graph.nodes):
         return run_as_is(graph, inputs, kind)  # nothing to compile, and Inductor keeps identity of no output
     if kind.role == "inference":
+        before = result_names(graph, kind.num_results)
         devices = private.get_inputs_devices(inputs, graph)
         graph = private.joint_graph_passes(graph, input_device=next(iter(devices)))
+        keep_results_apart(graph, before)
     (output,) = graph.graph.find_nodes(op="output")
     visible = 0 if kind.role == "backward" else kind.num_results
     output.meta["user_visible_output_idxs"] = [

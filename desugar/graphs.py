@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import fx
 
 
@@ -40,3 +41,36 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
     (new,) = copied.find_nodes(op="output")
     new.meta = dict(old.meta)
     return fx.GraphModule(graph, copied)
+
+
+def keep_results_apart(graph: fx.GraphModule, before: list[Any]) -> None:
+    """Copies results that graph passes have made one with an input or with another result.
+
+    `zeros + x` becomes `x`, and two equal sums become one; a user who then writes to one result in place must
+    not meet the change elsewhere.
+
+    Args:
+        graph: A graph after passes; changed in place.
+        before: The names of the same graph's result nodes before the passes (None for constants).
+    """
+    outputs = output_nodes(graph)
+    placeholders = {node.name for node in graph.graph.find_nodes(op="placeholder")}
+    (end,) = graph.graph.find_nodes(op="output")
+    first: dict[fx.Node, str] = {}
+    changed = False
+    for n, (node, name) in enumerate(zip(outputs, before, strict=False)):
+        if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        is_input = node.op == "placeholder" and name not in placeholders
+        if is_input or first.setdefault(node, name) != name:
+            with graph.graph.inserting_before(end):
+                outputs[n] = graph.graph.call_function(torch.ops.aten.clone.default, (node,))
+            outputs[n].meta["val"] = node.meta["val"]
+            changed = True
+    if changed:
+        set_outputs(graph, outputs)
+
+
+def result_names(graph: fx.GraphModule, count: int) -> list[Any]:
+    """The names of the first output nodes of a graph."""
+    return [node.name if isinstance(node, fx.Node) else None for node in output_nodes(graph)[:count]]

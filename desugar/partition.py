@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.graphs import output_nodes, set_outputs
+from desugar.graphs import keep_results_apart, output_nodes, result_names, set_outputs
 from desugar.trace import Traced
 
 # ------------------------------------------------------------------------------------------------- records
@@ -91,12 +91,14 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
     """
     depends = tangent_dependence(traced)
     joint_inputs = [*primals, *traced.tangent_items]
+    before = result_names(traced.graph, traced.num_forward)
     forward, backward = split(
         traced.graph,
         joint_inputs,
         num_fwd_outputs=traced.num_forward,
         static_lifetime_input_indices=static_slots,
     )
+    keep_results_apart(forward, before)
     placeholders = {node.name: n for n, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
     kept: dict[str, int] = {}
     results = output_nodes(forward)
