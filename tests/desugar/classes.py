@@ -83,6 +83,7 @@ _EACH_HALF = [
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default),
     *(aten.sin.default, aten.cos.default, aten.tanh.default, aten.exp.default, aten.tanh_backward.default),
     *(aten.mul_.Tensor, aten.add_.Tensor, aten.sin_.default, aten.zero_.default, aten.fill_.Scalar),
+    *(aten.bernoulli_.float, aten.div_.Scalar, aten.div_.Tensor),
 ]
 
 
@@ -120,8 +121,9 @@ class Halves(Tensor):
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         parts = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Halves)]
-        if func not in _EACH_HALF or (not isinstance(args[0], Halves) and func._schema.is_mutable):
-            if func._schema.is_mutable:
+        written = func._schema.is_mutable and isinstance(args[0], Halves)
+        if func not in _EACH_HALF or (func._schema.is_mutable and not written):
+            if written:
                 raise NotImplementedError(f"{func} would write to Halves")
             args, kwargs = tree_map(lambda x: x.joined() if isinstance(x, Halves) else x, (args, kwargs))
             return func(*args, **kwargs)
