@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -125,7 +126,7 @@ def longest_row(values: Any, offsets: Any, lengths: Any, ragged_dim: int) -> int
             "JaggedTensor: in a compiled function the longest row is not known; give max_length, such as x.shape[1]"
         )
     starts, total = offsets.tolist(), values.shape[max(ragged_dim - 1, 0)]
-    spans = [end - start for start, end in zip(starts, starts[1:], strict=False)]
+    spans = [end - start for start, end in pairwise(starts)]
     if starts[0] < 0 or starts[-1] > total or min(spans, default=0) < 0:
         raise ValueError(
             f"JaggedTensor.offsets: expected increasing offsets from 0 to at most {total}, the number of entries in "

@@ -22,7 +22,9 @@ from subclasses.ragged.rows import check_rows_match, shown
 @JaggedTensor.implements(torch.Tensor.__getitem__)
 def _(func: Any, x: Any, index: Any) -> Any:
     if not isinstance(x, JaggedTensor):
-        raise DispatchError(f"indexing {shown(x)} by {shown(index)}: index by index.unwrap('values'), or to_dense()")
+        raise DispatchError(
+            f"indexing {shown(x)} by {shown(index)}: index by index.unwrap('values'), or to_dense()"
+        )
     if isinstance(index, JaggedTensor):
         return _pick_entries(func, x, index)
     index = _expanded(x, index if isinstance(index, tuple) else (index,))
@@ -166,7 +168,9 @@ def _features(func: Any, x: JaggedTensor, index: tuple[Any, ...]) -> Any:
     if all(_is_all(i) for i in index):
         return torch.ops.aten.alias.default(x)
     if not all(i is None or isinstance(i, slice | int) for i in index):
-        raise DispatchError(f"indexing {shown(x)}: features are indexed by ints, slices and None, got {index}")
+        raise DispatchError(
+            f"indexing {shown(x)}: features are indexed by ints, slices and None, got {index}"
+        )
     return JaggedTensor.unruled(func, x, index)
 
 

@@ -4,8 +4,8 @@ An entry past a row's length does not exist: every result is what a loop over th
 size is that of the padded tensor it stands for, ``[B, T, ...]``, so that shapes read and broadcast as they do
 for a dense tensor, but only ``total`` entries are stored and computed on.
 
-An outer dimension ``d >= 1`` is dimension ``d - 1`` of ``values``; the ragged one is any of them. A value whose batch and
-ragged dimensions were merged (``x.flatten(0, 1)``) has ``ragged_dim=0``, and then both count alike.
+An outer dimension ``d >= 1`` is dimension ``d - 1`` of ``values``; the ragged one is any of them. A value whose
+batch and ragged dimensions were merged (``x.flatten(0, 1)``) has ``ragged_dim=0``, and then both count alike.
 
 The rules for ops stand beside this file, grouped by family; this one has what the class is, how one is made, and
 how it converts.
@@ -157,7 +157,11 @@ class JaggedTensor(TensorSubclass):
             return f"{name}({parts}{repr_tail(self)})"
         with torch.no_grad():
             rows = [str(row).replace("\n", "\n  ") for row in self.detach().to_tensors()]
-        return f"{name}([\n" + "".join(f"  {row},\n" for row in rows) + f"], size={tuple(self.shape)}{repr_tail(self)})"
+        return (
+            f"{name}([\n"
+            + "".join(f"  {row},\n" for row in rows)
+            + f"], size={tuple(self.shape)}{repr_tail(self)})"
+        )
 
     # ---- taking it apart ---------------------------------------------------------------------------------------
 

@@ -61,8 +61,12 @@ def _multiply_padded(func: Any, a: Any, b: Any) -> Any:
     ragged_a = a.ragged_dim if isinstance(a, JaggedTensor) else None
     ragged_b = b.ragged_dim if isinstance(b, JaggedTensor) else None
     if a.dim() != b.dim() or 0 in (ragged_a, ragged_b):
-        raise DispatchError(f"{func.__name__}: {shown(a)} and {shown(b)}; expected as many dimensions, and rows")
-    stay = [t for t, r, contracted in ((a, ragged_a, n - 1), (b, ragged_b, n - 2)) if r not in (None, contracted)]
+        raise DispatchError(
+            f"{func.__name__}: {shown(a)} and {shown(b)}; expected as many dimensions, and rows"
+        )
+    stay = [
+        t for t, r, contracted in ((a, ragged_a, n - 1), (b, ragged_b, n - 2)) if r not in (None, contracted)
+    ]
     if ragged_a is not None and ragged_b is not None:
         if (ragged_a, ragged_b) not in ((n - 1, n - 2), *((d, d) for d in range(1, n - 2))):
             raise DispatchError(

@@ -7,6 +7,7 @@ as the offsets tensor lives and nobody writes to it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ class Rows(NamedTuple):
         starts = self.offsets.tolist()
         if self.lengths is not None:
             return starts[:-1], self.lengths.tolist()
-        return starts[:-1], [end - start for start, end in zip(starts, starts[1:], strict=False)]
+        return starts[:-1], [end - start for start, end in pairwise(starts)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,15 @@ from torch import Tensor
 
 from subclasses.aliases import tagged_functions
 from subclasses.ragged.jagged import JaggedTensor
-from subclasses.ragged.rows import entries_of, is_entrywise, matched_values, relaid, same_rows, spread
+from subclasses.ragged.rows import (
+    entries_of,
+    first_ragged,
+    is_entrywise,
+    matched_values,
+    relaid,
+    same_rows,
+    spread,
+)
 
 aten = torch.ops.aten
 
@@ -47,11 +55,6 @@ def run_pointwise(op: Any, *args: Any, **kwargs: Any) -> Any:
     return x.with_values(result)
 
 
-def first_ragged(values: Any) -> Any:
-    """The first ragged tensor among values."""
-    return next(v for v in values if isinstance(v, JaggedTensor))
-
-
 def _operand(op: Any, x: JaggedTensor, a: Any) -> Any:
     if a is x:
         return x.values
@@ -63,7 +66,11 @@ def _operand(op: Any, x: JaggedTensor, a: Any) -> Any:
 # ---- above autograd --------------------------------------------------------------------------------------------
 
 
-@JaggedTensor.implements(*tagged_functions(torch.Tag.pointwise))
+# `max` and `min` of two tensors are pointwise; their rule stands with those of one.
+FUNCTIONS = [f for f in tagged_functions(torch.Tag.pointwise) if f.__name__ not in ("max", "min")]
+
+
+@JaggedTensor.implements(*FUNCTIONS)
 def align_operands(func: Any, *args: Any, **kwargs: Any) -> Any:
     """Brings operands to the rows of the first ragged one, where autograd sees it; then the op as if without a rule."""
     if len(args) + len(kwargs) == 1:

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from subclasses.errors import DispatchError
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.rows import shown
 
@@ -77,10 +76,10 @@ def sum_values(x: JaggedTensor, values: Tensor, dims: Dims, keepdim: bool, dtype
     else:
         result = rows.sum_positions(entries).unsqueeze(0)
     result = result.movedim(1, x.ragged_dim) if x.ragged_dim > 1 else result
-    return result if keepdim else result.squeeze(_outer(x, dims))
+    return result if keepdim else result.squeeze(outer_dims(x, dims))
 
 
-def _outer(x: JaggedTensor, dims: Dims) -> list[int]:
+def outer_dims(x: JaggedTensor, dims: Dims) -> list[int]:
     """The outer dimensions that are reduced."""
     first = min(x.ragged_dim, 1)
     return sorted({*[p + first for p in dims.features], *[0] * dims.batch, *[x.ragged_dim] * dims.ragged})
@@ -129,14 +128,43 @@ def count(x: JaggedTensor, dims: Dims, keepdim: bool, like: Tensor) -> Any:
     numbers = rows.row_lengths if dims.ragged else rows.mask().sum(0)
     # Beside the dimension of the counts, ones.
     stays = 0 if dims.ragged else x.ragged_dim
-    gone = set() if keepdim else set(_outer(x, dims))
+    gone = set() if keepdim else set(outer_dims(x, dims))
     shape = [numbers.shape[0] if d == stays else 1 for d in range(x.dim()) if d not in gone]
     return (numbers * of_entry).view(shape).to(like.dtype)
 
 
-def check_rows_stay(func: Any, x: JaggedTensor, dims: Dims) -> None:
-    """Raises for a reduction that has no rule across entries."""
-    if not dims.rows_stay:
-        raise DispatchError(
-            f"{func}: reduces the features of {shown(x)} only; use x.to_dense() for other dimensions"
-        )
+# ---- variances -------------------------------------------------------------------------------------------------
+
+
+@JaggedTensor.implements(torch.var, torch.std)
+def _(
+    func: Any,
+    input: Any,
+    dim: Any = None,
+    unbiased: Any = None,
+    keepdim: bool = False,
+    *,
+    correction: Any = 1,
+) -> Any:
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if unbiased is not None:
+        correction = int(unbiased)
+    dims = dims_of(func, input, dim)
+    if dims.rows_stay:
+        values = func(input.unwrap("values"), dims.features, correction=correction, keepdim=keepdim)
+        return input.with_values(values, ragged_dim_after(input, dims.features, keepdim))
+    off = input - input.mean(dim, keepdim=True)
+    squares = (off * off.conj()).real if off.is_complex() else off * off
+    total = squares.sum(dim, keepdim=keepdim)
+    number = count(input, dims, keepdim, total) - correction
+    var = total / (number.clamp(min=0) if isinstance(number, Tensor) else torch.sym_max(number, 0))
+    return var if func.__name__ == "var" else var.sqrt()
+
+
+@JaggedTensor.implements(torch.var_mean, torch.std_mean)
+def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+    spread = getattr(torch, func.__name__.removesuffix("_mean"))(input, *args, **kwargs)
+    dim = kwargs.get("dim", args[0] if args and not isinstance(args[0], bool) else None)
+    keepdim = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
+    return spread, input.mean(dim, keepdim=keepdim)

@@ -138,6 +138,23 @@ def entries_of(x: JaggedTensor, y: Tensor) -> JaggedTensor:
     return x.with_values(x.trailing(x.segments.unpad(y.movedim(x.ragged_dim, 1))))
 
 
+def first_ragged(values: Any) -> Any:
+    """The first ragged tensor among values."""
+    return next(v for v in values if isinstance(v, JaggedTensor))
+
+
+def values_beside(func: Any, x: JaggedTensor, a: Any) -> Any:
+    """What stands beside ``x``, as it stands beside its values; differentiable, for rules above autograd."""
+    if a is x:
+        return x.unwrap("values")
+    if isinstance(a, JaggedTensor):
+        return relaid(func, x, a).unwrap("values")
+    if not isinstance(a, Tensor):
+        return a
+    beside = spread(func, x, a)
+    return beside.expand_as(x.values) if a.dim() == x.dim() and beside.dim() == x.values.dim() else beside
+
+
 # ---- words -----------------------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ def _(  # noqa: PLR0913
 def _heads_first(x: JaggedTensor) -> Tensor:
     """``[..., total, D]`` to ``[H, total, D]``."""
     values = x.clean_values()
-    return values if values.dim() == 3 else values.reshape(-1, *values.shape[-2:])  # noqa: PLR2004
+    return values if values.dim() == 3 else values.reshape(-1, *values.shape[-2:])
 
 
 def _check_operand(x: Any) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 # ---- rows ------------------------------------------------------------------------------------------------------
 
 
-class once:  # noqa: N801 (used as a decorator)
+class once:
     """A property computed at its first use; ``functools.cached_property`` without the lock that Dynamo refuses."""
 
     def __init__(self, compute: Callable[[Any], Any]) -> None:

@@ -37,7 +37,11 @@ class Batch:
     def x(self) -> JaggedTensor:
         """The rows as one ragged tensor."""
         return JaggedTensor(
-            self.leaf, self.offsets, lengths=self.lengths, ragged_dim=self.ragged_dim, max_length=self.max_length
+            self.leaf,
+            self.offsets,
+            lengths=self.lengths,
+            ragged_dim=self.ragged_dim,
+            max_length=self.max_length,
         )
 
     @property
@@ -49,16 +53,27 @@ class Batch:
 
 
 def make_batch(
-    layout: str = "back to back", lengths: Sequence[int] = LENGTHS, entry: tuple[int, ...] = (4,), dtype=torch.float64
+    layout: str = "back to back",
+    lengths: Sequence[int] = LENGTHS,
+    entry: tuple[int, ...] = (4,),
+    dtype=torch.float64,
 ) -> Batch:
     """Random rows ``[length, *entry]``; with ragged dim 2 they are ``[entry[0], length, *entry[1:]]``."""
     gaps = [i % 2 + 1 if layout == "holes" else 0 for i, _ in enumerate(lengths)]
     held = torch.tensor([0, *(n + gap for n, gap in zip(lengths, gaps, strict=True))])
     offsets, sizes = held.cumsum(0), torch.tensor(lengths, dtype=torch.int64)
     shape = (int(offsets[-1]), *entry)
-    values = torch.randn(shape, dtype=dtype) if dtype.is_floating_point else torch.randint(0, 9, shape, dtype=dtype)
+    values = (
+        torch.randn(shape, dtype=dtype)
+        if dtype.is_floating_point
+        else torch.randint(0, 9, shape, dtype=dtype)
+    )
     if layout == "not contiguous":
-        values = torch.cat([values, values], -1)[..., : entry[-1]] if entry else torch.stack([values, values], 1)[:, 0]
+        values = (
+            torch.cat([values, values], -1)[..., : entry[-1]]
+            if entry
+            else torch.stack([values, values], 1)[:, 0]
+        )
     if layout == "holes" and dtype.is_floating_point:
         exists = torch.zeros(shape[0], dtype=torch.bool)
         for start, n in zip(offsets.tolist(), lengths, strict=False):
@@ -94,7 +109,11 @@ WAYS = [eager, stock, desugared]
 
 
 def check_rows(
-    batch: Batch, on_ragged: Callable[..., Any], on_row: Callable[..., Any], parameters: Sequence[Tensor] = (), **tolerance
+    batch: Batch,
+    on_ragged: Callable[..., Any],
+    on_row: Callable[..., Any],
+    parameters: Sequence[Tensor] = (),
+    **tolerance,
 ) -> Any:
     """Judges ``on_ragged(x, *parameters)`` by ``on_row(row, number, *parameters)`` for each row."""
     got = on_ragged(batch.x, *parameters)
@@ -105,7 +124,11 @@ def check_rows(
 
 
 def check_parts(
-    batch: Batch, parts: Sequence[Tensor], expected: Sequence[Tensor], parameters: Sequence[Tensor] = (), **tolerance
+    batch: Batch,
+    parts: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    parameters: Sequence[Tensor] = (),
+    **tolerance,
 ) -> None:
     """Compares tensors one by one, and the gradients that flow back from them."""
     assert len(parts) == len(expected)

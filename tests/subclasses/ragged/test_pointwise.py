@@ -76,7 +76,9 @@ def test_dense_operand(dense, layout, way):
 
 
 @pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
-@pytest.mark.parametrize("shape", [(D,), (T,), (D, 1), (1, D, T), (B, 1, 1, 1), (B, D, T, 1), (B, 1, T, 3), (B, D, 1, 3)])
+@pytest.mark.parametrize(
+    "shape", [(D,), (T,), (D, 1), (1, D, T), (B, 1, 1, 1), (B, D, T, 1), (B, 1, T, 3), (B, D, 1, 3)]
+)
 def test_dense_operand_beside_ragged_dim_2(shape, way):
     batch = make_batch("ragged dim 2", entry=(D, 3))  # [B, D, T, 3]
     shape = (*shape, 1) if len(shape) == 3 and shape[0] == 1 else (1, 3) if shape == (D,) else shape
@@ -92,7 +94,9 @@ def test_dense_operand_beside_ragged_dim_2(shape, way):
 
 def test_a_mask_of_entries_from_a_dense_condition():
     batch, keep = make_batch(), torch.rand(B, T, 1) > 0.5
-    check_rows(batch, lambda x: torch.where(keep, x, 0.0), lambda row, i: torch.where(keep[i, : len(row)], row, 0.0))
+    check_rows(
+        batch, lambda x: torch.where(keep, x, 0.0), lambda row, i: torch.where(keep[i, : len(row)], row, 0.0)
+    )
 
 
 # ---- which rows match ------------------------------------------------------------------------------------------
