@@ -66,6 +66,24 @@ def call_unruled(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
 
+# ---- below autograd ----------------------------------------------------------------------------------------
+
+# The keys under which a dispatch mode or subclass is called are read, changed and put back with these four.
+_ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard  # type: ignore[attr-defined]
+_included_keys = torch._C._dispatch_tls_local_include_set  # type: ignore[attr-defined]
+_excluded_keys = torch._C._dispatch_tls_local_exclude_set  # type: ignore[attr-defined]
+_lazy_bits = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate).add(torch._C.DispatchKey.Negative)  # type: ignore[attr-defined]
+
+
+def seeing_lazy_bits() -> Any:
+    """A context in which kernels see conjugate and negative bits again.
+
+    PyTorch switches both keys off before ``__torch_dispatch__`` (its issue 130646), so that a kernel made of other
+    ops which sets a bit itself, such as ``linalg_pinv``, would be silently wrong there.
+    """
+    return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _lazy_bits)
+
+
 # ---- aliasing ----------------------------------------------------------------------------------------------
 
 # Gives a wrapper made for a view op the storage of the wrapper it is a view of, as AOTAutograd expects.

@@ -53,6 +53,7 @@ def install(cls: Any, root: type) -> None:
             setattr(cls, name, _as_method(cls, name, function))
     allow_loading(cls)
     cls._saves_inners = spec.stands_for_plain or cls.wrap_cotangent is not root.wrap_cotangent  # type: ignore[attr-defined]
+    cls._marks_cotangents = functools.partial(plans.marks_cotangents, weakref.proxy(cls))
     cls._refresh = functools.partial(_refresh, weakref.ref(cls), plan_table, function_table, made, root)
     cls._refresh()
 

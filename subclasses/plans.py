@@ -21,7 +21,9 @@ from subclasses._torch import (
     is_composite,
     is_traceable_wrapper_subclass_type,
     python_decomposition,
+    seeing_lazy_bits,
 )
+from subclasses.cotangents import check_materialize, with_arithmetic
 from subclasses.emit_plan import build_map_plan, can_emit, raise_mixed, raise_writes_plain
 from subclasses.errors import DispatchError
 from subclasses.rules import find_op_rule, find_tag_rule
@@ -44,6 +46,8 @@ class Plan(NamedTuple):
 def choose_plan(cls: Any, op: OpOverload) -> Plan:
     """The first step of the resolution that applies to an op; the last one always does."""
     plan = _own_plan(cls, op) or fallback_plan(cls, op)
+    if cls.__spec__.fallback != "map":
+        plan = plan._replace(run=with_arithmetic(cls, op, plan.run))
     return plan._replace(run=with_normal_views(op, plan.run)) if op_facts(op).viewed else plan
 
 
@@ -51,6 +55,14 @@ def find_step(cls: Any, op: OpOverload) -> str:
     """The name of the step that applies, with no plan made for a fallback."""
     plan = _own_plan(cls, op)
     return plan.step if plan is not None else cls.__spec__.fallback
+
+
+def marks_cotangents(cls: Any) -> bool:
+    """Whether cotangents of a class are marked, because its own ``+`` is no sum of inner tensors or is missing."""
+    spec = cls.__spec__
+    return spec.stands_for_plain or (
+        spec.fallback == "error" and find_step(cls, torch.ops.aten.add.Tensor) in ("error", "materialize")
+    )
 
 
 def _own_plan(cls: Any, op: OpOverload) -> Plan | None:
@@ -239,6 +251,8 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
                     f"{op} writes to a {cls.__name__}, and writing to what it materializes to would be lost; "
                     f"use the functional op, or {hint}"
                 )
+        with seeing_lazy_bits():
+            check_materialize(cls, op, _wrappers(cls, (args, kwargs)))
         return op(*_plain(cls, args), **_plain(cls, kwargs))
 
     return plan

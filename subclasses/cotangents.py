@@ -1,0 +1,98 @@
+"""Arithmetic of cotangents: inner tensor by inner tensor, whatever the class means.
+
+For a class that stands for a plain tensor, ``x + y`` is a sum of what two values stand for. The sum of two cotangents,
+which the autograd engine asks for by the same op, is the sum of their inner tensors. The two are told apart by the
+layout: a value that a backward made is marked as a cotangent, and so is the gradient of a leaf. Ops of a vector space
+on marked values run on the differentiable inner tensors; the others are those of the first. Whatever else would
+materialize a marked value is refused, since it stands for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import OpOverload
+from subclasses.autograd import is_differentiable
+from subclasses.errors import DispatchError
+from subclasses.semantics import bump_versions
+
+aten = torch.ops.aten
+
+SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor})
+MULTIPLES = frozenset(
+    {
+        aten.mul.Tensor,
+        aten.mul_.Tensor,
+        aten.mul.Scalar,
+        aten.mul_.Scalar,
+        aten.div.Tensor,
+        aten.div_.Tensor,
+        aten.neg.default,
+        aten.neg_.default,
+        aten.zero_.default,
+        aten.zeros_like.default,
+    }
+)
+
+
+def is_cotangent(x: Any) -> bool:
+    """Whether a value is marked as a cotangent."""
+    return isinstance(x, Tensor) and getattr(x, "_layout", None) is not None and x._layout.cotangent  # type: ignore[attr-defined]
+
+
+def with_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, but marked values are added and scaled inner tensor by inner tensor."""
+    if op not in SUMS and op not in MULTIPLES:
+        return run
+
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        other = args[0] if args else None
+        if not (is_cotangent(x) or is_cotangent(other)):
+            return run(x, *args, **kwargs)
+        if op in SUMS and not (isinstance(other, cls) and isinstance(x, cls) and other._layout is x._layout):
+            raise _mixed(cls, op, x, other)
+        if op in MULTIPLES and (not isinstance(x, cls) or _is_sized(other)):
+            raise _mixed(cls, op, x, other)
+        return _apply(op, x, args, kwargs)
+
+    return plan
+
+
+def _apply(op: OpOverload, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    spec, other = type(x).__spec__, args[0] if args else None
+    done = []
+    for name in spec.inner_names:
+        t = x.__dict__[name]
+        if is_differentiable(t):
+            t = op(t, *([other.__dict__[name], *args[1:]] if isinstance(other, type(x)) else args), **kwargs)
+        done.append(t)
+    if op.overloadpacket.__name__.endswith("_"):
+        bump_versions([t for t in done if is_differentiable(t)])
+        return x
+    return type(x)._wrap(x._layout, *done, *(x.__dict__[f.name] for f in spec.dynamics))
+
+
+def _is_sized(other: Any) -> bool:
+    return isinstance(other, Tensor) and other.dim() > 0
+
+
+def _mixed(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
+    shown = [f"a {type(v).__name__}" + " cotangent" * is_cotangent(v) for v in (x, other)]
+    return DispatchError(
+        f"{op} on {shown[0]} and {shown[1]}: cotangents of a {cls.__name__} are added to one another and scaled by "
+        f"numbers only. If this is a backward, part of the function reads inner tensors with unwrap() and part uses "
+        f"the value as a whole: let both read inner tensors"
+    )
+
+
+def check_materialize(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
+    """Raises if a marked value would be materialized."""
+    if any(x._layout.cotangent for x in wrappers):
+        raise DispatchError(
+            f"{op} on a cotangent of {cls.__name__} (a gradient, say), which stands for no plain tensor; "
+            f"read its inner tensors instead"
+        )

@@ -1,0 +1,384 @@
+"""Gradients between a wrapper and its inner tensors, in eager mode and under torch.compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.utils.checkpoint import checkpoint
+
+from subclasses import DispatchError, TensorSubclass, inner
+from tests.subclasses.subjects import (
+    Int8Weight,
+    Nested,
+    Optional,
+    Pair,
+    Rows,
+    Scaled,
+    Tagged,
+    assert_same,
+    make_int8,
+    make_pair,
+)
+
+BACKENDS = [None, "eager", "aot_eager"]
+
+
+def run_with(backend, fn):
+    return fn if backend is None else torch.compile(fn, backend=backend, fullgraph=True)
+
+
+def leaves(*sizes, dtype=torch.float32):
+    return [torch.randn(s, dtype=dtype, requires_grad=True) for s in sizes]
+
+
+def same_gradients(fn, plain, given, backend=None):
+    """``fn`` on wrappers and ``plain`` on plain tensors give the same result and the same gradients."""
+    mine, theirs = ([t.detach().clone().requires_grad_() for t in given] for _ in range(2))
+    out, expected = run_with(backend, fn)(*mine), plain(*theirs)
+    torch.testing.assert_close(out, expected)
+    got = torch.autograd.grad(out, mine, torch.ones_like(out), allow_unused=True)
+    want = torch.autograd.grad(expected, theirs, torch.ones_like(out), allow_unused=True)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, torch.zeros_like(a) if b is None and a is not None else b)
+
+
+# ---- construction ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_construction_is_differentiable_in_each_inner_tensor(backend):
+    def fn(a, b):
+        y = (Pair(a, b * 2).sin() * 3).unwrap()
+        return y[0] * y[1]
+
+    same_gradients(fn, lambda a, b: (a.sin() * 3) * ((b * 2).sin() * 3), leaves(3, 3), backend)
+
+
+def test_construction_from_leaves_that_do_not_require_grad_records_nothing():
+    x = Pair(torch.ones(2), torch.ones(2))
+    assert not x.requires_grad and x.is_leaf
+    with torch.no_grad():
+        assert not Pair(*leaves(2, 2)).requires_grad
+    y = Pair(torch.ones(2), leaves(2)[0])
+    assert y.requires_grad and not y.a.requires_grad and not y.b.requires_grad
+
+
+def test_what_is_stored_aliases_what_was_given():
+    a, b = leaves(2, 2)
+    x = Pair(a, b)
+    assert x.a.data_ptr() == a.data_ptr()
+    c = torch.ones(2)
+    assert Pair(c, b).a is c
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_plain_cotangent_goes_through_materialize(backend):
+    def fn(data, factor):
+        return Scaled(data, factor) * 3 + 1
+
+    same_gradients(fn, lambda data, factor: data * factor * 3 + 1, leaves(3, ()), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_integers_get_no_gradient(backend):
+    qdata = torch.randint(-9, 9, (4, 3), dtype=torch.int8)
+
+    def fn(scale, zero):
+        return Int8Weight(qdata, scale, zero) + 1
+
+    same_gradients(fn, lambda s, z: (qdata.float() - z) * s + 1, leaves((4, 1), (4, 1)), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_under_map_a_plain_cotangent_is_given_to_each(backend):
+    def fn(a, b):
+        x = Pair(a, b)
+        return (x * 2).unwrap("a") + x.unwrap("b")
+
+    same_gradients(fn, lambda a, b: a * 2 + b, leaves(3, 3), backend)
+    a, b = leaves(3, 3)
+    Pair(a, b).backward(torch.full((3,), 5.0))
+    assert a.grad.tolist() == b.grad.tolist() == [5, 5, 5]
+
+
+def test_optional_and_metadata_and_an_outer_of_its_own():
+    def fn(a, b):
+        x = Optional(a, b) * 2
+        y = Tagged(x.unwrap("extra"), tag="t", length=3).sin()
+        return Rows(y.unwrap("held") + Optional(a).unwrap("base"), count=5).unwrap("row")
+
+    same_gradients(fn, lambda a, b: (b * 2).sin() + a, leaves(3, 3))
+
+
+def test_nested_construction():
+    def fn(a, b, c):
+        x = Nested(Pair(a, b), c) * 2
+        return x.unwrap("pair").unwrap("b") * x.unwrap("rest") + x.unwrap("pair").unwrap("a")
+
+    same_gradients(fn, lambda a, b, c: b * 2 * c * 2 + a * 2, leaves(3, 3, 3))
+
+
+def test_a_class_that_cannot_take_a_plain_cotangent_says_so():
+    class Mute(TensorSubclass):
+        held: Tensor = inner()
+
+    (a,) = leaves(3)
+    with pytest.raises(
+        DispatchError, match=r"a plain tensor arrived as the cotangent of a Mute. Define `wrap_co"
+    ):
+        Mute(a).backward(torch.ones(3))
+
+
+def test_wrap_cotangent_of_ones_own():
+    class Negated(TensorSubclass):
+        held: Tensor = inner()
+
+        def wrap_cotangent(self, cotangent):
+            return Negated(-cotangent)
+
+    (a,) = leaves(3)
+    Negated(a).backward(torch.ones(3))
+    assert a.grad.tolist() == [-1, -1, -1]
+
+
+# ---- access ------------------------------------------------------------------------------------------------
+
+
+def test_unwrap_of_a_leaf_gives_its_gradient_as_a_wrapper():
+    x = make_pair().requires_grad_()
+    (x.unwrap("a") * 3).sum().backward()
+    assert_same(x.grad, Pair(torch.full((3, 4), 3.0), torch.zeros(3, 4)))
+
+
+def test_plain_attribute_access_is_raw():
+    x = make_pair().requires_grad_()
+    assert not x.a.requires_grad and not (x * 2).a.requires_grad
+    assert x.unwrap("a").requires_grad and x.unwrap("a").grad_fn is not None
+
+
+def test_unwrap_without_gradients_is_the_inner_tensor():
+    x = make_pair()
+    assert x.unwrap("a") is x.a and x.unwrap() == (x.a, x.b)
+    with torch.no_grad():
+        y = x.requires_grad_()
+        assert y.unwrap("a") is y.a
+
+
+def test_unwrap_of_what_is_absent():
+    x = Optional(torch.ones(2)).requires_grad_()
+    assert x.unwrap("extra") is None and x.unwrap()[1] is None
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_cotangent_holds_the_fixed_inner_tensors(backend):
+    x = make_int8(zero=True).requires_grad_()
+
+    def fn(x):
+        return x.unwrap("scale") * 2
+
+    run_with(backend, fn)(x).sum().backward()
+    assert type(x.grad) is Int8Weight and x.grad.qdata.equal(x.qdata)
+    assert x.grad.scale.tolist() == [[2]] * 4 and x.grad.zero.tolist() == [[0]] * 4
+
+
+def test_gradients_of_two_accesses_add_up():
+    x = make_int8().requires_grad_()
+    (x.unwrap("scale").sum() + x.unwrap("scale").sum() * 3).backward()
+    assert x.grad.scale.tolist() == [[4]] * 4
+
+
+def test_a_wrapper_and_a_plain_cotangent_that_meet_are_refused():
+    data, factor = leaves(3, ())
+    x = Scaled(data, factor)
+    with pytest.raises(DispatchError, match=r"let both read inner tensors"):
+        (x.unwrap("data_").sum() + (x * 2).sum()).backward()
+
+
+def test_arithmetic_of_cotangents():
+    x = make_int8().requires_grad_()
+    (x.unwrap("scale") * 2).sum().backward()
+    g = x.grad
+    for value, expected in (
+        (g + g, 4),
+        (g * 3, 6),
+        (g / 2, 1),
+        (-g, -2),
+        (g - g * 0.5, 1),
+        (torch.zeros_like(g), 0),
+    ):
+        assert type(value) is Int8Weight and value.qdata.equal(x.qdata)
+        assert value.scale.tolist() == [[expected]] * 4
+    with torch.no_grad():
+        g.mul_(2).add_(g)
+    assert g.scale.tolist() == [[8]] * 4
+    with pytest.raises(DispatchError, match=r"on a cotangent of Int8Weight.*stands for no plain tensor"):
+        g.sin()
+    with pytest.raises(DispatchError, match=r"added to one another and scaled by numbers only"):
+        g + torch.ones(4, 3)
+
+
+def test_a_class_with_a_sum_of_its_own_keeps_it():
+    class Summed(TensorSubclass):
+        held: Tensor = inner()
+
+    Summed.implements(torch.ops.aten.add.Tensor)(lambda func, x, y: Summed(func(x.held, y.held)))
+    (a,) = leaves(3)
+    x = Summed(a)
+    (x.unwrap("held") * 2 + x.unwrap("held")).sum().backward()
+    assert a.grad.tolist() == [3, 3, 3]
+
+
+# ---- rules for Python-level functions ----------------------------------------------------------------------
+
+
+class Weight(TensorSubclass, size_from="data_", fallback="error"):
+    """A rule with no autograd function anywhere."""
+
+    data_: Tensor = inner()
+    scale: Tensor = inner()
+
+
+@Weight.implements(F.linear)
+def _(func, x, w, bias=None):
+    return func(x, w.unwrap("data_") * w.unwrap("scale"), bias)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_rule_needs_no_autograd_function(backend):
+    def fn(x, data, scale, bias):
+        return F.linear(x.sin(), Weight(data, scale), bias).cos()
+
+    def plain(x, data, scale, bias):
+        return F.linear(x.sin(), data * scale, bias).cos()
+
+    same_gradients(fn, plain, leaves((5, 4), (3, 4), (3, 1), 3), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_same_for_a_parameter(backend):
+    data, scale = torch.randn(3, 4), torch.rand(3, 1)
+    w = torch.nn.Parameter(Weight(data, scale))
+    x, x2, d2, s2 = (t.clone().requires_grad_() for t in (torch.randn(5, 4),) * 2 + (data, scale))
+    with torch.no_grad():
+        x2.copy_(x)
+    run_with(backend, lambda x, w: F.linear(x, w).sin())(x, w).sum().backward()
+    F.linear(x2, d2 * s2).sin().sum().backward()
+    torch.testing.assert_close(x.grad, x2.grad)
+    torch.testing.assert_close(w.grad.data_, d2.grad)
+    torch.testing.assert_close(w.grad.scale, s2.grad)
+
+
+def test_a_training_step_through_inductor():
+    w = torch.nn.Parameter(Weight(torch.randn(3, 4), torch.rand(3, 1)))
+    x = torch.randn(5, 4)
+    torch.compile(lambda x, w: F.linear(x, w).sin(), fullgraph=True)(x, w).sum().backward()
+    got = w.grad
+    w.grad = None
+    F.linear(x, w).sin().sum().backward()
+    assert_same(got, w.grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_with_mutation_before_and_after(backend):
+    """The trap of PyTorch issue 127996."""
+
+    def fn(x, data, scale):
+        data = data * 1
+        data.mul_(2)
+        w = Weight(data, scale)
+        y = F.linear(x, w)
+        y.add_(1)
+        z = F.linear(y[:, :1].expand(5, 4), w)
+        z.mul_(3)
+        return z
+
+    def plain(x, data, scale):
+        data = data * 2
+        y = F.linear(x, data * scale) + 1
+        return F.linear(y[:, :1].expand(5, 4), data * scale) * 3
+
+    same_gradients(fn, plain, leaves((5, 4), (3, 4), (3, 1)), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_write_to_what_the_wrapper_was_made_of(backend):
+    """Its inner tensors alias what was given, and the version counter knows."""
+
+    def fn(data):
+        data = data * 1
+        p = Pair(data, data * 2)
+        out = p.unwrap("b").sin()
+        data.add_(1)
+        return out + data
+
+    same_gradients(fn, lambda d: (d * 2).sin() + d + 1, leaves(3), backend)
+
+
+# ---- higher derivatives ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda a, b: (Pair(a, b) * 2).sin().unwrap("a"),
+        lambda a, b: Scaled(a, b.sum()) * Scaled(a, b.sum()),
+        lambda a, b: F.linear(a.view(1, 3), Weight(b.view(1, 3), a[:1].view(1, 1))),
+        lambda a, b: Scaled(a, b.sum()).unwrap("data_") * (Scaled(a.exp(), b.sum()) + 1),
+    ],
+)
+def test_gradcheck(fn):
+    given = leaves(3, 3, dtype=torch.float64)
+    assert gradcheck(fn, given)
+    assert gradgradcheck(fn, given)
+
+
+def test_create_graph():
+    data, factor = leaves(3, ())
+    (g,) = torch.autograd.grad((Scaled(data, factor).sin()).sum(), data, create_graph=True)
+    g.sum().backward()
+    d, f = (t.detach().clone().requires_grad_() for t in (data, factor))
+    (h,) = torch.autograd.grad((d * f).sin().sum(), d, create_graph=True)
+    h.sum().backward()
+    torch.testing.assert_close(data.grad, d.grad)
+    torch.testing.assert_close(factor.grad, f.grad)
+
+
+# ---- checkpoint, hooks, autocast ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint(reentrant):
+    def inside(a, b):
+        return (Pair(a, b).sin() * 2).unwrap("a")
+
+    a, b = leaves(3, 3)
+    checkpoint(inside, a, b, use_reentrant=reentrant).sum().backward()
+    torch.testing.assert_close(a.grad, a.detach().cos() * 2)
+
+
+def test_hooks_see_wrappers():
+    x, seen = make_pair().requires_grad_(), []
+    y = x * 2
+    y.register_hook(lambda g: seen.append(type(g)) or g * 3)
+    y.sum().backward()
+    assert seen == [Pair] and x.grad.a.eq(6).all()
+
+
+def test_retain_graph_and_a_freed_graph():
+    a, b = leaves(3, 3)
+    out = (Pair(a, b) * Pair(b, a)).unwrap("a").sum()
+    out.backward(retain_graph=True)
+    out.backward()
+    torch.testing.assert_close(a.grad, b.detach() * 2)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        out.backward()
+
+
+def test_autocast():
+    x, w = torch.randn(2, 3), make_int8()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.linear(x, w).dtype == torch.bfloat16 or F.linear(x, w).dtype == torch.float32
+        assert (make_pair(2, 3) @ torch.ones(3, 3)).dtype == torch.bfloat16
