@@ -165,7 +165,8 @@ def applicable(s: Subject, table: Mapping[str, Callable[[Any], Any]]) -> list[Ca
 
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, and those of the author."""
-    return applicable(s, FUNCTIONAL) + author_cases(s)
+    views = {name: view for name, view in VIEWS.items() if name != "x.detach()"}
+    return applicable(s, FUNCTIONAL | views) + author_cases(s)
 
 
 def author_cases(s: Subject) -> list[Case]:

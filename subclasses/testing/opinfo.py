@@ -14,7 +14,7 @@ from subclasses._torch import op_infos
 from subclasses.testing.cases import Case
 from subclasses.testing.compare import check_stands_for, leaves
 from subclasses.testing.promise import Attempt, Broken, Skipped, promise, shown
-from subclasses.testing.subject import Options, Subject
+from subclasses.testing.subject import Options, Subject, undisturbed
 
 Verdict = Literal["right", "refused", "wrong"]
 
@@ -52,7 +52,8 @@ def sweep(
         ops: names of entries, or ``"all"``.
         options: as for :func:`subclasses.testing.check`; ``wrap`` is needed.
     """
-    return run_sweep(Subject(factory, Options(**options)), ops, samples)  # type: ignore[typeddict-item]
+    with undisturbed():
+        return run_sweep(Subject(factory, Options(**options)), ops, samples)  # type: ignore[typeddict-item]
 
 
 def run_sweep(s: Subject, ops: Collection[str] | str, samples: int = 1) -> Verdicts:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import unittest
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-import torch
-
 from subclasses.testing import compiling, copies, gradients, nesting, opinfo, ops, strangers, structure, views
 from subclasses.testing.promise import PROMISES, Attempt, Broken, Outcome, Promise, Skipped, refusal, shown
-from subclasses.testing.subject import Factory, Options, Subject
+from subclasses.testing.subject import Factory, Options, Subject, undisturbed
 
 # Each module files its promises; they are put to the test in this order.
 _MODULES = (structure, ops, strangers, views, copies, gradients, compiling, nesting, opinfo)
@@ -55,20 +50,12 @@ class Report:
 # ---- running -----------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Leaves the caller's random state and warnings as they are."""
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def run_promise(s: Subject, promise: Promise) -> Outcome:
     """Puts one promise to the test."""
     if promise.name in s.options.get("skip", ()):
         return Outcome(promise, "skipped", "left out by skip=")
     s.refused.clear()
-    with _undisturbed(), Attempt() as attempt:
+    with undisturbed(), Attempt() as attempt:
         promise.run(s)
     error, refused = attempt.error, tuple(dict.fromkeys(s.refused))
     match error:
@@ -120,7 +107,7 @@ def _subject(factory: Factory, options: Options) -> Subject:
         raise TypeError(
             f"skip= has unknown promises {', '.join(sorted(unknown))}; they are {', '.join(p.name for p in _ORDERED)}"
         )
-    with _undisturbed():
+    with undisturbed():
         return Subject(factory, options)
 
 

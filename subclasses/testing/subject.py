@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -201,3 +203,11 @@ def _takes(cls: Any, count: int) -> bool:
 def is_differentiable(t: Any) -> bool:
     """Whether gradients can flow to a tensor, judging by its dtype."""
     return isinstance(t, Tensor) and (t.is_floating_point() or t.is_complex())
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leaves the caller's random state and warnings as they are."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -89,10 +89,10 @@ def test_a_class_that_is_wrong_when_compiled_is_caught(name):
 
 
 def test_a_right_class_breaks_nothing_and_ends_in_time():
-    start = time.perf_counter()
+    start = time.process_time()  # the clock on the wall also counts what else runs here
     report = check(lambda: Tagged(torch.randn(4, 6)), wrap=Tagged, **options(Tagged))
     assert {o.promise.name for o in report.of("skipped")} == {"rules_tried", "exported"}
-    assert time.perf_counter() - start < 30
+    assert time.process_time() - start < 30
 
 
 @pytest.mark.parametrize("shape", [(0, 6), (1, 1), (3,), (2, 3, 4)], ids=str)

@@ -1,0 +1,195 @@
+"""A complex tensor made of two real ones.
+
+Useful where a device or a compiler knows no complex numbers. Rules cover arithmetic, products of matrices and
+what acts on both parts alike; every other op runs on the complex tensor that the pair stands for. The script puts
+the class to the conformance kit and counts how many of PyTorch's own list of ops are right, beside the complex
+tensor that PyTorch itself brings along, if it does.
+
+    python examples/complex_pair.py
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses import Outer, TensorSubclass, inner
+from subclasses.testing import Verdicts, examine, sweep
+
+aten = torch.ops.aten
+
+
+class ComplexPair(TensorSubclass, fallback="materialize"):
+    """Real and imaginary part, two real tensors of one size and dtype."""
+
+    re: Tensor = inner()
+    im: Tensor = inner()
+
+    @staticmethod
+    def outer(re: Tensor) -> Outer:
+        offset = re.storage_offset()
+        return Outer(re.shape, re.stride(), dtype=re.dtype.to_complex(), storage_offset=offset)
+
+    def materialize(self) -> Tensor:
+        return torch.complex(self.re, self.im)
+
+    @classmethod
+    def from_complex(cls, z: Tensor) -> "ComplexPair":
+        return cls(*(part.clone(memory_format=torch.contiguous_format) for part in parts(z)))
+
+
+def parts(value: Any) -> tuple[Any, Any]:
+    """Real and imaginary part of a pair, of a plain tensor or of a number."""
+    if isinstance(value, ComplexPair):
+        return value.re, value.im
+    if isinstance(value, Tensor) and value.is_complex():
+        value = value.resolve_conj()  # no lazy bit below autograd: PyTorch does not look at it there
+        return value.real, value.imag
+    return (value.real, value.imag) if isinstance(value, complex) else (value, 0)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# What acts on both parts alike
+# ---------------------------------------------------------------------------------------------------------
+
+
+def split(value: Any, which: int) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(split(v, which) for v in value)
+    return parts(value)[which] if isinstance(value, Tensor) else value
+
+
+@ComplexPair.implements(
+    *(aten.view.default, aten._unsafe_view.default, aten.t.default, aten.transpose.int, aten.permute.default),
+    *(aten.slice.Tensor, aten.select.int, aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default),
+    *(aten.sum.default, aten.sum.dim_IntList, aten.mean.dim, aten.neg.default, aten.flip.default),
+    *(aten.cumsum.default, aten.index_select.default, aten.repeat.default),
+)
+def alike(func, x, *args, **kwargs):
+    if kwargs.get("dtype") is not None:
+        return func(x.materialize(), *args, **kwargs)
+    return ComplexPair(func(x.re, *args, **kwargs), func(x.im, *args, **kwargs))
+
+
+@ComplexPair.implements(aten.as_strided.default)
+def as_strided(func, x, size, stride, offset=None):
+    """What torch.compile remakes a view with; `im` may start elsewhere than `re`."""
+    start = x.re.storage_offset() if offset is None else offset
+    shift = x.im.storage_offset() - x.re.storage_offset()
+    return ComplexPair(func(x.re, size, stride, start), func(x.im, size, stride, start + shift))
+
+
+@ComplexPair.implements(aten.cat.default, aten.stack.default)
+def together(func, tensors, dim=0):
+    if not all(t.is_complex() for t in tensors):
+        return func([t.materialize() if isinstance(t, ComplexPair) else t for t in tensors], dim)
+    return ComplexPair(func(split(tensors, 0), dim), func(split(tensors, 1), dim))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Arithmetic
+# ---------------------------------------------------------------------------------------------------------
+
+
+def pair(re: Any, im: Any) -> ComplexPair:
+    """A pair of two results, which a real number may have left with different sizes."""
+    re, im = torch.broadcast_tensors(re, torch.as_tensor(im, dtype=re.dtype, device=re.device))
+    return ComplexPair(re.contiguous(), im.contiguous())
+
+
+def is_arithmetic(x: Any, y: Any) -> bool:
+    """Whether the parts of the result have the dtype that PyTorch's rules of promotion give."""
+    tensors = [t for t in (x, y) if isinstance(t, Tensor)]
+    real = {
+        t.dtype if t.is_complex() else t.dtype.to_complex() if t.is_floating_point() else None
+        for t in tensors
+    }
+    return len(real) == 1 and None not in real
+
+
+def plain(*values: Any) -> list[Any]:
+    return [v.materialize() if isinstance(v, ComplexPair) else v for v in values]
+
+
+@ComplexPair.implements(aten.add.Tensor, aten.sub.Tensor)
+def add(func, x, y, *, alpha=1):
+    if not is_arithmetic(x, y) or isinstance(alpha, complex):
+        return func(*plain(x, y), alpha=alpha)
+    (a, b), (c, d) = parts(x), parts(y)
+    sign = alpha if func is aten.add.Tensor else -alpha
+    return pair(a + sign * c, b + sign * d)
+
+
+@ComplexPair.implements(aten.mul.Tensor)
+def mul(func, x, y):
+    if not is_arithmetic(x, y):
+        return func(*plain(x, y))
+    (a, b), (c, d) = parts(x), parts(y)
+    return pair(a * c - b * d, a * d + b * c)
+
+
+@ComplexPair.implements(aten.mm.default, aten.bmm.default)
+def matmul(func, x, y):
+    (a, b), (c, d) = parts(x), parts(y)
+    if not (isinstance(b, Tensor) and isinstance(d, Tensor)):
+        return func(*plain(x, y))
+    return ComplexPair(func(a, c) - func(b, d), func(a, d) + func(b, c))
+
+
+@ComplexPair.implements(aten.exp.default)
+def exp(func, x):
+    size = func(x.re)
+    return ComplexPair(size * x.im.cos(), size * x.im.sin())
+
+
+@ComplexPair.implements(aten.abs.default)
+def absolute(func, x):
+    return torch.hypot(x.re, x.im)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# How much of PyTorch works
+# ---------------------------------------------------------------------------------------------------------
+
+KNOWN_TROUBLE = ("softmax", "addr", "linalg.inv")  # for others who tried
+
+
+def make() -> ComplexPair:
+    return ComplexPair(torch.randn(4, 6), torch.randn(4, 6))
+
+
+def sweep_ours() -> Verdicts:
+    return sweep(make, wrap=ComplexPair.from_complex)
+
+
+def sweep_pytorch() -> Verdicts | None:
+    """The same for PyTorch's own class, which is private and not in every release."""
+    try:
+        cls = importlib.import_module("torch._subclasses.complex_tensor").ComplexTensor
+    except (ImportError, AttributeError):
+        return None
+    wrap: Callable[[Tensor], Tensor] = lambda z: cls(z.real.clone(), z.imag.clone())  # noqa: E731
+    rejoin = lambda x: torch.complex(x.re, x.im) if x.is_complex() else x.re  # noqa: E731
+    return sweep(lambda: wrap(torch.randn(4, 6, dtype=torch.complex64)), wrap=wrap, reference=rejoin)
+
+
+def main() -> None:
+    for name, verdicts in (("ComplexPair", sweep_ours()), ("PyTorch's ComplexTensor", sweep_pytorch())):
+        if verdicts is not None:
+            print(f"{name}: of {len(verdicts)} op entries {verdicts}")
+            for op in KNOWN_TROUBLE:
+                found = [
+                    f"{verdict} {message}"[:90]
+                    for entry, (verdict, message) in verdicts.items()
+                    if entry == op
+                ]
+                print(f"    {op}: {', '.join(found) or 'not in the list for this dtype'}")
+    report = examine(make)
+    broken = f"breaks {', '.join(report.broken)}" if report.broken else "breaks none"
+    print(f"ComplexPair keeps {len(report.of('kept'))} promises of the conformance kit, {broken}")
+
+
+if __name__ == "__main__":
+    main()
