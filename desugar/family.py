@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import optree
 import torch
 from torch import fx, nn
 
@@ -32,6 +31,7 @@ from desugar.inputs import Inputs
 from desugar.partition import BackwardInput, FromForward, FromTangent, Partitioned
 from desugar.prune import prune_missing
 from desugar.trace import Call, Traced
+from desugar.trees import result_leaves
 from desugar.values import Constant, Plain, Same, Wrapper, slots_of
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
@@ -292,7 +292,7 @@ class Family:
         def gradients(leaves: list[Any], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
             twice = torch.is_grad_enabled()
             with torch.enable_grad():
-                results = optree.tree_leaves(call(leaves), none_is_leaf=True)
+                results = result_leaves(call(leaves))
                 return torch.autograd.grad(
                     [results[number] for number in present],
                     [leaves[n] if n < num_arguments else captured[n - num_arguments] for n in wanted],

@@ -43,6 +43,16 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(graph, copied)
 
 
+def is_view(node: fx.Node) -> bool:
+    """Whether a node is an op whose result is a view of its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None or schema.is_mutable:
+        return False
+    return any(result.alias_info is not None for result in schema.returns) and isinstance(
+        node.args[0], fx.Node
+    )
+
+
 def keep_results_apart(graph: fx.GraphModule, before: list[Any]) -> None:
     """Copies results that graph passes have made one with an input or with another result.
 

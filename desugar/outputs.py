@@ -19,6 +19,7 @@ from torch import SymInt, Tensor
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.memory import base_of, storage_of
+from desugar.trees import flatten_result
 from desugar.values import (
     Constant,
     Flat,
@@ -158,7 +159,7 @@ def take_apart(run: Run) -> tuple[Outputs, Result]:
     Raises:
         DesugarError: Two results share memory in a way that cannot be repeated.
     """
-    leaves, treespec = optree.tree_flatten(run.result, none_is_leaf=True)
+    leaves, treespec = flatten_result(run.result)
     return _Taker(run, leaves).take(treespec)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from desugar import _torch as private
 from desugar.graphs import keep_results_apart, output_nodes, result_names, set_outputs
+from desugar.rooting import root_saved_views
 from desugar.trace import Traced
 
 # ------------------------------------------------------------------------------------------------- records
@@ -100,13 +101,14 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
     )
     keep_results_apart(forward, before)
     placeholders = {node.name: n for n, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
-    kept: dict[str, int] = {}
     results = output_nodes(forward)
-    for node in results[: traced.num_forward]:
-        kept.setdefault(node.name, len(kept)) if isinstance(node, fx.Node) else None
+    owners = set(forward.graph.find_nodes(op="placeholder"))
+    owners.update(node for node in results[: traced.num_forward] if isinstance(node, fx.Node))
+    root_saved_views(forward, backward, owners)
+    needed = {node.name for node in backward.graph.find_nodes(op="placeholder")}
     outputs = list(results[: traced.num_forward])
     for node in results[traced.num_forward :]:
-        if node.name not in placeholders and node not in outputs:
+        if node.name in needed and node.name not in placeholders and node not in outputs:
             outputs.append(node)
     set_outputs(forward, outputs)
     positions = {node.name: n for n, node in reversed(list(enumerate(outputs))) if isinstance(node, fx.Node)}

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from desugar.graphs import output_nodes, set_outputs
+from desugar.graphs import is_view, output_nodes, set_outputs
 from desugar.partition import BackwardInput, FromForward, FromInput, Partitioned
 
 # ------------------------------------------------------------------------------------------------- the passes
@@ -79,13 +79,6 @@ def _node_of(source: BackwardInput, outputs: list[Any], placeholders: list[fx.No
 
 def _view_root(node: fx.Node) -> fx.Node:
     """The node whose memory a node is a view of."""
-    while node.op == "call_function" and _is_view(node.target) and isinstance(node.args[0], fx.Node):
-        node = node.args[0]
+    while is_view(node):
+        node = node.args[0]  # type: ignore[assignment]
     return node
-
-
-def _is_view(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    if schema is None or schema.is_mutable:
-        return False
-    return any(result.alias_info is not None for result in schema.returns)
