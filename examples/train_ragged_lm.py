@@ -13,7 +13,7 @@ and backward without an update, which compiles what is to be compiled, and are n
 Only real tokens count in the loss, so its value does not depend on the layout, and the script fails if the
 ways disagree by more than float32 rounding (`RELATIVE_TOLERANCE`).
 
-    python examples/train_ragged_lm.py --steps 40 --out demo-out/train_ragged_lm.png
+    python examples/train_ragged_lm.py --steps 60 --out demo-out/train_ragged_lm.png
 """
 
 import copy
@@ -212,7 +212,7 @@ def train(ways: list[Way], lines: list[Tensor], steps: int, batch: int, seed: in
 
 
 def main(
-    steps: Annotated[int, typer.Option(help="Timed training steps in each way.")] = 40,
+    steps: Annotated[int, typer.Option(help="Timed training steps in each way.")] = 60,
     batch: Annotated[int, typer.Option(help="Lines in a batch.")] = 64,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo-out/train_ragged_lm.png"),
     quick: Annotated[bool, typer.Option(help="A tiny model, and graphs run without Inductor.")] = False,
