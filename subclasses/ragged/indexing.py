@@ -16,6 +16,8 @@ from subclasses.ragged.checks import check_has_rows
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.rows import check_rows_match, shown
 
+aten = torch.ops.aten
+
 # ---- the rules -------------------------------------------------------------------------------------------------
 
 
@@ -29,7 +31,7 @@ def _(func: Any, x: Any, index: Any) -> Any:
         return _pick_entries(func, x, index)
     index = _expanded(x, index if isinstance(index, tuple) else (index,))
     if x.ragged_dim == 0:
-        return _features(func, x, index)
+        return _features(x, index)
     rows, rest = index[0], index[1:]
     if isinstance(rows, int):
         return select_row(x, rows)[rest]
@@ -41,7 +43,7 @@ def _(func: Any, x: Any, index: Any) -> Any:
         return picked[(slice(None), *rest[:place], *rest[place + 1 :])]
     if not _is_all(entries):
         x = slice_rows(x, entries)
-    return _features(func, x, (slice(None), *rest[:place], slice(None), *rest[place + 1 :]))
+    return _features(x, (slice(None), *rest[:place], slice(None), *rest[place + 1 :]))
 
 
 @JaggedTensor.implements(torch.select)
@@ -163,15 +165,22 @@ def _pick_entries(func: Any, x: JaggedTensor, mask: JaggedTensor) -> Tensor:
     return x.leading(x.unwrap("values"))[picked]
 
 
-def _features(func: Any, x: JaggedTensor, index: tuple[Any, ...]) -> Any:
+def _features(x: JaggedTensor, index: tuple[Any, ...]) -> Any:
     """Slices, ints and None at dimensions that are neither batch nor ragged."""
-    if all(_is_all(i) for i in index):
-        return torch.ops.aten.alias.default(x)
-    if not all(i is None or isinstance(i, slice | int) for i in index):
+    if not all(i is None or isinstance(i, slice | int | torch.SymInt) for i in index):
         raise DispatchError(
             f"indexing {shown(x)}: features are indexed by ints, slices and None, got {index}"
         )
-    return JaggedTensor.unruled(func, x, index)
+    result, dim = aten.alias.default(x), 0
+    for i in index:
+        if i is None:
+            result = result.unsqueeze(dim)
+        elif not isinstance(i, slice):
+            result, dim = aten.select.int(result, dim, i), dim - 1
+        elif not _is_all(i):
+            result = aten.slice.Tensor(result, dim, i.start, i.stop, 1 if i.step is None else i.step)
+        dim += 1
+    return result
 
 
 def _is_all(index: Any) -> bool:

@@ -28,7 +28,7 @@ def _(func: Any, input: Any, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
     return entrywise(input, func(input.kept(input.values), weight, *args, **kwargs))
 
 
-@JaggedTensor.implements(F.layer_norm, F.rms_norm)
+@JaggedTensor.implements(F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
 def _(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
     _check_features(func, input, len(normalized_shape))
     return entrywise(input, func(input.clean_values(), normalized_shape, *args, **kwargs))

@@ -21,7 +21,14 @@ aten = torch.ops.aten
 
 @JaggedTensor.implements(aten.detach.default, aten.alias.default, aten.clone.default)
 def _(op: Any, x: JaggedTensor, **kwargs: Any) -> Any:
-    return x.with_values(op(x.values, **kwargs))
+    return x.with_values(op(x.values, **_without_format(kwargs)))
+
+
+def _without_format(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """A memory format that depends on the rank means nothing for the values, whose rank is another."""
+    if kwargs.get("memory_format") in (torch.channels_last, torch.channels_last_3d):
+        return kwargs | {"memory_format": torch.preserve_format}
+    return kwargs
 
 
 @JaggedTensor.implements(
@@ -36,7 +43,7 @@ def _(op: Any, x: JaggedTensor, **kwargs: Any) -> Any:
     aten._to_copy.default,
 )
 def _(op: Any, x: JaggedTensor, *args: Any, **kwargs: Any) -> Any:
-    values = op(x.values, *args, **kwargs)
+    values = op(x.values, *args, **_without_format(kwargs))
     if values.device == x.device:
         return x.with_values(values)
     lengths = None if x.lengths is None else x.lengths.to(values.device)
@@ -47,6 +54,22 @@ def _(op: Any, x: JaggedTensor, *args: Any, **kwargs: Any) -> Any:
         ragged_dim=x.ragged_dim,
         max_length=x.max_length,
     )
+
+
+@JaggedTensor.implements(aten.new_empty_strided.default)
+def _(op: Any, x: JaggedTensor, size: Any, stride: Any, **kwargs: Any) -> Any:
+    """Autograd asks for one like another, to write a cotangent to; any other size is that of a dense tensor."""
+    if tuple(size) == tuple(x.shape):
+        return x.with_values(torch.empty_like(x.values, **kwargs))
+    return op(x.values, size, stride, **kwargs)
+
+
+@JaggedTensor.implements(
+    aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default
+)
+def _(op: Any, x: JaggedTensor, size: Any, *args: Any, **kwargs: Any) -> Any:
+    """Dense tensors of the same dtype and device; `zeros_like` and the like give ragged ones."""
+    return op(x.values, size, *args, **kwargs)
 
 
 @JaggedTensor.implements(aten.copy_.default)
