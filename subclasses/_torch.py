@@ -117,6 +117,12 @@ def resolve_overload(packet: Any, args: Any, kwargs: Any) -> Any:
     return getattr(packet, name)
 
 
+def entry_of(op: Any) -> Any:
+    """The C++ function behind an op, which ``OpOverload.__call__`` only passes its arguments on to."""
+    # A Python frame less for each inner tensor of each op.
+    return getattr(op, "_op", op)
+
+
 def schema_of(op: Any) -> Any:
     """The schema of an op: arguments and returns with their types and alias sets."""
     return op._schema

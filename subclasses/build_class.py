@@ -53,7 +53,6 @@ def install(cls: Any, root: type) -> None:
             setattr(cls, name, _as_method(cls, name, function))
     allow_loading(cls)
     cls._saves_inners = spec.stands_for_plain or cls.wrap_cotangent is not root.wrap_cotangent  # type: ignore[attr-defined]
-    cls._marks_cotangents = functools.partial(plans.marks_cotangents, weakref.proxy(cls))
     cls._refresh = functools.partial(_refresh, weakref.ref(cls), plan_table, function_table, made, root)
     cls._refresh()
 
@@ -77,6 +76,7 @@ def _refresh(
     """Forgets what was resolved, and intercepts above autograd if there is a rule that needs it."""
     cls = ref()
     plan_table.clear()
+    cls._marks_cotangents = functools.cache(functools.partial(plans.marks_cotangents, weakref.proxy(cls)))
     functions.clear()
     if cls.__spec__.fallback == "materialize":
         functions.update(view_functions)

@@ -41,7 +41,12 @@ MULTIPLES = frozenset(
 
 def is_cotangent(x: Any) -> bool:
     """Whether a value is marked as a cotangent."""
-    return isinstance(x, Tensor) and getattr(x, "_layout", None) is not None and x._layout.cotangent  # type: ignore[attr-defined]
+    layout = _layout_of(x)
+    return layout is not None and layout.cotangent
+
+
+def _layout_of(x: Any) -> Any:
+    return getattr(x, "_layout", None) if isinstance(x, Tensor) else None
 
 
 def with_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +58,8 @@ def with_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         other = args[0] if args else None
         if not (is_cotangent(x) or is_cotangent(other)):
             return run(x, *args, **kwargs)
-        if op in SUMS and not (isinstance(other, cls) and isinstance(x, cls) and other._layout is x._layout):
+        alike = isinstance(x, cls) and isinstance(other, cls) and _layout_of(x) is _layout_of(other)
+        if op in SUMS and not alike:
             raise _mixed(cls, op, x, other)
         if op in MULTIPLES and (not isinstance(x, cls) or _is_sized(other)):
             raise _mixed(cls, op, x, other)

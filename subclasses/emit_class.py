@@ -131,22 +131,25 @@ def _emit_detach(e: Emitter, spec: SubclassSpec, field: InnerField) -> None:
 def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
     """``wrap``: a value from a layout and what varies, with no check at all."""
     make = e.bind(make_wrapper_subclass, "make_wrapper_subclass")
+    # By position: size, stride, offset, memory format, dtype, layout, device. Keywords cost a third more.
+    strided = e.bind(torch.strided, "strided")
     carriers = "".join(f", {carrier(f.name)}=None" for f in spec.dynamics)
     e.writeline(f"def _wrap(_layout, {_values(spec)}{carriers}):")
     with e.indent():
         size, dtype = spec.size_from, spec.dtype_from
         if spec.outer_args is None:
             e.writeline(f"_self = {make}(")
-            e.writeline(f"    _Cls, {size}.size(), strides={size}.stride(),")
-            e.writeline(f"    storage_offset={size}.storage_offset(),")
-            e.writeline(f"    dtype={dtype}.dtype, device={size}.device,")
+            e.writeline(f"    _Cls, {size}.size(), {size}.stride(), {size}.storage_offset(),")
+            e.writeline(f"    None, {dtype}.dtype, {strided}, {size}.device,")
         else:
             statics = {f.name: f"_layout.statics[{i}]" for i, f in enumerate(spec.statics)}
             args = ", ".join(f"{a}={statics.get(a, a)}" for a in spec.outer_args)
             e.writeline(f"_outer = _outer_of({args})")
             e.writeline(f"_self = {make}(")
-            e.writeline("    _Cls, _outer.size, strides=_outer.stride, storage_offset=_outer.storage_offset,")
-            e.writeline(f"    dtype=_outer.dtype or {dtype}.dtype, device=_outer.device or {size}.device,")
+            e.writeline("    _Cls, _outer.size, _outer.stride, _outer.storage_offset,")
+            e.writeline(
+                f"    None, _outer.dtype or {dtype}.dtype, {strided}, _outer.device or {size}.device,"
+            )
         e.writeline(")")
         e.writeline("_dict = _self.__dict__")
         for name in (*spec.inner_names, *(f.name for f in spec.dynamics)):

@@ -3,15 +3,15 @@
 For an op and a class the text says which argument may be a wrapper, reads its inner tensors by name, calls the
 op once for each, and wraps. ``aten.mul.Tensor`` on a pair of ``a`` and ``b`` comes out as::
 
-    def mul_Tensor(self, other, *_rest, **_kwargs):
+    def mul_Tensor(self, other):
         _is_self = isinstance(self, _Cls)
         _is_other = isinstance(other, _Cls)
         _x = self if _is_self else other
         _layout = _x._layout
         if _is_other and (other._layout is not _layout):
             _raise_mixed(_op, _x, other)
-        _out_a = _op(self.a if _is_self else self, other.a if _is_other else other, *_rest, **_kwargs)
-        _out_b = _op(self.b if _is_self else self, other.b if _is_other else other, *_rest, **_kwargs)
+        _out_a = _call(self.a if _is_self else self, other.a if _is_other else other)
+        _out_b = _call(self.b if _is_self else self, other.b if _is_other else other)
         return _wrap(_layout, _out_a, _out_b)
 """
 
@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from subclasses._torch import OpOverload, set_storage_of
+from subclasses._torch import OpOverload, entry_of, set_storage_of
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
 from subclasses.errors import DispatchError
@@ -56,7 +56,13 @@ def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
     facts = op_facts(op)
     e.reserve(*(a.name for a in facts.arguments))
     emit_map_plan(e, spec, facts, name)
-    supplied = {"_op": op, "_Cls": cls, "_wrap": cls._wrap, "_raise_mixed": raise_mixed}
+    supplied = {
+        "_op": op,
+        "_call": entry_of(op),
+        "_Cls": cls,
+        "_wrap": cls._wrap,
+        "_raise_mixed": raise_mixed,
+    }
     supplied |= {"_raise_dtype": raise_dtype, "_raise_plain": raise_writes_plain, "_bump": bump_versions}
     supplied |= {"_alias": _alias}
     made = build_functions(e.source, e.namespace | supplied, filename=f"<{spec.name} {op}>", owner=cls)
@@ -69,13 +75,15 @@ def emit_map_plan(e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str) -> 
     params = facts.arguments[: tensors[-1] + 1]
     wrappers = [a for a in params if a.kind == "tensor"]
     signature = [a.name + "".join(f"={e.bind(d, f'{a.name}_default')}" for d in a.default) for a in params]
-    e.writeline(f"def {name}({', '.join(signature)}, *_rest, **_kwargs):")
+    left = facts.arguments[len(params) :]
+    rest = ["*_rest"] * any(not a.keyword for a in left) + ["**_kwargs"] * any(a.keyword for a in left)
+    e.writeline(f"def {name}({', '.join((*signature, *rest))}):")
     with e.indent():
         _emit_find(e, spec, wrappers)
         for index in facts.written:
             _emit_written(e, facts.arguments[index], len(wrappers) > 1)
         for field in spec.inners:
-            _emit_call(e, field, params, len(wrappers) > 1)
+            _emit_call(e, field, params, rest)
         _emit_result(e, spec, facts)
 
 
@@ -104,14 +112,14 @@ def _emit_written(e: Emitter, written: Argument, several: bool) -> None:
         e.writeline("    _raise_plain(_op, _Cls)")
 
 
-def _emit_call(e: Emitter, field: InnerField, params: tuple[Argument, ...], several: bool) -> None:
+def _emit_call(e: Emitter, field: InnerField, params: tuple[Argument, ...], rest: list[str]) -> None:
     """The op on the inner tensors of one name."""
-    parts = []
+    parts, several = [], sum(a.kind == "tensor" for a in params) > 1
     for a in params:
         inner = f"{a.name}.{field.name}"
         choice = f"{inner} if _is_{a.name} else {a.name}" if several else inner
         parts.append(choice if a.kind == "tensor" else a.name)
-    call = f"_op({', '.join(parts)}, *_rest, **_kwargs)"
+    call = f"_call({', '.join((*parts, *rest))})"
     if field.optional:
         call = f"None if _x.{field.name} is None else {call}"
     e.writeline(f"_out_{field.name} = {call}")

@@ -71,8 +71,8 @@ class Outer(NamedTuple):
         stride: the outer stride; ``None`` means contiguous.
         dtype: the outer dtype; ``None`` means that of the inner tensor that ``dtype_from`` names.
         device: the outer device; ``None`` means that of the inner tensor that ``size_from`` names.
-        storage_offset: where the first element would be, with a stride; ``None`` means 0. A class with views says it as its inner tensors do:
-            ``torch.compile`` remakes a view of an argument by ``as_strided`` with this offset.
+        storage_offset: where the first element would be, with a stride; ``None`` means 0. A class with views says
+            it as its inner tensors do: ``torch.compile`` remakes a view of an argument by ``as_strided`` with it.
     """
 
     size: Sequence[int]
