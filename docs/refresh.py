@@ -42,7 +42,10 @@ def main() -> None:
         README.write_text(TABLE.sub(lambda match: match[1] + table + match[2], README.read_text()))
     with tempfile.TemporaryDirectory() as folder:
         for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:
-            print(f"{page.relative_to(ROOT)}: {refresh_page(page, Path(folder))} outputs refreshed")
+            stale = refresh_page(page, Path(folder))
+            if stale:  # a longer output moves the lines that a later one names
+                refresh_page(page, Path(folder))
+            print(f"{page.relative_to(ROOT)}: {stale} outputs refreshed")
 
 
 if __name__ == "__main__":
