@@ -16,7 +16,9 @@ import torch
 from torch import SymInt, Tensor
 
 from desugar import _torch as private
-from desugar.fakes import Fakes, check_plain, symbolic_context
+from desugar.errors import DesugarError
+from desugar.fakes import Fakes, check_plain, is_symbolic, symbolic_context
+from desugar.memory import whole_storage
 from desugar.values import (
     Constant,
     Flat,
@@ -66,6 +68,10 @@ class DynamicPolicy:
 # -------------------------------------------------------------------------------------------------- inputs
 
 
+class StaticNeeded(Exception):
+    """The call has to be traced once more, with constant sizes."""
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Where a flat input comes from at run time: an attribute path of a leaf, or `text` over guarded names."""
@@ -87,6 +93,9 @@ class Inputs:
         fake_items: Fake tensors and symbolic ints, by slot.
         origins: Where each slot comes from at run time.
         outer_names: Where the outer tensors that guards speak of (`o0`) come from.
+        num_arguments: How many of `values` are argument leaves.
+        bases: Slot of a whole storage -> slots of the tensors in it that overlap while one is written.
+        checked_by_others: Somebody else checks the signature, and knows nothing of overlap.
         num_arguments: How many of the values are argument leaves.
         first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
     """
@@ -100,6 +109,8 @@ class Inputs:
     origins: dict[int, Origin] = field(default_factory=dict)
     outer_names: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     num_arguments: int = 0
+    bases: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    checked_by_others: bool = False
     first_leaf: dict[int, int] = field(default_factory=dict)
 
     def add_arguments(self, leaves: list[object]) -> None:
@@ -130,6 +141,7 @@ class Inputs:
 
         Nothing would check that a tensor that occurs twice does so again, so each occurrence is an input.
         """
+        self.checked_by_others = True
         for number, (leaf, fake) in enumerate(zip(leaves, fake_leaves, strict=True)):
             self.values.append(self._add_fake(leaf, fake, number, ()))
         self.num_arguments = len(self.values)
@@ -174,6 +186,34 @@ class Inputs:
             self._integer(extent, f"{name}.stride({dim})") for dim, extent in enumerate(fake.stride())
         )
         return size, stride
+
+    def add_base(self, slots: tuple[int, ...]) -> None:
+        """Makes the storage that tensors overlap in an input, of which they are views from now on.
+
+        Raises:
+            DesugarError: They have several dtypes, or one requires grad.
+            StaticNeeded: Their sizes are symbolic.
+        """
+        reals, fakes = ([items[slot] for slot in slots] for items in (self.flat.items, self.fake_items))
+        grads = any(isinstance(v, Plain) and v.index in slots and v.requires_grad for v in self.values)
+        if grads or self.checked_by_others or len({real.dtype for real in reals}) > 1:
+            sizes = [tuple(real.shape) for real in reals]
+            raise DesugarError(
+                f"tensors of sizes {sizes} share memory, and one of them is changed in place",
+                instead="pass one of them, or clones",
+                stock_is_wrong=True,
+            )
+        if any(map(is_symbolic, fakes)):
+            raise StaticNeeded
+        base = self.flat.again(whole_storage(reals[0]))
+        self.fake_items[base] = self.fakes.tensor(self.flat.items[base], f"t{base}", ())
+        self.origins[base] = Origin(-1, ())
+        self.bases[base] = slots
+
+    @property
+    def homes(self) -> dict[int, int]:
+        """Slot -> slot of the storage that it is a view of."""
+        return {slot: base for base, slots in self.bases.items() for slot in slots}
 
     def primals(self) -> list[Any]:
         """Fake tensors and symbolic ints in slot order: what the traced graph takes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -65,4 +66,21 @@ def are_apart(
             return False
     return not any(
         may_overlap(tensor, other) for other in others for tensor in held_written.get(storage_of(other), ())
+    )
+
+
+def whole_storage(tensor: Tensor) -> Tensor:
+    """All of a tensor's storage as one row of its dtype."""
+    storage = tensor.untyped_storage()
+    with torch.no_grad():
+        blank = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        return blank.set_(storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))  # type: ignore[arg-type]
+
+
+def lie_alike(tensors: tuple[Tensor, ...], offsets: tuple[int, ...], nbytes: int) -> bool:
+    """Whether tensors are in one storage of that many bytes, at these offsets."""
+    storage = storage_of(tensors[0])
+    return tensors[0].untyped_storage().nbytes() == nbytes and all(
+        storage_of(tensor) == storage and tensor.storage_offset() == offset
+        for tensor, offset in zip(tensors, offsets, strict=True)
     )

@@ -44,7 +44,8 @@ def _check_tensor(leaf: Tensor) -> None:
             "a result is one of PyTorch's nested tensors, whose sizes are no ints",
             instead="return its values and offsets, or a JaggedTensor",
         )
-    if leaf.requires_grad and not torch.is_grad_enabled():
+    # A view of an argument says that it requires grad as soon as it is asked, in eager mode as well.
+    if leaf.requires_grad and not torch.is_grad_enabled() and not leaf._is_view():
         raise DesugarError(
             f"a result of size {tuple(leaf.shape)} requires grad although gradients are off around the call",
             instead="call the compiled function with gradients on, and turn them off inside where they are not wanted",

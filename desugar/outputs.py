@@ -63,12 +63,14 @@ class Run:
         items: Functional tensors and symbolic ints, by input slot.
         versions: Their version counters before the run.
         entered: The argument and captured leaves, in order of `Inputs.values`.
+        homes: Slot -> slot of the storage that it is a view of, for inputs that overlap.
         result: What the function returned.
     """
 
     items: list[Any]
     versions: list[int]
     entered: list[Entered]
+    homes: dict[int, int]
     result: Any
 
     @property
@@ -89,6 +91,7 @@ class Outputs:
         writes: (input leaf, result) of the inputs whose write autograd recorded.
         stores: (input slot, output slot) of the other writes.
         versions: (input leaf, attribute path) -> by how much its version counter rises.
+        homes: Input slot -> slot of the storage that it is a view of.
     """
 
     treespec: optree.PyTreeSpec
@@ -98,6 +101,7 @@ class Outputs:
     writes: tuple[tuple[int, int], ...] = ()
     stores: tuple[tuple[int, int], ...] = ()
     versions: tuple[tuple[int, tuple[str, ...], int], ...] = ()
+    homes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def returned(self) -> list[int]:
@@ -134,7 +138,7 @@ def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
     slots = {slot for slot, _ in outputs.stores}
     for leaf, _ in outputs.writes:
         slots.update(slots_of(values[leaf]))
-    return slots
+    return slots | {outputs.homes[slot] for slot in slots if slot in outputs.homes}
 
 
 def plain(tensor: Any) -> Any:
@@ -190,6 +194,7 @@ class _Taker:
             writes,
             stores,
             self._version_rises(),
+            self.run.homes,
         )
         return outputs, Result(self.leaves, self.flat.items)
 
@@ -284,8 +289,9 @@ class _Taker:
                 recorded.update(changed)
         for entered in self.run.entered:
             for slot in changed_slots(entered.value, self.run.items):
-                if slot not in recorded and slot not in stores:
-                    stores[slot] = self._again(self.run.items[slot])
+                home = self.run.homes.get(slot, slot)
+                if slot not in recorded and home not in stores:
+                    stores[home] = self._again(self.run.items[home])
         return tuple(writes), tuple(stores.items())
 
     def _again(self, item: Any) -> int:

@@ -17,7 +17,7 @@ from desugar.fakes import Fakes
 from desugar.family import Again, CompileAgain, Family, autocast_state, is_autocast
 from desugar.files import WRAPPER_FILE
 from desugar.graphs import copy_graph
-from desugar.inputs import DynamicPolicy, Inputs
+from desugar.inputs import DynamicPolicy, Inputs, StaticNeeded
 from desugar.outputs import store_positions, written_slots
 from desugar.partition import FromForward, partition
 from desugar.signature import State
@@ -99,10 +99,13 @@ def build_program(request: Request) -> Program:
         with _recording_modules(ran):
             return fn(*args, **kwargs)
 
-    inputs = Inputs(Fakes(), request.policy)
-    inputs.add_arguments(leaves)
-    stages = run_stages(Again(call, request.compile_again), inputs, request.backend)
-    return wrap_program(stages, inputs, unpacking, leaves, request.find_state(ran))
+    for policy in (request.policy, DynamicPolicy()):
+        inputs = Inputs(Fakes(), policy)
+        inputs.add_arguments(leaves)
+        with contextlib.suppress(StaticNeeded):
+            stages = run_stages(Again(call, request.compile_again), inputs, request.backend)
+            return wrap_program(stages, inputs, unpacking, leaves, request.find_state(ran))
+    raise AssertionError("a trace with constant sizes has no symbols")
 
 
 def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:

@@ -14,7 +14,6 @@ from torch import SymInt, Tensor
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.inputs import is_traced
-from desugar.memory import may_overlap
 from desugar.outputs import changed_slots, identity
 from desugar.values import Constant, Plain, Wrapper, paths_of, wrap_value
 
@@ -50,33 +49,10 @@ def check_call(func: Any) -> None:
 
 
 def check_run(run: Run, inputs: Inputs) -> None:
-    """Raises for mutation of an input, a backward inside the function, and gradients that bypass the inputs."""
-    _check_mutation(run, inputs)
+    """Raises for new metadata of an input, a backward inside the function, and gradients that bypass the inputs."""
     _check_metadata(run, inputs)
     _check_inner_backward(run)
     _check_bypass(run)
-
-
-def _check_mutation(run: Run, inputs: Inputs) -> None:
-    """Raises where a tensor is written whose memory another input reads through another tensor."""
-    for number, value in enumerate(inputs.values):
-        for slot in changed_slots(value, run.items):
-            if is_shared(slot, inputs):
-                raise DesugarError(
-                    f"{leaf_name(number, inputs)} is changed in place by the function, "
-                    "and another argument shares its memory",
-                    instead="pass one of them, or clones, or " + _USE_EAGER,
-                    stock_is_wrong=True,
-                )
-
-
-def is_shared(slot: int, inputs: Inputs) -> bool:
-    """Whether another input has the memory of the tensor at `slot`."""
-    written = inputs.flat.items[slot]
-    return any(
-        other != slot and isinstance(item, Tensor) and may_overlap(item, written)
-        for other, item in enumerate(inputs.flat.items)
-    )
 
 
 def _check_metadata(run: Run, inputs: Inputs) -> None:

@@ -18,6 +18,7 @@ from torch import SymInt, Tensor, nn
 from desugar import _torch as private
 from desugar.fakes import guard_expression
 from desugar.inputs import Inputs
+from desugar.memory import lie_alike, whole_storage
 from desugar.modes import function_modes
 from desugar.values import Constant, Plain, Same, Slot, Value, Wrapper
 from subclasses import TensorSubclass
@@ -81,6 +82,7 @@ class SignatureEmitter:
         for name, value, leaf in zip(self.names.leaves, self.inputs.values, live, strict=True):
             self._emit_leaf(name, value, leaf)
         self._emit_tensor_guards()
+        self._emit_bases()
         self._emit_symbols()
         return self.names
 
@@ -199,6 +201,17 @@ class SignatureEmitter:
         )
         check = self.out.bind(guards.check, "same_tensors")
         self.require(f"{check}({', '.join(name for name, _, _, _ in self.guarded)})")
+
+    def _emit_bases(self) -> None:
+        """Inputs that overlap do so in the same way, and the storage they lie in is an input."""
+        for base, slots in self.inputs.bases.items():
+            members = ", ".join(self.names.slots[slot] for slot in slots)
+            offsets = tuple(self.inputs.fake_items[slot].storage_offset() for slot in slots)
+            nbytes = self.inputs.flat.items[base].untyped_storage().nbytes()
+            self.require(f"{self.out.bind(lie_alike, 'lie_alike')}(({members}), {offsets}, {nbytes})")
+            name = self.names.slots[base] = self.out.fresh_name("storage")
+            whole = self.out.bind(whole_storage, "whole_storage")
+            self.out.writeline(f"{name} = {whole}({self.names.slots[slots[0]]})")
 
     def _emit_symbols(self) -> None:
         expression = guard_expression(self.inputs.fakes)

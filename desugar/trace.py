@@ -22,8 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private, opaque, refuse
 from desugar.inputs import Inputs, is_traced
+from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
-from desugar.outputs import Entered, Outputs, Result, Run, plain, take_apart
+from desugar.outputs import Entered, Outputs, Result, Run, changed_slots, plain, take_apart
 from desugar.values import (
     Constant,
     Flat,
@@ -132,6 +133,9 @@ class NonLeaf(torch.autograd.Function):
 def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     """Rebuilds the arguments around functional tensors and calls the function on them."""
     items = [functional(primal) for primal in primals]
+    for base, slots in inputs.bases.items():
+        for slot in slots:
+            items[slot] = part_of(items[base], inputs.fake_items[slot])
     versions = [item._version if isinstance(item, Tensor) else 0 for item in items]
     entered: list[Entered] = []
     for value in inputs.values:
@@ -143,7 +147,13 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
         result = call([leaf.leaf for leaf in arguments])
     entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
-    return Run(items, versions, entered, result)
+    return Run(items, versions, entered, inputs.homes, result)
+
+
+def part_of(base: Any, fake: Tensor) -> Any:
+    """The tensor of an input that lies within another; no view in autograd's eyes, as the input is none."""
+    part = base.as_strided(fake.size(), fake.stride(), fake.storage_offset())
+    return private.FunctionalTensor(part.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
 
 
 def functional(primal: Any) -> Any:
@@ -162,11 +172,35 @@ def discover(call: Call, inputs: Inputs) -> Outputs:
     """
     with tracing_modes(inputs.fakes.mode), inputs.fakes.env.ignore_fresh_unbacked_symbols():
         run = run_function(call, inputs, inputs.primals())
+        overlaps = find_overlaps(run, inputs)
+    if overlaps:
+        for slots in overlaps:
+            inputs.add_base(slots)
+        return discover(call, inputs)
+    with tracing_modes(inputs.fakes.mode), inputs.fakes.env.ignore_fresh_unbacked_symbols():
         refuse.check_run(run, inputs)
         opaque.check_result(run.result, run.leaves)
         outputs, result = take_apart(run)
         refuse.check_outputs(result.leaves)
         return outputs
+
+
+def find_overlaps(run: Run, inputs: Inputs) -> list[tuple[int, ...]]:
+    """Groups of inputs that lie in one storage, overlap, and are written to; those that have a base left out."""
+    groups: list[tuple[int, ...]] = []
+    for slot in sorted({slot for value in inputs.values for slot in changed_slots(value, run.items)}):
+        if slot in inputs.homes or any(slot in group for group in groups):
+            continue
+        real = inputs.flat.items[slot]
+        near = [
+            n
+            for n, item in enumerate(inputs.flat.items)
+            if isinstance(item, Tensor) and may_overlap(item, real)
+        ]
+        if len(near) > 1:
+            inside = [n for n, item in enumerate(inputs.flat.items) if isinstance(item, Tensor)]
+            groups.append(tuple(n for n in inside if storage_of(inputs.flat.items[n]) == storage_of(real)))
+    return groups
 
 
 def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Mapping[Any, Any]) -> Traced:

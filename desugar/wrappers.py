@@ -99,7 +99,8 @@ def _emit_apart(signature: SignatureEmitter, parts: Parts, names: Names) -> None
         if isinstance(value, Plain | Wrapper) and value.requires_grad and leaf < inputs.num_arguments:
             signature.require(f"not {names.leaves[leaf]}.is_leaf")
     written = written_slots(inputs.values, outputs)
-    tensors = [slot for slot, item in inputs.fake_items.items() if isinstance(item, Tensor)]
+    homes = inputs.homes
+    tensors = [n for n, item in inputs.fake_items.items() if isinstance(item, Tensor) and n not in homes]
     held = {slot for value in inputs.values[inputs.num_arguments :] for slot in slots_of(value)}
     if not written or not any(slot not in held for slot in tensors):
         return
