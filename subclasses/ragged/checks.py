@@ -16,13 +16,13 @@ from subclasses.errors import DispatchError
 
 def check_parts(values: Any, offsets: Any, lengths: Any, ragged_dim: Any) -> None:
     """Raises unless the parts of a jagged tensor fit together by their shapes; types and dtypes come later."""
+    if isinstance(values, Tensor) and values.dim() == 0:
+        raise ValueError("JaggedTensor.values: expected at least one dimension, the entries, got a scalar")
     if isinstance(values, Tensor) and (type(ragged_dim) is not int or not 0 <= ragged_dim <= values.dim()):
         raise ValueError(
             f"JaggedTensor.ragged_dim: expected an int from 0 to {values.dim()} for values of shape "
             f"{tuple(values.shape)}, got {ragged_dim!r}"
         )
-    if isinstance(values, Tensor) and values.dim() == 0:
-        raise ValueError("JaggedTensor.values: expected at least one dimension, the entries, got a scalar")
     if isinstance(offsets, Tensor) and (offsets.dim() != 1 or offsets.shape[0] == 0):
         raise ValueError(
             f"JaggedTensor.offsets: expected shape [B + 1], with a 0 first, got {tuple(offsets.shape)}"

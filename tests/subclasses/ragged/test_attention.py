@@ -34,7 +34,7 @@ def make_inputs(q_lengths, k_lengths, gap=0, dtype=torch.float64):
     return [torch.randn(HEADS, t, WIDTH, dtype=dtype, requires_grad=True) for t in totals]
 
 
-def loop(q, k, v, q_lengths, k_lengths, causal, scale, gap=0) -> Tensor:
+def loop(q, k, v, q_lengths, k_lengths, causal, scale, gap=0) -> Tensor:  # noqa: PLR0913
     """Row by row; zeros for rows that attend to nothing and between rows."""
     starts = [make_offsets(n, gap).tolist() for n in (q_lengths, k_lengths)]
     out = torch.zeros_like(q)

@@ -134,10 +134,10 @@ ALONG = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dim", [1, 2])
 @pytest.mark.parametrize("f", ALONG)
-def test_along_a_dimension(f, layout):
-    for dim in (1, 2):
-        check_rows(make_batch(layout), lambda x: ALONG[f](x, dim), lambda row, _: ALONG[f](row, dim - 1))
+def test_along_a_dimension(f, dim, layout):
+    check_rows(make_batch(layout), lambda x: ALONG[f](x, dim), lambda row, _: ALONG[f](row, dim - 1))
 
 
 @pytest.mark.parametrize("way", WAYS[1:], ids=lambda w: w.__name__)
