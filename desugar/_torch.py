@@ -79,8 +79,6 @@ _LAZY = {
     "DisableAutocast": "torch._C:_DisableAutocast",
     # Compiled autograd must not see the autograd nodes of a trace.
     "compiled_autograd": "torch._dynamo:compiled_autograd",
-    # Graphs that run as they are run below autograd: it has been traced into them.
-    "AutoDispatchBelowAutograd": "torch._C:_AutoDispatchBelowAutograd",
     # PyTorch's own backends, for graphs that the pass does not take.
     "lookup_backend": "torch._dynamo",
     "aot_autograd": "torch._dynamo.backends.common",

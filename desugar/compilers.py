@@ -75,15 +75,11 @@ def choose_backend(
 def run_as_is(
     graph: fx.GraphModule, inputs: list[Any] | None = None, kind: GraphKind | None = None
 ) -> CompiledGraph:
-    """The graph itself, called with a list.
-
-    It runs below autograd: a result must not claim to be a view of an intermediate that nobody holds.
-    """
-    forward, below_autograd = graph.forward, private.AutoDispatchBelowAutograd
+    """The graph itself, called with a list."""
+    forward = graph.forward
 
     def run(items: list[Any]) -> Sequence[Any]:
-        with below_autograd():
-            return forward(*items)
+        return forward(*items)
 
     return run
 
