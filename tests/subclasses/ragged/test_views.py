@@ -170,9 +170,17 @@ def test_a_row_too_short_is_named():
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     "which",
-    [slice(1, 3), slice(None, -1), slice(2, 2), slice(None, None, 2), [2, 0, 2], torch.tensor([3, 1]), torch.tensor([True, False, True, True])],
+    [
+        slice(1, 3),
+        slice(None, -1),
+        slice(2, 2),
+        slice(None, None, 2),
+        [2, 0, 2],
+        torch.tensor([3, 1]),
+        torch.tensor([True, False, True, True]),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_some_rows(which, layout):
     batch = make_batch(layout)
     numbers = torch.arange(4)[which].tolist()
