@@ -251,9 +251,9 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
                     f"{op} writes to a {cls.__name__}, and writing to what it materializes to would be lost; "
                     f"use the functional op, or {hint}"
                 )
+        check_materialize(cls, op, _wrappers(cls, (args, kwargs)))
         with seeing_lazy_bits():
-            check_materialize(cls, op, _wrappers(cls, (args, kwargs)))
-        return op(*_plain(cls, args), **_plain(cls, kwargs))
+            return op(*_plain(cls, args), **_plain(cls, kwargs))
 
     return plan
 

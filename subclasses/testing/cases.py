@@ -114,12 +114,14 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "x.t()": lambda x: x.t(),
     "x[:1]": lambda x: x[:1],
     "x[0]": lambda x: x[0],
+    "x[1:]": lambda x: x[1:],
     "x[..., 1:]": lambda x: x[..., 1:],
     "x.unsqueeze(0)": lambda x: x.unsqueeze(0),
     "x.expand": lambda x: x.expand(2, *x.shape),
     "x.split(1)": lambda x: x.split(1)[0],
     "x.unbind()": lambda x: x.unbind()[0],
     "x.flatten()": lambda x: x.flatten(),
+    "x.as_strided": lambda x: x.as_strided(x.shape, x.stride(), x.storage_offset()),
 }
 
 # ---- ops that write ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subclasses.testing.cases import Case, accepted, recorded
+from subclasses.testing.cases import VIEWS, Case, accepted, applicable, recorded
 from subclasses.testing.gradients import live, ones_for
 from subclasses.testing.paths import against_eager, compilers
 from subclasses.testing.promise import Attempt, Broken, Skipped, promise, shown
@@ -31,7 +31,7 @@ def _together(cases: Sequence[Case]) -> Callable[[Any], Any]:
 )
 def compiled_values(s: Subject) -> None:
     """A compiled op gives what it gives in eager mode."""
-    cases = accepted(s) or [Case("x.clone()", lambda x: x.clone())]
+    cases = [c for c in accepted(s) if c.name not in VIEWS] or [Case("x.clone()", lambda x: x.clone())]
     with torch.no_grad():
         expected = [case.run(s.make()) for case in cases]
         for path, compile in compilers(s):
@@ -92,29 +92,30 @@ def compiled_mutation(s: Subject) -> None:
             against_eager(s, "x.mul_(2); x + x", path, lambda c=compile: run(c), expected)
 
 
-@promise("a view must share its storage with its base; see the promise `views`")
+@promise(
+    "a view must share its storage with its base (see the promise `views`), and a class with rules for views needs one "
+    "for as_strided, with which PyTorch remakes a view of an argument; the outer storage offset must fit"
+)
 def compiled_views(s: Subject) -> None:
-    """A view that a compiled function gives back shares memory with the argument, as in eager mode."""
-    candidates: dict[str, Callable[[Any], Any]] = {
-        "x.view(x.shape)": lambda x: x.view(x.shape),
-        "x[1:]": lambda x: x[1:],
-        "x.unsqueeze(0)": lambda x: x.unsqueeze(0),
-    }
-    for name, view in candidates.items():
-
-        def run(function: Callable[[Any], Any]) -> Any:
-            x = s.make()
-            out = function(x)
-            if isinstance(out, s.cls):
-                out.mul_(2)
-            return [x, out]
-
+    """A view that a compiled function gives back is one of its argument, as in eager mode."""
+    names = ("x.view(x.shape)", "x[1:]", "x.transpose(0, -1)", "x.unsqueeze(0)")
+    for case in applicable(s, {name: VIEWS[name] for name in names}):
         with torch.no_grad():
-            works, expected = s.works(f"{name}.mul_(2)", lambda: run(view))  # noqa: B023 - run at once
+            works, expected = s.works(case.name, lambda case=case: _write_to_view(s, case.run))
             if not works:
                 continue
             for path, compile in compilers(s):
-                against_eager(s, f"{name}.mul_(2)", path, lambda c=compile: run(c(view)), expected)  # noqa: B023
+                run = lambda c=compile, case=case: _write_to_view(s, c(case.run))  # noqa: E731
+                against_eager(s, f"{case.name}.mul_(2)", path, run, expected)
+
+
+def _write_to_view(s: Subject, view: Callable[[Any], Any]) -> Any:
+    """A value and its view, after a write to the view where the class takes writes."""
+    x = s.make()
+    out = view(x)
+    if isinstance(out, s.cls):
+        s.works("a write to a view", lambda: out.mul_(2))
+    return [x, out]
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------

@@ -264,7 +264,9 @@ def cotangents(s: Subject) -> None:
 
 def _like_value(s: Subject, x: Any, parts: Mapping[str, Tensor]) -> Any:
     inners = {n: parts.get(n, t) for n, t in s.inners(x).items()}
-    return s.unflatten(x, {n: t.detach() for n, t in inners.items()})
+    value = s.unflatten(x, {n: t.detach() for n, t in inners.items()})
+    # The hook by which a class tells PyTorch what its cotangents look like.
+    return value.__coerce_tangent_metadata__() if hasattr(value, "__coerce_tangent_metadata__") else value
 
 
 def _check_same_meaning(s: Subject, case: Case, x: Any, got: Any, expected: Any) -> None:
