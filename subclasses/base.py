@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Collection
-from typing import Any, Literal, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transform, overload
 
 from torch import Tensor
 
@@ -36,7 +35,10 @@ class TensorSubclass(Tensor):
     __source__: str
     _layout: Layout
     _saves_inners = False
-    _children: weakref.WeakSet[type]
+
+    if TYPE_CHECKING:
+        # Tensor's method of this name is the outer product; a declared class has a function of its fields here.
+        outer: Any
 
     def __init_subclass__(
         cls,
@@ -58,7 +60,7 @@ class TensorSubclass(Tensor):
         setattr(cls, BOOK, RuleBook())
         install(cls, TensorSubclass)
 
-    def __new__(cls, *inners: Any, **metadata: Any) -> Any:
+    def __new__(cls, *inners: Any, **metadata: Any) -> Self:
         """The generated constructor, for a class body's own ``__new__`` to end with ``super().__new__(cls, ...)``."""
         return cls._new(cls, *inners, **metadata)  # type: ignore[attr-defined]
 

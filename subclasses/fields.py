@@ -1,14 +1,15 @@
 """The words of a declaration: ``inner``, ``static``, ``dynamic`` and ``Outer``.
 
 The three functions return markers that :func:`subclasses.spec.collect_spec` reads and removes again. They
-check nothing themselves: a wrong declaration is reported at the class statement, with the class's name.
+check nothing themselves: a wrong declaration is reported at the class statement, with the class's name. The
+parameter ``kw_only`` of two of them is there for type checkers: metadata is given by keyword.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -23,6 +24,7 @@ class InnerMarker:
     dtype: torch.dtype | None
     optional: bool
     device: str | None
+    default: Any = MISSING
 
 
 @dataclass(frozen=True)
@@ -42,23 +44,31 @@ class DynamicMarker:
 Marker = InnerMarker | StaticMarker | DynamicMarker
 
 
-def inner(*, dtype: torch.dtype | None = None, optional: bool = False, device: str | None = None) -> Any:
+def inner(
+    *,
+    dtype: torch.dtype | None = None,
+    optional: bool = False,
+    device: str | None = None,
+    default: Any = MISSING,
+) -> Any:
     """Declares an inner tensor.
 
     Args:
         dtype: the only dtype the inner tensor may have; ``None`` allows any.
         optional: the inner tensor may be ``None``; the annotation then is ``Tensor | None``.
         device: ``"any"`` lets the inner tensor live on another device than the rest.
+        default: ``None`` may be written beside ``optional=True``, where it changes nothing but what type checkers
+            know: that the argument may be left out.
     """
-    return InnerMarker(dtype, optional, device)
+    return InnerMarker(dtype, optional, device, default)
 
 
-def static(*, default: Any = MISSING) -> Any:
+def static(*, default: Any = MISSING, kw_only: Literal[True] = True) -> Any:
     """Declares constant metadata: hashable, picklable, no tensor. Another value means another program."""
     return StaticMarker(default)
 
 
-def dynamic(*, default: Any = MISSING) -> Any:
+def dynamic(*, default: Any = MISSING, kw_only: Literal[True] = True) -> Any:
     """Declares a non-negative int that may change without a recompile."""
     return DynamicMarker(default)
 

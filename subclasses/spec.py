@@ -136,6 +136,10 @@ def _inner_field(cls: type, name: str, marker: InnerMarker, scope: Mapping[str, 
             f"{cls.__name__}.{name}: {has} says that the inner tensor may be None and {lacks} does not; "
             f"write `{name}: Tensor | None = inner(optional=True)` or `{name}: Tensor = inner()`"
         )
+    if marker.default is not MISSING and not (marker.default is None and marker.optional):
+        raise SpecError(
+            f"{cls.__name__}.{name}: default= may be None beside optional=True, got {marker.default!r}"
+        )
     if marker.device not in (None, "any"):
         raise SpecError(f"{cls.__name__}.{name}: expected device None or 'any', got {marker.device!r}")
     if not isinstance(marker.dtype, torch.dtype | None):

@@ -176,6 +176,14 @@ REFUSED = {
     "annotation unknown": (lambda: one(annotation="Nowhere"), "cannot resolve the annotation 'Nowhere'"),
     "annotation broken": (lambda: one(annotation="Tensor |"), "cannot resolve the annotation"),
     "device": (lambda: one(marker=inner(device="cuda")), "expected device None or 'any', got 'cuda'"),
+    "tensor as default": (
+        lambda: one(marker=inner(default=torch.ones(1))),
+        "default= may be None beside optional=True",
+    ),
+    "default, not optional": (
+        lambda: one(marker=inner(default=None)),
+        "default= may be None beside optional=True",
+    ),
     "dtype": (lambda: one(marker=inner(dtype=float)), "expected a torch.dtype or None"),
     "underscore": (
         lambda: one("_a"),
