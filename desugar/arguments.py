@@ -26,7 +26,8 @@ class Unpacking:
     @staticmethod
     def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Unpacking, list[Any]]:
         """The unpacking of a call, and its leaves."""
-        leaves, treespec = optree.tree_flatten((args, kwargs), none_is_leaf=True)
+        call: Any = (args, kwargs)
+        leaves, treespec = optree.tree_flatten(call, none_is_leaf=True)
         return Unpacking(treespec.unflatten(range(len(leaves))), treespec), leaves
 
     def emit(self, out: Emitter, require: Callable[[str], None]) -> list[str]:

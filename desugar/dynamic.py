@@ -28,7 +28,8 @@ class History:
 
     def observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DynamicPolicy, str]:
         """What is symbolic in a program for this call, and why it is compiled."""
-        leaves, treespec = optree.tree_flatten((args, kwargs), none_is_leaf=True)
+        call: Any = (args, kwargs)
+        leaves, treespec = optree.tree_flatten(call, none_is_leaf=True)
         first = treespec not in self._seen
         if self.dynamic is not None:
             self._seen[treespec] = {}

@@ -214,11 +214,7 @@ class Family:
             names: Expressions in the forward, of all input leaves.
         """
         values, captured = self.inputs.values, self.inputs.captured
-        self.constants = {
-            n: leaf
-            for n, leaf in enumerate(leaves)
-            if isinstance(values[n], Constant) and values[n].index is None
-        }
+        self.constants = {n: leaf for n, leaf in enumerate(leaves) if isinstance(values[n], Constant)}
         differentiable = set(differentiable_leaves(self.traced))
         live = [*leaves, *captured]
         sources = self._sources_of_saved()

@@ -29,12 +29,11 @@ def may_overlap(one: Tensor, other: Tensor) -> bool:
 
 def _span(tensor: Tensor) -> tuple[int, int]:
     """The bytes of its storage between a tensor's first and last element."""
-    width, start = tensor.element_size(), tensor.storage_offset()
+    width, start = tensor.element_size(), int(tensor.storage_offset())
     if tensor.numel() == 0:
         return start * width, start * width
-    last = start + sum(
-        (size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True)
-    )
+    extents = zip(tensor.size(), tensor.stride(), strict=True)
+    last = start + sum((int(size) - 1) * int(stride) for size, stride in extents)
     return start * width, (last + 1) * width
 
 

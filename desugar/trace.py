@@ -18,6 +18,7 @@ from typing import Any
 import optree
 import torch
 from torch import Tensor
+from torch.fx.graph import CodeGen
 from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private, opaque, refuse
@@ -83,7 +84,8 @@ class Capture(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         refuse.check_call(func)
-        args, kwargs = optree.tree_map(self.replace, (args, kwargs or {}), none_is_leaf=True)
+        call: Any = (args, kwargs or {})
+        args, kwargs = optree.tree_map(self.replace, call, none_is_leaf=True)
         return func(*args, **kwargs)
 
     def replace(self, leaf: Any) -> Any:
@@ -222,7 +224,7 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
         graph = private.make_fx(joint, decomposition_table=dict(decompositions))(
             inputs.primals(), list(tangent_items)
         )
-    graph.graph.set_codegen(torch.fx.graph.CodeGen())
+    graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return Traced(

@@ -276,7 +276,7 @@ def _emit_forward(out: Emitter, parts: Parts, family: Family) -> None:
     _emit_record(out, watched, names)
     out.writeline("ctx.set_materialize_grads(False)")
     made = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if _from_function(value)]
-    fixed = [leaf for leaf, value in made if not isinstance(value, Constant) and not value.requires_grad]
+    fixed = [leaf for leaf, value in made if isinstance(value, Plain | Wrapper) and not value.requires_grad]
     if fixed:
         out.writeline(f"ctx.mark_non_differentiable({', '.join(fixed)})")
     read = _reader(parts, names, results)
