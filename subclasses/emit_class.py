@@ -296,7 +296,7 @@ def emit_storage_hooks(e: Emitter, spec: SubclassSpec) -> None:
         (
             "fsdp_pre_all_gather",
             "_self, mesh, outer_size, outer_stride, module, mp_policy",
-            f"{e.bind(fsdp.pre_all_gather, 'pre_all_gather')}(_self, outer_size, mp_policy)",
+            f"{e.bind(fsdp.pre_all_gather, 'pre_all_gather')}(_self, mesh, outer_size, mp_policy)",
         ),
         (
             "fsdp_post_all_gather",

@@ -16,7 +16,7 @@ from subclasses.structural import follows_dtype
 Gathered = tuple[Any, tuple[Tensor, ...]]
 
 
-def pre_all_gather(x: Any, outer_size: Any, mp_policy: Any) -> tuple[tuple[Tensor, ...], Any]:
+def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[tuple[Tensor, ...], Any]:
     """The inner tensors to gather, in the dtype that the policy asks for, and what to rebuild with."""
     dtype = None if mp_policy is None else mp_policy.param_dtype
     gathered, inners = [], {}
@@ -27,6 +27,9 @@ def pre_all_gather(x: Any, outer_size: Any, mp_policy: Any) -> tuple[tuple[Tenso
         inners[field.name] = t
         if t is not None and is_sharded(x, t, outer_size):
             gathered.append(field.name)
+    if mesh is not None and mesh.size() == 1:
+        # FSDP then gathers nothing and hands back the first tensor alone; the others are whole already.
+        del gathered[1:]
     return tuple(inners[n] for n in gathered), (x._layout, tuple(gathered), inners, _dynamics(x))
 
 

@@ -1,0 +1,157 @@
+"""FSDP2's hooks: called as FSDP2 calls them, and by FSDP2 itself, in one process."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from subclasses import TensorSubclass, inner
+from tests.subclasses.subjects import FACTORIES, Pair, Scaled, assert_same, make_int8, make_pair
+
+POLICY = SimpleNamespace(param_dtype=None, reduce_dtype=None)
+
+
+def gather(shards, outer_size, policy=POLICY, out=None):
+    """What FSDP does: asks each rank, joins the answers, and hands the whole to one of them."""
+    asked = [s.fsdp_pre_all_gather(None, outer_size, None, None, policy) for s in shards]
+    outputs = tuple(torch.cat(parts) for parts in zip(*(inputs for inputs, _ in asked), strict=True))
+    dtype = policy.param_dtype or shards[0].dtype
+    return shards[0].fsdp_post_all_gather(outputs, asked[0][1], dtype, out=out), outputs
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shards_are_put_together(ranks):
+    x = make_pair(8, 3)
+    (whole, inner_tensors), outputs = gather(x.chunk(ranks), x.shape)
+    assert_same(whole, x)
+    assert len(inner_tensors) == 2 and all(a is b for a, b in zip(inner_tensors, outputs, strict=True))
+
+
+def test_a_scale_of_each_row_is_gathered_and_one_of_the_whole_stays():
+    x = make_int8(size=(4, 3))
+    parts = [type(x)(x.qdata[i : i + 2], x.scale[i : i + 2]) for i in (0, 2)]
+    (whole, inner_tensors), _ = gather(parts, x.shape)
+    assert_same(whole, x)
+    assert len(inner_tensors) == 2
+    y = Scaled(torch.randn(4, 3), torch.tensor(2.0))
+    parts = [Scaled(y.data_[i : i + 2], y.factor) for i in (0, 2)]
+    (whole, inner_tensors), _ = gather(parts, y.shape)
+    assert_same(whole, y)
+    assert len(inner_tensors) == 1
+
+
+@pytest.mark.parametrize("kind", [k for k in FACTORIES if not k.startswith("nested") and k != "rows"])
+def test_every_kind_of_class(kind):
+    x = FACTORIES[kind]()
+    (whole, _), _ = gather([x], x.shape)
+    assert_same(whole, x)
+
+
+def test_mixed_precision_casts_before_the_gather():
+    policy = SimpleNamespace(param_dtype=torch.bfloat16)
+    x = make_int8()
+    inputs, _ = x.fsdp_pre_all_gather(None, x.shape, None, None, policy)
+    assert [t.dtype for t in inputs] == [torch.int8, torch.bfloat16]
+    (whole, _), _ = gather([x], x.shape, policy)
+    assert whole.dtype == torch.bfloat16 and x.dtype == torch.float32
+
+
+def test_a_second_gather_fills_the_same_parameter():
+    x = make_pair(4, 3)
+    (whole, _), _ = gather([x], x.shape)
+    x.mul_(2)
+    result, _ = gather([x], x.shape, out=whole)
+    assert result is None
+    assert_same(whole, x)
+
+
+# ---- FSDP2 itself ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    if not dist.is_available():
+        pytest.skip("needs torch.distributed")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class Layer(nn.Module):
+    """A frozen parameter: FSDP2 reduces plain gradients only."""
+
+    def __init__(self, w):
+        super().__init__()
+        self.w = nn.Parameter(w, requires_grad=False)
+
+    def forward(self, x):
+        return (self.w * x).sin()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
+def test_fully_shard_calls_them(one_process, monkeypatch):
+    from torch.distributed.fsdp import fully_shard
+
+    called = []
+    for name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
+        monkeypatch.setattr(Pair, name, spy(called, name, getattr(Pair, name)))
+    module = Layer(make_pair(4, 3))
+    w = module.w.detach().clone()
+    fully_shard(module, mesh=dist.init_device_mesh("cpu", (1,)))
+    assert type(module.w.to_local()) is Pair
+    for _ in range(3):
+        assert_same(module(torch.arange(3.0)).detach(), (w * torch.arange(3.0)).sin())
+        module.reshard()
+        with torch.no_grad():
+            module.w.to_local().mul_(2)
+            w.mul_(2)
+    assert called.count("fsdp_pre_all_gather") == called.count("fsdp_post_all_gather") == 3
+
+
+def _run_shard(rank, store, results):
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    torch.manual_seed(0)
+    module = Layer(make_pair(4, 3))
+    fully_shard(module, mesh=dist.init_device_mesh("cpu", (2,)))
+    assert module.w.to_local().shape == (2, 3)
+    outs = [module(torch.arange(3.0)) for _ in range(2)]
+    torch.save([{"a": out.a.clone(), "b": out.b.clone()} for out in outs], f"{results}/{rank}")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_ranks_see_the_whole(tmp_path):
+    torch.multiprocessing.spawn(_run_shard, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)
+    torch.manual_seed(0)
+    expected = Layer(make_pair(4, 3))(torch.arange(3.0))
+    for rank in (0, 1):
+        for out in torch.load(tmp_path / str(rank)):
+            torch.testing.assert_close(out, {"a": expected.a, "b": expected.b})
+
+
+def spy(called, name, method):
+    def hook(self, mesh, outer_size, outer_stride, module, mp_policy):
+        called.append(name)
+        return method(self, mesh, outer_size, outer_stride, module, mp_policy)
+
+    def post(self, outputs, metadata, dtype, *, out=None):
+        called.append(name)
+        return method(self, outputs, metadata, dtype, out=out)
+
+    return hook if name == "fsdp_pre_all_gather" else post
+
+
+def test_hooks_of_ones_own_win():
+    class Own(TensorSubclass):
+        held: Tensor = inner()
+
+        def fsdp_pre_all_gather(self, mesh):
+            return (), "mine"
+
+    assert Own(torch.ones(2)).fsdp_pre_all_gather(None) == ((), "mine")
