@@ -111,7 +111,6 @@ def test_offset_into_storage():
     assert_programs(lambda x: x * 2, calls, 2)
 
 
-@pytest.mark.xfail(reason="T4")
 def test_sizes_in_the_result():
     assert_programs(lambda x: (x.shape, x * 2), rows(Pair), 2)
 

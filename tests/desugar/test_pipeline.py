@@ -272,7 +272,7 @@ def test_no_text_of_graphs_is_kept(fails):
     assert once() == once()
 
 
-@pytest.mark.parametrize("grad", [False, pytest.param(True, marks=pytest.mark.xfail(reason="T23"))])
+@pytest.mark.parametrize("grad", [False, True])
 def test_arguments_are_not_kept(grad):
     compiled, x = by_pass(lambda x: x * x), make(TwoTensor, 3, grad=grad)
     refs = [weakref.ref(t) for t in (x, *plain_parts(x))]

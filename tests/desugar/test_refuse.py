@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import pytest
 import torch
-from torch import nn
 
 import desugar
 from desugar import DesugarError
@@ -45,39 +43,18 @@ def assert_refused(fn, args, match=None, *, works=None):
     return caught.value
 
 
-# ---- writing to inputs ---------------------------------------------------------------------------------------
+# ---- writing -------------------------------------------------------------------------------------------------
 
 WRITES = {
-    "in-place on a wrapper": (lambda x, y: x.mul_(2), "changed in place"),
-    "in-place on a plain tensor": (lambda x, y: (y.add_(1), x * y)[1], "changed in place"),
-    "in-place on a view": (lambda x, y: (y.view(-1)[:1].add_(1), x * y)[1], "changed in place"),
-    "in-place on an inner tensor": (lambda x, y: (x.a.add_(1), x * 2)[1], "changed in place"),
-    "copy_": (lambda x, y: x.copy_(x * y), "changed in place"),
-    "setitem": (lambda x, y: (y.__setitem__(0, 1.0), x * y)[1], "changed in place"),
-    "out=": (lambda x, y: torch.add(y, 1, out=y), "changed in place"),
-    "assigning an inner tensor": (lambda x, y: (setattr(x, "a", x.a * 2), x * 2)[1], "in place"),
-    "assigning an inner tensor of its own": (lambda x, y: (setattr(x, "a", x.b), x * 2)[1], "in place"),
+    "assigning an inner tensor": lambda x, y: (setattr(x, "a", x.a * 2), x * 2)[1],
+    "assigning an inner tensor of its own": lambda x, y: (setattr(x, "a", x.b), x * 2)[1],
 }
 
 
 @pytest.mark.parametrize("cls", [TwoTensor, Pair])
 @pytest.mark.parametrize("name", WRITES)
-def test_writing_to_an_argument(name, cls):
-    fn, match = WRITES[name]
-    assert_refused(fn, (make(cls, 2, 3), torch.ones(3)), match)
-
-
-def test_writing_to_an_argument_with_gradients():
-    fn = WRITES["in-place on a plain tensor"][0]
-    assert_refused(fn, (make(Pair, 2, 3, grad=True), torch.ones(3)), "argument leaf 1")
-
-
-def test_a_buffer_that_changes():
-    module = nn.BatchNorm1d(3)
-    state = copy.deepcopy(module.state_dict())
-    assert_refused(module, (torch.randn(4, 3),), "captured Tensor .* changed in place")
-    assert all(torch.equal(module.state_dict()[name], value) for name, value in state.items())
-    judge(module.eval(), lambda: (torch.randn(4, 3),))
+def test_inner_tensors_assigned(name, cls):
+    assert_refused(WRITES[name], (make(cls, 2, 3), torch.ones(3)), "in place")
 
 
 META = {
@@ -95,25 +72,6 @@ OPEN_META: dict[str, str] = {}
 @pytest.mark.parametrize("name", cases(META, OPEN_META))
 def test_metadata_mutation(name):
     assert_refused(META[name], (make(TwoTensor, 2, 2), torch.ones(2, 3)))
-
-
-# ---- results that alias --------------------------------------------------------------------------------------
-
-VIEWS = {
-    "a view of a wrapper": lambda x: x.t(),
-    "reshape that changes nothing": lambda x: x.reshape(2, 3),
-    "detach": lambda x: (x.detach(), x * 2),
-    "two views of one intermediate": lambda x: (lambda y: (y.t(), y[0]))(x * 2),
-    "an intermediate and its view": lambda x: (lambda y: (y, y[0]))(x * 2),
-    "split": lambda x: (x * 2).split(1),
-}
-
-
-@pytest.mark.parametrize("name", VIEWS)
-@pytest.mark.parametrize("grad", [False, True])
-def test_results_that_are_views(name, grad):
-    """Without gradients around, they may be right; with gradients they are refused until they are."""
-    assert_refused(VIEWS[name], (make(TwoTensor, 2, 3, grad=grad),), "view of")
 
 
 # ---- what a trace cannot follow ------------------------------------------------------------------------------

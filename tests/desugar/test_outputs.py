@@ -1,0 +1,264 @@
+"""Writes to inputs, results that are inputs or views: what a caller can do with them afterwards, as in eager mode."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.desugar.classes import Labeled, Nested, Pair, Tagged, TwoTensor, make, plain_parts
+from tests.desugar.judge import (
+    WAYS,
+    aliasing,
+    by_pass,
+    facts,
+    identities,
+    judge,
+    leaves_of,
+    random_like,
+    versions,
+)
+
+CLASSES = [Tensor, TwoTensor, Tagged, Pair, Labeled, Nested]
+MODES = {"grad": contextlib.nullcontext, "no_grad": torch.no_grad, "inference": torch.inference_mode}
+
+ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+classes = pytest.mark.parametrize("cls", CLASSES, ids=lambda c: c.__name__)
+
+# ---- the scenario: call, look, write to what came out, differentiate -----------------------------------------
+
+
+def observe(tensors: list[Any], arguments: int) -> Any:
+    """What can be seen of tensors: facts, views of one another, aliasing, identities, versions, values.
+
+    The version of a new tensor says nothing, nor does its base where nobody holds that.
+    """
+    views = [[t._is_view() and read(lambda t=t: t._base) is other for other in tensors] for t in tensors]
+    values = [read(lambda t=t: [part.detach().clone() for part in plain_parts(t)]) for t in tensors]
+    found = [read(lambda t=t: facts(t)) for t in tensors]
+    return found, views, aliasing(tensors), identities(tensors), versions(tensors[:arguments]), values
+
+
+def read(action: Any) -> Any:
+    """A value, or the error that autograd answers with where a view has become stale."""
+    try:
+        return action()
+    except RuntimeError as error:
+        return str(error)[:60]
+
+
+def play(fn: Any, args: tuple[Any, ...], later: str) -> list[Any]:
+    """One side: the call, then a write to an argument or to the first result, then a backward."""
+    result = fn(*args)
+    tensors = [leaf for leaf in leaves_of((args, result)) if isinstance(leaf, Tensor)]
+    seen = [observe(tensors, len(args))]
+    target = {"argument": args[0], "result": tensors[-1]}.get(later)
+    if target is not None:
+        seen.append(outcome(lambda: target.add_(1)))
+        seen.append(observe(tensors, len(args)))
+    outs = [
+        t for t in leaves_of(result) if isinstance(t, Tensor) and read(lambda t=t: t.requires_grad) is True
+    ]
+    if outs and later != "argument":
+        leaves = [t for t in tensors if read(lambda t=t: t.is_leaf and t.requires_grad) is True]
+        generator = torch.Generator().manual_seed(2)
+        grads = [random_like(out, generator) for out in outs]
+        found: list[Any] = []
+        seen.append(
+            outcome(lambda: found.extend(torch.autograd.grad(outs, leaves, grads, allow_unused=True)))
+        )
+        seen.append([None if g is None else (facts(g), [p.clone() for p in plain_parts(g)]) for g in found])
+    return seen
+
+
+def outcome(action: Any) -> str:
+    try:
+        action()
+    except RuntimeError as error:
+        return str(error)[:40]
+    return "fine"
+
+
+def assert_same(got: Any, want: Any, where: str = "") -> None:
+    if isinstance(want, Tensor):
+        torch.testing.assert_close(got, want, equal_nan=True)
+    elif isinstance(want, (list, tuple)) and not isinstance(want, torch.Size):
+        assert len(got) == len(want), where
+        for n, (g, w) in enumerate(zip(got, want, strict=True)):
+            assert_same(g, w, f"{where}.{n}")
+    else:
+        assert got == want, f"at {where}: got {got}, expected {want}"
+
+
+def assert_plays_as_eager(fn: Any, make_args: Any, way: Any, later: str, mode: Any) -> None:
+    compiled = way(fn)
+    for _ in range(2):
+        sides = []
+        state = torch.get_rng_state()
+        for function in (fn, compiled):
+            torch.set_rng_state(state)
+            with mode():
+                sides.append(play(function, make_args(), later))
+        assert_same(sides[1], sides[0])
+
+
+# ---- writes --------------------------------------------------------------------------------------------------
+
+
+def twice(x, y):
+    x.mul_(2)
+    x.add_(y)
+    return x * 3
+
+
+WRITES = {
+    "in place": lambda x, y: x.mul_(2),
+    "in place and another result": lambda x, y: (x.mul_(2), x * y)[1],
+    "the plain one": lambda x, y: (y.add_(1), x * y)[1],
+    "both": lambda x, y: (y.add_(1), x.mul_(2), x * y)[2],
+    "twice": twice,
+    "a view": lambda x, y: (x.view(-1).mul_(2), x * y)[1],
+    "a part": lambda x, y: (x[0].mul_(2), x * y)[1],
+    "copy_": lambda x, y: (x.copy_(x * y), x + 1)[1],
+    "zero_ and no result": lambda x, y: (x.zero_(), None)[1],
+    "read before": lambda x, y: (lambda z: (x.mul_(2), z)[1])(x * y),
+    "write what was there": lambda x, y: (x.mul_(1), x)[1],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", WRITES)
+@classes
+def test_writes(name, cls, mode):
+    if cls is Nested and name in ("a view", "a part") and mode == "inference":
+        pytest.skip("eager mode cannot")
+    assert_plays_as_eager(
+        WRITES[name], lambda: (make(cls, 2, 3), torch.randn(3)), by_pass, "result", MODES[mode]
+    )
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_behind_dynamo(name):
+    assert_plays_as_eager(
+        WRITES[name],
+        lambda: (make(TwoTensor, 2, 3), torch.randn(3)),
+        WAYS["dynamo"],
+        "",
+        contextlib.nullcontext,
+    )
+
+
+@pytest.mark.parametrize("later", ["", "argument", "result"])
+@pytest.mark.parametrize("name", ["in place", "in place and another result", "a part", "read before", "both"])
+@classes
+def test_writes_to_what_has_a_gradient(name, cls, later):
+    """The argument is a non-leaf, as eager mode asks."""
+
+    def make_args():
+        leaf = make(cls, 2, 3, grad=True)
+        return leaf * 1, torch.randn(3), leaf
+
+    fn = WRITES[name]
+    assert_plays_as_eager(lambda x, y, leaf: fn(x, y), make_args, by_pass, later, contextlib.nullcontext)
+
+
+def test_writing_to_a_leaf_is_eagers_error():
+    x = make(TwoTensor, 2, 3, grad=True)
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        by_pass(lambda x: x.mul_(2))(x)
+    assert x._version == 0
+
+
+def test_buffers():
+    module = nn.BatchNorm1d(3)
+    compiled = by_pass(module)
+    twin = nn.BatchNorm1d(3)
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(compiled(x), twin(x))
+    for (name, got), (_, want) in zip(module.named_buffers(), twin.named_buffers(), strict=True):
+        torch.testing.assert_close(got, want, msg=name)
+    assert len(compiled.programs) == 1
+    judge(module.eval(), lambda: (torch.randn(4, 3),), compiled)
+
+
+# ---- results that are views ----------------------------------------------------------------------------------
+
+VIEWS = {
+    "view": lambda x: x.view(3, 2),
+    "transposed": lambda x: x.t(),
+    "part": lambda x: (x * 2, x[0]),
+    "reshape that changes nothing": lambda x: x.reshape(2, 3),
+    "detach": lambda x: (x * 2, x.detach()),
+    "view of a view": lambda x: x.t()[1:],
+    "two views of an intermediate": lambda x: (lambda y: (y.t(), y[0]))(x * 2),
+    "an intermediate and its view": lambda x: (lambda y: (y, y.view(-1)))(x * 2),
+    "split": lambda x: (x * 2).split(1),
+    "split of the argument": lambda x: x.split(1),
+    "expand": lambda x: x.expand(4, 2, 3),
+    "itself": lambda x: x,
+    "itself twice": lambda x: (x * 2, x, x),
+    "alias made without grad": lambda x: no_grad_view(x),
+    "a view written to inside": lambda x: (lambda y: (y[0].mul_(2), y.t())[1])(x * 2),
+}
+
+
+def no_grad_view(x):
+    with torch.no_grad():
+        return x.view(-1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "later"),
+    [("grad", ""), ("grad", "argument"), ("grad", "result"), ("no_grad", "result"), ("inference", "result")],
+)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair], ids=lambda c: c.__name__)
+def test_views(request, name, cls, grad, mode, later):
+    if name == "alias made without grad" and grad and mode == "grad":
+        request.applymarker(pytest.mark.xfail(reason="T29"))
+    if (name, cls, grad, mode, later) == ("a view written to inside", Tensor, True, "grad", "result"):
+        request.applymarker(pytest.mark.xfail(reason="T30"))
+
+    def make_args():
+        x = make(cls, 2, 3, grad=grad)
+        return (x * 1,) if later == "argument" and grad and mode == "grad" else (x,)
+
+    assert_plays_as_eager(VIEWS[name], make_args, by_pass, later, MODES[mode])
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_argument(name):
+    """The argument is a view itself: what is written to its result reaches the base."""
+
+    def make_args():
+        base = make(TwoTensor, 4, 3)
+        return base[1:3], base
+
+    fn = VIEWS[name]
+    assert_plays_as_eager(lambda x, base: fn(x), make_args, by_pass, "result", contextlib.nullcontext)
+
+
+@ways
+def test_dynamic_views_and_writes(way):
+    def fn(x):
+        x.mul_(2)
+        return x.view(-1), x[1:] + 1
+
+    compiled = way(fn)
+    for rows in (4, 5, 7, 9):
+        judge(fn, lambda n=rows: (make(TwoTensor, n, 3),), compiled)
+
+
+def test_overlapping_arguments():
+    def make_args():
+        base = torch.randn(6)
+        return base[:4], base[2:], base
+
+    assert_plays_as_eager(
+        lambda a, b, base: (a.add_(1), b * 2)[1], make_args, by_pass, "result", contextlib.nullcontext
+    )
