@@ -56,6 +56,8 @@ REDUCTIONS: dict[Any, tuple[Fill, bool]] = {
     torch.nanmean: (constant(math.nan), False),
     torch.logsumexp: (lowest, False),
 }
+if hasattr(torch, "hash_tensor"):  # new in 2.10
+    REDUCTIONS[torch.hash_tensor] = (constant(0), False)
 
 # Ops that keep the size.
 ALONG: dict[Any, Fill] = {

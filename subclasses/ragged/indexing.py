@@ -6,6 +6,7 @@ from each row's own end.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from subclasses.errors import DispatchError
 from subclasses.ragged.checks import check_has_rows
 from subclasses.ragged.jagged import JaggedTensor
-from subclasses.ragged.rows import check_rows_match, shown
+from subclasses.ragged.rows import check_rows_match, entries_of, first_ragged, relaid, shown
 
 aten = torch.ops.aten
 
@@ -69,6 +70,35 @@ def _(func: Any, x: Any, dim: int = 0) -> Any:
 @JaggedTensor.implements(torch.Tensor.__iter__)
 def _(func: Any, x: Any) -> Any:
     return iter(x.to_tensors() if x.ragged_dim else x.entries())
+
+
+@JaggedTensor.implements(torch.masked_select)
+def _(func: Any, input: Any, mask: Any) -> Any:
+    if not isinstance(input, JaggedTensor) or not isinstance(mask, JaggedTensor):
+        x = first_ragged((input, mask))
+        input, mask = (
+            t if isinstance(t, JaggedTensor) else entries_of(x, t.expand(x.shape)) for t in (input, mask)
+        )
+    return _pick_entries(func, input, mask)
+
+
+@JaggedTensor.implements(torch.chunk)
+def _(func: Any, input: Any, chunks: int, dim: int = 0) -> Any:
+    return _cut_rows(func, input, chunks, dim)
+
+
+@JaggedTensor.implements(torch.split)
+def _(func: Any, tensor: Any, split_size_or_sections: Any, dim: int = 0) -> Any:
+    return _cut_rows(func, tensor, split_size_or_sections, dim)
+
+
+def _cut_rows(func: Any, x: JaggedTensor, size: Any, dim: int) -> Any:
+    """Groups of rows that share the values; along another dimension the op itself."""
+    if x.ragged_dim == 0 or dim % x.dim():
+        return JaggedTensor.unruled(func, x, size, dim)
+    parts = func(torch.arange(x.offsets.shape[0] - 1), size)
+    stops = list(accumulate(len(part) for part in parts))
+    return tuple(take_rows(x, slice(stop - len(part), stop)) for stop, part in zip(stops, parts, strict=True))
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------
@@ -154,15 +184,21 @@ def select_position(x: JaggedTensor, position: int) -> Tensor:
     return x.unwrap("values").index_select(x.ragged_dim - 1, index).movedim(x.ragged_dim - 1, 0)
 
 
-def _pick_entries(func: Any, x: JaggedTensor, mask: JaggedTensor) -> Tensor:
-    """The entries where a ragged mask is True, dense: ``[n, ...]``."""
-    if mask.dtype != torch.bool or mask.ragged_dim != x.ragged_dim:
+def _pick_entries(func: Any, x: JaggedTensor, mask: JaggedTensor) -> JaggedTensor:
+    """What a ragged mask picks of each row, again ragged."""
+    if mask.dtype != torch.bool or x.ragged_dim > 1 or mask.ragged_dim != x.ragged_dim:
         raise DispatchError(f"indexing {shown(x)}: expected a bool mask of the same rows, got {shown(mask)}")
     check_rows_match(func, x, mask)
-    picked = mask.leading(mask.values)
-    if mask.lengths is not None:
-        picked = mask.segments.keep(picked, False)
-    return x.leading(x.unwrap("values"))[picked]
+    mask = relaid(func, _empty_like(x, mask), mask)
+    picked = x.segments.keep(mask.values, False)
+    counts = x.segments.sum_rows(picked.flatten(1).sum(1) if picked.dim() > 1 else picked)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return type(x)(x.unwrap("values")[picked], offsets, ragged_dim=min(x.ragged_dim, 1))
+
+
+def _empty_like(x: JaggedTensor, mask: JaggedTensor) -> JaggedTensor:
+    """A value with the rows of ``x`` and as many dimensions as the mask."""
+    return x if x.dim() == mask.dim() else x.with_values(mask.values)
 
 
 def _features(x: JaggedTensor, index: tuple[Any, ...]) -> Any:

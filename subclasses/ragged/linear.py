@@ -34,7 +34,7 @@ def _(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -
     return entrywise(input, func(input.clean_values(), normalized_shape, *args, **kwargs))
 
 
-@JaggedTensor.implements(F.dropout, F.alpha_dropout, torch.dropout, torch.alpha_dropout)
+@JaggedTensor.implements(F.dropout, F.alpha_dropout, F.rrelu, torch.dropout, torch.alpha_dropout, torch.rrelu)
 def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     return entrywise(input, func(input.clean_values(), *args, **kwargs))
 
@@ -42,7 +42,12 @@ def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
 # ---- matrix products -------------------------------------------------------------------------------------------
 
 
-@JaggedTensor.implements(torch.matmul, torch.bmm, torch.mm)
+@JaggedTensor.implements(torch.bmm, torch.mm)
+def _(func: Any, input: Any, mat2: Any) -> Any:
+    return torch.matmul(input, mat2)
+
+
+@JaggedTensor.implements(torch.matmul)
 def _(func: Any, input: Any, other: Any) -> Any:
     if isinstance(input, JaggedTensor) and _is_matrix(other) and 0 <= input.ragged_dim < input.dim() - 1:
         return entrywise(input, torch.matmul(input.clean_values(), other))

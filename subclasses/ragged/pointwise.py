@@ -30,9 +30,13 @@ aten = torch.ops.aten
 
 # Pointwise all the same, and without the tag.
 UNTAGGED = (
+    aten._prelu_kernel,
+    aten._prelu_kernel_backward,
     aten.elu_backward,
     aten.fill.Scalar,
     aten.fill.Tensor,
+    aten.floor_divide,
+    aten.hardshrink_backward,
     aten.hardsigmoid_backward,
     aten.hardswish,
     aten.hardswish_backward,
@@ -41,7 +45,10 @@ UNTAGGED = (
     aten.log_sigmoid_backward,
     aten.log_sigmoid_forward,
     aten.rrelu_with_noise_backward,
+    aten.rsub.Scalar,
+    aten.rsub.Tensor,
     aten.softplus_backward,
+    aten.softshrink_backward,
 )
 
 
@@ -66,8 +73,9 @@ def _operand(op: Any, x: JaggedTensor, a: Any) -> Any:
 # ---- above autograd --------------------------------------------------------------------------------------------
 
 
-# `max` and `min` of two tensors are pointwise; their rule stands with those of one.
-FUNCTIONS = [f for f in tagged_functions(torch.Tag.pointwise) if f.__name__ not in ("max", "min")]
+# `max` and `min` of two tensors are pointwise, and so is `rrelu`; their rules stand elsewhere.
+FUNCTIONS = [f for f in tagged_functions(torch.Tag.pointwise) if f.__name__ not in ("max", "min", "rrelu")]
+FUNCTIONS = list(dict.fromkeys([*FUNCTIONS, torch.floor_divide, torch.Tensor.floor_divide]))
 
 
 @JaggedTensor.implements(*FUNCTIONS)

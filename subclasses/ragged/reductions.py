@@ -96,6 +96,11 @@ def _(op: Any, x: JaggedTensor, dim: Any, keepdim: bool = False, *, dtype: Any =
     return _sum(op, x, x.values, dim, keepdim, dtype)
 
 
+@JaggedTensor.implements(aten.sum.default)
+def _(op: Any, x: JaggedTensor, *, dtype: Any = None) -> Any:
+    return _sum(op, x, x.values, None, False, dtype)
+
+
 def _sum(func: Any, x: JaggedTensor, values: Tensor, dim: Any, keepdim: bool, dtype: Any) -> Any:
     dims = dims_of(func, x, dim)
     result = sum_values(x, values, dims, keepdim, dtype)

@@ -200,6 +200,12 @@ def test_one_row(layout):
         batch.x[4]
 
 
+def test_groups_of_rows():
+    batch = make_batch("holes")
+    for groups in (batch.x.chunk(3), batch.x.split(2), batch.x.split([1, 3])):
+        check_parts(batch, [row for group in groups for row in group], batch.rows)
+
+
 def test_slices_share_the_values():
     x = make_batch().x
     assert x[1:, :-1].values.data_ptr() == x.values.data_ptr()
@@ -207,7 +213,10 @@ def test_slices_share_the_values():
 
 def test_entries_under_a_mask():
     batch = make_batch("holes", entry=())
-    check_parts(batch, [batch.x[batch.x > 0]], [torch.cat([row[row > 0] for row in batch.rows])])
+    check_rows(batch, lambda x: x[x > 0], lambda row, _: row[row > 0])
+    check_rows(batch, lambda x: x.masked_select(x > 0), lambda row, _: row[row > 0])
+    wide = make_batch("holes")
+    check_rows(wide, lambda x: x[x.sum(2) > 0], lambda row, _: row[row.sum(1) > 0])
 
 
 @given(st.data())
