@@ -1,0 +1,99 @@
+"""Layouts are immutable and there is one of each."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import threading
+import weakref
+
+import pytest
+import torch
+from torch.testing._internal.two_tensor import TwoTensor
+
+from subclasses.layout import Layout, cotangent_layout, intern_layout, layout_of
+from tests.subclasses.subjects import FACTORIES, Nested, Pair, Tagged, make_pair
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_equal_metadata_is_one_layout(kind):
+    x, y = FACTORIES[kind](), FACTORIES[kind]()
+    assert x._layout is y._layout is layout_of(x)
+    assert x.clone()._layout is x.detach()._layout is x._layout
+    assert layout_of(x).cls is type(x)
+
+
+def test_what_is_no_part_of_it():
+    assert make_pair(2)._layout is make_pair(3, 4).double()._layout
+    assert Tagged(torch.ones(2), length=1)._layout is Tagged(torch.ones(3), length=2)._layout
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [({"tag": "a"}, {"tag": "b"}), ({"mode": 1}, {"mode": True}), ({"mode": 1}, {"mode": 1.0}),
+     ({"mode": (1,)}, {"mode": (True,)}), ({"mode": ((1,),)}, {"mode": ((1.0,),)})],
+)  # fmt: skip
+def test_different_metadata_are_two(one, other):
+    x, y = Tagged(torch.ones(2), **one), Tagged(torch.ones(2), **other)
+    assert x._layout is not y._layout
+    assert Tagged(torch.ones(2), **one)._layout is x._layout
+
+
+def test_layouts_of_what_is_inside():
+    x = Nested(make_pair(), make_pair())
+    assert x._layout.nested == (("pair", x.pair._layout), ("rest", x.rest._layout))
+    assert Nested(make_pair(), torch.ones(3, 4))._layout is not x._layout
+
+
+def test_a_class_written_by_hand():
+    x = TwoTensor(torch.ones(2), torch.ones(2))
+    assert layout_of(x) is layout_of(TwoTensor(torch.ones(3), torch.ones(3)))
+    assert layout_of(x).present == ("a", "b")
+    with pytest.raises(TypeError, match="Expected a traceable wrapper subclass, got a Tensor"):
+        layout_of(torch.ones(2))
+
+
+def test_it_is_immutable_and_made_by_interning_alone():
+    layout = make_pair()._layout
+    with pytest.raises(AttributeError, match="A Layout is immutable"):
+        layout.cls = Tagged
+    with pytest.raises(TypeError, match="Layouts are interned"):
+        Layout(Pair, (), ("a", "b"))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copy_is_the_same_object(copied):
+    for layout in (Tagged(torch.ones(1), tag="t")._layout, Nested(make_pair(), torch.ones(3, 4))._layout):
+        assert copied(layout) is layout
+
+
+def test_layouts_are_held_weakly():
+    x = Tagged(torch.ones(1), tag="only here")
+    ref = weakref.ref(x._layout)
+    del x
+    gc.collect()
+    assert ref() is None
+
+
+def test_threads_agree():
+    found, barrier = [], threading.Barrier(8)
+
+    def make():
+        barrier.wait()
+        found.append(intern_layout(Pair, ("threads",), ("a", "b")))
+
+    threads = [threading.Thread(target=make) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(set(map(id, found))) == 1
+
+
+def test_the_layout_of_a_cotangent():
+    layout = make_pair()._layout
+    marked = cotangent_layout(layout)
+    assert marked.cotangent and not layout.cotangent
+    assert cotangent_layout(marked) is marked is cotangent_layout(layout)
+    assert "cotangent" in repr(marked) and "cotangent" not in repr(layout)

@@ -1,0 +1,226 @@
+"""Every private name of torch that the spec layer uses is there and does what we rely on."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+from subclasses import TensorSubclass, _torch, inner
+from tests.subclasses.subjects import Hostile, Pair, make_pair
+
+aten = torch.ops.aten
+
+
+def make_wrapper_subclass():
+    """Size, stride, storage offset, memory format, dtype, layout, device: in this order on every release."""
+    meta = torch.device("meta")
+    x = _torch.make_wrapper_subclass(Pair, (2, 3), (1, 2), 5, None, torch.float64, torch.strided, meta)
+    assert type(x) is Pair and (x.shape, x.stride(), x.storage_offset()) == ((2, 3), (1, 2), 5)
+    assert (x.dtype, x.device, x.layout, x.requires_grad) == (torch.float64, meta, torch.strided, False)
+    y = _torch.make_wrapper_subclass(Pair, (2, 3), None, None, None, torch.int8, torch.strided, meta)
+    assert (y.stride(), y.storage_offset()) == ((3, 1), 0)
+
+
+def wrapper_questions():
+    x = TwoTensor(torch.ones(1), torch.ones(1))
+    for value, expected in ((x, True), (make_pair(), True), (torch.ones(1), False), (1, False)):
+        assert _torch.is_traceable_wrapper_subclass(value) is expected
+        assert _torch.is_traceable_wrapper_subclass_type(type(value)) is expected
+
+
+def op_types():
+    assert isinstance(aten.mul.Tensor, _torch.OpOverload)
+    assert isinstance(aten.mul, _torch.OpOverloadPacket)
+
+
+def return_and_correct_aliasing():
+    x = make_pair(2, 3)
+    with torch.no_grad():
+        assert x.t_() is x and x.shape == (3, 2)
+    assert callable(_torch.return_and_correct_aliasing)
+
+
+def set_storage_of():
+    x, view = make_pair(2, 3), make_pair(2, 3)
+    _torch.set_storage_of(view, x)
+    assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+def disabled_torch_function_impl():
+    assert Hostile.__torch_function__ is _torch.disabled_torch_function_impl
+
+
+def disable_torch_function_subclass():
+    class Box(TensorSubclass, fallback="map"):
+        a: Tensor = inner()
+
+    Box.implements(torch.cos)(lambda func, x: "ruled")
+    x = Box(torch.zeros(1))
+    assert torch.cos(x) == "ruled"
+    with _torch.DisableTorchFunctionSubclass():
+        assert torch.cos(x).a == 1
+
+
+@pytest.mark.parametrize("hop", [True, False], ids=["newer", "older release"])
+def test_call_unruled(hop, monkeypatch):
+    if not hop:
+        monkeypatch.setattr(_torch, "_skip_one_hop", None)
+
+    class Box(TensorSubclass, fallback="map"):
+        a: Tensor = inner()
+
+    Box.implements(torch.sin)(lambda func, x: "ruled")
+    x = Box(torch.zeros(1))
+    assert torch.cos(x).a == 1 and torch.sin(x) == "ruled"
+    assert F.relu(x).a == 0 and torch.abs(x).a == 0 and (x + 1).a == 1
+
+
+def mark_dim_dynamic():
+    x, y = torch.ones(2, 3), torch.ones(2, 3)
+    _torch.mark_dim_dynamic(x, 1)
+    torch._dynamo.maybe_mark_dynamic(y, 1)
+    name = "_dynamo_weak_dynamic_indices"
+    assert getattr(x, name) == getattr(y, name) == {1}
+    _torch.mark_dim_dynamic(x)
+    assert getattr(x, name) == {0, 1}
+
+
+def dynamic_dims_name():
+    source = inspect.getsource(torch._dynamo.variables.builder)
+    assert _torch.dynamic_dims_name in source, "a release without it compiles a program more, and that is all"
+
+
+def is_dispatched():
+    assert _torch.is_dispatched(aten.cos.default) and not _torch.is_dispatched(aten.cos.int)
+
+
+def is_composite():
+    assert _torch.is_composite(aten.linear.default) and not _torch.is_composite(aten.mm.default)
+
+
+def resolve_overload():
+    x = torch.ones(2)
+    assert _torch.resolve_overload(aten.max, (x, x), {}) is aten.max.other
+    assert _torch.resolve_overload(aten.max, (x,), {"dim": 0}) is aten.max.dim
+    assert _torch.resolve_overload(aten.max, (make_pair(),), {}) is aten.max.default
+    assert _torch.resolve_overload(aten.max, ("x",), {}) is None
+
+
+def entry_of():
+    assert _torch.entry_of(aten.mul.Tensor)(torch.ones(1), 3) == 3
+    assert _torch.entry_of(len) is len
+
+
+def schema_of():
+    assert [a.name for a in _torch.schema_of(aten.mul.Tensor).arguments] == ["self", "other"]
+
+
+def all_aten_ops():
+    ops = _torch.all_aten_ops()
+    assert len(ops) > 2500 and {aten.mul.Tensor, aten.mul_.Tensor, aten.detach.default} <= set(ops)
+
+
+def python_decomposition():
+    assert _torch.python_decomposition(aten.addcmul.default) is not None
+    assert _torch.python_decomposition(aten.mm.default) is None
+
+
+def nn_functions():
+    assert _torch.nn_functions.linear is F.linear
+
+
+def flash_attention():
+    q = torch.randn(1, 2, 3, 8)
+    out, lse = _torch.flash_attention_cpu(q, q, q)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, q, q))
+    grads = _torch.flash_attention_cpu_backward(out, q, q, q, out, lse, 0.0, False)
+    assert [g.shape for g in grads] == [q.shape] * 3
+
+
+def seeing_lazy_bits():
+    """Below dispatch torch does not look at conjugate bits; inside the context it does."""
+
+    class Seen(TensorSubclass):
+        a: Tensor = inner()
+
+    def rule(func, x):
+        lazy = torch.tensor([1 + 2j]).conj()
+        with _torch.seeing_lazy_bits():
+            inside = lazy * 1
+        return Seen(torch.cat([lazy * 1, inside]).imag.clone())
+
+    Seen.implements(aten.cos.default)(rule)
+    assert aten.cos.default(Seen(torch.ones(1))).a.tolist()[1] == -2
+
+
+def dispatch_mode():
+    class Seen(_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    seen = []
+    with Seen():
+        torch.ones(2).cos()
+    assert aten.cos.default in seen
+
+
+def fake_mode():
+    fake = _torch.fake_mode().from_tensor(torch.ones(2))
+    assert (fake * 2).shape == (2,) and type(fake) is not Tensor
+
+
+def storage_key():
+    x = torch.ones(2, 3)
+    assert _torch.storage_key(x) == _torch.storage_key(x[1:]) != _torch.storage_key(x.clone())
+
+
+def op_infos():
+    assert {"add", "matmul"} <= {info.name for info in _torch.op_infos()}
+
+
+CHECKS = {
+    "OpOverload": op_types,
+    "OpOverloadPacket": op_types,
+    "is_traceable_wrapper_subclass": wrapper_questions,
+    "is_traceable_wrapper_subclass_type": wrapper_questions,
+    "return_and_correct_aliasing": return_and_correct_aliasing,
+    "make_wrapper_subclass": make_wrapper_subclass,
+    "dynamic_dims_name": dynamic_dims_name,
+    "mark_dim_dynamic": mark_dim_dynamic,
+    "disabled_torch_function_impl": disabled_torch_function_impl,
+    "DisableTorchFunctionSubclass": disable_torch_function_subclass,
+    "call_unruled": disable_torch_function_subclass,
+    "set_storage_of": set_storage_of,
+    "nn_functions": nn_functions,
+    "is_dispatched": is_dispatched,
+    "is_composite": is_composite,
+    "resolve_overload": resolve_overload,
+    "entry_of": entry_of,
+    "schema_of": schema_of,
+    "all_aten_ops": all_aten_ops,
+    "python_decomposition": python_decomposition,
+    "seeing_lazy_bits": seeing_lazy_bits,
+    "TorchDispatchMode": dispatch_mode,
+    "fake_mode": fake_mode,
+    "storage_key": storage_key,
+    "op_infos": op_infos,
+    "flash_attention_cpu": flash_attention,
+    "flash_attention_cpu_backward": flash_attention,
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_name(name):
+    assert hasattr(_torch, name)
+    CHECKS[name]()
+
+
+def test_every_name_has_its_check():
+    own = {n for n in vars(_torch) if not n.startswith("_")} - {"annotations", "Any", "torch"}
+    assert own == set(CHECKS)
