@@ -16,19 +16,21 @@ from subclasses.testing.subject import Compile, Subject
 # ---- which compilers ---------------------------------------------------------------------------------------
 
 
-def named(target: str, *, needs: str | None = None, **options: Any) -> Compile:
+def named(target: str, **options: Any) -> Compile:
     """A compiler by its import path, looked up when it is used: one that is not installed is left out.
 
     Args:
         target: ``"package:function"``; the function takes the function to compile.
-        needs: another package without which it cannot be used.
-        options: passed on to it.
+        **options: passed on to it; a ``backend`` of ``torch.compile`` must be registered.
     """
 
     def compile(fn: Callable[..., Any]) -> Callable[..., Any]:
-        for package in (target.partition(":")[0], needs):
-            if package is not None and importlib.util.find_spec(package) is None:
-                raise Skipped(f"{package} is not installed")
+        package = target.partition(":")[0]
+        if importlib.util.find_spec(package) is None:
+            raise Skipped(f"{package} is not installed")
+        backend = options.get("backend")
+        if package == "torch" and backend not in torch.compiler.list_backends(exclude_tags=()):
+            raise Skipped(f"torch.compile knows no backend {backend}")
         return pkgutil.resolve_name(target)(fn, **options)
 
     return compile
@@ -38,7 +40,7 @@ PATHS: Mapping[str, Compile] = {
     "torch.compile": named("torch:compile", backend="aot_eager", fullgraph=True),
     "desugar.compile": named("desugar:compile", backend="eager"),
     'torch.compile(backend="desugar")': named(
-        "torch:compile", needs="desugar", backend="desugar", fullgraph=True, options={"backend": "eager"}
+        "torch:compile", backend="desugar", fullgraph=True, options={"backend": "eager"}
     ),
 }
 """The compilers that are tried by default, none with Inductor."""
