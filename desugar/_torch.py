@@ -26,6 +26,8 @@ _LAZY = {
     "ModeKey": "torch._C:_TorchDispatchModeKey",
     # Views are taken again past __torch_function__.
     "DisableTorchFunctionSubclass": "torch._C",
+    # A graph that runs as it is makes no autograd views, as one that Inductor compiled makes none.
+    "BelowADInplaceOrView": "torch._C:_AutoDispatchBelowADInplaceOrView",
     # A version counter is set to what eager mode would have made it.
     "set_version_counters": "torch._C._autograd:_unsafe_set_version_counter",
     # Functional tensors to plain ones, and pending writes carried out.

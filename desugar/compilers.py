@@ -75,11 +75,14 @@ def choose_backend(
 def run_as_is(
     graph: fx.GraphModule, inputs: list[Any] | None = None, kind: GraphKind | None = None
 ) -> CompiledGraph:
-    """The graph itself, called with a list."""
-    forward = graph.forward
+    """The graph itself, called with a list; autograd takes no note of it, as of any compiled graph."""
+    forward, below = graph.forward, private.BelowADInplaceOrView
 
     def run(items: list[Any]) -> Sequence[Any]:
-        return forward(*items)
+        if torch.compiler.is_compiling():  # compiled autograd takes the graph into its own
+            return forward(*items)
+        with below():
+            return forward(*items)
 
     return run
 

@@ -301,30 +301,19 @@ class Family:
 
     def _recover(self, ctx: Any) -> list[Any]:
         """The argument leaves of the call, as they were."""
-        watched, plan = self._watched, self.plan
-        saved = ctx.saved_tensors if plan.saved else ()
-        positions = {leaf: n for n, leaf in enumerate(differentiable_leaves(self.traced))}
+        watched = self._watched
+        saved = ctx.saved_tensors if self.plan.saved else ()
         leaves: list[Any] = []
         for n, value in enumerate(self.inputs.values[: self.inputs.num_arguments]):
             match value:
                 case Same(_, index):
-                    leaf = leaves[index]
+                    leaves.append(leaves[index])
                 case Constant(_, int(index)):
-                    leaf = ctx.numbers[watched.numbers.index(index)]
+                    leaves.append(ctx.numbers[watched.numbers.index(index)])
                 case Constant():
-                    leaf = self.constants[n]
-                case _ if n in plan.leaves:
-                    leaf = saved[plan.leaves[n]]
-                case _ if n in watched.referred:
-                    leaf = ctx.alive[watched.referred.index(n)]()
+                    leaves.append(self.constants[n])
                 case _:
-                    leaf = getattr(ctx.next_functions[positions[n]][0], "variable", None)
-            if leaf is None and isinstance(value, Plain | Wrapper):
-                raise DesugarError(
-                    f"this backward has to run the function again, and its argument {n} is gone",
-                    instead="keep the arguments until the backward has run",
-                )
-            leaves.append(leaf)
+                    leaves.append(self._recover_tensor(n, ctx, saved))
         live = [*leaves, *self.inputs.captured]
         for n, version in zip(watched.versioned, getattr(ctx, "versions", ()), strict=True):
             if live[n]._version != version:
@@ -334,6 +323,21 @@ class Family:
                     instead="change it after the backward, or change a clone",
                 )
         return leaves
+
+    def _recover_tensor(self, n: int, ctx: Any, saved: Sequence[Any]) -> Any:
+        """Argument leaf `n`: as saved, or if it is still there, or from the autograd graph, where leaves live on."""
+        if n in self.plan.leaves:
+            return saved[self.plan.leaves[n]]
+        referred, differentiable = self._watched.referred, differentiable_leaves(self.traced)
+        leaf = ctx.alive[referred.index(n)]() if n in referred else None
+        if leaf is None and n in differentiable:
+            leaf = getattr(ctx.next_functions[differentiable.index(n)][0], "variable", None)
+        if leaf is None:
+            raise DesugarError(
+                f"this backward has to run the function again, and its argument {n} is gone",
+                instead="keep the arguments until the backward has run",
+            )
+        return leaf
 
 
 # ------------------------------------------------------------------------------------------------- helpers
