@@ -104,7 +104,8 @@ def ragged_attention_backward(  # noqa: PLR0913
             parts = flash_attention_cpu_backward(g, *inputs, *saved, 0.0, flag, attn_mask=mask, scale=scale)
         for table, part, side in zip(grads, parts, (queries, keys, keys), strict=True):
             side.put(table, part)
-    return tuple(_head_major(x) for x in grads)
+    grad_q, grad_k, grad_v = (_head_major(x) for x in grads)
+    return grad_q, grad_k, grad_v
 
 
 def _entry_major(values: Tensor) -> Tensor:

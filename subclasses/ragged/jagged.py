@@ -14,7 +14,7 @@ how it converts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -66,6 +66,18 @@ class JaggedTensor(TensorSubclass):
         x = super().__new__(cls, values, offsets, lengths, ragged_dim=ragged_dim, max_length=max_length)
         _mark_dynamic(x)
         return x
+
+    if TYPE_CHECKING:  # what type checkers would otherwise derive from the fields
+
+        def __init__(
+            self,
+            values: Tensor,
+            offsets: Tensor,
+            *,
+            lengths: Tensor | None = None,
+            ragged_dim: int = 1,
+            max_length: int | None = None,
+        ) -> None: ...
 
     @staticmethod
     def outer(values: Tensor, offsets: Tensor, ragged_dim: int, max_length: int) -> Outer:
@@ -156,7 +168,7 @@ class JaggedTensor(TensorSubclass):
             parts = ", ".join(f"{n}={getattr(self, n)!r}" for n in type(self).__spec__.names)
             return f"{name}({parts}{repr_tail(self)})"
         with torch.no_grad():
-            rows = [str(row).replace("\n", "\n  ") for row in self.detach().to_tensors()]
+            rows = [str(row).replace("\n", "\n  ") for row in self.to_tensors()]
         return (
             f"{name}([\n"
             + "".join(f"  {row},\n" for row in rows)

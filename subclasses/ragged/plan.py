@@ -107,11 +107,11 @@ def make_plan(queries: Rows, keys: Rows, sizes: Sizes, causal: bool) -> Plan:
 def _group(rows: list[int], starts, lengths, sizes: Sizes, causal: bool) -> Group:
     found = [[lengths[row][side] for row in rows] for side in (0, 1)]
     first = [[starts[side][row] for row in rows] for side in (0, 1)]
-    sides = [_side(first[side], found[side], sizes[side], sizes.heads) for side in (0, 1)]
+    queries, keys = (_side(first[side], found[side], sizes[side], sizes.heads) for side in (0, 1))
     # Under the mask a query sees no later key, so padding shows only to rows with more queries than keys.
-    shows = any(k < sides[1].width and not (causal and q <= k) for q, k in zip(*found, strict=True))
-    mask = torch.arange(sides[1].width) < torch.tensor(found[1]).unsqueeze(1) if shows else None
-    return Group(*sides, mask)
+    shows = any(k < keys.width and not (causal and q <= k) for q, k in zip(*found, strict=True))
+    mask = torch.arange(keys.width) < torch.tensor(found[1]).unsqueeze(1) if shows else None
+    return Group(queries, keys, mask)
 
 
 def _similar(order: list[int], lengths: list[tuple[int, int]]) -> list[list[int]]:
