@@ -62,6 +62,10 @@ class TensorSubclass(Tensor):
 
     def __new__(cls, *inners: Any, **metadata: Any) -> Self:
         """The generated constructor, for a class body's own ``__new__`` to end with ``super().__new__(cls, ...)``."""
+        if cls is TensorSubclass:
+            raise TypeError(
+                "TensorSubclass has no fields; declare a class: `class Pair(TensorSubclass): ...`"
+            )
         return cls._new(cls, *inners, **metadata)  # type: ignore[attr-defined]
 
     # ---- rules -------------------------------------------------------------------------------------------------
@@ -77,6 +81,10 @@ class TensorSubclass(Tensor):
         Raises:
             SpecError: an op is of no such kind, or has a rule on this class already.
         """
+        if cls is TensorSubclass:
+            raise SpecError(
+                "TensorSubclass.implements: register a rule on a class declared with TensorSubclass"
+            )
         if not ops:
             raise SpecError(f"{cls.__name__}.implements() needs an op, such as torch.ops.aten.mul.Tensor")
 

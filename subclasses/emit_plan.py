@@ -40,6 +40,7 @@ def can_emit(op: OpOverload) -> bool:
     return (
         bool(tensors)
         and facts.returns == ("tensor",)
+        and (not facts.written or facts.returned[0] is not None)
         and not facts.changes_metadata
         and torch.Tag.dynamic_output_shape not in op.tags
         and all(a.kind != "tensors" for a in facts.arguments)

@@ -68,6 +68,8 @@ def allow_loading(cls: type) -> None:
     An ``Enum`` that is the default of static metadata comes with it; other types of metadata that torch does not
     know have to be allowed with :func:`torch.serialization.add_safe_globals`.
     """
+    if "<locals>" in cls.__qualname__:
+        return  # cannot be found again by name, and must not be kept alive by torch's list
     spec: SubclassSpec = cls.__spec__  # type: ignore[attr-defined]
     enums = {type(f.default) for f in spec.statics if isinstance(f.default, enum.Enum)}
     torch.serialization.add_safe_globals([rebuild, cls, *enums])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -198,6 +198,8 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
 def _decompose(cls: type, value: bool | Collection[Any]) -> bool | frozenset[Any]:
     if isinstance(value, bool):
         return value
+    if isinstance(value, str | OpOverload | OpOverloadPacket) or not isinstance(value, Iterable):
+        raise SpecError(f"{cls.__name__}: decompose= takes a bool or a collection of ops, got {value!r}")
     ops: set[Any] = set()
     for op in value:
         if isinstance(op, OpOverload):

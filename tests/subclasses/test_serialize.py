@@ -312,3 +312,23 @@ def test_a_plain_gradient_of_a_parameter():
     p = nn.Parameter(Scaled(torch.ones(3), torch.tensor(2.0)))
     (p * 3).sum().backward()
     assert type(p.grad) is Tensor and p.grad.tolist() == [3, 3, 3]
+
+
+def test_a_local_class_is_not_kept_alive_by_the_list_of_what_may_be_loaded():
+    class Local(TensorSubclass):
+        held: Tensor = inner()
+
+    assert Local not in torch.serialization.get_safe_globals()
+    assert Pair in torch.serialization.get_safe_globals()
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_parameters_that_are_swapped(kind, monkeypatch):
+    monkeypatch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
+    module = Holder(kind)
+    w = module.w
+    module.to(torch.bfloat16)
+    assert module.w is w and w.dtype == torch.bfloat16
+    other = Holder(kind).to(torch.bfloat16)
+    other.load_state_dict(module.state_dict())
+    assert_same(other.w, w)

@@ -195,6 +195,14 @@ REFUSED = {
         lambda: declare({"a": inner()}, {"a": Tensor}, decompose=[torch.sin]),
         "decompose= takes ops such as torch.ops.aten.silu",
     ),
+    "decompose an op": (
+        lambda: declare({"a": inner()}, {"a": Tensor}, decompose=aten.silu),
+        "decompose= takes a bool or a collection of ops",
+    ),
+    "decompose a word": (
+        lambda: declare({"a": inner()}, {"a": Tensor}, decompose="silu"),
+        "decompose= takes a bool or a collection of ops",
+    ),
     "outer a method": (lambda: one(outer=lambda self: Outer((1,))), "Bad.outer must be a @staticmethod"),
     "outer of no field": (
         lambda: one(outer=staticmethod(lambda b: Outer((1,)))),
@@ -222,6 +230,18 @@ def test_names_of_data_attributes(name):
 def test_names_of_methods_that_torch_calls(name):
     with pytest.raises(SpecError, match=f"Bad.{name} is a method that torch itself calls"):
         one(name)
+
+
+def test_the_base_itself_has_no_fields_and_no_rules():
+    with pytest.raises(TypeError, match="TensorSubclass has no fields; declare a class"):
+        TensorSubclass(torch.ones(1))
+    with pytest.raises(SpecError, match="register a rule on a class declared with"):
+        TensorSubclass.implements(aten.cos.default)
+
+
+def test_an_unknown_keyword():
+    with pytest.raises(TypeError, match="takes no keyword arguments"):
+        declare({"a": inner()}, {"a": Tensor}, size="a")
 
 
 def test_metadata_names_are_checked_too():
