@@ -118,6 +118,38 @@ def _write_to_view(s: Subject, view: Callable[[Any], Any]) -> Any:
     return [x, out]
 
 
+@promise(
+    "as_strided counts from the start of the storage: shift its offset for each inner tensor by where that one starts, "
+    "and refuse strides that are not its own"
+)
+def compiled_offsets(s: Subject) -> None:
+    """Inner tensors that start at different places in their storages give right views when compiled."""
+    x = s.make().detach()
+    inners = {n: _moved(t, i) for i, (n, t) in enumerate(s.inners(x).items())}
+    with Attempt() as attempt:
+        s.construct(x, inners)
+    if isinstance(attempt.error, Skipped):
+        raise attempt.error
+    if attempt.error is not None:
+        s.refused.append(f"inner tensors with offsets: {shown(attempt.error)}")
+        return
+    for case in applicable(s, {name: VIEWS[name] for name in ("x.view(x.shape)", "x[1:]")}):
+        with torch.no_grad():
+            works, expected = s.works(case.name, lambda case=case: case.run(s.construct(x, inners)))
+            for path, compile in compilers(s) if works else ():
+                run = lambda c=compile, case=case: c(case.run)(s.construct(x, inners))  # noqa: E731
+                against_eager(s, f"{case.name} with offsets", path, run, expected)
+
+
+def _moved(t: Any, index: int) -> Any:
+    """The same numbers, further back in a storage that has room behind them."""
+    if type(t) is not Tensor:
+        return t
+    room = t.new_zeros(3 * t.numel() + 2 * index + 2)
+    moved = room[2 * index + 1 :][: t.numel()].view(t.shape)
+    return moved.copy_(t)
+
+
 # ---- gradients ---------------------------------------------------------------------------------------------
 
 

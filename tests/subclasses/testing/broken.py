@@ -478,6 +478,16 @@ class FixesSizes(Tagged):
         return func(*args, **kwargs)
 
 
+class SaysNoOffset(Tagged):
+    """The outside never has a storage offset."""
+
+    @classmethod
+    def wrap(cls, data_, tag, **outside):
+        x = Tensor._make_wrapper_subclass(cls, data_.shape, dtype=data_.dtype, strides=data_.stride())
+        x.data_, x.tag = data_, tag
+        return x
+
+
 class GuardsNothing(Tagged):
     """Every metadata is as good as any other to the compiler."""
 

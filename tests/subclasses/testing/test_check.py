@@ -65,6 +65,7 @@ WRONG = {
 }
 WRONG_COMPILED = {
     "FixesSizes": "dynamic_shapes",
+    "SaysNoOffset": "compiled_offsets",
     "CountsCalls": "compiled_values",
     "GuardsNothing": "metadata_guard",
 }
