@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,11 +62,13 @@ class Watched:
 
     Attributes:
         referred: Argument leaves that are neither saved nor in the autograd graph: a weak reference.
+        held: Those of them that are held if they are no leaves, for eager mode holds what leads to them.
         versioned: Leaves that the saved values were computed from and that are not saved: their version.
         numbers: Slots of ints that are arguments.
     """
 
     referred: tuple[int, ...]
+    held: frozenset[int]
     versioned: tuple[int, ...]
     numbers: tuple[int, ...]
 
@@ -104,7 +107,7 @@ class Family:
         self.plan = BackwardPlan()
         self.constants: dict[int, Any] = {}
         self.autocast = autocast_state()
-        self._watched = Watched((), (), ())
+        self._watched = Watched((), frozenset(), (), ())
         self._random = _first_random(partitioned.forward)
         self._compiled: dict[tuple[bool, ...], CompiledGraph] = {}
         self._recompiled: dict[tuple[int, ...], Callable[..., Any]] = {}
@@ -206,37 +209,22 @@ class Family:
 
     # ................................................................................. differentiating again
 
-    def watch(self, leaves: list[Any], names: Sequence[str]) -> Watched:
-        """What the forward is to note; adds to the plan what it is to save besides.
-
-        Args:
-            leaves: The argument leaves that were traced.
-            names: Expressions in the forward, of all input leaves.
-        """
+    def watch(self, leaves: list[Any]) -> Watched:
+        """What the forward is to note; `leaves` are the argument leaves that were traced."""
         values, captured = self.inputs.values, self.inputs.captured
         self.constants = {n: leaf for n, leaf in enumerate(leaves) if isinstance(values[n], Constant)}
         differentiable = set(differentiable_leaves(self.traced))
         live = [*leaves, *captured]
         sources = self._sources_of_saved()
-        for n in differentiable & sources:
-            if (
-                n < len(leaves)
-                and not live[n].is_leaf
-                and n not in self.plan.leaves
-                and not self._is_written(n)
-            ):
-                self.plan.leaves[n] = self.plan.keep(names[n])  # often nobody else does
         tensors = [n for n in tensor_leaves(self.inputs) if n not in self.plan.leaves]
         found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
         self._watched = Watched(
             tuple(n for n in tensors if n < len(leaves) and n not in found_in_graph),
+            frozenset(differentiable & sources),
             tuple(n for n in tensors if n in sources and not live[n].is_inference()),
             tuple(v.index for v in values if isinstance(v, Constant) and v.index is not None),
         )
         return self._watched
-
-    def _is_written(self, leaf: int) -> bool:
-        return any(leaf == written for written, _, _ in self.traced.outputs.versions)
 
     def _sources_of_saved(self) -> set[int]:
         """Input leaves that a saved intermediate was computed from."""
@@ -329,7 +317,8 @@ class Family:
         if n in self.plan.leaves:
             return saved[self.plan.leaves[n]]
         referred, differentiable = self._watched.referred, differentiable_leaves(self.traced)
-        leaf = ctx.alive[referred.index(n)]() if n in referred else None
+        leaf = ctx.alive[referred.index(n)] if n in referred else None
+        leaf = leaf() if isinstance(leaf, weakref.ref) else leaf
         if leaf is None and n in differentiable:
             leaf = getattr(ctx.next_functions[differentiable.index(n)][0], "variable", None)
         if leaf is None:

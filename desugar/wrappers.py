@@ -267,7 +267,7 @@ def _emit_forward(out: Emitter, parts: Parts, family: Family) -> None:
     leaves = _emit_results(out, parts, names, results)
     plan = plan_backward(parts.inputs, parts.traced, family.partitioned, ForwardNames(names, results, leaves))
     family.plan = plan
-    watched = family.watch(parts.leaves, names.leaves)
+    watched = family.watch(parts.leaves)
     if plan.saved:
         out.writeline(f"ctx.save_for_backward({', '.join(plan.saved)})")
     for attribute in ("ints", "sizes", "companions"):
@@ -297,7 +297,13 @@ def _emit_record(out: Emitter, watched: Watched, names: Names) -> None:
     """Notes, without keeping anything alive, what another differentiation of the call would start from."""
     if watched.referred:
         ref = out.bind(weakref.ref, "ref")
-        out.writeline(f"ctx.alive = ({' '.join(f'{ref}({names.leaves[n]}),' for n in watched.referred)})")
+        entries = []
+        for n in watched.referred:
+            name = names.leaves[n]
+            entries.append(
+                f"{ref}({name}) if {name}.is_leaf else {name}" if n in watched.held else f"{ref}({name})"
+            )
+        out.writeline(f"ctx.alive = ({', '.join(entries)},)")
     if watched.versioned:
         versions = " ".join(f"{names.leaves[n]}._version," for n in watched.versioned)
         out.writeline(f"ctx.versions = ({versions})")
