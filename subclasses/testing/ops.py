@@ -73,7 +73,8 @@ def _check_mode(s: Subject, enter: Callable[[], AbstractContextManager[Any]], ma
 
 @promise(
     "there, composite ops (linear, matmul, reshape) reach __torch_dispatch__ whole: take those without a rule "
-    "apart with func.decompose(), as outside of inference mode"
+    "apart with func.decompose(), as outside of inference mode; views of a value from outside must be made under "
+    "torch.inference_mode(False), for they share its version counter"
 )
 def inference_mode(s: Subject) -> None:
     """An op gives in inference mode what it gives outside of it."""
