@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -30,11 +31,9 @@ def _(  # noqa: PLR0913
 ) -> Any:
     for x in (query, key, value):
         _check_operand(x)
-    if attn_mask is not None or dropout_p:
-        raise DispatchError(
-            "scaled_dot_product_attention: ragged tensors attend without attn_mask and dropout_p so far; use "
-            "x.to_dense() with x.mask()"
-        )
+    if attn_mask is not None or dropout_p or query.device.type != "cpu":
+        options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+        return _attend_padded(query, key, value, _score_mask(query, key, attn_mask, is_causal), options)
     q, k, v = _heads_first(query), _heads_first(key), _heads_first(value)
     if enable_gqa and k.shape[0] != q.shape[0]:
         k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
@@ -42,6 +41,40 @@ def _(  # noqa: PLR0913
     rows = query.offsets, key.offsets, query.lengths, key.lengths
     out, _ = ragged_attention(q, k, v, *rows, is_causal, scale)
     return query.with_values(out.view(*query.values.shape[:-1], out.shape[-1]))
+
+
+# ---- by padded tables ------------------------------------------------------------------------------------------
+
+
+def _attend_padded(
+    query: JaggedTensor, key: JaggedTensor, value: JaggedTensor, mask: Tensor, options: dict[str, Any]
+) -> JaggedTensor:
+    """Attention with a mask of scores, dropout, or on another device than the CPU: one call over padded tables."""
+    dense = (x.to_dense() for x in (query, key, value))
+    out = F.scaled_dot_product_attention(*dense, attn_mask=mask, **options)
+    entries = query.segments.unpad(out.movedim(query.ragged_dim, 1))
+    # A row without keys attended to padding, so that nothing is NaN on the way back; its result is 0.
+    found = query.segments.spread_rows(key.row_lengths() > 0)
+    return query.with_entries(torch.where(found.view(-1, *[1] * (entries.dim() - 1)), entries, 0))
+
+
+def _score_mask(query: JaggedTensor, key: JaggedTensor, attn_mask: Any, is_causal: bool) -> Tensor:
+    """Which scores count, or what is added to them: ``[B, 1..., T, S]``, the caller's mask included."""
+    if isinstance(attn_mask, JaggedTensor):
+        raise DispatchError(
+            f"scaled_dot_product_attention: expected a dense attn_mask that broadcasts against [B, ..., T, S], got "
+            f"{shown(attn_mask)}"
+        )
+    exists = key.mask() | (key.row_lengths() == 0).unsqueeze(1)
+    exists = exists.view(exists.shape[0], *[1] * (query.dim() - 2), exists.shape[1])
+    if is_causal:
+        past = torch.ones(query.max_length, key.max_length, dtype=torch.bool, device=query.device).tril()
+        exists = exists & past
+    if attn_mask is None:
+        return exists
+    if attn_mask.dtype == torch.bool:
+        return exists & attn_mask
+    return torch.where(exists, attn_mask, -math.inf)
 
 
 def _heads_first(x: JaggedTensor) -> Tensor:

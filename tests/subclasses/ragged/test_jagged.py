@@ -241,6 +241,50 @@ def test_attention_to_rows_of_other_lengths():
     check_parts(a, got.to_tensors(), expected)
 
 
+MASKS = {
+    "bool": lambda: torch.rand(5, 5) > 0.3,
+    "added": lambda: torch.randn(5, 5, dtype=torch.float64, requires_grad=True),
+    "one for each row": lambda: torch.randn(4, 1, 5, 5, dtype=torch.float64, requires_grad=True),
+    "heads": lambda: torch.randn(2, 1, 5, dtype=torch.float64, requires_grad=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
+@pytest.mark.parametrize("mask", MASKS)
+def test_attention_with_a_mask(mask, way):
+    bias = MASKS[mask]()
+    bias = bias | torch.eye(5, dtype=torch.bool) if bias.dtype == torch.bool else bias
+    batch = make_batch("holes", entry=(24,))
+
+    def run(x, m):
+        q, k, v = (split(x, i) for i in range(3))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=m).transpose(-2, -3).flatten(-2)
+
+    def of_row(i, n):
+        return bias.expand(4, 2, 5, 5)[i, None, :, :n, :n]
+
+    expected = [run(r[None], of_row(i, len(r)))[0] if len(r) else r[:, :8] for i, r in enumerate(batch.rows)]
+    parameters = [bias] if bias.requires_grad else []
+    check_parts(batch, way(run)(batch.x, bias).to_tensors(), expected, parameters)
+
+
+def test_attention_by_padded_tables_to_rows_without_keys():
+    a, b = make_batch(lengths=[3, 2], entry=(8,)), make_batch("holes", lengths=[0, 4], entry=(8,))
+    q, kv = a.x.unsqueeze(1), b.x.unsqueeze(1)
+    open_mask = torch.ones(3, 4, dtype=torch.bool)
+    got = F.scaled_dot_product_attention(q, kv, kv, attn_mask=open_mask)
+    check_parts(a, got.to_tensors(), F.scaled_dot_product_attention(q, kv, kv).to_tensors())
+    assert (got[0] == 0).all()
+
+
+def test_attention_with_dropout():
+    batch = make_batch(lengths=[300, 200], entry=(2, 16))
+    x = batch.x.detach().transpose(1, 2)
+    ones = torch.ones_like(x)
+    got = F.scaled_dot_product_attention(x, x, ones, dropout_p=0.5)
+    assert abs(got.mean() - 1) < 0.05 and got.std() > 0.01
+
+
 def test_grouped_heads():
     batch = make_batch(entry=(4, 8), lengths=[3, 2])
     x = batch.x.transpose(1, 2)
