@@ -72,6 +72,7 @@ class SignatureEmitter:
         self.miss = out.bind(MISS, "MISS")
         self.names = Names()
         self.guarded: list[tuple[str, Any, list[Any], list[Any]]] = []  # text, tensor, sizes, strides
+        self.wrappers: dict[int, str] = {}  # id -> text of the wrappers met so far
 
     def emit(self, leaf_names: list[str], leaves: list[Any]) -> Names:
         """Writes everything; `leaf_names` hold the argument leaves of the call, `leaves` the traced ones."""
@@ -154,6 +155,10 @@ class SignatureEmitter:
         self.guarded.append((name, tensor, sizes, strides))
 
     def _emit_wrapper(self, name: str, value: Wrapper, wrapper: Any) -> None:
+        first = self.wrappers.setdefault(id(wrapper), name)
+        if first != name:  # a wrapper inside of two others
+            self.require(f"{name} is {first}")
+            return
         self.require(f"type({name}) is {self.out.bind(value.cls, value.cls.__name__)}")
         declared = issubclass(value.cls, TensorSubclass)
         if declared:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.desugar.classes import EVERY, Beside, Labeled, Pair, Tagged, TwoTensor, make
+from tests.desugar.classes import EVERY, Beside, Labeled, Nested, Pair, Tagged, TwoTensor, make
 from tests.desugar.judge import by_pass, judge
 
 
@@ -160,6 +160,23 @@ def test_which_arguments_are_one_object():
         lambda: (TwoTensor(a, a), TwoTensor(b, b)),
     ]
     assert_programs(product, calls, 5)
+
+
+def test_a_wrapper_inside_of_two_others():
+    pair, flat = make(Pair, 3), torch.randn(3)
+
+    def fn(x, y):
+        return x * y
+
+    calls = [
+        lambda: (make(Nested, 3), make(Nested, 3)),
+        lambda: (Nested(pair, flat), Nested(pair, torch.randn(3))),
+        lambda: (Nested(make(Pair, 3), flat), Nested(make(Pair, 3), flat)),
+        lambda: (make(Nested, 3), pair),
+    ]
+    assert_programs(lambda x, y: x * 2, calls, 3 + 1)
+    x = Nested(pair, flat)
+    assert_programs(fn, [lambda: (x, Nested(pair, flat))], 1)
 
 
 def test_structure():
