@@ -29,6 +29,7 @@ from subclasses.errors import DispatchError
 from subclasses.rules import find_op_rule, find_tag_rule
 from subclasses.schema import functional_counterpart, op_facts
 from subclasses.semantics import bump_versions, with_normal_views, with_semantics, write_into
+from subclasses.strided import STRIDED, check_strided_copy, map_strided
 
 Call = Callable[..., Any]
 
@@ -130,6 +131,8 @@ def fallback_plan(cls: Any, op: OpOverload) -> Plan:
     """What the class does with an op that nothing else covers."""
     match cls.__spec__.fallback:
         case "map":
+            if op in STRIDED:
+                return Plan("map", map_strided(cls, op))
             op = _CARRIED_OUT.get(op, op)
             return Plan("map", build_map_plan(cls, op) if can_emit(op) else _map_any(cls, op))
         case "materialize":
@@ -251,6 +254,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
                     f"{op} writes to a {cls.__name__}, and writing to what it materializes to would be lost; "
                     f"use the functional op, or {hint}"
                 )
+        check_strided_copy(cls, op)
         check_materialize(cls, op, _wrappers(cls, (args, kwargs)))
         with seeing_lazy_bits():
             return op(*_plain(cls, args), **_plain(cls, kwargs))
