@@ -193,7 +193,7 @@ def test_a_dense_target(dense):
         {"ignore_index": 2},
         {"weight": torch.rand(4).double()},
     ],
-    ids=str,
+    ids=lambda options: " ".join(options) or "plain",
 )
 def test_cross_entropy(options, layout, way):
     batch = make_batch(layout)
