@@ -9,7 +9,7 @@ it: functionalization has made every write a value, so one store at the end is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -55,6 +55,16 @@ class Entered:
     version: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """An in-place change of an input leaf's size or stride: `method(leaf, *args, **kwargs)`."""
+
+    leaf: int
+    method: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+
+
 @dataclass(slots=True)
 class Run:
     """One run of the function on functional tensors.
@@ -64,6 +74,7 @@ class Run:
         versions: Their version counters before the run.
         entered: The argument and captured leaves, in order of `Inputs.values`.
         homes: Slot -> slot of the storage that it is a view of, for inputs that overlap.
+        reshapes: In-place ops on input leaves that change their size or stride alone (`t_`, `unsqueeze_`).
         result: What the function returned.
     """
 
@@ -71,6 +82,7 @@ class Run:
     versions: list[int]
     entered: list[Entered]
     homes: dict[int, int]
+    reshapes: tuple[Reshape, ...]
     result: Any
 
     @property
@@ -88,10 +100,11 @@ class Outputs:
         values: One per leaf, then the hidden ones: bases of views, new values of written inputs.
         items: Fake tensors and symbolic ints, by output slot.
         inputs: Slot of `items` -> slot of the inputs, for those that are an input itself.
-        writes: (input leaf, result) of the inputs whose write autograd recorded.
+        writes: (input leaf, result) of the inputs whose write autograd recorded, or that were reshaped too.
         stores: (input slot, output slot) of the other writes.
         versions: (input leaf, attribute path) -> by how much its version counter rises.
         homes: Input slot -> slot of the storage that it is a view of.
+        reshapes: In-place changes of the size or stride of inputs, in order.
     """
 
     treespec: optree.PyTreeSpec
@@ -102,6 +115,7 @@ class Outputs:
     stores: tuple[tuple[int, int], ...] = ()
     versions: tuple[tuple[int, tuple[str, ...], int], ...] = ()
     homes: Mapping[int, int] = field(default_factory=dict)
+    reshapes: tuple[Reshape, ...] = ()
 
     @property
     def returned(self) -> list[int]:
@@ -136,7 +150,7 @@ def store_positions(outputs: Outputs) -> dict[int, int]:
 def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
     """Input slots whose memory the program changes, in the graph or after it."""
     slots = {slot for slot, _ in outputs.stores}
-    for leaf, _ in outputs.writes:
+    for leaf in [leaf for leaf, _ in outputs.writes] + [reshape.leaf for reshape in outputs.reshapes]:
         slots.update(slots_of(values[leaf]))
     return slots | {outputs.homes[slot] for slot in slots if slot in outputs.homes}
 
@@ -195,6 +209,7 @@ class _Taker:
             stores,
             self._version_rises(),
             self.run.homes,
+            self.run.reshapes,
         )
         return outputs, Result(self.leaves, self.flat.items)
 
@@ -280,9 +295,10 @@ class _Taker:
         writes: list[tuple[int, int]] = []
         stores: dict[int, int] = {}
         recorded: set[int] = set()
+        reshaped = {reshape.leaf for reshape in self.run.reshapes}
         for number, entered in enumerate(self.run.entered):
             changed = changed_slots(entered.value, self.run.items)
-            if changed and entered.leaf.grad_fn is not entered.grad_fn:
+            if changed and (number in reshaped or entered.leaf.grad_fn is not entered.grad_fn):
                 writes.append((number, len(self.values)))
                 self.values.append(self._new_value(entered.leaf))
                 self.leaves.append(entered.leaf)

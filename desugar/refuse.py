@@ -56,11 +56,14 @@ def check_run(run: Run, inputs: Inputs) -> None:
 
 
 def _check_metadata(run: Run, inputs: Inputs) -> None:
+    reshaped = {reshape.leaf for reshape in run.reshapes}
     for number, (value, leaf) in enumerate(zip(inputs.values, run.leaves, strict=True)):
-        if isinstance(value, Plain | Wrapper) and _has_new_metadata(value, leaf, run, inputs):
+        if not isinstance(value, Plain | Wrapper):
+            continue
+        if number not in reshaped and _has_new_metadata(value, leaf, run, inputs):
             raise DesugarError(
                 f"{leaf_name(number, inputs)} gets another size, stride or inner tensor in place",
-                instead="build a new tensor instead of resizing, transposing or assigning in place",
+                instead="build a new tensor instead of resizing or assigning",
             )
 
 
@@ -140,7 +143,7 @@ def check_same_structure(expected: Outputs, found: Outputs) -> None:
 
 
 def _outline(outputs: Outputs) -> tuple[Any, ...]:
-    return outputs.treespec, outputs.inputs, outputs.writes, outputs.stores
+    return outputs.treespec, outputs.inputs, outputs.writes, outputs.stores, outputs.reshapes
 
 
 def _shape_of(value: Any) -> Any:

@@ -25,7 +25,7 @@ from desugar import _torch as private, opaque, refuse
 from desugar.inputs import Inputs, is_traced
 from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
-from desugar.outputs import Entered, Outputs, Result, Run, changed_slots, plain, take_apart
+from desugar.outputs import Entered, Outputs, Reshape, Result, Run, changed_slots, plain, take_apart
 from desugar.values import (
     Constant,
     Flat,
@@ -74,6 +74,12 @@ class Traced:
 # ------------------------------------------------------------------------------------- running the function
 
 
+# In-place methods that change a tensor's size and stride and nothing else.
+RESHAPES = frozenset(
+    {Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_}
+)
+
+
 class Capture(TorchFunctionMode):
     """Turns tensors from outside the trace into inputs when a torch function first touches them."""
 
@@ -81,11 +87,14 @@ class Capture(TorchFunctionMode):
         super().__init__()
         self.inputs, self.items, self.arguments = inputs, items, arguments
         self.leaves: dict[int, Entered] = {}
+        self.reshapes: list[tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         refuse.check_call(func)
         call: Any = (args, kwargs or {})
         args, kwargs = optree.tree_map(self.replace, call, none_is_leaf=True)
+        if func in RESHAPES:
+            self.reshapes.append((args[0], func, args[1:], kwargs))
         return func(*args, **kwargs)
 
     def replace(self, leaf: Any) -> Any:
@@ -149,7 +158,13 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
         result = call([leaf.leaf for leaf in arguments])
     entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
-    return Run(items, versions, entered, inputs.homes, result)
+    reshapes = tuple(
+        Reshape(n, method, args, tuple(kwargs.items()))
+        for leaf, method, args, kwargs in capture.reshapes
+        for n, one in enumerate(entered)
+        if one.leaf is leaf and not isinstance(one.value, Same)
+    )
+    return Run(items, versions, entered, inputs.homes, reshapes, result)
 
 
 def part_of(base: Any, fake: Tensor) -> Any:
