@@ -252,7 +252,7 @@ class Family:
                 f"this backward has to run the function again, which would draw other random numbers ({self._random})",
                 instead="pass gradients of the results' own types and, for second derivatives, run it in eager mode",
             )
-        if self.traced.outputs.versions or self.traced.outputs.reshapes:
+        if self.traced.outputs.has_effects:
             raise DesugarError(
                 "this backward has to run the function again, which would write to its arguments again",
                 instead="return new values from the function instead of writing in place",

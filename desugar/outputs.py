@@ -9,7 +9,7 @@ it: functionalization has made every write a value, so one store at the end is a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import SymInt, Tensor
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.memory import base_of, storage_of
+from desugar.runs import Reshape, Run, assigned_inners, changed_slots, identity, plain
 from desugar.trees import flatten_result
 from desugar.values import (
     Constant,
@@ -38,60 +39,6 @@ from desugar.values import (
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
-    """An input leaf as the function got it.
-
-    Attributes:
-        value: What it is made of.
-        root: The tensor that gradients are taken with respect to.
-        leaf: What the function sees: the root, or a non-leaf around the same tensors.
-        grad_fn, version: Of `leaf`, before the function ran.
-    """
-
-    value: Value
-    root: Any
-    leaf: Any
-    grad_fn: Any = None
-    version: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Reshape:
-    """An in-place change of an input leaf's size or stride: `method(leaf, *args, **kwargs)`."""
-
-    leaf: int
-    method: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
-
-
-@dataclass(slots=True)
-class Run:
-    """One run of the function on functional tensors.
-
-    Attributes:
-        items: Functional tensors and symbolic ints, by input slot.
-        versions: Their version counters before the run.
-        entered: The argument and captured leaves, in order of `Inputs.values`.
-        homes: Slot -> slot of the storage that it is a view of, for inputs that overlap.
-        reshapes: In-place ops on input leaves that change their size or stride alone (`t_`, `unsqueeze_`).
-        result: What the function returned.
-    """
-
-    items: list[Any]
-    versions: list[int]
-    entered: list[Entered]
-    homes: dict[int, int]
-    reshapes: tuple[Reshape, ...]
-    result: Any
-
-    @property
-    def leaves(self) -> list[Any]:
-        """What the function saw."""
-        return [entered.leaf for entered in self.entered]
-
-
-@dataclass(frozen=True, slots=True)
 class Outputs:
     """What a function returned and wrote.
 
@@ -105,6 +52,7 @@ class Outputs:
         versions: (input leaf, attribute path) -> by how much its version counter rises.
         homes: Input slot -> slot of the storage that it is a view of.
         reshapes: In-place changes of the size or stride of inputs, in order.
+        assigns: (input leaf, name, result) of inner tensors that were replaced.
     """
 
     treespec: optree.PyTreeSpec
@@ -116,6 +64,7 @@ class Outputs:
     versions: tuple[tuple[int, tuple[str, ...], int], ...] = ()
     homes: Mapping[int, int] = field(default_factory=dict)
     reshapes: tuple[Reshape, ...] = ()
+    assigns: tuple[tuple[int, str, int], ...] = ()
 
     @property
     def returned(self) -> list[int]:
@@ -126,6 +75,11 @@ class Outputs:
     def visible(self) -> tuple[Value, ...]:
         """The values of the result's own leaves."""
         return self.values[: self.treespec.num_leaves]
+
+    @property
+    def has_effects(self) -> bool:
+        """Whether the function changes its inputs."""
+        return bool(self.versions or self.reshapes or self.assigns)
 
     def with_views_of(self, earlier: Outputs) -> Outputs:
         """The same, with the views that an earlier run of the same function took."""
@@ -153,19 +107,6 @@ def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
     for leaf in [leaf for leaf, _ in outputs.writes] + [reshape.leaf for reshape in outputs.reshapes]:
         slots.update(slots_of(values[leaf]))
     return slots | {outputs.homes[slot] for slot in slots if slot in outputs.homes}
-
-
-def plain(tensor: Any) -> Any:
-    """The tensor inside a functional one, with pending writes carried out; a symbolic int as it is."""
-    if not isinstance(tensor, private.FunctionalTensor):
-        return tensor
-    private.sync_functional_tensor(tensor)
-    return private.from_functional_tensor(tensor.elem)
-
-
-def identity(item: Any) -> int:
-    """Which functional tensor this is, whatever Python object stands around it."""
-    return id(item.elem) if isinstance(item, private.FunctionalTensor) else id(item)
 
 
 # --------------------------------------------------------------------------------------------- taking apart
@@ -199,6 +140,7 @@ class _Taker:
         places = {id(leaf): n for n, leaf in reversed([*enumerate(self.leaves)]) if isinstance(leaf, Tensor)}
         for number, leaf in enumerate(self.leaves):
             self.values.append(self._value(number, leaf, places, anchors))
+        assigns = self._take_assigns()
         writes, stores = self._take_writes()
         outputs = Outputs(
             treespec,
@@ -210,6 +152,7 @@ class _Taker:
             self._version_rises(),
             self.run.homes,
             self.run.reshapes,
+            assigns,
         )
         return outputs, Result(self.leaves, self.flat.items)
 
@@ -310,6 +253,15 @@ class _Taker:
                     stores[home] = self._again(self.run.items[home])
         return tuple(writes), tuple(stores.items())
 
+    def _take_assigns(self) -> tuple[tuple[int, str, int], ...]:
+        assigns: list[tuple[int, str, int]] = []
+        for number, entered in enumerate(self.run.entered):
+            for name in assigned_inners(entered, self.run.items):
+                assigns.append((number, name, len(self.values)))
+                self.leaves.append(getattr(entered.leaf, name))
+                self.values.append(unwrap_value(self.leaves[-1], self.flat))
+        return tuple(assigns)
+
     def _again(self, item: Any) -> int:
         """A slot of its own for the new value of an input's tensor."""
         slot = self.flat.again(item)
@@ -360,15 +312,6 @@ def renumber(value: Value, slots: Sequence[int]) -> Value:
             )
         case _:
             return value
-
-
-def changed_slots(value: Value, items: Sequence[Any]) -> list[int]:
-    """Slots of the tensors in an input leaf that were written to."""
-    return [
-        slot
-        for slot in slots_of(value)
-        if isinstance(items[slot], Tensor) and private.has_data_mutation(items[slot])
-    ]
 
 
 # ---------------------------------------------------------------------------------------------------- views

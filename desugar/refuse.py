@@ -14,12 +14,13 @@ from torch import SymInt, Tensor
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.inputs import is_traced
-from desugar.outputs import changed_slots, identity
+from desugar.runs import assigned_inners, changed_slots, identity
 from desugar.values import Constant, Plain, Wrapper, paths_of, wrap_value
 
 if TYPE_CHECKING:
     from desugar.inputs import Inputs
-    from desugar.outputs import Outputs, Run
+    from desugar.outputs import Outputs
+    from desugar.runs import Run
 
 _USE_EAGER = "run this part in eager mode, outside the compiled function"
 
@@ -60,18 +61,23 @@ def _check_metadata(run: Run, inputs: Inputs) -> None:
     for number, (value, leaf) in enumerate(zip(inputs.values, run.leaves, strict=True)):
         if not isinstance(value, Plain | Wrapper):
             continue
-        if number not in reshaped and _has_new_metadata(value, leaf, run, inputs):
+        if number not in reshaped and _has_new_metadata(number, value, leaf, run, inputs):
             raise DesugarError(
                 f"{leaf_name(number, inputs)} gets another size, stride or inner tensor in place",
                 instead="build a new tensor instead of resizing or assigning",
             )
 
 
-def _has_new_metadata(value: Plain | Wrapper, leaf: Any, run: Run, inputs: Inputs) -> bool:
+def _has_new_metadata(number: int, value: Plain | Wrapper, leaf: Any, run: Run, inputs: Inputs) -> bool:
     recorded = changed_slots(value, run.items) and leaf.grad_fn is not None
     if leaf.requires_grad != value.requires_grad and not recorded:
         return True
+    assigned = assigned_inners(run.entered[number], run.items)
+    if assigned and leaf.requires_grad:
+        return True
     for slot, path in paths_of(value):
+        if len(path) == 1 and path[0] in assigned:
+            continue
         item = functools.reduce(getattr, path, leaf)
         if identity(item) != identity(run.items[slot]) or private.was_storage_changed(item.elem):
             return True
@@ -143,7 +149,7 @@ def check_same_structure(expected: Outputs, found: Outputs) -> None:
 
 
 def _outline(outputs: Outputs) -> tuple[Any, ...]:
-    return outputs.treespec, outputs.inputs, outputs.writes, outputs.stores, outputs.reshapes
+    return outputs.treespec, outputs.inputs, outputs.writes, outputs.stores, outputs.reshapes, outputs.assigns
 
 
 def _shape_of(value: Any) -> Any:

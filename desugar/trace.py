@@ -25,7 +25,8 @@ from desugar import _torch as private, opaque, refuse
 from desugar.inputs import Inputs, is_traced
 from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
-from desugar.outputs import Entered, Outputs, Reshape, Result, Run, changed_slots, plain, take_apart
+from desugar.outputs import Outputs, Result, take_apart
+from desugar.runs import Entered, Reshape, Run, changed_slots, plain
 from desugar.values import (
     Constant,
     Flat,

@@ -81,6 +81,8 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
         _emit_apart(signature, parts, names)
         written = _emit_note_versions(out, parts, names)
         leaves, read = (_emit_training if parts.family else _emit_inference)(out, parts, names)
+        for leaf, name, number in parts.outputs.assigns:
+            out.writeline(f"{names.leaves[leaf]}.{name} = {leaves[number]}")
         for reshape in parts.outputs.reshapes:
             method = out.bind(reshape.method, reshape.method.__name__)
             arguments = [names.leaves[reshape.leaf], *map(repr, reshape.args)]
