@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from subclasses.testing.cases import VIEWS, Case, accepted, applicable, recorded
 from subclasses.testing.gradients import live, ones_for
+from subclasses.testing.nesting import Nest
 from subclasses.testing.paths import against_eager, compilers
 from subclasses.testing.promise import Attempt, Broken, Skipped, promise, shown
 from subclasses.testing.subject import Compile, Subject
@@ -137,8 +138,22 @@ def compiled_offsets(s: Subject) -> None:
         with torch.no_grad():
             works, expected = s.works(case.name, lambda case=case: case.run(s.construct(x, inners)))
             for path, compile in compilers(s) if works else ():
+                if not _remakes_views(compile, case):
+                    s.refused.append(f"{path} remakes views at a wrong offset on this release of PyTorch")
+                    continue
                 run = lambda c=compile, case=case: c(case.run)(s.construct(x, inners))  # noqa: E731
                 against_eager(s, f"{case.name} with offsets", path, run, expected)
+
+
+def _remakes_views(compile: Compile, case: Case) -> bool:
+    """Whether a compiler is right for a wrapper of one tensor; torch.compile of 2.15 counts an offset twice."""
+    held = torch.arange(40.0)[5:29].view(4, 6)
+    expected = case.run(held)
+    torch.compiler.reset()
+    with Attempt() as attempt:
+        if not torch.equal(compile(case.run)(Nest(held)).held, expected):
+            return False
+    return attempt.error is None
 
 
 def _moved(t: Any, index: int) -> Any:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import complex_pair as example
+import desugar
 from complex_pair import ComplexPair
 from subclasses.testing import suite
 
@@ -76,7 +77,7 @@ def test_views_of_parts_that_start_elsewhere():
     x = ComplexPair(base[2:8].view(2, 3), base[6:].view(2, 3))
     z = x.materialize()
     assert torch.equal(x[1:].materialize(), z[1:])
-    compiled = torch.compile(lambda x: x[1:], backend="aot_eager", fullgraph=True)(x)
+    compiled = desugar.compile(lambda x: x[1:], backend="eager")(x)
     assert torch.equal(compiled.materialize(), z[1:])
 
 
