@@ -28,7 +28,7 @@ from subclasses.emit_plan import build_map_plan, can_emit, raise_mixed, raise_wr
 from subclasses.errors import DispatchError
 from subclasses.rules import find_op_rule, find_tag_rule
 from subclasses.schema import functional_counterpart, op_facts
-from subclasses.semantics import bump_versions, with_normal_views, with_semantics, write_into
+from subclasses.semantics import bump_versions, follow_resize, with_normal_views, with_semantics, write_into
 from subclasses.strided import STRIDED, check_strided_copy, map_strided
 
 Call = Callable[..., Any]
@@ -190,6 +190,9 @@ def _map_any(cls: Any, op: OpOverload) -> Call:
         outs = {n: op(*_pick(cls, n, args), **_pick(cls, n, kwargs)) for n in x._layout.present}
         if facts.written:
             bump_versions([w.__dict__[n] for w in found for n in x._layout.present])
+            # An op that changes metadata by itself is replayed on the outer tensor instead.
+            for i in () if facts.changes_metadata else facts.written:
+                follow_resize(args[i] if i < len(args) else kwargs.get(facts.arguments[i].name), cls)
         return _rewrap(op, x, spec, outs)
 
     return with_semantics(op, plan)

@@ -90,6 +90,17 @@ def bump_versions(tensors: Sequence[Tensor | None]) -> None:
             torch.autograd.graph.increment_version(t)
 
 
+def follow_resize(written: Any, cls: Any) -> None:
+    """An op with ``out=`` resizes what it writes to; the outside of a wrapper follows its inner tensors."""
+    if isinstance(written, cls):
+        spec = cls.__spec__
+        values = [written.__dict__[n] for n in (*spec.inner_names, *(f.name for f in spec.dynamics))]
+        new = cls._wrap(written._layout, *values)
+        if new.shape != written.shape:
+            # The setter of torch itself: it takes over size and stride, and nothing of the inner tensors.
+            object.__setattr__(written, "data", new)
+
+
 def write_into(op: OpOverload, target: Any, value: Any) -> None:
     """Copies a result into a wrapper, inner tensor by inner tensor.
 

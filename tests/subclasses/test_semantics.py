@@ -207,6 +207,22 @@ def test_in_place_returns_the_very_argument(mode):
         assert got[0] is low and got[1] is high and low.a.equal(p.a.amin(1))
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("mode", MODES)
+def test_out_is_resized_inside_and_outside(mode):
+    with mode():
+        p, out = make_pair(3, 4), make_pair(0)
+        assert torch.cat([p, p], out=out) is out
+        assert out.shape == out.a.shape == (6, 4) and out.stride() == (4, 1)
+        assert_same(out, torch.cat([p, p]))
+        low, high = make_pair(0), make_pair(0)
+        torch.aminmax(p, dim=1, out=(low, high))
+        assert_same(low * 1, p.amin(1))
+        r = make_pair(2)
+        r.resize_(3, 3)
+        assert r.shape == r.a.shape == r.b.shape == (3, 3)
+
+
 def test_a_wrapper_is_never_written_into_a_plain_tensor():
     p, t = twins()
     for write in (
