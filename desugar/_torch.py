@@ -81,6 +81,8 @@ _LAZY = {
     "DisableAutocast": "torch._C:_DisableAutocast",
     # Compiled autograd must not see the autograd nodes of a trace.
     "compiled_autograd": "torch._dynamo:compiled_autograd",
+    # What higher-order ops raise when they cannot run Dynamo.
+    "TorchDynamoException": "torch._dynamo.exc",
     # PyTorch's own backends, for graphs that the pass does not take.
     "lookup_backend": "torch._dynamo",
     "aot_autograd": "torch._dynamo.backends.common",

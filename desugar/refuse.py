@@ -5,7 +5,10 @@ Each check raises `DesugarError` with the user's line where there is one, and wi
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import traceback
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import optree
@@ -44,6 +47,23 @@ def check_call(func: Any) -> None:
             where=user_line(),
             instead="pass the gradient as an argument, or " + _USE_EAGER,
         )
+
+
+@contextlib.contextmanager
+def dynamo_errors() -> Iterator[None]:
+    """Turns an error of Dynamo's, which higher-order ops run inside the function, into a `DesugarError`."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, private.TorchDynamoException):
+            raise
+        raise DesugarError(
+            "torch.compile or a higher-order op (cond, while_loop, scan, flex_attention) inside the function "
+            "runs Dynamo, which cannot look at what is being traced",
+            where=user_line(traceback.extract_tb(error.__traceback__)),
+            instead="call it outside the compiled function; where operands are plain tensors, "
+            'torch.compile(fn, backend="desugar") takes it',
+        ) from error
 
 
 # ------------------------------------------------------------------------------------------- after a run

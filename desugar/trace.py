@@ -155,7 +155,7 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     arguments, captured = entered[: inputs.num_arguments], entered[inputs.num_arguments :]
     capture = Capture(inputs, items, arguments)
     capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
-    with capture:
+    with capture, refuse.dynamo_errors():
         result = call([leaf.leaf for leaf in arguments])
     entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
