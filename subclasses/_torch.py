@@ -104,7 +104,9 @@ def is_dispatched(op: Any) -> bool:
 def is_composite(op: Any) -> bool:
     """Whether PyTorch takes an op apart above dispatch, except in inference mode."""
     # The key of ops whose kernel is made of other ops and which autograd therefore sees through.
-    return op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    return is_dispatched(op) and op.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.CompositeImplicitAutograd
+    )
 
 
 def resolve_overload(packet: Any, args: Any, kwargs: Any) -> Any:

@@ -81,3 +81,12 @@ def _(op: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
     )
     x.values.copy_(values, non_blocking)
     return x
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------
+
+
+@JaggedTensor.implements(aten.size.default, aten.stride.default)
+def _(op: Any, x: JaggedTensor) -> Any:
+    """Autograd asks in this way where sizes are symbols, for a cotangent of zeros."""
+    return list(x.size() if op is aten.size.default else x.stride())
