@@ -79,7 +79,7 @@ def _moved(x: JaggedTensor, y: JaggedTensor, values: Tensor) -> Tensor:
 
 def check_shapes_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
     """Raises unless rows of two ragged tensors are at the same dimensions."""
-    if x.dim() != y.dim() or x.ragged_dim != y.ragged_dim:
+    if x.ragged_dim != y.ragged_dim or x.values.dim() != y.values.dim():
         raise DispatchError(
             f"{_name(func)}: ragged tensors combine when they have as many dimensions and are ragged along the same "
             f"one, got {shown(x)} and {shown(y)}; add dimensions by unsqueeze, or swap them by transpose"
