@@ -81,6 +81,8 @@ _LAZY = {
     "DisableAutocast": "torch._C:_DisableAutocast",
     # Compiled autograd must not see the autograd nodes of a trace.
     "compiled_autograd": "torch._dynamo:compiled_autograd",
+    # The dispatch keys of a tensor: what C++ knows of a wrapper besides its size and dtype.
+    "dispatch_keys": "torch._C:_dispatch_keys",
     # What higher-order ops raise when they cannot run Dynamo.
     "TorchDynamoException": "torch._dynamo.exc",
     # PyTorch's own backends, for graphs that the pass does not take.

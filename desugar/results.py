@@ -71,11 +71,18 @@ def _constructor(out: Emitter, value: Wrapper, read: Read) -> str:
 
 
 def _emit_by_hand(out: Emitter, value: Wrapper, read: Read, hint: str) -> str:
-    parts = [f'"{name}": {emit_value(out, part, read, f"{hint}_{name}")}' for name, part in value.inner]
-    result, cls = out.fresh_name(hint), out.bind(value.cls, value.cls.__name__)
+    parts = {name: emit_value(out, part, read, f"{hint}_{name}") for name, part in value.inner}
+    result = out.fresh_name(hint)
+    if value.plainly_built:
+        out.writeline(f"{result} = {_constructor(out, value, read)}")
+        for name, text in parts.items():
+            out.writeline(f"{result}.{name} = {text}")
+        return result
     context = emit_constant(out, value.context)
+    inner = ", ".join(f'"{name}": {text}' for name, text in parts.items())
     extents = f"{emit_ints(value.size, read)}, {emit_ints(value.stride, read)}"
-    out.writeline(f"{result} = {cls}.__tensor_unflatten__({{{', '.join(parts)}}}, {context}, {extents})")
+    cls = out.bind(value.cls, value.cls.__name__)
+    out.writeline(f"{result} = {cls}.__tensor_unflatten__({{{inner}}}, {context}, {extents})")
     return result
 
 

@@ -17,6 +17,7 @@ from torch import SymInt, Tensor, nn
 
 from desugar import _torch as private
 from desugar.fakes import guard_expression
+from desugar.handwritten import flattens_to_constants
 from desugar.inputs import Inputs
 from desugar.memory import lie_alike, whole_storage
 from desugar.modes import function_modes
@@ -184,6 +185,8 @@ class SignatureEmitter:
 
     def _emit_context(self, name: str, value: Wrapper) -> None:
         """A class written by hand: its inner names and constant metadata, compared by value."""
+        if flattens_to_constants(value.cls):
+            return
         names, context = self.out.fresh_name("names"), self.out.fresh_name("context")
         expected = tuple(inner for inner, _ in value.inner)
         self.out.writeline(f"{names}, {context} = {name}.__tensor_flatten__()")

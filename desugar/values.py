@@ -17,6 +17,7 @@ import torch
 from torch import SymInt, Tensor
 
 from desugar.errors import DesugarError
+from desugar.handwritten import is_plainly_built
 from subclasses import TensorSubclass
 from subclasses._torch import is_traceable_wrapper_subclass
 
@@ -54,6 +55,7 @@ class Wrapper:
         size, stride: The outer size and stride.
         dtype, device: The outer dtype and device.
         requires_grad, is_leaf: Of the outer tensor.
+        plainly_built: Of a class written by hand: `desugar.handwritten.is_plainly_built`.
     """
 
     cls: type
@@ -66,6 +68,7 @@ class Wrapper:
     device: torch.device
     requires_grad: bool = False
     is_leaf: bool = True
+    plainly_built: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,7 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
         device=leaf.device,
         requires_grad=leaf.requires_grad,
         is_leaf=leaf.is_leaf,
+        plainly_built=not isinstance(leaf, TensorSubclass) and is_plainly_built(leaf, names, context),
     )
 
 
