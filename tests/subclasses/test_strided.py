@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from subclasses import DispatchError, TensorSubclass, inner
 from tests.subclasses.subjects import Nested, Pair, assert_same
@@ -26,6 +27,25 @@ def test_the_offset_counts_from_where_each_starts(make):
     assert_same(torch.as_strided_copy(x, (2,), (3,), start), x[:2, 0].clone())
 
 
+@pytest.fixture
+def offsets_survive():
+    """Newer releases add an argument's offset twice where its views do not share its storage, as no wrapper's do.
+
+    PyTorch's own `TwoTensor` tells whether this is one of them.
+    """
+    x = TwoTensor(*(torch.arange(30.0).view(10, 3)[1:] for _ in range(2)))
+    try:
+        out = torch.compile(lambda x: x[1:], backend="aot_eager")(x)
+    except RuntimeError:
+        out = None
+    torch.compiler.reset()
+    if out is None or not torch.equal(out.a, x.a[1:]):
+        pytest.xfail(
+            f"torch {torch.__version__} remakes views of wrappers with an offset wrongly; TwoTensor too"
+        )
+
+
+@pytest.mark.usefixtures("offsets_survive")
 @pytest.mark.parametrize(
     "fn", [lambda x: x[1:], lambda x: x.t(), lambda x: (x[1:], x[:1]), lambda x: x[1:].view(-1)[2:]]
 )
@@ -38,6 +58,7 @@ def test_views_of_arguments_under_torch_compile(fn, grad):
         assert_same(a.detach(), b.detach())
 
 
+@pytest.mark.usefixtures("offsets_survive")
 def test_a_remade_view_writes_to_its_base():
     x = shifted()
     before = x.clone()
