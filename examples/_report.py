@@ -73,6 +73,7 @@ def save_picture(results: list[Result], path: Path) -> None:
     bars = times.barh(names, [r.step_time for r in results], color=[f"C{i}" for i in range(len(names))])
     times.bar_label(bars, fmt="%.1f", padding=3)
     times.invert_yaxis()
+    times.margins(x=0.12)  # room for the labels
     times.set(xlabel="median training step, ms")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
