@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import optree
-import pytest
 import torch
 from torch import Tensor
 
@@ -28,16 +27,6 @@ def by_dynamo(fn: Any, **options: Any) -> Any:
 
 
 WAYS = {"pass": by_pass, "dynamo": by_dynamo}
-
-# --------------------------------------------------------------------------------------- what is not yet right
-
-
-def cases(names: Iterable[str], open_: Mapping[str, str] | None = None) -> list[Any]:
-    """Names as parameters; those in `open_` are known to fail, for the reason given."""
-    known = open_ or {}
-    marks = {name: [pytest.mark.xfail(reason=known[name])] for name in known}
-    return [pytest.param(name, marks=marks.get(name, [])) for name in names]
-
 
 # ------------------------------------------------------------------------------------------- what a call did
 

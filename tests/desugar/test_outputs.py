@@ -129,6 +129,33 @@ WRITES = {
 }
 
 
+METADATA = {
+    "t_": lambda x, y: (x.t_(), x * 2)[1],
+    "unsqueeze_": lambda x, y: (x.unsqueeze_(0), x * y)[1],
+    "of the plain one": lambda x, y: (y.unsqueeze_(0), x * y)[1],
+    "and a write": lambda x, y: (x.unsqueeze_(0), x.mul_(2), x)[2],
+}
+
+
+@pytest.mark.parametrize("mode", ["grad", "no_grad"])
+@pytest.mark.parametrize("name", METADATA)
+@pytest.mark.parametrize("cls", [Tensor, TwoTensor, Tagged], ids=lambda c: c.__name__)
+def test_sizes_and_strides_changed_in_place(name, cls, mode):
+    assert_plays_as_eager(
+        METADATA[name], lambda: (make(cls, 2, 3), torch.randn(3)), by_pass, "argument", MODES[mode]
+    )
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("cls", [TwoTensor, Pair])
+def test_an_inner_tensor_assigned(cls, own):
+    def fn(x):
+        x.a = x.b if own else x.a * 2
+        return x * 2
+
+    assert_plays_as_eager(fn, lambda: (make(cls, 2, 3),), by_pass, "argument", contextlib.nullcontext)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", WRITES)
 @classes
@@ -221,8 +248,6 @@ def no_grad_view(x):
 def test_views(request, name, cls, grad, mode, later):
     if name == "alias made without grad" and grad and mode == "grad":
         request.applymarker(pytest.mark.xfail(reason="T29"))
-    if (name, cls, grad, mode, later) == ("a view written to inside", Tensor, True, "grad", "result"):
-        request.applymarker(pytest.mark.xfail(reason="T30"))
 
     def make_args():
         x = make(cls, 2, 3, grad=grad)

@@ -357,7 +357,6 @@ def test_a_subclass_gradient_for_a_plain_result():
     assert_same_values(*found)
 
 
-@pytest.mark.xfail(reason="T26")
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("cls", [TwoTensor, Beside])
 def test_a_gradient_of_another_kind_where_the_argument_is_gone(cls, twice):
