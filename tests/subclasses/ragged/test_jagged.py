@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -200,6 +201,46 @@ def test_a_dense_cotangent():
     torch.testing.assert_close(
         batch.leaf.grad, torch.cat([dense[i, : len(r)] * 3 for i, r in enumerate(batch.rows)])
     )
+
+
+def test_second_derivatives():
+    offsets = torch.tensor([0, 2, 2, 5])
+    shapes = [(5, 4), (4, 4), (3, 1, 4)]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+    def run(values, weight, bias):
+        x = JaggedTensor(values, offsets, max_length=3)
+        y = (F.linear(x, weight) + bias).softmax(-1) * x
+        return y.sum(1), y.mean(), y.unwrap("values")
+
+    assert torch.autograd.gradcheck(run, inputs) and torch.autograd.gradgradcheck(run, inputs)
+
+
+def test_autocast_and_inference_mode():
+    batch, layer = make_batch(dtype=torch.float32), nn.Linear(4, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert layer(batch.x).dtype == (batch.x @ layer.weight).dtype == torch.bfloat16
+    with torch.inference_mode():
+        x = JaggedTensor(torch.randn(9, 4), torch.tensor([0, 3, 3, 8, 9]))
+        got = layer(x).transpose(1, 2).mT.reshape(-1, 4).unflatten(0, (4, 5))[1:]
+        torch.testing.assert_close(got.to_tensors(), [layer(row) for row in x.to_tensors()[1:]])
+
+
+def test_threads():
+    batch, failures = make_batch(), []
+
+    def work():
+        expected = [F.gelu(row * 2).sum(0) for row in batch.rows]
+        for _ in range(20):
+            got = list(F.gelu(batch.x * 2).sum(1))
+            failures.extend(1 for a, b in zip(got, expected, strict=True) if not torch.allclose(a, b))
+
+    workers = [threading.Thread(target=work) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not failures
 
 
 def test_as_a_collate_function():

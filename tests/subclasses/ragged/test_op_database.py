@@ -92,7 +92,15 @@ def samples_of(op: Any) -> list[tuple[Any, list[Any]]]:
             continue
         try:
             found.append((sample, parts_of(op.ref(op, sample))))
-        except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError, AssertionError, StopIteration):
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+            IndexError,
+            NotImplementedError,
+            AssertionError,
+            StopIteration,
+        ):
             continue  # the reference does not work on this sample
     return found
 
