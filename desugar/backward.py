@@ -18,7 +18,6 @@ from torch import Tensor, fx
 from desugar.compilers import CompiledGraph
 from desugar.fakes import hint, is_symbolic
 from desugar.graphs import output_nodes
-from desugar.handwritten import flattens_to_constants
 from desugar.inputs import Inputs
 from desugar.partition import BackwardInput, FromForward, FromInput, FromTangent, Partitioned
 from desugar.results import emit_constant, emit_graph_call, emit_value, zeros_expression
@@ -235,7 +234,7 @@ class MemberEmitter:
             if value.cls.__spec__.stands_for_plain:  # type: ignore[attr-defined]
                 layouts.append(out.bind(cotangent_layout(value.context), "cotangent_layout"))
             yield " and ".join(f"{name}._layout is not {layout}" for layout in dict.fromkeys(layouts))
-        elif not flattens_to_constants(value.cls):
+        elif not value.fixed_flatten:
             names = [inner for inner, _ in value.inner]
             context = emit_constant(out, value.context)
             yield f"tuple({name}.__tensor_flatten__()) != ({names!r}, {context})"

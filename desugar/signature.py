@@ -17,7 +17,6 @@ from torch import SymInt, Tensor, nn
 
 from desugar import _torch as private
 from desugar.fakes import guard_expression
-from desugar.handwritten import flattens_to_constants
 from desugar.inputs import Inputs
 from desugar.memory import lie_alike, whole_storage
 from desugar.modes import function_modes
@@ -185,7 +184,7 @@ class SignatureEmitter:
 
     def _emit_context(self, name: str, value: Wrapper) -> None:
         """A class written by hand: its inner names and constant metadata, compared by value."""
-        if flattens_to_constants(value.cls):
+        if value.fixed_flatten:
             return
         names, context = self.out.fresh_name("names"), self.out.fresh_name("context")
         expected = tuple(inner for inner, _ in value.inner)

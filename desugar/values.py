@@ -17,7 +17,7 @@ import torch
 from torch import SymInt, Tensor
 
 from desugar.errors import DesugarError
-from desugar.handwritten import is_plainly_built
+from desugar.handwritten import flattens_to_constants, is_plainly_built
 from subclasses import TensorSubclass
 from subclasses._torch import is_traceable_wrapper_subclass
 
@@ -55,7 +55,8 @@ class Wrapper:
         size, stride: The outer size and stride.
         dtype, device: The outer dtype and device.
         requires_grad, is_leaf: Of the outer tensor.
-        plainly_built: Of a class written by hand: `desugar.handwritten.is_plainly_built`.
+        plainly_built, fixed_flatten: Of a class written by hand: `is_plainly_built` and `flattens_to_constants`
+            of `desugar.handwritten`.
     """
 
     cls: type
@@ -69,6 +70,7 @@ class Wrapper:
     requires_grad: bool = False
     is_leaf: bool = True
     plainly_built: bool = False
+    fixed_flatten: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
     if not is_wrapper(leaf):
         return Plain(flat.tensor(leaf), leaf.requires_grad, leaf.is_leaf)
     names, context = inner_names(leaf)
+    by_hand = not isinstance(leaf, TensorSubclass)
     return Wrapper(
         cls=type(leaf),
         context=context,
@@ -183,7 +186,8 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
         device=leaf.device,
         requires_grad=leaf.requires_grad,
         is_leaf=leaf.is_leaf,
-        plainly_built=not isinstance(leaf, TensorSubclass) and is_plainly_built(leaf, names, context),
+        plainly_built=by_hand and is_plainly_built(leaf, names, context),
+        fixed_flatten=by_hand and flattens_to_constants(type(leaf)),
     )
 
 

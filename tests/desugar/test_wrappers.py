@@ -65,7 +65,8 @@ def test_what_is_proved_is_not_checked_again(cls, grad):
 def test_by_hand_the_metadata_is_compared_by_value(cls):
     text = text_of(lambda x: x.sin(), make(cls, 2, 6, grad=True))
     assert "isinstance" not in text and "tree_" not in text and "for " not in text
-    assert "__tensor_flatten__" in text, "an object of such a class carries no interned layout"
+    constant = cls in (TwoTensor, Halves)  # their methods return constants, and store inner tensors only
+    assert ("__tensor_flatten__" in text) is not constant
 
 
 def test_behind_dynamo_nothing_is_checked():
