@@ -143,7 +143,7 @@ class Unwrap(torch.autograd.Function):
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
         parts |= {n: torch.zeros_like(t) for n, t in ctx.likes.items()}
         layout, cls = ctx.layout, ctx.layout.cls
-        if cls._marks_cotangents():
+        if cls._marks_cotangents:
             layout = cotangent_layout(layout)
         inners = [parts.get(n) for n in cls.__spec__.inner_names]
         return construct(layout, ctx.dynamics, *inners), None
@@ -192,7 +192,7 @@ def close_wrappers(value: Any, opened: dict[int, Any]) -> Any:
 
 def as_cotangent(x: Any) -> Any:
     """The same value with the layout of a cotangent, which AOTAutograd then expects."""
-    return _with_layout(x, cotangent_layout(x._layout)) if type(x)._marks_cotangents() else x
+    return _with_layout(x, cotangent_layout(x._layout)) if type(x)._marks_cotangents else x
 
 
 def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:

@@ -76,11 +76,11 @@ def _refresh(
     """Forgets what was resolved, and intercepts above autograd if there is a rule that needs it."""
     cls = ref()
     plan_table.clear()
-    cls._marks_cotangents = functools.cache(functools.partial(plans.marks_cotangents, weakref.proxy(cls)))
     functions.clear()
     if cls.__spec__.fallback == "materialize":
         functions.update(view_functions)
     functions.update(collect_function_rules(cls))
+    cls._marks_cotangents = plans.marks_cotangents(cls)
     name = "__torch_function__"
     if not _is_overridden(cls, name, root):
         found = classmethod(made[name]) if functions else disabled_torch_function_impl

@@ -23,6 +23,7 @@ from subclasses._torch import (
 )
 from subclasses.cotangents import with_arithmetic
 from subclasses.emit_plan import raise_writes_plain
+from subclasses.errors import DispatchError
 from subclasses.fallbacks import fallback_run, wrappers_in
 from subclasses.rules import find_op_rule, find_tag_rule
 from subclasses.schema import functional_counterpart, op_facts
@@ -58,9 +59,12 @@ def find_step(cls: Any, op: OpOverload) -> str:
 def marks_cotangents(cls: Any) -> bool:
     """Whether cotangents of a class are marked, because its own ``+`` is no sum of inner tensors or is missing."""
     spec = cls.__spec__
-    return spec.stands_for_plain or (
-        spec.fallback == "error" and find_step(cls, torch.ops.aten.add.Tensor) in ("error", "materialize")
-    )
+    if spec.stands_for_plain or spec.fallback != "error":
+        return spec.stands_for_plain
+    try:
+        return find_step(cls, torch.ops.aten.add.Tensor) == "error"
+    except DispatchError:
+        return False  # two rules for it, which is an error of its own once they are needed
 
 
 def _own_plan(cls: Any, op: OpOverload) -> Plan | None:
