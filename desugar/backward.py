@@ -231,7 +231,7 @@ class MemberEmitter:
         out = self.out
         if issubclass(value.cls, TensorSubclass):
             layouts = [out.bind(value.context, "layout")]
-            if value.cls.__spec__.stands_for_plain:  # type: ignore[attr-defined]
+            if value.cls._marks_cotangents:  # type: ignore[attr-defined]
                 layouts.append(out.bind(cotangent_layout(value.context), "cotangent_layout"))
             yield " and ".join(f"{name}._layout is not {layout}" for layout in dict.fromkeys(layouts))
         elif not value.fixed_flatten:

@@ -122,6 +122,8 @@ def symbolic_context(ndim: int, dynamic: Collection[int]) -> Any:
 # -------------------------------------------------------------------------------------------------- guards
 
 _LOCAL = re.compile(r"L\['(\w+)'\]")
+# The C++ check of a plain tensor covers its constant sizes and strides.
+_CONSTANT_EXTENT = re.compile(r"t\d+\.(size|stride)\(\)\[\d+\] == \d+")
 # The stand-in of an outer tensor (`o0`) has offset 0; a wrapper has no storage in which an offset would mean anything.
 _OUTER_OFFSET = re.compile(r"o\d\w*\.storage_offset\(\) == 0$")
 
@@ -137,6 +139,7 @@ def guard_expression(fakes: Fakes) -> str | None:
         ignore_static=False,
     )
     texts = dict.fromkeys(_LOCAL.sub(r"\1", clause) for clause in clauses)
+    texts = [text for text in texts if not _CONSTANT_EXTENT.fullmatch(text)]
     return " and ".join(f"({text})" for text in texts if not _OUTER_OFFSET.match(text)) or None
 
 

@@ -233,6 +233,8 @@ class SignatureEmitter:
             for name, function in private.SYMPY_INTERP.items():
                 if f"{name}(" in expression:
                     self.out.bind(function, name)
+            if "torch." in expression:
+                self.out.bind(torch, "torch")
             self.require(expression)
 
     def _guard_names(self, expression: str) -> Iterator[tuple[str, str]]:

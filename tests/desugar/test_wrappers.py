@@ -18,6 +18,7 @@ from tests.desugar.classes import (
     EVERY,
     HAND_WRITTEN,
     Beside,
+    Halves,
     Labeled,
     Pair,
     Tagged,
