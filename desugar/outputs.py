@@ -219,7 +219,7 @@ class _Taker:
                 f"a result of size {tuple(leaf.shape)} shares memory with {of} {index} without being a view of it",
                 instead="return a clone()",
             )
-        no_grad = not leaf.requires_grad and direct.requires_grad
+        no_grad = direct.requires_grad and leaf.grad_fn is None
         if not leaf._is_view():
             return View(of, index, _as_it_is, (), detached, no_grad)
         ints: list[Int] = []

@@ -18,7 +18,7 @@ from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.inputs import is_traced
 from desugar.runs import assigned_inners, changed_slots, identity
-from desugar.values import Constant, Plain, Wrapper, paths_of, wrap_value
+from desugar.values import Constant, Plain, Wrapper, inner_names, is_wrapper, paths_of, wrap_value
 
 if TYPE_CHECKING:
     from desugar.inputs import Inputs
@@ -30,6 +30,8 @@ _USE_EAGER = "run this part in eager mode, outside the compiled function"
 # ------------------------------------------------------------------------------------------ during a run
 
 _DATA, _GRAD = Tensor.data, Tensor.grad
+_OPERATORS = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
+_IN_PLACE = frozenset(f"__{name}__" for name in _OPERATORS.split())
 
 
 def check_call(func: Any) -> None:
@@ -47,6 +49,37 @@ def check_call(func: Any) -> None:
             where=user_line(),
             instead="pass the gradient as an argument, or " + _USE_EAGER,
         )
+
+
+def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises for a write that functionalization carries back to the base wrongly.
+
+    It adds up what several elements of an expanded tensor did to the one they stand for, and gives zeros to
+    what lies between the windows of `unfold`.
+    """
+    for target in _written(func, args, kwargs):
+        extents = zip(target.size(), target.stride(), strict=True)
+        repeats = any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in extents)
+        if repeats or any(private.is_unfolded(part) for part in _plain_parts(target)):
+            how = "expanded" if repeats else "unfolded"
+            raise DesugarError(
+                f"{getattr(func, '__name__', func)} writes to an {how} tensor of size {tuple(target.shape)}",
+                where=user_line(),
+                instead="write to the tensor that it is a view of, or to a clone()",
+            )
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    name = str(getattr(func, "__name__", "")).partition(".")[0]
+    in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE or kwargs.get("inplace")
+    targets = optree.tree_leaves((args[:1] if in_place else (), kwargs.get("out")))
+    return [target for target in targets if isinstance(target, Tensor)]
+
+
+def _plain_parts(tensor: Any) -> list[Any]:
+    if not is_wrapper(tensor):
+        return [tensor]
+    return [part for name in inner_names(tensor)[0] for part in _plain_parts(getattr(tensor, name))]
 
 
 @contextlib.contextmanager

@@ -94,6 +94,7 @@ class Capture(TorchFunctionMode):
         refuse.check_call(func)
         call: Any = (args, kwargs or {})
         args, kwargs = optree.tree_map(self.replace, call, none_is_leaf=True)
+        refuse.check_write(func, args, kwargs)
         if func in RESHAPES:
             self.reshapes.append((args[0], func, args[1:], kwargs))
         return func(*args, **kwargs)

@@ -245,10 +245,7 @@ def no_grad_view(x):
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", VIEWS)
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair], ids=lambda c: c.__name__)
-def test_views(request, name, cls, grad, mode, later):
-    if name == "alias made without grad" and grad and mode == "grad":
-        request.applymarker(pytest.mark.xfail(reason="T29"))
-
+def test_views(name, cls, grad, mode, later):
     def make_args():
         x = make(cls, 2, 3, grad=grad)
         return (x * 1,) if later == "argument" and grad and mode == "grad" else (x,)
