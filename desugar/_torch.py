@@ -41,6 +41,8 @@ _LAZY = {
     "has_data_mutation": "torch._functorch._aot_autograd.functional_utils",
     # Whether a functional tensor got another storage (`set_`, an assignment to `.data`).
     "was_storage_changed": "torch:_functionalize_was_storage_changed",
+    # The views that lie between a functional tensor and its storage.
+    "get_view_meta_sequence": "torch._C._functionalization",
     # A real tensor met in the middle of a trace is looked at outside the trace's modes.
     "disable_current_modes": "torch.utils._python_dispatch:_disable_current_modes",
     # The caller's saved-tensor hooks, which are taken off while fakes are traced.

@@ -32,6 +32,10 @@ _USE_EAGER = "run this part in eager mode, outside the compiled function"
 _DATA, _GRAD = Tensor.data, Tensor.grad
 _OPERATORS = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
 _IN_PLACE = frozenset(f"__{name}__" for name in _OPERATORS.split())
+# End in an underscore and write no data.
+_NO_WRITE = frozenset(
+    "requires_grad_ detach_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ share_memory_".split()
+)
 
 
 def check_call(func: Any) -> None:
@@ -60,20 +64,28 @@ def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     for target in _written(func, args, kwargs):
         extents = zip(target.size(), target.stride(), strict=True)
         repeats = any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in extents)
-        if repeats or any(private.is_unfolded(part) for part in _plain_parts(target)):
+        if repeats or any(_is_unfolded(part) for part in _plain_parts(target)):
             how = "expanded" if repeats else "unfolded"
             raise DesugarError(
                 f"{getattr(func, '__name__', func)} writes to an {how} tensor of size {tuple(target.shape)}",
                 where=user_line(),
                 instead="write to the tensor that it is a view of, or to a clone()",
+                stock_is_wrong=True,
             )
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
     name = str(getattr(func, "__name__", "")).partition(".")[0]
-    in_place = (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE or kwargs.get("inplace")
+    in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
+    in_place = in_place or name in _IN_PLACE or kwargs.get("inplace")
     targets = optree.tree_leaves((args[:1] if in_place else (), kwargs.get("out")))
     return [target for target in targets if isinstance(target, Tensor)]
+
+
+def _is_unfolded(tensor: Any) -> bool:
+    if not isinstance(tensor, private.FunctionalTensor):
+        return False
+    return any("unfold" in type(view).__name__ for view in private.get_view_meta_sequence(tensor.elem))
 
 
 def _plain_parts(tensor: Any) -> list[Any]:

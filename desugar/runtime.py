@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.memory import base_of
 
 
 def restride(tensor: Tensor, order: Sequence[int]) -> Tensor:
@@ -28,13 +27,12 @@ def note_versions(tensors: Sequence[Tensor]) -> tuple[int | None, ...]:
 
 
 def raise_versions(tensors: Sequence[Tensor], before: Sequence[int | None], rises: Sequence[int]) -> None:
-    """Sets the version counters to what eager mode would have made them, however the writes were done."""
-    total: dict[int, int] = {}
-    for tensor, rise in zip(tensors, rises, strict=True):  # views of one tensor share its counter
-        total[id(base_of(tensor))] = total.get(id(base_of(tensor)), 0) + rise
-    found = [
-        (tensor, version + total[id(base_of(tensor))])
-        for tensor, version in zip(tensors, before, strict=True)
-        if version is not None
-    ]
-    private.set_version_counters(tuple(t for t, _ in found), tuple(v for _, v in found))
+    """Sets the version counters to what eager mode would have made them, however the writes were done.
+
+    Views and detached tensors share a counter, which rises by what was done to any of them.
+    """
+    found = [(t, old, rise) for t, old, rise in zip(tensors, before, rises, strict=True) if old is not None]
+    private.set_version_counters(tuple(t for t, _, _ in found), tuple(old for _, old, _ in found))
+    for tensor, _, rise in found:
+        if rise:
+            private.set_version_counters((tensor,), (tensor._version + rise,))
