@@ -8,6 +8,7 @@ from typing import Any
 
 import optree
 
+from desugar.text import targets_of
 from subclasses.emit import Emitter
 
 
@@ -43,7 +44,7 @@ class Unpacking:
         out.writeline(f"{leaves}, {found} = {flatten}((args, kwargs), none_is_leaf=True)")
         require(f"{found} == {spec}")
         if names:
-            out.writeline(f"({', '.join(names)},) = {leaves}")
+            out.writeline(f"{targets_of(names)} = {leaves}")
         return names
 
 
@@ -70,7 +71,7 @@ def _emit_sequence(
 ) -> None:
     require(f"len({text}) == {len(nodes)}")
     if nodes and all(type(node) is int for node in nodes):
-        out.writeline(f"({', '.join(names[node] for node in nodes)},) = {text}")
+        out.writeline(f"{targets_of(names[node] for node in nodes)} = {text}")
         return
     for position, node in enumerate(nodes):
         _emit_node(out, require, names, f"{text}[{position}]", node)

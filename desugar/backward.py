@@ -23,6 +23,7 @@ from desugar.partition import BackwardInput, FromForward, FromInput, FromTangent
 from desugar.results import emit_constant, emit_graph_call, emit_value, zeros_expression
 from desugar.runtime import restride
 from desugar.signature import Names
+from desugar.text import tuple_of
 from desugar.trace import Traced
 from desugar.values import Constant, Plain, Value, Wrapper, paths_of
 from subclasses import TensorSubclass
@@ -210,7 +211,7 @@ class MemberEmitter:
             unexpected += self._unexpected(tangents[number], number, value, ())
         out.writeline(f"if {unexpected[0]}" + "".join(f" or {text}" for text in unexpected[1:]) + ":")
         with out.indent():
-            out.writeline(f"return {self.again}(ctx, ({', '.join(tangents.values())},))")
+            out.writeline(f"return {self.again}(ctx, {tuple_of(tangents.values())})")
 
     def _unexpected(self, name: str, number: int, value: Value, path: tuple[str, ...]) -> Iterator[str]:
         out = self.out

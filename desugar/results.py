@@ -13,12 +13,15 @@ import optree
 import torch
 
 from desugar import _torch as private
+from desugar.text import targets_of, tuple_of
 from desugar.values import Constant, Int, Plain, Slot, Value, Wrapper
 from subclasses import TensorSubclass
 from subclasses._torch import make_wrapper_subclass
 from subclasses.emit import Emitter
 
 Read = Callable[[int], str]  # slot -> expression
+
+_DEVICES: dict[torch.device, torch.device] = {}  # one object a device, so that a text binds it once
 
 # ------------------------------------------------------------------------------------------------- one leaf
 
@@ -66,7 +69,7 @@ def _constructor(out: Emitter, value: Wrapper, read: Read) -> str:
         out.bind(value.cls, value.cls.__name__),
     )
     options = f"strides={emit_ints(value.stride, read)}, dtype={out.bind(value.dtype, str(value.dtype)[6:])}"
-    device = out.bind(value.device, value.device.type)
+    device = out.bind(_DEVICES.setdefault(value.device, value.device), value.device.type)
     return f"{make}({cls}, {emit_ints(value.size, read)}, {options}, device={device})"
 
 
@@ -94,7 +97,7 @@ def emit_graph_call(
 ) -> list[str]:
     """Calls a compiled graph with the list `items`; returns the names of its outputs (`_` stays `_`)."""
     names = [text if text == "_" else out.fresh_name(text) for text in hints]
-    target = f"({', '.join(names)},) = " if names else ""
+    target = f"{targets_of(names)} = " if names else ""
     call = f"{target}{out.bind(compiled, 'compiled_graph')}({items})"
     if not autocast:
         out.writeline(call)
@@ -115,7 +118,7 @@ def emit_int(extent: Int, read: Read) -> str:
 
 def emit_ints(extents: Sequence[Int], read: Read) -> str:
     """A tuple of ints."""
-    return "(" + "".join(f"{emit_int(extent, read)}, " for extent in extents).rstrip(" ") + ")"
+    return tuple_of(emit_int(extent, read) for extent in extents)
 
 
 def emit_result(out: Emitter, treespec: optree.PyTreeSpec, leaves: Sequence[str]) -> str:
@@ -126,13 +129,16 @@ def emit_result(out: Emitter, treespec: optree.PyTreeSpec, leaves: Sequence[str]
         inner = ", ".join(leaves)
         if treespec.type is list:
             return f"[{inner}]"
-        return f"({inner},)" if leaves else "()"
+        return tuple_of(leaves)
     unflatten = out.bind(treespec.unflatten, "unflatten")
-    return f"{unflatten}(({', '.join(leaves)},))"
+    return f"{unflatten}({tuple_of(leaves)})"
 
 
 def zeros_expression(out: Emitter, fake: torch.Tensor, size: str) -> str:
     """Zeros for a tangent that did not arrive."""
     zeros = out.bind(torch.zeros, "zeros")
-    dtype, device = out.bind(fake.dtype, str(fake.dtype)[6:]), out.bind(fake.device, fake.device.type)
+    dtype, device = (
+        out.bind(fake.dtype, str(fake.dtype)[6:]),
+        out.bind(_DEVICES.setdefault(fake.device, fake.device), fake.device.type),
+    )
     return f"{zeros}({size}, dtype={dtype}, device={device})"

@@ -20,6 +20,7 @@ from desugar.fakes import guard_expression
 from desugar.inputs import Inputs
 from desugar.memory import lie_alike, whole_storage
 from desugar.modes import function_modes
+from desugar.text import negated
 from desugar.values import Constant, Plain, Same, Slot, Value, Wrapper
 from subclasses import TensorSubclass
 from subclasses.emit import Emitter
@@ -89,7 +90,7 @@ class SignatureEmitter:
 
     def require(self, condition: str) -> None:
         """The call misses unless `condition` holds."""
-        self.out.writeline(f"if not ({condition}):")
+        self.out.writeline(f"if {negated(condition)}:")
         with self.out.indent():
             self.out.writeline(f"return {self.miss}")
 

@@ -29,6 +29,7 @@ from desugar.partition import FromForward
 from desugar.results import Read, emit_constant, emit_graph_call, emit_ints, emit_result, emit_value
 from desugar.runtime import note_versions, raise_versions
 from desugar.signature import Names, SignatureEmitter, State, TrustedEmitter
+from desugar.text import targets_of, tuple_of
 from desugar.trace import Traced
 from desugar.values import Constant, Plain, Same, Slot, Value, View, Wrapper, slots_of
 from subclasses.emit import Emitter
@@ -113,15 +114,14 @@ def _emit_apart(signature: SignatureEmitter, parts: Parts, names: Names) -> None
         return
     slots = {wanted: [slot for slot in tensors if (slot in written) is wanted] for wanted in (True, False)}
     arguments = [
-        "".join(f"{names.slots[slot]}, " for slot in slots[wanted] if slot not in held).rstrip()
-        for wanted in (True, False)
+        tuple_of(names.slots[slot] for slot in slots[wanted] if slot not in held) for wanted in (True, False)
     ]
     captured = [
         out.bind(group_by_storage(inputs.flat.items[slot] for slot in slots[wanted] if slot in held), hint)
         for wanted, hint in ((True, "captured_written"), (False, "captured_others"))
     ]
     apart = out.bind(are_apart, "are_apart")
-    signature.require(f"{apart}(({arguments[0]}), ({arguments[1]}), {captured[0]}, {captured[1]})")
+    signature.require(f"{apart}({arguments[0]}, {arguments[1]}, {captured[0]}, {captured[1]})")
 
 
 def _emit_note_versions(out: Emitter, parts: Parts, names: Names) -> str | None:
@@ -130,11 +130,11 @@ def _emit_note_versions(out: Emitter, parts: Parts, names: Names) -> str | None:
     if not rises:
         return None
     written, before = out.fresh_name("written"), out.fresh_name("versions")
-    tensors = "".join(f"{'.'.join([names.leaves[leaf], *path])}, " for leaf, path, _ in rises)
-    out.writeline(f"{written} = ({tensors.rstrip()})")
+    tensors = tuple_of(".".join([names.leaves[leaf], *path]) for leaf, path, _ in rises)
+    out.writeline(f"{written} = {tensors}")
     out.writeline(f"{before} = {out.bind(note_versions, 'note_versions')}({written})")
-    amounts = "".join(f"{rise}, " for _, _, rise in rises).rstrip()
-    return f"{out.bind(raise_versions, 'raise_versions')}({written}, {before}, ({amounts}))"
+    amounts = tuple_of(rise for _, _, rise in rises)
+    return f"{out.bind(raise_versions, 'raise_versions')}({written}, {before}, {amounts})"
 
 
 def _emit_views(out: Emitter, parts: Parts, names: Names, leaves: dict[int, str], read: Read) -> None:
@@ -203,9 +203,9 @@ def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, 
     made = [number for number, value in enumerate(parts.outputs.values) if _from_function(value)]
     leaves = {number: out.fresh_name(f"out{number}") for number in made}
     ints = {slot: out.fresh_name(f"n{slot}") for slot in _view_ints(parts)}
-    kept = ", ".join(names.leaves[leaf] for leaf in tensor_leaves(parts.inputs))
+    kept = tuple_of(names.leaves[leaf] for leaf in tensor_leaves(parts.inputs))
     differentiable = ", ".join(names.leaves[leaf] for leaf in differentiable_leaves(parts.traced))
-    call = f"Backward.apply({_items(parts, names)}, ({kept},), {differentiable})"
+    call = f"Backward.apply({_items(parts, names)}, {kept}, {differentiable})"
     out.writeline(f"{', '.join([*leaves.values(), *ints.values()])} = {call}")
     for number, value in enumerate(parts.outputs.values):
         match value:
@@ -254,7 +254,8 @@ def _emit_function(out: Emitter, parts: Parts, family: Family) -> None:
         parameters = [arriving.get(number) or out.fresh_name("_unused") for number in made]
         out.writeline(f"def backward(ctx, {', '.join(parameters)}):")
         with out.indent():
-            present = "".join(f"{name} is not None, " for name in arriving.values()).rstrip()
+            present = ", ".join(f"{name} is not None" for name in arriving.values())
+            present += "," * (len(arriving) == 1)
             members = out.bind(family.members, "backwards")
             out.writeline(f"return {members}[{present}](ctx, {', '.join(arriving.values())})")
 
@@ -279,7 +280,7 @@ def _emit_forward(out: Emitter, parts: Parts, family: Family) -> None:
         out.writeline(f"ctx.save_for_backward({', '.join(plan.saved)})")
     for attribute in ("ints", "sizes", "companions"):
         if values := getattr(plan, attribute):
-            out.writeline(f"ctx.{attribute} = ({', '.join(values)},)")
+            out.writeline(f"ctx.{attribute} = {tuple_of(values)}")
     _emit_record(out, watched, names)
     out.writeline("ctx.set_materialize_grads(False)")
     made = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if _from_function(value)]
@@ -288,15 +289,15 @@ def _emit_forward(out: Emitter, parts: Parts, family: Family) -> None:
         out.writeline(f"ctx.mark_non_differentiable({', '.join(fixed)})")
     read = _reader(parts, names, results)
     returned = [leaf for leaf, _ in made] + [read(slot) for slot in _view_ints(parts)]
-    out.writeline(f"return {returned[0] if len(returned) == 1 else '(' + ', '.join(returned) + ')'}")
+    out.writeline(f"return {returned[0] if len(returned) == 1 else tuple_of(returned)}")
 
 
 def _emit_names_in_forward(out: Emitter, parts: Parts) -> Names:
     """Unpacks what the forward reads besides handing it to the graph."""
     leaves = {leaf: out.fresh_name(f"x{leaf}") for leaf in tensor_leaves(parts.inputs)}
     slots = {slot: out.fresh_name(f"i{slot}") for slot in range(len(parts.inputs.flat.items))}
-    out.writeline(f"({', '.join(leaves.values())},) = kept")
-    out.writeline(f"({', '.join(slots.values())},) = items")
+    out.writeline(f"{targets_of(leaves.values())} = kept")
+    out.writeline(f"{targets_of(slots.values())} = items")
     return Names([leaves.get(n, "None") for n in range(len(parts.inputs.values))], slots)
 
 
@@ -310,10 +311,10 @@ def _emit_record(out: Emitter, watched: Watched, names: Names) -> None:
             entries.append(
                 f"{ref}({name}) if {name}.is_leaf else {name}" if n in watched.held else f"{ref}({name})"
             )
-        out.writeline(f"ctx.alive = ({', '.join(entries)},)")
+        out.writeline(f"ctx.alive = {tuple_of(entries)}")
     if watched.versioned:
-        versions = " ".join(f"{names.leaves[n]}._version," for n in watched.versioned)
-        out.writeline(f"ctx.versions = ({versions})")
+        versions = tuple_of(f"{names.leaves[n]}._version" for n in watched.versioned)
+        out.writeline(f"ctx.versions = {versions}")
     if watched.numbers:
-        numbers = " ".join(f"{names.slots[slot]}," for slot in watched.numbers)
-        out.writeline(f"ctx.numbers = ({numbers})")
+        numbers = tuple_of(names.slots[slot] for slot in watched.numbers)
+        out.writeline(f"ctx.numbers = {numbers}")

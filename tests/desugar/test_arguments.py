@@ -69,10 +69,10 @@ def test_another_structure_misses(args, kwargs):
 
 
 def test_type_of_containers_matters():
-    run, _ = build(([1, 2],), {})
+    run, _ = build(([1, 2]), {})
     assert run(((1, 2),), {}) is MISS
     assert run((Point(1, 2),), {}) is MISS
-    assert run(([1, 2],), {}) == [1, 2]
+    assert run(([1, 2]), {}) == [1, 2]
 
 
 def test_order_of_keywords_and_keys_does_not():

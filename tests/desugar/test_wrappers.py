@@ -108,28 +108,28 @@ class TestSamples(expecttest.TestCase):
             text,
             """\
 def run(args, kwargs):
-    if not (len(args) == 2):
+    if len(args) != 2:
         return MISS
-    (a0, a1,) = args
-    if not (not kwargs):
+    a0, a1 = args
+    if kwargs:
         return MISS
     if not (same_global_state() and is_inference_mode_enabled() is False and not num_function_modes()):
         return MISS
-    if not (type(a0) is Pair):
+    if type(a0) is not Pair:
         return MISS
-    if not (a0._layout is layout):
+    if a0._layout is not layout:
         return MISS
     a0_a = a0.a
     a0_b = a0.b
-    if not (same_tensors(a0, a0_a, a0_b, a1)):
+    if not same_tensors(a0, a0_a, a0_b, a1):
         return MISS
-    (r0, r1,) = compiled_graph([a0_a, a0_b, a1])
-    out0 = make_wrapper_subclass(Pair, (2, 3,), strides=(3, 1,), dtype=float32, device=cpu)
+    r0, r1 = compiled_graph([a0_a, a0_b, a1])
+    out0 = make_wrapper_subclass(Pair, (2, 3), strides=(3, 1), dtype=float32, device=cpu)
     out0_dict = out0.__dict__
     out0_dict["a"] = r0
     out0_dict["b"] = r1
     out0_dict["_layout"] = layout
-    return (out0, a1,)
+    return (out0, a1)
 """,
         )
 
@@ -141,10 +141,10 @@ def run(args, kwargs):
 class Backward(Function):
     @staticmethod
     def forward(ctx, items, kept, *differentiable):
-        (x0, x1,) = kept
-        (i0, i1, i2,) = items
-        (r0, r1,) = compiled_graph(items)
-        out0 = make_wrapper_subclass(Pair, (2, 3,), strides=(3, 1,), dtype=float32, device=cpu)
+        x0, x1 = kept
+        i0, i1, i2 = items
+        r0, r1 = compiled_graph(items)
+        out0 = make_wrapper_subclass(Pair, (2, 3), strides=(3, 1), dtype=float32, device=cpu)
         out0_dict = out0.__dict__
         out0_dict["a"] = r0
         out0_dict["b"] = r1
@@ -160,22 +160,22 @@ class Backward(Function):
 
 
 def run(args, kwargs):
-    if not (len(args) == 2):
+    if len(args) != 2:
         return MISS
-    (a0, a1,) = args
-    if not (not kwargs):
+    a0, a1 = args
+    if kwargs:
         return MISS
     if not (same_global_state() and is_inference_mode_enabled() is False and not num_function_modes()):
         return MISS
-    if not (type(a0) is Pair):
+    if type(a0) is not Pair:
         return MISS
-    if not (a0._layout is layout):
+    if a0._layout is not layout:
         return MISS
     a0_a = a0.a
     a0_b = a0.b
-    if not (same_tensors(a0, a0_a, a0_b, a1)):
+    if not same_tensors(a0, a0_a, a0_b, a1):
         return MISS
-    out0_1 = Backward.apply([a0_a, a0_b, a1], (a0, a1,), a0)
+    out0_1 = Backward.apply([a0_a, a0_b, a1], (a0, a1), a0)
     return out0_1
 
 
@@ -189,8 +189,8 @@ def backward_1(ctx, tangent0):
     if not g1.is_contiguous():
         g1 = g1.contiguous()
     saved = ctx.saved_tensors
-    (grad0, grad1,) = compiled_graph([saved[0], g0, g1])
-    d0 = make_wrapper_subclass(Pair, (2, 3,), strides=(3, 1,), dtype=float32, device=cpu)
+    grad0, grad1 = compiled_graph([saved[0], g0, g1])
+    d0 = make_wrapper_subclass(Pair, (2, 3), strides=(3, 1), dtype=float32, device=cpu)
     d0_dict = d0.__dict__
     d0_dict["a"] = grad0
     d0_dict["b"] = grad1

@@ -1,0 +1,33 @@
+"""Small pieces of generated text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_OPERAND = r"[\w.]+(?:\([\w., ]*\))?"
+_SIMPLE = re.compile(rf"({_OPERAND}) (is|==) ([\w.]+|'\w*'|\"\w*\")")
+_NOT = re.compile(rf"not ({_OPERAND})")
+_CALL = re.compile(_OPERAND)
+
+
+def tuple_of(items: Iterable[object]) -> str:
+    """A tuple display."""
+    texts = [str(item) for item in items]
+    return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
+
+
+def targets_of(names: Iterable[str]) -> str:
+    """The left side of an assignment that takes a sequence apart."""
+    texts = list(names)
+    return f"({texts[0]},)" if len(texts) == 1 else ", ".join(texts)
+
+
+def negated(condition: str) -> str:
+    """The opposite of a condition, as a person would write it."""
+    if simple := _SIMPLE.fullmatch(condition):
+        left, operator, right = simple.groups()
+        return f"{left} {'is not' if operator == 'is' else '!='} {right}"
+    if bare := _NOT.fullmatch(condition):
+        return bare.group(1)
+    return f"not {condition}" if _CALL.fullmatch(condition) else f"not ({condition})"
