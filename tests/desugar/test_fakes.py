@@ -112,7 +112,9 @@ def test_what_the_trace_assumed_comes_back_over_the_guarded_names():
     assert holds(text, t0=torch.ones(5, 3), t1=torch.ones(10))
     assert not holds(text, t0=torch.ones(5, 3), t1=torch.ones(8))
     assert not holds(text, t0=torch.ones(1, 3), t1=torch.ones(2)), "0 and 1 are programs of their own"
-    assert "size()[1]" not in text and "stride" not in text, "the C++ check of tensors covers constant extents"
+    assert "size()[1]" not in text and "stride" not in text, (
+        "the C++ check of tensors covers constant extents"
+    )
 
 
 def test_ints_are_guarded_by_name():
