@@ -198,12 +198,12 @@ class MemberEmitter:
                 for (number, value), present in zip(self.traced.tangents, member.present, strict=True)
                 if present
             ]
-            self._emit_check(tangents, arrived)
-            items = self._emit_arrived(arrived)
+            self.emit_check(tangents, arrived)
+            items = self.emit_arrived(arrived)
             self._emit_missing(member, items)
             self._emit_gradients(member, items)
 
-    def _emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> None:
+    def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> None:
         """Whatever is not as it was traced is differentiated anew, from the function itself."""
         out = self.out
         unexpected = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
@@ -240,7 +240,7 @@ class MemberEmitter:
             context = emit_constant(out, value.context)
             yield f"tuple({name}.__tensor_flatten__()) != ({names!r}, {context})"
 
-    def _emit_arrived(self, arrived: list[tuple[int, Value]]) -> dict[int, str]:
+    def emit_arrived(self, arrived: list[tuple[int, Value]]) -> dict[int, str]:
         """Takes the tangents apart, their memory laid out as it was traced; slot -> name."""
         items: dict[int, str] = {}
         for number, value in arrived:
