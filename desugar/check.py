@@ -6,7 +6,7 @@ milliseconds where tracing costs hundreds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -94,3 +94,36 @@ def check_partitioned(partitioned: Partitioned, traced: Traced, num_primals: int
     for node in partitioned.forward.graph.nodes:
         if "tangents" in node.name and node.op == "placeholder":
             raise InvariantError("partitioning", f"the forward takes tangent {node.name}")
+
+
+def check_stores(graph: fx.GraphModule, slots: Collection[int]) -> None:
+    """After stores were added: each goes to an input that is to be written, once, and nothing reads it later."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    wanted = {placeholders[slot] for slot in slots}
+    written: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        if node.op != "call_function":
+            continue
+        is_store = node.target is torch.ops.aten.copy_.default
+        late = written.intersection(node.all_input_nodes[1:] if is_store else node.all_input_nodes)
+        if late:
+            raise InvariantError(
+                "storing", f"node {node.name} reads {late.pop().name}, which is written already"
+            )
+        if not is_store:
+            _check_functional(node, "storing")
+        elif node.args[0] not in wanted or node.args[0] in written:
+            raise InvariantError("storing", f"node {node.name} writes to {node.args[0]}")
+        else:
+            written.add(node.args[0])
+    if written != wanted:
+        names = sorted(node.name for node in wanted - written)
+        raise InvariantError("storing", f"nothing is stored in {', '.join(names)}")
+
+
+def check_pruned(graph: fx.GraphModule, known: Collection[str]) -> None:
+    """After pruning: a plain graph that takes nothing but what the whole backward took."""
+    check_plain_graph(graph, "pruning")
+    for node in graph.graph.find_nodes(op="placeholder"):
+        if node.name not in known:
+            raise InvariantError("pruning", f"the backward takes {node.name}, which the whole one did not")

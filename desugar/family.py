@@ -24,6 +24,7 @@ from torch import fx, nn
 
 from desugar import compilers
 from desugar.backward import BackwardPlan, Member, MemberEmitter, differentiable_leaves, first_paths
+from desugar.check import check_pruned
 from desugar.compilers import Backend, CompiledGraph, GraphKind
 from desugar.errors import DesugarError
 from desugar.files import WRAPPER_FILE
@@ -150,16 +151,13 @@ class Family:
     def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
         if all(present):
             return self.partitioned.backward
-        return prune_missing(
-            self.partitioned.backward,
-            {
-                name: source.index
-                for name, source in self._source_names().items()
-                if isinstance(source, FromTangent)
-            },
-            self._missing(present),
-            list(self.partitioned.depends),
+        names = self._source_names()
+        tangents = {name: source.index for name, source in names.items() if isinstance(source, FromTangent)}
+        graph = prune_missing(
+            self.partitioned.backward, tangents, self._missing(present), list(self.partitioned.depends)
         )
+        check_pruned(graph, names)
+        return graph
 
     def _missing(self, present: tuple[bool, ...]) -> frozenset[int]:
         return frozenset(

@@ -211,6 +211,7 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> 
     stores = store_positions(traced.outputs)
     if not traced.is_training:
         store_results(traced.graph, stores)
+        check.check_stores(traced.graph, stores)
         kind = GraphKind("inference", traced.num_forward, tuple(static))
         compiled, _ = compilers.compile_forward(backend, traced.graph, kind, mode)
         return Stages(traced, joint, joint, compiled)
@@ -220,6 +221,7 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> 
     partitioned = keep_old_values(partitioned, written_slots(inputs.values, traced.outputs))
     kept = {source.index for source in partitioned.backward_inputs if isinstance(source, FromForward)}
     store_results(partitioned.forward, stores, kept)
+    check.check_stores(partitioned.forward, stores)
     forward = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, tuple(static))
     compiled, strides = compilers.compile_forward(backend, partitioned.forward, kind, mode)

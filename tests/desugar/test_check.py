@@ -9,12 +9,21 @@ import pytest
 import torch
 from torch import fx
 
-from desugar.check import InvariantError, check_partitioned, check_plain_graph, check_traced
+from desugar.check import (
+    InvariantError,
+    check_partitioned,
+    check_plain_graph,
+    check_pruned,
+    check_stores,
+    check_traced,
+)
 from desugar.fakes import Fakes
 from desugar.graphs import output_nodes, set_outputs
 from desugar.inputs import DynamicPolicy, Inputs
+from desugar.outputs import store_positions
 from desugar.partition import FromForward, FromInput, FromTangent, min_cut, partition
 from desugar.trace import discover, trace_graph
+from desugar.writes import store_results
 from tests.desugar.classes import Pair, make
 
 aten = torch.ops.aten
@@ -182,3 +191,66 @@ def test_a_write_in_one_part(split, part):
 def test_the_message_asks_for_a_report():
     assert "this is a bug in desugar; please report it" in str(InvariantError("x", "y"))
     assert issubclass(InvariantError, AssertionError)
+
+
+# ---- stores and pruned graphs --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stored():
+    """(graph, slots) of a function that writes to its first argument."""
+    inputs = Inputs(Fakes(), DynamicPolicy())
+    inputs.add_arguments([torch.ones(2, 3), torch.ones(3)])
+
+    def call(leaves):
+        leaves[0].mul_(2)
+        return leaves[0] * leaves[1]
+
+    traced = trace_graph(call, inputs, discover(call, inputs), {})
+    stores = store_positions(traced.outputs)
+    store_results(traced.graph, stores)
+    check_stores(traced.graph, stores)
+    return traced.graph, stores
+
+
+def last_store(graph):
+    (node,) = graph.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    return node
+
+
+def test_a_read_after_the_store(stored):
+    graph, slots = stored
+    insert(graph, last_store(graph), aten.sin.default, graph.graph.find_nodes(op="placeholder")[0])
+    with pytest.raises(InvariantError, match=r"storing.*reads .*_1, which is written already"):
+        check_stores(graph, slots)
+
+
+def test_a_store_to_another_input(stored):
+    graph, slots = stored
+    node = last_store(graph)
+    node.args = (graph.graph.find_nodes(op="placeholder")[1], node.args[1])
+    with pytest.raises(InvariantError, match=r"storing.*writes to"):
+        check_stores(graph, slots)
+
+
+def test_a_store_that_is_missing(stored):
+    graph, slots = stored
+    graph.graph.erase_node(last_store(graph))
+    with pytest.raises(InvariantError, match="nothing is stored in"):
+        check_stores(graph, slots)
+
+
+def test_another_write(stored):
+    graph, slots = stored
+    value = first_call(graph)
+    insert(graph, value, aten.add_.Tensor, value, 1)
+    with pytest.raises(InvariantError, match=r"storing.*writes to its arguments"):
+        check_stores(graph, slots)
+
+
+def test_a_pruned_backward_that_takes_something_new(split):
+    partitioned, _ = split
+    names = [node.name for node in partitioned.backward.graph.find_nodes(op="placeholder")]
+    check_pruned(partitioned.backward, names)
+    with pytest.raises(InvariantError, match=r"pruning.*which the whole one did not"):
+        check_pruned(partitioned.backward, names[1:])
