@@ -235,3 +235,41 @@ def test_an_interrupt_leaves_everything_usable():
         compiled(torch.ones(2))
     done.append(1)
     judge(fn, lambda: (torch.ones(2, requires_grad=True),), compiled)
+
+
+REPEATED = {
+    "zero_": lambda x: x.expand(2, *x.shape).zero_(),
+    "fill_ of a part": lambda x: x.expand(3, 2, *x.shape)[0].fill_(1),
+    "an assignment": lambda x: x.expand(2, *x.shape).__setitem__(slice(None), 1.0),
+    "an operator": lambda x: x.expand(2, *x.shape).__iadd__(1),
+    "out": lambda x: torch.mul(x.expand(2, *x.shape), 2, out=x.expand(2, *x.shape)),
+    "an op": lambda x: torch.ops.aten.add_.Tensor(x.expand(2, *x.shape), 1),
+    "inplace": lambda x: torch.nn.functional.relu(x.expand(2, *x.shape), inplace=True),
+    "windows with gaps": lambda x: x.unfold(0, 1, 2).zero_(),
+    "one of the windows": lambda x: x.unfold(0, 2, 1)[0].add_(1),
+}
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+@pytest.mark.parametrize("write", REPEATED.values(), ids=REPEATED)
+def test_writes_that_come_back_to_one_element_several_times(write, cls, way):
+    """Functionalization takes the sum of what the copies became, and PyTorch's own compiler with it."""
+    x = make(cls, 3, 4)
+    before = snapshot([x])
+    with pytest.raises(RuntimeError, match=r"expanded|unfolded|more than one element") as caught:
+        way(lambda x: (write(x), x * 1)[1])(x)
+    assert snapshot([x]) == before
+    assert way is by_dynamo or isinstance(caught.value, DesugarError)
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+def test_writes_to_each_element_once(cls):
+    def fn(x):
+        x.expand(2, *x.shape)[0].add_(1)
+        x.expand(1, *x.shape).mul_(3)
+        x.expand(2, *x.shape).requires_grad_(False)
+        x.view(-1)[::2].zero_()
+        return x * 1
+
+    judge(fn, lambda: (make(cls, 3, 4),))

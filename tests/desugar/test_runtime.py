@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from desugar.runtime import restride
+from desugar.runtime import note_versions, raise_versions, restride
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))), ids=str)
@@ -26,3 +26,22 @@ def test_restride(order):
 def test_restride_of_no_dimension():
     x = torch.tensor(1.0)
     assert restride(x, ()) is x
+
+
+def test_counters_that_are_shared_rise_together():
+    x = torch.ones(4)
+    view, detached, other = x[1:], x.detach()[2:], torch.ones(4)
+    tensors = (x, view, detached, other)
+    before = note_versions(tensors)
+    x.add_(1)  # the write itself may count differently
+    raise_versions(tensors, before, (2, 1, 0, 0))
+    assert note_versions(tensors) == (3, 3, 3, 0)
+
+
+def test_inference_tensors_have_no_counter():
+    with torch.inference_mode():
+        x = torch.ones(2)
+    y = torch.ones(2)
+    assert note_versions((x, y)) == (None, 0)
+    raise_versions((x, y), (None, 0), (1, 1))
+    assert y._version == 1

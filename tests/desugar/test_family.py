@@ -1,0 +1,136 @@
+"""The family of backwards: which members there are, when they are compiled, what they fall back to."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import desugar
+from desugar import DesugarError
+from tests.desugar.classes import EVERY, Beside, Halves, Pair, TwoTensor, make
+from tests.desugar.judge import assert_same_values, judge, random_like
+
+
+def three(x, y):
+    return x.sin(), x * y, y.cos()
+
+
+def counting():
+    """A backend that counts the graphs it gets."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    return backend, graphs
+
+
+def test_members_are_compiled_when_they_are_met():
+    backend, graphs = counting()
+    compiled = desugar.compile(three, backend=backend)
+    sizes = []
+    for missing in ((), (0,), (0, 2), (0,), ()):
+        judge(
+            three,
+            lambda: (make(Pair, 2, 3, grad=True), make(Pair, 2, 3, grad=True)),
+            compiled,
+            missing=missing,
+        )
+        sizes.append(len(graphs))
+    assert sizes == [2, 3, 4, 4, 4]  # a forward, then one backward for each combination
+    family = compiled.programs[0].family
+    assert set(family.members) == {(True,) * 3, (False, True, True), (False, True, False)}
+    assert len(family.sources) == 3
+    assert compiled.programs[0].source.endswith(family.sources[-1])
+
+
+def test_with_symbols_the_whole_backward_is_compiled_at_once():
+    """What the compiler assumes of sizes belongs to the signature."""
+    backend, graphs = counting()
+    compiled = desugar.compile(three, backend=backend, dynamic=True)
+    compiled(make(Pair, 2, 3, grad=True), make(Pair, 2, 3, grad=True))
+    assert len(graphs) == 2
+    assert compiled.programs[0].family.members == {}
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_the_text_of_a_member(cls):
+    compiled = desugar.compile(lambda x, y: x * y, backend="eager")
+    x, y = make(cls, 2, 6, grad=True), make(cls, 2, 6, grad=True)
+    out = compiled(x, y)
+    out.backward(random_like(out, torch.Generator()))
+    (text,) = compiled.programs[0].family.sources
+    assert text.startswith("def backward_1(ctx, tangent0):")
+    assert text.count("compiled_graph(") == 1
+    assert not any(word in text for word in ("isinstance", " for ", "zeros", "tree_"))
+    assert "saved = ctx.saved_tensors" in text
+    assert text.count("differentiate_again(") == 1  # for whatever else may come
+
+
+def test_second_derivatives_compile_a_function_of_their_own():
+    backend, graphs = counting()
+    compiled = desugar.compile(lambda x: (x * x * x).sum(), backend=backend)
+    x = torch.tensor([2.0, 3.0], requires_grad=True)
+    known = 0
+    for order in range(3):
+        (g,) = torch.autograd.grad(compiled(x), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x, create_graph=True)
+        (k,) = torch.autograd.grad(h.sum(), x)
+        torch.testing.assert_close(g, 3 * x**2)
+        torch.testing.assert_close(h, 6 * x)
+        torch.testing.assert_close(k, torch.full((2,), 6.0))
+        known = len(graphs) if order == 0 else known
+    assert len(graphs) == known  # the second time round nothing is compiled
+
+
+@pytest.mark.parametrize("cls", [TwoTensor, Pair, Halves, Beside])
+def test_gradients_of_another_type(cls):
+    x = make(cls, 2, 6)
+    grads = []
+    for function in (torch.sin, desugar.compile(torch.sin, backend="eager")):
+        leaf = x.detach().requires_grad_()
+        function(leaf).backward(torch.ones(2, 6))
+        grads.append(leaf.grad)
+    assert_same_values(grads[1:], grads[:1])
+
+
+def test_writes_and_randomness_are_not_repeated():
+    def fn(x, y):
+        y.add_(1)
+        return x * x.sin()
+
+    x = torch.ones(3, requires_grad=True)
+    out = desugar.compile(fn, backend="eager")(x, torch.zeros(3))
+    with pytest.raises(DesugarError, match="write to its arguments again"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)
+
+
+def test_nothing_of_a_call_outlives_it():
+    compiled = desugar.compile(lambda x, y: (x * y).sin(), backend="eager")
+    x, y = make(Pair, 3, grad=True), make(Pair, 3)
+    compiled(x, y).sum()
+    seen = weakref.ref(x), weakref.ref(y)
+    del x, y
+    gc.collect()
+    assert [ref() for ref in seen] == [None, None]
+
+
+def test_threads_build_a_member_once():
+    backend, graphs = counting()
+    compiled = desugar.compile(three, backend=backend)
+
+    def work(seed):
+        x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+        compiled(x, y)[1].sum().backward()
+        return x.grad, y.grad
+
+    with ThreadPoolExecutor(4) as pool:
+        for gx, gy in pool.map(work, range(12)):
+            torch.testing.assert_close(gx, torch.ones(3))
+            torch.testing.assert_close(gy, torch.ones(3))
+    assert len(graphs) == 2
