@@ -78,7 +78,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
     name = str(getattr(func, "__name__", "")).partition(".")[0]
     in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
     in_place = in_place or name in _IN_PLACE or kwargs.get("inplace")
-    targets = optree.tree_leaves((args[:1] if in_place else (), kwargs.get("out")))
+    written: Any = (args[:1] if in_place else (), kwargs.get("out"))
+    targets = optree.tree_leaves(written)
     return [target for target in targets if isinstance(target, Tensor)]
 
 
