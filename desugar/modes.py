@@ -26,14 +26,14 @@ def tracing_modes(fake_mode: Any) -> Iterator[None]:
         torch.random.fork_rng(devices=()),
         private.enable_python_dispatcher(),
         private.FunctionalTensorMode(),
-        _explaining_data_dependence(),
+        _explaining(),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _explaining_data_dependence() -> Iterator[None]:
-    """What a trace cannot know, because only the data of the call at hand says it, with the user's line."""
+def _explaining() -> Iterator[None]:
+    """What a trace cannot know, because only the data of the call at hand says it, or keep; with the user's line."""
     unknown = (
         private.GuardOnDataDependentSymNode,
         private.DataDependentOutputException,
@@ -46,7 +46,16 @@ def _explaining_data_dependence() -> Iterator[None]:
             "the function depends on the data of a tensor in a way that a trace cannot follow "
             f"({type(error).__name__}: {str(error).splitlines()[0]})",
             where=user_line(traceback.extract_tb(error.__traceback__)),
-            instead="use torch.where or torch.cond instead of if, or run this part in eager mode",
+            instead="use torch.where instead of if, or run this part in eager mode",
+        ) from error
+    except AssertionError as error:
+        if "token for effect" not in str(error):
+            raise
+        raise DesugarError(
+            f"an op has an effect besides its result, which is not kept in a graph ({error})",
+            where=user_line(traceback.extract_tb(error.__traceback__)),
+            instead="use the op that tells of errors by value (torch.linalg.inv_ex, cholesky_ex, lu_factor_ex, "
+            "solve_ex), or run this part in eager mode",
         ) from error
 
 
