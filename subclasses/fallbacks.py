@@ -115,9 +115,14 @@ def _rewrap(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> Any:
     if isinstance(first, list | tuple):
         parts = [_rewrap(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
         return parts if isinstance(first, list) else tuple(parts)
-    if any(o != first for o in outs.values()):
+    if any(_differ(o, first) for o in outs.values()):
         raise DispatchError(f"{op}: the inner tensors of a {type(x).__name__} disagree: {outs}")
     return first
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two answers are not the same; symbolic truths cannot be compared as they are."""
+    return bool(one) != bool(other) if isinstance(one, torch.SymBool) else one != other
 
 
 # ---- materialize -------------------------------------------------------------------------------------------
