@@ -9,7 +9,7 @@ tensor that PyTorch itself brings along, if it does.
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -191,9 +191,9 @@ def pytorch_class() -> tuple[Callable[[Tensor], Tensor], Rejoin] | None:
     return lambda z: cls(z.real.clone(), z.imag.clone()), rejoin
 
 
-def count(wrap: Callable[[Tensor], Tensor], rejoin: Rejoin) -> Verdicts:
-    """How PyTorch's own list of ops fares: right, refused or wrong."""
-    return sweep(lambda: wrap(torch.randn(4, 6, dtype=torch.complex64)), wrap=wrap, reference=rejoin)
+def count(wrap: Callable[[Tensor], Tensor], rejoin: Rejoin, ops: Collection[str] | str = "all") -> Verdicts:
+    """How PyTorch's own list of ops, or those of these names, fare: right, refused or wrong."""
+    return sweep(lambda: wrap(torch.randn(4, 6, dtype=torch.complex64)), wrap=wrap, reference=rejoin, ops=ops)
 
 
 def judge(name: str, wrap: Callable[[Tensor], Tensor], rejoin: Rejoin) -> str:
@@ -206,14 +206,14 @@ def judge(name: str, wrap: Callable[[Tensor], Tensor], rejoin: Rejoin) -> str:
     return "right" if right else "wrong"
 
 
-def main() -> None:
+def main(ops: Collection[str] | str = "all") -> None:
     classes = {
         "ComplexPair": (ComplexPair.from_complex, rejoin_pair),
         "PyTorch's ComplexTensor": pytorch_class(),
     }
     for title, functions in classes.items():
         if functions is not None:
-            verdicts = count(*functions)
+            verdicts = count(*functions, ops)
             trouble = ", ".join(f"{name} {judge(name, *functions)}" for name in KNOWN_TROUBLE)
             print(f"{title}: of {len(verdicts)} op entries {verdicts}; {trouble}")
     report = examine(make)

@@ -191,6 +191,7 @@ def lazy_bits(s: Subject) -> None:
 
 
 def _check_lazy_inners(s: Subject, x: Any) -> None:
+    s.reference(x)  # without a reference there is nothing to compare
     lazy = {name: _lazily(t) for name, t in s.inners(x).items()}
     solid = {name: t.resolve_conj().resolve_neg() for name, t in lazy.items()}
     works, pair = s.works("lazy inner tensors", lambda: (s.construct(x, lazy), s.construct(x, solid)))
