@@ -35,6 +35,7 @@ class TensorSubclass(Tensor):
     __source__: str
     _layout: Layout
     _saves_inners = False
+    _instead = ""  # what a user may do where an op has no rule, added to the error
 
     if TYPE_CHECKING:
         # Tensor's method of this name is the outer product; a declared class has a function of its fields here.

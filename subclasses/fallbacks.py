@@ -171,7 +171,7 @@ def _error(cls: Any, op: OpOverload) -> Call:
 
 
 def _hint(cls: Any, op: OpOverload) -> str:
-    return f"add one with @{cls.__name__}.implements(torch.ops.{op})"
+    return f"add one with @{cls.__name__}.implements(torch.ops.{op}){cls._instead}"
 
 
 def _kind(value: Any) -> str:

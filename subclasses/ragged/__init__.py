@@ -1,4 +1,4 @@
-"""Ragged tensors: rows of uneven length, back to back."""
+"""Ragged tensors: rows of uneven length, back to back or in a dense table."""
 
 from subclasses.ragged.jagged import JaggedTensor
 
@@ -15,5 +15,6 @@ from subclasses.ragged import (  # noqa: F401  # isort: skip
     views,
     pointwise,
 )
+from subclasses.ragged.padded import PaddedTensor  # isort: skip
 
-__all__ = ["JaggedTensor"]
+__all__ = ["JaggedTensor", "PaddedTensor"]

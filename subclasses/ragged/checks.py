@@ -11,6 +11,12 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 
+# How a batch without rows is made.
+_EMPTY = {
+    "JaggedTensor": "JaggedTensor(values, torch.zeros(1, dtype=torch.int64)) with values of shape [0, ...]",
+    "PaddedTensor": "PaddedTensor(padded, torch.zeros(0, dtype=torch.int64)) with a table of shape [0, T, ...]",
+}
+
 # ---- shapes ----------------------------------------------------------------------------------------------------
 
 
@@ -34,28 +40,26 @@ def check_parts(values: Any, offsets: Any, lengths: Any, ragged_dim: Any) -> Non
         )
 
 
-def check_rows(rows: Sequence[Any]) -> None:
+def check_rows(rows: Sequence[Any], name: str = "JaggedTensor") -> None:
     """Raises unless these are tensors that differ in their first extent alone."""
     if isinstance(rows, Tensor) or not all(isinstance(row, Tensor) for row in rows):
         kinds = type(rows).__name__ if isinstance(rows, Tensor) else [type(row).__name__ for row in rows]
-        raise TypeError(
-            f"JaggedTensor.from_tensors: expected a list of tensors, one for each row, got {kinds}"
-        )
+        raise TypeError(f"{name}.from_tensors: expected a list of tensors, one for each row, got {kinds}")
     if not rows:
         raise ValueError(
-            "JaggedTensor.from_tensors: expected at least one row, for its dtype and shape; for an empty batch write "
-            "JaggedTensor(values, torch.zeros(1, dtype=torch.int64)) with values of shape [0, ...]"
+            f"{name}.from_tensors: expected at least one row, for its dtype and shape; an empty batch is made from "
+            f"its parts, {_EMPTY[name]}"
         )
     first = rows[0]
     for number, row in enumerate(rows):
         if row.dim() == 0 or row.shape[1:] != first.shape[1:]:
             raise ValueError(
-                f"JaggedTensor.from_tensors: rows may differ in their first extent only; row 0 has shape "
+                f"{name}.from_tensors: rows may differ in their first extent only; row 0 has shape "
                 f"{tuple(first.shape)} and row {number} {tuple(row.shape)}"
             )
         if row.dtype != first.dtype or row.device != first.device:
             raise ValueError(
-                f"JaggedTensor.from_tensors: row 0 is {first.dtype} on {first.device} and row {number} {row.dtype} on "
+                f"{name}.from_tensors: row 0 is {first.dtype} on {first.device} and row {number} {row.dtype} on "
                 f"{row.device}; convert one of them"
             )
 

@@ -79,6 +79,9 @@ class JaggedTensor(TensorSubclass):
             max_length: int | None = None,
         ) -> None: ...
 
+        def to_padded(self, *, multiple: int | None = None, buckets: Sequence[int] | None = None) -> Any:
+            """The same rows as a ``PaddedTensor``; stands in ``padded/tensor.py``."""
+
     @staticmethod
     def outer(values: Tensor, offsets: Tensor, ragged_dim: int, max_length: int) -> Outer:
         """The size of the padded tensor, and the strides that it would have with the rows of ``values``."""

@@ -73,8 +73,9 @@ def _operand(op: Any, x: JaggedTensor, a: Any) -> Any:
 # ---- above autograd --------------------------------------------------------------------------------------------
 
 
-# `max` and `min` of two tensors are pointwise, and so is `rrelu`; their rules stand elsewhere.
-FUNCTIONS = [f for f in tagged_functions(torch.Tag.pointwise) if f.__name__ not in ("max", "min", "rrelu")]
+# `max` and `min` of two tensors are pointwise, as is `rrelu`, and `equal` has the tag; their rules stand elsewhere.
+ELSEWHERE = ("equal", "max", "min", "rrelu")
+FUNCTIONS = [f for f in tagged_functions(torch.Tag.pointwise) if f.__name__ not in ELSEWHERE]
 FUNCTIONS = list(dict.fromkeys([*FUNCTIONS, torch.floor_divide, torch.Tensor.floor_divide]))
 
 

@@ -33,7 +33,23 @@ def check_rows_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
         ours, theirs = x.row_lengths(), y.row_lengths()
     if ours.shape != theirs.shape:
         counts = x.offsets.shape[0] - 1, y.offsets.shape[0] - 1
-        raise ValueError(f"{_name(func)}: a ragged tensor of {counts[0]} rows and one of {counts[1]} rows")
+        raise ValueError(f"{name_of(func)}: a ragged tensor of {counts[0]} rows and one of {counts[1]} rows")
+    if _are_equal(func, ours, theirs) is False:
+        raise _other_lengths(func, x.row_lengths(), y.row_lengths())
+
+
+def check_lengths_match(func: Any, ours: Tensor, theirs: Tensor) -> None:
+    """Raises unless two tensors ``[B]`` hold the same lengths."""
+    if ours.shape != theirs.shape:
+        raise ValueError(
+            f"{name_of(func)}: a ragged tensor of {ours.shape[0]} rows and one of {theirs.shape[0]} rows"
+        )
+    if _are_equal(func, ours, theirs) is False:
+        raise _other_lengths(func, ours, theirs)
+
+
+def _are_equal(func: Any, ours: Tensor, theirs: Tensor) -> bool | None:
+    """Whether rows match; None where only the device will know, and asserts it."""
     if (
         torch.compiler.is_compiling()
         or type(ours) is not Tensor
@@ -41,12 +57,16 @@ def check_rows_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
         or ours.is_cuda
     ):
         equal = (ours == theirs).all()
-        torch.ops.aten._assert_async.msg(equal, f"{_name(func)}: ragged tensors with rows of other lengths")
-    elif not torch.equal(ours, theirs):
-        raise ValueError(
-            f"{_name(func)}: ragged tensors combine when each row has the same length, got lengths "
-            f"{x.row_lengths().tolist()} and {y.row_lengths().tolist()}"
-        )
+        torch.ops.aten._assert_async.msg(equal, f"{name_of(func)}: ragged tensors with rows of other lengths")
+        return None
+    return torch.equal(ours, theirs)
+
+
+def _other_lengths(func: Any, ours: Tensor, theirs: Tensor) -> ValueError:
+    return ValueError(
+        f"{name_of(func)}: ragged tensors combine when each row has the same length, got lengths "
+        f"{ours.tolist()} and {theirs.tolist()}"
+    )
 
 
 def matched_values(func: Any, x: JaggedTensor, y: JaggedTensor) -> Tensor:
@@ -81,7 +101,7 @@ def check_shapes_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
     """Raises unless rows of two ragged tensors are at the same dimensions."""
     if x.ragged_dim != y.ragged_dim or x.values.dim() != y.values.dim():
         raise DispatchError(
-            f"{_name(func)}: ragged tensors combine when they have as many dimensions and are ragged along the same "
+            f"{name_of(func)}: ragged tensors combine when they have as many dimensions and are ragged along the same "
             f"one, got {shown(x)} and {shown(y)}; add dimensions by unsqueeze, or swap them by transpose"
         )
 
@@ -96,7 +116,7 @@ def spread(func: Any, x: JaggedTensor, y: Tensor) -> Tensor:
     missing = x.dim() - y.dim()
     if missing < 0:
         raise DispatchError(
-            f"{_name(func)}: a dense tensor of shape {tuple(y.shape)} has more dimensions than {shown(x)}"
+            f"{name_of(func)}: a dense tensor of shape {tuple(y.shape)} has more dimensions than {shown(x)}"
         )
     ragged = x.ragged_dim - missing
     along_rows, along_ragged = _varies(y, -missing), _varies(y, ragged)
@@ -121,8 +141,8 @@ def _check_extents(func: Any, x: JaggedTensor, y: Tensor, along_rows: bool, ragg
     wrong_rows = along_rows and y.size(0) != x.size(0)
     if wrong_rows or (ragged is not None and y.size(ragged) != x.max_length):
         raise ValueError(
-            f"{_name(func)}: a dense tensor of shape {tuple(y.shape)} does not broadcast against {shown(x)}, which has "
-            f"{x.size(0)} rows and the ragged extent {x.max_length}"
+            f"{name_of(func)}: a dense tensor of shape {tuple(y.shape)} does not broadcast against {shown(x)}, which "
+            f"has {x.size(0)} rows and the ragged extent {x.max_length}"
         )
 
 
@@ -158,7 +178,8 @@ def values_beside(func: Any, x: JaggedTensor, a: Any) -> Any:
 # ---- words -----------------------------------------------------------------------------------------------------
 
 
-def _name(func: Any) -> str:
+def name_of(func: Any) -> str:
+    """A function or op in the words of an error."""
     return str(func) if isinstance(func, OpOverload) else getattr(func, "__name__", str(func))
 
 

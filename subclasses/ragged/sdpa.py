@@ -33,7 +33,7 @@ def _(  # noqa: PLR0913
         _check_operand(x)
     if attn_mask is not None or dropout_p or query.device.type != "cpu":
         options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
-        return _attend_padded(query, key, value, _score_mask(query, key, attn_mask, is_causal), options)
+        return _attend_padded(query, key, value, score_mask(query, key, attn_mask, is_causal), options)
     q, k, v = _heads_first(query), _heads_first(key), _heads_first(value)
     if enable_gqa and k.shape[0] != q.shape[0]:
         k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
@@ -58,9 +58,12 @@ def _attend_padded(
     return query.with_entries(torch.where(found.view(-1, *[1] * (entries.dim() - 1)), entries, 0))
 
 
-def _score_mask(query: JaggedTensor, key: JaggedTensor, attn_mask: Any, is_causal: bool) -> Tensor:
-    """Which scores count, or what is added to them: ``[B, 1..., T, S]``, the caller's mask included."""
-    if isinstance(attn_mask, JaggedTensor):
+def score_mask(query: Any, key: Any, attn_mask: Any, is_causal: bool) -> Tensor:
+    """Which scores count, or what is added to them: ``[B, 1..., T, S]``, the caller's mask included.
+
+    A query that does not exist attends to everything: a softmax without scores would be NaN, and so its derivative.
+    """
+    if attn_mask is not None and (not isinstance(attn_mask, Tensor) or hasattr(type(attn_mask), "__spec__")):
         raise DispatchError(
             f"scaled_dot_product_attention: expected a dense attn_mask that broadcasts against [B, ..., T, S], got "
             f"{shown(attn_mask)}"
@@ -68,13 +71,15 @@ def _score_mask(query: JaggedTensor, key: JaggedTensor, attn_mask: Any, is_causa
     exists = key.mask() | (key.row_lengths() == 0).unsqueeze(1)
     exists = exists.view(exists.shape[0], *[1] * (query.dim() - 2), exists.shape[1])
     if is_causal:
-        past = torch.ones(query.max_length, key.max_length, dtype=torch.bool, device=query.device).tril()
+        past = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         exists = exists & past
     if attn_mask is None:
         return exists
+    asked = query.mask()
+    asked = asked.view(asked.shape[0], *[1] * (query.dim() - 3), asked.shape[1], 1)
     if attn_mask.dtype == torch.bool:
-        return exists & attn_mask
-    return torch.where(exists, attn_mask, -math.inf)
+        return (exists & attn_mask) | ~asked
+    return torch.where(asked, torch.where(exists, attn_mask, -math.inf), 0.0)
 
 
 def _heads_first(x: JaggedTensor) -> Tensor:

@@ -1,0 +1,15 @@
+"""Rows of uneven length in a dense table."""
+
+from subclasses.ragged.padded.tensor import PaddedTensor
+
+# Each of these files adds its rules to the class; pointwise comes last, since it has one for hundreds of functions.
+from subclasses.ragged.padded import (  # noqa: F401  # isort: skip
+    joining,
+    layers,
+    losses,
+    reductions,
+    views,
+    pointwise,
+)
+
+__all__ = ["PaddedTensor"]

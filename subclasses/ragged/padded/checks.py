@@ -1,0 +1,62 @@
+"""What is asked of the parts of a padded tensor, each with an error that says what came and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# ---- shapes ----------------------------------------------------------------------------------------------------
+
+
+def check_parts(padded: Any, lengths: Any, ragged_dim: Any, batch_dim: Any) -> tuple[int, int]:
+    """The two dimensions counted from the front, if the parts fit together; types and dtypes come later."""
+    if not isinstance(padded, Tensor) or not isinstance(lengths, Tensor):
+        return ragged_dim, batch_dim  # refused by the constructor, which names the field
+    n = padded.dim()
+    for name, dim in (("ragged_dim", ragged_dim), ("batch_dim", batch_dim)):
+        if type(dim) is not int or not -n <= dim < n:
+            raise ValueError(
+                f"PaddedTensor.{name}: expected a dimension of the table of shape {tuple(padded.shape)}, got {dim!r}"
+            )
+    ragged_dim, batch_dim = ragged_dim % n, batch_dim % n
+    if ragged_dim == batch_dim:
+        raise ValueError(
+            f"PaddedTensor: ragged_dim and batch_dim are both {ragged_dim}; rows are numbered by another"
+        )
+    if lengths.dim() != 1 or lengths.shape[0] != padded.shape[batch_dim]:
+        raise ValueError(
+            f"PaddedTensor.lengths: expected shape [{padded.shape[batch_dim]}], one for each row of a table of shape "
+            f"{tuple(padded.shape)} with batch_dim={batch_dim}, got {tuple(lengths.shape)}"
+        )
+    return ragged_dim, batch_dim
+
+
+def check_plain(x: Any, dim: int) -> int:
+    """The dimension counted from the front, of a plain tensor that has rows besides."""
+    if not isinstance(x, Tensor) or hasattr(type(x), "__spec__") or x.dim() < 2:
+        shape = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) else ""
+        raise ValueError(
+            f"PaddedTensor.pad: expected a plain tensor of two dimensions or more, got a {type(x).__name__}{shape}"
+        )
+    if not -x.dim() <= dim < x.dim():
+        raise ValueError(
+            f"PaddedTensor.pad: expected a dimension of a tensor of shape {tuple(x.shape)}, got {dim}"
+        )
+    return dim % x.dim()
+
+
+# ---- data ------------------------------------------------------------------------------------------------------
+
+
+def read_lengths(x: Any) -> list[int]:
+    """The lengths on the host, if they are lengths of rows of the table."""
+    if torch.compiler.is_compiling():
+        raise ValueError("PaddedTensor: the rows of one have sizes that a compiled function does not know")
+    found, width = x.lengths.tolist(), x.padded.shape[x.ragged_dim]
+    if any(not 0 <= n <= width for n in found):
+        raise ValueError(
+            f"PaddedTensor.lengths: expected lengths from 0 to {width}, the extent of the table, got {found}"
+        )
+    return found

@@ -1,0 +1,90 @@
+"""Losses: the mean or sum over the entries that exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.losses import ELEMENTWISE
+from subclasses.ragged.padded.rows import check_rows_match, first_padded, shown, table_beside
+from subclasses.ragged.padded.tensor import PaddedTensor
+
+# ---- cross entropy ---------------------------------------------------------------------------------------------
+
+
+@PaddedTensor.implements(F.cross_entropy)
+def _(  # noqa: PLR0913
+    func: Any,
+    input: Any,
+    target: Any,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Any:
+    if size_average is not None or reduce is not None:
+        raise DispatchError(f"{func.__name__}: size_average and reduce are deprecated; use reduction")
+    _check_targets(func, input, target)
+    options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    of_classes = target.is_floating_point()
+    # Indices that do not exist are ignored, and PyTorch counts the others; probabilities are counted here.
+    per_entry = reduction == "none" or of_classes
+    loss = func(
+        input.to_dense(),
+        target.to_dense(0 if of_classes else ignore_index),
+        reduction="none" if per_entry else reduction,
+        **options,
+    )
+    if not per_entry:
+        return loss
+    rows = input.with_padded(loss, input.ragged_dim - 1, 0)
+    loss = rows.like_dense(loss)
+    return {"none": lambda: loss, "sum": loss.sum, "mean": loss.mean}[reduction]()
+
+
+def _check_targets(func: Any, x: Any, target: Any) -> None:
+    if not isinstance(x, PaddedTensor) or not isinstance(target, PaddedTensor):
+        raise DispatchError(
+            f"{func.__name__}: expected padded logits and a padded target, got {shown(x)} and {shown(target)}"
+        )
+    shift = 0 if target.is_floating_point() else 1
+    if (
+        (x.batch_dim, target.batch_dim) != (0, 0)
+        or x.ragged_dim < 2
+        or target.ragged_dim != x.ragged_dim - shift
+        or target.shape[target.ragged_dim] != x.shape[x.ragged_dim]
+    ):
+        raise DispatchError(
+            f"{func.__name__}: expected logits [B, C, T] and a target [B, T] of the same rows, got {shown(x)} and "
+            f"{shown(target)}; write x.transpose(1, 2) for logits [B, T, C]"
+        )
+    check_rows_match(func, x, target)
+
+
+# ---- losses of two operands ------------------------------------------------------------------------------------
+
+
+@PaddedTensor.implements(*ELEMENTWISE)
+def _(func: Any, input: Any, target: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
+    x = first_padded((input, target))
+    if any(v is not None for v in (kwargs.pop("size_average", None), kwargs.pop("reduce", None))):
+        raise DispatchError(f"{func.__name__}: size_average and reduce are deprecated; use reduction")
+    # Ones are in the domain of every loss: no derivative there is NaN, and none gets through.
+    operands = [table_beside(func, x, t, 1) for t in (input, target, *args)]
+    kwargs = {k: table_beside(func, x, v, 1) for k, v in kwargs.items()}
+    loss = x.like_dense(func(*operands, reduction="none", **kwargs))
+    match reduction:
+        case "none":
+            return loss
+        case "sum":
+            return loss.sum()
+        case "batchmean":
+            return loss.sum() / x.shape[x.batch_dim]
+        case "mean":
+            return loss.mean()
+    raise ValueError(f"{func.__name__}: {reduction} is not a valid value for reduction")

@@ -1,0 +1,207 @@
+"""``PaddedTensor``: rows of uneven length in a dense table, with their lengths on the device.
+
+The same semantics as ``JaggedTensor``: an entry past a row's length does not exist. What the table holds there, NaN
+included, reaches no result and no gradient: it is replaced where entries come together (``to_dense``, with a fill
+that changes nothing), and a cotangent is cut off where rows enter and leave (``kept``). In between, pointwise ops
+may compute on it what they like.
+
+No length is ever read on the host, so one compiled program serves all lengths of a bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses import TensorSubclass, inner, static
+from subclasses.checks import repr_tail
+from subclasses.ragged.checks import check_has_rows, check_rows
+from subclasses.ragged.jagged import JaggedTensor
+from subclasses.ragged.padded import checks
+from subclasses.ragged.padded.buckets import bucket_of
+
+# ---- the declaration -------------------------------------------------------------------------------------------
+
+
+class PaddedTensor(TensorSubclass):
+    """Rows of uneven length in a dense table ``[B, T, ...]``.
+
+    Args:
+        padded: the table; entries past a row's length may hold anything.
+        lengths: ``[B]`` int64 on the device of the table, how many entries of each row exist. They are not read
+            here; one beyond ``T`` counts as ``T``.
+        ragged_dim: the dimension of ``padded`` along which rows differ.
+        batch_dim: the dimension of ``padded`` that numbers the rows.
+
+    Raises:
+        ValueError: shapes, dimensions or devices do not fit together.
+    """
+
+    _instead = ", or use x.to_dense(fill) with x.mask(), x.to_tensors() or x.to_jagged()"
+
+    padded: Tensor = inner()
+    lengths: Tensor = inner(dtype=torch.int64)
+    ragged_dim: int = static(default=1)
+    batch_dim: int = static(default=0)
+
+    def __new__(cls, padded: Tensor, lengths: Tensor, *, ragged_dim: int = 1, batch_dim: int = 0) -> Any:
+        """Checks that the parts fit together; see the class."""
+        ragged_dim, batch_dim = checks.check_parts(padded, lengths, ragged_dim, batch_dim)
+        if isinstance(padded, Tensor) and padded.requires_grad and torch.is_grad_enabled():
+            padded = torch.where(exists_in(padded, lengths, ragged_dim, batch_dim), padded, 0)
+        return super().__new__(cls, padded, lengths, ragged_dim=ragged_dim, batch_dim=batch_dim)
+
+    if TYPE_CHECKING:  # what type checkers would otherwise derive from the fields
+
+        def __init__(
+            self, padded: Tensor, lengths: Tensor, *, ragged_dim: int = 1, batch_dim: int = 0
+        ) -> None: ...
+
+    # ---- making one --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_tensors(
+        cls, rows: Sequence[Tensor], *, multiple: int | None = None, buckets: Sequence[int] | None = None
+    ) -> PaddedTensor:
+        """One row per tensor ``[length, ...]``, padded up to a bucket; differentiable in them.
+
+        Args:
+            rows: tensors that differ in their first extent alone.
+            multiple: the table is as wide as the next multiple of this.
+            buckets: the table is as wide as the least of these that holds the longest row.
+
+        Raises:
+            ValueError: there is no row, rows differ in more than their length, or no bucket is wide enough.
+        """
+        check_rows(rows, "PaddedTensor")
+        lengths = [row.shape[0] for row in rows]
+        width = bucket_of(max(lengths), multiple, buckets)
+        padded = torch.stack(
+            [F.pad(row, [0, 0] * (row.dim() - 1) + [0, width - row.shape[0]]) for row in rows]
+        )
+        return cls(padded, torch.tensor(lengths, device=padded.device))
+
+    @classmethod
+    def pad(
+        cls, x: Tensor, *, dim: int, multiple: int | None = None, buckets: Sequence[int] | None = None
+    ) -> PaddedTensor:
+        """A plain tensor padded along ``dim`` up to a bucket; each row has the length that ``dim`` had.
+
+        The rows are numbered by dimension 0, or by 1 where ``dim`` is 0.
+        """
+        dim = checks.check_plain(x, dim)
+        lengths = torch.full((x.shape[0 if dim else 1],), x.shape[dim], device=x.device)
+        padded = widen(x, dim, bucket_of(x.shape[dim], multiple, buckets))
+        return cls(padded, lengths, ragged_dim=dim, batch_dim=0 if dim else 1)
+
+    # ---- looking at it -----------------------------------------------------------------------------------------
+
+    def row_lengths(self) -> Tensor:
+        """``[B]``: how many entries each row has."""
+        return self.lengths
+
+    def mask(self) -> Tensor:
+        """``[B, T]``: True where an entry exists."""
+        columns = torch.arange(self.padded.size(self.ragged_dim), device=self.lengths.device)
+        return columns < self.lengths.unsqueeze(1)
+
+    @property
+    def exists(self) -> Tensor:
+        """True where an entry exists, ready to broadcast against the table."""
+        return exists_in(self.padded, self.lengths, self.ragged_dim, self.batch_dim)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """The rows; while a graph is traced, where nothing is known of them, the parts."""
+        name = type(self).__name__
+        if type(self.padded) is not Tensor or self.padded.is_meta:
+            parts = ", ".join(f"{n}={getattr(self, n)!r}" for n in type(self).__spec__.names)
+            return f"{name}({parts}{repr_tail(self)})"
+        with torch.no_grad():
+            rows = [str(row).replace("\n", "\n  ") for row in self.to_tensors()]
+        body = "".join(f"  {row},\n" for row in rows)
+        return f"{name}([\n{body}], size={tuple(self.shape)}{repr_tail(self)})"
+
+    # ---- taking it apart ---------------------------------------------------------------------------------------
+
+    def kept(self, padded: Tensor, fill: float | int | bool = 0) -> Tensor:
+        """A table of these rows with ``fill`` in the padding; no cotangent comes back from there."""
+        exists = exists_in(padded, self.lengths, self.ragged_dim, self.batch_dim)
+        return torch.where(exists, padded, padded.new_full((), fill))
+
+    def to_dense(self, fill: float | int | bool = 0) -> Tensor:  # type: ignore[override]
+        """The plain table with ``fill`` where there is no entry."""
+        return self.kept(self.unwrap("padded"), fill)
+
+    def with_padded(
+        self, padded: Tensor, ragged_dim: int | None = None, batch_dim: int | None = None
+    ) -> PaddedTensor:
+        """Another table with the same rows; the dimensions say where they are, if elsewhere."""
+        return TensorSubclass.__new__(  # the parts fit together as those of this tensor do
+            type(self),
+            padded,
+            self.lengths,
+            ragged_dim=self.ragged_dim if ragged_dim is None else ragged_dim,
+            batch_dim=self.batch_dim if batch_dim is None else batch_dim,
+        )
+
+    def like_dense(self, dense: Tensor) -> PaddedTensor:
+        """A plain table of these rows as a ragged one; differentiable in it."""
+        return self.with_padded(self.kept(dense))
+
+    def wrap_cotangent(self, cotangent: Tensor) -> PaddedTensor:
+        """A dense cotangent counts where there are entries."""
+        return self.like_dense(cotangent.expand(self.shape))
+
+    def to_tensors(self) -> list[Tensor]:
+        """The rows, without their batch dimension: views of the table. Reads the lengths."""
+        lengths = checks.read_lengths(self)
+        place = self.ragged_dim - (self.batch_dim < self.ragged_dim)
+        rows = self.unwrap("padded").unbind(self.batch_dim)
+        return [row.narrow(place, 0, n) for row, n in zip(rows, lengths, strict=True)]
+
+    def to_padded(self, *, multiple: int | None = None, buckets: Sequence[int] | None = None) -> PaddedTensor:
+        """The same rows in a table as wide as a bucket that holds this one; differentiable."""
+        width = bucket_of(self.padded.size(self.ragged_dim), multiple, buckets)
+        return self.with_padded(widen(self.unwrap("padded"), self.ragged_dim, width))
+
+    def to_jagged(self) -> JaggedTensor:
+        """The same rows back to back, the batch dimension first; differentiable. Reads the lengths."""
+        checks.read_lengths(self)
+        ragged = self.ragged_dim + (self.ragged_dim < self.batch_dim)
+        table = self.unwrap("padded").movedim(self.batch_dim, 0).movedim(ragged, 1)
+        jagged = JaggedTensor.from_padded(table, self.lengths)
+        return jagged if ragged == 1 else jagged.with_entries(jagged.unwrap("values"), ragged)
+
+
+# ---- tables ----------------------------------------------------------------------------------------------------
+
+
+def exists_in(padded: Tensor, lengths: Tensor, ragged_dim: int, batch_dim: int) -> Tensor:
+    """Where entries exist in a table, with extent 1 for dimensions of the entries."""
+
+    def along(t: Tensor, dim: int) -> Tensor:
+        return t.view([t.shape[0] if d == dim else 1 for d in range(padded.dim())])
+
+    columns = torch.arange(padded.size(ragged_dim), device=lengths.device)
+    return along(columns, ragged_dim) < along(lengths, batch_dim)
+
+
+def widen(padded: Tensor, dim: int, width: int) -> Tensor:
+    """A table with this many places along ``dim``: zeros are added, or places past all rows are cut off."""
+    return F.pad(padded, [0, 0] * (padded.dim() - 1 - dim) + [0, width - padded.shape[dim]])
+
+
+def to_padded(
+    self: JaggedTensor, *, multiple: int | None = None, buckets: Sequence[int] | None = None
+) -> PaddedTensor:
+    """The same rows in a table as wide as a bucket that holds ``T``; differentiable."""
+    check_has_rows(self, "to_padded")
+    table = widen(self.to_dense(), self.ragged_dim, bucket_of(self.shape[self.ragged_dim], multiple, buckets))
+    return PaddedTensor(table, self.row_lengths(), ragged_dim=self.ragged_dim)
+
+
+JaggedTensor.to_padded = to_padded  # stands here, since a file that it would need stands on that of its class

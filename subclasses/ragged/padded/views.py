@@ -1,0 +1,170 @@
+"""Views: the same view of the table, with an eye on where the rows are afterwards.
+
+Dimensions of the entries are swapped, split, joined and cut; the batch and the ragged dimension may be moved, and
+stay whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.padded.rows import outer_dims, rows_stay, shown, without
+from subclasses.ragged.padded.tensor import PaddedTensor
+
+aten = torch.ops.aten
+
+_ELSE = "x.to_dense(), x.to_tensors() and x.to_jagged() give tensors without this limit"
+
+
+def entry_dim(func: Any, x: PaddedTensor, dim: int) -> int:
+    """A dimension of the entries, counted from the front.
+
+    Raises:
+        DispatchError: rows are along it.
+    """
+    (dim,) = outer_dims(func, x, dim)
+    if not rows_stay(x, [dim]):
+        raise DispatchError(f"{func}: {shown(x)} stays whole along its rows, got dimension {dim}; {_ELSE}")
+    return dim
+
+
+# ---- dimensions ------------------------------------------------------------------------------------------------
+
+
+@PaddedTensor.implements(aten.transpose.int)
+def _(op: Any, x: PaddedTensor, a: int, b: int) -> Any:
+    (a,), (b,) = outer_dims(op, x, a), outer_dims(op, x, b)
+    swapped = {a: b, b: a}
+    return x.with_padded(x.padded.transpose(a, b), *(swapped.get(d, d) for d in (x.ragged_dim, x.batch_dim)))
+
+
+@PaddedTensor.implements(aten.t.default)
+def _(op: Any, x: PaddedTensor) -> Any:
+    return x.with_padded(x.padded.t(), 1 - x.ragged_dim, 1 - x.batch_dim)
+
+
+@PaddedTensor.implements(aten.permute.default)
+def _(op: Any, x: PaddedTensor, dims: Sequence[int]) -> Any:
+    dims = outer_dims(op, x, dims)
+    return x.with_padded(x.padded.permute(dims), dims.index(x.ragged_dim), dims.index(x.batch_dim))
+
+
+@PaddedTensor.implements(aten.unsqueeze.default)
+def _(op: Any, x: PaddedTensor, dim: int) -> Any:
+    padded = x.padded.unsqueeze(dim)  # which says if there is no such dimension
+    place = dim % padded.dim()
+    return x.with_padded(padded, *(d + (d >= place) for d in (x.ragged_dim, x.batch_dim)))
+
+
+@PaddedTensor.implements(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def _(op: Any, x: PaddedTensor, dims: int | Sequence[int] | None = None) -> Any:
+    """Dimensions of the entries only: rows keep theirs, whatever the extent."""
+    found = [d for d in outer_dims(op, x, dims) if x.padded.size(d) == 1 and rows_stay(x, [d])]
+    return without(x, x.padded.squeeze(found), found)
+
+
+@PaddedTensor.implements(aten.expand.default)
+def _(op: Any, x: PaddedTensor, size: Sequence[int], *, implicit: bool = False) -> Any:
+    new = len(size) - x.dim()
+    for d in (x.ragged_dim, x.batch_dim):
+        if new < 0 or (size[d + new] != -1 and size[d + new] != x.size(d)):
+            raise DispatchError(f"{op}: {shown(x)} cannot expand along its rows, got the size {list(size)}")
+    return x.with_padded(x.padded.expand(size), x.ragged_dim + new, x.batch_dim + new)
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------
+
+
+@PaddedTensor.implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+def _(op: Any, x: PaddedTensor, size: Sequence[int], stride: Any = None) -> Any:
+    size = list(size)
+    if -1 in size:
+        unknown = size.index(-1)
+        rest = math.prod(size[:unknown] + size[unknown + 1 :])
+        size[unknown] = x.numel() // rest if rest else 0
+    ragged, batch = (_place_after(op, x, d, size) for d in (x.ragged_dim, x.batch_dim))
+    # A view for `view`; elsewhere PyTorch has made sure that one is possible, or that none is expected.
+    padded = x.padded.view(size) if op is aten.view.default else x.padded.reshape(size)
+    return x.with_padded(padded, ragged, batch)
+
+
+def _place_after(func: Any, x: PaddedTensor, dim: int, size: list[int]) -> int:
+    """Where a dimension of the rows is when the table is viewed with another size."""
+    behind = x.dim() - dim - 1
+    if list(x.shape[: dim + 1]) == size[: dim + 1]:
+        return dim
+    if list(x.shape[dim:]) == size[len(size) - behind - 1 :]:
+        return len(size) - behind - 1
+    before = math.prod(x.shape[:dim])
+    places = [d for d, n in enumerate(size) if n == x.shape[dim] and math.prod(size[:d]) == before]
+    if len(places) != 1:
+        raise DispatchError(
+            f"{func}: cannot view {shown(x)} as {size}: batch and ragged dimension stay, with dimensions of the "
+            f"entries before and behind them; {_ELSE}"
+        )
+    return places[0]
+
+
+# ---- cutting ---------------------------------------------------------------------------------------------------
+
+
+@PaddedTensor.implements(aten.select.int)
+def _(op: Any, x: PaddedTensor, dim: int, index: int) -> Any:
+    dim = entry_dim(op, x, dim)
+    return without(x, x.padded.select(dim, index), [dim])
+
+
+@PaddedTensor.implements(aten.slice.Tensor)
+def _(op: Any, x: PaddedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    (dim,) = outer_dims(op, x, dim)
+    if not rows_stay(x, [dim]) and start in (None, 0) and step == 1 and _reaches_end(x.size(dim), end):
+        return x.with_padded(op(x.padded, dim))  # `x[:, :, 0]` asks for all of the rows
+    return x.with_padded(op(x.padded, entry_dim(op, x, dim), start, end, step))
+
+
+def _reaches_end(size: Any, end: Any) -> bool:
+    return end is None or end is size or (isinstance(end, int) and end >= size)
+
+
+@PaddedTensor.implements(aten.split.Tensor, aten.split_with_sizes.default)
+def _(op: Any, x: PaddedTensor, size: Any, dim: int = 0) -> Any:
+    return [x.with_padded(part) for part in op(x.padded, size, entry_dim(op, x, dim))]
+
+
+@PaddedTensor.implements(aten.unbind.int)
+def _(op: Any, x: PaddedTensor, dim: int = 0) -> Any:
+    dim = entry_dim(op, x, dim)
+    return [without(x, part, [dim]) for part in op(x.padded, dim)]
+
+
+# ---- and their derivatives -------------------------------------------------------------------------------------
+
+
+@PaddedTensor.implements(aten.slice_backward.default)
+def _(op: Any, grad: PaddedTensor, size: Sequence[int], dim: int, *cut: Any) -> Any:
+    return grad.with_padded(op(grad.padded, size, dim, *cut))
+
+
+@PaddedTensor.implements(aten.select_backward.default)
+def _(op: Any, grad: PaddedTensor, size: Sequence[int], dim: int, index: int) -> Any:
+    dim = dim % len(size)
+    places = (d + (d >= dim) for d in (grad.ragged_dim, grad.batch_dim))
+    return grad.with_padded(op(grad.padded, size, dim, index), *places)
+
+
+# ---- above autograd: what names dimensions ---------------------------------------------------------------------
+
+
+@PaddedTensor.implements(torch.unflatten)
+def _(func: Any, x: PaddedTensor, dim: int, sizes: Sequence[int]) -> Any:
+    dim = entry_dim(func.__name__, x, dim)
+    known = -math.prod(sizes)
+    parts = [x.shape[dim] // known if n == -1 else n for n in sizes]
+    # Tensor.unflatten asks for the rule again however it is called; splitting a dimension is a view.
+    return PaddedTensor.unruled(Tensor.view, x, [*x.shape[:dim], *parts, *x.shape[dim + 1 :]])
