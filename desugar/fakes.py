@@ -163,8 +163,3 @@ def same_ints(one: Sequence[Any], other: Sequence[Any]) -> bool:
 
 def _expression(extent: Any) -> Any:
     return extent.node.expr if isinstance(extent, SymInt) else extent
-
-
-def is_backed_by(fakes: Fakes, expression: Any) -> bool:
-    """Whether every free symbol of an expression is read from an input."""
-    return all(symbol in fakes.symbols for symbol in expression.free_symbols)
