@@ -84,6 +84,17 @@ def seeing_lazy_bits() -> Any:
     return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _lazy_bits)
 
 
+# What is switched off below autograd: the keys of autograd itself and of the bookkeeping of views beside it.
+_autograd_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality).add(  # type: ignore[attr-defined]
+    torch._C.DispatchKey.ADInplaceOrView  # type: ignore[attr-defined]
+)
+
+
+def recording_again() -> Any:
+    """A context below autograd in which operations are differentiable again, for a gradient taken inside."""
+    return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _autograd_keys)
+
+
 # ---- aliasing ----------------------------------------------------------------------------------------------
 
 # Gives a wrapper made for a view op the storage of the wrapper it is a view of, as AOTAutograd expects.

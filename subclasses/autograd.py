@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import recording_again
 from subclasses.errors import DispatchError
 from subclasses.layout import Layout, cotangent_layout
 
@@ -135,6 +136,10 @@ class Unwrap(torch.autograd.Function):
         ctx.save_for_backward(*(x.__dict__[n] for n in ctx.fixed))
         # Looked at for size and dtype only, so a later write to one of them is no error.
         ctx.likes = {n: t.detach() for n, t in inners if is_differentiable(t) and n not in ctx.names}
+        # What a plain cotangent that meets this one is pulled back through. Dynamo keeps no such attribute.
+        ctx.primal = None
+        if type(x)._saves_inners and not torch.compiler.is_dynamo_compiling():
+            ctx.primal = Primal(x)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
@@ -146,7 +151,44 @@ class Unwrap(torch.autograd.Function):
         if cls._marks_cotangents:
             layout = cotangent_layout(layout)
         inners = [parts.get(n) for n in cls.__spec__.inner_names]
-        return construct(layout, ctx.dynamics, *inners), None
+        cotangent = construct(layout, ctx.dynamics, *inners)
+        if ctx.primal is not None:
+            cotangent.__dict__[PRIMAL] = ctx.primal
+        return cotangent, None
+
+
+# The attribute of a cotangent under which the primal is found.
+PRIMAL = "_primal"
+
+
+class Primal:
+    """The inner tensors of a value that a cotangent belongs to, as they were when they were unwrapped."""
+
+    def __init__(self, x: Any) -> None:
+        spec = type(x).__spec__
+        self.layout, self.dynamics = x._layout, [x.__dict__[f.name] for f in spec.dynamics]
+        raw = [x.__dict__[n] for n in spec.inner_names]
+        self.inners = [None if t is None else t.detach() for t in raw]
+        self.versions = self._versions()
+
+    def _versions(self) -> list[int]:
+        return [0 if t is None or t.is_inference() else t._version for t in self.inners]
+
+    def wrap_cotangent(self, plain: Tensor) -> Any:
+        """A plain cotangent of the value as one of its class.
+
+        Raises:
+            DispatchError: an inner tensor was written to since.
+        """
+        cls = self.layout.cls
+        if self._versions() != self.versions:
+            raise DispatchError(
+                f"{cls.__name__}: a plain cotangent needs the inner tensors that unwrap() gave, and one of them "
+                f"was modified by an in-place operation since"
+            )
+        with recording_again():  # the engine's sum is an op below autograd
+            found = cls._wrap(self.layout, *self.inners, *self.dynamics).wrap_cotangent(plain)
+        return as_cotangent(found)
 
 
 def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:

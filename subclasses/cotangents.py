@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload
-from subclasses.autograd import is_differentiable
+from subclasses.autograd import PRIMAL, is_differentiable
 from subclasses.errors import DispatchError
 from subclasses.semantics import bump_versions
 
@@ -58,6 +58,9 @@ def with_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         other = args[0] if args else None
         if not (is_cotangent(x) or is_cotangent(other)):
             return run(x, *args, **kwargs)
+        if op is aten.add.Tensor and not kwargs:
+            x, other = wrap_plain(x, other)
+            args = (other,)
         alike = isinstance(x, cls) and isinstance(other, cls) and _layout_of(x) is _layout_of(other)
         if op in SUMS and not alike:
             raise _mixed(cls, op, x, other)
@@ -66,6 +69,19 @@ def with_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         return _apply(op, x, args, kwargs)
 
     return plan
+
+
+def wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
+    """Two cotangents of one value, a plain one of them as one of the class.
+
+    That is what the autograd engine adds where a function reads inner tensors with ``unwrap`` and uses the value as a
+    whole besides. Left alone where no derivative of the sum would follow, or where nothing is known of the value.
+    """
+    primal = next((v.__dict__[PRIMAL] for v in (x, y) if is_cotangent(v) and PRIMAL in v.__dict__), None)
+    differentiable = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+    if primal is None or differentiable or x.shape != y.shape:
+        return x, y
+    return tuple(v if is_cotangent(v) else primal.wrap_cotangent(v) for v in (x, y))  # type: ignore[return-value]
 
 
 def _apply(op: OpOverload, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -79,7 +95,10 @@ def _apply(op: OpOverload, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if op.overloadpacket.__name__.endswith("_"):
         bump_versions([t for t in done if is_differentiable(t)])
         return x
-    return type(x)._wrap(x._layout, *done, *(x.__dict__[f.name] for f in spec.dynamics))
+    out = type(x)._wrap(x._layout, *done, *(x.__dict__[f.name] for f in spec.dynamics))
+    if PRIMAL in x.__dict__ or (isinstance(other, type(x)) and PRIMAL in other.__dict__):
+        out.__dict__[PRIMAL] = x.__dict__.get(PRIMAL) or other.__dict__[PRIMAL]
+    return out
 
 
 def _is_sized(other: Any) -> bool:

@@ -89,6 +89,27 @@ def follows_dtype(x: Any, field: InnerField, t: Any) -> bool:
     return field.dtype is None and t.dtype == x.dtype
 
 
+# ---- facts -------------------------------------------------------------------------------------------------
+
+# What the outer tensor itself answers. Ops of the dispatcher, which a trace with symbolic sizes may ask by.
+_FACTS: dict[OpOverload, Structural] = {
+    aten.size.default: lambda x: list(x.size()),
+    aten.size.int: lambda x, dim: x.size(dim),
+    aten.sym_size.default: lambda x: list(x.size()),
+    aten.sym_size.int: lambda x, dim: x.size(dim),
+    aten.stride.default: lambda x: list(x.stride()),
+    aten.stride.int: lambda x, dim: x.stride(dim),
+    aten.sym_stride.default: lambda x: list(x.stride()),
+    aten.sym_stride.int: lambda x, dim: x.stride(dim),
+    aten.dim.default: lambda x: x.dim(),
+    aten.numel.default: lambda x: x.numel(),
+    aten.sym_numel.default: lambda x: x.numel(),
+    aten.storage_offset.default: lambda x: x.storage_offset(),
+    aten.sym_storage_offset.default: lambda x: x.storage_offset(),
+    aten.is_contiguous.default: lambda x: x.is_contiguous(),
+}
+
+
 # ---- the table ---------------------------------------------------------------------------------------------
 
 _TABLE: dict[OpOverload, Structural] = {
@@ -103,6 +124,7 @@ _TABLE: dict[OpOverload, Structural] = {
     aten._pin_memory.default: _pin_memory,
     aten.is_pinned.default: _is_pinned,
     aten.record_stream.default: _record_stream,
+    **_FACTS,
 }
 
 

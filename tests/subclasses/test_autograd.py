@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
+import desugar
 from subclasses import DispatchError, TensorSubclass, inner
 from tests.subclasses.subjects import (
     Int8Weight,
@@ -190,11 +193,37 @@ def test_gradients_of_two_accesses_add_up():
     assert x.grad.scale.tolist() == [[4]] * 4
 
 
-def test_a_wrapper_and_a_plain_cotangent_that_meet_are_refused():
+@pytest.mark.parametrize("compiler", [lambda f: f, partial(desugar.compile, backend="eager")])
+@pytest.mark.parametrize("leaf", [False, True])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_a_wrapper_and_a_plain_cotangent_meet(compiler, leaf, swapped):
+    def loss(x):
+        terms = [(x.unwrap("data_") ** 2).sum(), (x * x).sum(), x.unwrap("factor").exp()]
+        return sum(reversed(terms) if swapped else terms)
+
+    data, factor = leaves(3, ())
+    x = Scaled(data.detach(), factor.detach()).requires_grad_() if leaf else Scaled(data, factor)
+    compiler(loss)(x).backward()
+    got = (x.grad.data_, x.grad.factor) if leaf else (data.grad, factor.grad)
+    d, f = (t.detach().clone().requires_grad_() for t in (data, factor))
+    ((d**2).sum() + ((d * f) ** 2).sum() + f.exp()).backward()
+    torch.testing.assert_close(got, (d.grad, f.grad))
+
+
+def test_a_plain_cotangent_and_a_value_written_to_since():
+    data, factor = leaves(3, ())
+    x = Scaled(data, factor)
+    loss = x.unwrap("data_").sum() + (x * 2).sum()
+    x.data_.mul_(2)
+    with pytest.raises((DispatchError, RuntimeError), match="modified by an in-place operation"):
+        loss.backward()
+
+
+def test_a_sum_that_is_to_be_differentiated_again_is_refused():
     data, factor = leaves(3, ())
     x = Scaled(data, factor)
     with pytest.raises(DispatchError, match=r"let both read inner tensors"):
-        (x.unwrap("data_").sum() + (x * 2).sum()).backward()
+        torch.autograd.grad((x.unwrap("data_") ** 2).sum() + (x * x).sum(), data, create_graph=True)
 
 
 def test_arithmetic_of_cotangents():

@@ -158,6 +158,23 @@ def seeing_lazy_bits():
     assert aten.cos.default(Seen(torch.ones(1))).a.tolist()[1] == -2
 
 
+def recording_again():
+    """Below autograd nothing is recorded; inside the context it is."""
+
+    class Recorded(TensorSubclass):
+        a: Tensor = inner()
+
+    def rule(func, x):
+        with torch.enable_grad():
+            leaf = torch.ones(1, requires_grad=True)
+            assert (leaf * 2).grad_fn is None
+            with _torch.recording_again():
+                return Recorded(*torch.autograd.grad(leaf * 2, leaf))
+
+    Recorded.implements(aten.cos.default)(rule)
+    assert aten.cos.default(Recorded(torch.ones(1))).a.tolist() == [2]
+
+
 def dispatch_mode():
     class Seen(_torch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -206,6 +223,7 @@ CHECKS = {
     "all_aten_ops": all_aten_ops,
     "python_decomposition": python_decomposition,
     "seeing_lazy_bits": seeing_lazy_bits,
+    "recording_again": recording_again,
     "TorchDispatchMode": dispatch_mode,
     "fake_mode": fake_mode,
     "storage_key": storage_key,
