@@ -14,6 +14,7 @@ from torch import Tensor
 
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.rows import shown
+from subclasses.ragged.segments import sum_dtype
 
 aten = torch.ops.aten
 
@@ -115,8 +116,9 @@ def _(func: Any, input: Any, dim: Any = None, keepdim: bool = False, *, dtype: A
     x, dims = input, dims_of(func, input, dim)
     if not (x.is_floating_point() or x.is_complex() or dtype is not None):
         raise RuntimeError(f"mean: expected a floating point or complex dtype, got {x.dtype}; give dtype")
-    result = sum_values(x, x.unwrap("values"), dims, keepdim, dtype)
-    result = result / count(x, dims, keepdim, result)
+    # Half precision is summed in float32: the sum may be beyond its range where the mean is not.
+    result = sum_values(x, x.unwrap("values"), dims, keepdim, dtype or sum_dtype(x.dtype))
+    result = (result / count(x, dims, keepdim, result)).to(dtype or x.dtype)
     return x.with_values(result, ragged_dim_after(x, dims.features, keepdim)) if dims.rows_stay else result
 
 
@@ -159,6 +161,9 @@ def _(
     if dims.rows_stay:
         values = func(input.unwrap("values"), dims.features, correction=correction, keepdim=keepdim)
         return input.with_values(values, ragged_dim_after(input, dims.features, keepdim))
+    if sum_dtype(input.dtype) != input.dtype:
+        wide = func(input.to(sum_dtype(input.dtype)), dim, correction=correction, keepdim=keepdim)
+        return wide.to(input.dtype)
     off = input - input.mean(dim, keepdim=True)
     squares = (off * off.conj()).real if off.is_complex() else off * off
     total = squares.sum(dim, keepdim=keepdim)

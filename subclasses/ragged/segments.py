@@ -163,7 +163,7 @@ class Segments:
 
     def _add(self, values: Tensor, index: Tensor, size: int) -> Tensor:
         # Half precision is summed in float32 and integers in int64, as torch.sum does.
-        wide = _sum_dtype(values.dtype)
+        wide = sum_dtype(values.dtype)
         bins = torch.zeros(size + self._spare, *values.shape[1:], dtype=wide, device=values.device)
         sums = bins.index_add(0, index, values.to(wide)).narrow(0, 0, size)
         return sums.to(values.dtype) if values.dtype.is_floating_point else sums
@@ -174,7 +174,8 @@ def _trailing(mask: Tensor, values: Tensor) -> Tensor:
     return mask.view(-1, *[1] * (values.dim() - 1))
 
 
-def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+def sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What values of a dtype are summed in."""
     if dtype in (torch.float16, torch.bfloat16):
         return torch.float32
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64

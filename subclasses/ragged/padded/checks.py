@@ -47,6 +47,16 @@ def check_plain(x: Any, dim: int) -> int:
     return dim % x.dim()
 
 
+def check_like(x: Any, dense: Tensor) -> None:
+    """Raises unless a table has the rows and the width of a padded tensor."""
+    for dim in (x.batch_dim, x.ragged_dim):
+        if dense.dim() <= dim or dense.shape[dim] != x.padded.shape[dim]:
+            raise ValueError(
+                f"PaddedTensor: expected a table with {x.padded.shape[x.batch_dim]} rows along {x.batch_dim} and the "
+                f"width {x.padded.shape[x.ragged_dim]} along {x.ragged_dim}, got one of shape {tuple(dense.shape)}"
+            )
+
+
 # ---- data ------------------------------------------------------------------------------------------------------
 
 

@@ -17,6 +17,7 @@ from subclasses.errors import DispatchError
 from subclasses.ragged.along import ALONG, REDUCTIONS, Fill, constant, highest, lowest
 from subclasses.ragged.padded.rows import outer_dims, rows_stay, shown, without
 from subclasses.ragged.padded.tensor import PaddedTensor
+from subclasses.ragged.segments import sum_dtype
 
 aten = torch.ops.aten
 
@@ -49,7 +50,10 @@ def _sum(x: PaddedTensor, padded: Tensor, dims: tuple[int, ...], keepdim: bool, 
 def _(func: Any, input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     if not (input.is_floating_point() or input.is_complex() or dtype is not None):
         raise RuntimeError(f"mean: expected a floating point or complex dtype, got {input.dtype}; give dtype")
-    return input.sum(dim, keepdim, dtype=dtype) / count(input, outer_dims(func, input, dim), keepdim)
+    # Half precision is summed in float32: the sum may be beyond its range where the mean is not.
+    total = input.sum(dim, keepdim, dtype=dtype or sum_dtype(input.dtype))
+    mean = total / count(input, outer_dims(func, input, dim), keepdim)
+    return mean.to(dtype or input.dtype)
 
 
 def count(x: PaddedTensor, dims: tuple[int, ...], keepdim: bool) -> Any:
@@ -78,6 +82,9 @@ def _(
     if rows_stay(input, dims):
         padded = func(input.unwrap("padded"), dims, correction=correction, keepdim=keepdim)
         return without(input, padded, () if keepdim else dims)
+    if sum_dtype(input.dtype) != input.dtype:
+        wide = func(input.to(sum_dtype(input.dtype)), dim, correction=correction, keepdim=keepdim)
+        return wide.to(input.dtype)
     off = input - input.mean(dim, keepdim=True)
     squares = (off * off.conj()).real if off.is_complex() else off * off
     var = squares.sum(dim, keepdim=keepdim) / (count(input, dims, keepdim) - correction).clamp(min=0)

@@ -149,7 +149,12 @@ class PaddedTensor(TensorSubclass):
         )
 
     def like_dense(self, dense: Tensor) -> PaddedTensor:
-        """A plain table of these rows as a ragged one; differentiable in it."""
+        """A plain table of these rows as a ragged one; differentiable in it.
+
+        Raises:
+            ValueError: it has another number of rows, or another width.
+        """
+        checks.check_like(self, dense)
         return self.with_padded(self.kept(dense))
 
     def wrap_cotangent(self, cotangent: Tensor) -> PaddedTensor:

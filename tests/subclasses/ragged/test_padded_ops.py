@@ -211,6 +211,17 @@ def test_discrete():
         assert torch.equal(f(poison), f(torch.cat(rows)))
 
 
+@pytest.mark.parametrize("layout", ["padded", "jagged"])
+@pytest.mark.parametrize("f", [torch.mean, torch.var, torch.std], ids=lambda f: f.__name__)
+def test_half_precision_does_not_overflow(f, layout):
+    rows = [(torch.rand(n, 2) * 200 + 200).half() for n in (500, 3)]
+    x = PaddedTensor.from_tensors(rows, multiple=16)
+    x = x if layout == "padded" else x.to_jagged()
+    got = f(x, 1)
+    assert got.dtype == torch.float16
+    torch.testing.assert_close(got, torch.stack([f(row, 0) for row in rows]), rtol=2e-3, atol=1e-2)
+
+
 @pytest.mark.parametrize("f", [torch.amax, torch.argmax], ids=lambda f: f.__name__)
 def test_an_empty_row_has_no_extremum(f):
     with pytest.raises(RuntimeError, match="has no entries"):
@@ -287,6 +298,13 @@ def test_matmul_contracts_what_exists(way):
         lambda row, _: row @ row.mT.tanh(),
         way=way,
     )
+
+
+def test_a_dense_operand_makes_no_new_rows():
+    x, wider = make_table(lengths=[3]).x, torch.ones(5, 4, 2, dtype=torch.float64)
+    for op in (lambda: x @ wider, lambda: x.like_dense(torch.ones(5, 7, 4)), lambda: x * wider[:, :1, :1]):
+        with pytest.raises(ValueError, match="Padded"):
+            op()
 
 
 def test_dropout():
