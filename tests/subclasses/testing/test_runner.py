@@ -220,3 +220,13 @@ def test_the_op_list_finds_that_two_tensor_gives_the_first_answer_for_both():
     assert verdicts["add"][0] == verdicts["softmax"][0] == "right"
     assert verdicts["allclose"][0] == "wrong"
     assert str(verdicts).endswith("wrong")
+
+
+def test_the_kit_runs_on_torchaos_int8_tensor():
+    quantization = pytest.importorskip("torchao.quantization")
+    linear = torch.nn.Linear(64, 32)
+    # Version 2 of the configuration makes an Int8Tensor, where a release has it.
+    quantization.quantize_(linear, quantization.Int8WeightOnlyConfig(version=2))
+    weight = linear.weight.detach()
+    report = examine(lambda: weight.clone(), reference=lambda w: w.dequantize(), paths={})
+    assert {"round_trip", "clone_and_detach"} <= {o.promise.name for o in report.of("kept")}
