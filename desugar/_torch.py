@@ -49,6 +49,9 @@ _LAZY = {
     "top_saved_tensors_hooks": "torch._C._autograd:_top_saved_tensors_default_hooks",
     "pop_saved_tensors_hooks": "torch._C._autograd:_pop_saved_tensors_default_hooks",
     "push_saved_tensors_hooks": "torch._C._autograd:_push_saved_tensors_default_hooks",
+    # Checkpointing's hooks rest in a trace; the graph under construction tells which nodes a region has.
+    "rest_saved_tensors_hooks": "torch._C._autograd:_saved_tensors_hooks_set_tracing",
+    "get_proxy_mode": "torch.fx.experimental.proxy_tensor",
     # ---- symbols -------------------------------------------------------------------------------------------
     # Symbols for sizes, and how each dimension is to be treated.
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes",

@@ -27,7 +27,7 @@ from desugar.backward import BackwardPlan, Member, MemberEmitter, differentiable
 from desugar.check import check_pruned
 from desugar.compilers import Backend, CompiledGraph, GraphKind
 from desugar.errors import DesugarError
-from desugar.files import WRAPPER_FILE
+from desugar.files import WRAPPER_FILE, forget_with, graph_texts
 from desugar.graphs import copy_graph, output_nodes
 from desugar.inputs import Inputs
 from desugar.partition import BackwardInput, FromForward, FromTangent, Partitioned
@@ -133,6 +133,7 @@ class Family:
         return lambda ctx, *tangents: self.differentiate(ctx, tangents)
 
     def _build_member(self, present: tuple[bool, ...]) -> Backward:
+        known = graph_texts()
         graph = self._graph(present)
         compiled = None
         if any(present):
@@ -146,6 +147,7 @@ class Family:
         emitter.emit(Member(name, present, graph, self._sources(graph), compiled))
         functions = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)
         self.sources.append(out.source)
+        forget_with(self, graph_texts() - known)
         return functions[name]  # type: ignore[return-value]
 
     def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:

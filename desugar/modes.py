@@ -66,9 +66,11 @@ def without_saved_tensor_hooks() -> Iterator[None]:
     while (top := private.top_saved_tensors_hooks(True)) is not None:
         hooks.append(top)
         private.pop_saved_tensors_hooks()
+    resting = private.rest_saved_tensors_hooks(False)
     try:
         yield
     finally:
+        private.rest_saved_tensors_hooks(resting)
         for pack, unpack in reversed(hooks):
             private.push_saved_tensors_hooks(pack, unpack)
 

@@ -22,6 +22,7 @@ from torch.fx.graph import CodeGen
 from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private, opaque, refuse
+from desugar.checkpoints import run_op
 from desugar.inputs import Inputs, is_traced
 from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
@@ -97,7 +98,7 @@ class Capture(TorchFunctionMode):
         refuse.check_write(func, args, kwargs)
         if func in RESHAPES:
             self.reshapes.append((args[0], func, args[1:], kwargs))
-        return func(*args, **kwargs)
+        return run_op(func, args, kwargs)
 
     def replace(self, leaf: Any) -> Any:
         """The traced stand-in of a tensor from outside; anything else as it is."""
