@@ -284,3 +284,18 @@ def test_overlapping_arguments():
     assert_plays_as_eager(
         lambda a, b, base: (a.add_(1), b * 2)[1], make_args, by_pass, "result", contextlib.nullcontext
     )
+
+
+@pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("writes", [1, 2])
+def test_a_detached_part_shares_the_counter(cls, writes):
+    def fn(x, v):
+        for _ in range(writes):
+            x.add_(1)
+        return v * 2
+
+    def make_args():
+        x = make(cls, 2, 3)
+        return x, x.detach()[:, :1]
+
+    judge(fn, make_args)
