@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private, opaque, refuse
 from desugar.checkpoints import run_op
-from desugar.inputs import Inputs, is_traced
+from desugar.inputs import Inputs, StaticNeeded, is_traced
 from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
 from desugar.outputs import Outputs, Result, take_apart
@@ -223,6 +223,11 @@ def find_overlaps(run: Run, inputs: Inputs) -> list[tuple[int, ...]]:
     return groups
 
 
+_ZEROS = (
+    torch.ops.aten._efficientzerotensor.default
+)  # what some formulas of autograd give for a zero gradient
+
+
 def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Mapping[Any, Any]) -> Traced:
     """Traces the function into a graph: forward alone, or jointly with the backward if a result requires grad."""
     wanted = [
@@ -242,6 +247,8 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
         graph = private.make_fx(joint, decomposition_table=dict(decompositions))(
             inputs.primals(), list(tangent_items)
         )
+    if inputs.fakes.symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
+        raise StaticNeeded  # such zeros are recorded with the sizes of this call, not with its symbols
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
     graph.recompile()

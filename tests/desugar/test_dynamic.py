@@ -218,3 +218,20 @@ def test_the_reason_is_logged(caplog):
         first.endswith("first call") and "program 1 of test_the_reason_is_logged.<locals>.<lambda>" in first
     )
     assert "had size (4,), has (5,)" in second and "program 3" in third
+
+
+@pytest.mark.parametrize("way", ["desugar.compile", "dynamo"])
+def test_a_zero_gradient_with_constant_sizes(way):
+    """The zero gradient of `sgn` is made with numbers, not symbols: such a program is traced with constant sizes."""
+
+    def fn(x):
+        return torch.sgn(x.sin()).sum()
+
+    if way == "dynamo":
+        compiled = torch.compile(fn, dynamic=True, backend="desugar", options={"backend": "eager"})
+    else:
+        compiled = by_pass(fn, dynamic=True)
+    for rows in (4, 5, 6):
+        x = torch.randn(rows, 3, requires_grad=True)
+        compiled(x).backward()
+        assert torch.equal(x.grad, torch.zeros(rows, 3))
