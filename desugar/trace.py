@@ -223,9 +223,8 @@ def find_overlaps(run: Run, inputs: Inputs) -> list[tuple[int, ...]]:
     return groups
 
 
-_ZEROS = (
-    torch.ops.aten._efficientzerotensor.default
-)  # what some formulas of autograd give for a zero gradient
+# What some formulas of autograd give for a zero gradient.
+_ZEROS = torch.ops.aten._efficientzerotensor.default
 
 
 def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Mapping[Any, Any]) -> Traced:
