@@ -10,7 +10,7 @@ it back as Python text over the names `t0, t1, ...` (tensors) and `n0, ...` (int
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,7 +123,7 @@ def symbolic_context(ndim: int, dynamic: Collection[int]) -> Any:
 
 _LOCAL = re.compile(r"L\['(\w+)'\]")
 # The C++ check of a plain tensor covers its constant sizes and strides.
-_CONSTANT_EXTENT = re.compile(r"t\d+\.(size|stride)\(\)\[\d+\] == \d+")
+_EXTENT = re.compile(r"(t\d+)\.(size|stride)\(\)\[(\d+)\] == \d+")
 # The stand-in of an outer tensor (`o0`) has offset 0; a wrapper has no storage in which an offset would mean anything.
 _OUTER_OFFSET = re.compile(r"o\d\w*\.storage_offset\(\) == 0$")
 
@@ -139,8 +139,18 @@ def guard_expression(fakes: Fakes) -> str | None:
         ignore_static=False,
     )
     texts = dict.fromkeys(_LOCAL.sub(r"\1", clause) for clause in clauses)
-    texts = [text for text in texts if not _CONSTANT_EXTENT.fullmatch(text)]
+    known = dict(fakes.guarded)
+    texts = [text for text in texts if not _is_constant_extent(text, known)]
     return " and ".join(f"({text})" for text in texts if not _OUTER_OFFSET.match(text)) or None
+
+
+def _is_constant_extent(text: str, known: Mapping[str, Any]) -> bool:
+    """Whether a clause is about an extent that was no symbol from the start; one that became constant is not."""
+    found = _EXTENT.fullmatch(text)
+    if not found or found.group(1) not in known:
+        return False
+    name, extent, dim = found.groups()
+    return not isinstance(getattr(known[name], extent)()[int(dim)], SymInt)
 
 
 def is_symbolic(fake: Any) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from desugar.modes import function_modes
 from desugar.signature import State
@@ -20,7 +22,7 @@ def find_state(fn: Callable[..., Any], ran: list[nn.Module]) -> State:
         ran: Modules whose forward ran in the call, however the function reached them.
     """
     cells = tuple(closure_cells(fn))
-    roots = [*ran, *(content for _, content in cells if isinstance(content, nn.Module))]
+    roots = [*ran, *bound_module(fn), *(content for _, content in cells if isinstance(content, nn.Module))]
     modules: dict[int, nn.Module] = {}
     for root in roots:
         for module in root.modules():
@@ -41,13 +43,26 @@ def find_state(fn: Callable[..., Any], ran: list[nn.Module]) -> State:
     )
 
 
-def closure_cells(fn: Callable[..., Any]) -> Iterator[tuple[Any, Any]]:
-    """Closure cells of a function whose content is a tensor, a module, a number, a string or None."""
-    function = getattr(fn, "__func__", fn)
+def closure_cells(fn: Any, seen: set[int] | None = None) -> Iterator[tuple[Any, Any]]:
+    """Closure cells with their contents: of a function, and of the functions that it holds in its cells."""
+    seen = set() if seen is None else seen
+    function = fn.func if isinstance(fn, functools.partial) else getattr(fn, "__func__", fn)
+    if id(function) in seen:
+        return
+    seen.add(id(function))
+    if isinstance(function, functools.partial | types.MethodType):
+        yield from closure_cells(function, seen)
     for cell in getattr(function, "__closure__", None) or ():
         try:
             content = cell.cell_contents
         except ValueError:  # not filled yet
             continue
-        if content is None or isinstance(content, (Tensor, nn.Module, bool, int, float, str)):
-            yield cell, content
+        yield cell, content
+        if isinstance(content, types.FunctionType | types.MethodType | functools.partial):
+            yield from closure_cells(content, seen)
+
+
+def bound_module(fn: Any) -> list[nn.Module]:
+    """The module whose method a function is."""
+    owner = getattr(fn.func if isinstance(fn, functools.partial) else fn, "__self__", None)
+    return [owner] if isinstance(owner, nn.Module) else []

@@ -235,3 +235,10 @@ def test_a_zero_gradient_with_constant_sizes(way):
         x = torch.randn(rows, 3, requires_grad=True)
         compiled(x).backward()
         assert torch.equal(x.grad, torch.zeros(rows, 3))
+
+
+def test_a_size_that_became_a_constant_is_checked():
+    compiled = by_pass(lambda x: x.sum() if x.shape[0] == 5 else x * 2, dynamic=True)
+    for rows in (5, 7, 5, 9):
+        x = torch.ones(rows)
+        assert torch.equal(compiled(x), x.sum() if rows == 5 else x * 2)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import nn
 
+import desugar
 from desugar.state import closure_cells, find_state
 from tests.desugar.classes import Pair, make
 from tests.desugar.judge import by_pass
@@ -25,14 +28,14 @@ def test_modules_their_training_and_their_slots():
 
 
 def test_cells():
-    tensor, number, module, ignored = torch.ones(2), 3, nn.ReLU(), [1]
+    tensor, number, module, held = torch.ones(2), 3, nn.ReLU(), [1]
 
     def fn():
-        return tensor, number, module, ignored, later
+        return tensor, number, module, held, later
 
     contents = [content for _, content in closure_cells(fn)]
-    assert len(contents) == 3, "a list is not compared, an empty cell has no content yet"
-    assert any(c is tensor for c in contents) and any(c is module for c in contents) and 3 in contents
+    assert len(contents) == 4, "an empty cell has no content yet"
+    assert all(any(c is wanted for c in contents) for wanted in (tensor, number, module, held))
     later = 1
     assert list(closure_cells(torch.sin)) == [] and later
 
@@ -79,3 +82,27 @@ def test_hooks_that_were_there_run():
     module, x = nn.Linear(3, 3), make(Pair, 2, 3)
     module.register_forward_hook(lambda module, args, out: out * 2)
     torch.testing.assert_close(by_pass(module)(x).a, module(x).a)
+
+
+@pytest.mark.parametrize("how", ["tuple", "dtype", "function", "partial", "held function"])
+def test_whatever_a_cell_holds_is_seen(how):
+    values = {"tuple": ((2.0,), (5.0,)), "dtype": (torch.float32, torch.float64)}.get(
+        how, (torch.sin, torch.cos)
+    )
+    held = values[0]
+
+    def inner(x):
+        return x * held[0] if how == "tuple" else x.to(held) if how == "dtype" else held(x)
+
+    fn = {"partial": functools.partial(inner), "held function": lambda x: inner(x)}.get(how, inner)
+    compiled, x = desugar.compile(fn, backend="eager"), torch.ones(3)
+    for held in values:  # noqa: B007
+        assert torch.equal(compiled(x), inner(x))
+
+
+def test_the_module_of_a_bound_method_is_seen():
+    module, x = torch.nn.Linear(3, 3), torch.ones(2, 3)
+    compiled = desugar.compile(module.forward, backend="eager")
+    compiled(x)
+    module.weight = torch.nn.Parameter(torch.zeros(3, 3))
+    assert torch.equal(compiled(x), module(x))
