@@ -64,6 +64,9 @@ _LAZY = {
     "DynamicOutputShapeException": "torch._subclasses.fake_tensor",
     # Names an input in the guards that the shape environment prints.
     "LocalSource": "torch._dynamo.source",
+    # ---- containers ----------------------------------------------------------------------------------------
+    # Classes that are registered with PyTorch's own pytree: users' containers, which optree does not know.
+    "torch_pytree_nodes": "torch.utils._pytree:SUPPORTED_NODES",
     # ---- compiling -----------------------------------------------------------------------------------------
     # The fake mode and sources of a Dynamo graph, so that guards reach Dynamo; read by Inductor too.
     "TracingContext": "torch._guards",

@@ -9,6 +9,7 @@ from typing import Any
 import optree
 
 from desugar.text import targets_of
+from desugar.trees import flatten, flatten_known
 from subclasses.emit import Emitter
 
 
@@ -28,7 +29,7 @@ class Unpacking:
     def of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Unpacking, list[Any]]:
         """The unpacking of a call, and its leaves."""
         call: Any = (args, kwargs)
-        leaves, treespec = optree.tree_flatten(call, none_is_leaf=True)
+        leaves, treespec = flatten(call)
         return Unpacking(treespec.unflatten(range(len(leaves))), treespec), leaves
 
     def emit(self, out: Emitter, require: Callable[[str], None]) -> list[str]:
@@ -39,9 +40,9 @@ class Unpacking:
             _emit_sequence(out, require, names, "args", args)
             require("not kwargs") if not kwargs else _emit_dict(out, require, names, "kwargs", kwargs)
             return names
-        flatten, spec = out.bind(optree.tree_flatten, "tree_flatten"), out.bind(self.treespec, "treespec")
+        flatten, spec = out.bind(flatten_known, "flatten"), out.bind(self.treespec, "treespec")
         leaves, found = out.fresh_name("leaves"), out.fresh_name("found")
-        out.writeline(f"{leaves}, {found} = {flatten}((args, kwargs), none_is_leaf=True)")
+        out.writeline(f"{leaves}, {found} = {flatten}((args, kwargs))")
         require(f"{found} == {spec}")
         if names:
             out.writeline(f"{targets_of(names)} = {leaves}")

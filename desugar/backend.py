@@ -21,7 +21,7 @@ from desugar.compilers import choose_backend
 from desugar.errors import DesugarError
 from desugar.fakes import Fakes
 from desugar.family import Again
-from desugar.inputs import DynamicPolicy, Inputs, StaticNeeded
+from desugar.inputs import DynamicPolicy, Inputs, TraceAgain
 from desugar.pipeline import compile_again
 from desugar.program import run_stages, wrap_program
 from desugar.signature import State
@@ -52,10 +52,8 @@ def dynamo_backend(
     backend = choose_backend(inner, mode, rest)
     try:
         return _compile(gm, example_inputs, backend)
-    except StaticNeeded:
-        log.warning(
-            "AOTAutograd compiles this graph instead: a zero gradient would be traced with constant sizes"
-        )
+    except TraceAgain as error:
+        log.warning("AOTAutograd compiles this graph instead: %s", error.reason)
         return _stock(inner)(gm, example_inputs)
     except DesugarError as error:
         if error.stock_is_wrong:

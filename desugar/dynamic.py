@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import optree
 from torch import Tensor
 
 from desugar.inputs import DynamicPolicy
+from desugar.trees import flatten
 from desugar.values import dynamic_names, inner_names, is_wrapper
 
 Place = tuple[int, tuple[str, ...]]  # leaf number, attribute path
@@ -29,7 +29,7 @@ class History:
     def observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DynamicPolicy, str]:
         """What is symbolic in a program for this call, and why it is compiled."""
         call: Any = (args, kwargs)
-        leaves, treespec = optree.tree_flatten(call, none_is_leaf=True)
+        leaves, treespec = flatten(call)
         first = treespec not in self._seen
         if self.dynamic is not None:
             self._seen[treespec] = {}

@@ -28,6 +28,10 @@ class DesugarError(RuntimeError):
         super().__init__(f"{what}{place}\n  instead: {instead}")
 
 
+class StateKept(DesugarError):
+    """The function keeps a tensor that it computes for later calls."""
+
+
 def user_line(stack: traceback.StackSummary | None = None) -> str | None:
     """The innermost stack line that belongs neither to this project nor to torch, as `file:line: code`."""
     frames = stack if stack is not None else traceback.extract_stack()

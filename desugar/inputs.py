@@ -28,6 +28,7 @@ from desugar.values import (
     Slot,
     Value,
     Wrapper,
+    inner_names,
     is_wrapper,
     unwrap_value,
     wrap_value,
@@ -68,8 +69,33 @@ class DynamicPolicy:
 # -------------------------------------------------------------------------------------------------- inputs
 
 
-class StaticNeeded(Exception):
-    """The call has to be traced once more, with constant sizes."""
+class TraceAgain(Exception):
+    """The call has to be traced once more, for a reason."""
+
+    reason: str
+
+
+class StaticNeeded(TraceAgain):
+    """With constant sizes."""
+
+    reason = "a zero gradient or memory that is shared would be traced with constant sizes"
+
+
+class BuiltInside(TraceAgain):
+    """Knowing that a wrapper is built by the function, around tensors from outside."""
+
+    reason = "it builds a tensor subclass around tensors from outside"
+
+    def __init__(self, wrapper: Tensor) -> None:
+        super().__init__(type(wrapper).__name__)
+        self.key, self.inner = parts_key(wrapper)
+
+
+def parts_key(wrapper: Tensor) -> tuple[Any, list[Any]]:
+    """By what a wrapper that is built anew in each run is known again: its class and plain tensors."""
+    flat = Flat()
+    unwrap_value(wrapper, flat)
+    return (type(wrapper), *map(id, flat.items)), flat.items
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +122,8 @@ class Inputs:
         num_arguments: How many of `values` are argument leaves.
         bases: Slot of a whole storage -> slots of the tensors in it that overlap while one is written.
         checked_by_others: Somebody else checks the signature, and knows nothing of overlap.
-        num_arguments: How many of the values are argument leaves.
+        built: Wrappers that the function builds around tensors from outside: key -> those tensors.
+        is_sealed: The first run is over: whatever comes from outside is known.
         first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
     """
 
@@ -112,6 +139,8 @@ class Inputs:
     bases: dict[int, tuple[int, ...]] = field(default_factory=dict)
     checked_by_others: bool = False
     first_leaf: dict[int, int] = field(default_factory=dict)
+    built: dict[Any, list[Any]] = field(default_factory=dict)
+    is_sealed: bool = False
 
     def add_arguments(self, leaves: list[object]) -> None:
         """Takes the argument leaves apart, and gives every symbol a slot of its own.
@@ -129,7 +158,19 @@ class Inputs:
         self.num_arguments = len(self.values)
 
     def add_captured(self, tensor: Tensor) -> Value:
-        """Makes a tensor from outside an input, held by reference and with constant sizes."""
+        """Makes a tensor from outside an input, held by reference and with constant sizes.
+
+        Raises:
+            DesugarError: The first run did not meet it, so it is made anew in each.
+        """
+        if self.is_sealed and self._is_around_captured(tensor):
+            raise BuiltInside(tensor)
+        if self.is_sealed:
+            raise DesugarError(
+                f"a {type(tensor).__name__} of size {tuple(tensor.shape)} is made inside the function in a way "
+                "that torch does not see (torch.from_numpy, torch.frombuffer, torch.Tensor(...), a class's own code)",
+                instead="make it outside the function, or with torch.tensor(...)",
+            )
         self.captured.append(tensor)
         if id(tensor) in self.first_leaf:  # it is an argument too
             self.values.append(Same("input", self.first_leaf[id(tensor)]))
@@ -209,6 +250,12 @@ class Inputs:
         self.fake_items[base] = self.fakes.tensor(self.flat.items[base], f"t{base}", ())
         self.origins[base] = Origin(-1, ())
         self.bases[base] = slots
+
+    def _is_around_captured(self, tensor: Tensor) -> bool:
+        """Whether it is a wrapper around tensors that the first run met; one with a history reaches them unseen."""
+        if not is_wrapper(tensor) or not tensor.is_leaf:
+            return False
+        return all(id(inner) in self.flat.known for inner in parts_key(tensor)[1])
 
     @property
     def homes(self) -> dict[int, int]:
@@ -314,5 +361,4 @@ def is_traced(tensor: Tensor) -> bool:
         return True
     if not is_wrapper(tensor):
         return False
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
-    return any(is_traced(getattr(tensor, name)) for name in names)
+    return any(is_traced(getattr(tensor, name)) for name in inner_names(tensor)[0])

@@ -49,14 +49,27 @@ def _explaining() -> Iterator[None]:
             instead="use torch.where instead of if, or run this part in eager mode",
         ) from error
     except AssertionError as error:
-        if "token for effect" not in str(error):
+        known = next((text for text in _ASSERTED if text in str(error)), None)
+        if known is None:
             raise
-        raise DesugarError(
-            f"an op has an effect besides its result, which is not kept in a graph ({error})",
-            where=user_line(traceback.extract_tb(error.__traceback__)),
-            instead="use the op that tells of errors by value (torch.linalg.inv_ex, cholesky_ex, lu_factor_ex, "
-            "solve_ex), or run this part in eager mode",
-        ) from error
+        what, instead = _ASSERTED[known]
+        where = user_line(traceback.extract_tb(error.__traceback__))
+        raise DesugarError(f"{what} ({str(error).splitlines()[0]})", where=where, instead=instead) from error
+
+
+# What torch asserts in a trace -> what it means, and what to do.
+_ASSERTED = {
+    "token for effect": (
+        "an op has an effect besides its result, which is not kept in a graph",
+        "use the op that tells of errors by value (torch.linalg.inv_ex, cholesky_ex, lu_factor_ex, solve_ex), "
+        "or run this part in eager mode",
+    ),
+    "convert all Tensors to FakeTensors": (
+        "a rule, __torch_dispatch__ or autograd.Function uses a tensor from outside below autograd, where a trace "
+        "cannot make it an input",
+        "keep that tensor as an inner tensor of the class, pass it as an argument, or make it inside with torch.tensor",
+    ),
+}
 
 
 @contextlib.contextmanager

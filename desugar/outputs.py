@@ -20,7 +20,7 @@ from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.memory import base_of, storage_of
 from desugar.runs import Reshape, Run, assigned_inners, changed_slots, identity, plain
-from desugar.trees import flatten_result
+from desugar.trees import flatten
 from desugar.values import (
     Constant,
     Flat,
@@ -118,7 +118,7 @@ def take_apart(run: Run) -> tuple[Outputs, Result]:
     Raises:
         DesugarError: Two results share memory in a way that cannot be repeated.
     """
-    leaves, treespec = flatten_result(run.result)
+    leaves, treespec = flatten(run.result)
     return _Taker(run, leaves).take(treespec)
 
 

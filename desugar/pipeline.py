@@ -14,6 +14,7 @@ from torch import nn
 
 from desugar.compilers import Backend, choose_backend
 from desugar.dynamic import History
+from desugar.errors import StateKept
 from desugar.files import forget_texts, forget_with, graph_texts
 from desugar.inputs import DynamicPolicy
 from desugar.modes import is_traced_by_others
@@ -154,7 +155,7 @@ class ProgramCache:
         self.programs: tuple[Program, ...] = ()
         self.history = History(dynamic)
         self._lock = threading.RLock()
-        self._warned = False
+        self._warned = self._state_was_kept = False
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the first program that fits the call; compiles one if none does."""
@@ -180,7 +181,15 @@ class ProgramCache:
                     return result
             if len(self.programs) >= MAX_PROGRAMS:
                 return self._run_eager(args, kwargs)
-            program = self._compile(args, kwargs)
+            try:
+                program = self._compile(args, kwargs)
+            except StateKept as error:
+                if self._state_was_kept:
+                    raise
+                self._state_was_kept = True
+                log.info("this call runs in eager mode: %s", error)
+                return self.fn(*args, **kwargs)
+            self._state_was_kept = False
         result = program.run(args, kwargs)
         if result is MISS:
             raise AssertionError(f"a fresh program does not fit its own call:\n{program.source}")

@@ -10,17 +10,19 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from desugar import _torch as private, check, compilers
+from desugar import _torch as private, check, compilers, refuse
 from desugar.arguments import Unpacking
+from desugar.attributes import ModuleAttributes
 from desugar.compilers import Backend, GraphKind
 from desugar.fakes import Fakes
 from desugar.family import Again, CompileAgain, Family, autocast_state, is_autocast
 from desugar.files import WRAPPER_FILE
 from desugar.graphs import copy_graph
-from desugar.inputs import DynamicPolicy, Inputs, StaticNeeded
+from desugar.inputs import BuiltInside, DynamicPolicy, Inputs, StaticNeeded
 from desugar.outputs import store_positions, written_slots
 from desugar.partition import FromForward, partition
 from desugar.signature import State
+from desugar.state import root_modules
 from desugar.trace import Traced, discover, trace_graph
 from desugar.values import Value, describe
 from desugar.wrappers import Parts, emit_program
@@ -80,7 +82,7 @@ class Request:
     kwargs: dict[str, Any]
     backend: Backend
     policy: DynamicPolicy
-    find_state: Callable[[list[nn.Module]], State]
+    find_state: Callable[[list[Any], list[nn.Module]], State]
     compile_again: CompileAgain
 
 
@@ -96,16 +98,24 @@ def build_program(request: Request) -> Program:
 
     def call(traced_leaves: list[Any]) -> Any:
         args, kwargs = treespec.unflatten(traced_leaves)
-        with _recording_modules(ran):
-            return fn(*args, **kwargs)
+        with _recording_modules(ran, attributes):
+            result = fn(*args, **kwargs)
+        refuse.check_containers((args, kwargs), traced_leaves, treespec)
+        return result
 
-    for policy in (request.policy, DynamicPolicy()):
-        inputs = Inputs(Fakes(), policy)
-        inputs.add_arguments(leaves)
-        with contextlib.suppress(StaticNeeded):
-            stages = run_stages(Again(call, request.compile_again), inputs, request.backend)
-            return wrap_program(stages, inputs, unpacking, leaves, request.find_state(ran))
-    raise AssertionError("a trace with constant sizes has no symbols")
+    attributes = ModuleAttributes(root_modules(fn, leaves))
+    with attributes.restored_on_error():
+        policy, built = request.policy, {}
+        while True:
+            inputs = Inputs(Fakes(), policy, built=built)
+            inputs.add_arguments(leaves)
+            try:
+                stages = run_stages(Again(call, request.compile_again), inputs, request.backend)
+                return wrap_program(stages, inputs, unpacking, leaves, request.find_state(leaves, ran))
+            except StaticNeeded:
+                policy = DynamicPolicy()
+            except BuiltInside as made:
+                built = {**built, made.key: made.inner}
 
 
 def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:
@@ -175,16 +185,20 @@ def _unbuilt(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class _recording_modules:
     """Notes the modules whose forward runs: the program depends on their `training` and their slots."""
 
-    def __init__(self, ran: list[nn.Module]) -> None:
-        self.ran = ran
+    def __init__(self, ran: list[nn.Module], attributes: ModuleAttributes) -> None:
+        self.ran, self.attributes = ran, attributes
 
     def __enter__(self) -> None:
+        self.attributes.restore()
         self.handle = nn.modules.module.register_module_forward_pre_hook(self._note)
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: type | None, *exc: object) -> None:
         self.handle.remove()
+        if kind is None:
+            self.attributes.check_kept()
 
     def _note(self, module: nn.Module, args: Any) -> None:
+        self.attributes.note(module)
         if not any(module is seen for seen in self.ran):
             self.ran.append(module)
 

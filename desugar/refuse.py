@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import optree
-from torch import SymInt, Tensor
+from torch import SymInt, Tensor, fx
 
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.inputs import is_traced
 from desugar.runs import assigned_inners, changed_slots, identity
+from desugar.trees import flatten
 from desugar.values import Constant, Plain, Wrapper, inner_names, is_wrapper, paths_of, wrap_value
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ _USE_EAGER = "run this part in eager mode, outside the compiled function"
 # ------------------------------------------------------------------------------------------ during a run
 
 _DATA, _GRAD = Tensor.data, Tensor.grad
+_NEEDS_MEMORY = frozenset({Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__})
 _OPERATORS = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
 _IN_PLACE = frozenset(f"__{name}__" for name in _OPERATORS.split())
 # End in an underscore and write no data.
@@ -39,7 +41,13 @@ _NO_WRITE = frozenset(
 
 
 def check_call(func: Any) -> None:
-    """Raises for attributes of a tensor that no trace can follow: `.data` assigned, `.grad` read or assigned."""
+    """Raises for what no trace can follow: `.data` assigned, `.grad` read or assigned, a tensor's memory."""
+    if func in _NEEDS_MEMORY:
+        raise DesugarError(
+            f"Tensor.{func.__name__} is called inside the function; a trace has no memory to give",
+            where=user_line(),
+            instead="use torch ops, or " + _USE_EAGER,
+        )
     attribute, verb = getattr(func, "__self__", None), getattr(func, "__name__", None)
     if attribute is _DATA and verb == "__set__":
         raise DesugarError(
@@ -113,6 +121,16 @@ def dynamo_errors() -> Iterator[None]:
 
 
 # ------------------------------------------------------------------------------------------- after a run
+
+
+def check_containers(call: Any, leaves: list[Any], treespec: optree.PyTreeSpec) -> None:
+    """Raises when the function changed a list, dict or other container among its arguments."""
+    found, structure = flatten(call)
+    if structure != treespec or any(new is not old for new, old in zip(found, leaves, strict=True)):
+        raise DesugarError(
+            "the function changes a container (list, dict, dataclass) among its arguments",
+            instead="change a copy of it and return that, or write into its tensors in place",
+        )
 
 
 def check_run(run: Run, inputs: Inputs) -> None:
@@ -194,13 +212,15 @@ def leaf_name(number: int, inputs: Inputs) -> str:
 # ------------------------------------------------------------------------------------------ of the results
 
 
-def check_outputs(leaves: list[Any]) -> None:
-    """Raises for a result that never came into the trace."""
-    for leaf in leaves:
-        if isinstance(leaf, Tensor) and not is_traced(leaf):
+def check_constants(graph: fx.GraphModule) -> None:
+    """Raises when the graph holds a fake tensor that an earlier run of the function kept somewhere."""
+    for node in graph.graph.find_nodes(op="get_attr"):
+        constant = getattr(graph, node.target)
+        if isinstance(constant, private.FakeTensor):
             raise DesugarError(
-                f"the result holds a {type(leaf).__name__} of size {tuple(leaf.shape)} from outside the function",
-                instead="pass it as an argument, or do not return it",
+                f"the function keeps a tensor of size {tuple(constant.shape)} for its next call (in an attribute, "
+                "a global, functools.lru_cache), which holds no data after a trace",
+                instead="make that tensor before the first compiled call, and clear the cache that holds it now",
             )
 
 

@@ -12,21 +12,19 @@ from torch import nn
 
 from desugar.modes import function_modes
 from desugar.signature import State
+from desugar.trees import flatten
 
 
-def find_state(fn: Callable[..., Any], ran: list[nn.Module]) -> State:
+def find_state(fn: Callable[..., Any], leaves: list[Any], ran: list[nn.Module]) -> State:
     """The state that a call of `fn` depended on.
 
     Args:
         fn: The function.
+        leaves: The argument leaves of the call.
         ran: Modules whose forward ran in the call, however the function reached them.
     """
-    cells = tuple(closure_cells(fn))
-    roots = [*ran, *bound_module(fn), *(content for _, content in cells if isinstance(content, nn.Module))]
-    modules: dict[int, nn.Module] = {}
-    for root in roots:
-        for module in root.modules():
-            modules.setdefault(id(module), module)
+    modules = {id(module): module for root in ran for module in root.modules()}
+    modules |= {id(module): module for module in root_modules(fn, leaves)}
     slots, hooks = [], []
     for module in modules.values():
         for kind in ("_parameters", "_buffers", "_modules"):
@@ -38,7 +36,7 @@ def find_state(fn: Callable[..., Any], ran: list[nn.Module]) -> State:
         modules=tuple((module, module.training) for module in modules.values()),
         slots=tuple(slots),
         hooks=tuple(hooks),
-        cells=cells,
+        cells=tuple(closure_cells(fn)),
         modes=function_modes(),
     )
 
@@ -62,7 +60,18 @@ def closure_cells(fn: Any, seen: set[int] | None = None) -> Iterator[tuple[Any, 
             yield from closure_cells(content, seen)
 
 
-def bound_module(fn: Any) -> list[nn.Module]:
-    """The module whose method a function is."""
-    owner = getattr(fn.func if isinstance(fn, functools.partial) else fn, "__self__", None)
-    return [owner] if isinstance(owner, nn.Module) else []
+def root_modules(fn: Any, leaves: list[Any]) -> list[nn.Module]:
+    """Modules that a function holds or is called with, and theirs: its owner, what partials bind, cells, arguments."""
+    held = [*_bound(fn), *(content for _, content in closure_cells(fn)), *leaves]
+    roots = [module for module in held if isinstance(module, nn.Module)]
+    return list({id(module): module for root in roots for module in root.modules()}.values())
+
+
+def _bound(fn: Any) -> Iterator[Any]:
+    """What calls of a function are made with besides their own arguments."""
+    while isinstance(fn, functools.partial):
+        bound: Any = (fn.args, fn.keywords)
+        yield from flatten(bound)[0]
+        fn = fn.func
+    yield getattr(fn, "__self__", None)
+    yield fn

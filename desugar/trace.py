@@ -15,15 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import optree
 import torch
 from torch import Tensor
 from torch.fx.graph import CodeGen
-from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private, opaque, refuse
-from desugar.checkpoints import run_op
-from desugar.inputs import Inputs, StaticNeeded, is_traced
+from desugar.capture import Capture, enter, functional
+from desugar.errors import DesugarError
+from desugar.inputs import Inputs, StaticNeeded
 from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
 from desugar.outputs import Outputs, Result, take_apart
@@ -76,74 +75,6 @@ class Traced:
 # ------------------------------------------------------------------------------------- running the function
 
 
-# In-place methods that change a tensor's size and stride and nothing else.
-RESHAPES = frozenset(
-    {Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_}
-)
-
-
-class Capture(TorchFunctionMode):
-    """Turns tensors from outside the trace into inputs when a torch function first touches them."""
-
-    def __init__(self, inputs: Inputs, items: list[Any], arguments: list[Entered]) -> None:
-        super().__init__()
-        self.inputs, self.items, self.arguments = inputs, items, arguments
-        self.leaves: dict[int, Entered] = {}
-        self.reshapes: list[tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        refuse.check_call(func)
-        call: Any = (args, kwargs or {})
-        args, kwargs = optree.tree_map(self.replace, call, none_is_leaf=True)
-        refuse.check_write(func, args, kwargs)
-        if func in RESHAPES:
-            self.reshapes.append((args[0], func, args[1:], kwargs))
-        return run_op(func, args, kwargs)
-
-    def replace(self, leaf: Any) -> Any:
-        """The traced stand-in of a tensor from outside; anything else as it is."""
-        if not isinstance(leaf, Tensor) or is_traced(leaf):
-            return leaf
-        if id(leaf) not in self.leaves:
-            with private.disable_current_modes():
-                value = self.inputs.add_captured(leaf)
-            for slot in range(len(self.items), len(self.inputs.flat.items)):
-                self.items.append(functional(self.inputs.fake_items[slot]))
-            self.leaves[id(leaf)] = enter(value, self.inputs, self.items, self.arguments)
-        return self.leaves[id(leaf)].leaf
-
-
-def enter(value: Value, inputs: Inputs, items: list[Any], arguments: list[Entered]) -> Entered:
-    """A leaf as the function gets it, rebuilt around functional tensors."""
-    if isinstance(value, Same):
-        return replace(arguments[value.index], value=value)
-    root = leaf = inputs.rebuild(value, items)
-    if not isinstance(value, Plain | Wrapper):
-        return Entered(value, root, leaf)
-    if value.requires_grad and not value.is_leaf:
-        with torch.enable_grad():
-            leaf = NonLeaf.apply(root, value, items)
-        if isinstance(value, Plain):
-            items[value.index] = leaf
-    return Entered(value, root, leaf, leaf.grad_fn, leaf._version)
-
-
-class NonLeaf(torch.autograd.Function):
-    """The same tensors with a history, as the argument has one: writing to it in place is allowed, as there."""
-
-    @staticmethod
-    def forward(ctx: Any, root: Any, value: Value, items: list[Any]) -> Any:
-        """A further object around what `root` is made of; no view of it, for views made here are read-only."""
-        if isinstance(value, Plain):
-            return private.FunctionalTensor(root.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
-        return wrap_value(value, items)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """The gradient, as it came."""
-        return gradients[0], None, None
-
-
 def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     """Rebuilds the arguments around functional tensors and calls the function on them."""
     items = [functional(primal) for primal in primals]
@@ -158,7 +89,7 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     capture = Capture(inputs, items, arguments)
     capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
     with capture, refuse.dynamo_errors():
-        result = call([leaf.leaf for leaf in arguments])
+        result = capture.replace_result(call([leaf.leaf for leaf in arguments]))
     entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
     reshapes = tuple(
@@ -174,11 +105,6 @@ def part_of(base: Any, fake: Tensor) -> Any:
     """The tensor of an input that lies within another; no view in autograd's eyes, as the input is none."""
     part = base.as_strided(fake.size(), fake.stride(), fake.storage_offset())
     return private.FunctionalTensor(part.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
-
-
-def functional(primal: Any) -> Any:
-    """A functional tensor around a fake one; a symbolic int as it is."""
-    return private.FunctionalTensor.to_functional(primal) if isinstance(primal, Tensor) else primal
 
 
 # --------------------------------------------------------------------------------------------- the two runs
@@ -200,8 +126,8 @@ def discover(call: Call, inputs: Inputs) -> Outputs:
     with tracing_modes(inputs.fakes.mode), inputs.fakes.env.ignore_fresh_unbacked_symbols():
         refuse.check_run(run, inputs)
         opaque.check_result(run.result, run.leaves)
-        outputs, result = take_apart(run)
-        refuse.check_outputs(result.leaves)
+        outputs, _ = take_apart(run)
+        inputs.is_sealed = True
         return outputs
 
 
@@ -248,6 +174,7 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
         )
     if inputs.fakes.symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise StaticNeeded  # such zeros are recorded with the sizes of this call, not with its symbols
+    refuse.check_constants(graph)
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
     graph.recompile()
@@ -286,6 +213,11 @@ class _Recorder:
             tangent_leaf(value, items, leaves[number], result.items) for number, value in self.tangents
         ]
         wanted = [n for n, value in enumerate(self.inputs.values) if requires_grad(value)]
+        if not wanted:
+            raise DesugarError(
+                "a result requires grad because of a tensor that the function makes, and no input does",
+                instead="make parameters outside the function, where their gradients can be seen, or detach the result",
+            )
         gradients = torch.autograd.grad(
             [leaves[number] for number, _ in self.tangents],
             [run.entered[number].root for number in wanted],

@@ -164,6 +164,11 @@ def is_wrapper(value: object) -> bool:
     return isinstance(value, Tensor) and is_traceable_wrapper_subclass(value)
 
 
+def is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor is no wrapper whose constructor has yet to set an inner tensor."""
+    return not is_wrapper(tensor) or all(hasattr(tensor, name) for name in inner_names(tensor)[0])
+
+
 def unwrap_value(leaf: object, flat: Flat) -> Value:
     """Takes one leaf apart, adding its plain tensors and symbolic ints to `flat`."""
     if isinstance(leaf, SymInt):

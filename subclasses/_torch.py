@@ -31,6 +31,9 @@ from torch.utils._python_dispatch import (
 # The only way to make a tensor without storage whose Python class is a given one.
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 
+# A construction is shown to the torch function modes in force; asks whether there is one.
+in_function_mode = torch._C._is_torch_function_mode_enabled
+
 # ---- dynamic ints ------------------------------------------------------------------------------------------
 
 # The dims of a tensor that Dynamo makes symbols of at the first compilation. Read, not guarded on; a release

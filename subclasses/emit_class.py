@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
 from subclasses import checks, fsdp, serialize
-from subclasses._torch import make_wrapper_subclass
+from subclasses._torch import in_function_mode, make_wrapper_subclass
 from subclasses.emit import Emitter
 from subclasses.fields import MISSING
 from subclasses.spec import InnerField, SubclassSpec
@@ -32,9 +33,19 @@ def may_require_grad(field: InnerField) -> bool:
 
 
 def emit_new(e: Emitter, spec: SubclassSpec) -> None:
-    """``Cls(...)``: every check, then either a plain wrap or a differentiable one."""
+    """``Cls(...)``: every check, then either a plain wrap or a differentiable one.
+
+    A torch function mode sees it as it sees any other function that makes a tensor.
+    """
     e.writeline(f"def __new__(_cls, {_parameters(e, spec)}):")
     with e.indent():
+        in_mode, handle = (
+            e.bind(in_function_mode, "in_function_mode"),
+            e.bind(handle_torch_function, "handle"),
+        )
+        metadata = "".join(f", {f.name}={f.name}" for f in (*spec.statics, *spec.dynamics))
+        e.writeline(f"if {in_mode}():")
+        e.writeline(f"    return {handle}(__new__, (), _cls, {', '.join(spec.inner_names)}{metadata})")
         for field in spec.inners:
             _emit_inner_check(e, spec, field)
         for field in spec.dynamics:

@@ -73,9 +73,9 @@ def test_modules_that_ran_are_in_the_state():
 
     used, unused = Inner(3, 3), Inner(3, 3)
 
-    def find(modules):
+    def find(leaves, modules):
         seen.extend(modules)
-        return find_state(fn, modules)
+        return find_state(fn, leaves, modules)
 
     def fn(x):
         return used(x)
@@ -92,7 +92,7 @@ def test_modules_that_ran_are_in_the_state():
     program = build_program(request)
     assert used in seen and unused not in seen
     assert len([v for v in program.inputs if isinstance(v, Plain)]) == 2  # its weight and bias
-    assert isinstance(find_state(fn, []), State)
+    assert isinstance(find_state(fn, [], []), State)
     used.eval()
     assert program.run((make(Pair, 2, 3),), {}) is MISS
 

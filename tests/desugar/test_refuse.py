@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 
 import pytest
 import torch
+from torch import nn
 
 import desugar
 from desugar import DesugarError
@@ -67,7 +69,7 @@ class Holder:
 
 
 OPAQUE = {
-    "dataclass": lambda x: Holder(x * 2),
+    "object": lambda x: types.SimpleNamespace(y=x * 2),
     "set": lambda x: {x * 2},
     "generator": lambda x: (x * n for n in (1, 2)),
 }
@@ -136,9 +138,76 @@ def test_a_function_of_another_structure_each_time():
         desugar.trace(fn, torch.ones(2))
 
 
-def test_a_tensor_from_outside_that_no_op_touches():
-    outside = torch.ones(2)
-    assert_refused(lambda x: (x * 2, outside), (torch.ones(2),), "from outside the function")
+MADE_UNSEEN = {
+    "frombuffer": lambda x: torch.frombuffer(bytearray(12), dtype=torch.float32) * x,
+    "a subclass around it": lambda x: TwoTensor(x, torch.frombuffer(bytearray(12), dtype=torch.float32)) * 2,
+}
+
+
+@pytest.mark.parametrize("name", MADE_UNSEEN)
+def test_tensors_made_where_torch_does_not_look(name):
+    assert_refused(MADE_UNSEEN[name], (torch.ones(3),), "made inside the function")
+
+
+@pytest.mark.parametrize("method", ["numpy", "data_ptr", "__array__"])
+def test_what_needs_memory(method):
+    assert_refused(lambda x: (getattr(x, method)(), x * 2)[1], (torch.ones(3),), f"Tensor.{method} is called")
+
+
+def test_parameters_made_inside():
+    assert_refused(
+        lambda x: nn.Parameter(torch.ones(3)) * x, (torch.ones(3),), "tensor that the function makes"
+    )
+
+
+def test_a_tensor_from_outside_below_autograd():
+    table = torch.randn(3)
+
+    class Looks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * table
+
+    assert_refused(
+        lambda x: Looks.apply(x), (torch.ones(3, requires_grad=True),), "from outside below autograd"
+    )
+
+
+def grow(d):
+    d["y"] = d["x"] * 2
+    return d["y"]
+
+
+def swap(d):
+    d["x"] = d["x"] * 2
+    return d["x"]
+
+
+CONTAINERS = {
+    "new key": (grow, lambda: {"x": torch.ones(2)}),
+    "other value": (swap, lambda: {"x": torch.ones(2)}),
+    "append": (lambda xs: xs.append(1) or xs[0] * 2, lambda: [torch.ones(2)]),
+    "pop": (lambda xs: xs.pop() * 2, lambda: [torch.ones(2), torch.ones(3)]),
+    "nested": (lambda xs: xs[0].clear() or xs[1] * 2, lambda: [[torch.ones(2)], torch.ones(3)]),
+    "dataclass": (lambda h: setattr(h, "y", h.y * 2) or h.y, lambda: Holder(torch.ones(2))),
+}
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_containers_that_the_function_changes(name):
+    fn, make_argument = CONTAINERS[name]
+    argument, untouched = make_argument(), make_argument()
+    with pytest.raises(DesugarError, match="changes a container"):
+        by_pass(fn)(argument)
+    assert repr(argument) == repr(untouched)
+
+
+def test_keyword_arguments_may_be_popped():
+    assert by_pass(lambda **named: named.pop("x") * 2)(x=torch.ones(2)).tolist() == [2, 2]
 
 
 class Bypass(torch.autograd.Function):

@@ -16,7 +16,7 @@ from tests.desugar.judge import by_pass
 
 def test_modules_their_training_and_their_slots():
     module = nn.Sequential(nn.Linear(2, 3, bias=False), nn.BatchNorm1d(3).eval())
-    state = find_state(module, [module, module[0]])
+    state = find_state(module, [], [module, module[0]])
     assert dict(state.modules)[module] is True and dict(state.modules)[module[1]] is False
     held = {(kind, name): tensor for m, kind, name, tensor in state.slots if m is module[1]}
     assert held["_parameters", "weight"] is module[1].weight
@@ -24,7 +24,7 @@ def test_modules_their_training_and_their_slots():
     assert [tensor for m, _, name, tensor in state.slots if m is module[0] and name == "bias"] == [None]
     assert not state.inference
     with torch.inference_mode():
-        assert find_state(module, []).inference
+        assert find_state(module, [], []).inference
 
 
 def test_cells():
@@ -42,12 +42,36 @@ def test_cells():
 
 def test_a_module_in_a_cell_is_state():
     module = nn.Linear(2, 2)
-    assert module in dict(find_state(lambda x: module(x), []).modules)
+    assert module in dict(find_state(lambda x: module(x), [], []).modules)
+
+
+def test_modules_among_the_arguments_and_bound_by_partials_are_state():
+    owner, argument, bound = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
+    fn = functools.partial(owner.forward, held=[bound])
+    modules = dict(find_state(fn, [argument, torch.ones(2)], []).modules)
+    assert set(modules) == {owner, argument, bound}
+
+
+def test_a_decorated_forward_sees_eval_and_new_parameters():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        @by_pass
+        def forward(self, x):
+            return nn.functional.dropout(x * self.weight, 0.9, self.training)
+
+    model = Model()
+    assert (model(torch.ones(3)) != 1).all()
+    assert model.eval()(torch.ones(3)).tolist() == [1, 1, 1]
+    model.weight = nn.Parameter(torch.zeros(3))
+    assert model(torch.ones(3)).tolist() == [0, 0, 0]
 
 
 def test_shared_modules_are_noted_once():
     shared = nn.Linear(2, 2)
-    state = find_state(nn.Sequential(), [nn.Sequential(shared, shared), shared])
+    state = find_state(nn.Sequential(), [], [nn.Sequential(shared, shared), shared])
     assert [m for m, _ in state.modules].count(shared) == 1
 
 

@@ -201,6 +201,12 @@ def op_infos():
     assert {"add", "matmul"} <= {info.name for info in _torch.op_infos()}
 
 
+def in_function_mode():
+    assert not _torch.in_function_mode()
+    with torch.device("cpu"):
+        assert _torch.in_function_mode()
+
+
 CHECKS = {
     "OpOverload": op_types,
     "OpOverloadPacket": op_types,
@@ -225,6 +231,7 @@ CHECKS = {
     "seeing_lazy_bits": seeing_lazy_bits,
     "recording_again": recording_again,
     "TorchDispatchMode": dispatch_mode,
+    "in_function_mode": in_function_mode,
     "fake_mode": fake_mode,
     "storage_key": storage_key,
     "op_infos": op_infos,

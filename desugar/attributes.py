@@ -1,0 +1,92 @@
+"""Attributes that the function sets on modules while it is traced.
+
+A function is traced twice, and what it computes there holds no data. So each run begins with the attributes that
+the modules had before, effects of the last run stay, and an attribute that got a tensor of the trace is put back:
+the function keeps tensors between its calls, which a program cannot.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import optree
+from torch import Tensor, nn
+
+from desugar.errors import StateKept
+from desugar.inputs import is_traced
+
+_TABLES = ("_parameters", "_buffers", "_modules")
+_ABSENT = object()
+
+
+class ModuleAttributes:
+    """The attributes of the modules that a function runs, as they were before it ran."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._before: dict[int, tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]] = {}
+        self._is_open = True
+        for module in modules:
+            self.note(module)
+
+    @contextlib.contextmanager
+    def restored_on_error(self) -> Iterator[None]:
+        """For the time of a build; an error leaves the modules as they were, and later runs are not watched."""
+        try:
+            yield
+        except BaseException:
+            self.restore()
+            raise
+        finally:
+            self._is_open = False
+            self._before.clear()
+
+    def note(self, module: nn.Module) -> None:
+        """Remembers the attributes of a module, if it is a new one."""
+        if self._is_open and id(module) not in self._before:
+            tables = {table: dict(getattr(module, table)) for table in _TABLES}
+            self._before[id(module)] = module, dict(vars(module)), tables
+
+    def restore(self) -> None:
+        """Gives every module the attributes that it had."""
+        for module, attributes, tables in self._before.values():
+            for name in self._changed(module, attributes, tables):
+                for table, held in (
+                    (vars(module), attributes),
+                    *((getattr(module, t), tables[t]) for t in tables),
+                ):
+                    table.pop(name, None)
+                    if name in held:
+                        table[name] = held[name]
+
+    def check_kept(self) -> None:
+        """Raises when a module now holds a tensor of the trace.
+
+        Raises:
+            StateKept: Naming module and attribute.
+        """
+        for module, attributes, tables in self._before.values():
+            for name in self._changed(module, attributes, tables):
+                if any(isinstance(leaf, Tensor) and is_traced(leaf) for leaf in _leaves(module, name)):
+                    raise StateKept(
+                        f"the function sets {type(module).__name__}.{name} to a tensor that it computes",
+                        instead="make it before the compiled call, write into a buffer in place "
+                        "(self.buffer.copy_(...)), or return it",
+                    )
+
+    @staticmethod
+    def _changed(
+        module: nn.Module, attributes: dict[str, Any], tables: dict[str, dict[str, Any]]
+    ) -> list[str]:
+        pairs = [(vars(module), attributes), *((getattr(module, table), tables[table]) for table in _TABLES)]
+        return [
+            name
+            for now, before in pairs
+            for name in {**now, **before}
+            if now.get(name, _ABSENT) is not before.get(name, _ABSENT)
+        ]
+
+
+def _leaves(module: nn.Module, name: str) -> list[Any]:
+    return optree.tree_leaves(getattr(module, name, None), none_is_leaf=True)  # type: ignore[arg-type]

@@ -1,0 +1,133 @@
+"""Tensors from outside a trace, which become inputs the moment the function touches them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from desugar import _torch as private, refuse
+from desugar.checkpoints import run_op
+from desugar.inputs import Inputs, is_traced, parts_key
+from desugar.runs import Entered
+from desugar.trees import flatten
+from desugar.values import (
+    Flat,
+    Plain,
+    Same,
+    Value,
+    Wrapper,
+    inner_names,
+    is_whole,
+    is_wrapper,
+    unwrap_value,
+    wrap_value,
+)
+
+# In-place methods that change a tensor's size and stride and nothing else.
+RESHAPES = frozenset(
+    {Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_}
+)
+
+
+class Capture(TorchFunctionMode):
+    """Turns tensors from outside the trace into inputs when a torch function first touches them."""
+
+    def __init__(self, inputs: Inputs, items: list[Any], arguments: list[Entered]) -> None:
+        super().__init__()
+        self.inputs, self.items, self.arguments = inputs, items, arguments
+        self.leaves: dict[int, Entered] = {}
+        self.built: dict[int, tuple[Tensor, Any]] = {}
+        self.reshapes: list[tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if private.detect_infra_mode(private.ModeKey.FUNCTIONAL) is None:  # an op's own workings
+            return func(*args, **(kwargs or {}))
+        refuse.check_call(func)
+        call: Any = (args, kwargs or {})
+        args, kwargs = optree.tree_map(self.replace, call, none_is_leaf=True)
+        refuse.check_write(func, args, kwargs)
+        if func in RESHAPES:
+            self.reshapes.append((args[0], func, args[1:], kwargs))
+        return run_op(func, args, kwargs)
+
+    def replace(self, leaf: Any) -> Any:
+        """The traced stand-in of a tensor from outside; anything else as it is."""
+        if not isinstance(leaf, Tensor) or not is_whole(leaf):
+            return leaf
+        if is_traced(leaf):
+            self.replace_inner(leaf)
+            return leaf
+        if self.inputs.built and is_wrapper(leaf) and parts_key(leaf)[0] in self.inputs.built:
+            return self.build_inside(leaf)
+        if id(leaf) not in self.leaves:
+            with private.disable_current_modes():
+                value = self.inputs.add_captured(leaf)
+            for slot in range(len(self.items), len(self.inputs.flat.items)):
+                self.items.append(functional(self.inputs.fake_items[slot]))
+            self.leaves[id(leaf)] = enter(value, self.inputs, self.items, self.arguments)
+        return self.leaves[id(leaf)].leaf
+
+    def replace_inner(self, leaf: Tensor) -> None:
+        """Puts stand-ins into a wrapper that the function built around tensors of the trace and from outside."""
+        for name in inner_names(leaf)[0] if is_wrapper(leaf) else ():
+            inner = getattr(leaf, name)
+            stand_in = self.replace(inner)
+            if stand_in is not inner:
+                setattr(leaf, name, stand_in)
+
+    def build_inside(self, leaf: Tensor) -> Any:
+        """A wrapper that the function built around tensors from outside, built around their stand-ins."""
+        if id(leaf) not in self.built:
+            flat = Flat()
+            value = unwrap_value(leaf, flat)
+            self.built[id(leaf)] = (
+                leaf,
+                self.inputs.rebuild(value, [self.replace(item) for item in flat.items]),
+            )
+        return self.built[id(leaf)][1]
+
+    def replace_result(self, result: Any) -> Any:
+        """What the function returned, with stand-ins for tensors from outside."""
+        leaves, treespec = flatten(result)
+        return treespec.unflatten([self.replace(leaf) for leaf in leaves])
+
+
+def enter(value: Value, inputs: Inputs, items: list[Any], arguments: list[Entered]) -> Entered:
+    """A leaf as the function gets it, rebuilt around functional tensors."""
+    if isinstance(value, Same):
+        return replace(arguments[value.index], value=value)
+    root = leaf = inputs.rebuild(value, items)
+    if not isinstance(value, Plain | Wrapper):
+        return Entered(value, root, leaf)
+    if value.requires_grad and not value.is_leaf:
+        with torch.enable_grad():
+            leaf = NonLeaf.apply(root, value, items)
+        if isinstance(value, Plain):
+            items[value.index] = leaf
+    return Entered(value, root, leaf, leaf.grad_fn, leaf._version)
+
+
+class NonLeaf(torch.autograd.Function):
+    """The same tensors with a history, as the argument has one: writing to it in place is allowed, as there."""
+
+    @staticmethod
+    def forward(ctx: Any, root: Any, value: Value, items: list[Any]) -> Any:
+        """A further object around what `root` is made of; no view of it, for views made here are read-only."""
+        if isinstance(value, Plain):
+            return private.FunctionalTensor(root.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
+        return wrap_value(value, items)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """The gradient, as it came."""
+        return gradients[0], None, None
+
+
+def functional(primal: Any) -> Any:
+    """A functional tensor around a fake one; a symbolic int as it is."""
+    return private.FunctionalTensor.to_functional(primal) if isinstance(primal, Tensor) else primal
