@@ -4,6 +4,8 @@ from subclasses.ragged.padded.tensor import PaddedTensor
 
 # Each of these files adds its rules to the class; pointwise comes last, since it has one for hundreds of functions.
 from subclasses.ragged.padded import (  # noqa: F401  # isort: skip
+    indexing,
+    writing,
     joining,
     layers,
     losses,

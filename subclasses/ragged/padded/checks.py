@@ -7,10 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+UNMERGE = "unmerge them by x.unflatten(0, (B, T))"
+UNPAD_BATCH = "x.to_jagged(), or a batch that is not padded, has no such limit"
+
 # ---- shapes ----------------------------------------------------------------------------------------------------
 
 
-def check_parts(padded: Any, lengths: Any, ragged_dim: Any, batch_dim: Any) -> tuple[int, int]:
+def check_parts(
+    padded: Any, lengths: Any, ragged_dim: Any, batch_dim: Any, row_count: Any = None
+) -> tuple[int, int]:
     """The two dimensions counted from the front, if the parts fit together; types and dtypes come later."""
     if not isinstance(padded, Tensor) or not isinstance(lengths, Tensor):
         return ragged_dim, batch_dim  # refused by the constructor, which names the field
@@ -29,6 +34,10 @@ def check_parts(padded: Any, lengths: Any, ragged_dim: Any, batch_dim: Any) -> t
         raise ValueError(
             f"PaddedTensor.lengths: expected shape [{padded.shape[batch_dim]}], one for each row of a table of shape "
             f"{tuple(padded.shape)} with batch_dim={batch_dim}, got {tuple(lengths.shape)}"
+        )
+    if isinstance(row_count, Tensor) and tuple(row_count.shape) != (1,):
+        raise ValueError(
+            f"PaddedTensor.row_count: expected shape [1], the number of rows in the batch, got {tuple(row_count.shape)}"
         )
     return ragged_dim, batch_dim
 
@@ -57,11 +66,21 @@ def check_like(x: Any, dense: Tensor) -> None:
             )
 
 
+def check_entries(x: Any, entries: Any) -> None:
+    """Raises unless there is one entry for each row."""
+    wanted = [n for d, n in enumerate(x.shape) if d != x.ragged_dim]
+    if x.merged or not isinstance(entries, Tensor) or list(entries.shape) != wanted:
+        found = tuple(entries.shape) if isinstance(entries, Tensor) else type(entries).__name__
+        raise ValueError(
+            f"PaddedTensor.append: expected one entry for each row, of shape {tuple(wanted)}, got {found}"
+        )
+
+
 # ---- data ------------------------------------------------------------------------------------------------------
 
 
 def read_lengths(x: Any) -> list[int]:
-    """The lengths on the host, if they are lengths of rows of the table."""
+    """The lengths on the host of the rows in the batch, if they are lengths of rows of the table."""
     if torch.compiler.is_compiling():
         raise ValueError("PaddedTensor: the rows of one have sizes that a compiled function does not know")
     found, width = x.lengths.tolist(), x.padded.shape[x.ragged_dim]
@@ -69,4 +88,4 @@ def read_lengths(x: Any) -> list[int]:
         raise ValueError(
             f"PaddedTensor.lengths: expected lengths from 0 to {width}, the extent of the table, got {found}"
         )
-    return found
+    return found if x.row_count is None else found[: int(x.row_count)]

@@ -87,7 +87,9 @@ def _(func: Any, input: Any, other: Any) -> Any:
     n = max(input.dim(), other.dim())
     for t in (input, other):
         matrix = t.dim() == 2 and not isinstance(t, PaddedTensor)
-        if (t.dim() != n and not matrix) or (isinstance(t, PaddedTensor) and t.batch_dim >= n - 2):
+        if (t.dim() != n and not matrix) or (
+            isinstance(t, PaddedTensor) and t.batch_dim >= n - 2 and not t.merged
+        ):
             raise DispatchError(
                 f"{func.__name__}: {shown(input)} and {shown(other)}; expected as many dimensions, or a matrix, and "
                 f"the batch dimension before the last two"
@@ -108,11 +110,14 @@ def _(func: Any, input: Any, other: Any) -> Any:
     a, b = (t.to_dense() if isinstance(t, PaddedTensor) else t for t in (input, other))
     x, place = ragged[0]
     contracted = x is input and place == n - 1
-    return torch.matmul(a, b) if contracted else x.like_dense(torch.matmul(a, b))
+    product = torch.matmul(a, b)
+    return x.per_row(product, x.batch_dim) if contracted else x.like_dense(product)
 
 
 def _check_operands(func: Any, a: PaddedTensor, b: PaddedTensor) -> None:
-    if a.batch_dim != b.batch_dim or a.shape[a.ragged_dim] != b.shape[b.ragged_dim]:
+    if (a.batch_dim != b.batch_dim and not (a.merged and b.merged)) or a.shape[a.ragged_dim] != b.shape[
+        b.ragged_dim
+    ]:
         raise DispatchError(
             f"{func.__name__}: {shown(a)} and {shown(b)} have their rows at other places; use transpose and to_padded"
         )

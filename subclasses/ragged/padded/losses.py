@@ -29,6 +29,8 @@ def _(  # noqa: PLR0913
 ) -> Any:
     if size_average is not None or reduce is not None:
         raise DispatchError(f"{func.__name__}: size_average and reduce are deprecated; use reduction")
+    if isinstance(input, PaddedTensor) and input.merged:
+        return _of_merged(func, input, target, weight, ignore_index, reduction, label_smoothing)
     _check_targets(func, input, target)
     options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
     of_classes = target.is_floating_point()
@@ -45,6 +47,27 @@ def _(  # noqa: PLR0913
     rows = input.with_padded(loss, input.ragged_dim - 1, 0)
     loss = rows.like_dense(loss)
     return {"none": lambda: loss, "sum": loss.sum, "mean": loss.mean}[reduction]()
+
+
+def _of_merged(func: Any, input: PaddedTensor, target: Any, *options: Any) -> Any:
+    """The loss of ``[N, C, ...]``, the classes behind merged dimensions: of the rows, the classes before them."""
+    target = target if isinstance(target, PaddedTensor) else input.like_dense(target)
+    if (input.ragged_dim, target.ragged_dim, target.merged) != (0, 0, True):
+        raise DispatchError(
+            f"{func.__name__}: expected merged logits [N, C] and a target [N] merged alike, got {shown(input)} and "
+            f"{shown(target)}"
+        )
+    weight, ignore_index, reduction, label_smoothing = options
+    rows = target.unmerged()
+    loss = func(
+        input.unmerged().transpose(1, 2),
+        rows.transpose(1, 2) if target.is_floating_point() else rows,
+        weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+    return loss.merge() if reduction == "none" else loss
 
 
 def _check_targets(func: Any, x: Any, target: Any) -> None:

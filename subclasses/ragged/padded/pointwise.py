@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.padded.rows import aligned, check_fits, first_padded, shown
-from subclasses.ragged.padded.tensor import PaddedTensor, widen
+from subclasses.ragged.padded.rows import aligned, as_wide, check_fits, first_padded, shown
+from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.pointwise import FUNCTIONS, UNTAGGED
 
 aten = torch.ops.aten
@@ -37,7 +37,7 @@ def _table(op: Any, x: PaddedTensor, a: Any) -> Any:
     if isinstance(a, Tensor):
         check_fits(op, x, a)
     if isinstance(a, PaddedTensor):
-        return widen(a.padded, a.ragged_dim, x.size(x.ragged_dim))
+        return as_wide(x, a).padded
     return a
 
 
@@ -82,8 +82,8 @@ def _(op: Any, x: PaddedTensor, *args: Any, **kwargs: Any) -> Any:
     padded = op(x.padded, *args, **kwargs)
     if padded.device == x.device:
         return x.with_padded(padded)
-    lengths = x.lengths.to(padded.device)
-    return type(x)(padded, lengths, ragged_dim=x.ragged_dim, batch_dim=x.batch_dim)
+    row_count = None if x.row_count is None else x.row_count.to(padded.device)
+    return x.with_lengths(padded, x.lengths.to(padded.device), row_count)
 
 
 @PaddedTensor.implements(aten.new_empty_strided.default)

@@ -15,18 +15,32 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.along import ALONG, REDUCTIONS, Fill, constant, highest, lowest
-from subclasses.ragged.padded.rows import outer_dims, rows_stay, shown, without
+from subclasses.ragged.padded.rows import check_numbered, entry_per_row, outer_dims, rows_stay, shown, without
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.segments import sum_dtype
 
 aten = torch.ops.aten
+
+# Ops whose results number entries, or put them in another order.
+NUMBERED = (
+    torch.argmax,
+    torch.argmin,
+    torch.max,
+    torch.min,
+    torch.sort,
+    torch.argsort,
+    torch.cummax,
+    torch.cummin,
+)
 
 # ---- sums and means --------------------------------------------------------------------------------------------
 
 
 @PaddedTensor.implements(torch.sum)
 def _(func: Any, input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    return _sum(input, input.unwrap("padded"), outer_dims(func, input, dim), keepdim, dtype)
+    dims = outer_dims(func, input, dim)
+    total = _sum(input, input.unwrap("padded"), dims, keepdim, dtype)
+    return entry_per_row(input, dims, keepdim, total)
 
 
 @PaddedTensor.implements(aten.sum.dim_IntList)
@@ -114,17 +128,21 @@ def reduce(
     if rows_stay(x, dims):
         result = func(x.unwrap("padded"), given, **kwargs)
         return _each(result, lambda part: without(x, part, () if keepdim else dims))
+    if func in NUMBERED:
+        check_numbered(func, x, dims)
     if needs_entry:
         _check_entries(func, x, dims)
     dense = x.to_dense(fill(x.dtype))
     if dim is None and not keepdim and func not in (torch.amax, torch.amin, torch.logsumexp):
         return func(dense)
-    return func(dense, given, **kwargs)
+    return entry_per_row(x, dims, keepdim, func(dense, given, **kwargs))
 
 
 def _check_entries(func: Any, x: PaddedTensor, dims: tuple[int, ...]) -> None:
     """Raises where there is no entry to take a result from; nothing waits for a GPU."""
     found = x.exists.sum(dims) > 0
+    if x.row_count is not None and x.ragged_dim in dims and x.batch_dim not in dims:
+        found = x.per_row(found, x.batch_dim - sum(d < x.batch_dim for d in dims)).to_dense(fill=True)  # type: ignore[call-arg]
     message = f"{func.__name__}: a row or position of {shown(x)} has no entries"
     torch.ops.aten._assert_async.msg(found.all(), message)
 
@@ -187,4 +205,6 @@ def _run_along(func: Any, x: PaddedTensor, dim: int, fill: Fill, *args: Any, **k
     (dim,) = outer_dims(func, x, dim)
     if rows_stay(x, [dim]):
         return _each(func(x.unwrap("padded"), *args, dim=dim, **kwargs), x.with_padded)
+    if func in NUMBERED:
+        check_numbered(func, x, [dim])
     return _each(func(x.to_dense(fill(x.dtype)), *args, dim=dim, **kwargs), x.like_dense)

@@ -35,6 +35,15 @@ def rows_stay(x: PaddedTensor, dims: Sequence[int]) -> bool:
     return x.ragged_dim not in dims and x.batch_dim not in dims
 
 
+def check_numbered(func: Any, x: PaddedTensor, dims: Sequence[int]) -> None:
+    """Raises where a place would be numbered among the entries of several rows: their padding lies between them."""
+    if x.merged and x.ragged_dim in dims and x.lengths.shape[0] != 1:
+        raise DispatchError(
+            f"{name_of(func)}: an order of merged rows has no place in a {shown(x)}; unmerge them by "
+            f"x.unflatten({x.ragged_dim}, (B, T)), or use x.to_jagged()"
+        )
+
+
 def without(x: PaddedTensor, padded: Tensor, gone: Sequence[int]) -> PaddedTensor:
     """A table from which dimensions of the entries are gone."""
 
@@ -44,12 +53,28 @@ def without(x: PaddedTensor, padded: Tensor, gone: Sequence[int]) -> PaddedTenso
     return x.with_padded(padded, place(x.ragged_dim), place(x.batch_dim))
 
 
+def entry_per_row(x: PaddedTensor, dims: Sequence[int], keepdim: bool, result: Any) -> Any:
+    """What a reduction over ``dims`` gave; where only rows are left, those that the batch has not do not exist."""
+    if x.ragged_dim not in dims or x.batch_dim in dims:
+        return result
+    place = x.batch_dim - (0 if keepdim else sum(d < x.batch_dim for d in dims))
+    if isinstance(result, Tensor):
+        return x.per_row(result, place)
+    return type(result)(tuple(x.per_row(part, place) for part in result))
+
+
 # ---- which rows match ------------------------------------------------------------------------------------------
 
 
 def first_padded(values: Any) -> Any:
-    """The first padded tensor among values."""
-    return next(v for v in values if isinstance(v, PaddedTensor))
+    """The first padded tensor among values, if there is one with rows; beside it another may have an entry per row."""
+    found = [v for v in values if isinstance(v, PaddedTensor)]
+    return next((v for v in found if not v.merged), found[0])
+
+
+def as_padded(x: Any) -> PaddedTensor:
+    """What a rule gave, for type checkers: a function of padded tensors is said to return a plain one."""
+    return x
 
 
 def check_rows_match(func: Any, x: PaddedTensor, y: PaddedTensor) -> None:
@@ -84,18 +109,37 @@ def aligned(func: Any, x: PaddedTensor, y: Tensor) -> Tensor:
     A dense operand with a value for each entry would get a ragged cotangent, since nothing is summed: it is made a
     ragged one with the rows of ``x``. One that broadcasts gets a sum over what exists.
     """
+    if has_entry_per_row(x, y):
+        return y.to_dense()
     check_fits(func, x, y)
     if isinstance(y, PaddedTensor):
-        width = x.size(x.ragged_dim)
-        if y.size(x.ragged_dim) == width:
-            return y
-        return y.with_padded(widen(y.unwrap("padded"), y.ragged_dim, width))
+        return as_wide(x, y)
     missing = x.dim() - y.dim()
     if not y.requires_grad or min(x.ragged_dim, x.batch_dim) < missing:
         return y
     if any(y.size(d - missing) != x.size(d) for d in (x.ragged_dim, x.batch_dim)):
         return y
     return x.like_dense(y[(None,) * missing])
+
+
+def has_entry_per_row(x: PaddedTensor, y: Tensor) -> bool:
+    """Whether ``y`` has an entry for each row of ``x``: what a reduction gave, where the batch is padded."""
+    return (
+        isinstance(y, PaddedTensor)
+        and y.merged
+        and x.row_count is not None
+        and (y.dim(), y.ragged_dim, y.size(y.ragged_dim)) == (x.dim(), x.batch_dim, x.size(x.batch_dim))
+        and not x.merged
+    )
+
+
+def as_wide(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
+    """``y`` in a table as wide as that of ``x``, whose rows it has; differentiable."""
+    if y.width == x.width:
+        return y
+    if y.merged:
+        return as_wide(x.unmerged(), y.unmerged()).merge()
+    return y.with_padded(widen(y.unwrap("padded"), y.ragged_dim, x.width))
 
 
 def table_beside(func: Any, x: PaddedTensor, a: Any, fill: float | int = 0) -> Any:

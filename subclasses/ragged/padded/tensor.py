@@ -6,6 +6,10 @@ that changes nothing), and a cotangent is cut off where rows enter and leave (``
 may compute on it what they like.
 
 No length is ever read on the host, so one compiled program serves all lengths of a bucket.
+
+Where ``ragged_dim`` and ``batch_dim`` are the same, batch and ragged dimension are merged: row by row one after the
+other, each with its padding. A merged tensor of one row is one that is ragged along that dimension; with a row count
+that is what a reduction over the ragged dimension gives.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ class PaddedTensor(TensorSubclass):
             here; one beyond ``T`` counts as ``T``.
         ragged_dim: the dimension of ``padded`` along which rows differ.
         batch_dim: the dimension of ``padded`` that numbers the rows.
+        row_count: ``[1]`` int64, how many rows the batch has where the table has more; those behind have length 0, and
+            what a reduction over the ragged dimension makes of them does not exist. None: all rows of the table.
 
     Raises:
         ValueError: shapes, dimensions or devices do not fit together.
@@ -45,27 +51,47 @@ class PaddedTensor(TensorSubclass):
 
     padded: Tensor = inner()
     lengths: Tensor = inner(dtype=torch.int64)
+    row_count: Tensor | None = inner(dtype=torch.int64, optional=True)
     ragged_dim: int = static(default=1)
     batch_dim: int = static(default=0)
 
-    def __new__(cls, padded: Tensor, lengths: Tensor, *, ragged_dim: int = 1, batch_dim: int = 0) -> Any:
+    def __new__(
+        cls,
+        padded: Tensor,
+        lengths: Tensor,
+        *,
+        ragged_dim: int = 1,
+        batch_dim: int = 0,
+        row_count: Tensor | None = None,
+    ) -> Any:
         """Checks that the parts fit together; see the class."""
-        ragged_dim, batch_dim = checks.check_parts(padded, lengths, ragged_dim, batch_dim)
+        ragged_dim, batch_dim = checks.check_parts(padded, lengths, ragged_dim, batch_dim, row_count)
         if isinstance(padded, Tensor) and padded.requires_grad and torch.is_grad_enabled():
             padded = torch.where(exists_in(padded, lengths, ragged_dim, batch_dim), padded, 0)
-        return super().__new__(cls, padded, lengths, ragged_dim=ragged_dim, batch_dim=batch_dim)
+        return super().__new__(cls, padded, lengths, row_count, ragged_dim=ragged_dim, batch_dim=batch_dim)
 
     if TYPE_CHECKING:  # what type checkers would otherwise derive from the fields
 
         def __init__(
-            self, padded: Tensor, lengths: Tensor, *, ragged_dim: int = 1, batch_dim: int = 0
+            self,
+            padded: Tensor,
+            lengths: Tensor,
+            *,
+            ragged_dim: int = 1,
+            batch_dim: int = 0,
+            row_count: Tensor | None = None,
         ) -> None: ...
 
     # ---- making one --------------------------------------------------------------------------------------------
 
     @classmethod
     def from_tensors(
-        cls, rows: Sequence[Tensor], *, multiple: int | None = None, buckets: Sequence[int] | None = None
+        cls,
+        rows: Sequence[Tensor],
+        *,
+        multiple: int | None = None,
+        buckets: Sequence[int] | None = None,
+        batch_multiple: int | None = None,
     ) -> PaddedTensor:
         """One row per tensor ``[length, ...]``, padded up to a bucket; differentiable in them.
 
@@ -73,6 +99,8 @@ class PaddedTensor(TensorSubclass):
             rows: tensors that differ in their first extent alone.
             multiple: the table is as wide as the next multiple of this.
             buckets: the table is as wide as the least of these that holds the longest row.
+            batch_multiple: the table has as many rows as the next multiple of this. Those past the given ones have
+                length 0, and no result has an entry for them.
 
         Raises:
             ValueError: there is no row, rows differ in more than their length, or no bucket is wide enough.
@@ -80,10 +108,14 @@ class PaddedTensor(TensorSubclass):
         check_rows(rows, "PaddedTensor")
         lengths = [row.shape[0] for row in rows]
         width = bucket_of(max(lengths), multiple, buckets)
+        count = bucket_of(len(rows), batch_multiple)
         padded = torch.stack(
             [F.pad(row, [0, 0] * (row.dim() - 1) + [0, width - row.shape[0]]) for row in rows]
         )
-        return cls(padded, torch.tensor(lengths, device=padded.device))
+        padded = widen(padded, 0, count)
+        sizes = torch.tensor(lengths + [0] * (count - len(rows)), device=padded.device)
+        given = None if batch_multiple is None else torch.tensor([len(rows)], device=padded.device)
+        return cls(padded, sizes, row_count=given)
 
     @classmethod
     def pad(
@@ -104,10 +136,21 @@ class PaddedTensor(TensorSubclass):
         """``[B]``: how many entries each row has."""
         return self.lengths
 
+    @property
+    def merged(self) -> bool:
+        """Whether batch and ragged dimension are one."""
+        return self.ragged_dim == self.batch_dim
+
+    @property
+    def width(self) -> int:
+        """``T``: how many places the table has for each row."""
+        places = self.padded.size(self.ragged_dim)
+        return places // max(self.lengths.size(0), 1) if self.merged else places
+
     def mask(self) -> Tensor:
-        """``[B, T]``: True where an entry exists."""
-        columns = torch.arange(self.padded.size(self.ragged_dim), device=self.lengths.device)
-        return columns < self.lengths.unsqueeze(1)
+        """``[B, T]``: True where an entry exists; ``[B * T]`` for merged dimensions."""
+        exists = torch.arange(self.width, device=self.lengths.device) < self.lengths.unsqueeze(1)
+        return exists.flatten() if self.merged else exists
 
     @property
     def exists(self) -> Tensor:
@@ -144,9 +187,35 @@ class PaddedTensor(TensorSubclass):
             type(self),
             padded,
             self.lengths,
+            self.row_count,
             ragged_dim=self.ragged_dim if ragged_dim is None else ragged_dim,
             batch_dim=self.batch_dim if batch_dim is None else batch_dim,
         )
+
+    def with_lengths(self, padded: Tensor, lengths: Tensor, row_count: Tensor | None = None) -> PaddedTensor:
+        """Other rows at the same dimensions."""
+        return TensorSubclass.__new__(
+            type(self), padded, lengths, row_count, ragged_dim=self.ragged_dim, batch_dim=self.batch_dim
+        )
+
+    def per_row(self, dense: Tensor, dim: int) -> Tensor:
+        """A result with one entry for each row along ``dim``: ragged along it where not all rows are of the batch."""
+        if self.row_count is None or self.merged:
+            return dense
+        return TensorSubclass.__new__(type(self), dense, self.row_count, None, ragged_dim=dim, batch_dim=dim)
+
+    def unmerged(self) -> PaddedTensor:
+        """The same rows with a dimension each for batch and ragged; differentiable."""
+        if not self.merged:
+            return self
+        dim, padded = self.batch_dim, self.unwrap("padded")
+        size = [*padded.shape[:dim], self.lengths.shape[0], self.width, *padded.shape[dim + 1 :]]
+        return self.with_padded(padded.reshape(size), dim + 1, dim)
+
+    def merge(self) -> PaddedTensor:
+        """Batch and ragged dimension, which follow each other, as one; differentiable."""
+        dim = self.batch_dim
+        return self.with_padded(self.unwrap("padded").flatten(dim, dim + 1), dim, dim)
 
     def like_dense(self, dense: Tensor) -> PaddedTensor:
         """A plain table of these rows as a ragged one; differentiable in it.
@@ -163,22 +232,61 @@ class PaddedTensor(TensorSubclass):
 
     def to_tensors(self) -> list[Tensor]:
         """The rows, without their batch dimension: views of the table. Reads the lengths."""
+        if self.merged:
+            return self.unmerged().to_tensors()
         lengths = checks.read_lengths(self)
         place = self.ragged_dim - (self.batch_dim < self.ragged_dim)
-        rows = self.unwrap("padded").unbind(self.batch_dim)
+        rows = self.unwrap("padded").unbind(self.batch_dim)[: len(lengths)]
         return [row.narrow(place, 0, n) for row, n in zip(rows, lengths, strict=True)]
 
-    def to_padded(self, *, multiple: int | None = None, buckets: Sequence[int] | None = None) -> PaddedTensor:
-        """The same rows in a table as wide as a bucket that holds this one; differentiable."""
-        width = bucket_of(self.padded.size(self.ragged_dim), multiple, buckets)
+    def to_padded(
+        self, *, multiple: int | None = None, buckets: Sequence[int] | None = None, at_least: int = 0
+    ) -> PaddedTensor:
+        """The same rows in a table as wide as a bucket that holds this one; differentiable.
+
+        Args:
+            multiple: the table is as wide as the next multiple of this.
+            buckets: the table is as wide as the least of these that holds this one.
+            at_least: the table has this many places or more, for rows that will grow.
+        """
+        if self.merged:
+            return self.unmerged().to_padded(multiple=multiple, buckets=buckets, at_least=at_least).merge()
+        width = bucket_of(max(self.width, at_least), multiple, buckets)
         return self.with_padded(widen(self.unwrap("padded"), self.ragged_dim, width))
+
+    def append(self, entries: Tensor) -> PaddedTensor:
+        """Every row longer by one entry, in a table of the same width; differentiable, and no length is read.
+
+        Args:
+            entries: one for each row, the size of this tensor without its ragged dimension.
+
+        Raises:
+            ValueError: they have another size.
+            RuntimeError: a row fills the table (on CUDA, and in graphs, by an assertion that nothing waits for); make
+                it wider before by ``to_padded(at_least=...)``.
+        """
+        checks.check_entries(self, entries)
+        entries = entries.to_dense() if isinstance(entries, PaddedTensor) else entries
+        lengths = self.lengths + 1
+        if self.row_count is not None:  # rows that the batch has not stay empty
+            rows = torch.arange(lengths.shape[0], device=lengths.device)
+            lengths = torch.where(rows < self.row_count, lengths, self.lengths)
+        torch.ops.aten._assert_async.msg(
+            (lengths <= self.width).all(),
+            "append: a row fills the table; widen it by to_padded(at_least=...)",
+        )
+        longer = self.with_lengths(self.padded, lengths, self.row_count)
+        table = torch.where(longer.exists & ~self.exists, entries.unsqueeze(self.ragged_dim), self.to_dense())
+        return longer.with_padded(longer.kept(table))
 
     def to_jagged(self) -> JaggedTensor:
         """The same rows back to back, the batch dimension first; differentiable. Reads the lengths."""
-        checks.read_lengths(self)
+        if self.merged:
+            return self.unmerged().to_jagged().flatten(0, 1)  # type: ignore[return-value]
+        found = len(checks.read_lengths(self))
         ragged = self.ragged_dim + (self.ragged_dim < self.batch_dim)
         table = self.unwrap("padded").movedim(self.batch_dim, 0).movedim(ragged, 1)
-        jagged = JaggedTensor.from_padded(table, self.lengths)
+        jagged = JaggedTensor.from_padded(table[:found], self.lengths[:found])
         return jagged if ragged == 1 else jagged.with_entries(jagged.unwrap("values"), ragged)
 
 
@@ -187,6 +295,11 @@ class PaddedTensor(TensorSubclass):
 
 def exists_in(padded: Tensor, lengths: Tensor, ragged_dim: int, batch_dim: int) -> Tensor:
     """Where entries exist in a table, with extent 1 for dimensions of the entries."""
+    if ragged_dim == batch_dim:
+        rows = lengths.shape[0]
+        places = torch.arange(padded.size(ragged_dim) // max(rows, 1), device=lengths.device)
+        size = [padded.size(d) if d == ragged_dim else 1 for d in range(padded.dim())]
+        return (places < lengths.unsqueeze(1)).view(size)
 
     def along(t: Tensor, dim: int) -> Tensor:
         return t.view([t.shape[0] if d == dim else 1 for d in range(padded.dim())])

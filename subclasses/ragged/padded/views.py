@@ -1,7 +1,7 @@
 """Views: the same view of the table, with an eye on where the rows are afterwards.
 
-Dimensions of the entries are swapped, split, joined and cut; the batch and the ragged dimension may be moved, and
-stay whole.
+Dimensions of the entries are swapped, split, joined and cut; the batch and the ragged dimension may be moved and
+merged, and stay whole. Below autograd, so that a view is one to autograd too; what cuts rows stands in indexing.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.ragged.padded.merging import places_after
 from subclasses.ragged.padded.rows import outer_dims, rows_stay, shown, without
 from subclasses.ragged.padded.tensor import PaddedTensor
 
@@ -88,27 +88,10 @@ def _(op: Any, x: PaddedTensor, size: Sequence[int], stride: Any = None) -> Any:
         unknown = size.index(-1)
         rest = math.prod(size[:unknown] + size[unknown + 1 :])
         size[unknown] = x.numel() // rest if rest else 0
-    ragged, batch = (_place_after(op, x, d, size) for d in (x.ragged_dim, x.batch_dim))
+    places = places_after(op, x, size)
     # A view for `view`; elsewhere PyTorch has made sure that one is possible, or that none is expected.
     padded = x.padded.view(size) if op is aten.view.default else x.padded.reshape(size)
-    return x.with_padded(padded, ragged, batch)
-
-
-def _place_after(func: Any, x: PaddedTensor, dim: int, size: list[int]) -> int:
-    """Where a dimension of the rows is when the table is viewed with another size."""
-    behind = x.dim() - dim - 1
-    if list(x.shape[: dim + 1]) == size[: dim + 1]:
-        return dim
-    if list(x.shape[dim:]) == size[len(size) - behind - 1 :]:
-        return len(size) - behind - 1
-    before = math.prod(x.shape[:dim])
-    places = [d for d, n in enumerate(size) if n == x.shape[dim] and math.prod(size[:d]) == before]
-    if len(places) != 1:
-        raise DispatchError(
-            f"{func}: cannot view {shown(x)} as {size}: batch and ragged dimension stay, with dimensions of the "
-            f"entries before and behind them; {_ELSE}"
-        )
-    return places[0]
+    return x.with_padded(padded, *places)
 
 
 # ---- cutting ---------------------------------------------------------------------------------------------------
@@ -156,15 +139,3 @@ def _(op: Any, grad: PaddedTensor, size: Sequence[int], dim: int, index: int) ->
     dim = dim % len(size)
     places = (d + (d >= dim) for d in (grad.ragged_dim, grad.batch_dim))
     return grad.with_padded(op(grad.padded, size, dim, index), *places)
-
-
-# ---- above autograd: what names dimensions ---------------------------------------------------------------------
-
-
-@PaddedTensor.implements(torch.unflatten)
-def _(func: Any, x: PaddedTensor, dim: int, sizes: Sequence[int]) -> Any:
-    dim = entry_dim(func.__name__, x, dim)
-    known = -math.prod(sizes)
-    parts = [x.shape[dim] // known if n == -1 else n for n in sizes]
-    # Tensor.unflatten asks for the rule again however it is called; splitting a dimension is a view.
-    return PaddedTensor.unruled(Tensor.view, x, [*x.shape[:dim], *parts, *x.shape[dim + 1 :]])

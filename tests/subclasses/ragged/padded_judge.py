@@ -35,22 +35,23 @@ class Table:
         """The rows as one padded tensor."""
         return PaddedTensor(self.leaf, self.lengths, ragged_dim=self.ragged_dim, batch_dim=self.batch_dim)
 
-    def slices(
-        self, table: Tensor, batch_dim: int | None = None, ragged_dim: int | None = None
-    ) -> list[Tensor]:
+    def slices(self, table: Tensor) -> list[Tensor]:
         """The rows of a plain table by plain slicing, without the batch dimension."""
-        batch_dim = self.batch_dim if batch_dim is None else batch_dim
-        ragged_dim = self.ragged_dim if ragged_dim is None else ragged_dim
-        place = ragged_dim - (batch_dim < ragged_dim)
-        return [
-            row.narrow(place, 0, n)
-            for row, n in zip(table.unbind(batch_dim), self.lengths.tolist(), strict=True)
-        ]
+        return slices_of(table, self.lengths, self.batch_dim, self.ragged_dim)
 
     @property
     def rows(self) -> list[Tensor]:
         """The rows of the leaf."""
         return self.slices(self.leaf)
+
+
+def slices_of(table: Tensor, lengths: Tensor, batch_dim: int, ragged_dim: int) -> list[Tensor]:
+    """Rows of a plain table by plain slicing; those of merged dimensions follow each other in it."""
+    if batch_dim == ragged_dim:
+        table, ragged_dim = table.unflatten(batch_dim, (len(lengths), -1)), batch_dim + 1
+    place = ragged_dim - (batch_dim < ragged_dim)
+    pairs = zip(table.unbind(batch_dim), lengths.tolist(), strict=True)
+    return [row.narrow(place, 0, n) for row, n in pairs]
 
 
 def make_table(
@@ -88,7 +89,7 @@ def check_parts(table: Table, got: Any, expected: list[Tensor], parameters: Sequ
         return
     if isinstance(got, PaddedTensor):
         cotangent = torch.full_like(got.padded, float("nan"))
-        cotangents = table.slices(cotangent, got.batch_dim, got.ragged_dim)
+        cotangents = slices_of(cotangent, got.lengths, got.batch_dim, got.ragged_dim)[: len(expected)]
         for part in cotangents:
             part.copy_(torch.randn_like(part))
         ours = torch.autograd.grad(

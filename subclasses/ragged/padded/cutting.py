@@ -1,0 +1,160 @@
+"""Cutting rows: some of them, a part of each, one place of each; what a loop over the rows would give.
+
+Only lengths are computed, on the device, and nothing waits for them: a part that a row has not is empty, and one that
+it must have is asserted. What these make is cut off from the cotangents of its own padding, which may be entries here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.padded import checks
+from subclasses.ragged.padded.rows import shown
+from subclasses.ragged.padded.tensor import PaddedTensor
+
+# ---- along the ragged dimension: tables of places ---------------------------------------------------------------
+
+
+def beside_table(x: PaddedTensor, places: Tensor) -> Tensor:
+    """``[B, n]`` ready to broadcast against a table with the dimensions of ``x``."""
+    size = [1] * x.dim()
+    size[x.batch_dim], size[x.ragged_dim] = places.shape
+    return (places if x.batch_dim < x.ragged_dim else places.mT).reshape(size)
+
+
+def take_places(x: PaddedTensor, places: Tensor) -> Tensor:
+    """The table of the entries at ``places [B, n]`` of each row; one that a row has not gives anything."""
+    width = x.width
+    if not width:
+        return x.to_padded(at_least=1).unwrap("padded").expand(
+            [places.shape[1] if d == x.ragged_dim else n for d, n in enumerate(x.shape)]
+        )  # fmt: skip
+    index = beside_table(x, places.clamp(0, width - 1))
+    size = [places.shape[1] if d == x.ragged_dim else n for d, n in enumerate(x.shape)]
+    return x.to_dense().gather(x.ragged_dim, index.expand(size))
+
+
+def cut(x: PaddedTensor, first: Tensor, lengths: Tensor, width: Any, step: int = 1) -> PaddedTensor:
+    """The entries of each row from ``first [B]`` on, ``lengths [B]`` of them, in a table of this width."""
+    steps = torch.arange(0, width * step, step, device=lengths.device)
+    return other_rows(x, take_places(x, first.unsqueeze(1) + steps), lengths)
+
+
+def other_rows(x: PaddedTensor, table: Tensor, lengths: Tensor) -> PaddedTensor:
+    """Rows of other lengths, where no cotangent comes back from their padding."""
+    y = x.with_lengths(table, lengths, x.row_count)
+    return y.with_padded(y.kept(table))
+
+
+# ---- parts of every row ----------------------------------------------------------------------------------------
+
+
+def slice_rows(x: PaddedTensor, part: slice) -> PaddedTensor:
+    """The same slice of every row; negative bounds count from each row's own end."""
+    step = 1 if part.step is None else part.step
+    if not isinstance(step, int) or step < 1:
+        raise DispatchError(f"indexing {shown(x)}: rows are cut with a positive step, got {part}")
+    start, width = 0 if part.start is None else part.start, x.width
+    first = _bound(start, x.lengths)
+    last = x.lengths if part.stop is None else _bound(part.stop, x.lengths)
+    lengths = ((last - first).clamp(min=0) + step - 1) // step
+    if start >= 0:  # the same places of every row: a part of the table
+        stop = width if part.stop is None or part.stop < 0 else part.stop
+        table = x.unwrap("padded")[(*[slice(None)] * x.ragged_dim, slice(start, max(stop, start), step))]
+        return other_rows(x, table, lengths)
+    ends = 0 if part.stop is None else part.stop
+    most = min(ends - start, width) if ends <= 0 else min(-start, ends, width)
+    return cut(x, first, lengths, -(-max(most, 0) // step), step)
+
+
+def _bound(bound: Any, lengths: Tensor) -> Tensor:
+    """Where a slice's bound lies in each row."""
+    return (lengths + bound if bound < 0 else torch.full_like(lengths, bound)).clamp(min=0).minimum(lengths)
+
+
+def chunk_rows(x: PaddedTensor, chunks: int) -> tuple[PaddedTensor, ...]:
+    """Every row in as many parts; the last ones of a row may be empty."""
+    size = (x.lengths + chunks - 1) // chunks
+    width = -(-x.width // chunks)
+    firsts = [size * i for i in range(chunks)]
+    return tuple(cut(x, f, (x.lengths - f).clamp(min=0).minimum(size), width) for f in firsts)
+
+
+# ---- one place, or some, of every row --------------------------------------------------------------------------
+
+
+def select_position(x: PaddedTensor, position: Any) -> Tensor:
+    """The entry at one place of every row; a negative place counts from each row's end.
+
+    Raises:
+        RuntimeError: a row is too short (on CUDA, and in graphs, by an assertion that nothing waits for).
+    """
+    found = checked_places(x, torch.full_like(x.lengths, position).unsqueeze(1))
+    dense = take_places(x, found).select(x.ragged_dim, 0)
+    return x.per_row(dense, x.batch_dim - (x.ragged_dim < x.batch_dim))
+
+
+def take_positions(x: PaddedTensor, places: Tensor) -> Tensor:
+    """The entries at ``places [B, n]`` of each row, of which every row has as many."""
+    return x.per_row(take_places(x, checked_places(x, places)), x.batch_dim)
+
+
+def checked_places(x: PaddedTensor, places: Tensor) -> Tensor:
+    """Places counted from the front, which every row of the batch must have."""
+    lengths = x.lengths.unsqueeze(1)
+    reached = (places < lengths) & (places >= -lengths)
+    if x.row_count is not None:
+        rows = torch.arange(lengths.shape[0], device=lengths.device).unsqueeze(1)
+        reached = reached | (rows >= x.row_count)
+    message = f"a place of every row of {shown(x)}: a row is too short"
+    torch.ops.aten._assert_async.msg(reached.all(), message)
+    return torch.where(places < 0, lengths + places, places)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------
+
+
+def select_row(x: PaddedTensor, row: Any) -> Tensor:
+    """One row, dense: a view of the table. Reads the lengths."""
+    rows, count = x.to_tensors(), x.lengths.shape[0]
+    if not -count <= row < count:
+        raise IndexError(f"index {row} is out of bounds for the {count} rows of {shown(x)}")
+    if row % count >= len(rows):
+        raise IndexError(f"index {row} is out of bounds for the {len(rows)} rows of the batch in {shown(x)}")
+    return rows[row % count]
+
+
+def take_rows(x: PaddedTensor, which: Any) -> PaddedTensor:
+    """Some rows: a slice is a view of the table, an index tensor or mask copies the rows."""
+    dim = x.batch_dim
+    table = x.unwrap("padded")
+    if isinstance(which, slice):
+        rows = range(x.lengths.shape[0])[which] if isinstance(x.lengths.shape[0], int) else None
+        if which.step in (None, 1):
+            count = _count_after(x, which, rows)
+            return x.with_lengths(table[(*[slice(None)] * dim, which)], x.lengths[which], count)
+        which = torch.arange(x.lengths.shape[0], device=x.lengths.device)[which]
+    which = torch.as_tensor(which, device=x.lengths.device)
+    if which.dim() != 1 or which.is_floating_point():
+        raise DispatchError(f"indexing {shown(x)}: expected rows as an int, a slice, a list or a tensor [n]")
+    if x.row_count is not None:
+        raise DispatchError(
+            f"indexing {shown(x)}: rows of a padded batch are taken by slices; {checks.UNPAD_BATCH}"
+        )
+    if which.dtype == torch.bool:
+        which = which.nonzero().squeeze(1)
+    which = torch.where(which < 0, which + x.lengths.shape[0], which)
+    return x.with_lengths(table.index_select(dim, which), x.lengths.index_select(0, which))
+
+
+def _count_after(x: PaddedTensor, which: slice, rows: range | None) -> Tensor | None:
+    """How many of the rows in a slice are of the batch."""
+    if x.row_count is None:
+        return None
+    if rows is None:
+        raise DispatchError(f"indexing {shown(x)}: its number of rows is a symbol; {checks.UNPAD_BATCH}")
+    return (x.row_count - rows.start).clamp(min=0, max=len(rows))

@@ -1,0 +1,100 @@
+"""Merged dimensions: where the rows are when a table is viewed with another size.
+
+``x.flatten(0, 1)``, ``x.view(-1, D)`` and the like make one dimension of batch and ragged dimension. It has a place for
+each place of the table, and holds the existing entries only: the lengths say which they are, and lead back to the rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.padded.rows import outer_dims, rows_stay, shown
+from subclasses.ragged.padded.tensor import PaddedTensor
+
+# ---- where the rows are ----------------------------------------------------------------------------------------
+
+
+def places_after(func: Any, x: PaddedTensor, size: list[int]) -> tuple[int, int]:
+    """The ragged and the batch dimension of a table that is viewed with another size.
+
+    Raises:
+        DispatchError: rows would be cut, or merged with something else.
+    """
+    found = _after_merged(x, size) if x.merged else _after_rows(x, size)
+    if found is None:
+        raise DispatchError(
+            f"{func}: cannot view {shown(x)} as {size}: batch and ragged dimension stay, or are merged where one "
+            f"follows the other, with dimensions of the entries before and behind them; x.to_dense(), x.to_tensors() "
+            f"and x.to_jagged() give tensors without this limit"
+        )
+    return found
+
+
+def _after_rows(x: PaddedTensor, size: list[int]) -> tuple[int, int] | None:
+    ragged, batch = _place_after(x, x.ragged_dim, size), _place_after(x, x.batch_dim, size)
+    if ragged is not None and batch is not None and (ragged < batch) == (x.ragged_dim < x.batch_dim):
+        return None if ragged == batch else (ragged, batch)
+    if x.ragged_dim != x.batch_dim + 1:
+        return None
+    before, behind = math.prod(x.shape[: x.batch_dim]), math.prod(x.shape[x.ragged_dim + 1 :])
+    for d, n in enumerate(size):
+        merged = n == x.shape[x.batch_dim] * x.shape[x.ragged_dim]
+        if merged and math.prod(size[:d]) == before and math.prod(size[d + 1 :]) == behind:
+            return d, d
+    return None
+
+
+def _after_merged(x: PaddedTensor, size: list[int]) -> tuple[int, int] | None:
+    dim, rows = x.batch_dim, [x.lengths.shape[0], x.width]
+    if size == [*x.shape[:dim], *rows, *x.shape[dim + 1 :]]:
+        return dim + 1, dim
+    place = _place_after(x, dim, size)
+    if place is not None:
+        return place, place
+    before = math.prod(x.shape[:dim])
+    for d in range(len(size) - 1):
+        if size[d : d + 2] == rows and math.prod(size[:d]) == before:
+            return d + 1, d
+    return None
+
+
+def _place_after(x: PaddedTensor, dim: int, size: list[int]) -> int | None:
+    """Where one dimension is when the table is viewed with another size; None: nowhere, or who knows where."""
+    behind = x.dim() - dim - 1
+    if list(x.shape[: dim + 1]) == size[: dim + 1]:
+        return dim
+    if list(x.shape[dim:]) == size[len(size) - behind - 1 :]:
+        return len(size) - behind - 1
+    before = math.prod(x.shape[:dim])
+    places = [d for d, n in enumerate(size) if n == x.shape[dim] and math.prod(size[:d]) == before]
+    return places[0] if len(places) == 1 else None
+
+
+# ---- above autograd: what names dimensions ---------------------------------------------------------------------
+
+
+@PaddedTensor.implements(torch.flatten)
+def _(func: Any, x: PaddedTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
+    start, end = (outer_dims(func, x, d)[0] for d in (start_dim, end_dim))
+    merges = (start, end) == (x.batch_dim, x.ragged_dim) and end == start + 1
+    # With one place in each row and entries of extent 1 the size alone does not say which of them is gone.
+    if merges and x.shape[end] == 1 and list(x.shape[end + 1 : end + 2]) == [1]:
+        return x.merge()
+    return PaddedTensor.unruled(func, x, start, end)
+
+
+@PaddedTensor.implements(torch.unflatten)
+def _(func: Any, x: PaddedTensor, dim: int, sizes: Sequence[int]) -> Any:
+    (dim,) = outer_dims(func, x, dim)
+    if not x.merged and not rows_stay(x, [dim]):
+        raise DispatchError(f"{func.__name__}: {shown(x)} stays whole along its rows, got dimension {dim}")
+    known = -math.prod(sizes)
+    parts = [x.shape[dim] // known if n == -1 else n for n in sizes]
+    # Tensor.unflatten asks for the rule again however it is called; splitting a dimension is a view.
+    return PaddedTensor.unruled(Tensor.view, x, [*x.shape[:dim], *parts, *x.shape[dim + 1 :]])

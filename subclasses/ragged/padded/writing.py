@@ -1,0 +1,143 @@
+"""Writing into rows: ``x[index] = value``, ``index_put``.
+
+The table is made anew with the entries that are written, and copied over the old one as any in-place op does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.padded import checks
+from subclasses.ragged.padded.cutting import checked_places, take_rows
+from subclasses.ragged.padded.indexing import (
+    expanded,
+    is_all,
+    is_index,
+    is_int,
+    outer_places,
+    replaced,
+    settled_pairs,
+)
+from subclasses.ragged.padded.picking import check_mask, put_back
+from subclasses.ragged.padded.rows import as_padded, as_wide, check_rows_match, shown
+from subclasses.ragged.padded.tensor import PaddedTensor
+
+# ---- by index --------------------------------------------------------------------------------------------------
+
+
+@PaddedTensor.implements(torch.Tensor.__setitem__)
+def _(func: Any, x: Any, index: Any, value: Any) -> None:
+    if not isinstance(x, PaddedTensor):
+        raise DispatchError(f"{func.__name__}: cannot write {shown(value)} into {shown(x)}; use to_dense()")
+    table = _by_mask(func, x, index, value) if isinstance(index, PaddedTensor) else _by_index(x, index, value)
+    x.copy_(x.like_dense(table))  # which takes no cotangent from the padding that was written as well
+
+
+def _by_mask(func: Any, x: PaddedTensor, mask: PaddedTensor, value: Any) -> Tensor:
+    if isinstance(value, PaddedTensor) and mask.dim() == 2 and (x.batch_dim, x.ragged_dim) == (0, 1):
+        check_mask(func, x, mask)
+        return put_back(x, as_wide(x, mask), value)
+    if isinstance(value, PaddedTensor) or (isinstance(value, Tensor) and value.numel() != 1):
+        raise DispatchError(
+            f"{func.__name__}: expected a number, or what x[mask] gives for a mask [B, T], got {shown(value)}"
+        )
+    features = x.dim() - (1 if x.merged else 2)
+    if mask.dim() < x.dim() and mask.dim() == x.dim() - features:
+        mask = as_padded(mask[(..., *[None] * features)])
+    return as_padded(torch.where(mask, value, x)).unwrap("padded")
+
+
+def _by_index(x: PaddedTensor, index: Any, value: Any) -> Tensor:
+    index = expanded(x, index)
+    places = outer_places(index)
+    at_batch, at_ragged = places[x.batch_dim], places[x.ragged_dim]
+    if x.merged and not is_all(index[at_batch]):
+        raise DispatchError(f"writing into {shown(x)}: merged dimensions stay whole; {checks.UNMERGE}")
+    rows, entries = index[at_batch], index[at_ragged]
+    if isinstance(value, PaddedTensor):
+        value = _table_of(x, index, value)
+    if not x.merged:
+        index = _settled(x, index, (at_batch, rows), (at_ragged, entries))
+    table = x.unwrap("padded").clone()
+    table[index] = value
+    return table
+
+
+def _table_of(x: PaddedTensor, index: tuple[Any, ...], value: PaddedTensor) -> Tensor:
+    """The table of what is written to ``x[index]``, whose rows must have the lengths of those in ``x``."""
+    part = x[index]
+    if not isinstance(part, PaddedTensor):
+        raise DispatchError(
+            f"writing into {shown(x)}: expected a dense value for {index}, got {shown(value)}"
+        )
+    check_rows_match("x[index] = value", part, value)
+    return as_wide(part, value).to_dense()
+
+
+def _settled(x: PaddedTensor, index: Any, at_rows: Any, at_entries: Any) -> Any:
+    """An index of the table, with what must exist asserted."""
+    (at_batch, rows), (at_ragged, entries) = at_rows, at_entries
+    if is_index(entries) and (is_index(rows) or is_int(rows)):
+        return _paired(x, index, at_batch, at_ragged)
+    if isinstance(entries, slice):
+        if any(bound is not None and bound < 0 for bound in (entries.start, entries.stop)):
+            raise DispatchError(
+                f"writing into {shown(x)}: bounds that count from each row's end are read only; use a mask"
+            )
+        return index
+    if not is_int(entries):
+        raise DispatchError(f"writing into {shown(x)}: index tensors for places need index tensors for rows")
+    if not isinstance(rows, slice):
+        return _paired(x, index, at_batch, at_ragged)
+    reached = x if is_all(rows) else take_rows(x, rows)
+    found = checked_places(reached, torch.full_like(reached.lengths, entries).unsqueeze(1)).squeeze(1)
+    if at_ragged != at_batch + 1:
+        raise DispatchError(
+            f"writing into {shown(x)}: one place of every row needs the batch dimension before it"
+        )
+    numbers = torch.arange(x.lengths.shape[0], device=x.lengths.device)[rows]
+    # Rows that the batch has not write to their padding.
+    return replaced(replaced(index, at_batch, numbers), at_ragged, found.clamp(min=0))
+
+
+def _paired(x: PaddedTensor, index: Any, at_batch: int, at_ragged: int) -> Any:
+    """An index whose rows and places are index tensors; a single one stays a dimension, which broadcasts."""
+    rows, entries = settled_pairs(x, index[at_batch], index[at_ragged])
+    if rows.dim() == 0:  # as an index it would be read
+        rows, entries = rows.unsqueeze(0), entries.unsqueeze(0)
+    return replaced(replaced(index, at_batch, rows), at_ragged, entries)
+
+
+# ---- index_put -------------------------------------------------------------------------------------------------
+
+
+@PaddedTensor.implements(torch.index_put)
+def _(func: Any, input: Any, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Any:
+    return input.like_dense(_put(func, input, indices, values, accumulate))
+
+
+@PaddedTensor.implements(torch.Tensor.index_put_)
+def _(func: Any, input: Any, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Any:
+    return input.copy_(input.like_dense(_put(func, input, indices, values, accumulate)))
+
+
+def _put(func: Any, x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Tensor:
+    if not isinstance(x, PaddedTensor) or isinstance(values, PaddedTensor) or x.merged:
+        raise DispatchError(
+            f"{func.__name__}: expected dense values for a padded tensor, got {shown(values)} for {shown(x)}"
+        )
+    found = list(indices)
+    if len(found) <= max(x.ragged_dim, x.batch_dim) or not (
+        is_index(found[x.batch_dim]) and is_index(found[x.ragged_dim])
+    ):
+        raise DispatchError(
+            f"{func.__name__}: expected an index tensor each for rows and places of {shown(x)}"
+        )
+    rows, entries = settled_pairs(x, found[x.batch_dim], found[x.ragged_dim])
+    found[x.batch_dim], found[x.ragged_dim] = rows, entries
+    return x.unwrap("padded").index_put(tuple(found), values, accumulate)

@@ -1,0 +1,225 @@
+"""Merged dimensions and padded batches: what exists is counted, and what merges unmerges to the same rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from subclasses import DispatchError
+from subclasses.ragged import PaddedTensor
+from tests.subclasses.ragged.judge import stock
+from tests.subclasses.ragged.padded_judge import WAYS, check_padded, check_parts, make_table
+
+ways = pytest.mark.parametrize("way", [*WAYS, stock], ids=lambda w: w.__name__)
+
+
+def random(*shape):
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+# ---- merging and unmerging -------------------------------------------------------------------------------------
+
+MERGES = {  # of [4, 7, 6], and back
+    "flatten": (lambda x: x.flatten(0, 1), lambda m: m.unflatten(0, (4, 7))),
+    "view": (lambda x: x.view(-1, 6), lambda m: m.view(4, 7, 6)),
+    "reshape": (lambda x: x.reshape(28, -1), lambda m: m.reshape(4, -1, 6)),
+    "features too": (lambda x: x.view(-1, 2, 3), lambda m: m.view(4, 7, 2, 3).flatten(2)),
+    "unflatten -1": (lambda x: x.flatten(0, 1), lambda m: m.unflatten(0, (-1, 7))),
+    "a dimension in front": (lambda x: x.unsqueeze(0).flatten(1, 2), lambda m: m.unflatten(1, (4, 7)).squeeze(0)),
+    "resized": (lambda x: x.flatten(0, 1).unflatten(1, (2, 3)).transpose(1, 2).flatten(1),
+                lambda m: m.view(4, 7, 3, 2).transpose(2, 3).flatten(2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MERGES)
+@ways
+def test_it_unmerges_to_the_same_rows(name, way):
+    merge, unmerge = MERGES[name]
+    table = make_table(entry=(6,))
+    x = table.x.detach()
+    assert merge(x).merged and merge(x).lengths is x.lengths and unmerge(merge(x)).shape == x.shape
+    check_padded(table, lambda x: unmerge(merge(x).tanh()), lambda row, _: row.tanh(), way=way)
+
+
+def test_a_merged_view_is_a_view():
+    x = make_table(entry=(6,)).x.detach()
+    m = x.view(-1, 6)
+    assert m._is_view()
+    m.zero_()
+    assert all((row == 0).all() for row in x.to_tensors())
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1), (1, 3, 1), (2, 1, 1), (2, 1, 4), (1, 3, 4), (3, 0, 2), (0, 3, 2)]
+)
+def test_small_extents(shape):
+    b, t, d = shape
+    table = make_table(lengths=[t] * b, width=t, entry=(d,)) if b else None
+    x = table.x if table else PaddedTensor(torch.ones(shape), torch.zeros(0, dtype=torch.int64))
+    m = x.flatten(0, 1)
+    assert m.merged and m.shape == (b * t, d) and m.unflatten(0, (b, t)).shape == shape
+    if table:
+        check_padded(table, lambda x: x.flatten(0, 1) * 2, lambda row, _: row * 2)
+
+
+MERGED_OPS = {  # of [N, 6], and of all entries as one plain tensor
+    "sum": (lambda m: m.sum(0), lambda e: e.sum(0)),
+    "mean": (lambda m: m.mean(0), lambda e: e.mean(0)),
+    "mean of all": (lambda m: m.mean(), lambda e: e.mean()),
+    "var": (lambda m: m.var(0), lambda e: e.var(0)),
+    "std of all": (lambda m: m.std(), lambda e: e.std()),
+    "amax": (lambda m: m.amax(0), lambda e: e.amax(0)),
+    "logsumexp": (lambda m: m.logsumexp(0), lambda e: e.logsumexp(0)),
+    "norm": (lambda m: torch.linalg.vector_norm(m), lambda e: torch.linalg.vector_norm(e)),
+    "softmax": (lambda m: (m.softmax(0) * m).sum(0), lambda e: (e.softmax(0) * e).sum(0)),
+    "cumsum": (lambda m: (m.cumsum(0) * m).sum(0), lambda e: (e.cumsum(0) * e).sum(0)),
+    "product": (lambda m: m.mT @ m.tanh(), lambda e: e.mT @ e.tanh()),
+    "mse": (lambda m: F.mse_loss(m, m.tanh()), lambda e: F.mse_loss(e, e.tanh())),
+}
+
+
+@pytest.mark.parametrize("name", MERGED_OPS)
+@ways
+def test_merged_entries_are_counted(name, way):
+    on_merged, on_entries = MERGED_OPS[name]
+    table = make_table(entry=(6,))
+    got = way(lambda x: on_merged(x.flatten(0, 1)))(table.x)
+    check_parts(table, [got], [on_entries(torch.cat(table.rows))])
+
+
+@ways
+def test_layers_of_merged_entries(way):
+    w, b, g = random(5, 6), random(5), random(5)
+
+    def run(x, w, b, g):
+        m = F.linear(x.view(-1, 6), w, b) + x.view(-1, 6) @ w.mT
+        return F.layer_norm(F.gelu(m), (5,), g, b).view(4, 7, 5)
+
+    def judge(row, _, w, b, g):
+        return F.layer_norm(F.gelu(F.linear(row, w, b) + row @ w.mT), (5,), g, b)
+
+    check_padded(make_table(entry=(6,)), run, judge, [w, b, g], way)
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@ways
+def test_the_usual_loss(reduction, way):
+    table = make_table(entry=(6,))
+    rows = [torch.randint(6, (len(row),)) for row in table.rows]
+    y = PaddedTensor.from_tensors(rows, multiple=7)
+    y = table.x.detach().with_padded(y.to_dense(fill=10**9))
+    f = way(lambda x, y: F.cross_entropy(x.view(-1, 6), y.view(-1), reduction=reduction))
+    expected = F.cross_entropy(torch.cat(table.rows), torch.cat(rows), reduction=reduction)
+    got = f(table.x, y)
+    if reduction == "none":
+        expected = [F.cross_entropy(r, t, reduction="none") for r, t in zip(table.rows, rows, strict=True)]
+        check_parts(table, got, expected)
+    else:
+        check_parts(table, [got], [expected])
+    dense = y.to_dense().flatten()
+    if reduction == "mean":
+        torch.testing.assert_close(F.cross_entropy(table.x.view(-1, 6), dense), got)
+
+
+def test_other_rows_do_not_mix():
+    x, y = make_table(lengths=[3, 1]).x.flatten(0, 1), make_table(lengths=[1, 3]).x.flatten(0, 1)
+    with pytest.raises(ValueError, match=r"\[3, 1\] and \[1, 3\]"):
+        x + y
+    wider = make_table(lengths=[3, 1], width=9)
+    torch.testing.assert_close((x + wider.x.flatten(0, 1)).to_tensors()[1], x.to_tensors()[1] + wider.rows[1])
+
+
+# ---- padded batches --------------------------------------------------------------------------------------------
+
+
+def padded_batch(lengths=(3, 2, 5), multiple=4):
+    """A table with a row that the batch has not, all padding NaN, and the plain rows."""
+    rows = [random(n, 6) for n in lengths]
+    x = PaddedTensor.from_tensors(rows, multiple=7, batch_multiple=multiple)
+    return rows, x.with_padded(x.to_dense(fill=float("nan")))
+
+
+PER_ROW = {
+    "sum": lambda t, d: t.sum(d),
+    "mean": lambda t, d: t.mean(d),
+    "var": lambda t, d: t.var(d),
+    "amax": lambda t, d: t.amax(d),
+    "max": lambda t, d: t.max(d)[0],
+    "logsumexp": lambda t, d: t.logsumexp(d),
+    "norm": lambda t, d: torch.linalg.vector_norm(t, dim=d),
+    "prod": lambda t, d: t.prod(d),
+    "all of it": lambda t, d: t.sum((d, d + 1)),
+    "last": lambda t, d: t.select(d, -1),
+    "centred": lambda t, d: ((t - t.mean(d, keepdim=True)) * t).sum(d),
+    "product": lambda t, d: t.mT @ t,
+}
+
+
+@pytest.mark.parametrize("name", PER_ROW)
+@ways
+def test_a_reduction_keeps_the_batch(name, way):
+    f = PER_ROW[name]
+    rows, x = padded_batch()
+    got = way(lambda x: f(x, 1))(x)
+    (entries,) = got.to_tensors()
+    assert got.merged and got.shape[0] == 4 and entries.shape[0] == 3
+    expected = torch.stack([f(row, 0) for row in rows])
+    torch.testing.assert_close(entries, expected)
+    cotangent = torch.full_like(got.padded, float("nan"))
+    cotangent[:3] = weights = torch.randn_like(expected)
+    ours = torch.autograd.grad(got, rows, got.detach().with_padded(cotangent))
+    torch.testing.assert_close(ours, torch.autograd.grad(expected, rows, weights))
+
+
+@ways
+def test_a_classifier_over_a_padded_batch(way):
+    """Pooled entries go on: the mean over the batch divides by the rows that it has."""
+    rows, x = padded_batch()
+    w, y = random(3, 6), torch.tensor([0, 2, 1, 10**9])
+
+    def run(x, w):
+        pooled = F.layer_norm(x.tanh().mean(1), (6,))
+        return F.cross_entropy(F.linear(pooled, w), y) + pooled.square().mean() + pooled.softmax(0).amax()
+
+    def judge(rows, w):
+        pooled = F.layer_norm(torch.stack([row.tanh().mean(0) for row in rows]), (6,))
+        return F.cross_entropy(F.linear(pooled, w), y[:3]) + pooled.square().mean() + pooled.softmax(0).amax()
+
+    got, expected = way(run)(x, w), judge(rows, w)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(
+        torch.autograd.grad(got, [*rows, w]), torch.autograd.grad(expected, [*rows, w])
+    )
+
+
+def test_a_padded_batch_converts_and_cuts():
+    rows, x = padded_batch()
+    torch.testing.assert_close(x.to_tensors(), rows)
+    torch.testing.assert_close(list(x), rows)
+    torch.testing.assert_close(x.to_jagged().to_tensors(), rows)
+    torch.testing.assert_close(x[1:].to_tensors(), rows[1:])
+    torch.testing.assert_close(x[:2].to_tensors(), rows[:2])
+    torch.testing.assert_close(x.flatten(0, 1).to_tensors(), rows)
+    assert x[3:].to_tensors() == [] and x.to(torch.float32).row_count is x.row_count
+    longer = x.append(torch.ones(4, 6, dtype=torch.float64))
+    assert longer.row_lengths().tolist() == [4, 3, 6, 0]
+    with pytest.raises(IndexError, match="out of bounds for the 3 rows of the batch"):
+        x[3]
+    with pytest.raises(DispatchError, match="taken by slices"):
+        x[[0, 1]]
+    with pytest.raises(ValueError, match="row_count: expected shape"):
+        PaddedTensor(torch.ones(2, 3), torch.tensor([1, 2]), row_count=torch.tensor(1))
+    plain = PaddedTensor.from_tensors([torch.ones(2), torch.ones(1)], batch_multiple=2)
+    assert plain.shape == (2, 2) and plain.mean(1).mean() == 1
+
+
+def test_a_dense_operand_beside_a_padded_batch():
+    rows, x = padded_batch()
+    per_row, everywhere = random(4, 1, 1), random(4, 7, 6)
+    got = (x * per_row + everywhere).square().mean()
+    expected = torch.cat(
+        [row * per_row[i] + everywhere[i, : len(row)] for i, row in enumerate(rows)], 0
+    ).square().mean()  # fmt: skip
+    leaves = [*rows, per_row, everywhere]
+    torch.testing.assert_close(torch.autograd.grad(got, leaves), torch.autograd.grad(expected, leaves))
