@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given, strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import desugar
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from subclasses.ragged.padded.buckets import bucket_of
 from tests.subclasses.ragged.padded_judge import LENGTHS, PLACES, Table, check_parts, make_table
+from tests.subclasses.ragged.serving import Model, NoReading
 
 # ---- making and converting -------------------------------------------------------------------------------------
 
@@ -222,37 +222,9 @@ def test_a_multiple_is_the_least_that_holds_the_row(length, multiple):
     assert width % multiple == 0 and width >= length and width - multiple < max(length, 1)
 
 
-class NoReading(TorchDispatchMode):
-    """Refuses every op that hands data to the host."""
-
-    REFUSED = ("_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique")
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        """Any other op runs."""
-        if func.overloadpacket.__name__.split(".")[-1] in self.REFUSED:
-            raise AssertionError(f"{func} reads data")
-        return func(*args, **(kwargs or {}))
-
-
 def test_the_mode_would_notice():
     with NoReading(), pytest.raises(AssertionError, match="reads data"):
         torch.ones(2)[0].item()
-
-
-class Model(torch.nn.Module):
-    """A small decoder, as one would write it for a dense batch."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.places = torch.nn.Embedding(20, 8), torch.nn.Embedding(64, 8)
-        self.norm, self.qkv, self.head = torch.nn.LayerNorm(8), torch.nn.Linear(8, 24), torch.nn.Linear(8, 20)
-
-    def forward(self, tokens):
-        """Logits for each token."""
-        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
-        q, k, v = (t.unflatten(-1, (2, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
-        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
-        return self.head(x)
 
 
 def loss_of(model, tokens, targets):
@@ -286,42 +258,6 @@ def test_a_training_step_reads_nothing_and_is_that_of_the_rows():
     expected.backward()
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(got, [p.grad for p in model.parameters()])
-
-
-def generate(model, compiled):
-    """64 steps, each with a batch one longer than the last."""
-    for n in range(1, 65):
-        tokens, _ = batch_of([n, max(n // 2, 1)])
-        with torch.no_grad():
-            got = compiled(tokens)
-        if n % 21 == 1:
-            for mine, row in zip(got.to_tensors(), tokens.to_tensors(), strict=True):
-                torch.testing.assert_close(mine, model(row[None])[0])
-
-
-def test_64_lengths_in_buckets_of_16_are_4_programs():
-    model = Model().double()
-    compiled = desugar.compile(lambda tokens: model(tokens), backend="eager", dynamic=False)
-    generate(model, compiled)
-    assert len(compiled.programs) == 4
-    for program in compiled.programs:
-        names = {str(node.target) for node in program.forward.graph.nodes}
-        assert not [n for n in names if any(n.startswith(f"aten.{word}.") for word in NoReading.REFUSED)]
-    compiled = desugar.compile(lambda tokens: model(tokens), backend="eager")
-    generate(model, compiled)
-    assert 0 < len(compiled.programs) <= 4  # the width is a symbol from the second one on
-
-
-def test_64_lengths_are_4_programs_of_stock_compile_too():
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    torch._dynamo.reset()
-    model, counter = Model().double(), CompileCounterWithBackend("aot_eager")
-    compiled = torch.compile(lambda t: model(t), fullgraph=True, dynamic=False, backend=counter)
-    for n in range(1, 65):
-        with torch.no_grad():
-            compiled(batch_of([n, 1])[0])
-    assert counter.frame_count == 4
 
 
 @pytest.mark.parametrize("way", ["desugar", "stock"])
