@@ -98,6 +98,27 @@ _LAZY = {
     "aot_autograd": "torch._dynamo.backends.common",
     # Keeps the text of every graph ever made, for tracebacks.
     "graph_text_loader": "torch.fx.graph_module:_loader",
+    # ---- higher-order ops ----------------------------------------------------------------------------------
+    # What torch.cond calls, and how it is called where its backward is recorded by ourselves.
+    "cond_op": "torch._higher_order_ops.cond",
+    "while_loop_op": "torch._higher_order_ops.while_loop",
+    "BelowAutograd": "torch._C:_AutoDispatchBelowAutograd",
+    # Compiled functions run as they are in a trace, instead of complaining about it.
+    "dynamo_config": "torch._dynamo:config",
+    # Dynamo, which such ops run, is not to look at how a trace sees them.
+    "disable_dynamo": "torch._compile:_disable_dynamo",
+    # ---- looking on ----------------------------------------------------------------------------------------
+    # The number that autograd gives to its next node, in the order of their making.
+    "sequence_number": "torch.autograd:_get_sequence_nr",
+    # Writes what TORCH_TRACE collects and `tlparse` shows; the logger tells whether anything collects.
+    "trace_structured": "torch._logging",
+    "trace_log": "torch._logging._internal",
+    # Files what is traced under one compilation.
+    "compile_context": "torch._guards",
+    "CompileContext": "torch._guards",
+    "CompileId": "torch._guards",
+    # Says whether a profiler is running.
+    "profiler": "torch.autograd:profiler",
     # ---- running -------------------------------------------------------------------------------------------
     # C++ check of type, dtype, device, sizes, strides, requires_grad and identity of many tensors in one call.
     "TensorGuards": "torch._C._dynamo.guards",

@@ -19,6 +19,7 @@ from desugar.compilers import CompiledGraph
 from desugar.fakes import hint, is_symbolic
 from desugar.graphs import output_nodes
 from desugar.inputs import Inputs
+from desugar.listening import note_left_out
 from desugar.partition import BackwardInput, FromForward, FromInput, FromTangent, Partitioned
 from desugar.results import emit_constant, emit_graph_call, emit_value, zeros_expression
 from desugar.runtime import restride
@@ -271,6 +272,7 @@ class MemberEmitter:
     def _emit_gradients(self, member: Member, items: dict[int, str]) -> None:
         out = self.out
         if any(self.plan.reads.get(source, "").startswith("saved") for source in member.sources):
+            note_left_out(out, "type, dtype and size of what was saved: the compiled forward made it")
             out.writeline("saved = ctx.saved_tensors")
         arguments = [
             items[source.index] if isinstance(source, FromTangent) else self.plan.reads[source]

@@ -15,6 +15,7 @@ from desugar.checkpoints import run_op
 from desugar.inputs import Inputs, is_traced, parts_key
 from desugar.runs import Entered
 from desugar.trees import flatten
+from desugar.notes import notes_in_progress
 from desugar.values import (
     Flat,
     Plain,
@@ -53,7 +54,8 @@ class Capture(TorchFunctionMode):
         refuse.check_write(func, args, kwargs)
         if func in RESHAPES:
             self.reshapes.append((args[0], func, args[1:], kwargs))
-        return run_op(func, args, kwargs)
+        notes = notes_in_progress()
+        return run_op(func, args, kwargs) if notes is None else notes.call(run_op, func, args, kwargs)
 
     def replace(self, leaf: Any) -> Any:
         """The traced stand-in of a tensor from outside; anything else as it is."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from desugar.errors import DesugarError
 from desugar.files import WRAPPER_FILE, forget_with, graph_texts
 from desugar.graphs import copy_graph, output_nodes
 from desugar.inputs import Inputs
+from desugar.listening import stage
 from desugar.partition import BackwardInput, FromForward, FromTangent, Partitioned
 from desugar.prune import prune_missing
 from desugar.trace import Call, Traced
@@ -95,6 +97,7 @@ class Family:
         partitioned: Forward and backward graphs as they were split.
         members: The generated functions so far.
         sources: Their texts.
+        late_seconds: How long they took to compile when they were first needed.
         plan: What the forward saves; set when its text is written.
     """
 
@@ -105,6 +108,7 @@ class Family:
         self.backend, self.again = backend, again
         self.members = Members(self._build)
         self.sources: list[str] = []
+        self.late_seconds = 0.0
         self.plan = BackwardPlan()
         self.constants: dict[int, Any] = {}
         self.autocast = autocast_state()
@@ -137,7 +141,8 @@ class Family:
         graph = self._graph(present)
         compiled = None
         if any(present):
-            compiled = self._compiled.get(present) or self._compile_late(graph)
+            with self._timed():
+                compiled = self._compiled.get(present) or self._compile_late(graph)
         out = Emitter()
         name = "backward_" + "".join("1" if there else "0" for there in present)
         out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))
@@ -184,6 +189,13 @@ class Family:
         saved = tuple(n for n, source in enumerate(sources) if not isinstance(source, FromTangent))
         kind = GraphKind("backward", len(output_nodes(graph)), saved)
         return compilers.compile_backward(self.backend, copy_graph(graph), kind, self.inputs.fakes.mode)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        with stage("compile backward"):
+            yield
+        self.late_seconds += time.perf_counter() - start
 
     def _compile_late(self, graph: fx.GraphModule) -> CompiledGraph:
         """Compiles when the signature is settled: a graph that would need more of it runs as it is."""

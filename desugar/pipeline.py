@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from desugar import listening
 from desugar.compilers import Backend, choose_backend
 from desugar.dynamic import History
 from desugar.errors import StateKept
@@ -45,7 +46,8 @@ def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
     state = functools.partial(find_state, fn)
     backend = choose_backend("eager")
     again = functools.partial(compile_again, backend=backend)
-    return build_forgetting(Request(fn, args, kwargs, backend, DynamicPolicy(), state, again))
+    with listening.recording(fn, "traced", args, kwargs):
+        return build_forgetting(Request(fn, args, kwargs, backend, DynamicPolicy(), state, again))
 
 
 def compile(
@@ -202,7 +204,8 @@ class ProgramCache:
         state = functools.partial(find_state, self.fn)
         again = functools.partial(compile_again, backend=self.backend)
         request = Request(self.fn, args, kwargs, self.backend, policy, state, again)
-        program = build_forgetting(request)
+        with listening.recording(self.fn, reason, args, kwargs):
+            program = build_forgetting(request)
         self.programs = (program, *self.programs)
         return program
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from desugar import _torch as private, check, compilers, refuse
+from desugar import _torch as private, check, compilers, listening, refuse
 from desugar.arguments import Unpacking
 from desugar.attributes import ModuleAttributes
 from desugar.compilers import Backend, GraphKind
@@ -19,6 +19,7 @@ from desugar.family import Again, CompileAgain, Family, autocast_state, is_autoc
 from desugar.files import WRAPPER_FILE
 from desugar.graphs import copy_graph
 from desugar.inputs import BuiltInside, DynamicPolicy, Inputs, StaticNeeded
+from desugar.listening import stage
 from desugar.outputs import store_positions, written_slots
 from desugar.partition import FromForward, partition
 from desugar.signature import State
@@ -121,8 +122,10 @@ def build_program(request: Request) -> Program:
 def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:
     """Everything between the inputs and the wrapper: two runs, the split, the compiler, a check after each."""
     with private.compiled_autograd._disable(), _ordinary_mode():
-        outputs = discover(again.call, inputs)
-        traced = trace_graph(again.call, inputs, outputs, backend.decompositions())
+        with stage("discover"):
+            outputs = discover(again.call, inputs)
+        with stage("trace"):
+            traced = trace_graph(again.call, inputs, outputs, backend.decompositions())
         check.check_traced(traced, len(inputs.flat.items))
         return _compile(backend, inputs, traced, again)
 
@@ -159,7 +162,8 @@ def wrap_program(
         autocast=is_autocast(autocast_state()),
         trusted=trusted,
     )
-    text = emit_program(parts)
+    with stage("wrapper"):
+        text = emit_program(parts)
     program = Program(
         forward=stages.forward,
         backward=stages.family.partitioned.backward if stages.family else None,
@@ -174,6 +178,8 @@ def wrap_program(
     )
     functions = build_functions(text.source, text.namespace, filename=WRAPPER_FILE, owner=program)
     program.run = functions["run"]  # type: ignore[assignment]
+    if (recording := listening.current()) is not None:
+        recording.program, recording.inputs, recording.traced = program, inputs, stages.traced
     inputs.release_arguments()
     return program
 
@@ -227,9 +233,10 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> 
         store_results(traced.graph, stores)
         check.check_stores(traced.graph, stores)
         kind = GraphKind("inference", traced.num_forward, tuple(static))
-        compiled, _ = compilers.compile_forward(backend, traced.graph, kind, mode)
+        with stage("compile"):
+            compiled, _ = compilers.compile_forward(backend, traced.graph, kind, mode)
         return Stages(traced, joint, joint, compiled)
-    with compilers.compiling(mode):
+    with compilers.compiling(mode), stage("partition"):
         partitioned = partition(traced, inputs.primals(), static, backend.split)
     check.check_partitioned(partitioned, traced, len(inputs.flat.items))
     partitioned = keep_old_values(partitioned, written_slots(inputs.values, traced.outputs))
@@ -238,13 +245,15 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> 
     check.check_stores(partitioned.forward, stores)
     forward = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, tuple(static))
-    compiled, strides = compilers.compile_forward(backend, partitioned.forward, kind, mode)
+    with stage("compile forward"):
+        compiled, strides = compilers.compile_forward(backend, partitioned.forward, kind, mode)
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
             compilers.restride_saved(partitioned.backward, position, strides[source.index])
     family = Family(inputs, traced, replace(partitioned, forward=forward), backend, again)
     if inputs.fakes.symbols:
-        family.compile_ahead()
+        with stage("compile backward"):
+            family.compile_ahead()
     return Stages(traced, joint, forward, compiled, family)
 
 

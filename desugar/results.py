@@ -13,6 +13,7 @@ import optree
 import torch
 
 from desugar import _torch as private
+from desugar.listening import note_left_out
 from desugar.text import targets_of, tuple_of
 from desugar.values import Constant, Int, Plain, Slot, Value, Wrapper
 from subclasses import TensorSubclass
@@ -55,6 +56,9 @@ def _emit_declared(out: Emitter, value: Wrapper, read: Read, hint: str) -> str:
     fields = {field.name: parts.get(field.name, "None") for field in value.cls.__spec__.inners}  # type: ignore[attr-defined]
     fields |= {name: emit_int(extent, read) for name, extent in value.dynamics}
     result, attributes = out.fresh_name(hint), out.fresh_name(f"{hint}_dict")
+    note_left_out(
+        out, f"the checks of {value.cls.__name__}(...): dtypes and sizes are those that were traced"
+    )
     out.writeline(f"{result} = {_constructor(out, value, read)}")
     out.writeline(f"{attributes} = {result}.__dict__")
     for name, text in fields.items():

@@ -18,6 +18,7 @@ from torch import SymInt, Tensor, nn
 from desugar import _torch as private
 from desugar.fakes import guard_expression
 from desugar.inputs import Inputs
+from desugar.listening import note_left_out
 from desugar.memory import lie_alike, whole_storage
 from desugar.modes import function_modes
 from desugar.text import negated
@@ -148,6 +149,9 @@ class SignatureEmitter:
     def _emit_plain(self, name: str, value: Plain, tensor: Tensor) -> None:
         if value.index in self.names.slots:
             self.require(f"{name} is {self.names.slots[value.index]}")
+            note_left_out(
+                self.out, f"dtype, sizes and strides of {name}: it is a tensor that is checked already"
+            )
             return
         self.names.slots[value.index] = name
         fake = self.inputs.fake_items[value.index]
@@ -159,11 +163,13 @@ class SignatureEmitter:
         first = self.wrappers.setdefault(id(wrapper), name)
         if first != name:  # a wrapper inside of two others
             self.require(f"{name} is {first}")
+            note_left_out(self.out, f"the insides of {name}: it is a wrapper that is checked already")
             return
         self.require(f"type({name}) is {self.out.bind(value.cls, value.cls.__name__)}")
         declared = issubclass(value.cls, TensorSubclass)
         if declared:
             self.require(f"{name}._layout is {self.out.bind(value.context, 'layout')}")
+            self._note_layout(name, value)
         else:
             self._emit_context(name, value)
         sizes = [None if declared or not isinstance(extent, int) else extent for extent in value.size]
@@ -178,6 +184,18 @@ class SignatureEmitter:
                 self._emit_dynamic(f"{self.inputs.origins[extent.index].text}", f"{name}.{field_name}")
             else:
                 self.require(f"{name}.{field_name} == {extent}")
+
+    def _note_layout(self, name: str, value: Wrapper) -> None:
+        """What one identity test has proved: layouts are interned and immutable."""
+        names = ", ".join(field for field, _ in value.inner)
+        note_left_out(self.out, f"which inner tensors {name} has ({names}): they stand in its layout")
+        if statics := value.cls.__spec__.statics:  # type: ignore[attr-defined]
+            fixed = ", ".join(field.name for field in statics)
+            note_left_out(self.out, f"equality of {fixed}: equal metadata is one and the same layout")
+        plain = [field for field, part in value.inner if isinstance(part, Plain)]
+        if plain:
+            note_left_out(self.out, f"isinstance of {', '.join(plain)}: wrappers would stand in the layout")
+        note_left_out(self.out, f"outer size and stride of {name}: computed from what is inside")
 
     def _emit_dynamic(self, text: str, value: str) -> None:
         """A dynamic int, under the name that guards and symbols speak of."""
@@ -208,6 +226,7 @@ class SignatureEmitter:
             dynamic_dims_strides=[strides for _, _, _, strides in self.guarded],
         )
         check = self.out.bind(guards.check, "same_tensors")
+        note_left_out(self.out, "dtype, size, stride and requires_grad one by one: one C++ call looks at all")
         self.require(f"{check}({', '.join(name for name, _, _, _ in self.guarded)})")
 
     def _emit_bases(self) -> None:
@@ -260,7 +279,8 @@ class TrustedEmitter(SignatureEmitter):
     def require(self, condition: str) -> None:
         """Dynamo's guards prove it."""
 
-    def _emit_state(self) -> None: ...
+    def _emit_state(self) -> None:
+        note_left_out(self.out, "the whole signature: Dynamo's guards have matched before this is called")
 
     def _emit_context(self, name: str, value: Wrapper) -> None: ...
 

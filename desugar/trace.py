@@ -25,6 +25,7 @@ from desugar.errors import DesugarError
 from desugar.inputs import Inputs, StaticNeeded
 from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
+from desugar.notes import noting, noting_backward
 from desugar.outputs import Outputs, Result, take_apart
 from desugar.runs import Entered, Reshape, Run, changed_slots, plain
 from desugar.values import (
@@ -169,9 +170,10 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
         ) -> list[Any]:  # make_fx names inputs after these
             return recorder.joint(primals, tangents)
 
-        graph = private.make_fx(joint, decomposition_table=dict(decompositions))(
-            inputs.primals(), list(tangent_items)
-        )
+        with noting():
+            graph = private.make_fx(joint, decomposition_table=dict(decompositions))(
+                inputs.primals(), list(tangent_items)
+            )
     if inputs.fakes.symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise StaticNeeded  # such zeros are recorded with the sizes of this call, not with its symbols
     refuse.check_constants(graph)
@@ -218,12 +220,11 @@ class _Recorder:
                 "a result requires grad because of a tensor that the function makes, and no input does",
                 instead="make parameters outside the function, where their gradients can be seen, or detach the result",
             )
-        gradients = torch.autograd.grad(
-            [leaves[number] for number, _ in self.tangents],
-            [run.entered[number].root for number in wanted],
-            cotangents,
-            allow_unused=True,
-        )
+        results = [leaves[number] for number, _ in self.tangents]
+        with noting_backward(results):
+            gradients = torch.autograd.grad(
+                results, [run.entered[number].root for number in wanted], cotangents, allow_unused=True
+            )
         flat = Flat()
         for number, gradient in zip(wanted, gradients, strict=True):
             value = None if gradient is None else unwrap_value(gradient, flat)

@@ -23,6 +23,7 @@ from desugar.compilers import CompiledGraph
 from desugar.family import Family, Watched, tensor_leaves
 from desugar.graphs import output_nodes
 from desugar.inputs import Inputs
+from desugar.listening import note_left_out
 from desugar.memory import are_apart, group_by_storage
 from desugar.outputs import Outputs, store_positions, written_slots
 from desugar.partition import FromForward
@@ -164,6 +165,7 @@ def _items(parts: Parts, names: Names) -> str:
 def _emit_inference(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], Read]:
     stored = set(store_positions(parts.outputs).values())
     hints = ["_" if n in stored else f"r{n}" for n in range(parts.traced.num_forward)]
+    note_left_out(out, "a walk over the arguments, and a copy of their list: the items are named one by one")
     results = emit_graph_call(out, parts.forward, _items(parts, names), hints, parts.autocast)
     return _emit_results(out, parts, names, results), _reader(parts, names, results)
 
@@ -206,6 +208,7 @@ def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, 
     kept = tuple_of(names.leaves[leaf] for leaf in tensor_leaves(parts.inputs))
     differentiable = ", ".join(names.leaves[leaf] for leaf in differentiable_leaves(parts.traced))
     call = f"Backward.apply({_items(parts, names)}, {kept}, {differentiable})"
+    note_left_out(out, "a walk over the arguments, and a copy of their list: the items are named one by one")
     out.writeline(f"{', '.join([*leaves.values(), *ints.values()])} = {call}")
     for number, value in enumerate(parts.outputs.values):
         match value:

@@ -1,0 +1,150 @@
+"""Who looks on while programs are compiled. Nothing is noted, and nothing costs, while nobody does.
+
+A *recording* is what one compilation tells of itself: how long each stage took, which ops the function ran
+(`desugar.notes`), and the records that the stages made. Listeners get it when the compilation has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from subclasses.emit import Emitter
+
+# ------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of the user's code: the file, the number, the function around it and that function's first line."""
+
+    filename: str
+    number: int
+    function: str = ""
+    first: int = 0
+
+
+@dataclass(slots=True)
+class Op:
+    """Something that the function ran, as it was seen above dispatch or on its way to a subclass.
+
+    Attributes:
+        number: Its place among the ops of the recording.
+        name: `torch.nn.functional.linear`, `aten.mul.Tensor`.
+        how: What turned it into plain ops: a rule, "structure", "materialize", ...; "plain" where none was needed.
+        operands: Types and sizes of its tensors.
+        line: The user's line that ran it.
+        parent: The op in which it was run.
+    """
+
+    number: int
+    name: str
+    how: str
+    operands: str
+    line: Line | None = None
+    parent: int | None = None
+
+
+@dataclass(slots=True)
+class Recording:
+    """One compilation.
+
+    Attributes:
+        fn: The user's function or module.
+        reason: Why it is compiled.
+        args, kwargs: The call; gone when the listeners have returned.
+        stages: (name, seconds) in order; a stage that is run again occurs again.
+        ops: What the recorded run of the function ran.
+        inputs, traced: The records of the stages, once there.
+        program: The program, once there.
+        error: What ended the compilation instead.
+        seconds: How long it took.
+    """
+
+    fn: Any
+    reason: str
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    stages: list[tuple[str, float]] = field(default_factory=list)
+    ops: list[Op] = field(default_factory=list)
+    inputs: Any = None
+    traced: Any = None
+    program: Any = None
+    error: BaseException | None = None
+    seconds: float = 0.0
+
+
+# ----------------------------------------------------------------------------------------------- listening
+
+Listener = Callable[[Recording], None]
+
+_listeners: list[Listener] = []
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def listen(listener: Listener) -> Iterator[None]:
+    """Inside, the listener is called with each compilation that ends, in whatever thread."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def has_listeners() -> bool:
+    """Whether somebody looks on."""
+    return bool(_listeners)
+
+
+def current() -> Recording | None:
+    """The recording of the compilation in progress in this thread, if anybody looks on."""
+    return getattr(_here, "recording", None)
+
+
+@contextlib.contextmanager
+def recording(
+    fn: Any, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, also: Listener | None = None
+) -> Iterator[Recording | None]:
+    """A compilation; `also` listens to this one besides those who listen to all."""
+    listeners = [*_listeners, *([also] if also is not None else [])]
+    if not listeners:
+        yield None
+        return
+    outer, start = current(), time.perf_counter()
+    made = _here.recording = Recording(fn, reason, args, kwargs)
+    try:
+        yield made
+    except BaseException as error:
+        made.error = error
+        raise
+    finally:
+        _here.recording = outer
+        made.seconds = time.perf_counter() - start
+        for listener in listeners:
+            listener(made)
+        made.args, made.kwargs, made.inputs, made.traced = (), {}, None, None
+
+
+def note_left_out(out: Emitter, text: str) -> None:
+    """A comment beside a check that generated text does without, and what proves it; only if anybody looks on."""
+    if current() is not None:
+        out.writeline(f"# left out: {text}")
+
+
+@contextlib.contextmanager
+def stage(name: str) -> Iterator[None]:
+    """A stage of the compilation in progress."""
+    noted = current()
+    if noted is None:
+        yield
+        return
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        noted.stages.append((name, time.perf_counter() - start))

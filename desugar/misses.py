@@ -1,0 +1,48 @@
+"""Why a call does not fit a program: which of the wrapper's checks it failed, in words."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from typing import Any
+
+from desugar.signature import MISS
+
+
+def find_miss(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The check that a call fails, as the wrapper has it, and what PyTorch says of the tensors; None if it fits.
+
+    The wrapper is run once more and watched line by line. A call that misses has done nothing by then.
+    """
+    run, seen = program.run, {}
+    code = run.__code__
+
+    def watch(frame: Any, event: str, argument: Any) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "return":
+            seen["values"] = dict(frame.f_locals)
+        elif event == "line":
+            seen["before"], seen["line"] = seen.get("line"), frame.f_lineno
+        return watch
+
+    earlier = sys.gettrace()
+    sys.settrace(watch)
+    try:
+        result = run(args, kwargs)
+    finally:
+        sys.settrace(earlier)
+    if result is not MISS or seen.get("before") is None:
+        return None
+    check = program.wrapper.splitlines()[seen["before"] - 1].strip().removeprefix("if ").rstrip(":")
+    return _in_words(check, seen["values"], run.__globals__)
+
+
+def _in_words(check: str, values: dict[str, Any], names: dict[str, Any]) -> str:
+    if not check.startswith("not same_tensors("):
+        return check
+    call: Any = ast.parse(check.removeprefix("not "), mode="eval").body
+    arguments = [argument.id for argument in call.args]
+    guards = names[call.func.id].__self__
+    found = guards.check_verbose(*[values[name] for name in arguments], tensor_check_names=arguments)
+    return found if isinstance(found, str) else check
