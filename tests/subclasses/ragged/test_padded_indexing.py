@@ -306,3 +306,33 @@ def test_append_needs_room():
         x.append(torch.tensor([7]))
     wider = x.to_padded(multiple=4, at_least=4)
     assert [row.tolist() for row in wider.append(torch.tensor([7, 8])).to_tensors()] == [[0, 1, 2, 7], [0, 8]]
+
+
+# ---- joining ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("places", PLACES)
+@ways
+def test_entries_joined(places, way):
+    a, b = make_table(places), make_table(places, lengths=[1, 0, 0, 6], width=6)
+    place = a.ragged_dim - (a.batch_dim < a.ragged_dim)
+    got = way(lambda x, y: torch.cat([x, y, x * 2], a.ragged_dim) * 1)(a.x, b.x)
+    pairs = zip(a.rows, b.rows, strict=True)
+    check_parts(a, got, [torch.cat([p, q, p * 2], place) for p, q in pairs], [b.leaf])
+
+
+@pytest.mark.parametrize("places", PLACES)
+@ways
+def test_rows_joined(places, way):
+    a, b = make_table(places), make_table(places, lengths=[1, 0], width=9)
+    got = way(lambda x, y: torch.cat([x, y], a.batch_dim) * 1)(a.x, b.x)
+    check_parts(a, got, [*a.rows, *b.rows], [b.leaf])
+
+
+@ways
+def test_a_dense_operand_joins(way):
+    a, p = make_table(), torch.randn(4, 2, 4, dtype=torch.float64, requires_grad=True)
+    got = way(lambda x, p: torch.cat([p, x, p], 1) * 1)(a.x, p)
+    check_parts(a, got, [torch.cat([q, row, q]) for q, row in zip(p, a.rows, strict=True)], [p])
+    got = way(lambda x, p: torch.cat([x, p], 0) * 1)(a.x, p)
+    check_parts(a, got, [*a.rows, *p], [p])
