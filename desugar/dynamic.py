@@ -26,6 +26,13 @@ class History:
         self._seen: dict[Any, dict[Place, tuple[int, ...] | int]] = {}
         self._changed: dict[Any, tuple[dict[Place, frozenset[int]], frozenset[Place]]] = {}
 
+    def policy_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DynamicPolicy:
+        """What would be symbolic in a program for this call; nothing is remembered."""
+        copied = History(self.dynamic)
+        copied._seen = {treespec: dict(extents) for treespec, extents in self._seen.items()}
+        copied._changed = dict(self._changed)
+        return copied.observe(args, kwargs)[0]
+
     def observe(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[DynamicPolicy, str]:
         """What is symbolic in a program for this call, and why it is compiled."""
         call: Any = (args, kwargs)

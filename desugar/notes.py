@@ -148,12 +148,21 @@ def noting() -> Iterator[None]:
     if recording is None:
         yield
         return
+    outer = _in_progress.pop(id(recording), None)
+    if (
+        outer is not None
+    ):  # a branch of a higher-order op, traced by itself: a part of the op that is noted already
+        try:
+            yield
+        finally:
+            _in_progress[id(recording)] = outer
+        return
     notes = _in_progress[id(recording)] = Notes(recording)
     try:
         with OuterOps(notes):
             yield
     finally:
-        del _in_progress[id(recording)]
+        _in_progress.pop(id(recording), None)
 
 
 def notes_in_progress() -> Notes | None:
@@ -203,6 +212,8 @@ def _step(op: Any, operands: Sequence[Tensor]) -> str:
     if not declared:
         return f"__torch_dispatch__ of {', '.join(cls.__name__ for cls in _classes(operands))}"
     cls = declared[0]
+    if any(t._layout.cotangent for t in operands if isinstance(t, TensorSubclass)):
+        return f"arithmetic of cotangents of {cls.__name__}"
     if not isinstance(op, OpOverload):
         return "higher-order op"
     try:

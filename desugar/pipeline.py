@@ -120,6 +120,7 @@ def compiled_module(module: nn.Module, cache: ProgramCache) -> nn.Module:
         "__call__": call,
         "__reduce_ex__": rebuild,
         "programs": property(lambda self: list(cache.programs)),
+        "_desugar_cache": cache,
         "__module__": type(module).__module__,
         "__doc__": type(module).__doc__,
     }
@@ -127,6 +128,12 @@ def compiled_module(module: nn.Module, cache: ProgramCache) -> nn.Module:
     compiled = object.__new__(cls)
     object.__setattr__(compiled, "__dict__", module.__dict__)
     return compiled
+
+
+def compiled_from(fn: Any) -> ProgramCache | None:
+    """The programs of what `compile` returned; None for anything else."""
+    found = fn._cache if isinstance(fn, CompiledFunction) else getattr(type(fn), "_desugar_cache", None)
+    return found if isinstance(found, ProgramCache) else None
 
 
 def compile_again(fn: Callable[..., Any], *, backend: Backend) -> CompiledFunction:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 from subclasses.errors import DispatchError
+
+# Called with the class and the op of each materializing fallback, for those who look on.
+watchers: list[Callable[[type, Any], None]] = []
 
 _strict: ContextVar[bool] = ContextVar("strict", default=False)
 
@@ -23,6 +26,8 @@ def strict() -> Iterator[None]:
 
 
 def check_materialize(cls: type, op: Any) -> None:
-    """Raises inside :func:`strict`."""
+    """Raises inside :func:`strict`; tells those who look on."""
     if _strict.get():
         raise DispatchError(f"{op} would materialize a {cls.__name__}, and subclasses.strict() is in force")
+    for watcher in watchers:
+        watcher(cls, op)

@@ -1,0 +1,114 @@
+"""From a compilation to its record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from desugar.explain.effects import describe_aliasing, describe_mutation, describe_saved
+from desugar.explain.graphs import describe_graph, describe_ops, describe_place, describe_sources
+from desugar.explain.guards import describe_guards, describe_left_out
+from desugar.explain.leaves import argument_names, captured_names, describe_leaf, describe_symbols
+from desugar.explain.records import Cost, Leaf, Materialized, Program
+from desugar.listening import Recording
+
+
+def collect_program(recording: Recording, backend: str = "", cost: Cost | str = "") -> Program:
+    """The record of a compilation that has just ended; `recording` is not needed afterwards.
+
+    Args:
+        recording: The compilation, with its inputs still there.
+        backend: The name of what compiled the graphs.
+        cost: What was measured, or why nothing was.
+    """
+    stages = tuple(merge_stages(recording.stages))
+    head = {
+        "name": function_name(recording.fn),
+        "reason": recording.reason,
+        "backend": backend,
+        "seconds": recording.seconds,
+        "stages": stages,
+        "cost": cost if isinstance(cost, Cost) else None,
+        "no_cost": cost if isinstance(cost, str) else "",
+    }
+    lines = [op.line for op in recording.ops]
+    if recording.program is None or recording.inputs is None:
+        return Program(**head, error=str(recording.error or "not finished"), sources=describe_sources(lines))
+    program, inputs, outputs = recording.program, recording.inputs, recording.traced.outputs
+    names = _Names(recording)
+    ops = describe_ops(recording.ops, program.joint)
+    graphs = [describe_graph("forward", program.forward)]
+    if program.backward is not None:
+        graphs.append(describe_graph("backward", program.backward))
+    return Program(
+        **head,
+        inputs=names.leaves("input", inputs.values[: inputs.num_arguments], inputs.fake_items.__getitem__),
+        captured=names.leaves(
+            "input",
+            inputs.values[inputs.num_arguments :],
+            inputs.fake_items.__getitem__,
+            inputs.num_arguments,
+        ),
+        outputs=names.leaves("output", outputs.visible, outputs.items.__getitem__),
+        aliasing=tuple(describe_aliasing(inputs, outputs, names.of)),
+        mutation=tuple(describe_mutation(inputs, outputs, names.of)),
+        symbols=describe_symbols(inputs.fakes.symbols),
+        guards=tuple(describe_guards(program.wrapper, inputs.fakes.env)),
+        sources=describe_sources(lines),
+        ops=ops,
+        graphs=tuple(graphs),
+        saved=tuple(describe_saved(program.family, names.of)),
+        saved_bytes=program.saved_bytes,
+        wrapper=program.source,
+        left_out=tuple(describe_left_out(program.source)),
+        materialized=find_materialized(recording),
+    )
+
+
+class _Names:
+    """What the user calls the leaves of arguments and results."""
+
+    def __init__(self, recording: Recording) -> None:
+        inputs = recording.inputs
+        arguments = argument_names(recording.fn, recording.args, recording.kwargs)
+        self.inputs = [*arguments, *captured_names(recording.fn, inputs.captured)]
+        outputs = recording.traced.outputs
+        self.outputs = _result_names(outputs)
+
+    def of(self, kind: str, number: int) -> str:
+        """The name of an input or result leaf; hidden results have none."""
+        names = self.inputs if kind == "input" else self.outputs
+        return names[number] if number < len(names) else f"{kind} {number}"
+
+    def leaves(self, kind: str, values: Any, items: Any, start: int = 0) -> tuple[Leaf, ...]:
+        """Records of some leaves."""
+        return tuple(
+            describe_leaf(self.of(kind, start + n), value, items, self.of) for n, value in enumerate(values)
+        )
+
+
+def _result_names(outputs: Any) -> list[str]:
+    paths = outputs.treespec.paths()
+    return ["result" + "".join(f"[{entry!r}]" for entry in path) for path in paths]
+
+
+def function_name(fn: Any) -> str:
+    """What to call a function or module."""
+    name = getattr(fn, "__qualname__", None) or type(fn).__name__
+    return name.replace("<locals>.", "")
+
+
+def merge_stages(stages: list[tuple[str, float]]) -> list[tuple[str, float]]:
+    """Stages that ran again, added up."""
+    merged: dict[str, float] = {}
+    for name, seconds in stages:
+        merged[name] = merged.get(name, 0.0) + seconds
+    return list(merged.items())
+
+
+def find_materialized(recording: Recording) -> tuple[Materialized, ...]:
+    """Ops of the trace that ran on what a subclass materializes to."""
+    found = [op for op in recording.ops if op.how.startswith("materialize")]
+    return tuple(
+        Materialized(op.how.removeprefix("materialize of "), op.name, describe_place(op.line), traced=True)
+        for op in found
+    )

@@ -1,0 +1,73 @@
+"""What a call costs besides its graph, measured: whole calls and the graph alone take turns."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from desugar.explain.records import Cost
+
+GRAPH = "compiled_graph"  # what the generated text calls the forward or inference graph
+
+_SECONDS, _LEAST, _MOST = 0.2, 5, 2000
+
+
+def measure_cost(program: Any, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost | str:
+    """The cost of a call with these arguments, or why it is not measured.
+
+    The program is run many times; random numbers go on afterwards as if it had not been.
+    """
+    scope = program.run.__globals__
+    if outputs.has_effects:
+        return "it writes to its arguments, and a measurement calls it many times"
+    if GRAPH not in scope:
+        return "it calls no graph"
+    compiled, taken = scope[GRAPH], []
+
+    def take(items: list[Any]) -> Any:
+        taken.append(list(items))
+        return compiled(items)
+
+    with torch.random.fork_rng():
+        scope[GRAPH] = take
+        try:
+            program.run(args, kwargs)
+        finally:
+            scope[GRAPH] = compiled
+        if not taken:
+            return "it calls no graph"
+        return _take_turns(
+            lambda: program.run(args, kwargs), _graph_alone(compiled, taken[0], program), taken[0]
+        )
+
+
+def _graph_alone(compiled: Any, items: list[Any], program: Any) -> Callable[[], Any]:
+    if program.family is None:
+        return lambda: compiled(list(items))
+
+    def run() -> Any:  # as inside of an autograd function
+        with torch.no_grad():
+            return compiled(list(items))
+
+    return run
+
+
+def _take_turns(call: Callable[[], Any], graph: Callable[[], Any], items: list[Any]) -> Cost:
+    on_cuda = any(isinstance(item, Tensor) and item.is_cuda for item in items)
+    times: tuple[list[float], list[float]] = ([], [])
+    call(), graph()
+    end = time.perf_counter() + _SECONDS
+    while len(times[0]) < _LEAST or (time.perf_counter() < end and len(times[0]) < _MOST):
+        for run, spent in zip((call, graph), times, strict=True):
+            if on_cuda:
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            run()
+            spent.append(time.perf_counter() - start)
+    whole, alone = map(statistics.median, times)
+    return Cost(whole, min(alone, whole), len(times[0]))

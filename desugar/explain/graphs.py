@@ -1,0 +1,141 @@
+"""Graphs as Python that runs by itself, and the user's functions beside them."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from desugar.explain.leaves import extent_text
+from desugar.explain.records import Graph, Node, OuterOp, Place, Source
+from desugar.listening import Line, Op
+from desugar.notes import BACKWARD, OP
+
+# ----------------------------------------------------------------------------------------------------- graphs
+
+_HEADER = "import torch\nfrom torch import device, inf, nan\n\n\n"
+_FREED = re.compile(r";\s+\w+(?: = \w+)* = None$")
+_SIGNATURE = re.compile(r"^def forward\(self(?:, )?(.*?)\)(?: -> .*)?:$")
+_TARGET = re.compile(r"^    (\w+)(?:\s*:\s*[^=]+)? = ")
+
+
+def describe_graph(name: str, module: fx.GraphModule) -> Graph:
+    """One graph: its text, and which line and which outer op each node belongs to."""
+    needs = tuple(str(node.target) for node in module.graph.find_nodes(op="get_attr"))
+    lines = [_FREED.sub("", line) for line in module.code.strip("\n").splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith(("import ", "from "))]
+    text = _HEADER + "\n".join(_head(line, name, bool(needs)) for line in lines) + "\n"
+    at = {found[1]: n for n, line in enumerate(text.splitlines()) if (found := _TARGET.match(line))}
+    nodes = tuple(
+        Node(node.name, _shown(node), at[node.name], node.meta.get(OP))
+        for node in module.graph.nodes
+        if node.name in at
+    )
+    return Graph(name, _annotated(text, module, at), nodes, needs)
+
+
+def _head(line: str, name: str, keeps_self: bool) -> str:
+    found = _SIGNATURE.match(line)
+    if found is None:
+        return line
+    parameters = [part.strip() for part in ["self"] * keeps_self + found[1].split(", ") if part.strip()]
+    return f"def {name}({', '.join(parameters)}):"
+
+
+def _annotated(text: str, module: fx.GraphModule, at: dict[str, int]) -> str:
+    """The text with the dtype and size of each tensor beside the line that makes it."""
+    lines = text.splitlines()
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if node.name in at and isinstance(value, Tensor):
+            lines[at[node.name]] += f"  # {tensor_text(value)}"
+    return "\n".join(lines) + "\n"
+
+
+def tensor_text(value: Tensor) -> str:
+    """A tensor's dtype and size, as `float32[2, 3]`."""
+    extents = [extent_text(extent).split(" ")[0] for extent in value.size()]
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(extents)}]"
+
+
+def _shown(node: fx.Node) -> str:
+    if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    return getattr(node.target, "__name__", str(node.target))
+
+
+# ---------------------------------------------------------------------------------------------------- the ops
+
+
+def describe_ops(ops: Sequence[Op], joint: fx.GraphModule) -> tuple[OuterOp, ...]:
+    """The ops that the function ran with the plain ops that each became; those that left no trace are dropped."""
+    plain: dict[tuple[int, bool], list[str]] = {}
+    for node in joint.graph.nodes:
+        if OP in node.meta and node.op == "call_function":
+            plain.setdefault((node.meta[OP], node.meta[BACKWARD]), []).append(_shown(node))
+    parents = {op.parent for op in ops}
+    return tuple(
+        OuterOp(
+            op.number,
+            op.name.removesuffix(".__get__"),
+            "inside" if not op.how else kind_of(op.how),
+            op.how,
+            op.operands,
+            describe_place(op.line),
+            op.parent,
+            tuple(plain.get((op.number, False), ())),
+            tuple(plain.get((op.number, True), ())),
+        )
+        for op in ops
+        if (op.number, False) in plain or (op.number, True) in plain or op.number in parents
+    )
+
+
+def kind_of(how: str) -> str:
+    """The first word of how an op was run."""
+    word = how.split()[0]
+    return "class" if word == "__torch_dispatch__" else "rule" if word == "two" else word
+
+
+def describe_place(line: Line | None) -> Place | None:
+    """A line with its text."""
+    if line is None:
+        return None
+    return Place(line.filename, line.number, linecache.getline(line.filename, line.number).strip())
+
+
+# ------------------------------------------------------------------------------------------------ the sources
+
+
+def describe_sources(lines: Iterable[Line | None]) -> tuple[Source, ...]:
+    """The user's functions that the lines are in."""
+    spans: dict[tuple[str, str, int], int] = {}
+    for line in lines:
+        if line is not None:
+            key = (line.filename, line.function, line.first)
+            spans[key] = max(spans.get(key, 0), line.number)
+    return tuple(_source(*key, last) for key, last in spans.items())
+
+
+def _source(filename: str, function: str, first: int, last: int) -> Source:
+    """A function's text: to the last line that is indented deeper than its first."""
+    every = linecache.getlines(filename)
+    first = max(first, 1)
+    if function.endswith("<module>"):
+        first, end = max(1, last - 20), last
+    else:
+        indent, end = _indent(every, first), first
+        while end < len(every) and (end < last or not every[end].strip() or _indent(every, end + 1) > indent):
+            end += 1
+    while end > last and not every[end - 1].strip():
+        end -= 1
+    return Source(filename, function, first, tuple(line.rstrip("\n") for line in every[first - 1 : end]))
+
+
+def _indent(lines: list[str], number: int) -> int:
+    text: Any = lines[number - 1] if number <= len(lines) else ""
+    return len(text) - len(text.lstrip())

@@ -1,0 +1,257 @@
+"""What an explanation is made of: frozen records of text and numbers, nothing live.
+
+`collect` makes them from a compilation, `text`, `terminal` and `page` show them. `Program.to_dict()` is the same
+as dictionaries, lists, strings and numbers, for tools; its keys are the attributes below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+class Record:
+    """A record that can be written as JSON."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record and those in it as dictionaries and lists."""
+        return _plain(dataclasses.asdict(self))  # type: ignore[call-overload]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+# ---------------------------------------------------------------------------------------- what went in and out
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf(Record):
+    """A tensor, or something that is none, among the arguments or results.
+
+    Attributes:
+        name: As the user names it: a parameter, an attribute path, a field of the wrapper around it.
+        kind: "Tensor", the name of a subclass, "constant", "int", "same", "view".
+        size: Extents; one that is symbolic as `s0 (3 here)`.
+        dtype, device: Of the tensor.
+        requires_grad: Of the tensor.
+        metadata: Constant metadata as (name, value); a change recompiles.
+        dynamics: Ints as (name, value); symbolic ones change without a recompile.
+        note: What else is to be said.
+        inner: The inner tensors of a wrapper.
+    """
+
+    name: str
+    kind: str
+    size: tuple[str, ...] = ()
+    dtype: str = ""
+    device: str = ""
+    requires_grad: bool = False
+    metadata: tuple[tuple[str, str], ...] = ()
+    dynamics: tuple[tuple[str, str], ...] = ()
+    note: str = ""
+    inner: tuple[Leaf, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol(Record):
+    """A size or int that may change: its name, where a call's value comes from, and what it was."""
+
+    name: str
+    source: str
+    value: int
+
+
+# ------------------------------------------------------------------------------------------------- what it ran
+
+
+@dataclass(frozen=True, slots=True)
+class Place(Record):
+    """A line of a file, and its text."""
+
+    file: str
+    line: int
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Source(Record):
+    """A function of the user's that ran: its file, name, first line and lines."""
+
+    file: str
+    function: str
+    first: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OuterOp(Record):
+    """An op that the function ran, and the plain ops that it became.
+
+    Attributes:
+        number: By which graph nodes refer to it.
+        name: `torch.nn.functional.linear`, `aten.mul.Tensor`.
+        kind: "plain", "rule", "structure", "derived", "tag", "decomposition", "map", "materialize", "inside" (see
+            the ops inside), "class" (of a class written by hand).
+        how: The same with names: which rule, and where it is written.
+        operands: Types and sizes of its tensors.
+        place: The user's line.
+        parent: The op in which it ran.
+        forward, backward: The plain ops that it became, those of ops inside it left out.
+    """
+
+    number: int
+    name: str
+    kind: str
+    how: str
+    operands: str
+    place: Place | None
+    parent: int | None
+    forward: tuple[str, ...] = ()
+    backward: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Node(Record):
+    """A node of a graph: its name, what it calls, its line in the graph's text (from 0), the outer op it came from."""
+
+    name: str
+    target: str
+    line: int
+    op: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Graph(Record):
+    """A graph over plain tensors: `text` is a Python function that runs by itself unless `needs` names attributes."""
+
+    name: str
+    text: str
+    nodes: tuple[Node, ...]
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Saved(Record):
+    """A tensor that the backward reads: its name in the graph, where it comes from, and the bytes kept for it alone."""
+
+    name: str
+    source: str
+    size: tuple[str, ...]
+    dtype: str
+    nbytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Materialized(Record):
+    """An op that ran on what a subclass materializes to: no rule was there for it."""
+
+    cls: str
+    op: str
+    place: Place | None
+    count: int = 1
+    traced: bool = False
+
+
+# ------------------------------------------------------------------------------------------------- the wrapper
+
+
+@dataclass(frozen=True, slots=True)
+class Guard(Record):
+    """What a call has to meet to run this program; `place` is the user's line that made it so, if there is one."""
+
+    text: str
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut(Record):
+    """A check that the wrapper does without: its line in the text (from 0), what it is, what proves it."""
+
+    line: int
+    check: str
+    proof: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cost(Record):
+    """Seconds of one call, medians: all of it, and the compiled graph in it."""
+
+    call: float
+    graph: float
+    rounds: int
+
+    @property
+    def wrapper(self) -> float:
+        """What is neither graph nor gained."""
+        return max(self.call - self.graph, 0.0)
+
+    @property
+    def share(self) -> float:
+        """The wrapper's part of a call."""
+        return self.wrapper / self.call if self.call else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Program(Record):
+    """One compiled signature of one function.
+
+    Attributes:
+        name: The function.
+        reason: Why it was compiled; `failed` are the checks of earlier programs that the call failed.
+        backend: What compiled the graphs.
+        seconds: How long it took; `stages` are (name, seconds).
+        error: What ended the compilation instead.
+        inputs, captured, outputs: What went in and out; captured tensors are held by reference.
+        aliasing, mutation: What was found, as sentences.
+        symbols, guards: What a call has to meet.
+        sources, ops, graphs: The user's lines, the outer ops and the plain graphs, tied by op numbers.
+        saved: What the backward reads; `saved_bytes` what is kept for it besides inputs and results.
+        wrapper: The generated text.
+        left_out: The checks it does without.
+        materialized: Materializing fallbacks.
+        cost: Measured, or None with the reason in `no_cost`.
+        calls: How often it ran, where that was counted.
+    """
+
+    name: str
+    reason: str
+    backend: str
+    seconds: float
+    failed: tuple[str, ...] = ()
+    stages: tuple[tuple[str, float], ...] = ()
+    error: str = ""
+    inputs: tuple[Leaf, ...] = ()
+    captured: tuple[Leaf, ...] = ()
+    outputs: tuple[Leaf, ...] = ()
+    aliasing: tuple[str, ...] = ()
+    mutation: tuple[str, ...] = ()
+    symbols: tuple[Symbol, ...] = ()
+    guards: tuple[Guard, ...] = ()
+    sources: tuple[Source, ...] = ()
+    ops: tuple[OuterOp, ...] = ()
+    graphs: tuple[Graph, ...] = ()
+    saved: tuple[Saved, ...] = ()
+    saved_bytes: int | None = 0
+    wrapper: str = ""
+    left_out: tuple[LeftOut, ...] = ()
+    materialized: tuple[Materialized, ...] = ()
+    cost: Cost | None = None
+    no_cost: str = ""
+    calls: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report(Record):
+    """What was compiled while a script ran."""
+
+    title: str
+    programs: tuple[Program, ...]
+    materialized: tuple[Materialized, ...] = ()
+    versions: tuple[tuple[str, str], ...] = ()
+    seconds: float = 0.0
