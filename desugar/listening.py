@@ -59,6 +59,7 @@ class Recording:
         args, kwargs: The call; gone when the listeners have returned.
         stages: (name, seconds) in order; a stage that is run again occurs again.
         ops: What the recorded run of the function ran.
+        materialized: (class, op, line) of its materializing fallbacks.
         inputs, traced: The records of the stages, once there.
         program: The program, once there.
         error: What ended the compilation instead.
@@ -71,6 +72,7 @@ class Recording:
     kwargs: dict[str, Any] = field(default_factory=dict)
     stages: list[tuple[str, float]] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
+    materialized: list[tuple[str, str, Line | None]] = field(default_factory=list)
     inputs: Any = None
     traced: Any = None
     program: Any = None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import sys
 from typing import Any
 
 from desugar.signature import MISS
+
+_LAYOUT = re.compile(r"(\w+)\._layout is not (\w+)")
 
 
 def find_miss(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
@@ -14,7 +18,7 @@ def find_miss(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
 
     The wrapper is run once more and watched line by line. A call that misses has done nothing by then.
     """
-    run, seen = program.run, {}
+    run, seen = inspect.unwrap(program.run), {}
     code = run.__code__
 
     def watch(frame: Any, event: str, argument: Any) -> Any:
@@ -39,10 +43,17 @@ def find_miss(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
 
 
 def _in_words(check: str, values: dict[str, Any], names: dict[str, Any]) -> str:
+    """The check, or what it looks at in the words of whoever made it."""
+    if "same_global_state()" in check:
+        changed = names["same_global_state"].__self__.reason().strip()
+        return f"another mode: {changed}" if changed else f"another mode: {check}"
+    if found := _LAYOUT.fullmatch(check):
+        return f"layout of {found[1]}: expected {names[found[2]]}, got {values[found[1]]._layout}"
     if not check.startswith("not same_tensors("):
         return check
     call: Any = ast.parse(check.removeprefix("not "), mode="eval").body
     arguments = [argument.id for argument in call.args]
     guards = names[call.func.id].__self__
-    found = guards.check_verbose(*[values[name] for name in arguments], tensor_check_names=arguments)
+    tensors = [values[name] if name in values else names[name] for name in arguments]
+    found = guards.check_verbose(*tensors, tensor_check_names=arguments)
     return found if isinstance(found, str) else check

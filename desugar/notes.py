@@ -23,7 +23,7 @@ from desugar.errors import is_library_file
 from desugar.listening import Line, Op, Recording, current
 from desugar.trees import flatten
 from desugar.values import is_wrapper
-from subclasses import TensorSubclass
+from subclasses import TensorSubclass, strictness
 from subclasses._torch import OpOverload, is_traceable_wrapper_subclass_type
 from subclasses.errors import DispatchError
 from subclasses.plans import find_step
@@ -57,6 +57,7 @@ class Notes:
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.recording.ops.clear()
+        self.recording.materialized.clear()
         self._open: list[int] = []
         self._ranges: list[tuple[int, int, int]] = []  # autograd's numbers, and the op that made them
         self._backward: int | None = None
@@ -75,6 +76,13 @@ class Notes:
         operands = _tensors((args, kwargs))
         with self._noting(str(func), _step(func, operands), operands, find_line()):
             return func(*args, **kwargs)
+
+    def materialized(self, cls: type, op: Any) -> None:
+        """A subclass gave way to the plain tensor that it stands for, in whatever thread."""
+        if notes_in_progress() is self:
+            inside = self._open[-1] if self._open else self._backward
+            line = find_line() if inside is None else self.recording.ops[inside].line
+            self.recording.materialized.append((cls.__name__, str(op), line))
 
     @contextlib.contextmanager
     def _noting(self, name: str, how: str, operands: Sequence[Tensor], line: Line | None) -> Iterator[None]:
@@ -158,10 +166,12 @@ def noting() -> Iterator[None]:
             _in_progress[id(recording)] = outer
         return
     notes = _in_progress[id(recording)] = Notes(recording)
+    strictness.watchers.append(notes.materialized)
     try:
         with OuterOps(notes):
             yield
     finally:
+        strictness.watchers.remove(notes.materialized)
         _in_progress.pop(id(recording), None)
 
 

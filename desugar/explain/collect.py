@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from desugar.explain.effects import describe_aliasing, describe_mutation, describe_saved
@@ -9,7 +11,7 @@ from desugar.explain.graphs import describe_graph, describe_ops, describe_place,
 from desugar.explain.guards import describe_guards, describe_left_out
 from desugar.explain.leaves import argument_names, captured_names, describe_leaf, describe_symbols
 from desugar.explain.records import Cost, Leaf, Materialized, Program
-from desugar.listening import Recording
+from desugar.listening import Line, Recording
 
 
 def collect_program(recording: Recording, backend: str = "", cost: Cost | str = "") -> Program:
@@ -60,7 +62,7 @@ def collect_program(recording: Recording, backend: str = "", cost: Cost | str = 
         saved_bytes=program.saved_bytes,
         wrapper=program.source,
         left_out=tuple(describe_left_out(program.source)),
-        materialized=find_materialized(recording),
+        materialized=merge_materialized(recording.materialized, traced=True),
     )
 
 
@@ -105,10 +107,12 @@ def merge_stages(stages: list[tuple[str, float]]) -> list[tuple[str, float]]:
     return list(merged.items())
 
 
-def find_materialized(recording: Recording) -> tuple[Materialized, ...]:
-    """Ops of the trace that ran on what a subclass materializes to."""
-    found = [op for op in recording.ops if op.how.startswith("materialize")]
+def merge_materialized(
+    found: Iterable[tuple[str, str, Line | None]], *, traced: bool
+) -> tuple[Materialized, ...]:
+    """Materializing fallbacks, those of one op on one line counted together."""
+    counts = Counter(found)
     return tuple(
-        Materialized(op.how.removeprefix("materialize of "), op.name, describe_place(op.line), traced=True)
-        for op in found
+        Materialized(cls, op, describe_place(line), number, traced)
+        for (cls, op, line), number in counts.items()
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,7 +142,8 @@ def render_report_text(report: Report) -> str:
 def materialized_text(found: Materialized) -> str:
     """One materializing fallback."""
     times = f", {found.count} times" if found.count > 1 else ""
-    return f"{found.op} on a {found.cls}{times}, {place_text(found.place)}"
+    when = "" if found.traced else " in eager mode"
+    return f"{found.op} on a {found.cls}{times}{when}, {place_text(found.place)}"
 
 
 def place_text(place: Place | None) -> str:
@@ -179,8 +180,3 @@ def bytes_text(nbytes: int | None) -> str:
 def count(number: int, noun: str) -> str:
     """A number and its noun."""
     return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def join(parts: Iterable[str]) -> str:
-    """Names in a row."""
-    return ", ".join(parts)
