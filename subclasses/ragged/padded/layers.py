@@ -54,7 +54,7 @@ def _(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -
     return input.like_dense(func(input.to_dense(), normalized_shape, *args, **kwargs))
 
 
-@PaddedTensor.implements(F.dropout, F.alpha_dropout, torch.dropout, torch.alpha_dropout)
+@PaddedTensor.implements(F.dropout, F.alpha_dropout, F.rrelu, torch.dropout, torch.alpha_dropout, torch.rrelu)
 def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
     return input.with_padded(func(input.unwrap("padded"), *args, **kwargs))
 

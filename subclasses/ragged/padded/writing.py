@@ -132,12 +132,11 @@ def _put(func: Any, x: Any, indices: Sequence[Any], values: Any, accumulate: boo
             f"{func.__name__}: expected dense values for a padded tensor, got {shown(values)} for {shown(x)}"
         )
     found = list(indices)
-    if len(found) <= max(x.ragged_dim, x.batch_dim) or not (
-        is_index(found[x.batch_dim]) and is_index(found[x.ragged_dim])
-    ):
-        raise DispatchError(
-            f"{func.__name__}: expected an index tensor each for rows and places of {shown(x)}"
-        )
-    rows, entries = settled_pairs(x, found[x.batch_dim], found[x.ragged_dim])
-    found[x.batch_dim], found[x.ragged_dim] = rows, entries
+    if len(found) > max(x.ragged_dim, x.batch_dim) and is_index(found[x.ragged_dim]):
+        if not is_index(found[x.batch_dim]):
+            raise DispatchError(
+                f"{func.__name__}: places of {shown(x)} need an index tensor for rows beside theirs"
+            )
+        rows, entries = settled_pairs(x, found[x.batch_dim], found[x.ragged_dim])
+        found[x.batch_dim], found[x.ragged_dim] = rows, entries
     return x.unwrap("padded").index_put(tuple(found), values, accumulate)

@@ -1,22 +1,27 @@
-"""PyTorch's own op database for `torch.nested`, run on `JaggedTensor`, with its loop over the rows as judge.
-
-Each sample's nested tensors become ragged ones that share their values. A sample counts when the database's reference
-itself works on it and knows of holes, which its references for reductions over the whole batch do not.
-"""
+"""PyTorch's own op database for `torch.nested`, run on both ragged layouts; see database.py."""
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
-from torch.testing._internal.opinfo.definitions.nested import njt_op_db
-from torch.utils import _pytree as pytree
 
-import desugar
-from subclasses.ragged import JaggedTensor
+from tests.subclasses.ragged.database import (
+    LAYOUTS,
+    OPS,
+    RANDOM,
+    REFERENCE_ERRORS,
+    Converted,
+    alike,
+    biased,
+    check_grads,
+    check_values,
+    expected_grads,
+    grads_of,
+    parts_of,
+    run_compiled,
+    run_eager,
+    samples_of,
+)
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,154 +40,75 @@ REFUSED = {
     "masked.std": "torch.masked counts by the outer shape and asks no rule",
     "bmm": "the reference takes arguments out of the sample",
     "split": "a row cut in pieces of a given length gives another number of pieces for each row",
-    "index_put": "no rule yet",
     "nn.functional.embedding_bag": "no rule yet",
     "nn.functional.prelu": "the channels of a row are those of the outer dimension 1, ragged or not",
 }
-OPS = [op for op in njt_op_db if op.supports_njt and torch.float32 in op.dtypes]
+REFUSED_BY = {"jagged": REFUSED | {"index_put": "no rule yet"}, "padded": REFUSED}
+
 # Refused in a graph besides: how many entries a result has depends on the data.
-DATA_DEPENDENT = ("masked_select", "select")
-# Their derivatives are zeros, which PyTorch makes dense of the outer size.
-DENSE_ZEROS = ("copysign", "nextafter", "sgn")
-RANDOM = (
-    "empty",
-    "bernoulli",
-    "rand",
-    "normal",
-    "dropout",
-    "rrelu",
-    "uniform",
-    "exponential",
-    "cauchy",
-    "geometric",
-)
-
-# ---- samples ---------------------------------------------------------------------------------------------------
+DATA_DEPENDENT = {"jagged": ("masked_select", "select"), "padded": ("select",)}
 
 
-class Converted:
-    """A sample with its nested tensors as ragged ones; equal offsets stay one tensor."""
-
-    def __init__(self, sample: Any) -> None:
-        self.known: dict[Any, Any] = {}
-        self.input, self.args, self.kwargs = (
-            pytree.tree_map(self._ragged, part) for part in (sample.input, sample.args, sample.kwargs)
-        )
-
-    def _ragged(self, t: Any) -> Any:
-        if not (isinstance(t, Tensor) and t.is_nested):
-            return t
-        if id(t) not in self.known:
-            place = next(d for d, n in enumerate(t.shape) if d and not isinstance(n, int))
-            offsets, lengths = self._once(t.offsets()), self._once(t.lengths())
-            x = JaggedTensor(t.detach().values(), offsets, lengths=lengths, ragged_dim=place)
-            self.known[id(t)] = x.requires_grad_() if t.requires_grad else x
-        return self.known[id(t)]
-
-    def _once(self, t: Tensor | None) -> Tensor | None:
-        return None if t is None else self.known.setdefault(t.data_ptr(), t.to(torch.int64))
+@pytest.fixture(params=LAYOUTS)
+def layout(request):
+    return request.param
 
 
-def samples_of(op: Any) -> list[tuple[Any, list[Any]]]:
-    """Samples with what the reference says about them."""
-    found = []
-    for sample in op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd):
-        whole = any(words in sample.name for words in ("full reduction", "batch+ragged", "all dim"))
-        if "holes" in sample.name and whole:
-            continue
-        try:
-            found.append((sample, parts_of(op.ref(op, sample))))
-        except (
-            RuntimeError,
-            ValueError,
-            TypeError,
-            IndexError,
-            NotImplementedError,
-            AssertionError,
-            StopIteration,
-        ):
-            continue  # the reference does not work on this sample
-    return found
-
-
-def parts_of(result: Any) -> list[Any]:
-    """Rows, dense tensors and numbers of a result."""
-    parts: list[Any] = []
-    for part in pytree.tree_leaves(result):
-        if isinstance(part, JaggedTensor):
-            parts += part.to_tensors() if part.ragged_dim else [part.entries()]
-        elif isinstance(part, Tensor) and part.is_nested:
-            parts += part.unbind()
-        else:
-            parts.append(part)
-    return parts
-
-
-def alike(got: list[Any], expected: list[Any]) -> list[Any]:
-    """A dense result of one entry for each row in as many parts as the reference's."""
-    dense = len(got) == 1 and isinstance(got[0], Tensor) and got[0].dim() > 0
-    return list(got[0]) if dense and len(got[0]) == len(expected) > 1 else got
-
-
-# ---- forward, backward, compiled -------------------------------------------------------------------------------
-
-
-def check(op: Any, sample: Any, expected: list[Any], run: Any) -> None:
-    converted = Converted(sample)
-    got = alike(parts_of(run(converted)), expected)
-    assert len(got) == len(expected)
-    if any(name in op.name for name in RANDOM):
-        return
-    torch.testing.assert_close(got, expected, equal_nan=True, atol=1e-4, rtol=1e-4)
-    check_gradients(op, sample, converted, got, expected)
-
-
-def check_gradients(op: Any, sample: Any, converted: Converted, got: list[Any], expected: list[Any]) -> None:
-    if not any(isinstance(t, Tensor) and t.requires_grad for t in expected):
-        return
-    grads = []
-    for of, results in ((sample, expected), (converted, got)):
-        leaves = [t for t in pytree.tree_leaves((of.input, of.args, of.kwargs)) if isinstance(t, Tensor)]
-        outputs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
-        try:
-            grads.append(
-                torch.autograd.grad(
-                    outputs,
-                    [t for t in leaves if t.requires_grad],
-                    [torch.ones_like(t) for t in outputs],
-                    allow_unused=True,
-                )
-            )
-        except (RuntimeError, ValueError, NotImplementedError):
-            if of is converted:
-                raise
-            return  # the reference has no derivative
-    for theirs, ours in zip(*grads, strict=True):
-        if op.name in DENSE_ZEROS and type(ours) is Tensor and theirs.is_nested:
-            assert not ours.any()
-        elif theirs is None or ours is None:
-            assert all(g is None or not any(p.any() for p in parts_of(g)) for g in (theirs, ours))
-        else:
-            torch.testing.assert_close(parts_of(ours), parts_of(theirs), equal_nan=True, atol=1e-4, rtol=1e-4)
+def check(op, sample, expected, layout, run):
+    theirs = expected_grads(op, sample, expected)
+    converted = Converted(sample, LAYOUTS[layout])
+    got = alike(parts_of(run(op, converted)), expected)
+    check_values(op, got, expected)
+    if theirs is not None:
+        check_grads(op, grads_of(converted, got), theirs)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.full_name)
-def test_eager(op):
-    if op.full_name in REFUSED:
-        pytest.skip(REFUSED[op.full_name])
+def test_eager(op, layout):
+    if op.full_name in REFUSED_BY[layout]:
+        pytest.skip(REFUSED_BY[layout][op.full_name])
     for sample, expected in samples_of(op):
-        check(op, sample, expected, lambda c: op.op(c.input, *c.args, **c.kwargs))
+        check(op, sample, expected, layout, run_eager)
 
 
 @pytest.mark.parametrize("op", OPS, ids=lambda op: op.full_name)
-def test_compiled(op):
-    if op.full_name in REFUSED:
-        pytest.skip(REFUSED[op.full_name])
-    if op.full_name in DATA_DEPENDENT:
+def test_compiled(op, layout):
+    if op.full_name in REFUSED_BY[layout]:
+        pytest.skip(REFUSED_BY[layout][op.full_name])
+    if op.full_name in DATA_DEPENDENT[layout]:
         pytest.skip("the size of a result depends on the data")
     samples = samples_of(op)
     for sample, expected in samples[:: max(1, len(samples) // 4)]:
-        torch.compiler.reset()
-        with warnings.catch_warnings():
-            compiled = desugar.compile(op.op, backend="eager")
-            check(op, sample, expected, lambda c, f=compiled: f(c.input, *c.args, **c.kwargs))
+        check(op, sample, expected, layout, run_compiled)
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.supports_autograd], ids=lambda op: op.full_name)
+def test_a_broadcast_bias(op, layout):
+    """Its gradient comes from existing entries alone, whatever op the biased rows go through."""
+    if op.full_name in REFUSED_BY[layout] or any(name in op.name for name in RANDOM):
+        pytest.skip("refused, or random")
+    for sample, _ in samples_of(op)[::3]:
+        found = biased(sample)
+        if found is None:
+            continue
+        reference, bias = found
+        try:
+            expected = parts_of(op.ref(op, reference))
+            theirs = grad_of(bias, expected)
+        except REFERENCE_ERRORS:
+            continue
+        converted = Converted(sample, LAYOUTS[layout])
+        converted.input = converted.input + bias
+        got = alike(parts_of(run_eager(op, converted)), expected)
+        check_values(op, got, expected)
+        torch.testing.assert_close(grad_of(bias, got), theirs, equal_nan=True, atol=1e-3, rtol=1e-3)
+
+
+def grad_of(bias, results):
+    outputs = [t for t in results if t.requires_grad]
+    ones = [torch.ones_like(t) for t in outputs]
+    return (
+        torch.autograd.grad(outputs, bias, ones, allow_unused=True, materialize_grads=True)[0]
+        if outputs
+        else None
+    )

@@ -1,0 +1,260 @@
+"""PyTorch's own op database for `torch.nested`, for both ragged layouts, with its loop over the rows as judge.
+
+Each sample's nested tensors become ragged ones that share what says where their rows lie; what is no entry is NaN, or
+an index out of range. A sample counts when the database's reference itself works on it and knows of holes, which its
+references for reductions over the whole batch do not.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.testing._internal.opinfo.definitions.nested import njt_op_db
+from torch.utils import _pytree as pytree
+
+import desugar
+from subclasses.ragged import JaggedTensor, PaddedTensor
+
+OPS = [op for op in njt_op_db if op.supports_njt and torch.float32 in op.dtypes]
+
+# Their derivatives are zeros, which PyTorch makes dense of the outer size.
+DENSE_ZEROS = ("copysign", "nextafter", "sgn")
+RANDOM = (
+    "empty",
+    "bernoulli",
+    "rand",
+    "normal",
+    "dropout",
+    "rrelu",
+    "uniform",
+    "exponential",
+    "cauchy",
+    "geometric",
+)
+# What the database's references do on a sample that they do not understand.
+REFERENCE_ERRORS = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    IndexError,
+    NotImplementedError,
+    AssertionError,
+    StopIteration,
+)
+
+# ---- layouts ---------------------------------------------------------------------------------------------------
+
+
+def make_jagged(nested: Tensor, place: int, once: Callable[[Tensor | None], Any]) -> JaggedTensor:
+    """The rows of a nested tensor back to back; its values are shared."""
+    offsets, lengths = once(nested.offsets()), once(nested.lengths())  # type: ignore[attr-defined]
+    return JaggedTensor(nested.detach().values(), offsets, lengths=lengths, ragged_dim=place)
+
+
+def make_padded(nested: Tensor, place: int, once: Callable[[Tensor | None], Any]) -> PaddedTensor:
+    """The rows of a nested tensor in a table two places wider than the longest, with poison in the padding."""
+    rows = nested.detach().unbind()
+    lengths = nested.lengths()  # type: ignore[attr-defined]
+    lengths = once(nested.offsets()).diff() if lengths is None else once(lengths)  # type: ignore[attr-defined]
+    size = [len(rows), *rows[0].shape] if rows else [0, *nested.shape[1:]]
+    size[place] = max((row.shape[place - 1] for row in rows), default=0) + 2
+    table = torch.full(size, poison(nested.dtype), dtype=nested.dtype)
+    for to, row in zip(table, rows, strict=True):
+        to.narrow(place - 1, 0, row.shape[place - 1]).copy_(row)
+    return PaddedTensor(table, once(lengths), ragged_dim=place)
+
+
+def poison(dtype: torch.dtype) -> float | int | bool:
+    """What shows where it is read: NaN, or an index out of range."""
+    if dtype == torch.bool:
+        return True
+    return float("nan") if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).max // 2
+
+
+LAYOUTS: dict[str, Callable[..., Any]] = {"jagged": make_jagged, "padded": make_padded}
+
+# ---- samples ---------------------------------------------------------------------------------------------------
+
+
+class Converted:
+    """A sample with its nested tensors as ragged ones; equal offsets stay one tensor."""
+
+    def __init__(self, sample: Any, make: Callable[..., Any]) -> None:
+        self.make = make
+        self.known: dict[Any, Any] = {}
+        self.input, self.args, self.kwargs = (
+            pytree.tree_map(self._ragged, part) for part in (sample.input, sample.args, sample.kwargs)
+        )
+
+    def _ragged(self, t: Any) -> Any:
+        if not (isinstance(t, Tensor) and t.is_nested):
+            return t
+        if id(t) not in self.known:
+            place = next(d for d, n in enumerate(t.shape) if d and not isinstance(n, int))
+            x = self.make(t, place, self._once)
+            self.known[id(t)] = x.requires_grad_() if t.requires_grad else x
+        return self.known[id(t)]
+
+    def _once(self, t: Tensor | None) -> Tensor | None:
+        """The same tensor for the same numbers, which proves that rows match."""
+        if t is None:
+            return None
+        return self.known.setdefault(tuple(t.tolist()), t.to(torch.int64))
+
+
+def samples_of(op: Any) -> list[tuple[Any, list[Any]]]:
+    """Samples with what the reference says about them."""
+    found = []
+    for sample in op.sample_inputs("cpu", torch.float32, requires_grad=op.supports_autograd):
+        whole = any(words in sample.name for words in ("full reduction", "batch+ragged", "all dim"))
+        if "holes" in sample.name and whole:
+            continue
+        try:
+            found.append((sample, parts_of(op.ref(op, sample))))
+        except REFERENCE_ERRORS:
+            continue  # the reference does not work on this sample
+    return found
+
+
+def parts_of(result: Any) -> list[Any]:
+    """Rows, dense tensors and numbers of a result."""
+    parts: list[Any] = []
+    for part in pytree.tree_leaves(result):
+        if isinstance(part, JaggedTensor):
+            parts += part.to_tensors() if part.ragged_dim else [part.entries()]
+        elif isinstance(part, PaddedTensor):
+            parts += [torch.cat(part.to_tensors())] if part.merged else part.to_tensors()
+        elif isinstance(part, Tensor) and part.is_nested:
+            parts += part.unbind()
+        else:
+            parts.append(part)
+    return parts
+
+
+def alike(got: list[Any], expected: list[Any]) -> list[Any]:
+    """A dense result of one entry for each row in as many parts as the reference's."""
+    dense = len(got) == 1 and isinstance(got[0], Tensor) and got[0].dim() > 0
+    return list(got[0]) if dense and len(got[0]) == len(expected) > 1 else got
+
+
+def biased(sample: Any) -> tuple[Any, Tensor] | None:
+    """A sample whose every row has a bias added, and the bias; None where that is no sample."""
+    x = sample.input
+    if not (isinstance(x, Tensor) and x.is_nested and x.requires_grad and x.is_floating_point()):
+        return None
+    rows = x.detach().unbind()
+    if isinstance(x.shape[1], int):
+        return None  # a nested tensor made of rows is ragged along 1
+    bias = torch.randn(rows[0].shape[1:], dtype=x.dtype, requires_grad=True)
+    ours = copy.copy(sample)
+    ours.input = torch.nested.as_nested_tensor([row + bias for row in rows], layout=torch.jagged)
+    return ours, bias
+
+
+# ---- judging ---------------------------------------------------------------------------------------------------
+
+
+def run_eager(op: Any, c: Converted) -> Any:
+    """The op itself."""
+    return op.op(c.input, *c.args, **c.kwargs)
+
+
+def run_compiled(op: Any, c: Converted) -> Any:
+    """The op through the pass."""
+    torch.compiler.reset()
+    with warnings.catch_warnings():
+        return desugar.compile(op.op, backend="eager")(c.input, *c.args, **c.kwargs)
+
+
+def check_values(op: Any, got: list[Any], expected: list[Any]) -> None:
+    """Raises unless results are those of the reference; random ones need the same parts only."""
+    assert len(got) == len(expected)
+    if not any(name in op.name for name in RANDOM):
+        torch.testing.assert_close(got, expected, equal_nan=True, atol=1e-4, rtol=1e-4)
+
+
+def grads_of(of: Any, results: list[Any]) -> Any:
+    """The gradients of a sample's tensors."""
+    leaves = [t for t in pytree.tree_leaves((of.input, of.args, of.kwargs)) if isinstance(t, Tensor)]
+    outputs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
+    ones = [torch.ones_like(t) for t in outputs]
+    return torch.autograd.grad(outputs, [t for t in leaves if t.requires_grad], ones, allow_unused=True)
+
+
+def expected_grads(op: Any, sample: Any, expected: list[Any]) -> Any:
+    """The reference's gradients; None where it has no derivative."""
+    if any(name in op.name for name in RANDOM) or not any(
+        isinstance(t, Tensor) and t.requires_grad for t in expected
+    ):
+        return None
+    try:
+        return grads_of(sample, expected)
+    except (RuntimeError, ValueError, NotImplementedError):
+        return None
+
+
+def check_grads(op: Any, ours: Any, theirs: Any) -> None:
+    """Raises unless gradients are those of the reference."""
+    for expected, got in zip(theirs, ours, strict=True):
+        if op.name in DENSE_ZEROS and type(got) is Tensor and expected.is_nested:
+            assert not got.any()
+        elif expected is None or got is None:
+            assert all(g is None or not any(p.any() for p in parts_of(g)) for g in (expected, got))
+        else:
+            torch.testing.assert_close(
+                parts_of(got), parts_of(expected), equal_nan=True, atol=1e-4, rtol=1e-4
+            )
+
+
+# ---- counting --------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Count:
+    """How many of an op's samples are right, of how many."""
+
+    right: int = 0
+    of: int = 0
+    first_error: str = ""
+
+    def add(self, error: BaseException | None) -> None:
+        """One more sample."""
+        self.of += 1
+        self.right += error is None
+        if error is not None and not self.first_error:
+            self.first_error = f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def judge(op: Any, sample: Any, expected: list[Any], make: Any, run: Any) -> tuple[Any, Any]:
+    """What is wrong with an op's result on one sample, and with its gradients; `...` where none are compared."""
+    theirs = expected_grads(op, sample, expected)
+    try:
+        converted = Converted(sample, make)
+        got = alike(parts_of(run(op, converted)), expected)
+        check_values(op, got, expected)
+    except (Exception, AssertionError) as error:  # noqa: BLE001  whatever it is, it is counted and shown
+        return error, ... if theirs is None else error
+    if theirs is None:
+        return None, ...
+    try:
+        check_grads(op, grads_of(converted, got), theirs)
+    except (Exception, AssertionError) as error:  # noqa: BLE001
+        return None, error
+    return None, None
+
+
+def count(op: Any, layout: str, run: Any = run_eager, stride: int = 1) -> tuple[Count, Count]:
+    """An op's samples, forward and backward."""
+    forward, backward = Count(), Count()
+    for sample, expected in samples_of(op)[::stride]:
+        wrong, wrong_grads = judge(op, sample, expected, LAYOUTS[layout], run)
+        forward.add(wrong)
+        if wrong_grads is not ...:
+            backward.add(wrong_grads)
+    return forward, backward
