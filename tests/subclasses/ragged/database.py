@@ -154,6 +154,8 @@ def biased(sample: Any) -> tuple[Any, Tensor] | None:
     bias = torch.randn(rows[0].shape[1:], dtype=x.dtype, requires_grad=True)
     ours = copy.copy(sample)
     ours.input = torch.nested.as_nested_tensor([row + bias for row in rows], layout=torch.jagged)
+    if hasattr(x, "_ndim"):  # by which the reference counts dimensions of what it unsqueezes
+        ours.input._ndim = x._ndim
     return ours, bias
 
 
