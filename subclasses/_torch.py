@@ -34,6 +34,12 @@ make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 # A construction is shown to the torch function modes in force; asks whether there is one.
 in_function_mode = torch._C._is_torch_function_mode_enabled
 
+# The transform of torch.func that runs, or None; its own wrappers around tensors are not to be wrapped again.
+current_transform = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
+
+# Whether a tensor belongs to such a transform.
+is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
+
 # ---- dynamic ints ------------------------------------------------------------------------------------------
 
 # The dims of a tensor that Dynamo makes symbols of at the first compilation. Read, not guarded on; a release

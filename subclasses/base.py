@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection
+from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transform, overload
 
 from torch import Tensor
@@ -14,8 +15,8 @@ from subclasses.build_class import install
 from subclasses.errors import DispatchError, SpecError
 from subclasses.fields import dynamic, inner, static
 from subclasses.layout import Layout
-from subclasses.rules import BOOK, RuleBook, register_rule
-from subclasses.spec import SubclassSpec, collect_spec
+from subclasses.rules import BOOK, RuleBook, registering
+from subclasses.spec import SubclassSpec, collect_spec, raise_unknown_keywords
 
 RuleType = TypeVar("RuleType", bound=Callable[..., Any])
 
@@ -50,6 +51,8 @@ class TensorSubclass(Tensor):
         decompose: bool | Collection[Any] | None = None,
         **kwargs: Any,
     ) -> None:
+        if kwargs and isinstance(super().__init_subclass__, BuiltinMethodType):  # object's: nobody takes them
+            raise_unknown_keywords(cls, kwargs)
         super().__init_subclass__(**kwargs)
         keywords = {
             "size_from": size_from,
@@ -80,7 +83,8 @@ class TensorSubclass(Tensor):
                 Python-level functions (it runs above autograd), or a ``torch.Tag``.
 
         Raises:
-            SpecError: an op is of no such kind, or has a rule on this class already.
+            SpecError: an op is of no such kind, or has a rule on this class already, or the rule cannot be
+                called; nothing is registered then.
         """
         if cls is TensorSubclass:
             raise SpecError(
@@ -90,9 +94,9 @@ class TensorSubclass(Tensor):
             raise SpecError(f"{cls.__name__}.implements() needs an op, such as torch.ops.aten.mul.Tensor")
 
         def register(rule: RuleType) -> RuleType:
-            for op in ops:
-                register_rule(cls, op, rule)
-            _refresh(cls)
+            with registering(cls, lambda: _refresh(cls)) as file:
+                for op in ops:
+                    file(op, rule)
             return rule
 
         return register

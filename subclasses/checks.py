@@ -12,6 +12,9 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
+from subclasses._torch import is_transformed
+from subclasses.errors import DispatchError
+
 
 def raise_not_a_tensor(cls: str, field: str, expected: type, got: object) -> NoReturn:
     """A value of another type stands where an inner tensor belongs."""
@@ -36,6 +39,16 @@ def raise_not_a_count(cls: str, field: str, got: object) -> NoReturn:
     shown = f"{got}" if isinstance(got, int) and not isinstance(got, bool) else _kind(got)
     kind = ValueError if isinstance(got, int) and not isinstance(got, bool) else TypeError
     raise kind(f"{cls}.{field}: expected a non-negative int, got {shown}")
+
+
+def check_not_transformed(cls: str, *inners: Tensor | None) -> None:
+    """Raises DispatchError for an inner tensor that a transform of torch.func made."""
+    if any(t is not None and is_transformed(t) for t in inners):
+        raise DispatchError(
+            f"{cls}: cannot be made inside a transform of torch.func (vmap, grad, jvp, ...) from tensors that it "
+            f"transforms, since an op on it would reach them after the transform was left; make it outside and pass "
+            f"what is inside as plain tensors, or use torch.autograd.grad or a batch dimension"
+        )
 
 
 def check_statics(cls: str, names: tuple[str, ...], values: tuple[Any, ...]) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from subclasses import checks, fsdp, serialize
-from subclasses._torch import in_function_mode, make_wrapper_subclass
+from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
 from subclasses.emit import Emitter
 from subclasses.fields import MISSING
 from subclasses.spec import InnerField, SubclassSpec
@@ -55,6 +55,10 @@ def emit_new(e: Emitter, spec: SubclassSpec) -> None:
             e.writeline(f"    {field.name}.__class__ is int and {field.name} < 0")
             e.writeline("):")
             e.writeline(f"    {bad}({spec.name!r}, {field.name!r}, {field.name})")
+        transform = e.bind(current_transform, "current_transform")
+        e.writeline(f"if {transform}() is not None:")
+        bad_transform = e.bind(checks.check_not_transformed, "check_not_transformed")
+        e.writeline(f"    {bad_transform}({spec.name!r}, {', '.join(spec.inner_names)})")
         _emit_find_layout(e, spec)
         for field in filter(may_require_grad, spec.inners):
             _emit_detach(e, spec, field)

@@ -7,8 +7,9 @@ that are equally near (on two unrelated bases, or two tags of one op) raise an e
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -48,14 +49,34 @@ BOOK = "_rulebook"
 # ---- registering -------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def registering(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[Any, Rule], None]]:
+    """Gives a function that files a rule under a key, and refreshes; an error takes all of them out again."""
+    before: RuleBook = vars(cls)[BOOK]
+    shelves = {f.name: dict(getattr(before, f.name)) for f in fields(RuleBook)}
+    setattr(cls, BOOK, RuleBook(**shelves))
+    try:
+        yield functools.partial(register_rule, cls)
+        refresh()
+    except BaseException:
+        setattr(cls, BOOK, before)
+        refresh()
+        raise
+
+
 def register_rule(cls: type, key: Any, rule: Rule) -> None:
     """Files a rule under an op, a packet, a tag or a Python-level function.
 
     Raises:
         SpecError: the key is none of these, the class has a rule for it already, or it is a composite op
-            that cannot be intercepted.
+            that cannot be intercepted; or the rule is no function.
     """
     book: RuleBook = vars(cls)[BOOK]
+    if not callable(rule):
+        raise SpecError(
+            f"{cls.__name__}: expected a function as the rule for {key}, got {rule!r} of type {type(rule).__name__}; "
+            f"write `@{cls.__name__}.implements(...)` above `def rule(func, *args, **kwargs)`"
+        )
     if isinstance(key, OpOverload):
         _register_ops(cls, book, book.overloads, [key], rule)
     elif isinstance(key, OpOverloadPacket):

@@ -11,7 +11,7 @@ import types
 import typing
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -85,6 +85,16 @@ class SubclassSpec:
 # What a class hands down to the classes that inherit from it, before anything is resolved.
 OWN_FIELDS, OWN_KEYWORDS = "_own_fields", "_own_keywords"
 
+KEYWORDS = ("size_from", "dtype_from", "fallback", "decompose")
+
+
+def raise_unknown_keywords(cls: type, unknown: Collection[str]) -> NoReturn:
+    """A class statement has keywords that neither this package nor another base takes."""
+    raise SpecError(
+        f"{cls.__name__}: unknown class keyword {', '.join(map(repr, unknown))}; the keywords are {', '.join(KEYWORDS)}"
+    )
+
+
 # Tensor has an unrelated method of this name, the outer product.
 _TENSOR_OUTER = inspect.getattr_static(Tensor, "outer")
 
@@ -125,6 +135,7 @@ def _field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any]) -> Fi
         case StaticMarker(default):
             return "static", MetaField(name, default)
         case DynamicMarker(default):
+            _check_count_annotation(cls, name, scope)
             return "dynamic", MetaField(name, default)
 
 
@@ -147,20 +158,23 @@ def _inner_field(cls: type, name: str, marker: InnerMarker, scope: Mapping[str, 
     return InnerField(name, marker.dtype, marker.optional, marker.device, subclass)
 
 
+def _check_count_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> None:
+    """Raises where a dynamic int is annotated as something else; it may be without an annotation."""
+    written = inspect.get_annotations(cls).get(name)
+    hint = int if written is None else _resolve(cls, name, written, scope)
+    if int not in (hint, *typing.get_args(hint)) and hint is not Any:
+        raise SpecError(
+            f"{cls.__name__}.{name}: dynamic() declares a non-negative int, and the annotation is {written!r}; write "
+            f"`{name}: int = dynamic()`, or static() for what is no int"
+        )
+
+
 def _annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[type[Tensor], bool]:
     """The tensor type that an annotation names, and whether it allows None."""
     written = inspect.get_annotations(cls).get(name)
     if written is None:
         raise SpecError(f"{cls.__name__}.{name} has no annotation; write `{name}: Tensor = inner()`")
-    holder = types.new_class("Holder", exec_body=lambda ns: ns.update(__annotations__={name: written}))
-    holder.__module__ = cls.__module__
-    try:
-        # The class's own name means the class, which the scope does not hold yet.
-        hint = typing.get_type_hints(holder, localns={**scope, cls.__name__: cls})[name]
-    except (NameError, SyntaxError, AttributeError, TypeError) as error:
-        raise SpecError(
-            f"{cls.__name__}.{name}: cannot resolve the annotation {written!r}: {error}"
-        ) from error
+    hint = _resolve(cls, name, written, scope)
     options = set(typing.get_args(hint)) if _is_union(hint) else {hint}
     kinds = options - {type(None)}
     if len(kinds) == 1 and isinstance(kind := kinds.pop(), type) and issubclass(kind, Tensor):
@@ -168,6 +182,19 @@ def _annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[type[Te
     raise SpecError(
         f"{cls.__name__}.{name}: expected the annotation Tensor, Tensor | None or a subclass, got {written!r}"
     )
+
+
+def _resolve(cls: type, name: str, written: Any, scope: Mapping[str, Any]) -> Any:
+    """What an annotation means, where it may be a string."""
+    holder = types.new_class("Holder", exec_body=lambda ns: ns.update(__annotations__={name: written}))
+    holder.__module__ = cls.__module__
+    try:
+        # The class's own name means the class, which the scope does not hold yet.
+        return typing.get_type_hints(holder, localns={**scope, cls.__name__: cls})[name]
+    except (NameError, SyntaxError, AttributeError, TypeError) as error:
+        raise SpecError(
+            f"{cls.__name__}.{name}: cannot resolve the annotation {written!r}: {error}"
+        ) from error
 
 
 def _is_union(hint: object) -> bool:
@@ -231,6 +258,8 @@ CALLED_BY_TORCH = frozenset(
     new_empty_strided numel pin_memory register_hook requires_grad_ retain_grad share_memory_ size
     storage_offset stride to tolist type untyped_storage view view_as""".split()
 )
+# A data attribute of Tensor on older releases.
+FORMER_ATTRIBUTES = frozenset({"names"})
 OWN_NAMES = frozenset({"implements", "materialize", "outer", "unwrap", "wrap_cotangent"})
 
 
@@ -240,7 +269,7 @@ def check_field_name(cls: type, name: str) -> None:
     reason = None
     if name.startswith("_"):
         reason = "starts with an underscore"
-    elif isinstance(found, types.GetSetDescriptorType | property):
+    elif isinstance(found, types.GetSetDescriptorType | property) or name in FORMER_ATTRIBUTES:
         reason = "is a data attribute of Tensor"
     elif name in CALLED_BY_TORCH:
         reason = "is a method that torch itself calls"

@@ -6,12 +6,23 @@ import unittest
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from subclasses.testing import compiling, copies, gradients, nesting, opinfo, ops, strangers, structure, views
+from subclasses.testing import (
+    compiling,
+    copies,
+    gradients,
+    nesting,
+    opinfo,
+    ops,
+    strangers,
+    structure,
+    surroundings,
+    views,
+)
 from subclasses.testing.promise import PROMISES, Attempt, Broken, Outcome, Promise, Skipped, refusal, shown
 from subclasses.testing.subject import Factory, Options, Subject, undisturbed
 
 # Each module files its promises; they are put to the test in this order.
-_MODULES = (structure, ops, strangers, views, copies, gradients, compiling, nesting, opinfo)
+_MODULES = (structure, ops, surroundings, strangers, views, copies, gradients, compiling, nesting, opinfo)
 _ORDERED = [p for module in _MODULES for p in PROMISES.values() if p.run.__module__ == module.__name__]
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import TensorSubclass, dynamic, inner, static
+from subclasses import DispatchError, TensorSubclass, dynamic, inner, static
 from tests.subclasses.subjects import Int8Weight, Nested, Pair, Tagged, make_int8, make_pair
 
 Q, S = torch.ones(2, 2, dtype=torch.int8), torch.ones(2, 1)
@@ -187,3 +187,31 @@ def test_dynamic_ints_are_constant_too():
 def test_unwrap_of_no_inner_tensor():
     with pytest.raises(AttributeError, match="Pair has no inner tensor 'c'; they are a, b"):
         make_pair().unwrap("c")
+
+
+# ---- transforms of torch.func ------------------------------------------------------------------------------
+
+
+def _jvp(f, x):
+    return torch.func.jvp(f, (x,), (x,))
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda f, x: torch.vmap(f)(x),
+        lambda f, x: torch.func.grad(f)(x),
+        lambda f, x: torch.func.jacrev(f)(x),
+        _jvp,
+    ],
+    ids=["vmap", "grad", "jacrev", "jvp"],
+)
+def test_none_is_made_from_what_a_transform_made(transform):
+    with pytest.raises(DispatchError, match="Pair: cannot be made inside a transform"):
+        transform(lambda v: (Pair(v, v) * 2).unwrap("a").sum(), torch.ones(3, 2))
+
+
+def test_inside_a_transform_one_is_made_from_other_tensors():
+    weight = torch.ones(2)
+    got = torch.vmap(lambda v: v * Pair(weight, weight).unwrap("a"))(torch.ones(3, 2))
+    assert got.equal(torch.ones(3, 2))

@@ -29,6 +29,25 @@ def answer(word):
     return lambda func, *args, **kwargs: word if isinstance(word, str) else torch.tensor(word)
 
 
+# ---- what cannot be registered ------------------------------------------------------------------------------
+
+
+def test_a_failed_registration_leaves_nothing_behind():
+    Box = fresh()
+    Box.implements(torch.sum)(answer("sum"))
+    with pytest.raises(SpecError, match=r"Box: expected a function as the rule for .*, got 3 of type int"):
+        Box.implements(aten.add.Tensor)(3)
+    with pytest.raises(SpecError, match="takes ops"):
+        Box.implements(aten.neg.default, torch.mean, "no op")(answer(1))
+    x = Box(torch.ones(2))
+    assert torch.sum(x) == "sum"
+    for call in (lambda: x + x, lambda: -x, lambda: torch.mean(x)):
+        with pytest.raises(DispatchError, match="no rule"):
+            call()
+    Box.implements(aten.neg.default, torch.mean)(answer("again"))
+    assert torch.mean(x) == "again"
+
+
 # ---- the kinds of keys -------------------------------------------------------------------------------------
 
 

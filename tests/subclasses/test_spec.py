@@ -239,9 +239,43 @@ def test_the_base_itself_has_no_fields_and_no_rules():
         TensorSubclass.implements(aten.cos.default)
 
 
-def test_an_unknown_keyword():
-    with pytest.raises(TypeError, match="takes no keyword arguments"):
+def test_an_unknown_keyword_is_named_with_the_known_ones():
+    with pytest.raises(
+        SpecError, match="Bad: unknown class keyword 'size'; the keywords are size_from, dtype_from"
+    ):
         declare({"a": inner()}, {"a": Tensor}, size="a")
+
+
+def test_a_keyword_of_another_base_is_left_to_it():
+    class Named:
+        def __init_subclass__(cls, *, title: str = "", **kwargs: Any) -> None:
+            super().__init_subclass__(**kwargs)
+            cls.title = title
+
+    class Before(Named, TensorSubclass, title="before"):
+        a: Tensor = inner()
+
+    class After(TensorSubclass, Named, title="after"):
+        a: Tensor = inner()
+
+    assert (Before.title, After.title) == ("before", "after")
+
+
+def test_a_former_attribute_of_tensors_is_no_field():
+    with pytest.raises(SpecError, match=r"Bad\.names is a data attribute of Tensor"):
+        one(names=static(default=1))
+
+
+@pytest.mark.parametrize("annotation", [str, "str", Tensor, float])
+def test_a_dynamic_int_is_annotated_as_one(annotation):
+    with pytest.raises(SpecError, match=r"Bad\.n: dynamic\(\) declares a non-negative int"):
+        declare({"a": inner(), "n": dynamic()}, {"a": Tensor, "n": annotation})
+
+
+@pytest.mark.parametrize("annotation", [int, "int", int | torch.SymInt, Any])
+def test_a_dynamic_int_may_be_annotated_as(annotation):
+    cls = declare({"a": inner(), "n": dynamic()}, {"a": Tensor, "n": annotation})
+    assert cls(torch.ones(2), n=3).n == 3
 
 
 def test_metadata_names_are_checked_too():

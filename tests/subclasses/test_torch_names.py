@@ -207,6 +207,19 @@ def in_function_mode():
         assert _torch.in_function_mode()
 
 
+def transforms():
+    asked = []
+
+    def look(v):
+        asked.append((_torch.current_transform() is not None, _torch.is_transformed(v)))
+        return v
+
+    torch.vmap(look)(torch.ones(2))
+    assert asked == [(True, True)]
+    assert _torch.current_transform() is None
+    assert not _torch.is_transformed(torch.ones(2))
+
+
 CHECKS = {
     "OpOverload": op_types,
     "OpOverloadPacket": op_types,
@@ -232,6 +245,8 @@ CHECKS = {
     "recording_again": recording_again,
     "TorchDispatchMode": dispatch_mode,
     "in_function_mode": in_function_mode,
+    "current_transform": transforms,
+    "is_transformed": transforms,
     "fake_mode": fake_mode,
     "storage_key": storage_key,
     "op_infos": op_infos,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -180,6 +182,26 @@ class LooksAtGradMode(Tagged):
         if func is aten.sigmoid.default and values(cls, args)[0].requires_grad:
             return cls(torch.relu(args[0].data_), args[0].tag)
         return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class SharesScratch(Tagged):
+    """What a call works on waits on the class while other threads may run."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        cls.scratch = args
+        time.sleep(0.0005)
+        return func(*cls.scratch, **kwargs)
+
+
+class AssumesFloat32(Tagged):
+    """A matrix product brings one of its arguments to float32, whatever the other one is."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is aten.mm.default and args[0].is_floating_point():
+            args = [args[0], args[1].float()]
+        return func(*args, **kwargs)
 
 
 class OwnGenerator(Tagged):

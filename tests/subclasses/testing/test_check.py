@@ -37,6 +37,8 @@ WRONG = {
     "RaisesTypeErrors": "values",
     "KnowsNoComposite": "inference_mode",
     "LooksAtGradMode": "grad_mode",
+    "SharesScratch": "threads",
+    "AssumesFloat32": "autocast",
     "OwnGenerator": "randomness",
     "SameMask": "randomness",
     "KeepsLazyBits": "lazy_bits",
