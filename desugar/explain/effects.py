@@ -89,8 +89,10 @@ def describe_saved(family: Any, leaf_name: NameLeaf) -> Iterator[Saved]:
     for node, source in zip(nodes, partitioned.backward_inputs, strict=True):
         fake = node.meta["val"]
         size = tuple(map(extent_text, fake.size())) if isinstance(fake, Tensor) else ()
-        dtype = str(fake.dtype).removeprefix("torch.") if isinstance(fake, Tensor) else "int"
+        dtype = str(getattr(fake, "dtype", "int")).removeprefix("torch.")
         match source:
+            case FromInput() | FromForward() if not isinstance(fake, Tensor):
+                yield Saved(node.name, "a size", (), "int", 0)
             case FromInput(index):
                 yield Saved(node.name, f"input {places.get(index, index)}", size, dtype, 0)
             case FromForward(index) if index < partitioned.num_forward:
@@ -101,8 +103,6 @@ def describe_saved(family: Any, leaf_name: NameLeaf) -> Iterator[Saved]:
                 pass
 
 
-def _nbytes(fake: Any) -> int | None:
-    if not isinstance(fake, Tensor):
-        return 8
+def _nbytes(fake: Tensor) -> int | None:
     count = fake.numel()
     return count * fake.element_size() if isinstance(count, int) else None
