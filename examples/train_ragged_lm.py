@@ -2,8 +2,9 @@
 
 The data are the lines of the Python standard library's own source: most are short, some are long, so a
 batch of random lines that is padded to a rectangle is about half padding. A `JaggedTensor` holds the same
-batch without it. The model below is written once; what differs between the ways is how a batch is laid out
-(`dense` or `jagged`) and what runs the model (eager, stock `torch.compile`, `desugar.compile`).
+batch without it. The model (`_language_model.py`) is written once; what differs between the ways is how a
+batch is laid out (`dense` or `jagged`) and what runs the model (eager, stock `torch.compile`,
+`desugar.compile`).
 
 All five start from the same weights, see the same batches, and take turns step by step in one process, in
 an order shuffled at each step, so that noise hits all alike. Making a batch is not timed: a data loader
@@ -13,108 +14,28 @@ and backward without an update, which compiles what is to be compiled, and are n
 Only real tokens count in the loss, so its value does not depend on the layout, and the script fails if the
 ways disagree by more than float32 rounding (`RELATIVE_TOLERANCE`).
 
+Afterwards the trained model continues prompts of 32 lengths, as a `PaddedTensor` (`generate_ragged_lm.py`).
+
     python examples/train_ragged_lm.py --steps 60 --out demo-out/train_ragged_lm.png
 """
 
 import copy
 import random
-import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import torch
-import torch.nn.functional as F
 import typer
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 import desugar
+from _language_model import Batch, LanguageModel, dense, draw_batches, jagged, read_lines
 from _report import Result, check_agreement, print_table, save_picture, tick_progress
-from subclasses.ragged import JaggedTensor
-
-IGNORED = -100  # the target that F.cross_entropy leaves out by default
-
-# ---------------------------------------------------------------------------------------------------------
-# Data: one row per line, "\n" + line predicts line + "\n"
-# ---------------------------------------------------------------------------------------------------------
-
-Batch = tuple[Tensor, Tensor]
-
-
-def read_lines(longest: int) -> list[Tensor]:
-    """The non-blank lines of the standard library's modules as byte tensors, cut off at `longest`."""
-    stdlib = Path(sysconfig.get_paths()["stdlib"])
-    lines = (line for path in sorted(stdlib.glob("*.py")) for line in path.read_bytes().splitlines())
-    return [torch.tensor(list(b"\n" + line[:longest] + b"\n")) for line in lines if line.strip()]
-
-
-def draw_batches(lines: list[Tensor], batch: int, seed: int) -> Iterator[list[Tensor]]:
-    """Batches of random lines without end. An epoch's last batch is shorter, as with any data loader."""
-    rng = random.Random(seed)
-    while True:
-        epoch = rng.sample(lines, 10 * batch - batch // 3)
-        yield from (epoch[i : i + batch] for i in range(0, len(epoch), batch))
-
-
-def dense(rows: list[Tensor]) -> Batch:
-    """Inputs and targets as rectangles `[B, T]`, padded to the longest row."""
-    tokens = pad_sequence([row[:-1] for row in rows], batch_first=True)
-    return tokens, pad_sequence([row[1:] for row in rows], batch_first=True, padding_value=IGNORED)
-
-
-def jagged(rows: list[Tensor]) -> Batch:
-    """Inputs and targets as jagged tensors of outer size `[B, T]`; they share their offsets."""
-    tokens = JaggedTensor.from_tensors([row[:-1] for row in rows])
-    targets = torch.cat([row[1:] for row in rows])
-    return tokens, JaggedTensor(targets, tokens.offsets, max_length=tokens.shape[1])
-
-
-# ---------------------------------------------------------------------------------------------------------
-# Model: a causal transformer over bytes, the same code for dense and jagged batches
-# ---------------------------------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    """Causal self-attention and a feed-forward layer, both with a residual connection."""
-
-    def __init__(self, dim: int, heads: int):
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-        self.up, self.down = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (self.split_heads(part) for part in self.qkv(self.norm1(x)).chunk(3, dim=-1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
-
-    def split_heads(self, x: Tensor) -> Tensor:
-        """`[B, T, D]` to `[B, heads, T, D / heads]`."""
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-
-
-class LanguageModel(nn.Module):
-    """Predicts each next byte; returns the mean cross entropy over the real tokens."""
-
-    def __init__(self, dim: int, heads: int, layers: int, longest: int):
-        super().__init__()
-        self.embedding = nn.Embedding(256, dim)
-        self.position = nn.Embedding(longest + 1, dim)
-        self.blocks = nn.Sequential(*(Block(dim, heads) for _ in range(layers)))
-        self.norm = nn.LayerNorm(dim)
-        self.head = nn.Linear(dim, 256)
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
-        logits = self.head(self.norm(self.blocks(x)))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(0, 1))
-
+from generate_ragged_lm import generate_by_bucket
 
 # ---------------------------------------------------------------------------------------------------------
 # The five ways
@@ -230,6 +151,7 @@ def main(
     print_table(results, lengths)
     save_picture(results, out)
     check_agreement(results)
+    generate_by_bucket(ways[-1].model, desugar_backend)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def wrong_targets(rows):
 def test_the_five_ways_agree_and_compile_at_most_two_programs(run, tmp_path):
     result = run()
     assert result.exit_code == 0, result.output
-    rows = table_rows(result.stdout)
+    rows = table_rows(result.stdout.partition("Prompts of")[0])
     assert list(rows) == WAYS
     assert "4 batches of" in result.stdout and "% of a padded batch is real" in result.stdout
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
@@ -59,6 +59,7 @@ def test_the_five_ways_agree_and_compile_at_most_two_programs(run, tmp_path):
         assert float(step_time) > 0 and float(tokens_per_second.replace(",", "")) > 0
         assert float(loss) == pytest.approx(float(rows["dense, eager"][2]), rel=1e-4)
         assert int(programs) == 0 if "eager" in name else 1 <= int(programs) <= 2, name
+    assert "32 prompt lengths are served by 4 programs" in result.stdout
 
 
 def test_a_way_that_computes_something_else_fails_the_script(run, monkeypatch):

@@ -1,0 +1,109 @@
+"""Let a language model continue prompts of 32 different lengths, in tables of four widths: four programs.
+
+A server meets prompts of any length. A program for each length would be compiled for ever, and recorded anew as a
+CUDA graph. A `PaddedTensor` keeps the lengths on the device: they are data like the tokens, and what a program is
+compiled for is the width of the table alone. With widths in buckets of eight, all lengths up to 32 are served by
+four programs, and no step waits to learn a length.
+
+What the padding holds reaches no result, so each prompt goes on as it would by itself; the script fails if one does
+not (in float64, where the most likely byte is no matter of rounding).
+
+    python examples/generate_ragged_lm.py --steps 60
+"""
+
+import copy
+from collections.abc import Callable
+from itertools import islice
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import desugar
+from _language_model import LanguageModel, draw_batches, jagged, read_lines
+from subclasses.ragged import PaddedTensor
+
+BUCKET, LONGEST = 8, 32
+PROMPT = b"\nfor name, value in sorted(items):"  # its first byte alone, its first two, ... are the prompts
+
+NextByte = Callable[[Tensor], Tensor]
+
+
+def continue_batch(next_byte: NextByte, prompts: list[Tensor]) -> list[Tensor]:
+    """Lets every prompt grow at once, until the longest that the model was asked about had `LONGEST` bytes."""
+    tokens, longest = PaddedTensor.from_tensors(prompts, multiple=BUCKET), max(map(len, prompts))
+    for length in range(longest, LONGEST + 1):  # the host counts by itself: no step asks how long a row is
+        new = next_byte(tokens)
+        tokens = tokens.to_padded(multiple=BUCKET, at_least=length + 1).append(new)
+    return tokens.to_tensors()
+
+
+def continue_row(next_byte: NextByte, prompt: Tensor, steps: int) -> Tensor:
+    """The same for one prompt, as a plain tensor."""
+    for _ in range(steps):
+        prompt = torch.cat([prompt, next_byte(prompt[None])[0, None]])
+    return prompt
+
+
+@torch.no_grad()
+def generate_by_bucket(model: LanguageModel, backend: str) -> None:
+    """Continues the prompts of each bucket as one batch; prints what that took, fails if a row is not its own.
+
+    Raises:
+        typer.Exit: a batch's row differs from the prompt continued by itself, or programs are not four.
+    """
+    model = copy.deepcopy(model).double()
+
+    def next_byte(tokens: Tensor) -> Tensor:
+        return model.logits(tokens)[:, -1].argmax(-1)
+
+    compiled = desugar.compile(next_byte, backend=backend, dynamic=False)  # a program for each width
+    table = Table(title=f"Prompts of {LONGEST} lengths, continued in buckets of {BUCKET}")
+    for heading in ("prompts of", "bytes generated", "programs so far", "as row by row"):
+        table.add_column(heading, justify="right")
+    agree = True
+    for first in reversed(range(1, LONGEST + 1, BUCKET)):
+        lengths = range(first, first + BUCKET)
+        prompts = [torch.tensor(list(PROMPT[:n])) for n in lengths]
+        together = continue_batch(compiled, prompts)
+        steps = LONGEST + 1 - lengths[-1]
+        alone = [continue_row(next_byte, prompt, steps) for prompt in prompts]
+        same = all(torch.equal(a, b) for a, b in zip(together, alone, strict=True))
+        agree &= same
+        cells = (
+            f"{first}-{lengths[-1]} bytes",
+            steps * len(prompts),
+            len(compiled.programs),
+            "yes" if same else "NO",
+        )
+        table.add_row(*map(str, cells))
+    programs = len(compiled.programs)
+    table.caption = f"{LONGEST} prompt lengths are served by {programs} programs"
+    Console().print(table)
+    if not agree or programs != LONGEST // BUCKET:
+        typer.secho("Generating in batches went wrong; see the table.", err=True, fg="red")
+        raise typer.Exit(1)
+
+
+def main(
+    steps: Annotated[int, typer.Option(help="Training steps before.")] = 60,
+    quick: Annotated[bool, typer.Option(help="A tiny model, and graphs run without Inductor.")] = False,
+    seed: Annotated[int, typer.Option(help="Of the weights and of the batches.")] = 0,
+) -> None:
+    """Train a small model on lines without padding, then let it continue prompts of 32 lengths."""
+    torch.manual_seed(seed)
+    dim, longest = (32, 48) if quick else (128, 256)
+    model = LanguageModel(dim=dim, heads=4, layers=2, longest=longest)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    for rows in islice(draw_batches(read_lines(longest), 64, seed), steps):
+        model(*jagged(rows)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    generate_by_bucket(model, "eager" if quick else "inductor")
+
+
+if __name__ == "__main__":
+    typer.run(main)
