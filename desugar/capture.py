@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import optree
 import torch
 from torch import Tensor
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private, refuse
 from desugar.checkpoints import run_op
 from desugar.inputs import Inputs, is_traced, parts_key
+from desugar.notes import notes_in_progress
 from desugar.runs import Entered
 from desugar.trees import flatten
-from desugar.notes import notes_in_progress
 from desugar.values import (
     Flat,
     Plain,
@@ -35,6 +37,10 @@ RESHAPES = frozenset(
 )
 
 
+# Higher-order ops by name, and what is done for them: called with the capture and the op's arguments.
+HIGHER_ORDER: dict[str, Callable[..., Any]] = {}
+
+
 class Capture(TorchFunctionMode):
     """Turns tensors from outside the trace into inputs when a torch function first touches them."""
 
@@ -45,23 +51,36 @@ class Capture(TorchFunctionMode):
         self.built: dict[int, tuple[Tensor, Any]] = {}
         self.reshapes: list[tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = []
 
+    @private.disable_dynamo
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if private.detect_infra_mode(private.ModeKey.FUNCTIONAL) is None:  # an op's own workings
             return func(*args, **(kwargs or {}))
+        kwargs, notes = kwargs or {}, notes_in_progress()
+        run = self.call_higher_order if isinstance(func, HigherOrderOperator) else self.call
+        return run(func, args, kwargs) if notes is None else notes.call(run, func, args, kwargs)
+
+    def call_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls an op that takes functions."""
+        if func.name() in HIGHER_ORDER:
+            return HIGHER_ORDER[func.name()](self, *args, **kwargs)
+        with refuse.higher_order_errors(func.name()):
+            return self.call(func, args, kwargs)
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a function of torch's on stand-ins for tensors from outside."""
         refuse.check_call(func)
-        call: Any = (args, kwargs or {})
+        call: Any = (args, kwargs)
         args, kwargs = optree.tree_map(self.replace, call, none_is_leaf=True)
         refuse.check_write(func, args, kwargs)
         if func in RESHAPES:
             self.reshapes.append((args[0], func, args[1:], kwargs))
-        notes = notes_in_progress()
-        return run_op(func, args, kwargs) if notes is None else notes.call(run_op, func, args, kwargs)
+        return run_op(func, args, kwargs)
 
     def replace(self, leaf: Any) -> Any:
         """The traced stand-in of a tensor from outside; anything else as it is."""
         if not isinstance(leaf, Tensor) or not is_whole(leaf):
             return leaf
-        if is_traced(leaf):
+        if is_traced(leaf) and not self.inputs.is_foreign(leaf):
             self.replace_inner(leaf)
             return leaf
         if self.inputs.built and is_wrapper(leaf) and parts_key(leaf)[0] in self.inputs.built:

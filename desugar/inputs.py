@@ -91,6 +91,12 @@ class BuiltInside(TraceAgain):
         self.key, self.inner = parts_key(wrapper)
 
 
+class DynamoInside(TraceAgain):
+    """With functions that are compiled inside, by higher-order ops too, run as they are."""
+
+    reason = "it calls torch.compile or a higher-order op inside"
+
+
 def parts_key(wrapper: Tensor) -> tuple[Any, list[Any]]:
     """By what a wrapper that is built anew in each run is known again: its class and plain tensors."""
     flat = Flat()
@@ -256,6 +262,10 @@ class Inputs:
         if not is_wrapper(tensor) or not tensor.is_leaf:
             return False
         return all(id(inner) in self.flat.known for inner in parts_key(tensor)[1])
+
+    def is_foreign(self, tensor: Tensor) -> bool:
+        """Whether a traced tensor belongs to another trace than this one."""
+        return False
 
     @property
     def homes(self) -> dict[int, int]:

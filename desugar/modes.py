@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import traceback
 from collections.abc import Iterator
 from typing import Any
@@ -86,6 +87,39 @@ def without_saved_tensor_hooks() -> Iterator[None]:
         private.rest_saved_tensors_hooks(resting)
         for pack, unpack in reversed(hooks):
             private.push_saved_tensors_hooks(pack, unpack)
+
+
+_inlining = threading.Lock()
+_inlined: list[None] = []  # one entry per trace in progress
+_stance = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def inlined_compiles(wanted: bool) -> Iterator[None]:
+    """For a time functions compiled by `torch.compile`, and higher-order ops with them, run as they are.
+
+    PyTorch has one switch for the whole process, so compiled functions of other threads run in eager mode meanwhile.
+    """
+    if not wanted:
+        yield
+        return
+    with _inlining:
+        _inlined.append(None)
+        if len(_inlined) == 1:
+            _stance.enter_context(torch.compiler.set_stance("force_eager"))
+            _stance.enter_context(private.dynamo_config.patch(error_on_nested_fx_trace=False))
+    try:
+        yield
+    finally:
+        with _inlining:
+            _inlined.pop()
+            if not _inlined:
+                _stance.pop_all().close()
+
+
+def are_compiles_inlined() -> bool:
+    """Whether compiled functions run as they are."""
+    return bool(_inlined)
 
 
 # ------------------------------------------------------------------------------------------------ for a call

@@ -10,7 +10,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from desugar import _torch as private, check, compilers, listening, refuse
+from desugar import (
+    _torch as private,
+    check,
+    compilers,
+    conditions as conditions,
+    listening,
+    loops as loops,
+    refuse,
+)
 from desugar.arguments import Unpacking
 from desugar.attributes import ModuleAttributes
 from desugar.compilers import Backend, GraphKind
@@ -18,8 +26,9 @@ from desugar.fakes import Fakes
 from desugar.family import Again, CompileAgain, Family, autocast_state, is_autocast
 from desugar.files import WRAPPER_FILE
 from desugar.graphs import copy_graph
-from desugar.inputs import BuiltInside, DynamicPolicy, Inputs, StaticNeeded
+from desugar.inputs import BuiltInside, DynamicPolicy, DynamoInside, Inputs, StaticNeeded
 from desugar.listening import stage
+from desugar.modes import inlined_compiles
 from desugar.outputs import store_positions, written_slots
 from desugar.partition import FromForward, partition
 from desugar.signature import State
@@ -106,15 +115,19 @@ def build_program(request: Request) -> Program:
 
     attributes = ModuleAttributes(root_modules(fn, leaves))
     with attributes.restored_on_error():
-        policy, built = request.policy, {}
+        policy, built, inlined = request.policy, {}, False
         while True:
             inputs = Inputs(Fakes(), policy, built=built)
+            ran.clear()
             inputs.add_arguments(leaves)
             try:
-                stages = run_stages(Again(call, request.compile_again), inputs, request.backend)
+                with inlined_compiles(inlined):
+                    stages = run_stages(Again(call, request.compile_again), inputs, request.backend)
                 return wrap_program(stages, inputs, unpacking, leaves, request.find_state(leaves, ran))
             except StaticNeeded:
                 policy = DynamicPolicy()
+            except DynamoInside:
+                inlined = True
             except BuiltInside as made:
                 built = {**built, made.key: made.inner}
 

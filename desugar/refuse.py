@@ -16,7 +16,8 @@ from torch import SymInt, Tensor, fx
 
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
-from desugar.inputs import is_traced
+from desugar.inputs import DynamoInside, is_traced
+from desugar.modes import are_compiles_inlined
 from desugar.runs import assigned_inners, changed_slots, identity
 from desugar.trees import flatten
 from desugar.values import Constant, Plain, Wrapper, inner_names, is_wrapper, paths_of, wrap_value
@@ -72,7 +73,7 @@ def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Non
     for target in _written(func, args, kwargs):
         extents = zip(target.size(), target.stride(), strict=True)
         repeats = any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in extents)
-        if repeats or any(_is_unfolded(part) for part in _plain_parts(target)):
+        if repeats or any(_is_unfolded(part) for part in plain_parts(target)):
             how = "expanded" if repeats else "unfolded"
             raise DesugarError(
                 f"{getattr(func, '__name__', func)} writes to an {how} tensor of size {tuple(target.shape)}",
@@ -97,20 +98,60 @@ def _is_unfolded(tensor: Any) -> bool:
     return any("unfold" in type(view).__name__ for view in private.get_view_meta_sequence(tensor.elem))
 
 
-def _plain_parts(tensor: Any) -> list[Any]:
+def plain_parts(tensor: Any) -> list[Any]:
+    """The plain tensors inside a tensor."""
     if not is_wrapper(tensor):
         return [tensor]
-    return [part for name in inner_names(tensor)[0] for part in _plain_parts(getattr(tensor, name))]
+    return [part for name in inner_names(tensor)[0] for part in plain_parts(getattr(tensor, name))]
+
+
+@contextlib.contextmanager
+def higher_order_errors(name: str) -> Iterator[None]:
+    """What PyTorch's higher-order ops do not take: tensor subclasses, tensors of a trace in a closure."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        if "no rule registered for HOP" in str(error):
+            what, instead = "gets a tensor subclass", "call it on the inner tensors"
+        elif "FunctionalTensor on its own" in str(error):
+            what, instead = (
+                "gets a function that closes over a traced tensor",
+                "pass that tensor as an operand",
+            )
+        else:
+            raise
+        raise DesugarError(
+            f"the higher-order op {name} {what}", where=user_line(), instead=instead
+        ) from error
+
+
+# What a compiled function says when it is called in a trace.
+_NESTED = "using FX to symbolically trace a dynamo-optimized function"
 
 
 @contextlib.contextmanager
 def dynamo_errors() -> Iterator[None]:
-    """Turns an error of Dynamo's, which higher-order ops run inside the function, into a `DesugarError`."""
+    """What Dynamo cannot do, which higher-order ops and compiled functions run inside the function.
+
+    Raises:
+        DynamoInside: It was asked to look at what is being traced.
+        DesugarError: It was kept from it, and there is another reason.
+    """
     try:
         yield
-    except RuntimeError as error:
-        if not isinstance(error, private.TorchDynamoException):
+    except AssertionError as error:
+        if "can only be of" not in str(error) or not are_compiles_inlined():
             raise
+        raise DesugarError(
+            "a higher-order op gets operands in nested containers",
+            where=user_line(traceback.extract_tb(error.__traceback__)),
+            instead="give them as a flat tuple of tensors, or let the function close over them",
+        ) from error
+    except RuntimeError as error:
+        if not isinstance(error, private.TorchDynamoException) and _NESTED not in str(error):
+            raise
+        if not are_compiles_inlined():
+            raise DynamoInside from error
         raise DesugarError(
             "torch.compile or a higher-order op (cond, while_loop, scan, flex_attention) inside the function "
             "runs Dynamo, which cannot look at what is being traced",

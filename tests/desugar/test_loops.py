@@ -1,0 +1,153 @@
+"""`while_loop` and the other higher-order ops inside a function; a Python loop is the judge."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._higher_order_ops import associative_scan, map as map_rows, scan, while_loop
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from desugar import DesugarError
+from subclasses.ragged import JaggedTensor
+from tests.desugar.classes import EVERY, TwoTensor, make, plain_parts
+from tests.desugar.judge import by_pass
+
+outside = torch.full((4,), 2.0)
+
+
+def thrice(body):
+    """The body three times, as a `while_loop` and in Python."""
+
+    def loop(x):
+        return while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, body(x)), (torch.tensor(0), x))[1]
+
+    def python(x):
+        for _ in range(3):
+            x = body(x)
+        return x
+
+    return loop, python
+
+
+def same(got, want):
+    assert type(got) is type(want)
+    torch.testing.assert_close(plain_parts(got.detach()), plain_parts(want.detach()))
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, *EVERY], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("body", [lambda x: x * 2, lambda x: x.sin() + outside], ids=["own", "closure"])
+def test_loops(kind, body):
+    loop, python = thrice(body)
+    compiled = by_pass(loop)
+    for _ in range(3):
+        x = torch.randn(3, 4) if kind is torch.Tensor else make(kind, 3, 4)
+        same(compiled(x), python(x))
+    assert len(compiled.programs) == 1
+
+
+def test_the_condition_looks_into_a_subclass():
+    compiled = by_pass(lambda x: while_loop(lambda x: x.a.sum() < 100, lambda x: (x * 2,), (x,))[0])
+    for size in (1.0, 30.0, 200.0):
+        same(compiled(TwoTensor(torch.full((3,), size), torch.ones(3))), python_doubled(size))
+
+
+def python_doubled(size):
+    x = TwoTensor(torch.full((3,), size), torch.ones(3))
+    while x.a.sum() < 100:
+        x = x * 2
+    return x
+
+
+def test_inner_tensors_that_are_one_at_first():
+    loop, python = thrice(lambda x: TwoTensor(x.a * 2, x.b * 3))
+    shared = torch.ones(3)
+    same(by_pass(loop)(TwoTensor(shared, shared)), python(TwoTensor(shared, shared)))
+
+
+def test_a_closure_over_a_traced_tensor():
+    def fn(x, loop):
+        y = x * 2
+        return loop(lambda z: z * y)[0](torch.ones_like(x))
+
+    x = make(TwoTensor, 3, 4)
+    same(by_pass(lambda x: fn(x, thrice))(x), fn(x, lambda body: thrice(body)[::-1]))
+
+
+def test_ragged():
+    loop, python = thrice(lambda x: x * 2)
+    x = JaggedTensor.from_tensors([torch.randn(2, 3), torch.randn(4, 3)])
+    torch.testing.assert_close(by_pass(lambda x: loop(x).sum(1))(x), python(x).sum(1))
+
+
+def test_gradients_through_plain_loops():
+    loop, python = thrice(lambda x: x * 2)
+    x = torch.randn(3, requires_grad=True)
+    torch.testing.assert_close(*(torch.autograd.grad(fn(x).sum(), x) for fn in (by_pass(loop), python)))
+
+
+def test_through_inductor():
+    loop, python = thrice(lambda x: x * 2)
+    x = make(TwoTensor, 3, 4)
+    same(by_pass(loop, backend="inductor")(x), python(x))
+
+
+def loop_of(body, condition=lambda x: x.a.sum() < 9):
+    return lambda x: while_loop(condition, lambda x: (body(x),), (x,))
+
+
+REFUSED = {
+    "a gradient": (thrice(lambda x: x * 2)[0], True, "a gradient would have to flow"),
+    "another type": (loop_of(lambda x: x.a), False, "gives something else"),
+    "another size": (loop_of(lambda x: x[:1]), False, "gives something else"),
+    "a subclass as condition": (loop_of(lambda x: x * 2, lambda x: x.sum() < 9), False, "condition"),
+    "map": (lambda x: map_rows(lambda row: row.sin(), x), False, "map.* gets a tensor subclass"),
+    "map, closure": (
+        lambda x: map_rows(lambda row: row * x.a.sum(), x.a),
+        False,
+        "closes over a traced tensor",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    fn, grad, match = REFUSED[name]
+    with pytest.raises(DesugarError, match=match):
+        by_pass(fn)(make(TwoTensor, 3, 4, grad=grad))
+
+
+# ---- over plain tensors PyTorch's own ops are traced as they are ---------------------------------------------
+
+q, k, v = (torch.randn(1, 2, 16, 8) for _ in range(3))
+causal = create_block_mask(lambda b, h, i, j: i >= j, None, None, 16, 16, device="cpu")
+
+PLAIN = {
+    "map": lambda x: map_rows(lambda row, w: row.sin() * w, x, outside),
+    "scan": lambda x: scan(lambda carry, row: (carry + row, carry * row), torch.zeros(4), x),
+    "associative_scan": lambda x: associative_scan(lambda a, b: a + b, x, 0, combine_mode="generic"),
+}
+JUDGE = {
+    "map": lambda x: x.sin() * outside,
+    "scan": lambda x: (x.sum(0), (x.cumsum(0) - x) * x),
+    "associative_scan": lambda x: x.cumsum(0),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_plain_ones(name):
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(by_pass(PLAIN[name])(x), JUDGE[name](x))
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_flex_attention_where_masks_are_plain(wrapped):
+    def fn(pair):
+        return (
+            flex_attention(pair.a, k, v, block_mask=causal)
+            if wrapped
+            else flex_attention(pair, k, v, block_mask=causal)
+        )
+
+    want = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(by_pass(fn)(TwoTensor(q, q.clone()) if wrapped else q), want)
