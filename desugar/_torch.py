@@ -133,6 +133,8 @@ _LAZY = {
     "DeviceContext": "torch.utils._device",
 }
 
+NAMES = tuple(_LAZY)
+
 
 def __getattr__(name: str) -> Any:
     if name not in _LAZY:

@@ -14,7 +14,7 @@ def render_page(report: Report) -> str:
     """The page as text."""
     template = Template(_asset("page.html"))
     return template.substitute(
-        title=html.escape(f"{report.title} – desugar"),
+        title=html.escape(f"{report.title} - desugar"),
         style=_asset("page.css"),
         script=_asset("page.js"),
         data=embed(report.to_dict()),

@@ -1,0 +1,19 @@
+"""`python -m desugar`: explain a function, report on a script, look at a class, check the installation."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+
+def main() -> None:
+    """Runs the command line; says what to install where typer is missing."""
+    if importlib.util.find_spec("typer") is None:
+        sys.exit("python -m desugar needs typer, which is not installed: pip install 'desugar[cli]'")
+    from desugar.explain.cli import app
+
+    app(prog_name="python -m desugar")
+
+
+if __name__ == "__main__":
+    main()

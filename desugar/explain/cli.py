@@ -1,0 +1,200 @@
+"""The commands of `python -m desugar`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+import subclasses
+from desugar.errors import DesugarError
+from desugar.explain.api import explain as explain_function
+from desugar.explain.bench import bench_function
+from desugar.explain.doctor import examine
+from desugar.explain.page import render_page
+from desugar.explain.script import run_script
+from desugar.explain.targets import TargetError, find_arguments, find_target
+from desugar.explain.text import duration, render_report_text
+from desugar.pipeline import compile as desugar_compile, compiled_from
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="What desugaring did to your code, and whether it will work here.",
+)
+
+Target = Annotated[
+    str, typer.Argument(metavar="MODULE:FUNCTION", help="A dotted module or a file, and a name in it.")
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[MODULE:]FACTORY",
+        help="A function that makes the arguments: a tuple, or a dict by name. Default: FUNCTION_inputs.",
+    ),
+]
+BackendName = Annotated[
+    str, typer.Option(help='"eager" runs the plain graphs as they are; "inductor" compiles them.')
+]
+
+
+@contextlib.contextmanager
+def usage_errors() -> Iterator[None]:
+    """A wrong target is a mistake on the command line: exit code 2."""
+    try:
+        yield
+    except TargetError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+@app.command()
+def explain(
+    target: Target,
+    inputs: Inputs = None,
+    backend: BackendName = "eager",
+    html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Tells what becomes of one call of a function: its lines, ops, graphs, checks and cost."""
+    with usage_errors():
+        module, fn = find_target(target)
+        args, kwargs = find_arguments(module, fn, inputs)
+    try:
+        compiled = fn if compiled_from(fn) is not None else desugar_compile(fn, backend=backend)
+        explanation = explain_function(compiled, *args, **kwargs)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except DesugarError as error:
+        typer.echo(f"cannot be desugared: {error}", err=True)
+        raise typer.Exit(1) from error
+    if as_json:
+        typer.echo(explanation.to_json())
+    elif html is not None:
+        typer.echo(f"wrote {explanation.to_html(html)}", err=True)
+    else:
+        typer.echo(str(explanation))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def report(
+    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, metavar="SCRIPT.py")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own; after -- all are.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--report", help="The page to write.")] = Path("report.html"),
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
+) -> None:
+    """Runs a script unchanged and writes a page about every program that was compiled in it."""
+    if not out.resolve().parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {out.resolve().parent} to write {out.name} into")
+    found, code = run_script(script, arguments or [])
+    out.write_text(render_page(found), encoding="utf-8")
+    if json_out is not None:
+        json_out.write_text(json.dumps(found.to_dict()), encoding="utf-8")
+    typer.echo(render_report_text(found), err=True, nl=False)
+    typer.echo(f"wrote {out}", err=True)
+    if code:
+        typer.echo(f"{script.name} ended with exit code {code}", err=True)
+        raise typer.Exit(code)
+
+
+@app.command()
+def coverage(
+    target: Annotated[str, typer.Argument(metavar="MODULE:CLASS")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print every op as JSON.")] = False,
+) -> None:
+    """Tells, op by op, how a class runs it: by a rule, by its structure, by decomposition, or not at all."""
+    with usage_errors():
+        cls = find_target(target)[1]
+    try:
+        found = subclasses.coverage(cls)
+    except subclasses.SpecError as error:
+        raise typer.BadParameter(str(error)) from error
+    typer.echo(json.dumps(found.steps, indent=1) if as_json else str(found))
+
+
+@app.command()
+def check(target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY")]) -> None:
+    """Puts a class to the conformance kit's test; FACTORY takes nothing and gives a value of the class."""
+    from subclasses import testing
+
+    with usage_errors():
+        factory = find_target(target)[1]
+    start = time.perf_counter()
+    with _working("putting the class to the test, half a minute or so"):
+        try:
+            found = testing.examine(factory)
+        except TypeError as error:
+            raise typer.BadParameter(str(error)) from error
+    typer.echo(str(found))
+    typer.echo(f"in {duration(time.perf_counter() - start)}", err=True)
+    if found.broken:
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    target: Target,
+    inputs: Inputs = None,
+    backend: BackendName = "inductor",
+    rounds: Annotated[int, typer.Option(min=2, help="In each, every way takes a turn.")] = 50,
+) -> None:
+    """Times a function in eager mode, with torch.compile and with desugar.compile, side by side."""
+    with usage_errors():
+        module, fn = find_target(target)
+        args, kwargs = find_arguments(module, fn, inputs)
+    with _working("compiling, then timing"):
+        found = bench_function(fn, args, kwargs, backend=backend, rounds=rounds)
+    width = max(map(len, found))
+    for name, timing in found.items():
+        shown = timing if isinstance(timing, str) else f"{duration(timing[0]):>9} ± {duration(timing[1])}"
+        typer.echo(f"{name:<{width}}  {shown}")
+    typer.echo(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads", err=True)
+    if any(
+        isinstance(timing, str) for name, timing in found.items() if name.startswith(("eager", "desugar"))
+    ):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    inductor: Annotated[bool, typer.Option(help="Compile with Inductor as well.")] = False,
+) -> None:
+    """Looks at versions, compiler, GPU and caches, and tries a training step."""
+    broken = False
+    for finding in examine(inductor=inductor):
+        typer.echo(f"{finding.state:<8} {finding.what:<20} {finding.detail}")
+        broken |= finding.state == "broken"
+    if broken:
+        raise typer.Exit(1)
+
+
+# ------------------------------------------------------------------------------------------------- helpers
+
+
+def _working(what: str) -> contextlib.AbstractContextManager[Any]:
+    """Says on a terminal what is going on, and takes it away afterwards."""
+    if not sys.stderr.isatty():
+        return contextlib.nullcontext()
+    return _notice(what, lambda text: typer.echo(text, err=True, nl=False))
+
+
+@contextlib.contextmanager
+def _notice(what: str, write: Callable[[str], None]) -> Iterator[None]:
+    write(f"{what} ...")
+    try:
+        yield
+    finally:
+        write("\r\x1b[2K")

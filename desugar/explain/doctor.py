@@ -1,0 +1,131 @@
+"""What is installed, what works here and what does not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from desugar import _torch as private
+from desugar.pipeline import compile as desugar_compile
+
+_LEAST = (2, 11)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: `state` is "ok", "missing" (something does without) or "broken"."""
+
+    state: str
+    what: str
+    detail: str
+
+
+def examine(*, inductor: bool = False) -> Iterator[Finding]:
+    """Everything, in order; `inductor` compiles a small function for good, which takes a while."""
+    yield from _versions()
+    yield _private_names()
+    yield _cxx()
+    yield _gpu()
+    yield _cache()
+    yield _trial("eager")
+    if inductor:
+        yield _trial("inductor")
+
+
+def _versions() -> Iterator[Finding]:
+    yield Finding("ok", "Python", f"{platform.python_version()} at {sys.executable}")
+    found = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    wanted = ".".join(map(str, _LEAST))
+    yield Finding(
+        "ok" if found >= _LEAST else "broken", "PyTorch", f"{torch.__version__}; {wanted} or newer is needed"
+    )
+    for name, use in (
+        ("optree", None),
+        ("rich", "coloured explanations in a terminal"),
+        ("typer", "this command line"),
+        ("triton", "Inductor's kernels for GPUs"),
+    ):
+        try:
+            yield Finding("ok", name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            yield Finding(
+                "broken" if use is None else "missing",
+                name,
+                f"not installed; it is for {use or 'everything'}",
+            )
+
+
+def _private_names() -> Finding:
+    """The names of torch that the pass imports when it needs them."""
+    absent = []
+    for name in private.NAMES:
+        try:
+            getattr(private, name)
+        except (ImportError, AttributeError) as error:
+            absent.append(f"{name} ({error})")
+    if absent:
+        return Finding(
+            "broken", "names of torch", f"{', '.join(absent)}: this release of PyTorch is not supported"
+        )
+    return Finding("ok", "names of torch", f"all {len(private.NAMES)} that the pass uses are there")
+
+
+def _cxx() -> Finding:
+    named = os.environ.get("CXX")
+    found = next((path for name in [named, "g++", "clang++"] if name and (path := shutil.which(name))), None)
+    if found is None:
+        return Finding(
+            "missing", "C++ compiler", 'none found: backend="inductor" needs one on the CPU; install g++'
+        )
+    return Finding("ok", "C++ compiler", found)
+
+
+def _gpu() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding(
+            "missing", "GPU", "none that this build of PyTorch can use; everything runs on the CPU"
+        )
+    names = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return Finding("ok", "GPU", ", ".join(names))
+
+
+def _cache() -> Finding:
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _default_cache())
+    if not folder.is_dir():
+        return Finding("ok", "Inductor's cache", f"{folder} (empty)")
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    return Finding("ok", "Inductor's cache", f"{folder} ({size / 2**20:.0f} MiB)")
+
+
+def _default_cache() -> Path:
+    """Where Inductor keeps its cache by default: a folder of the user's in that of temporary files."""
+    user = os.environ.get("USER") or os.environ.get("LOGNAME") or "root"
+    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
+
+
+def _trial(backend: str) -> Finding:
+    """A small training step, compared with eager mode."""
+    model, x = nn.Linear(4, 4), torch.ones(2, 4)
+    step: Callable[..., torch.Tensor] = desugar_compile(lambda x: model(x).relu().sum(), backend=backend)
+    what = f'backend="{backend}"'
+    try:
+        step(x).backward()
+        weight = model.weight.grad
+        model.weight.grad = None
+        model(x).relu().sum().backward()
+        torch.testing.assert_close(weight, model.weight.grad)
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong is what was asked for
+        return Finding(
+            "broken", what, f"a training step fails: {type(error).__name__}: {str(error).splitlines()[0]}"
+        )
+    return Finding("ok", what, "a training step gives eager mode's gradients")
