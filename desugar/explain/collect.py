@@ -37,6 +37,7 @@ def collect_program(recording: Recording, backend: str = "", cost: Cost | str = 
         return Program(**head, error=str(recording.error or "not finished"), sources=describe_sources(lines))
     program, inputs, outputs = recording.program, recording.inputs, recording.traced.outputs
     names = _Names(recording)
+    saved = tuple(describe_saved(program.family, names.of))
     ops = describe_ops(recording.ops, program.joint)
     graphs = [describe_graph("forward", program.forward)]
     if program.backward is not None:
@@ -58,8 +59,8 @@ def collect_program(recording: Recording, backend: str = "", cost: Cost | str = 
         sources=describe_sources(lines),
         ops=ops,
         graphs=tuple(graphs),
-        saved=tuple(describe_saved(program.family, names.of)),
-        saved_bytes=program.saved_bytes,
+        saved=saved,
+        saved_bytes=sum(one.nbytes for one in saved),
         wrapper=program.source,
         left_out=tuple(describe_left_out(program.source)),
         materialized=merge_materialized(recording.materialized, traced=True),

@@ -19,6 +19,7 @@ import torch
 
 from desugar.explain.collect import collect_program, merge_materialized
 from desugar.explain.cost import GRAPH
+from desugar.explain.guards import describe_left_out
 from desugar.explain.records import Cost, Materialized, Program, Report
 from desugar.listening import Line, Recording, current, listen
 from desugar.misses import find_miss
@@ -92,19 +93,22 @@ class _Seen:
 
     def finish(self) -> Program:
         """The record with what came after the compilation: backwards, calls, costs."""
-        program = self.program() if self.program is not None else None
-        if program is None or self.meter is None:
+        if self.meter is None:
             return self.record
+        cost = self.meter.cost
+        counted = replace(
+            self.record, calls=self.meter.calls, cost=cost, no_cost="" if cost else "it was not called"
+        )
+        program = self.program()
+        if program is None:  # collected by now
+            return counted
         late = program.family.late_seconds if program.family is not None else 0.0
-        stages = self.record.stages + ((("compile backward, late", late),) if late else ())
         return replace(
-            self.record,
-            seconds=self.record.seconds + late,
-            stages=stages,
+            counted,
+            seconds=counted.seconds + late,
+            stages=counted.stages + ((("compile backward, late", late),) if late else ()),
             wrapper=program.source,
-            calls=self.meter.calls,
-            cost=self.meter.cost,
-            no_cost="" if self.meter.cost else "it was not called",
+            left_out=tuple(describe_left_out(program.source)),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from desugar.explain.leaves import extent_text
 from desugar.explain.records import Saved
+from desugar.fakes import hint
 from desugar.inputs import Inputs
 from desugar.outputs import Outputs
 from desugar.partition import FromForward, FromInput
@@ -103,6 +105,6 @@ def describe_saved(family: Any, leaf_name: NameLeaf) -> Iterator[Saved]:
                 pass
 
 
-def _nbytes(fake: Tensor) -> int | None:
-    count = fake.numel()
-    return count * fake.element_size() if isinstance(count, int) else None
+def _nbytes(fake: Tensor) -> int:
+    """Bytes with the sizes of the call that was traced."""
+    return math.prod(map(hint, fake.size())) * fake.element_size()

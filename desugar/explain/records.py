@@ -138,13 +138,16 @@ class Graph(Record):
 
 @dataclass(frozen=True, slots=True)
 class Saved(Record):
-    """A tensor that the backward reads: its name in the graph, where it comes from, and the bytes kept for it alone."""
+    """What the backward reads: its name in the graph, where it comes from, and the bytes kept for it alone.
+
+    Bytes are those of the call that was traced; symbolic sizes may give others.
+    """
 
     name: str
     source: str
     size: tuple[str, ...]
     dtype: str
-    nbytes: int | None
+    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,7 @@ class Program(Record):
     ops: tuple[OuterOp, ...] = ()
     graphs: tuple[Graph, ...] = ()
     saved: tuple[Saved, ...] = ()
-    saved_bytes: int | None = 0
+    saved_bytes: int = 0
     wrapper: str = ""
     left_out: tuple[LeftOut, ...] = ()
     materialized: tuple[Materialized, ...] = ()

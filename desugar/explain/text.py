@@ -112,7 +112,8 @@ def _saved(program: Program) -> Iterator[str]:
         size = f"[{', '.join(saved.size)}]"
         kept = f", {bytes_text(saved.nbytes)}" if saved.nbytes != 0 else ""
         yield f"{saved.name}: {saved.dtype}{size}, {saved.source}{kept}"
-    yield f"{bytes_text(program.saved_bytes)} are kept besides inputs and results"
+    sizes = " at the sizes of this call" if program.symbols else ""
+    yield f"kept besides inputs and results{sizes}: {bytes_text(program.saved_bytes)}"
 
 
 def _guards(program: Program) -> Iterator[str]:
@@ -167,10 +168,8 @@ def duration(seconds: float) -> str:
     raise AssertionError("the last unit takes everything")
 
 
-def bytes_text(nbytes: int | None) -> str:
+def bytes_text(nbytes: int) -> str:
     """Bytes with a unit."""
-    if nbytes is None:
-        return "as many bytes as a symbolic size says"
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if nbytes >= factor:
             return f"{nbytes / factor:.3g} {unit}"

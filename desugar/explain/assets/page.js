@@ -20,7 +20,7 @@ function el(tag, attributes, ...children) {
 const fill = (...children) => view.replaceChildren(...children.flat(Infinity).filter(child => child != null && child !== false));
 const time = s => s >= 1 ? s.toPrecision(3) + " s" : s >= 1e-3 ? (s * 1e3).toPrecision(3) + " ms" : (s * 1e6).toPrecision(3) + " µs";
 const percent = x => Math.round(x * 100) + " %";
-const bytes = n => n == null ? "symbolic" : n >= 2 ** 20 ? (n / 2 ** 20).toPrecision(3) + " MiB" : n >= 1024 ? (n / 1024).toPrecision(3) + " KiB" : n + " B";
+const bytes = n => n >= 2 ** 20 ? (n / 2 ** 20).toPrecision(3) + " MiB" : n >= 1024 ? (n / 1024).toPrecision(3) + " KiB" : n + " B";
 const many = (n, noun) => n + " " + noun + (n === 1 ? "" : "s");
 const short = file => file.split("/").slice(-2).join("/");
 const where = place => place ? `${short(place.file)}:${place.line}` : "no line of yours";
@@ -216,8 +216,8 @@ function sentences(p) {
 function saved(p) {
   if (p.graphs.length < 2) return null;
   return el("section", { class: "card" }, el("h2", {}, "Saved for the backward"),
-    el("table", {}, p.saved.map(s => el("tr", {}, el("td", { class: "mono" }, s.name), el("td", { class: "mono" }, `${s.dtype}[${s.size.join(", ")}]`), el("td", {}, s.source), el("td", {}, s.nbytes === 0 ? "" : bytes(s.nbytes))))),
-    el("p", {}, `${bytes(p.saved_bytes)} besides inputs and results`));
+    el("div", { class: "long" }, el("table", {}, p.saved.map(s => el("tr", {}, el("td", { class: "mono" }, s.name), el("td", { class: "mono" }, `${s.dtype}[${s.size.join(", ")}]`), el("td", {}, s.source), el("td", {}, s.nbytes === 0 ? "" : bytes(s.nbytes)))))),
+    el("p", {}, `${bytes(p.saved_bytes)} besides inputs and results${p.symbols.length ? ", at the sizes of this call" : ""}`));
 }
 
 const wrapper = p => el("section", { class: "card" }, el("h2", {}, `The wrapper${p.left_out.length ? `, ${many(p.left_out.length, "check")} left out` : ""}`),

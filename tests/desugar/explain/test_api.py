@@ -1,0 +1,247 @@
+"""`desugar.explain`: what it finds, on functions whose answer is known."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+
+import pytest
+import torch
+from torch import nn
+
+import desugar
+from desugar import listening
+from desugar.explain.graphs import kind_of
+from desugar.explain.terminal import render_rich
+from subclasses.ragged import JaggedTensor
+from tests.desugar.explain import subjects
+from tests.desugar.explain.subjects import Net, effects, layer, make_weight, make_x
+
+
+@pytest.fixture(scope="module")
+def explained():
+    """The layer with its backward."""
+    return desugar.explain(layer, make_x(), make_weight()).program
+
+
+def op_named(program, name):
+    (found,) = [op for op in program.ops if op.name == name]
+    return found
+
+
+# ------------------------------------------------------------------------------------------- what it finds
+
+
+def test_the_signature_is_a_tree_with_what_is_constant(explained):
+    x, w = explained.inputs
+    assert (x.name, x.kind, x.size, x.requires_grad) == ("x", "Tensor", ("2", "8"), True)
+    assert (w.name, w.kind, w.size, w.dtype) == ("w", "Int8Weight", ("4", "8"), "float32")
+    assert w.metadata == (("axis", "0"),)
+    assert [(inner.name, inner.dtype) for inner in w.inner] == [("qdata", "int8"), ("scale", "float32")]
+    assert [leaf.name for leaf in explained.outputs] == ["result"]
+
+
+def test_each_op_has_its_line_its_rule_and_what_it_became(explained):
+    linear = op_named(explained, "torch.nn.functional.linear")
+    assert linear.kind == "rule" and "rule_for_linear" in linear.how
+    assert linear.place.text == "y = F.linear(x, w).relu()"
+    assert "aten.mm.default" in linear.forward and "aten.mm.default" in linear.backward
+    assert op_named(explained, "torch.Tensor.relu").kind == "plain"
+    inner = op_named(explained, "aten.mul.Tensor")
+    outer = op_named(explained, "torch.Tensor.mul")
+    assert inner.kind == "materialize" and inner.parent == outer.number
+    assert inner.place.text == "z = w * 2  # materializes"
+
+
+def test_every_computed_node_belongs_to_an_op_of_the_function(explained):
+    known = {op.number for op in explained.ops}
+    for graph in explained.graphs:
+        assert graph.nodes
+        assert {node.op for node in graph.nodes} <= known
+        lines = graph.text.splitlines()
+        assert all(lines[node.line].strip().startswith(f"{node.name} = ") for node in graph.nodes)
+
+
+def test_the_sources_hold_every_line_that_ran_an_op(explained):
+    (source,) = explained.sources
+    assert source.function == "layer" and source.lines[0] == "def layer(x, w):"
+    for op in explained.ops:
+        assert source.lines[op.place.line - source.first].strip() == op.place.text
+
+
+def test_materializing_fallbacks_are_told_with_their_line(explained):
+    (found,) = explained.materialized
+    assert (found.cls, found.op) == ("Int8Weight", "aten.mul.Tensor")
+    assert found.place.text == "z = w * 2  # materializes"
+
+
+def test_what_is_saved_adds_up(explained):
+    program = desugar.trace(layer, make_x(), make_weight())
+    assert explained.saved_bytes == program.saved_bytes == sum(saved.nbytes for saved in explained.saved) > 0
+    assert "input w.scale" in [saved.source for saved in explained.saved]
+
+
+def test_checks_left_out_stand_in_the_wrapper_with_their_proof(explained):
+    lines = explained.wrapper.splitlines()
+    assert len(explained.left_out) > 3
+    for left in explained.left_out:
+        assert lines[left.line].strip() == f"# left out: {left.check}: {left.proof}"
+    assert any("axis" in left.check for left in explained.left_out)
+
+
+def test_the_wrapper_differs_from_that_of_the_program_in_comments_alone():
+    plain = desugar.trace(layer, make_x(), make_weight())
+    program = desugar.explain(layer, make_x(), make_weight()).program
+    bare = "\n".join(
+        line for line in program.wrapper.splitlines() if not line.strip().startswith("# left out")
+    )
+    assert "left out" not in plain.source
+    assert bare.startswith(plain.wrapper.rstrip())
+
+
+def test_guards_are_what_the_wrapper_checks(explained):
+    texts = [guard.text for guard in explained.guards]
+    assert "len(args) == 2" in texts and "type(a1) is Int8Weight" in texts and "a1._layout is layout" in texts
+    assert len(texts) == explained.wrapper.count("return MISS")
+
+
+def test_the_cost_is_measured(explained):
+    cost = explained.cost
+    assert cost.rounds >= 5 and 0 < cost.graph <= cost.call
+    assert cost.wrapper == pytest.approx(cost.call - cost.graph) and 0 <= cost.share < 1
+
+
+def test_stages_are_timed(explained):
+    names = [name for name, _ in explained.stages]
+    assert {"discover", "trace", "partition", "compile forward", "compile backward", "wrapper"} == set(names)
+    assert sum(seconds for _, seconds in explained.stages) <= explained.seconds
+
+
+# ---------------------------------------------------------------------------------------- kinds of functions
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_graphs_run_as_they_are_printed(tmp_path, name):
+    x, w = make_x(), make_weight()
+    program = desugar.explain(layer, x, w).program
+    (graph,) = [graph for graph in program.graphs if graph.name == name]
+    (tmp_path / "printed.py").write_text(graph.text)
+    printed = runpy.run_path(str(tmp_path / "printed.py"))[name]
+    traced = getattr(desugar.trace(layer, x, w), name)
+    fakes = [node.meta["val"] for node in traced.graph.find_nodes(op="placeholder")]
+    arguments = [torch.ones(tuple(fake.shape), dtype=fake.dtype) for fake in fakes]
+    torch.testing.assert_close(list(printed(*arguments)), list(traced(*arguments)))
+
+
+def test_effects_are_told_and_nothing_is_run():
+    x, y = torch.zeros(2, 3), torch.zeros(1)
+    program = desugar.explain(effects, x, y).program
+    assert not x.any()
+    assert program.cost is None and "writes" in program.no_cost
+    assert "result[0] is a view of x" in program.aliasing
+    assert "result[1] is the very object y" in program.aliasing
+    assert any(text.startswith("x is written to") for text in program.mutation)
+
+
+def test_shared_inner_tensors_are_told():
+    j = JaggedTensor.from_tensors([torch.ones(2, 4), torch.ones(3, 4)])
+    other = JaggedTensor(torch.ones(5, 4), j.offsets, max_length=3)
+    program = desugar.explain(lambda a, b: a + b, j, other).program
+    assert "a.offsets and b.offsets are one tensor: one input of the graph" in program.aliasing
+
+
+def test_a_module_and_what_compile_made_of_it():
+    net = Net()
+    compiled = desugar.compile(net, backend="eager")
+    for fn in (net, compiled):
+        program = desugar.explain(fn, torch.ones(2, 3), scale=3).program
+        assert [leaf.name for leaf in program.inputs] == ["x", "scale"]
+        assert [leaf.name for leaf in program.captured] == ["self.inner.weight", "self.inner.bias"]
+    assert not compiled.programs  # an explanation is no call
+
+
+def test_symbols_are_shown_where_a_size_has_changed():
+    compiled = desugar.compile(layer, backend="eager")
+    compiled(make_x(2), make_weight())
+    compiled(make_x(5), make_weight())
+    program = desugar.explain(compiled, make_x(3), make_weight()).program
+    (symbol,) = program.symbols
+    assert symbol.value == 3 and program.inputs[0].size[0] == f"{symbol.name} (3 here)"
+    assert len(compiled.programs) == 2
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_there_is_one_graph(mode):
+    with mode():
+        program = desugar.explain(layer, make_x(), make_weight()).program
+    assert [graph.name for graph in program.graphs] == ["forward"] and program.saved == ()
+
+
+@pytest.mark.parametrize("size", [0, 1])
+def test_empty_and_single_rows(size):
+    program = desugar.explain(lambda x: (x * 2).sum(), torch.ones(size, 3)).program
+    assert program.inputs[0].size == (str(size), "3")
+
+
+def test_cond_names_what_its_graph_needs():
+    def fn(x):
+        return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,))
+
+    program = desugar.explain(fn, torch.ones(3)).program
+    assert program.graphs[0].needs and "def forward(self, " in program.graphs[0].text
+
+
+def test_random_numbers_go_on_as_if_nothing_had_run():
+    state = torch.get_rng_state()
+    desugar.explain(nn.Dropout(0.5), torch.ones(4))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_what_cannot_be_desugared_says_so():
+    with pytest.raises(desugar.DesugarError, match="instead"):
+        desugar.explain(lambda x: x + 1 if x.sum() > 0 else x, torch.ones(2))
+
+
+# --------------------------------------------------------------------------------------------------- shown
+
+
+def test_the_text_has_every_part():
+    text = str(desugar.explain(layer, make_x(), make_weight()))
+    titles = re.findall(r"^== (.*) ==$", text, re.MULTILINE)
+    assert titles == [
+        "layer",
+        "Signature",
+        "Line by line",
+        "Aliasing and mutation",
+        "The forward graph",
+        "The backward graph",
+        "Saved for the backward",
+        "The wrapper",
+        "A call runs this program if",
+    ]
+    assert "by rule of Int8Weight: rule_for_linear" in text
+
+
+def test_rich_shows_the_same_words(explained):
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", render_rich(explained, width=200))
+    for word in ("Line by line", "torch.nn.functional.linear", "Backward.apply", "primals_1"):
+        assert word in shown
+
+
+def test_the_dictionary_is_json(explained):
+    found = json.loads(desugar.explain(layer, make_x(), make_weight()).to_json())
+    assert set(found) == set(explained.to_dict())
+    assert found["inputs"][1]["inner"][0]["dtype"] == "int8"
+
+
+def test_nothing_listens_afterwards():
+    desugar.explain(layer, make_x(), make_weight())
+    assert not listening.has_listeners() and listening.current() is None
+    assert subjects.layer is layer
+
+
+def test_kinds_are_words():
+    assert kind_of("rule of A: f (a.py:1)") == "rule"
+    assert kind_of("__torch_dispatch__ of TwoTensor") == "class"
+    assert kind_of("derived from aten.add.Tensor (rule) of A") == "derived"

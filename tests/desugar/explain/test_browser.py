@@ -1,0 +1,169 @@
+"""The page in headless Chromium: it opens without an error, lights up counterparts, searches, and stays quick."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import desugar
+from desugar.explain.collector import Collector
+from desugar.explain.page import render_page
+from tests.desugar.explain.subjects import layer, make_weight, make_x
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which drives a browser")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+# Without these a fresh profile looks for updates and the like.
+FLAGS = (
+    "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
+)
+
+
+@pytest.fixture(scope="module")
+def report():
+    collector, compiled, w = Collector(), desugar.compile(layer, backend="eager"), make_weight()
+    with collector.collecting():
+        compiled(make_x(), w).sum().backward()
+        compiled(make_x(5), w)
+    return collector.report("test report")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        flags = [f"--{flag}" for flag in FLAGS.split()]
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def opened(browser, report, tmp_path):
+    """A function that opens the page; when the test ends, there was no error and nothing was fetched."""
+    errors, urls, pages = [], [], []
+
+    def open_page(shown=report, width=1300, **options):
+        path = tmp_path / "report.html"
+        path.write_text(render_page(shown), encoding="utf-8")
+        page = browser.new_page(viewport={"width": width, "height": 900}, **options)
+        page.on("console", lambda message: errors.append(message.text))
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("request", lambda request: urls.append(request.url))
+        page.goto(path.as_uri())
+        pages.append(page)
+        return page
+
+    yield open_page
+    assert errors == []
+    assert all(url.startswith("file:") for url in urls)
+    for page in pages:
+        page.close()
+
+
+def keep(page, name):
+    """A picture for whoever asks for them."""
+    if folder := os.environ.get("DESUGAR_SCREENSHOTS"):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=f"{folder}/{name}.png")
+
+
+def test_the_overview_has_a_bar_for_each_program(opened):
+    page = opened()
+    assert page.locator(".program").count() == 2
+    assert page.locator(".program .timed .bar").count() == 2
+    assert "size mismatch" in page.locator(".program").nth(1).inner_text()
+    assert "z = w * 2" in page.locator("table").inner_text()
+    keep(page, "overview")
+
+
+def test_a_line_an_op_and_a_node_light_up_together(opened):
+    page = opened()
+    page.locator(".program").first.click()
+    page.locator("[data-line]", has_text="F.linear").click()
+    lit = page.locator("[data-of].on").all_inner_texts()
+    assert any("mm.default" in text for text in lit)
+    assert "torch.nn.functional.linear" in page.locator("[data-op].on").first.inner_text()
+    keep(page, "program")
+    page.locator("[data-of]", has_text="sum.default").first.click()
+    assert "torch.Tensor.sum" in page.locator("[data-op].on").inner_text()
+    assert "z.sum()" in page.locator("[data-line].on").inner_text()
+    page.locator("[data-op]", has_text="torch.Tensor.mul").first.click()
+    assert "w * 2" in page.locator("[data-line].on").inner_text()
+    assert page.locator("[data-op].on").count() == 2  # the op, and what ran inside
+
+
+def test_search_finds_in_programs_and_in_the_overview(opened):
+    page = opened()
+    page.keyboard.press("/")
+    page.keyboard.type("no such thing")
+    assert page.locator(".program:visible").count() == 0
+    page.fill("#search", "rule_for_linear")
+    assert page.locator("#found").inner_text() == "2 programs"
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".panes")
+    assert page.locator(".hit").count() > 0
+    page.fill("#search", "relu")
+    page.keyboard.press("Enter")
+    assert page.locator("#found").inner_text().startswith("1 of ")
+
+
+def test_everything_is_reached_by_keys(opened):
+    page = opened()
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".panes")
+    assert page.url.endswith("#program-2")
+    page.keyboard.press("j")
+    assert page.locator("[data-op].on").count() == 1
+    page.keyboard.press("[")
+    page.wait_for_url("**#program-1")
+    page.keyboard.press("?")
+    assert page.locator("dialog").is_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("Escape")
+    page.wait_for_selector("#programs")
+
+
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_the_theme_is_that_of_the_system_and_can_be_changed(opened, scheme):
+    page = opened(color_scheme=scheme)
+    theme = "document.documentElement.dataset.theme"
+    assert page.evaluate(theme) == scheme
+    keep(page, scheme)
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("t")
+    assert page.evaluate(theme) != scheme
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+@pytest.mark.parametrize("place", ["", "#program-1"])
+def test_a_phone_needs_no_sideways_scrolling(opened, place):
+    page = opened(width=360)
+    page.evaluate(f"location.hash = '{place}'")
+    page.wait_for_selector(".panes" if place else "#programs")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    keep(page, f"phone{place.strip('#')}")
+
+
+def test_200_programs_stay_smooth(opened, report):
+    page = opened(replace(report, programs=report.programs * 100))
+    assert page.locator(".program").count() == 200
+    script = """() => {
+        const times = [], box = document.getElementById("search"), start = () => performance.now();
+        for (const query of ["l", "la", "layer", ""]) {
+            const at = start(); box.value = query; box.dispatchEvent(new Event("input"));
+            document.body.offsetHeight; times.push(start() - at);
+        }
+        for (const n of [7, 77, 177]) {
+            const at = start(); location.hash = `#program-${n}`; route();
+            document.body.offsetHeight; times.push(start() - at);
+        }
+        const at = start(); location.hash = ""; route(); document.body.offsetHeight; times.push(start() - at);
+        return times;
+    }"""
+    assert max(page.evaluate(script)) < 500  # milliseconds; a tenth of it on an idle machine

@@ -1,0 +1,225 @@
+"""The command line: what it prints, where, and the exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer", reason="needs typer")
+from typer.testing import CliRunner
+
+from desugar.explain.cli import app
+
+HERE = Path(__file__).parent
+SUBJECTS = str(HERE / "subjects.py")
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+
+    def run(*arguments):
+        return CliRunner().invoke(app, list(arguments))
+
+    return run
+
+
+# ------------------------------------------------------------------------------------------------- explain
+
+
+def test_explain_finds_inputs_beside_the_function(run):
+    result = run("explain", f"{SUBJECTS}:layer")
+    assert result.exit_code == 0 and "== Line by line ==" in result.output
+
+
+def test_explain_takes_inputs_by_name_and_writes_json_or_a_page(run, tmp_path):
+    result = run("explain", f"{SUBJECTS}:twice", "--inputs", "make_x", "--json")
+    assert json.loads(result.stdout)["inputs"][0]["name"] == "x"
+    page = tmp_path / "page.html"
+    assert run("explain", f"{SUBJECTS}:no_inputs", "--html", str(page)).exit_code == 0
+    assert page.read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("nothing", "expected MODULE:NAME"),
+        ("no_such_module:f", "there is no module 'no_such_module'"),
+        ("no_such_file.py:f", "there is no file"),
+        (f"{SUBJECTS}:no_such_name", "has no 'no_such_name'"),
+        (f"{SUBJECTS}:effects", "it takes x, y"),
+        (f"{SUBJECTS}:torch.pi", "expected a function or module, got float"),
+    ],
+)
+def test_a_wrong_target_is_a_usage_error(run, target, says):
+    result = run("explain", target)
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.split())
+
+
+def test_an_unknown_backend_is_a_usage_error(run):
+    result = run("explain", f"{SUBJECTS}:layer", "--backend", "fast")
+    assert result.exit_code == 2 and "fast" in result.output
+
+
+def test_what_cannot_be_desugared_is_exit_code_1(run, tmp_path):
+    path = tmp_path / "bad.py"
+    path.write_text(
+        "import torch\ndef f(x): return x if x.sum() > 0 else -x\ndef f_inputs(): return torch.ones(2)\n"
+    )
+    result = run("explain", f"{path}:f")
+    assert result.exit_code == 1
+    assert "bad.py:2" in result.output and "instead" in result.output
+
+
+def test_an_error_of_the_module_itself_passes_through(run, tmp_path):
+    path = tmp_path / "broken.py"
+    path.write_text("import module_that_is_not_there\n")
+    result = run("explain", f"{path}:f")
+    assert isinstance(result.exception, ModuleNotFoundError)
+
+
+# -------------------------------------------------------------------------------------------------- report
+
+SCRIPT = """
+import sys, torch, desugar
+f = desugar.compile(lambda x: x * 2, backend="eager")
+f(torch.ones(2)); f(torch.ones(3)); f(torch.ones(3))
+print(sys.argv[1:], __name__, __file__)
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+def report(script, *arguments, cwd):
+    """In a process of its own: a script may do as it likes with the one it runs in."""
+    command = [sys.executable, "-m", "desugar", "report", str(script), *arguments]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin"}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_report_runs_a_script_with_its_arguments(script, tmp_path):
+    done = report(script, "--steps", "3", "one", "-o", "out.html", "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == f"['--steps', '3', 'one'] __main__ {script}"
+    assert "script.py: 2 programs" in done.stderr and "wrote out.html" in done.stderr
+    data = json.loads((tmp_path / "out.json").read_text())
+    assert [program["calls"] for program in data["programs"]] == [1, 2]
+    assert "size mismatch" in data["programs"][1]["failed"][0]
+    assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "says"),
+    [
+        ("raise SystemExit(3)", 3, ""),
+        ("raise ValueError('odd')", 1, "ValueError: odd"),
+        ("sys.exit('stop')", 1, "stop"),
+    ],
+)
+def test_a_script_that_fails_gets_its_report_and_its_exit_code(script, tmp_path, ending, code, says):
+    script.write_text(SCRIPT + ending + "\n")
+    done = report(script, cwd=tmp_path)
+    assert done.returncode == code and says in done.stderr
+    assert "explain/script.py" not in done.stderr
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_report_needs_a_script_and_a_folder(run, script, tmp_path):
+    assert run("report", str(tmp_path / "none.py")).exit_code == 2
+    result = run("report", str(script), "-o", str(tmp_path / "none" / "out.html"))
+    assert result.exit_code == 2 and "no folder" in " ".join(result.output.split())
+
+
+# ------------------------------------------------------------------------------------------------ the others
+
+
+def test_coverage_is_printed(run):
+    assert "ops of aten" in run("coverage", f"{SUBJECTS}:Int8Weight").output
+    steps = json.loads(run("coverage", f"{SUBJECTS}:Int8Weight", "--json").stdout)
+    assert steps["aten.mul.Tensor"] == "materialize"
+
+
+def test_coverage_of_something_else_is_a_usage_error(run):
+    assert run("coverage", f"{SUBJECTS}:layer").exit_code == 2
+
+
+@pytest.mark.parametrize(("broken", "code"), [((), 0), (("views",), 1)])
+def test_check_tells_by_its_exit_code(run, monkeypatch, broken, code):
+    from subclasses import testing
+
+    seen = []
+
+    class Found:
+        def __init__(self, factory):
+            seen.append(factory().shape)
+            self.broken = list(broken)
+
+        def __str__(self):
+            return "what the kit says"
+
+    monkeypatch.setattr(testing, "examine", Found)
+    result = run("check", f"{SUBJECTS}:make_weight")
+    assert result.exit_code == code and "what the kit says" in result.output
+    assert seen == [(4, 8)]
+
+
+def test_check_of_what_makes_no_subclass_is_a_usage_error(run):
+    assert run("check", f"{SUBJECTS}:no_inputs").exit_code == 2
+
+
+def test_bench_has_a_line_for_each_way(run):
+    result = run("bench", f"{SUBJECTS}:no_inputs", "--backend", "eager", "--rounds", "3")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.strip().splitlines()
+    assert [line.split("  ")[0] for line in lines] == [
+        "eager",
+        "torch.compile, aot_eager",
+        "torch.compile, desugar (eager)",
+        "desugar.compile, eager",
+    ]
+    assert all(" ± " in line for line in lines)
+
+
+def test_doctor_is_well(run):
+    result = run("doctor")
+    assert result.exit_code == 0
+    assert "a training step gives eager mode's gradients" in result.output
+    assert "broken" not in result.output
+
+
+def test_doctor_tells_of_a_release_that_lacks_a_name(run, monkeypatch):
+    from desugar import _torch as private
+
+    monkeypatch.setitem(private._LAZY, "no_such_name", "torch")
+    monkeypatch.setattr(private, "NAMES", (*private.NAMES, "no_such_name"))
+    result = run("doctor")
+    assert result.exit_code == 1 and "no_such_name" in result.output
+
+
+def test_without_typer_it_says_what_to_install(monkeypatch):
+    import importlib.util
+
+    from desugar import __main__ as command
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "typer" else find(name))
+    with pytest.raises(SystemExit, match="pip install 'desugar"):
+        command.main()
+
+
+def test_help_is_printed(run):
+    result = run("--help")
+    assert result.exit_code == 0
+    assert all(
+        name in result.output for name in ("explain", "report", "coverage", "check", "bench", "doctor")
+    )

@@ -1,0 +1,133 @@
+"""What is collected while something runs: every program, why it was compiled, what its calls cost."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+import torch
+
+import desugar
+from desugar.explain.collector import Collector
+from desugar.explain.text import render_report_text
+from subclasses import strictness
+from tests.desugar.explain.subjects import layer, make_weight, make_x
+
+
+@pytest.fixture
+def collector():
+    return Collector()
+
+
+def collect(collector, *calls, **options):
+    compiled = desugar.compile(layer, **{"backend": "eager"} | options)
+    with collector.collecting():
+        for args in calls:
+            compiled(*args)
+    return collector.report("test").programs
+
+
+def test_calls_are_counted_and_timed(collector):
+    w = make_weight()
+    (program,) = collect(collector, *[(make_x(), w)] * 4)
+    assert program.calls == 4 and program.cost.rounds == 3
+    assert 0 < program.cost.graph <= program.cost.call
+
+
+def test_a_recompile_names_the_check_that_failed(collector):
+    w = make_weight()
+    first, second, third = collect(collector, (make_x(), w), (make_x(5), w), (make_x(), make_weight(axis=1)))
+    assert first.failed == ()
+    assert second.failed == ("tensor 'x' size mismatch at index 0. expected 2, actual 5",)
+    assert all("layout of w" in text and "(1,)" in text for text in third.failed)
+
+
+def test_another_mode_is_named(collector):
+    x, w = make_x(), make_weight()
+    compiled = desugar.compile(layer, backend="eager")
+    with collector.collecting():
+        compiled(x, w)
+        with torch.no_grad():
+            compiled(x, w)
+    assert collector.report("test").programs[1].failed == ("another mode: grad_mode",)
+
+
+def test_results_are_those_of_an_unwatched_run(collector):
+    w = make_weight()
+    want, x = layer(make_x(), w), make_x()
+    compiled = desugar.compile(layer, backend="eager")
+    with collector.collecting():
+        for _ in range(2):
+            got = compiled(x, w)
+            torch.testing.assert_close(got, want)
+        got.sum().backward()
+    layer(x2 := make_x(), w).sum().backward()
+    torch.testing.assert_close(x.grad * 1, x2.grad)
+    assert "def backward_1" in collector.report("test").programs[0].wrapper
+
+
+def test_fallbacks_are_counted_by_line_traced_and_eager(collector):
+    x, w = make_x(), make_weight()
+    compiled = desugar.compile(layer, backend="eager")
+    with collector.collecting():
+        compiled(x, w)
+        for _ in range(3):
+            w + 1
+    found = {(m.traced, m.op, m.count) for m in collector.report("test").materialized}
+    assert found == {(True, "aten.mul.Tensor", 1), (False, "aten.add.Tensor", 3)}
+
+
+def test_what_fails_to_compile_is_told(collector):
+    compiled = desugar.compile(lambda x: x + 1 if x.sum() > 0 else x, backend="eager")
+    with collector.collecting(), pytest.raises(desugar.DesugarError):
+        compiled(torch.ones(2))
+    (program,) = collector.report("test").programs
+    assert "instead" in program.error and program.graphs == ()
+
+
+def test_programs_that_are_gone_keep_their_count(collector):
+    collect(collector, (make_x(), make_weight()))
+    import gc
+
+    gc.collect()
+    assert collector.report("test").programs[0].calls == 1
+
+
+def test_programs_behind_dynamo_are_collected(collector):
+    compiled = torch.compile(lambda x: x * 2, backend="desugar", options={"backend": "eager"})
+    with collector.collecting():
+        compiled(torch.ones(3))
+        compiled(torch.ones(3))
+    (program,) = collector.report("test").programs
+    assert program.calls == 2 and program.reason == "a graph of torch.compile"
+
+
+def test_other_threads_are_heard(collector):
+    compiled = [desugar.compile(lambda x, n=n: x * n, backend="eager") for n in range(4)]
+    with collector.collecting():
+        threads = [threading.Thread(target=fn, args=(torch.ones(2),)) for fn in compiled]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(collector.report("test").programs) == 4
+
+
+def test_nothing_is_left_behind(collector):
+    watchers = len(strictness.watchers)
+    collect(collector, (make_x(), make_weight()))
+    assert len(strictness.watchers) == watchers
+    compiled = desugar.compile(layer, backend="eager")
+    compiled(make_x(), make_weight())
+    assert "left out" not in compiled.programs[0].source
+    assert len(collector.report("test").programs) == 1
+
+
+def test_the_report_is_json_and_text(collector):
+    w = make_weight()
+    collect(collector, (make_x(), w), (make_x(5), w))
+    report = collector.report("some script")
+    json.dumps(report.to_dict())
+    text = render_report_text(report)
+    assert "some script: 2 programs" in text and "the call failed: tensor 'x' size" in text

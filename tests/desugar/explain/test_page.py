@@ -1,0 +1,95 @@
+"""The page as a document: one file, its data whole, nothing fetched."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+
+import pytest
+
+import desugar
+from desugar.explain.page import embed, render_page
+from desugar.explain.records import Program, Report
+from tests.desugar.explain.subjects import layer, make_weight, make_x
+
+VOID = {"meta", "link", "input", "br", "hr", "img"}
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that elements close, and keeps the text of each script and style."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.parts, self.attributes = [], {}, []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, *pair) for pair in attrs]
+        if tag not in VOID:
+            self.open.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data):
+        if self.open:
+            tag, attrs = self.open[-1]
+            name = attrs.get("id", tag)
+            self.parts[name] = self.parts.get(name, "") + data
+
+
+@pytest.fixture(scope="module")
+def explanation():
+    return desugar.explain(layer, make_x(), make_weight())
+
+
+@pytest.fixture(scope="module")
+def page(explanation):
+    return render_page(Report("a title", (explanation.program,)))
+
+
+def test_it_is_well_formed_and_holds_the_data(page, explanation):
+    parsed = Page(page)
+    data = json.loads(parsed.parts["data"])
+    assert data["title"] == "a title"
+    assert data["programs"][0] == json.loads(explanation.to_json())
+    assert parsed.parts["title"] == "a title - desugar"
+
+
+def test_nothing_is_fetched(page):
+    parsed = Page(page)
+    for tag, name, value in parsed.attributes:
+        assert name not in ("src", "srcset", "action"), (tag, name, value)
+        if name == "href":
+            assert value in ("#", "data:,")
+    for part in ("style", "script"):
+        assert not re.search(r"https?:|@import|url\(|import\(|fetch\(|XMLHttpRequest", parsed.parts[part])
+
+
+def test_a_phone_gets_its_own_width(page):
+    assert ("meta", "content", "width=device-width, initial-scale=1") in Page(page).attributes
+
+
+@pytest.mark.parametrize("hostile", ["</script><b>", "<!-- <script>", "a & b", "$title ${x}", "\u2028"])
+def test_hostile_text_stays_text(hostile):
+    text = render_page(Report(hostile, (Program(hostile, hostile, "eager", 0.0),)))
+    data = json.loads(Page(text).parts["data"])
+    assert data["title"] == data["programs"][0]["name"] == hostile
+
+
+def test_embedded_json_is_json():
+    assert json.loads(embed({"a": ["<", 1, None]})) == {"a": ["<", 1, None]}
+
+
+def test_it_is_written_to_a_path(explanation, tmp_path):
+    path = explanation.to_html(tmp_path / "page.html")
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_it_stays_small_enough_for_200_programs(explanation):
+    one = len(render_page(Report("t", (explanation.program,))))
+    many = len(render_page(Report("t", (explanation.program,) * 200)))
+    assert many < 200 * one and many < 20e6
