@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses.errors import DispatchError
+
 UNMERGE = "unmerge them by x.unflatten(0, (B, T))"
 UNPAD_BATCH = "x.to_jagged(), or a batch that is not padded, has no such limit"
 
@@ -81,8 +83,11 @@ def check_entries(x: Any, entries: Any) -> None:
 
 def read_lengths(x: Any) -> list[int]:
     """The lengths on the host of the rows in the batch, if they are lengths of rows of the table."""
-    if torch.compiler.is_compiling():
-        raise ValueError("PaddedTensor: the rows of one have sizes that a compiled function does not know")
+    if torch.compiler.is_compiling() or type(x.lengths) is not Tensor:
+        raise DispatchError(
+            f"{type(x).__name__}: rows as plain tensors have sizes that a compiled function does not know; slices, "
+            f"x[:, -1] and x[mask] give tensors of sizes that it does"
+        )
     found, width = x.lengths.tolist(), x.padded.shape[x.ragged_dim]
     if any(not 0 <= n <= width for n in found):
         raise ValueError(

@@ -16,6 +16,8 @@ from subclasses.ragged.padded import checks
 from subclasses.ragged.padded.rows import shown
 from subclasses.ragged.padded.tensor import PaddedTensor
 
+aten = torch.ops.aten
+
 # ---- along the ragged dimension: tables of places ---------------------------------------------------------------
 
 
@@ -54,21 +56,37 @@ def other_rows(x: PaddedTensor, table: Tensor, lengths: Tensor) -> PaddedTensor:
 
 
 def slice_rows(x: PaddedTensor, part: slice) -> PaddedTensor:
-    """The same slice of every row; negative bounds count from each row's own end."""
+    """The same slice of every row; negative bounds count from each row's own end.
+
+    A view, except where it begins at another place of each row.
+    """
     step = 1 if part.step is None else part.step
     if not isinstance(step, int) or step < 1:
         raise DispatchError(f"indexing {shown(x)}: rows are cut with a positive step, got {part}")
-    start, width = 0 if part.start is None else part.start, x.width
-    first = _bound(start, x.lengths)
-    last = x.lengths if part.stop is None else _bound(part.stop, x.lengths)
-    lengths = ((last - first).clamp(min=0) + step - 1) // step
-    if start >= 0:  # the same places of every row: a part of the table
-        stop = width if part.stop is None or part.stop < 0 else part.stop
-        table = x.unwrap("padded")[(*[slice(None)] * x.ragged_dim, slice(start, max(stop, start), step))]
-        return other_rows(x, table, lengths)
+    start = 0 if part.start is None else part.start
+    if start >= 0:
+        return aten.slice.Tensor(x, x.ragged_dim, start, part.stop, step)
     ends = 0 if part.stop is None else part.stop
-    most = min(ends - start, width) if ends <= 0 else min(-start, ends, width)
-    return cut(x, first, lengths, -(-max(most, 0) // step), step)
+    most = min(ends - start, x.width) if ends <= 0 else min(-start, ends, x.width)
+    lengths = lengths_after(x, start, part.stop, step)
+    return cut(x, _bound(start, x.lengths), lengths, -(-max(most, 0) // step), step)
+
+
+def lengths_after(x: PaddedTensor, start: Any, end: Any, step: int) -> Tensor:
+    """How many entries a slice of every row has."""
+    first = _bound(0 if start is None else start, x.lengths)
+    last = x.lengths if end is None else _bound(end, x.lengths)
+    return ((last - first).clamp(min=0) + step - 1) // step
+
+
+def count_after(func: Any, x: PaddedTensor, start: Any, end: Any, step: int) -> Tensor | None:
+    """How many of the rows in a slice are of the batch."""
+    if x.row_count is None:
+        return None
+    if step != 1 or not isinstance(x.lengths.shape[0], int):
+        raise DispatchError(f"{func}: every row of a padded batch in turn, got {step}; {checks.UNPAD_BATCH}")
+    rows = range(x.lengths.shape[0])[slice(start, end)]
+    return (x.row_count - rows.start).clamp(min=0, max=len(rows))
 
 
 def _bound(bound: Any, lengths: Tensor) -> Tensor:
@@ -94,6 +112,8 @@ def select_position(x: PaddedTensor, position: Any) -> Tensor:
         RuntimeError: a row is too short (on CUDA, and in graphs, by an assertion that nothing waits for).
     """
     found = checked_places(x, torch.full_like(x.lengths, position).unsqueeze(1))
+    if position >= 0 and x.row_count is None:
+        return x.unwrap("padded").select(x.ragged_dim, position)
     dense = take_places(x, found).select(x.ragged_dim, 0)
     return x.per_row(dense, x.batch_dim - (x.ragged_dim < x.batch_dim))
 
@@ -129,15 +149,10 @@ def select_row(x: PaddedTensor, row: Any) -> Tensor:
 
 
 def take_rows(x: PaddedTensor, which: Any) -> PaddedTensor:
-    """Some rows: a slice is a view of the table, an index tensor or mask copies the rows."""
-    dim = x.batch_dim
-    table = x.unwrap("padded")
+    """Some rows: a slice is a view, an index tensor or mask copies the rows."""
     if isinstance(which, slice):
-        rows = range(x.lengths.shape[0])[which] if isinstance(x.lengths.shape[0], int) else None
-        if which.step in (None, 1):
-            count = _count_after(x, which, rows)
-            return x.with_lengths(table[(*[slice(None)] * dim, which)], x.lengths[which], count)
-        which = torch.arange(x.lengths.shape[0], device=x.lengths.device)[which]
+        step = 1 if which.step is None else which.step
+        return aten.slice.Tensor(x, x.batch_dim, which.start, which.stop, step)
     which = torch.as_tensor(which, device=x.lengths.device)
     if which.dim() != 1 or which.is_floating_point():
         raise DispatchError(f"indexing {shown(x)}: expected rows as an int, a slice, a list or a tensor [n]")
@@ -148,13 +163,5 @@ def take_rows(x: PaddedTensor, which: Any) -> PaddedTensor:
     if which.dtype == torch.bool:
         which = which.nonzero().squeeze(1)
     which = torch.where(which < 0, which + x.lengths.shape[0], which)
-    return x.with_lengths(table.index_select(dim, which), x.lengths.index_select(0, which))
-
-
-def _count_after(x: PaddedTensor, which: slice, rows: range | None) -> Tensor | None:
-    """How many of the rows in a slice are of the batch."""
-    if x.row_count is None:
-        return None
-    if rows is None:
-        raise DispatchError(f"indexing {shown(x)}: its number of rows is a symbol; {checks.UNPAD_BATCH}")
-    return (x.row_count - rows.start).clamp(min=0, max=len(rows))
+    table = x.unwrap("padded").index_select(x.batch_dim, which)
+    return x.with_lengths(table, x.lengths.index_select(0, which))

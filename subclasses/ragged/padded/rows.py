@@ -91,6 +91,8 @@ def check_fits(func: Any, x: PaddedTensor, y: Tensor) -> None:
                 f"{name_of(func)}: padded tensors combine when they have as many dimensions and their rows at the "
                 f"same ones, got {shown(x)} and {shown(y)}; add dimensions by unsqueeze, or swap them by transpose"
             )
+        if 1 in (x.lengths.shape[0], y.lengths.shape[0]) and x.lengths.shape != y.lengths.shape:
+            raise DispatchError(f"{name_of(func)}: a single row is not repeated: {shown(x)} and {shown(y)}")
         check_rows_match(func, x, y)
         return
     missing = x.dim() - y.dim()

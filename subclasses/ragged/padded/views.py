@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from subclasses.errors import DispatchError
+from subclasses.ragged.padded.cutting import count_after, lengths_after
 from subclasses.ragged.padded.merging import places_after
 from subclasses.ragged.padded.rows import outer_dims, rows_stay, shown, without
 from subclasses.ragged.padded.tensor import PaddedTensor
@@ -105,10 +106,17 @@ def _(op: Any, x: PaddedTensor, dim: int, index: int) -> Any:
 
 @PaddedTensor.implements(aten.slice.Tensor)
 def _(op: Any, x: PaddedTensor, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    """Of features, of rows, or the same places of every row; see cutting.py for bounds from each row's end."""
     (dim,) = outer_dims(op, x, dim)
-    if not rows_stay(x, [dim]) and start in (None, 0) and step == 1 and _reaches_end(x.size(dim), end):
-        return x.with_padded(op(x.padded, dim))  # `x[:, :, 0]` asks for all of the rows
-    return x.with_padded(op(x.padded, entry_dim(op, x, dim), start, end, step))
+    table = op(x.padded, dim, start, end, step)
+    if rows_stay(x, [dim]) or (start in (None, 0) and step == 1 and _reaches_end(x.size(dim), end)):
+        return x.with_padded(table)
+    if dim == x.batch_dim and not x.merged:
+        return x.with_lengths(table, op(x.lengths, 0, start, end, step), count_after(op, x, start, end, step))
+    entry = entry_dim if x.merged or (start is not None and start < 0) else None
+    return (
+        entry(op, x, dim) if entry else x.with_lengths(table, lengths_after(x, start, end, step), x.row_count)
+    )
 
 
 def _reaches_end(size: Any, end: Any) -> bool:
@@ -131,7 +139,10 @@ def _(op: Any, x: PaddedTensor, dim: int = 0) -> Any:
 
 @PaddedTensor.implements(aten.slice_backward.default)
 def _(op: Any, grad: PaddedTensor, size: Sequence[int], dim: int, *cut: Any) -> Any:
-    return grad.with_padded(op(grad.padded, size, dim, *cut))
+    """Of a slice of rows, a plain cotangent, zero where there is no entry: other rows may have been longer."""
+    if rows_stay(grad, outer_dims(op, grad, dim)):
+        return grad.with_padded(op(grad.padded, size, dim, *cut))
+    return op(grad.kept(grad.padded), size, dim, *cut)
 
 
 @PaddedTensor.implements(aten.select_backward.default)

@@ -182,7 +182,7 @@ def test_wrong_types():
     ],
 )
 def test_what_has_no_rule_is_refused(op):
-    with pytest.raises((DispatchError, ValueError), match="Padded"):
+    with pytest.raises((DispatchError, ValueError), match=r"Padded|lengths"):
         op(make_table().x)
 
 
