@@ -1,32 +1,111 @@
-"""How wide a table is: few widths for many lengths, so that few programs serve them."""
+"""How wide a table is: few widths for many lengths, so that few programs serve them, and widths that kernels like.
+
+A program, and a CUDA graph, is made for each width. `propose_buckets` picks widths for lengths as they occur: as many
+as there may be programs, each a multiple of what suits the kernels, with the least padding in all.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
+from functools import cache
+from typing import Literal
+
+import torch
+
+Buckets = Sequence[int] | Literal["powers"]
+
+# Bytes that an extent should fill: of a tensor core's operand (NVIDIA's "Matrix Multiplication Background User's
+# Guide": 16 bytes, so 8 elements of half precision), and of an AVX-512 register.
+_BYTES = {"cuda": 16, "cpu": 64}
+
+# ---- one width -------------------------------------------------------------------------------------------------
 
 
-def bucket_of(length: int, multiple: int | None = None, buckets: Sequence[int] | None = None) -> int:
+def bucket_of(length: int, multiple: int | None = None, buckets: Buckets | None = None) -> int:
     """The width for rows of up to ``length`` entries.
 
     Args:
         length: the longest row.
         multiple: the next multiple of this (at least one of it, so that an empty batch needs no program of its own).
-        buckets: the least of these that is wide enough.
+        buckets: the least of these that is wide enough; or ``"powers"``, the next power of two.
 
     Raises:
         ValueError: both are given, one is not positive, or no bucket is wide enough.
     """
     if multiple is not None and buckets is not None:
-        raise ValueError(f"expected multiple or buckets, got both: {multiple} and {list(buckets)}")
+        raise ValueError(f"expected multiple or buckets, got both: {multiple} and {buckets!r}")
     if multiple is not None:
-        if multiple < 1:
-            raise ValueError(f"multiple: expected an int of at least 1, got {multiple}")
+        check_positive("multiple", multiple)
         return max(-(-length // multiple), 1) * multiple
     if buckets is None:
         return length
+    if buckets == "powers":
+        return 1 << max(length - 1, 0).bit_length()
+    if isinstance(buckets, str):
+        raise ValueError(f"buckets: expected a list of widths or 'powers', got {buckets!r}")
     wide_enough = [b for b in buckets if b >= length]
     if not wide_enough:
         raise ValueError(
             f"buckets: a row of {length} entries fits into none of {sorted(buckets)}; add a wider one"
         )
     return min(wide_enough)
+
+
+def check_positive(name: str, n: int) -> None:
+    """Raises unless ``n`` is one or more."""
+    if n < 1:
+        raise ValueError(f"{name}: expected an int of at least 1, got {n}")
+
+
+# ---- proposing widths ------------------------------------------------------------------------------------------
+
+
+def kernel_multiple(dtype: torch.dtype, device: torch.device | str = "cpu") -> int:
+    """The multiple that extents of matrices should be of: 8 or more elements, for the device's matrix kernels."""
+    return max(_BYTES.get(torch.device(device).type, 64) // dtype.itemsize, 8)
+
+
+def propose_buckets(lengths: Sequence[int], *, programs: int = 4, multiple: int = 8) -> list[int]:
+    """Widths for rows of such lengths, with the least padding that so many programs allow.
+
+    Args:
+        lengths: of the longest row in each batch, as often as they occur.
+        programs: at most so many widths.
+        multiple: each is a multiple of this; see `kernel_multiple`.
+
+    Returns:
+        The widths in ascending order, for ``buckets=``.
+
+    Raises:
+        ValueError: there is no length, or an argument is not positive.
+    """
+    check_positive("programs", programs)
+    check_positive("multiple", multiple)
+    if not lengths or min(lengths) < 0:
+        raise ValueError(
+            f"propose_buckets: expected one length or more, each at least 0, got {list(lengths)}"
+        )
+    counts = Counter(bucket_of(n, multiple) for n in lengths)
+    widths = sorted(counts)
+    total = [0]
+    for width in widths:
+        total.append(total[-1] + counts[width])
+
+    @cache
+    def best(stop: int, left: int) -> tuple[float, tuple[int, ...]]:
+        """The fewest places for the first ``stop`` widths in ``left`` buckets, and these."""
+        if stop == 0:
+            return 0, ()
+        if left == 0:
+            return math.inf, ()
+        options = []
+        for start in range(stop):
+            places, chosen = best(start, left - 1)
+            options.append(
+                (places + (total[stop] - total[start]) * widths[stop - 1], (*chosen, widths[stop - 1]))
+            )
+        return min(options)
+
+    return list(best(len(widths), programs)[1])

@@ -26,7 +26,7 @@ from subclasses.checks import repr_tail
 from subclasses.ragged.checks import check_has_rows, check_rows
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded import checks
-from subclasses.ragged.padded.buckets import bucket_of
+from subclasses.ragged.padded.buckets import Buckets, bucket_of
 
 # ---- the declaration -------------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class PaddedTensor(TensorSubclass):
         rows: Sequence[Tensor],
         *,
         multiple: int | None = None,
-        buckets: Sequence[int] | None = None,
+        buckets: Buckets | None = None,
         batch_multiple: int | None = None,
     ) -> PaddedTensor:
         """One row per tensor ``[length, ...]``, padded up to a bucket; differentiable in them.
@@ -98,7 +98,7 @@ class PaddedTensor(TensorSubclass):
         Args:
             rows: tensors that differ in their first extent alone.
             multiple: the table is as wide as the next multiple of this.
-            buckets: the table is as wide as the least of these that holds the longest row.
+            buckets: the table is as wide as the least of these that holds the longest row; "powers": of two.
             batch_multiple: the table has as many rows as the next multiple of this. Those past the given ones have
                 length 0, and no result has an entry for them.
 
@@ -119,7 +119,7 @@ class PaddedTensor(TensorSubclass):
 
     @classmethod
     def pad(
-        cls, x: Tensor, *, dim: int, multiple: int | None = None, buckets: Sequence[int] | None = None
+        cls, x: Tensor, *, dim: int, multiple: int | None = None, buckets: Buckets | None = None
     ) -> PaddedTensor:
         """A plain tensor padded along ``dim`` up to a bucket; each row has the length that ``dim`` had.
 
@@ -240,7 +240,7 @@ class PaddedTensor(TensorSubclass):
         return [row.narrow(place, 0, n) for row, n in zip(rows, lengths, strict=True)]
 
     def to_padded(
-        self, *, multiple: int | None = None, buckets: Sequence[int] | None = None, at_least: int = 0
+        self, *, multiple: int | None = None, buckets: Buckets | None = None, at_least: int = 0
     ) -> PaddedTensor:
         """The same rows in a table as wide as a bucket that holds this one; differentiable.
 
@@ -314,7 +314,7 @@ def widen(padded: Tensor, dim: int, width: int) -> Tensor:
 
 
 def to_padded(
-    self: JaggedTensor, *, multiple: int | None = None, buckets: Sequence[int] | None = None
+    self: JaggedTensor, *, multiple: int | None = None, buckets: Buckets | None = None
 ) -> PaddedTensor:
     """The same rows in a table as wide as a bucket that holds ``T``; differentiable."""
     check_has_rows(self, "to_padded")

@@ -8,12 +8,10 @@ import functools
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, strategies as st
 
 import desugar
 from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
-from subclasses.ragged.padded.buckets import bucket_of
 from tests.subclasses.ragged.padded_judge import LENGTHS, PLACES, Table, check_parts, make_table
 from tests.subclasses.ragged.serving import Model, NoReading
 
@@ -216,12 +214,6 @@ def test_the_two_layouts_do_not_mix():
 
 
 # ---- buckets, and no length is read ----------------------------------------------------------------------------
-
-
-@given(st.integers(0, 100), st.integers(1, 20))
-def test_a_multiple_is_the_least_that_holds_the_row(length, multiple):
-    width = bucket_of(length, multiple)
-    assert width % multiple == 0 and width >= length and width - multiple < max(length, 1)
 
 
 def test_the_mode_would_notice():
