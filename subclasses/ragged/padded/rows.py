@@ -39,7 +39,7 @@ def check_numbered(func: Any, x: PaddedTensor, dims: Sequence[int]) -> None:
     """Raises where a place would be numbered among the entries of several rows: their padding lies between them."""
     if x.merged and x.ragged_dim in dims and x.lengths.shape[0] != 1:
         raise DispatchError(
-            f"{name_of(func)}: an order of merged rows has no place in a {shown(x)}; unmerge them by "
+            f"{name_of(func)}: an order of merged rows has no place in {shown(x)}; unmerge them by "
             f"x.unflatten({x.ragged_dim}, (B, T)), or use x.to_jagged()"
         )
 
