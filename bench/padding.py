@@ -31,8 +31,7 @@ from torch import Tensor
 
 import desugar
 from bench.timing import describe_machine, time_side_by_side
-from subclasses.ragged import PaddedTensor
-from subclasses.ragged.padded import kernel_multiple, propose_buckets
+from subclasses.ragged import PaddedTensor, kernel_multiple, propose_buckets
 from subclasses.ragged.padded.buckets import bucket_of
 
 RESULTS = Path(__file__).parent / "results"

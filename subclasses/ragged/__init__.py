@@ -15,6 +15,6 @@ from subclasses.ragged import (  # noqa: F401  # isort: skip
     views,
     pointwise,
 )
-from subclasses.ragged.padded import PaddedTensor  # isort: skip
+from subclasses.ragged.padded import PaddedTensor, kernel_multiple, propose_buckets  # isort: skip
 
-__all__ = ["JaggedTensor", "PaddedTensor"]
+__all__ = ["JaggedTensor", "PaddedTensor", "kernel_multiple", "propose_buckets"]

@@ -8,8 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from subclasses.ragged import PaddedTensor
-from subclasses.ragged.padded import kernel_multiple, propose_buckets
+from subclasses.ragged import PaddedTensor, kernel_multiple, propose_buckets
 from subclasses.ragged.padded.buckets import bucket_of
 
 
