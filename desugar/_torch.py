@@ -109,7 +109,11 @@ _LAZY = {
     "disable_dynamo": "torch._compile:_disable_dynamo",
     # ---- looking on ----------------------------------------------------------------------------------------
     # The number that autograd gives to its next node, in the order of their making.
+    # Tracing patches torch.fx for the whole process; Dynamo's own lock keeps compilations of any kind apart.
+    "compile_lock": "torch._dynamo.convert_frame",
     "sequence_number": "torch.autograd:_get_sequence_nr",
+    # Sees ops on their way to a subclass; rests with torch itself, so that naming it imports nothing.
+    "TorchDispatchMode": "torch.utils._python_dispatch",
     # Writes what TORCH_TRACE collects and `tlparse` shows; the logger tells whether anything collects.
     "trace_structured": "torch._logging",
     "trace_log": "torch._logging._internal",
@@ -117,7 +121,7 @@ _LAZY = {
     "compile_context": "torch._guards",
     "CompileContext": "torch._guards",
     "CompileId": "torch._guards",
-    # Says whether a profiler is running.
+    # Says whether a profiler runs.
     "profiler": "torch.autograd:profiler",
     # ---- running -------------------------------------------------------------------------------------------
     # C++ check of type, dtype, device, sizes, strides, requires_grad and identity of many tensors in one call.

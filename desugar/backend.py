@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private, listening
+from desugar import _torch as private
 from desugar.arguments import Unpacking
+from desugar.artifacts import recorded
 from desugar.compilers import choose_backend
 from desugar.errors import DesugarError
 from desugar.fakes import Fakes
@@ -71,7 +72,7 @@ def _compile(gm: fx.GraphModule, example_inputs: list[Any], backend: Any) -> Cal
     inputs.add_faked(leaves, [_fake(leaf, fakes.mode, context) for leaf in leaves])
     unpacking, _ = Unpacking.of(tuple(range(len(leaves))), {})
     again = Again(lambda traced: gm(*traced), functools.partial(compile_again, backend=backend))
-    with listening.recording(gm, "a graph of torch.compile", tuple(leaves), {}):
+    with recorded(gm, "a graph of torch.compile", tuple(leaves), {}):
         stages = run_stages(again, inputs, backend)
         state = State(torch.is_inference_mode_enabled())
         program = wrap_program(stages, inputs, unpacking, leaves, state, trusted=True)

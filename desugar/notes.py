@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from desugar import _torch as private
 from desugar.errors import is_library_file
@@ -130,7 +129,7 @@ class Notes:
         self._backward, self._last = op, _last_node()
 
 
-class OuterOps(TorchDispatchMode):
+class OuterOps(private.TorchDispatchMode):
     """Shows ops to the notes on their way to a subclass."""
 
     supports_higher_order_operators = True

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from desugar import listening
+from desugar import _torch as private
+from desugar.artifacts import recorded
 from desugar.compilers import Backend, choose_backend
 from desugar.dynamic import History
 from desugar.errors import StateKept
@@ -20,7 +21,9 @@ from desugar.files import forget_texts, forget_with, graph_texts
 from desugar.inputs import DynamicPolicy
 from desugar.modes import is_traced_by_others
 from desugar.program import Program, Request, build_program
+from desugar.misses import find_miss
 from desugar.signature import MISS
+from desugar.profiling import call_named, is_to_be_named
 from desugar.state import find_state
 
 log = logging.getLogger("desugar")
@@ -46,7 +49,7 @@ def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
     state = functools.partial(find_state, fn)
     backend = choose_backend("eager")
     again = functools.partial(compile_again, backend=backend)
-    with listening.recording(fn, "traced", args, kwargs):
+    with recorded(fn, "traced", args, kwargs):
         return build_forgetting(Request(fn, args, kwargs, backend, DynamicPolicy(), state, again))
 
 
@@ -148,7 +151,8 @@ def build_forgetting(request: Request) -> Program:
     """A program, with which the text of its graphs leaves linecache."""
     known = graph_texts()
     try:
-        program = build_program(request)
+        with private.compile_lock:
+            program = build_program(request)
     except BaseException:
         forget_texts(graph_texts() - known)
         raise
@@ -184,6 +188,7 @@ class ProgramCache:
 
     def _compile_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
+        self.name = getattr(fn, "__qualname__", type(fn).__name__)
             for program in self.programs:  # another thread may have compiled it meanwhile
                 result = program.run(args, kwargs)
                 if result is not MISS:
@@ -197,6 +202,8 @@ class ProgramCache:
                     raise
                 self._state_was_kept = True
                 log.info("this call runs in eager mode: %s", error)
+        if private.profiler._is_profiler_enabled and is_to_be_named():
+            return call_named(self.call, self.name, self.programs, args, kwargs)
                 return self.fn(*args, **kwargs)
             self._state_was_kept = False
         result = program.run(args, kwargs)
@@ -206,12 +213,13 @@ class ProgramCache:
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Program:
         policy, reason = self.history.observe(args, kwargs)
-        name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
-        log.info("compiling program %d of %s: %s", len(self.programs) + 1, name, reason)
+        if reason == "new signature" and self.programs:
+            reason = f"new signature: {find_miss(self.programs[0], args, kwargs)}"
+        log.info("compiling program %d of %s: %s", len(self.programs) + 1, self.name, reason)
         state = functools.partial(find_state, self.fn)
         again = functools.partial(compile_again, backend=self.backend)
         request = Request(self.fn, args, kwargs, self.backend, policy, state, again)
-        with listening.recording(self.fn, reason, args, kwargs):
+        with recorded(self.fn, reason, args, kwargs):
             program = build_forgetting(request)
         self.programs = (program, *self.programs)
         return program

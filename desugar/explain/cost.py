@@ -60,7 +60,8 @@ def _graph_alone(compiled: Any, items: list[Any], program: Any) -> Callable[[], 
 def _take_turns(call: Callable[[], Any], graph: Callable[[], Any], items: list[Any]) -> Cost:
     on_cuda = any(isinstance(item, Tensor) and item.is_cuda for item in items)
     times: tuple[list[float], list[float]] = ([], [])
-    call(), graph()
+    call()
+    graph()
     end = time.perf_counter() + _SECONDS
     while len(times[0]) < _LEAST or (time.perf_counter() < end and len(times[0]) < _MOST):
         for run, spent in zip((call, graph), times, strict=True):

@@ -7,13 +7,13 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from desugar.explain.leaves import extent_text
 from desugar.explain.records import Graph, Node, OuterOp, Place, Source
 from desugar.listening import Line, Op
 from desugar.notes import BACKWARD, OP
+from subclasses._torch import OpOverload
 
 # ----------------------------------------------------------------------------------------------------- graphs
 
@@ -63,7 +63,7 @@ def tensor_text(value: Tensor) -> str:
 
 
 def _shown(node: fx.Node) -> str:
-    if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+    if node.op == "call_function" and isinstance(node.target, OpOverload):
         return str(node.target)
     return getattr(node.target, "__name__", str(node.target))
 

@@ -1,0 +1,67 @@
+"""Calls and graphs by name in the traces of `torch.profiler`.
+
+Nothing of this is in a call's way while no profiler runs. The first call under a profiler puts names around the
+graphs of the programs that there are; they stay, at the price of one test a graph.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.profiler import record_function
+
+from desugar import _torch as private
+
+_here = threading.local()
+_named: weakref.WeakSet[Any] = weakref.WeakSet()  # generated functions whose graphs have names
+_GRAPH = "compiled_graph"  # what generated text calls a graph; a second one has a number behind it
+
+
+def is_to_be_named() -> bool:
+    """Whether the call in progress has no name yet; asked while a profiler runs."""
+    return not getattr(_here, "is_named", False)
+
+
+def call_named(call: Callable[..., Any], name: str, programs: Any, args: Any, kwargs: Any) -> Any:
+    """Makes a call under the name that a trace is to show."""
+    for program in programs:
+        name_graphs(program, name)
+    _here.is_named = True
+    try:
+        with record_function(f"desugar: {name}"):
+            return call(args, kwargs)
+    finally:
+        _here.is_named = False
+
+
+def name_graphs(program: Any, name: str) -> None:
+    """Puts names around the compiled graphs of a program, backwards that exist by now included."""
+    functions = [("forward", program.run)] if hasattr(program.run, "__globals__") else []
+    functions += [("backward", function) for function in _backwards(program)]
+    for role, function in functions:
+        scope = getattr(function, "__globals__", {})
+        if function in _named or _GRAPH not in scope:
+            continue
+        _named.add(function)
+        for key in [key for key in scope if key.startswith(_GRAPH)]:
+            scope[key] = _under_name(scope[key], f"desugar graph: {name}, {role}")
+
+
+def _backwards(program: Any) -> Iterator[Callable[..., Any]]:
+    if program.family is not None:
+        yield from program.family.members.values()
+
+
+def _under_name(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
+    profiler = private.profiler
+
+    def named(items: list[Any]) -> Any:
+        if not profiler._is_profiler_enabled:
+            return compiled(items)
+        with record_function(name):
+            return compiled(items)
+
+    return named

@@ -1,0 +1,98 @@
+"""What PyTorch's tools see: artifacts under TORCH_TRACE, the logger's levels."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import desugar
+from desugar.artifacts import collect_texts
+from desugar.listening import Recording
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import torch, desugar
+f = desugar.compile(lambda x: (x * 2).sum(), backend="eager", dynamic=False)
+f(torch.ones(2, requires_grad=True)).backward()
+f(torch.ones(3))
+torch.compile(lambda x: x + 1, backend="desugar", options={"backend": "eager"})(torch.ones(2))
+"""
+
+
+def run_script(**environment):
+    command = [sys.executable, "-c", SCRIPT]
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def read_artifacts(folder):
+    """(compile id, name, text) of the artifacts of ours: a line of JSON, and the indented payload below it."""
+    (file,) = folder.glob("*.log")
+    found, lines = [], file.read_text().splitlines()
+    for number, line in enumerate(lines):
+        if not line.startswith("V") or '"desugar_' not in line:
+            continue
+        record = json.loads(line[line.index("{") :])
+        payload = []
+        for following in lines[number + 1 :]:
+            if not following.startswith("\t"):
+                break
+            payload.append(following[1:])
+        found.append(
+            ((record["frame_id"], record["frame_compile_id"]), record["artifact"]["name"], "\n".join(payload))
+        )
+    return found
+
+
+def test_torch_trace_gets_the_texts_of_each_compilation(tmp_path):
+    run_script(TORCH_TRACE=str(tmp_path))
+    found = read_artifacts(tmp_path)
+    ids = list(dict.fromkeys(number for number, _, _ in found))
+    assert len(ids) == 3, "two of ours, and Dynamo's own for the third"
+    names = [{name for number, name, _ in found if number == one} for one in ids]
+    common = {
+        "desugar_reason",
+        "desugar_stages",
+        "desugar_layouts",
+        "desugar_forward_graph",
+        "desugar_wrapper",
+    }
+    assert names[0] == common | {"desugar_backward_graph"} and names[1] == names[2] == common
+    texts = {(number, name): text for number, name, text in found}
+    assert "def run(args, kwargs):" in texts[ids[0], "desugar_wrapper"]
+    assert "aten.mul.Tensor" in texts[ids[1], "desugar_forward_graph"]
+    assert "requires_grad mismatch" in json.loads(texts[ids[1], "desugar_reason"])["reason"]
+
+
+@pytest.mark.parametrize(("level", "has_texts"), [("desugar", False), ("+desugar", True)])
+def test_torch_logs_sets_the_level(level, has_texts):
+    said = run_script(TORCH_LOGS=level)
+    assert "compiling program 1 of <lambda>: first call" in said
+    assert ("def run(args, kwargs):" in said) is has_texts
+
+
+def test_the_logger_has_the_same_levels(caplog):
+    compiled = desugar.compile(lambda x: x * 2, backend="eager")
+    with caplog.at_level(logging.INFO, logger="desugar"):
+        compiled(torch.ones(2))
+    assert [record.levelname for record in caplog.records if record.name == "desugar"] == ["INFO"]
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, logger="desugar"):
+        compiled(torch.ones(2).double())
+    said = [record.getMessage() for record in caplog.records if record.name == "desugar"]
+    assert "new signature: tensor 'a0' dtype mismatch" in said[0]
+    assert any("wrapper\ndef run" in text for text in said)
+
+
+def test_a_failed_compilation_has_its_error():
+    texts = collect_texts(Recording(len, "first call", error=ValueError("odd")))
+    assert json.loads(texts["reason"])["error"] == "ValueError: odd" and "wrapper" not in texts
