@@ -19,11 +19,11 @@ from desugar.dynamic import History
 from desugar.errors import StateKept
 from desugar.files import forget_texts, forget_with, graph_texts
 from desugar.inputs import DynamicPolicy
-from desugar.modes import is_traced_by_others
-from desugar.program import Program, Request, build_program
 from desugar.misses import find_miss
-from desugar.signature import MISS
+from desugar.modes import is_traced_by_others
 from desugar.profiling import call_named, is_to_be_named
+from desugar.program import Program, Request, build_program
+from desugar.signature import MISS
 from desugar.state import find_state
 
 log = logging.getLogger("desugar")
@@ -165,6 +165,7 @@ class ProgramCache:
 
     def __init__(self, fn: Callable[..., Any], backend: Backend, dynamic: bool | None) -> None:
         self.fn, self.backend = fn, backend
+        self.name = getattr(fn, "__qualname__", type(fn).__name__)
         self.programs: tuple[Program, ...] = ()
         self.history = History(dynamic)
         self._lock = threading.RLock()
@@ -174,6 +175,8 @@ class ProgramCache:
         """Runs the first program that fits the call; compiles one if none does."""
         if is_traced_by_others():
             return self.fn(*args, **kwargs)
+        if private.profiler._is_profiler_enabled and is_to_be_named():
+            return call_named(self.call, self.name, self.programs, args, kwargs)
         for program in self.programs:
             result = program.run(args, kwargs)
             if result is not MISS:
@@ -188,7 +191,6 @@ class ProgramCache:
 
     def _compile_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:
-        self.name = getattr(fn, "__qualname__", type(fn).__name__)
             for program in self.programs:  # another thread may have compiled it meanwhile
                 result = program.run(args, kwargs)
                 if result is not MISS:
@@ -202,8 +204,6 @@ class ProgramCache:
                     raise
                 self._state_was_kept = True
                 log.info("this call runs in eager mode: %s", error)
-        if private.profiler._is_profiler_enabled and is_to_be_named():
-            return call_named(self.call, self.name, self.programs, args, kwargs)
                 return self.fn(*args, **kwargs)
             self._state_was_kept = False
         result = program.run(args, kwargs)
