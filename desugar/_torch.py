@@ -52,6 +52,8 @@ _LAZY = {
     # Checkpointing's hooks rest in a trace; the graph under construction tells which nodes a region has.
     "rest_saved_tensors_hooks": "torch._C._autograd:_saved_tensors_hooks_set_tracing",
     "get_proxy_mode": "torch.fx.experimental.proxy_tensor",
+    # Nodes keep what a policy of selective checkpointing says of them.
+    "preserve_node_meta": "torch.fx.traceback",
     # ---- symbols -------------------------------------------------------------------------------------------
     # Symbols for sizes, and how each dimension is to be treated.
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes",
@@ -128,6 +130,8 @@ _LAZY = {
     "TensorGuards": "torch._C._dynamo.guards",
     # C++ check of grad mode, autocast, deterministic algorithms and default dtype in one call.
     "GlobalStateGuard": "torch._C._dynamo.guards",
+    # The level of forward-mode differentiation in force, if any.
+    "forward_ad": "torch.autograd:forward_ad",
     # The functorch transform in force, if any, and how many modes look at every op.
     "peek_interpreter_stack": "torch._C._functorch",
     "num_dispatch_modes": "torch._C:_len_torch_dispatch_stack",

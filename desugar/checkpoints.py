@@ -2,7 +2,8 @@
 
 Checkpointing computes a region again by hooks on what autograd saves. In a trace that would put the region into
 the graph twice, with random numbers drawn anew. So the hooks rest, and the region's nodes are marked: the
-partitioner computes them again in the backward, and saves what is random.
+partitioner computes them again in the backward, and saves what is random. Under selective checkpointing its mode
+marks the nodes as the policy says.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def run_op(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         return func(*args, **kwargs)
     graph = mode.tracer.graph
     last = next(iter(reversed(graph.nodes)), None)
-    result = func(*args, **kwargs)
+    with private.preserve_node_meta():  # where releases before 2.13 put a policy's decision
+        result = func(*args, **kwargs)
     for node in reversed(graph.nodes):
         if node is last:
             break
@@ -47,9 +49,13 @@ def _region() -> int | None:
 
 
 def _mark(node: fx.Node, region: int) -> None:
-    if node.op == "call_function" and not _is_random(node):
-        node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
-        node.meta["ac_graph_id"] = region
+    if node.op != "call_function":
+        return
+    node.meta["ac_graph_id"] = region
+    if _is_random(node):
+        node.meta.pop("recompute", None)
+    else:
+        node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)  # a policy has decided already
 
 
 def _is_random(node: fx.Node) -> bool:

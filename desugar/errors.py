@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import sysconfig
 import traceback
 from pathlib import Path
 
-_OURS = tuple(str(Path(__file__).resolve().parents[1] / name) for name in ("desugar", "subclasses"))
+import optree
+import torch
+
+_PLUMBING = tuple(
+    os.path.join(sysconfig.get_path("stdlib"), f"{name}.py")
+    for name in ("contextlib", "functools", "threading", "copy")
+)
+_PACKAGES = [Path(__file__).resolve().parents[1] / name for name in ("desugar", "subclasses")]
+_PACKAGES += [Path(module.__file__).resolve().parent for module in (torch, optree)]  # type: ignore[arg-type]
+_LIBRARIES = ("<", *(f"{folder}{os.sep}" for folder in _PACKAGES))
 
 
 class DesugarError(RuntimeError):
@@ -44,9 +55,7 @@ def user_line(stack: traceback.StackSummary | None = None) -> str | None:
 def is_library_file(filename: str) -> bool:
     """Whether a stack frame's file is torch, optree, the standard library's plumbing or this project."""
     return (
-        filename.startswith(_OURS)
-        or filename.startswith("<")
-        or "/torch/" in filename
-        or "/optree/" in filename
-        or filename.endswith(("/contextlib.py", "/functools.py", "/threading.py"))
+        filename.startswith(_LIBRARIES)
+        or filename in _PLUMBING
+        or os.path.realpath(filename).startswith(_LIBRARIES)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import traceback
 from collections.abc import Iterator
@@ -28,8 +29,24 @@ def tracing_modes(fake_mode: Any) -> Iterator[None]:
         private.enable_python_dispatcher(),
         private.FunctionalTensorMode(),
         _explaining(),
+        _without_reports(),
     ):
         yield
+
+
+@contextlib.contextmanager
+def _without_reports() -> Iterator[None]:
+    """An op that fails on fake tensors raises the user's error; it need not be logged as torch's own, too."""
+    thread, log = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return record.thread != thread or "attempting to run meta" not in record.getMessage()
+
+    log.addFilter(is_news)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_news)
 
 
 @contextlib.contextmanager
@@ -49,7 +66,7 @@ def _explaining() -> Iterator[None]:
             where=user_line(traceback.extract_tb(error.__traceback__)),
             instead="use torch.where instead of if, or run this part in eager mode",
         ) from error
-    except AssertionError as error:
+    except (AssertionError, RuntimeError) as error:
         known = next((text for text in _ASSERTED if text in str(error)), None)
         if known is None:
             raise
@@ -58,12 +75,16 @@ def _explaining() -> Iterator[None]:
         raise DesugarError(f"{what} ({str(error).splitlines()[0]})", where=where, instead=instead) from error
 
 
-# What torch asserts in a trace -> what it means, and what to do.
+# What torch says in a trace -> what it means, and what to do.
 _ASSERTED = {
+    "When use_reentrant=True": (
+        "torch.utils.checkpoint with use_reentrant=True inside the function runs a backward of its own",
+        "pass use_reentrant=False, or call the compiled function inside the checkpointed one",
+    ),
     "token for effect": (
-        "an op has an effect besides its result, which is not kept in a graph",
-        "use the op that tells of errors by value (torch.linalg.inv_ex, cholesky_ex, lu_factor_ex, solve_ex), "
-        "or run this part in eager mode",
+        "a backward has an op with an effect besides its result, which is not kept in a graph",
+        "use the op that tells of errors by value (torch.linalg.inv_ex, cholesky_ex, lu_factor_ex, solve_ex) in "
+        "that backward, or run this part in eager mode",
     ),
     "convert all Tensors to FakeTensors": (
         "a rule, __torch_dispatch__ or autograd.Function uses a tensor from outside below autograd, where a trace "
@@ -126,8 +147,10 @@ def are_compiles_inlined() -> bool:
 
 
 def is_traced_by_others() -> bool:
-    """Whether Dynamo, a functorch transform or a dispatch mode looks at every op: the function itself has to run."""
+    """Whether Dynamo, functorch, forward-mode differentiation or a mode looks at every op: the function has to run."""
     if torch.compiler.is_dynamo_compiling():
+        return True
+    if private.forward_ad._current_level >= 0:  # a tangent travels with a tensor and is not seen from outside
         return True
     return private.num_dispatch_modes() > 0 or private.peek_interpreter_stack() is not None
 

@@ -53,6 +53,7 @@ class Outputs:
         homes: Input slot -> slot of the storage that it is a view of.
         reshapes: In-place changes of the size or stride of inputs, in order.
         assigns: (input leaf, name, result) of inner tensors that were replaced.
+        tokens: Output slots of the last tokens of effects.
     """
 
     treespec: optree.PyTreeSpec
@@ -65,6 +66,7 @@ class Outputs:
     homes: Mapping[int, int] = field(default_factory=dict)
     reshapes: tuple[Reshape, ...] = ()
     assigns: tuple[tuple[int, str, int], ...] = ()
+    tokens: tuple[int, ...] = ()
 
     @property
     def returned(self) -> list[int]:
@@ -99,6 +101,16 @@ def store_positions(outputs: Outputs) -> dict[int, int]:
     """Input slot -> output of the graph that is stored in it."""
     positions = {slot: n for n, slot in enumerate(outputs.returned)}
     return {slot: positions[value] for slot, value in outputs.stores}
+
+
+def token_positions(outputs: Outputs) -> list[int]:
+    """Outputs of the graph that are tokens of effects."""
+    return [n for n, slot in enumerate(outputs.returned) if slot in outputs.tokens]
+
+
+def unread_positions(outputs: Outputs) -> set[int]:
+    """Outputs of the graph that nobody reads: they are stored, or end an effect."""
+    return {*store_positions(outputs).values(), *token_positions(outputs)}
 
 
 def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
@@ -142,6 +154,7 @@ class _Taker:
             self.values.append(self._value(number, leaf, places, anchors))
         assigns = self._take_assigns()
         writes, stores = self._take_writes()
+        tokens = tuple(self.flat.tensor(token) for token in self.run.tokens)
         outputs = Outputs(
             treespec,
             tuple(self.values),
@@ -153,6 +166,7 @@ class _Taker:
             self.run.homes,
             self.run.reshapes,
             assigns,
+            tokens,
         )
         return outputs, Result(self.leaves, self.flat.items)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import threading
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -54,7 +56,7 @@ def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
 
 
 def compile(
-    fn: Any,
+    fn: Any = None,
     *,
     backend: str | Callable[..., Any] = "inductor",
     dynamic: bool | None = None,
@@ -64,7 +66,8 @@ def compile(
     """Compiles a function over tensor subclasses down to plain tensors.
 
     Args:
-        fn: A function, or an `nn.Module`, which gives a module that shares its parameters and state.
+        fn: A function, or an `nn.Module`, which gives a module that shares its parameters and state. Left out, the
+            result is a decorator.
         backend: "inductor", "eager" (runs the plain graphs as they are) or `(gm, inputs) -> callable`.
         dynamic: True: every size of the arguments is symbolic; False: none is; None: those that changed.
         mode: As for `torch.compile`, with Inductor.
@@ -77,12 +80,24 @@ def compile(
         ValueError: For an unknown backend, or `mode` or `options` with a backend that takes none.
         TypeError: If `fn` cannot be called.
     """
-    if not callable(fn):
-        raise TypeError(
-            f"expected a function or nn.Module, got {type(fn).__name__}; pass what is to be called"
-        )
-    programs = ProgramCache(fn, choose_backend(backend, mode, options), dynamic)
-    return compiled_module(fn, programs) if isinstance(fn, nn.Module) else CompiledFunction(fn, programs)
+    chosen = choose_backend(backend, mode, options)
+    return _Compile(chosen, dynamic) if fn is None else _Compile(chosen, dynamic)(fn)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compile:
+    """`compile` with its options."""
+
+    backend: Backend
+    dynamic: bool | None
+
+    def __call__(self, fn: Any) -> Any:
+        if not callable(fn):
+            raise TypeError(
+                f"expected a function or nn.Module, got {type(fn).__name__}; pass what is to be called"
+            )
+        programs = ProgramCache(fn, self.backend, self.dynamic)
+        return compiled_module(fn, programs) if isinstance(fn, nn.Module) else CompiledFunction(fn, programs)
 
 
 class CompiledFunction:
@@ -101,6 +116,10 @@ class CompiledFunction:
         """Calls the function: runs the program for this signature, compiled now if there is none yet."""
         return self._cache.call(args, kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
+        """A compiled function without programs, of a copy of the function (itself, unless it is bound to an object)."""
+        return self._cache.again(copy.deepcopy(self._cache.fn, memo))
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
 
@@ -116,11 +135,15 @@ def compiled_module(module: nn.Module, cache: ProgramCache) -> nn.Module:
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return cache.call(args, kwargs)
 
+    def copied(self: nn.Module, memo: dict[int, Any]) -> Any:
+        return cache.again(copy.deepcopy(module, memo))
+
     def rebuild(self: nn.Module, protocol: Any) -> Any:
         return compile, (module,)
 
     body = {
         "__call__": call,
+        "__deepcopy__": copied,
         "__reduce_ex__": rebuild,
         "programs": property(lambda self: list(cache.programs)),
         "_desugar_cache": cache,
@@ -170,6 +193,10 @@ class ProgramCache:
         self.history = History(dynamic)
         self._lock = threading.RLock()
         self._warned = self._state_was_kept = False
+
+    def again(self, fn: Any) -> Any:
+        """Compiles another function with the same options."""
+        return _Compile(self.backend, self.history.dynamic)(fn)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the first program that fits the call; compiles one if none does."""

@@ -22,6 +22,7 @@ from desugar import (
 from desugar.arguments import Unpacking
 from desugar.attributes import ModuleAttributes
 from desugar.compilers import Backend, GraphKind
+from desugar.effects import sink_tokens
 from desugar.fakes import Fakes
 from desugar.family import Again, CompileAgain, Family, autocast_state, is_autocast
 from desugar.files import WRAPPER_FILE
@@ -29,7 +30,7 @@ from desugar.graphs import copy_graph
 from desugar.inputs import BuiltInside, DynamicPolicy, DynamoInside, Inputs, StaticNeeded
 from desugar.listening import stage
 from desugar.modes import inlined_compiles
-from desugar.outputs import store_positions, written_slots
+from desugar.outputs import store_positions, token_positions, written_slots
 from desugar.partition import FromForward, partition
 from desugar.signature import State
 from desugar.state import root_modules
@@ -243,6 +244,7 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> 
     joint = copy_graph(traced.graph)
     stores = store_positions(traced.outputs)
     if not traced.is_training:
+        sink_tokens(traced.graph, token_positions(traced.outputs))
         store_results(traced.graph, stores)
         check.check_stores(traced.graph, stores)
         kind = GraphKind("inference", traced.num_forward, tuple(static))
@@ -254,6 +256,7 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> 
     check.check_partitioned(partitioned, traced, len(inputs.flat.items))
     partitioned = keep_old_values(partitioned, written_slots(inputs.values, traced.outputs))
     kept = {source.index for source in partitioned.backward_inputs if isinstance(source, FromForward)}
+    sink_tokens(partitioned.forward, token_positions(traced.outputs))
     store_results(partitioned.forward, stores, kept)
     check.check_stores(partitioned.forward, stores)
     forward = copy_graph(partitioned.forward)

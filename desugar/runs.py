@@ -53,6 +53,7 @@ class Run:
         homes: Slot -> slot of the storage that it is a view of, for inputs that overlap.
         reshapes: In-place ops on input leaves that change their size or stride alone (`t_`, `unsqueeze_`).
         result: What the function returned.
+        tokens: The last token of each kind of effect that ops of the function have.
     """
 
     items: list[Any]
@@ -61,6 +62,7 @@ class Run:
     homes: dict[int, int]
     reshapes: tuple[Reshape, ...]
     result: Any
+    tokens: tuple[Any, ...] = ()
 
     @property
     def leaves(self) -> list[Any]:

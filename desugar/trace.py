@@ -21,6 +21,7 @@ from torch.fx.graph import CodeGen
 
 from desugar import _torch as private, opaque, refuse
 from desugar.capture import Capture, enter, functional
+from desugar.effects import end_effects, start_effects
 from desugar.errors import DesugarError
 from desugar.inputs import Inputs, StaticNeeded
 from desugar.memory import may_overlap, storage_of
@@ -89,8 +90,10 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     arguments, captured = entered[: inputs.num_arguments], entered[inputs.num_arguments :]
     capture = Capture(inputs, items, arguments)
     capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
+    tokens = start_effects()
     with capture, refuse.dynamo_errors():
         result = capture.replace_result(call([leaf.leaf for leaf in arguments]))
+    end_effects()
     entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
     reshapes = tuple(
@@ -99,7 +102,7 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
         for n, one in enumerate(entered)
         if one.leaf is leaf and not isinstance(one.value, Same)
     )
-    return Run(items, versions, entered, inputs.homes, reshapes, result)
+    return Run(items, versions, entered, inputs.homes, reshapes, result, tuple(tokens.values()))
 
 
 def part_of(base: Any, fake: Tensor) -> Any:

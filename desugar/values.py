@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor
+from torch import SymBool, SymFloat, SymInt, Tensor
 
 from desugar.errors import DesugarError
 from desugar.handwritten import flattens_to_constants, is_plainly_built
@@ -96,7 +96,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A leaf that is no tensor. `index` is set where the leaf is a symbolic int: place in the flat list."""
+    """A leaf that is no tensor. `index` is set where the leaf is a symbolic number: place in the flat list."""
 
     value: Any
     index: int | None = None
@@ -150,13 +150,18 @@ class Flat:
         """A constant, or the slot of a symbolic int; equal expressions share a slot."""
         if not isinstance(value, SymInt):
             return int(value)
-        expression = value.node.expr
+        return self.number(value)  # type: ignore[return-value]
+
+    def number(self, value: SymInt | SymFloat) -> Int | float:
+        """A constant, or the slot of a symbolic number; equal expressions of a kind share a slot."""
+        expression, kind = value.node.expr, int if isinstance(value, SymInt) else float
         if expression.is_number:
-            return int(expression)
-        if expression not in self._symbol_slots:
-            self._symbol_slots[expression] = len(self.items)
+            return kind(expression)
+        key = kind, expression
+        if key not in self._symbol_slots:
+            self._symbol_slots[key] = len(self.items)
             self.items.append(value)
-        return Slot(self._symbol_slots[expression])
+        return Slot(self._symbol_slots[key])
 
 
 def is_wrapper(value: object) -> bool:
@@ -171,8 +176,10 @@ def is_whole(tensor: Tensor) -> bool:
 
 def unwrap_value(leaf: object, flat: Flat) -> Value:
     """Takes one leaf apart, adding its plain tensors and symbolic ints to `flat`."""
-    if isinstance(leaf, SymInt):
-        place = flat.integer(leaf)
+    if isinstance(leaf, SymBool):
+        return Constant(bool(leaf))  # which settles it: another answer is another signature
+    if isinstance(leaf, SymInt | SymFloat):
+        place = flat.number(leaf)
         return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)
     if not isinstance(leaf, Tensor):
         return Constant(leaf)

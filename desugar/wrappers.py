@@ -25,7 +25,7 @@ from desugar.graphs import output_nodes
 from desugar.inputs import Inputs
 from desugar.listening import note_left_out
 from desugar.memory import are_apart, group_by_storage
-from desugar.outputs import Outputs, store_positions, written_slots
+from desugar.outputs import Outputs, unread_positions, written_slots
 from desugar.partition import FromForward
 from desugar.results import Read, emit_constant, emit_graph_call, emit_ints, emit_result, emit_value
 from desugar.runtime import note_versions, raise_versions
@@ -163,8 +163,8 @@ def _items(parts: Parts, names: Names) -> str:
 
 
 def _emit_inference(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], Read]:
-    stored = set(store_positions(parts.outputs).values())
-    hints = ["_" if n in stored else f"r{n}" for n in range(parts.traced.num_forward)]
+    unread = unread_positions(parts.outputs)
+    hints = ["_" if n in unread else f"r{n}" for n in range(parts.traced.num_forward)]
     note_left_out(out, "a walk over the arguments, and a copy of their list: the items are named one by one")
     results = emit_graph_call(out, parts.forward, _items(parts, names), hints, parts.autocast)
     return _emit_results(out, parts, names, results), _reader(parts, names, results)
@@ -267,12 +267,12 @@ def _emit_forward(out: Emitter, parts: Parts, family: Family) -> None:
     names = _emit_names_in_forward(out, parts)
     count = len(output_nodes(family.partitioned.forward))
     read_later = {s.index for s in family.partitioned.backward_inputs if isinstance(s, FromForward)}
-    stored = set(store_positions(parts.outputs).values())
+    unread = unread_positions(parts.outputs)
     results = emit_graph_call(
         out,
         parts.forward,
         "items",
-        ["_" if n in stored - read_later else f"r{n}" for n in range(count)],
+        ["_" if n in unread - read_later else f"r{n}" for n in range(count)],
         parts.autocast,
     )
     leaves = _emit_results(out, parts, names, results)
