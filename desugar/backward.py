@@ -21,6 +21,7 @@ from desugar.graphs import output_nodes
 from desugar.inputs import Inputs
 from desugar.listening import note_left_out
 from desugar.partition import BackwardInput, FromForward, FromInput, FromTangent, Partitioned
+from desugar.rechecks import emit_recheck, expect_plain
 from desugar.results import emit_constant, emit_graph_call, emit_value, zeros_expression
 from desugar.runtime import restride
 from desugar.signature import Names
@@ -278,6 +279,8 @@ class MemberEmitter:
             items[source.index] if isinstance(source, FromTangent) else self.plan.reads[source]
             for source in member.sources
         ]
+        fakes = [node.meta["val"] for node in member.graph.graph.find_nodes(op="placeholder")]
+        emit_recheck(out, arguments, expect_plain("saved_and_tangents", fakes))
         nodes = output_nodes(member.graph)
         gradients = emit_graph_call(
             out,

@@ -19,6 +19,7 @@ from desugar import _torch as private
 from desugar.fakes import same_ints
 from desugar.graphs import fake_inputs, keep_results_apart, output_nodes, result_names
 from desugar.partition import min_cut
+from desugar.rechecks import checks_everything
 
 CompiledGraph = Callable[[list[Any]], Sequence[Any]]
 
@@ -114,10 +115,21 @@ def inductor_backend(mode: str | None, options: Mapping[str, Any] | None) -> Bac
             return private.partition_fn(graph, joint_inputs, **kwargs)
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
-        with _patched(patches), torch.no_grad():
+        with _patched(_proved_sizes(graph, kind) | patches), torch.no_grad():
             return _compile_inductor(graph, inputs, kind)
 
     return Backend("inductor", decompositions, split, compile_graph)
+
+
+def _proved_sizes(graph: fx.GraphModule, kind: GraphKind) -> dict[str, Any]:
+    """Leaves out Inductor's checks of sizes and strides where the signature has made them.
+
+    A backward keeps them, for what is inside a gradient comes from outside; so does a graph with an op that is not
+    PyTorch's own, for they compare its result with what its fake implementation promised.
+    """
+    targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
+    foreign = any(getattr(target, "namespace", "aten") not in ("aten", "prims") for target in targets)
+    return {} if kind.role == "backward" or foreign or checks_everything() else {"size_asserts": False}
 
 
 @contextlib.contextmanager
