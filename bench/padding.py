@@ -160,7 +160,7 @@ def measure_serving(device: str, rounds: int, backend: str = "inductor") -> list
         "every length": {},
         f"multiples of {multiple}": {"multiple": multiple},
         "powers of two": {"buckets": "powers"},
-        "4 proposed": {"buckets": propose_buckets(lengths, programs=4, multiple=multiple)},
+        "2 proposed": {"buckets": propose_buckets(lengths, programs=2, multiple=multiple)},
         "one width": {"buckets": [bucket_of(max(lengths), multiple)]},
     }
     widths = {way: Counter(bucket_of(n, **how) for n in lengths) for way, how in ways.items()}
