@@ -126,14 +126,15 @@ class Subject:
             Skipped: the kit cannot know how.
         """
         cls, names = self.cls, list(x.__tensor_flatten__()[0])
+        if self.declared:  # carriers of dynamic ints are no part of a construction
+            names = [n for n in names if n in cls.__spec__.inner_names]
         build = self.options.get("construct")
         if build is not None:
             return build, names
         if self.declared:
             spec = cls.__spec__
             meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
-            present = [n for n in spec.inner_names if n in names]
-            return lambda *parts: cls(**dict(zip(present, parts, strict=True)), **meta), present
+            return lambda *parts: cls(**dict(zip(names, parts, strict=True)), **meta), names
         if self.context(x) is not None or not _takes(cls, len(names)):
             raise Skipped(f"pass construct=, which makes a {self.name} from {', '.join(names)}")
         return cls, names

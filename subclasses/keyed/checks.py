@@ -1,0 +1,147 @@
+"""What is asked of the parts of a keyed tensor, each with an error that says what came and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged import JaggedTensor
+
+_NAME = "KeyedJaggedTensor"
+
+# ---- shapes ----------------------------------------------------------------------------------------------------
+
+
+def check_keys(keys: Any) -> tuple[str, ...]:
+    """The keys as a tuple; raises unless they are distinct strings, and at least one."""
+    if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(k, str) for k in keys):
+        raise TypeError(f"{_NAME}.keys: expected a sequence of strings, got {keys!r}")
+    if not keys:
+        raise ValueError(f"{_NAME}.keys: expected at least one key, got none")
+    if len(set(keys)) < len(keys):
+        twice = next(k for k in keys if list(keys).count(k) > 1)
+        raise ValueError(f"{_NAME}.keys: expected distinct keys, got {twice!r} more than once")
+    return tuple(keys)
+
+
+def check_parts(keys: tuple[str, ...], values: Any, lengths: Any, weights: Any) -> None:
+    """Raises unless values, lengths and weights fit together by their shapes and dtypes."""
+    for name, t in (("values", values), ("lengths", lengths), ("weights", weights)):
+        if not isinstance(t, Tensor) and not (name == "weights" and t is None):
+            raise TypeError(f"{_NAME}.{name}: expected a Tensor, got {t!r} of type {type(t).__name__}")
+    if values.dim() == 0:
+        raise ValueError(f"{_NAME}.values: expected entries in a first dimension, got a scalar")
+    if lengths.dim() != 1 or lengths.shape[0] % len(keys) or lengths.dtype.is_floating_point:
+        raise ValueError(
+            f"{_NAME}.lengths: expected integers of shape [K * B], the B lengths of each of the {len(keys)} keys one "
+            f"after the other, got {lengths.dtype} of shape {tuple(lengths.shape)}"
+        )
+    if lengths.device != values.device:
+        raise ValueError(
+            f"{_NAME}.lengths: expected device {values.device} as of values, got {lengths.device}"
+        )
+    if weights is not None and (weights.dim() != 1 or weights.shape[0] != values.shape[0]):
+        raise ValueError(
+            f"{_NAME}.weights: expected one for each of the {values.shape[0]} entries of values, got shape "
+            f"{tuple(weights.shape)}"
+        )
+    if weights is not None and not weights.dtype.is_floating_point:
+        raise ValueError(f"{_NAME}.weights: expected floating point weights, got {weights.dtype}")
+
+
+# ---- data ------------------------------------------------------------------------------------------------------
+
+
+def longest_row(values: Tensor, lengths: Tensor) -> int:
+    """The length of the longest row of all keys; reads the lengths, and checks them on the way."""
+    if torch.compiler.is_compiling() or type(lengths) is not Tensor:
+        raise ValueError(
+            f"{_NAME}: in a compiled function the longest row is not known; give max_length=, or build it outside"
+        )
+    shortest, longest, total = (int(n) for n in _extremes(lengths))
+    if shortest < 0:
+        raise ValueError(f"{_NAME}.lengths: expected none below 0, got {shortest}")
+    if total != values.shape[0]:
+        raise ValueError(
+            f"{_NAME}.lengths: expected a sum of {values.shape[0]}, the number of entries in values, got {total}"
+        )
+    return longest
+
+
+def _extremes(lengths: Tensor) -> list[int]:
+    if lengths.shape[0] == 0:
+        return [0, 0, 0]
+    return torch.stack([lengths.amin(), lengths.amax(), lengths.sum()]).tolist()
+
+
+# ---- features --------------------------------------------------------------------------------------------------
+
+
+def check_features(features: Any, what: str) -> None:
+    """Raises unless features are jagged tensors of as many rows, alike but for their lengths."""
+    if not isinstance(features, Mapping) or not features:
+        raise TypeError(f"{_NAME}.{what}: expected a dict from keys to JaggedTensors, got {_kind(features)}")
+    first = next(iter(features))
+    for key, x in features.items():
+        if not isinstance(x, JaggedTensor):
+            raise TypeError(f"{_NAME}.{what}: expected a JaggedTensor for {key!r}, got {_kind(x)}")
+        if x.ragged_dim != 1:
+            raise ValueError(f"{_NAME}.{what}: {key!r} is ragged along {x.ragged_dim}; transpose it to 1")
+        one, other = (_entry(f) for f in (x, features[first]))
+        if one != other:
+            raise ValueError(
+                f"{_NAME}.{what}: expected as many rows and entries of one dtype and shape, got {one} for {key!r} and "
+                f"{other} for {first!r}"
+            )
+
+
+def _entry(x: Any) -> str:
+    return f"{x.shape[0]} rows of {x.dtype}{list(x.shape[2:])}"
+
+
+def check_alike(kjts: Sequence[Any], cls: type) -> None:
+    """Raises unless keyed tensors can be joined along their keys."""
+    if not kjts or not all(isinstance(x, cls) for x in kjts):
+        raise TypeError(f"{_NAME}.cat: expected {_NAME}s, got {', '.join(map(_kind, kjts)) or 'none'}")
+    first = kjts[0]
+    for x in kjts:
+        if x.batch_size != first.batch_size:
+            raise ValueError(
+                f"{_NAME}.cat: expected as many rows, got batch sizes {first.batch_size}, {x.batch_size}"
+            )
+        if (x.weights is None) != (first.weights is None):
+            raise ValueError(f"{_NAME}.cat: expected all with weights or none; give ones to those without")
+        if (x.values.dtype, x.values.shape[1:]) != (first.values.dtype, first.values.shape[1:]):
+            raise ValueError(
+                f"{_NAME}.cat: expected entries of one dtype and shape, got {_kind(first.values)} and {_kind(x.values)}"
+            )
+
+
+def key_index(x: Any, key: Any) -> int:
+    """The place of a key; raises KeyError that names those there are."""
+    if key not in x.keys:
+        raise KeyError(f"{_NAME} has no key {key!r}; they are {', '.join(x.keys)}")
+    return x.keys.index(key)
+
+
+def refuse_traced(x: Any, method: str, instead: str) -> None:
+    """Raises where lengths would have to be read while a graph is traced."""
+    if is_traced(x.values):
+        raise DispatchError(
+            f"{_NAME}.{method} reads the lengths, which a compiled function cannot; {instead}"
+        )
+
+
+def is_traced(t: Tensor) -> bool:
+    """Whether a graph is traced, so that no data can be read."""
+    return torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a {type(value).__name__} of {value.dtype} and shape {tuple(value.shape)}"
+    return f"{value!r} of type {type(value).__name__}"

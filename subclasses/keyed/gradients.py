@@ -1,0 +1,149 @@
+"""What PyTorch asks of the lookups beside their kernels: sizes, and which op gives the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.keyed.kernels import (
+    MEAN,
+    keyed_lookup,
+    keyed_lookup_backward,
+    keyed_pool,
+    keyed_pool_backward,
+    keyed_pool_weights_backward,
+)
+from subclasses.ragged.segments import Segments
+
+# ---- sizes -----------------------------------------------------------------------------------------------------
+
+
+@keyed_pool.register_fake
+def _(tables, values, offsets, lengths, weights, *_):
+    batch, width = offsets.shape[1] - 1, sum(t.shape[1] for t in tables)
+    return (
+        tables[0].new_empty(batch, width),
+        offsets.new_empty(len(tables), batch),
+        offsets.new_empty(batch, width),
+    )
+
+
+@keyed_pool_backward.register_fake
+def _(grad, rows, widths, *_):
+    return [grad.new_empty(n, width) for n, width in zip(rows, widths, strict=True)]
+
+
+@keyed_pool_weights_backward.register_fake
+def _(grad, tables, values, *_):
+    return grad.new_empty(values.shape[0])
+
+
+@keyed_lookup.register_fake
+def _(tables, values, *_):
+    return tables[0].new_empty(values.shape[0], tables[0].shape[1])
+
+
+@keyed_lookup_backward.register_fake
+def _(grad, rows, *_):
+    return [grad.new_empty(n, grad.shape[1]) for n in rows]
+
+
+# ---- pooled ----------------------------------------------------------------------------------------------------
+
+
+def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    tables, values, offsets, lengths, weights, *ctx.options = inputs
+    _, counts, picked = output
+    ctx.mark_non_differentiable(counts, picked)
+    ctx.shapes = [tuple(t.shape) for t in tables]
+    # The tables themselves are needed for the gradient of the weights alone.
+    kept = tables if weights is not None and weights.requires_grad else ()
+    ctx.save_for_backward(values, offsets, lengths, weights, counts, picked, *kept)
+
+
+def _differentiate_pool(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    values, offsets, lengths, weights, counts, picked, *tables = ctx.saved_tensors
+    modes, paddings, by_frequency, sparse = ctx.options
+    rows, widths = [n for n, _ in ctx.shapes], [d for _, d in ctx.shapes]
+    if sparse:
+        each = zip(grad.split(widths, 1), counts, modes, strict=True)
+        shares = [g / n.clamp(min=1).unsqueeze(1).to(g.dtype) if mode == MEAN else g for g, n, mode in each]
+        found = [_spread(*pair, offsets, lengths, values.shape[0]) for pair in enumerate(shares)]
+        if weights is not None:
+            found = [g * weights.unsqueeze(1) for g in found]
+        grads = _sparse(found, values, offsets, lengths, rows, paddings)
+    else:
+        grads = keyed_pool_backward(
+            grad,
+            rows,
+            widths,
+            values,
+            offsets,
+            lengths,
+            weights,
+            counts,
+            picked,
+            modes,
+            paddings,
+            by_frequency,
+        )
+    scaled = None
+    if tables:
+        scaled = keyed_pool_weights_backward(grad, tables, values, offsets, lengths, modes, paddings)
+    return grads, None, None, None, scaled, None, None, None, None
+
+
+keyed_pool.register_autograd(_differentiate_pool, setup_context=_save_pool)
+
+# ---- entry by entry --------------------------------------------------------------------------------------------
+
+
+def _save_lookup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tables, values, offsets, *ctx.options = inputs
+    ctx.rows = [t.shape[0] for t in tables]
+    ctx.save_for_backward(values, offsets)
+
+
+def _differentiate_lookup(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    values, offsets = ctx.saved_tensors
+    paddings, by_frequency, sparse = ctx.options
+    if sparse:
+        grads = _sparse([grad] * len(ctx.rows), values, offsets, None, ctx.rows, paddings)
+    else:
+        grads = keyed_lookup_backward(grad, ctx.rows, values, offsets, paddings, by_frequency)
+    return grads, None, None, None, None, None
+
+
+keyed_lookup.register_autograd(_differentiate_lookup, setup_context=_save_lookup)
+
+# ---- sparse gradients ------------------------------------------------------------------------------------------
+
+
+def _segments(k: int, offsets: Tensor, lengths: Tensor | None, total: int) -> Segments:
+    """The rows of a key among all entries."""
+    return Segments(offsets[k], offsets[k].diff() if lengths is None else lengths[k], total, 0)
+
+
+def _spread(k: int, grad: Tensor, offsets: Tensor, lengths: Tensor | None, total: int) -> Tensor:
+    """``[B, D]`` to ``[total, D]``: to each entry of a key its row's gradient."""
+    return _segments(k, offsets, lengths, total).spread_rows(grad)
+
+
+def _sparse(
+    grads: list[Tensor],
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    rows: list[int],
+    paddings: list[int],
+) -> list[Tensor]:
+    """The gradient of each table from that of each entry ``[total, D]``; entries of other keys count as 0 of id 0."""
+    found = []
+    for k, (grad, count, padding) in enumerate(zip(grads, rows, paddings, strict=True)):
+        exists = _segments(k, offsets, lengths, values.shape[0]).exists & (values != padding)
+        ids = torch.where(exists, values, 0).unsqueeze(0)
+        kept = torch.where(exists.unsqueeze(1), grad, 0)
+        found.append(torch.sparse_coo_tensor(ids, kept, (count, grad.shape[1]), check_invariants=False))
+    return found

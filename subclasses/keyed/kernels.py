@@ -1,0 +1,214 @@
+"""Lookups in the tables of several keys, as one op each.
+
+Where the rows of a key begin and end in the values is data, so outside of a graph each key's part is cut out and goes
+to PyTorch's own kernel. In a graph a cut would be a size that depends on data; there one op looks up all keys, reads
+the ends inside, and has results whose sizes are known: no graph is made for other lengths, none read waits outside.
+
+An op's backward gives dense gradients. Sparse ones are put together from the gradient of each entry.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+SUM, MEAN, MAX = MODES = (0, 1, 2)
+
+# ---- the part of a key -----------------------------------------------------------------------------------------
+
+
+class Part(NamedTuple):
+    """The entries of a key: where they are in the values (a range, or an index of each), and where each row begins."""
+
+    place: slice | Tensor
+    starts: Tensor
+
+    def take(self, t: Tensor) -> Tensor:
+        """The part of what there is for each entry; differentiable."""
+        return t[self.place] if isinstance(self.place, slice) else t.index_select(0, self.place)
+
+
+def parts_of(offsets: Tensor, lengths: Tensor | None) -> list[Part]:
+    """The parts of all keys; reads the offsets.
+
+    Args:
+        offsets: ``[K, B + 1]``, where each row begins, and where the last one ends.
+        lengths: ``[K, B]``, for rows with gaps between them.
+    """
+    if lengths is not None and not lengths.equal(offsets.diff(dim=1)):
+        return [_scattered(*rows) for rows in zip(offsets, lengths, strict=True)]
+    ends = offsets[:, [0, -1]].tolist()
+    return [
+        Part(slice(first, last), row[:-1] - first) for row, (first, last) in zip(offsets, ends, strict=True)
+    ]
+
+
+def _scattered(offsets: Tensor, lengths: Tensor) -> Part:
+    starts = lengths.cumsum(0) - lengths
+    shift = torch.repeat_interleave(offsets[:-1] - starts, lengths)
+    return Part(shift + torch.arange(shift.shape[0], device=shift.device), starts)
+
+
+# ---- pooled ----------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("subclasses::keyed_pool", mutates_args=())
+def keyed_pool(  # noqa: PLR0913
+    tables: list[Tensor],
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    weights: Tensor | None,
+    modes: list[int],
+    paddings: list[int],
+    by_frequency: list[bool],
+    sparse: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of each key, looked up in its table and pooled.
+
+    Args:
+        tables: ``[V, D]`` for each key.
+        values: ``[total]``, ids.
+        offsets: ``[K, B + 1]``, where each row begins.
+        lengths: ``[K, B]``, for rows with gaps between them.
+        weights: ``[total]``, factors of what is looked up.
+        modes: 0 for the sum, 1 for the mean, 2 for the largest of each column.
+        paddings: ids that count as absent, -1 for none.
+        by_frequency: whether gradients are divided by how often an id occurs.
+        sparse: whether the gradients of the tables are sparse.
+
+    Returns:
+        ``[B, sum of D]``; ``[K, B]``, how many entries were pooled; ``[B, sum of D]``, which id gave the largest.
+    """
+    batch, width = offsets.shape[1] - 1, sum(t.shape[1] for t in tables)
+    pooled = tables[0].new_zeros(batch, width)
+    counts, picked = offsets.new_zeros(len(tables), batch), offsets.new_zeros(batch, width)
+    left = 0
+    for k, part in enumerate(parts_of(offsets, lengths) if batch else []):
+        ids, scale = part.take(values), None if weights is None else part.take(weights)
+        right = left + tables[k].shape[1]
+        if ids.shape[0]:
+            out, _, counts[k], best = aten._embedding_bag(
+                tables[k], ids, part.starts, False, modes[k], False, scale, False, paddings[k]
+            )
+            pooled[:, left:right] = out
+            if modes[k] == MAX:
+                picked[:, left:right] = best
+        left = right
+    return pooled, counts, picked
+
+
+@torch.library.custom_op("subclasses::keyed_pool_backward", mutates_args=())
+def keyed_pool_backward(  # noqa: PLR0913
+    grad: Tensor,
+    rows: list[int],
+    widths: list[int],
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    weights: Tensor | None,
+    counts: Tensor,
+    picked: Tensor,
+    modes: list[int],
+    paddings: list[int],
+    by_frequency: list[bool],
+) -> list[Tensor]:
+    """The gradient of each table of `keyed_pool`, ``rows x widths``."""
+    grads, left = [], 0
+    parts = parts_of(offsets, lengths)
+    for k, part in enumerate(parts):
+        ids, right = part.take(values), left + widths[k]
+        scale = None if weights is None else part.take(weights)
+        if ids.shape[0]:
+            grads.append(
+                aten._embedding_bag_dense_backward(
+                    grad[:, left:right].contiguous(),
+                    ids,
+                    _bag_of_each(part, ids),
+                    counts[k],
+                    picked[:, left:right].contiguous(),
+                    rows[k],
+                    by_frequency[k],
+                    modes[k],
+                    scale,
+                    paddings[k],
+                )
+            )
+        else:
+            grads.append(grad.new_zeros(rows[k], widths[k]))
+        left = right
+    return grads
+
+
+@torch.library.custom_op("subclasses::keyed_pool_weights_backward", mutates_args=())
+def keyed_pool_weights_backward(  # noqa: PLR0913
+    grad: Tensor,
+    tables: list[Tensor],
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    modes: list[int],
+    paddings: list[int],
+) -> Tensor:
+    """The gradient of the weights of `keyed_pool`; 0 for an entry of no row."""
+    found, left = grad.new_zeros(values.shape[0]), 0
+    for k, part in enumerate(parts_of(offsets, lengths)):
+        ids, right = part.take(values), left + tables[k].shape[1]
+        if ids.shape[0]:
+            found[part.place] = aten._embedding_bag_per_sample_weights_backward(
+                grad[:, left:right].contiguous(),
+                tables[k],
+                ids,
+                part.starts,
+                _bag_of_each(part, ids),
+                modes[k],
+                paddings[k],
+            )
+        left = right
+    return found
+
+
+def _bag_of_each(part: Part, ids: Tensor) -> Tensor:
+    """The row of each entry of a part."""
+    index = torch.arange(ids.shape[0], device=ids.device)
+    return torch.searchsorted(part.starts, index, right=True) - 1
+
+
+# ---- entry by entry --------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("subclasses::keyed_lookup", mutates_args=())
+def keyed_lookup(
+    tables: list[Tensor],
+    values: Tensor,
+    offsets: Tensor,
+    paddings: list[int],
+    by_frequency: list[bool],
+    sparse: bool,
+) -> Tensor:
+    """``[total, D]``: each entry looked up in its key's table ``[V, D]``; 0 for an entry of no key."""
+    found = tables[0].new_zeros(values.shape[0], tables[0].shape[1])
+    for table, part in zip(tables, parts_of(offsets, None), strict=True):
+        found[part.place] = table.index_select(0, part.take(values))
+    return found
+
+
+@torch.library.custom_op("subclasses::keyed_lookup_backward", mutates_args=())
+def keyed_lookup_backward(
+    grad: Tensor,
+    rows: list[int],
+    values: Tensor,
+    offsets: Tensor,
+    paddings: list[int],
+    by_frequency: list[bool],
+) -> list[Tensor]:
+    """The gradient of each table of `keyed_lookup`."""
+    return [
+        aten.embedding_dense_backward(
+            part.take(grad), part.take(values), rows[k], paddings[k], by_frequency[k]
+        )
+        for k, part in enumerate(parts_of(offsets, None))
+    ]

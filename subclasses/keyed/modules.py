@@ -1,0 +1,102 @@
+"""Modules that look up every key of a batch in a table of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subclasses.keyed.lookup import Table, look_up, pool
+from subclasses.keyed.rows import window
+from subclasses.keyed.tensor import KeyedJaggedTensor
+from subclasses.ragged import JaggedTensor
+
+
+class _Collection(nn.Module):
+    """Tables by key; one module may serve several keys."""
+
+    kind: type
+
+    def __init__(self, tables: Mapping[str, Any]) -> None:
+        super().__init__()
+        name = type(self).__name__
+        for key, table in tables.items():
+            if not isinstance(table, self.kind):
+                raise TypeError(
+                    f"{name}: expected an nn.{self.kind.__name__} for {key!r}, got {type(table).__name__}"
+                )
+        if not tables:
+            raise ValueError(f"{name}: expected a table for at least one key, got none")
+        self.tables = nn.ModuleDict(tables)
+
+    def _tables_of(self, ids: KeyedJaggedTensor) -> list[Table]:
+        """The tables in the order of the keys of a batch."""
+        name = type(self).__name__
+        if not isinstance(ids, KeyedJaggedTensor):
+            raise TypeError(f"{name}: expected a KeyedJaggedTensor, got {type(ids).__name__}")
+        if ids.dim() != 3 or ids.values.dtype not in (torch.int64, torch.int32):
+            raise ValueError(
+                f"{name}: expected ids, integers [total], got {ids.values.dtype}{list(ids.values.shape)}"
+            )
+        missing = [key for key in ids.keys if key not in self.tables]
+        if missing:
+            raise KeyError(f"{name} has no table for {', '.join(missing)}; it has {', '.join(self.tables)}")
+        return [Table.of(self.tables[key]) for key in ids.keys]  # type: ignore[arg-type]
+
+
+class EmbeddingBagCollection(_Collection):
+    """Pooled embeddings: ``nn.EmbeddingBag`` tables by key, looked up together.
+
+    Args:
+        tables: the tables; they stay ordinary modules (``collection.tables[key]``), and one may serve several keys.
+    """
+
+    kind = nn.EmbeddingBag
+
+    def forward(self, ids: KeyedJaggedTensor) -> dict[str, Tensor]:
+        """Each key's rows pooled, ``[B, D]``; 0 for an empty row.
+
+        The weights of the batch, if it has some, are factors of what is looked up, for tables of ``mode="sum"``.
+
+        Raises:
+            KeyError: a key has no table.
+            ValueError: the batch has weights, and a table is not of ``mode="sum"``.
+        """
+        tables = self._tables_of(ids)
+        averaging = [key for key, t in zip(ids.keys, tables, strict=True) if t.mode != "sum"]
+        if ids.weights is not None and averaging:
+            raise ValueError(
+                f"EmbeddingBagCollection: weights go with mode='sum', and {', '.join(averaging)} pool otherwise"
+            )
+        weights = None if ids.weights is None else ids.unwrap("weights")
+        return dict(zip(ids.keys, pool(tables, ids.values, ids.offsets, None, weights), strict=True))
+
+
+class EmbeddingCollection(_Collection):
+    """Embeddings of every entry: ``nn.Embedding`` tables by key, looked up together.
+
+    Args:
+        tables: the tables; they stay ordinary modules (``collection.tables[key]``), and one may serve several keys.
+    """
+
+    kind = nn.Embedding
+
+    def forward(self, ids: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """Each key's rows looked up, ``[B, T, D]``.
+
+        Raises:
+            KeyError: a key has no table.
+        """
+        tables = self._tables_of(ids)
+        kinds = [(t.weight.shape[1], t.weight.dtype, t.sparse) for t in tables]
+        found: dict[str, JaggedTensor] = {}
+        for kind in dict.fromkeys(kinds):
+            places = [k for k, other in enumerate(kinds) if other == kind]
+            offsets = (
+                ids.offsets if len(places) == len(tables) else torch.stack([ids.offsets[k] for k in places])
+            )
+            entries = look_up([tables[k] for k in places], ids.values, offsets)
+            found |= {ids.keys[k]: window(entries, ids.offsets[k], ids.max_length) for k in places}
+        return {key: found[key] for key in ids.keys}

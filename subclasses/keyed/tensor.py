@@ -1,0 +1,293 @@
+"""``KeyedJaggedTensor``: several jagged features of one batch, by key.
+
+The rows of a key lie back to back in ``values``, shared by all keys, and ``offsets [K, B + 1]`` says where: row b of
+key k is ``values[offsets[k, b]:offsets[k, b + 1]]``. A feature, a permutation or a part of the keys is other offsets
+for the same values: nothing is copied, nothing is read, and a graph has no size that depends on the lengths of a key.
+So entries of ``values`` may belong to no key, and they do not exist then; ``compact()`` drops them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner, static
+from subclasses.keyed import checks, rows
+from subclasses.ragged import JaggedTensor
+from subclasses.ragged.segments import Segments
+
+aten = torch.ops.aten
+
+# ---- the declaration -------------------------------------------------------------------------------------------
+
+
+class KeyedJaggedTensor(TensorSubclass):
+    """Jagged features by key: outer size ``[K, B, T, ...]``, keys, rows and the longest row of all keys.
+
+    Args:
+        keys: the names of the features, distinct. Other keys mean another program.
+        values: the entries of all features, ``[total, ...]``: those of the first key's rows, then the next key's.
+        lengths: ``[K * B]`` integers, how many entries each row has, key by key.
+        weights: ``[total]``, one for each entry; the outer dtype is theirs then, and they may require grad.
+        max_length: ``T``, an upper bound of the lengths. None computes it (one synchronisation on CUDA) and checks
+            the lengths on the way.
+
+    Raises:
+        TypeError: a part is of another type.
+        ValueError: shapes, dtypes or devices do not fit together, or the lengths do not add up.
+    """
+
+    values: Tensor = inner()
+    offsets: Tensor = inner(dtype=torch.int64)
+    weights: Tensor | None = inner(optional=True)
+    keys: tuple[str, ...] = static()
+    max_length: int = dynamic()
+
+    _instead = "; or work on a feature, which kjt[key] gives as a JaggedTensor"
+
+    def __new__(
+        cls,
+        keys: Sequence[str],
+        values: Tensor,
+        lengths: Tensor,
+        *,
+        weights: Tensor | None = None,
+        max_length: int | None = None,
+    ) -> Any:
+        """Checks that the parts fit together; see the class."""
+        keys = checks.check_keys(keys)
+        checks.check_parts(keys, values, lengths, weights)
+        if max_length is None:
+            max_length = checks.longest_row(values, lengths)
+        offsets = rows.offsets_of(lengths.to(torch.int64).view(len(keys), -1))
+        x = super().__new__(cls, values, offsets, weights, keys=keys, max_length=max_length)
+        return rows.mark_dynamic(x)
+
+    if TYPE_CHECKING:  # what type checkers would otherwise derive from the fields
+
+        def __init__(
+            self,
+            keys: Sequence[str],
+            values: Tensor,
+            lengths: Tensor,
+            *,
+            weights: Tensor | None = None,
+            max_length: int | None = None,
+        ) -> None: ...
+
+    @staticmethod
+    def outer(values: Tensor, offsets: Tensor, weights: Tensor | None, max_length: int) -> Outer:
+        """The size of the padded tensor it stands for, and the dtype of what gradients may flow to."""
+        size = (offsets.size(0), offsets.size(1) - 1, max_length, *values.shape[1:])
+        return Outer(size, dtype=values.dtype if weights is None else weights.dtype)
+
+    # ---- making one --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_jagged(
+        cls, features: Mapping[str, JaggedTensor], *, weights: Mapping[str, JaggedTensor] | None = None
+    ) -> KeyedJaggedTensor:
+        """One key for each jagged tensor ``[B, T, ...]`` of a dict; differentiable in them.
+
+        Args:
+            features: all with as many rows, and entries of one dtype and shape.
+            weights: for each key one weight per entry, ``[B, T]``, with the lengths of the feature.
+
+        Raises:
+            ValueError: the features differ in more than their lengths.
+        """
+        checks.check_features(features, "from_jagged")
+        keys = checks.check_keys(list(features))
+        parts = [rows.taken(features[k]) for k in keys]
+        starts = rows.running([values.shape[0] for values, _ in parts])
+        values = torch.cat([values for values, _ in parts])
+        offsets = torch.stack([row + start for (_, row), start in zip(parts, starts, strict=True)])
+        scaled = None
+        if weights is not None:
+            scaled = torch.cat([values for values, _ in rows.taken_weights(features, weights)])
+        longest = max(x.max_length for x in features.values())
+        x = cls(keys, values, offsets.diff(dim=1).flatten(), weights=scaled, max_length=longest)
+        # In a graph nothing was left out around the rows, so that they need not follow each other.
+        return x._with_parts(values, scaled, offsets) if checks.is_traced(values) else x
+
+    @classmethod
+    def cat(cls, kjts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+        """The features of several, one after the other; ``torch.cat(kjts)`` does the same.
+
+        Raises:
+            ValueError: they share a key, or differ in batch size or kind of entries.
+        """
+        checks.check_alike(kjts, cls)
+        keys = checks.check_keys([key for x in kjts for key in x.keys])
+        starts = rows.running([x.values.shape[0] for x in kjts])
+        weights = None if kjts[0].weights is None else torch.cat([x.unwrap("weights") for x in kjts])
+        return kjts[0]._with_parts(
+            torch.cat([x.unwrap("values") for x in kjts]),
+            weights,
+            torch.cat([x.offsets + start for x, start in zip(kjts, starts, strict=True)]),
+            keys,
+            max(x.max_length for x in kjts),
+        )
+
+    # ---- looking at it -----------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows of each key, ``B``."""
+        return self.offsets.size(1) - 1
+
+    @property
+    def lengths(self) -> Tensor:
+        """``[K * B]``: how many entries each row has, key by key."""
+        return self.offsets.diff(dim=1).flatten()
+
+    def feature(self, key: str) -> JaggedTensor:
+        """The rows of one key, ``[B, T, ...]``, which share the values; ``kjt[key]`` is the same.
+
+        Raises:
+            KeyError: there is no such key.
+        """
+        return rows.window(self.unwrap("values"), self.offsets[checks.key_index(self, key)], self.max_length)
+
+    def feature_weights(self, key: str) -> JaggedTensor:
+        """The weights of one key's entries, ``[B, T]``, with the rows of the feature.
+
+        Raises:
+            KeyError: there is no such key, or no weights.
+        """
+        if self.weights is None:
+            raise KeyError("KeyedJaggedTensor has no weights; give weights= where it is made")
+        return rows.window(self.unwrap("weights"), self.offsets[checks.key_index(self, key)], self.max_length)
+
+    def __getitem__(self, key: Any) -> Any:
+        if isinstance(key, str):
+            return self.feature(key)
+        raise DispatchError(
+            f"KeyedJaggedTensor[...]: expected a key, got {key!r}; they are {', '.join(self.keys)}. A part of the keys "
+            f"is given by permute([...]) or split([...]), rows by kjt[key][...]"
+        )
+
+    def to_dict(self) -> dict[str, JaggedTensor]:
+        """Every feature by its key."""
+        return {key: self.feature(key) for key in self.keys}
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        """Each key with its lengths; while a graph is traced, the parts."""
+        name = type(self).__name__
+        if checks.is_traced(self.values) or self.values.is_meta:
+            return f"{name}({', '.join(f'{n}={getattr(self, n)!r}' for n in type(self).__spec__.names)})"
+        weighted = "" if self.weights is None else ", weighted"
+        found = zip(self.keys, self.offsets.diff(dim=1).tolist(), strict=True)
+        text = ", ".join(f"{key!r}: {lengths}" for key, lengths in found)
+        return f"{name}(lengths={{{text}}}, {self.values.dtype}{list(self.values.shape)}{weighted})"
+
+    def wrap_cotangent(self, cotangent: Tensor) -> KeyedJaggedTensor:
+        """A dense cotangent counts where there are entries."""
+        total = self.values.shape[0]
+        shares = [
+            Segments(row, row.diff(), total, self.max_length).unpad(dense)
+            for row, dense in zip(self.offsets, cotangent.expand(self.shape), strict=True)
+        ]
+        found = torch.stack(shares).sum(0)
+        if self.weights is None:
+            return self._with_parts(found, None)
+        return self._with_parts(self.values, found if found.dim() == 1 else found.flatten(1).sum(1))
+
+    def _with_parts(
+        self,
+        values: Tensor,
+        weights: Tensor | None,
+        offsets: Tensor | None = None,
+        keys: tuple[str, ...] | None = None,
+        max_length: int | None = None,
+    ) -> Any:
+        """Other parts that fit together as those of this value do; the same offsets and keys unless given."""
+        x = TensorSubclass.__new__(
+            type(self),
+            values,
+            self.offsets if offsets is None else offsets,
+            weights,
+            keys=self.keys if keys is None else keys,
+            max_length=self.max_length if max_length is None else max_length,
+        )
+        return rows.mark_dynamic(x)
+
+    # ---- other keys --------------------------------------------------------------------------------------------
+
+    def permute(self, keys: Sequence[str | int]) -> KeyedJaggedTensor:  # type: ignore[override]
+        """These keys (or places of keys) in this order; the values are shared.
+
+        Raises:
+            KeyError: there is no such key.
+            ValueError: a key is named twice, or none.
+        """
+        places = [checks.key_index(self, k) if isinstance(k, str) else range(len(self.keys))[k] for k in keys]
+        keys = checks.check_keys([self.keys[i] for i in places])
+        offsets = torch.stack([self.offsets[i] for i in places])
+        return self._with_parts(self.unwrap("values"), self.unwrap("weights"), offsets, keys)
+
+    def split(self, counts: Sequence[int]) -> list[KeyedJaggedTensor]:  # type: ignore[override]
+        """Parts with so many keys each, in order; the values are shared.
+
+        Raises:
+            ValueError: the counts do not add up to the number of keys.
+        """
+        if isinstance(counts, int):
+            raise DispatchError(
+                "KeyedJaggedTensor.split: expected how many keys each part has, such as [2, 1]"
+            )
+        if sum(counts) != len(self.keys) or min(counts, default=0) < 1:
+            raise ValueError(
+                f"KeyedJaggedTensor.split: expected numbers of keys, each from 1, that add up to {len(self.keys)}, got "
+                f"{counts}"
+            )
+        ends = rows.running(list(counts))
+        return [self.permute(range(start, start + n)) for start, n in zip(ends, counts, strict=True)]
+
+    def with_values(self, values: Tensor) -> KeyedJaggedTensor:
+        """Other values ``[total, ...]`` for the same rows, such as embeddings of ids; without weights."""
+        if values.shape[0] != self.values.shape[0]:
+            raise ValueError(
+                f"KeyedJaggedTensor.with_values: expected {self.values.shape[0]} entries, got {values.shape[0]}"
+            )
+        return self._with_parts(values, None)
+
+    def compact(self) -> KeyedJaggedTensor:
+        """The same features with values that hold nothing else, key by key; reads the lengths."""
+        checks.refuse_traced(self, "compact", "do it outside")
+        lengths = self.lengths
+        ends = lengths.cumsum(0)
+        shift = torch.repeat_interleave(self.offsets[:, :-1].flatten() - (ends - lengths), lengths)
+        index = shift + torch.arange(shift.shape[0], device=shift.device)
+        weights = self.unwrap("weights")
+        return type(self)(
+            self.keys,
+            self.unwrap("values").index_select(0, index),
+            lengths,
+            weights=None if self.weights is None else weights.index_select(0, index),
+        )
+
+
+# ---- ops -------------------------------------------------------------------------------------------------------
+
+
+@KeyedJaggedTensor.implements(torch.cat)
+def _(func: Any, tensors: Any, dim: int = 0) -> Any:
+    if dim != 0:
+        raise DispatchError(f"torch.cat of KeyedJaggedTensors joins keys, along dim 0, got dim={dim}")
+    keys = [key for x in tensors if isinstance(x, KeyedJaggedTensor) for key in x.keys]
+    if len(set(keys)) < len(keys):
+        raise DispatchError(f"torch.cat of KeyedJaggedTensors joins distinct keys, got {', '.join(keys)}")
+    return KeyedJaggedTensor.cat(tensors)
+
+
+@KeyedJaggedTensor.implements(aten._to_copy.default)
+def _(op: Any, x: KeyedJaggedTensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    """The outer dtype is that of the weights, if there are some: then it changes for them alone."""
+    if x.weights is None:
+        return x._with_parts(op(x.values, dtype=dtype, **kwargs), None, op(x.offsets, **kwargs))
+    weights = op(x.weights, dtype=dtype, **kwargs)
+    return x._with_parts(op(x.values, **kwargs), weights, op(x.offsets, **kwargs))

@@ -1,0 +1,94 @@
+"""What is refused, and what the errors say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subclasses import DispatchError
+from subclasses.keyed import KeyedJaggedTensor
+from subclasses.ragged import JaggedTensor
+from tests.subclasses.keyed.batches import batch
+
+V, L = torch.arange(6), torch.tensor([1, 2, 0, 3])
+
+WRONG = {
+    "one string": (lambda: KeyedJaggedTensor("ab", V, L), "expected a sequence of strings, got 'ab'"),
+    "no sequence": (lambda: KeyedJaggedTensor(3, V, L), r"keys: expected a sequence of strings, got 3"),
+    "no keys": (lambda: KeyedJaggedTensor([], V, L), "expected at least one key"),
+    "a key twice": (lambda: KeyedJaggedTensor(["a", "a"], V, L), "distinct keys, got 'a' more than once"),
+    "a list": (lambda: KeyedJaggedTensor(["a"], [1], L), "values: expected a Tensor, got"),
+    "a scalar": (lambda: KeyedJaggedTensor(["a"], torch.tensor(1), L), "got a scalar"),
+    "lengths of a fraction": (lambda: KeyedJaggedTensor(["a", "b", "c"], V, L), r"shape \[K \* B\]"),
+    "float lengths": (lambda: KeyedJaggedTensor(["a"], V, L.float()), "expected integers of shape"),
+    "a sum": (lambda: KeyedJaggedTensor(["a"], V[:5], L), "expected a sum of 5, .* got 6"),
+    "negative": (lambda: KeyedJaggedTensor(["a"], V, torch.tensor([7, -1])), "none below 0, got -1"),
+    "weights' shape": (
+        lambda: KeyedJaggedTensor(["a"], V, L, weights=torch.ones(5)),
+        "each of the 6 entries",
+    ),
+    "weights' dtype": (lambda: KeyedJaggedTensor(["a"], V, L, weights=V), "expected floating point weights"),
+    "a device": (lambda: KeyedJaggedTensor(["a"], V, L.to("meta")), "lengths: expected device cpu"),
+    "a key that is not there": (lambda: batch([1, 2])["c"], "no key 'c'; they are a, b"),
+    "no weights": (lambda: batch([1, 2]).feature_weights("a"), "has no weights"),
+    "an index": (lambda: batch([1, 2])[0], "expected a key, got 0"),
+    "an op": (lambda: batch([1, 2]) * 2, r"work on a feature, which kjt\[key\] gives"),
+    "split": (lambda: batch([1, 2]).split([1, 2]), r"add up to 2, got \[1, 2\]"),
+    "split by size": (lambda: batch([1, 2]).split(1), "how many keys each part has"),
+    "permute twice": (lambda: batch([1, 2]).permute([0, 0]), "distinct keys, got 'a'"),
+    "cat of others": (lambda: KeyedJaggedTensor.cat([V]), "expected KeyedJaggedTensors, got a Tensor"),
+    "cat of none": (lambda: KeyedJaggedTensor.cat([]), "got none"),
+    "cat of batch sizes": (
+        lambda: KeyedJaggedTensor.cat([batch([1, 2]), batch([1, 2], "c")]),
+        "got batch sizes 1, 2",
+    ),
+    "cat of one weighted": (
+        lambda: KeyedJaggedTensor.cat([batch([1, 2]), batch([1], "c", weighted=True)]),
+        "with weights or none",
+    ),
+    "cat of the same keys": (lambda: torch.cat([batch([1, 2])] * 2), "distinct keys, got a, b, a, b"),
+    "cat along rows": (lambda: torch.cat([batch([1, 2]), batch([1], "c")], 1), "along dim 0, got dim=1"),
+    "from no dict": (lambda: KeyedJaggedTensor.from_jagged([V]), "expected a dict from keys"),
+    "from tensors": (lambda: KeyedJaggedTensor.from_jagged({"a": V}), "expected a JaggedTensor for 'a'"),
+    "from other entries": (
+        lambda: KeyedJaggedTensor.from_jagged(
+            {"a": JaggedTensor.from_tensors([V]), "b": JaggedTensor.from_tensors([V.float()])}
+        ),
+        "got 1 rows of torch.float32.* for 'b' and 1 rows of torch.int64",
+    ),
+    "other values": (lambda: batch([1, 2]).with_values(torch.ones(2)), "expected 3 entries, got 2"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_refused(name):
+    make, text = WRONG[name]
+    with pytest.raises((TypeError, ValueError, KeyError, DispatchError), match=text):
+        make()
+
+
+def test_rows_with_gaps_are_no_feature_of_a_batch():
+    gaps = JaggedTensor(V, torch.tensor([0, 3, 6]), lengths=torch.tensor([2, 3]))
+    with pytest.raises(ValueError, match="rows back to back, got some with gaps"):
+        KeyedJaggedTensor.from_jagged({"a": gaps})
+
+
+def test_weights_of_other_keys_or_rows():
+    x = batch([1, 2, 0, 3])
+    ones = {key: x[key].with_values(torch.ones(6)) for key in x.keys}
+    with pytest.raises(ValueError, match=r"expected weights for \['a', 'b'\], got \['b'\]"):
+        KeyedJaggedTensor.from_jagged(x.to_dict(), weights={"b": ones["b"]})
+    with pytest.raises(ValueError, match="rows of other lengths, or that lie elsewhere"):
+        KeyedJaggedTensor.from_jagged(x.to_dict(), weights={"a": ones["b"], "b": ones["a"]})
+    with pytest.raises(ValueError, match="make it by feature"):
+        KeyedJaggedTensor.from_jagged(
+            x.to_dict(), weights={k: x.with_values(torch.ones(6, 2))[k] for k in "ab"}
+        )
+
+
+def test_a_longest_row_cannot_be_read_in_a_graph():
+    import desugar
+
+    compiled = desugar.compile(lambda v, n: KeyedJaggedTensor(["a"], v, n)["a"].sum(1), backend="eager")
+    with pytest.raises(ValueError, match="give max_length=, or build it outside"):
+        compiled(V, L)

@@ -1,0 +1,231 @@
+"""Lookups in embedding tables: outside of a graph, and in one by every way to compile, as a loop over the rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from subclasses import DispatchError
+from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
+from subclasses.ragged import JaggedTensor
+from tests.subclasses.keyed.batches import IDS, LENGTHS, WAYS, batch, rows_of
+
+WIDTHS = {"a": 3, "b": 4}
+POOL = {
+    "sum": lambda v: v.sum(0),
+    "mean": lambda v: v.mean(0) if len(v) else v.sum(0),
+    "max": lambda v: v.amax(0) if len(v) else v.sum(0),
+}
+
+# ---- what a loop gives -----------------------------------------------------------------------------------------
+
+
+def pooled_by_loop(x, tables, mode):
+    ids, found = rows_of(x, x.values), {}
+    factors = None if x.weights is None else rows_of(x, x.unwrap("weights"))
+    for key, rows in ids.items():
+        table = tables[key]
+        kept = [row != (-1 if table.padding_idx is None else table.padding_idx) for row in rows]
+        entries = [table.weight[row[keep]] for row, keep in zip(rows, kept, strict=True)]
+        if factors is not None:
+            pairs = zip(entries, factors[key], kept, strict=True)
+            entries = [v * f[keep].unsqueeze(1) for v, f, keep in pairs]
+        found[key] = torch.stack([POOL[mode](v) for v in entries])
+    return found
+
+
+def looked_up_by_loop(x, tables):
+    return {
+        key: torch.stack([tables[key](row).sum(0) for row in rows])
+        for key, rows in rows_of(x, x.values).items()
+    }
+
+
+def check_gradients(module, run, by_loop, x, sparse=False):
+    """Equal values, and equal gradients of the tables and of the weights."""
+    found = []
+    for f in (run, by_loop):
+        module.zero_grad()
+        leaf = None if x.weights is None else x.weights.detach().clone().requires_grad_()
+        y = KeyedJaggedTensor(x.keys, x.values, x.lengths, weights=leaf)
+        out = f(y)
+        sum(((o + 1) ** 2).sum() for o in out.values()).backward()
+        grads = [t.weight.grad for t in module.tables.values()]
+        if f is run:
+            assert all(g is None or g.is_sparse is sparse for g in grads)
+        dense = [
+            torch.zeros_like(t.weight) if g is None else g.to_dense()
+            for t, g in zip(module.tables.values(), grads, strict=True)
+        ]
+        found.append([*out.values(), *dense, *([] if leaf is None else [leaf.grad])])
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+# ---- pooled ----------------------------------------------------------------------------------------------------
+
+KINDS = {
+    "sum": ("sum", False, {}),
+    "mean": ("mean", False, {}),
+    "max": ("max", False, {}),
+    "weighted": ("sum", True, {}),
+    "padded": ("mean", False, {"padding_idx": 2}),
+    "by frequency": ("sum", False, {"scale_grad_by_freq": True}),
+    "sparse": ("sum", False, {"sparse": True}),
+    "sparse mean": ("mean", False, {"sparse": True, "padding_idx": -1}),
+    "sparse weighted": ("sum", True, {"sparse": True}),
+}
+
+
+def _by_collection(module):
+    return lambda x: module(x)
+
+
+def _by_bag(module):
+    def run(x):
+        weights = {k: None if x.weights is None else x.feature_weights(k) for k in x.keys}
+        return {k: module.tables[k](x[k], per_sample_weights=weights[k]) for k in x.keys}
+
+    return run
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", [_by_collection, _by_bag], ids=["collection", "each feature"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_pooled(kind, form, way):
+    mode, weighted, options = KINDS[kind]
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    module = EmbeddingBagCollection(
+        {k: nn.EmbeddingBag(IDS, d, mode=mode, **options) for k, d in WIDTHS.items()}
+    )
+    run = WAYS[way](form(module))
+
+    def by_loop(x):
+        return pooled_by_loop(x, module.tables, mode)
+
+    if kind == "by frequency":  # what a loop would count is not the batch's frequency
+
+        def by_loop(x):
+            rows = {k: [row for row, _ in [(r, 0) for r in v]] for k, v in rows_of(x, x.values).items()}
+            return {k: module.tables[k](*_flat(v)) for k, v in rows.items()}
+
+    for lengths in LENGTHS if way != "behind Dynamo" else LENGTHS[:3]:
+        check_gradients(module, run, by_loop, batch(lengths, weighted=weighted), options.get("sparse", False))
+    if way == "desugar.compile":
+        assert len(run.programs) <= 2  # one row in the batch has a program of its own
+
+
+def _flat(rows):
+    """Ids and offsets as a plain ``nn.EmbeddingBag`` takes them."""
+    sizes = torch.tensor([0, *(len(row) for row in rows[:-1])])
+    return torch.cat(rows), sizes.cumsum(0)
+
+
+def test_rows_with_gaps_between_them():
+    x = JaggedTensor(torch.arange(8), torch.tensor([1, 4, 7]), lengths=torch.tensor([2, 3]), max_length=3)
+    bag = nn.EmbeddingBag(IDS, 3, mode="sum")
+    weights = x.with_values(torch.rand(8))
+    expected = torch.stack(
+        [(bag.weight[a:b] * weights.values[a:b, None]).sum(0) for a, b in ((1, 3), (4, 7))]
+    )
+    for way in WAYS.values():
+        torch.compiler.reset()
+        torch.testing.assert_close(way(lambda x, w: bag(x, per_sample_weights=w))(x, weights), expected)
+
+
+def test_a_jagged_tensor_without_holes():
+    x = JaggedTensor.from_tensors([torch.tensor([1, 2]), torch.tensor([3])])
+    bag = nn.EmbeddingBag(IDS, 3)
+    expected = torch.stack([bag.weight[[1, 2]].mean(0), bag.weight[3]])
+    torch.testing.assert_close(bag(x), expected)
+    torch.testing.assert_close(F.embedding_bag(x, bag.weight), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_other_dtypes(dtype):
+    module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="sum", dtype=dtype) for k in "ab"})
+    x = batch([1, 2, 0, 3])
+    got, compiled = module(x), WAYS["desugar.compile"](module)(x)
+    for key, expected in pooled_by_loop(x, module.tables, "sum").items():
+        torch.testing.assert_close(got[key], expected)
+        torch.testing.assert_close(compiled[key], expected)
+
+
+def test_ids_of_32_bits():
+    module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="max") for k in "ab"})
+    x = batch([1, 2, 0, 3])
+    y = KeyedJaggedTensor(x.keys, x.values.int(), x.lengths)
+    for way in (lambda f: f, WAYS["desugar.compile"]):
+        for key, expected in module(x).items():
+            torch.testing.assert_close(way(module)(y)[key], expected)
+
+
+@pytest.mark.parametrize("lengths", [[], [0, 0], [0, 0, 0, 0]], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_to_look_up(lengths, way):
+    torch.compiler.reset()
+    pooled = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="max") for k in "ab"})
+    looked_up = EmbeddingCollection({k: nn.Embedding(IDS, 3) for k in "ab"})
+    x = batch(lengths)
+    count = len(lengths) // 2
+    found = WAYS[way](lambda x: pooled(x)["a"])(x)
+    assert found.equal(torch.zeros(count, 3))
+    found.sum().backward()
+    assert WAYS[way](lambda x: looked_up(x)["b"].sum(1))(x).equal(torch.zeros(count, 3))
+
+
+# ---- entry by entry --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"sparse": True}], ids=str)
+@pytest.mark.parametrize("widths", [(3, 3), (3, 4)], ids=str)
+def test_entry_by_entry(widths, options, way):
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    module = EmbeddingCollection(
+        {k: nn.Embedding(IDS, d, **options) for k, d in zip("ab", widths, strict=True)}
+    )
+    run = WAYS[way](lambda x: {k: v.sum(1) for k, v in module(x).items()})
+    for lengths in LENGTHS if way != "behind Dynamo" else LENGTHS[:3]:
+        x = batch(lengths)
+        check_gradients(module, run, lambda x: looked_up_by_loop(x, module.tables), x, "sparse" in options)
+
+
+def test_other_orders_of_keys_share_the_values():
+    module = EmbeddingCollection({k: nn.Embedding(IDS, 3) for k in "abc"})
+    x = batch([1, 2, 0, 3, 4, 1], "abc")
+    expected = looked_up_by_loop(x, module.tables)
+    for keys in ("ca", "b", "cba"):
+        for way in (lambda f: f, WAYS["desugar.compile"]):
+            found = way(lambda x: {k: v.sum(1) for k, v in module(x).items()})(x.permute(list(keys)))
+            assert list(found) == list(keys)
+            for key in keys:
+                torch.testing.assert_close(found[key], expected[key])
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------
+
+
+def test_max_norm_writes_outside_of_a_graph_and_is_refused_in_one():
+    bag = nn.EmbeddingBag(IDS, 3, mode="sum", max_norm=0.1)
+    x = batch([1, 2, 0, 3])
+    assert bag(x["a"]).norm(dim=1).max() <= 0.21
+    with pytest.raises(DispatchError, match="max_norm write to their table"):
+        WAYS["desugar.compile"](bag)(x["a"])
+
+
+def test_refused_arguments():
+    bag, x = nn.EmbeddingBag(IDS, 3, mode="mean"), batch([1, 2, 0, 3], weighted=True)
+    with pytest.raises(DispatchError, match="go with mode='sum', got mode='mean'"):
+        bag(x["a"], per_sample_weights=x.feature_weights("a"))
+    with pytest.raises(DispatchError, match="without offsets"):
+        bag(x["a"], torch.tensor([0]))
+    total = nn.EmbeddingBag(IDS, 3, mode="sum")
+    with pytest.raises(ValueError, match="rows of other lengths, or that lie elsewhere"):
+        total(x["a"], per_sample_weights=x.feature_weights("b"))
+    with pytest.raises(ValueError, match="got a Tensor of size"):
+        total(x["a"], per_sample_weights=torch.ones(6))

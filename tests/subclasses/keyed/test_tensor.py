@@ -1,0 +1,202 @@
+"""What a keyed tensor is, how one is made, taken apart and joined."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from subclasses import DispatchError
+from subclasses.keyed import KeyedJaggedTensor
+from subclasses.ragged import JaggedTensor
+from subclasses.testing import suite
+from tests.subclasses.keyed.batches import LENGTHS, WAYS, batch, rows_of
+
+# ---- one value -------------------------------------------------------------------------------------------------
+
+
+def test_keys_lengths_and_rows():
+    x = KeyedJaggedTensor(["a", "b"], torch.arange(6), torch.tensor([1, 2, 0, 3]))
+    assert x.keys == ("a", "b") and x.batch_size == 2 and x.max_length == 3
+    assert x.shape == (2, 2, 3) and x.dtype == torch.int64
+    assert x.lengths.tolist() == [1, 2, 0, 3]
+    assert [r.tolist() for r in x["a"].to_tensors()] == [[0], [1, 2]]
+    assert [r.tolist() for r in x["b"].to_tensors()] == [[], [3, 4, 5]]
+    assert x["b"].values is x.values
+    assert list(x.to_dict()) == ["a", "b"]
+    assert repr(x) == "KeyedJaggedTensor(lengths={'a': [1, 2], 'b': [0, 3]}, torch.int64[6])"
+
+
+def test_weights_have_the_rows_of_their_feature_and_gradients():
+    x = batch([1, 2, 0, 3], weighted=True)
+    w = x.unwrap("weights")
+    assert x.dtype == torch.float32 and x.requires_grad and x.values.dtype == torch.int64
+    assert "weighted" in repr(x)
+    (x.feature_weights("a").sum(1) * x.feature_weights("b").sum(1)).sum().backward()
+    assert x.feature_weights("a").to_dense().shape == (2, 3)
+    leaf = torch.rand(6, requires_grad=True)
+    y = KeyedJaggedTensor(x.keys, x.values, x.lengths, weights=leaf)
+    (y.feature_weights("a").sum(1) * y.feature_weights("b").sum(1)).sum().backward()
+    a, b = leaf.detach()[:3], leaf.detach()[3:]
+    assert torch.allclose(
+        leaf.grad, torch.cat([torch.tensor([0.0, 1, 1]) * b.sum(), (a[1] + a[2]).expand(3)])
+    )
+    assert w.shape == (6,)
+
+
+@pytest.mark.parametrize("lengths", [[0, 0], [0] * 4, []], ids=str)
+def test_no_entries_or_no_rows(lengths):
+    x = batch(lengths)
+    assert x.shape == (2, len(lengths) // 2, 0)
+    assert x["b"].to_dense().shape == (len(lengths) // 2, 0)
+
+
+def test_entries_may_be_vectors_and_carry_gradients():
+    values = torch.randn(6, 4, requires_grad=True)
+    x = KeyedJaggedTensor(["a", "b"], values, torch.tensor([1, 2, 0, 3]))
+    assert x.shape == (2, 2, 3, 4)
+    (x["b"].sum(1) * 2).sum().backward()
+    assert values.grad.equal(torch.tensor([0.0, 0, 0, 2, 2, 2]).unsqueeze(1).expand(6, 4))
+
+
+COPIES = {"copy": copy.deepcopy, "pickle": lambda x: pickle.loads(pickle.dumps(x)), "clone": torch.clone}
+
+
+@pytest.mark.parametrize("again", COPIES.values(), ids=COPIES)
+def test_copies(again):
+    x = batch([1, 2, 0, 3], weighted=True).detach()
+    y = again(x)
+    assert y.keys == x.keys and y.offsets.equal(x.offsets) and y.weights.equal(x.weights)
+    assert y.values.equal(x.values) and y.values is not x.values
+
+
+def test_the_outer_dtype_is_that_of_the_weights():
+    x = batch([1, 2, 0, 3], weighted=True).to(torch.float64)
+    assert x.weights.dtype == x.dtype == torch.float64 and x.values.dtype == torch.int64
+    y = batch([1, 2, 0, 3]).to(torch.int32)
+    assert y.values.dtype == y.dtype == torch.int32 and y.offsets.dtype == torch.int64
+
+
+# ---- other keys ------------------------------------------------------------------------------------------------
+
+
+def test_permute_and_split_share_the_values():
+    x = batch([1, 2, 0, 3, 4, 1], "abc", weighted=True)
+    y = x.permute(["c", "a"])
+    assert y.keys == ("c", "a") and y.lengths.tolist() == [4, 1, 1, 2]
+    assert y.values is x.values
+    one, two = x.split([1, 2])
+    assert (one.keys, two.keys) == (("a",), ("b", "c"))
+    for part in (y, one, two, x.permute([2, 1, -3])):
+        for key in part.keys:
+            assert part[key].to_dense().equal(x[key].to_dense())
+            assert part.feature_weights(key).to_dense().equal(x.feature_weights(key).to_dense())
+
+
+def test_compact_leaves_out_what_belongs_to_no_key():
+    x = batch([1, 2, 0, 3, 4, 1], "abc", weighted=True)
+    y = x.permute(["c", "a"]).compact()
+    assert y.values.tolist() == [*x.values[6:].tolist(), *x.values[:3].tolist()]
+    assert y["c"].to_dense().equal(x["c"].to_dense())
+    assert y.feature_weights("a").to_dense().equal(x.feature_weights("a").to_dense())
+
+
+@pytest.mark.parametrize("join", [KeyedJaggedTensor.cat, torch.cat], ids=["cat", "torch.cat"])
+def test_cat_joins_keys(join):
+    x, y = batch([1, 2, 0, 3], "ab", weighted=True), batch([4, 1], "c", weighted=True)
+    z = join([x, y])
+    assert z.keys == ("a", "b", "c") and z.max_length == 4
+    for part in (x, y):
+        for key in part.keys:
+            rows = zip(z[key].to_tensors(), part[key].to_tensors(), strict=True)
+            assert all(a.equal(b) for a, b in rows)
+    assert z.weights.equal(torch.cat([x.weights, y.weights]))
+
+
+def test_from_jagged_and_back():
+    x = batch([1, 2, 0, 3], weighted=True)
+    weights = {key: x.feature_weights(key) for key in x.keys}
+    y = KeyedJaggedTensor.from_jagged(x.to_dict(), weights=weights)
+    assert y.values.equal(x.values) and y.offsets.equal(x.offsets) and y.weights.equal(x.weights)
+    features = {k: JaggedTensor.from_tensors([torch.rand(n, 3) for n in (2, 0, 1)]) for k in "pq"}
+    z = KeyedJaggedTensor.from_jagged(features)
+    assert z.shape == (2, 3, 2, 3)
+    assert all(z[k].to_dense().equal(x.to_dense()) for k, x in features.items())
+
+
+# ---- compiled --------------------------------------------------------------------------------------------------
+
+COMPILED = {
+    "features": lambda x: x["a"].sum(1) * 2 + x["b"].sum(1),
+    "permute": lambda x: x.permute(["b"])["b"].sum(1),
+    "split": lambda x: x.split([1, 1])[1]["b"].sum(1),
+    "torch.cat": lambda x: torch.cat([x.permute(["b"]), x.permute(["a"])])["b"].sum(1),
+    "cat": lambda x: KeyedJaggedTensor.cat([x.permute(["b"]), x.permute(["a"])])["b"].sum(1),
+    "from_jagged": lambda x: KeyedJaggedTensor.from_jagged({"b": x["a"], "c": x["b"]})["c"].sum(1),
+    "made inside": lambda x: KeyedJaggedTensor(
+        ["p", "q"], x.values, x.lengths, max_length=x.max_length
+    )["q"].sum(1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_as_in_eager_mode(name, way):
+    torch.compiler.reset()
+    compiled = WAYS[way](COMPILED[name])
+    for lengths in LENGTHS[:4]:
+        x = batch(lengths)
+        assert compiled(x).equal(COMPILED[name](x))
+    if way == "desugar.compile":
+        assert len(compiled.programs) == 1
+
+
+def test_what_comes_back_is_keyed():
+    compiled = WAYS["desugar.compile"](lambda x: x.permute(["b", "a"]))
+    x = batch([1, 2, 0, 3], weighted=True)
+    y = compiled(x)
+    assert y.keys == ("b", "a") and y["a"].to_dense().equal(x["a"].to_dense())
+
+
+def test_what_reads_the_lengths_says_so():
+    compiled = WAYS["desugar.compile"](lambda x: x.compact().values)
+    with pytest.raises(DispatchError, match="compact reads the lengths"):
+        compiled(batch([1, 2, 0, 3]))
+
+
+# ---- the conformance kit ---------------------------------------------------------------------------------------
+
+
+def _make(lengths=(1, 2, 0, 3, 1, 1), keys="abc"):
+    total = sum(lengths)
+    weights = torch.rand(total)
+    return KeyedJaggedTensor(
+        list(keys), torch.randint(0, 9, (total,)), torch.tensor(lengths), weights=weights
+    )
+
+
+def _construct(values, offsets, weights):
+    return KeyedJaggedTensor(
+        list("abc"), values, offsets.diff(dim=1).flatten(), weights=weights, max_length=3
+    )
+
+
+TestConformance = suite(
+    _make,
+    construct=_construct,
+    reference=lambda x: torch.stack([x.feature_weights(key).to_dense() for key in x.keys]),
+    sizes=[lambda: _make((2, 2, 0, 3, 1, 1)), lambda: _make((0, 0, 0, 0, 3, 3, 1, 1, 1))],
+    variants=[lambda: _make(keys="abd")],
+    ops={torch.ops.aten._to_copy.default: lambda x: (x,), torch.cat: lambda x: ([x],)},
+)
+
+
+# ---- the kit's table of rows -----------------------------------------------------------------------------------
+
+
+def test_rows_of_the_tests_are_those_of_the_features():
+    x = batch([1, 2, 0, 3])
+    for key, rows in rows_of(x, x.values).items():
+        assert all(a.equal(b) for a, b in zip(rows, x[key].to_tensors(), strict=True))
