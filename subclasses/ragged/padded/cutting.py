@@ -69,13 +69,14 @@ def slice_rows(x: PaddedTensor, part: slice) -> PaddedTensor:
     ends = 0 if part.stop is None else part.stop
     most = min(ends - start, x.width) if ends <= 0 else min(-start, ends, x.width)
     lengths = lengths_after(x, start, part.stop, step)
-    return cut(x, _bound(start, x.lengths), lengths, -(-max(most, 0) // step), step)
+    return cut(x, _bound(start, x.counts), lengths, -(-max(most, 0) // step), step)
 
 
 def lengths_after(x: PaddedTensor, start: Any, end: Any, step: int) -> Tensor:
     """How many entries a slice of every row has."""
-    first = _bound(0 if start is None else start, x.lengths)
-    last = x.lengths if end is None else _bound(end, x.lengths)
+    counts = x.counts
+    first = _bound(0 if start is None else start, counts)
+    last = counts if end is None else _bound(end, counts)
     return ((last - first).clamp(min=0) + step - 1) // step
 
 
@@ -96,10 +97,11 @@ def _bound(bound: Any, lengths: Tensor) -> Tensor:
 
 def chunk_rows(x: PaddedTensor, chunks: int) -> tuple[PaddedTensor, ...]:
     """Every row in as many parts; the last ones of a row may be empty."""
-    size = (x.lengths + chunks - 1) // chunks
+    counts = x.counts
+    size = (counts + chunks - 1) // chunks
     width = -(-x.width // chunks)
     firsts = [size * i for i in range(chunks)]
-    return tuple(cut(x, f, (x.lengths - f).clamp(min=0).minimum(size), width) for f in firsts)
+    return tuple(cut(x, f, (counts - f).clamp(min=0).minimum(size), width) for f in firsts)
 
 
 # ---- one place, or some, of every row --------------------------------------------------------------------------
@@ -125,7 +127,7 @@ def take_positions(x: PaddedTensor, places: Tensor) -> Tensor:
 
 def checked_places(x: PaddedTensor, places: Tensor) -> Tensor:
     """Places counted from the front, which every row of the batch must have."""
-    lengths = x.lengths.unsqueeze(1)
+    lengths = x.counts.unsqueeze(1)
     reached = (places < lengths) & (places >= -lengths)
     if x.row_count is not None:
         rows = torch.arange(lengths.shape[0], device=lengths.device).unsqueeze(1)

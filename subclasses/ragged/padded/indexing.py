@@ -148,7 +148,7 @@ def settled_pairs(x: PaddedTensor, rows: Any, entries: Any) -> tuple[Tensor, Ten
     rows, entries = (torch.as_tensor(i, device=x.lengths.device) for i in (rows, entries))
     if torch.bool in (rows.dtype, entries.dtype):
         raise DispatchError(f"indexing {shown(x)}: index by one mask [B, T], or by two index tensors of ints")
-    lengths = x.lengths[rows]
+    lengths = x.counts[rows]
     found = (entries < lengths) & (entries >= -lengths)
     torch.ops.aten._assert_async.msg(found.all(), f"indexing {shown(x)}: a row is too short")
     rows, entries = torch.broadcast_tensors(rows, torch.where(entries < 0, lengths + entries, entries))

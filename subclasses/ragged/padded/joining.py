@@ -66,7 +66,7 @@ def as_rows(func: Any, x: PaddedTensor, dense: Tensor) -> PaddedTensor:
         raise DispatchError(
             f"{func.__name__}: expected as many dimensions as {shown(x)} has, got {shown(dense)}"
         )
-    lengths = torch.full_like(x.lengths[:1], dense.shape[x.ragged_dim]).expand(dense.shape[x.batch_dim])
+    lengths = x.lengths.new_full((dense.shape[x.batch_dim],), dense.shape[x.ragged_dim])
     if x.row_count is not None:
         lengths = lengths * (torch.arange(lengths.shape[0], device=lengths.device) < x.row_count)
     y = x.with_lengths(dense, lengths, x.row_count)
@@ -88,10 +88,10 @@ def check_joins(func: Any, x: PaddedTensor, y: PaddedTensor, dim: int) -> None:
 def join_entries(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
     """Each row of ``x`` with the entries of that of ``y`` after its own."""
     places = torch.arange(x.width + y.width, device=x.lengths.device)
-    behind = places - x.lengths.unsqueeze(1)
+    behind = places - x.counts.unsqueeze(1)
     first = widen(x.to_dense(), x.ragged_dim, x.width + y.width)
     table = torch.where(beside_table(x, behind < 0), first, take_places(y, behind))
-    return other_rows(x, table, x.lengths + y.lengths)
+    return other_rows(x, table, x.counts + y.counts)
 
 
 def join_rows(parts: Sequence[PaddedTensor]) -> PaddedTensor:

@@ -75,7 +75,7 @@ def batch_first(func: Any, x: PaddedTensor) -> PaddedTensor:
 def _elements(x: PaddedTensor) -> PaddedTensor:
     """Every element as an entry of its own."""
     features = x.padded[:1, :1].numel() if x.padded.numel() else 0
-    return x.with_lengths(x.unwrap("padded").flatten(1), x.lengths * features, x.row_count)
+    return x.with_lengths(x.unwrap("padded").flatten(1), x.counts * features, x.row_count)
 
 
 def put_back(x: PaddedTensor, mask: PaddedTensor, values: PaddedTensor) -> Tensor:
@@ -117,7 +117,7 @@ def _(func: Any, input: Any, dim: int, index: Any, **kwargs: Any) -> Any:
 def _check_reached(func: Any, x: PaddedTensor, index: PaddedTensor) -> None:
     """Raises where an index lies beyond its row; nothing waits for a GPU."""
     size = [n if d == x.batch_dim else 1 for d, n in enumerate(x.shape)]
-    reached = (index.padded < x.lengths.view(size)) & (index.padded >= 0)
+    reached = (index.padded < x.counts.view(size)) & (index.padded >= 0)
     message = f"{func.__name__}: an index lies beyond its row of {shown(x)}"
     torch.ops.aten._assert_async.msg((reached | ~index.exists).all(), message)
 

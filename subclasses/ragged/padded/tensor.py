@@ -137,6 +137,11 @@ class PaddedTensor(TensorSubclass):
         return self.lengths
 
     @property
+    def counts(self) -> Tensor:
+        """``[B]``: how many entries of each row the table holds, which is what counts of lengths beyond it."""
+        return self.lengths.clamp(0, self.width)
+
+    @property
     def merged(self) -> bool:
         """Whether batch and ragged dimension are one."""
         return self.ragged_dim == self.batch_dim

@@ -342,3 +342,35 @@ def test_a_dense_operand_joins(way):
     check_parts(a, got, [torch.cat([q, row, q]) for q, row in zip(p, a.rows, strict=True)], [p])
     got = way(lambda x, p: torch.cat([x, p], 0) * 1)(a.x, p)
     check_parts(a, got, [*a.rows, *p], [p])
+
+
+# ---- extremes --------------------------------------------------------------------------------------------------
+
+
+def test_a_length_beyond_the_table_counts_as_its_width():
+    table = torch.arange(8.0).view(2, 4)
+    x, y = PaddedTensor(table, torch.tensor([9, 2])), PaddedTensor(table, torch.tensor([4, 2]))
+    for f in (
+        lambda x: x[:, -2:],
+        lambda x: x[:, :-1],
+        lambda x: x.chunk(2, 1)[1],
+        lambda x: torch.cat([x, x], 1),
+        lambda x: x[x > 1],
+    ):
+        torch.testing.assert_close(f(x).to_tensors(), f(y).to_tensors())
+    assert torch.equal(x[:, -2], y[:, -2]) and x.sum() == y.sum() and torch.equal(x.mean(1), y.mean(1))
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 2), (2, 0, 2), (2, 4, 0), (1, 1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
+def test_nothing_to_index(shape, dtype):
+    x = PaddedTensor(torch.ones(shape).to(dtype), torch.zeros(shape[0], dtype=torch.int64))
+    for part in (x[:, 1:], x[:, -2:], x[1:], x[:, :, :1], x[x == x], x.chunk(2, 1)[1], torch.cat([x, x], 1)):
+        assert part.dtype == dtype and all(row.numel() == 0 for row in part.to_tensors())
+    assert torch.cat([x, x]).shape[0] == 2 * shape[0] and list(x[:, :1].flatten(0, 1).shape)[1:] == [shape[2]]
+    x[:, 1:] = 1
+    x[x == x] = 1
+    assert x.dim() == 3 and len(x.to_tensors()) == shape[0]
+    if shape[0] and shape[1]:
+        grown = x.append(torch.ones(shape[0], shape[2]).to(dtype))
+        assert [len(row) for row in grown.to_tensors()] == [1] * shape[0]
