@@ -294,9 +294,12 @@ class _Taker:
 
     def _version_rises(self) -> tuple[tuple[int, tuple[str, ...], int], ...]:
         rises: list[tuple[int, tuple[str, ...], int]] = []
+        reshaped = {reshape.leaf for reshape in self.run.reshapes}
         for number, entered in enumerate(self.run.entered):
-            if changed_slots(entered.value, self.run.items):
-                rises.append((number, (), entered.leaf._version - entered.version))
+            rise = entered.leaf._version - entered.version if isinstance(entered.leaf, Tensor) else 0
+            changed = changed_slots(entered.value, self.run.items)
+            if changed or (rise and number not in reshaped):  # a write that changes nothing is one, too
+                rises.append((number, (), rise))
                 if isinstance(entered.value, Wrapper):
                     for name, part in entered.value.inner:
                         if isinstance(part, Plain):

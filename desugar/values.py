@@ -152,12 +152,12 @@ class Flat:
             return int(value)
         return self.number(value)  # type: ignore[return-value]
 
-    def number(self, value: SymInt | SymFloat) -> Int | float:
+    def number(self, value: SymInt | SymFloat | SymBool) -> Int | float:
         """A constant, or the slot of a symbolic number; equal expressions of a kind share a slot."""
-        expression, kind = value.node.expr, int if isinstance(value, SymInt) else float
+        expression = value.node.expr
         if expression.is_number:
-            return kind(expression)
-        key = kind, expression
+            return int(expression) if isinstance(value, SymInt) else float(expression)
+        key = type(value), expression
         if key not in self._symbol_slots:
             self._symbol_slots[key] = len(self.items)
             self.items.append(value)
@@ -176,9 +176,9 @@ def is_whole(tensor: Tensor) -> bool:
 
 def unwrap_value(leaf: object, flat: Flat) -> Value:
     """Takes one leaf apart, adding its plain tensors and symbolic ints to `flat`."""
-    if isinstance(leaf, SymBool):
+    if isinstance(leaf, SymBool) and leaf.node.has_hint():
         return Constant(bool(leaf))  # which settles it: another answer is another signature
-    if isinstance(leaf, SymInt | SymFloat):
+    if isinstance(leaf, SymInt | SymFloat | SymBool):
         place = flat.number(leaf)
         return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)
     if not isinstance(leaf, Tensor):

@@ -7,6 +7,7 @@ import logging
 import pytest
 import torch
 
+import desugar
 from desugar.dynamic import History
 from tests.desugar.classes import EVERY, Halves, Labeled, Nested, Pair, Tagged, TwoTensor, make
 from tests.desugar.judge import by_dynamo, by_pass, judge
@@ -166,6 +167,54 @@ def test_dynamic_ints_behind_dynamo():
         judge(
             lambda x: x * x.count, lambda n=n: (Labeled(torch.randn(3), count=n).requires_grad_(),), compiled
         )
+
+
+# ---- numbers as results --------------------------------------------------------------------------------------
+
+NUMBERS = {
+    "a quotient": lambda x: (x * 2, x.shape[0] / 2),
+    "a quotient alone": lambda x: x.shape[0] / 4,
+    "a product and a quotient": lambda x: (x.shape[0] * 2, x.shape[0] * 2.0, x.sin()),
+    "a root": lambda x: (x.shape[0] ** 0.5, x * 2),
+    "a comparison": lambda x: (x.shape[0] > 5, x * 2),
+    "a comparison alone": lambda x: x.shape[0] == 6,
+    "a division that leaves no rest": lambda x: (x.shape[0] // 2, x.shape[0] % 2, x * 2),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_computed_from_sizes(name, grad, dynamic):
+    compiled = by_pass(NUMBERS[name], dynamic=dynamic)
+    for n in NEW:
+        judge(NUMBERS[name], lambda n=n: (torch.randn(n, 2, requires_grad=grad),), compiled)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "fn", [lambda x: x.sum().item(), lambda x: x.tolist(), lambda x: (x * 2, x[0].item())]
+)
+def test_numbers_that_only_data_tells_as_results(fn, dtype):
+    compiled = by_pass(fn)
+    for first in (1, 0):
+        judge(fn, lambda first=first: (torch.tensor([first, 1], dtype=dtype),), compiled)
+
+
+def test_numbers_in_training():
+    def fn(x):
+        return x.sin(), x.detach().sum().item(), x.shape[0] / 2
+
+    compiled = by_pass(fn)
+    for n in NEW:
+        judge(fn, lambda n=n: (torch.randn(n, requires_grad=True),), compiled)
+
+
+def test_numbers_through_inductor():
+    def fn(x):
+        return x.sin(), x.detach().sum().item(), x.shape[0] / 2
+
+    judge(fn, lambda: (torch.arange(4.0, requires_grad=True),), desugar.compile(fn, dynamic=True))
 
 
 # ---- marks ---------------------------------------------------------------------------------------------------

@@ -32,6 +32,14 @@ def test_the_user_line_is_the_innermost_that_is_ours_nor_torchs():
     assert user_line(traceback.StackSummary.from_list([(torch.__file__, 3, "f", "x")])) is None
 
 
+@pytest.mark.parametrize("folder", ["torch", "optree", "desugar"])
+def test_a_users_folder_may_have_a_librarys_name(folder, tmp_path):
+    path = tmp_path / folder / "model.py"
+    assert not is_library_file(str(path))
+    frames = [(str(path), 3, "f", "x"), (torch.__file__, 4, "g", "y")]
+    assert user_line(traceback.StackSummary.from_list(frames)).startswith(f"{path}:3")
+
+
 @pytest.mark.parametrize("module", [torch, optree, desugar, traceback], ids=lambda m: m.__name__)
 def test_library_files(module):
     assert is_library_file(module.__file__) == (module is not traceback)

@@ -3,14 +3,74 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 
+import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from desugar.modes import function_modes, is_traced_by_others, without_saved_tensor_hooks
 from tests.desugar.classes import Pair, make
 from tests.desugar.judge import by_pass, judge
+
+# ---- differentiation from outside ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, Pair])
+def test_forward_mode_derivatives(cls):
+    def fn(x):
+        return (x * x).sin()
+
+    compiled, tangents = by_pass(fn), []
+    compiled(torch.ones(3))
+    for function in (fn, compiled):
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(torch.arange(3.0), torch.ones(3))
+            tangents.append(forward_ad.unpack_dual(function(x)).tangent)
+    assert tangents[0] is not None and torch.equal(*tangents)
+    assert len(compiled.programs) == 1
+    assert not is_traced_by_others()
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "grad of grad": lambda f, x: torch.func.grad(lambda x: torch.func.grad(lambda x: f(x).sum())(x).sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).sum()))(x),
+    "functional_call": lambda f, x: torch.func.functional_call(
+        torch.nn.Linear(2, 2), {"weight": f(x), "bias": x[0]}, x
+    ),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_functorch_over_a_compiled_function(transform):
+    fn = lambda x: (x * x).sin()  # noqa: E731
+    x, compiled = torch.randn(2, 2), by_pass(lambda x: (x * x).sin())
+    compiled(x)
+    got, want = transform(compiled, x), transform(fn, x)
+    torch.testing.assert_close(got, want)
+
+
+# ---- logs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_users_error_is_not_logged_as_torchs_own(caplog):
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    log.addHandler(caplog.handler)
+    try:
+        with pytest.raises(RuntimeError, match="same reduction dim"):
+            by_pass(lambda x: x @ torch.ones(7, 7))(torch.ones(2, 3))
+    finally:
+        log.removeHandler(caplog.handler)
+    assert [record for record in caplog.records if record.name == log.name] == []
+    assert log.filters == []
+
 
 # ---- saved-tensor hooks --------------------------------------------------------------------------------------
 

@@ -66,6 +66,23 @@ def test_symbolic_sizes_have_no_bytes():
     assert compiled.programs[0].saved_bytes in (None, 0)
 
 
+def saved_under(**knobs):
+    def fn(x):
+        for _ in range(4):
+            x = (x @ x).sin().cos()
+        return x
+
+    with torch._functorch.config.patch(**knobs):
+        return desugar.trace(fn, make(Pair, 4, 4, grad=True)).saved_bytes
+
+
+def test_the_partitioners_knobs_are_reachable():
+    usual = saved_under()
+    assert saved_under(activation_memory_budget=0.0) < usual
+    assert saved_under(aggressive_recomputation=True) <= usual
+    assert saved_under(ban_recompute_reductions=False) <= usual
+
+
 def test_recomputing_is_left_to_the_partitioner():
     def fn(x):
         return torch.utils.checkpoint.checkpoint(lambda y: (y @ y).sin() @ y, x, use_reentrant=False)

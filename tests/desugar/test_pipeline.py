@@ -25,6 +25,60 @@ from tests.desugar.judge import assert_same_values, by_pass, judge
 # ---- functions -----------------------------------------------------------------------------------------------
 
 
+def test_a_decorator_with_options():
+    @desugar.compile(backend="eager", dynamic=True)
+    def double(x):
+        return x * 2
+
+    judge(lambda x: x * 2, lambda: (make(Pair, 3, grad=True),), double)
+    assert double.__name__ == "double" and double.programs[0].is_dynamic
+    with pytest.raises(TypeError, match="got int"):
+        desugar.compile(backend="eager")(3)
+    with pytest.raises(ValueError, match="backend"):
+        desugar.compile(backend="none such")
+
+
+def test_a_deep_copy_of_a_compiled_function():
+    compiled = by_pass(lambda x: x * 2)
+    compiled(torch.ones(2))
+    copied = copy.deepcopy(compiled)
+    assert len(compiled.programs) == 1 and copied.programs == []
+    judge(lambda x: x * 2, lambda: (make(Pair, 3, grad=True),), copied)
+    assert len(compiled.programs) == len(copied.programs) == 1
+
+
+def test_a_deep_copy_of_what_holds_compiled_functions():
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.Linear(2, 2)
+            self.run = desugar.compile(self.inside.forward, backend="eager")
+
+        def forward(self, x):
+            return self.run(x)
+
+    holder, x = Holder(), torch.ones(1, 2)
+    want = holder(x)
+    copied = copy.deepcopy(holder)
+    with torch.no_grad():
+        copied.inside.weight.zero_()
+        copied.inside.bias.zero_()
+    assert torch.equal(copied(x), torch.zeros(1, 2)) and torch.equal(holder(x), want)
+
+
+def test_a_deep_copy_of_a_compiled_module_keeps_the_backend():
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph
+
+    compiled = desugar.compile(nn.Linear(2, 2), backend=backend)
+    copied = copy.deepcopy(compiled)
+    copied(torch.ones(1, 2))
+    assert len(seen) == 1 and compiled.programs == [] and copied.weight is not compiled.weight
+
+
 def documented(x, *, by=2):
     """Multiplies."""
     return x * by

@@ -26,7 +26,7 @@ from tests.desugar.classes import (
     make,
     plain_parts,
 )
-from tests.desugar.judge import assert_same_values, by_pass, facts, judge
+from tests.desugar.judge import assert_same_values, by_pass, facts, judge, random_like
 
 declared = pytest.mark.parametrize("cls", DECLARED)
 
@@ -392,6 +392,64 @@ def test_double_backward():
     x, w = make(TwoTensor, 3, grad=True), torch.rand(3, requires_grad=True)
     fn = lambda x, w: (x * w).sin() * x  # noqa: E731
     assert_same_values(second(by_pass(fn), x, w), second(fn, x, w))
+
+
+HIGHER = {
+    "a product": lambda x, w: (x * w).sin() * x,
+    "an intermediate written": lambda x, w: (x.sin()).mul_(w).add_(x).exp(),
+    "part of an intermediate written": lambda x, w: _part_written(x.sin(), w),
+    "reductions": lambda x, w: (x * w).logsumexp(0) * x.norm(),
+    "only the result saved": lambda x, w: torch.tanh(x * w),
+    "several results": lambda x, w: (x * w, (x + w).sin()),
+}
+
+
+def _part_written(y, w):
+    y[:2].mul_(w[1:])
+    return y * y
+
+
+@pytest.mark.parametrize("name", HIGHER)
+def test_gradients_of_gradients_are_those_of_differences(name):
+    args = [torch.rand(3, dtype=torch.float64).add_(0.5).requires_grad_() for _ in range(2)]
+    compiled = by_pass(HIGHER[name])
+    assert torch.autograd.gradcheck(compiled, args)
+    assert torch.autograd.gradgradcheck(compiled, args)
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_third_derivatives(cls):
+    def third(fn):
+        x = make(cls, 3, 6, grad=True)
+        value, seeds = fn(x), torch.Generator().manual_seed(3)
+        for _ in range(3):
+            (value,) = torch.autograd.grad(value, x, random_like(value, seeds), create_graph=True)
+        return [value.detach()]
+
+    def fn(x):
+        return (x * x).sin() * x
+
+    results = []
+    for function in (by_pass(fn), fn):
+        torch.manual_seed(2)
+        results.append(third(function))
+    assert_same_values(*results)
+
+
+def test_an_argument_that_was_written_is_differentiated_once():
+    def outer(function):
+        x = torch.rand(3, dtype=torch.float64, requires_grad=True)
+        out = function(x * 1)
+        return x, out
+
+    def fn(y):
+        return y.add_(y * 3).cos()
+
+    x, out = outer(by_pass(fn))
+    (first,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+    assert first is not None
+    with pytest.raises(DesugarError, match="write to its arguments again"):
+        torch.autograd.grad(out.sum(), x, create_graph=True)[0].sum().backward()
 
 
 def test_double_backward_with_randomness_is_refused():
