@@ -109,13 +109,13 @@ _LAZY = {
     "dynamo_config": "torch._dynamo:config",
     # Dynamo, which such ops run, is not to look at how a trace sees them.
     "disable_dynamo": "torch._compile:_disable_dynamo",
-    # ---- looking on ----------------------------------------------------------------------------------------
-    # The number that autograd gives to its next node, in the order of their making.
     # Tracing patches torch.fx for the whole process; Dynamo's own lock keeps compilations of any kind apart.
     "compile_lock": "torch._dynamo.convert_frame",
-    "sequence_number": "torch.autograd:_get_sequence_nr",
+    # ---- looking on ----------------------------------------------------------------------------------------
     # Sees ops on their way to a subclass; rests with torch itself, so that naming it imports nothing.
     "TorchDispatchMode": "torch.utils._python_dispatch",
+    # The number that autograd gives to its next node, in the order of their making.
+    "sequence_number": "torch.autograd:_get_sequence_nr",
     # Writes what TORCH_TRACE collects and `tlparse` shows; the logger tells whether anything collects.
     "trace_structured": "torch._logging",
     "trace_log": "torch._logging._internal",
@@ -132,6 +132,8 @@ _LAZY = {
     "GlobalStateGuard": "torch._C._dynamo.guards",
     # The level of forward-mode differentiation in force, if any.
     "forward_ad": "torch.autograd:forward_ad",
+    # A parameter that is first met inside vmap or grad becomes an input outside of it.
+    "without_functorch": "torch._functorch.pyfunctorch:temporarily_clear_interpreter_stack",
     # The functorch transform in force, if any, and how many modes look at every op.
     "peek_interpreter_stack": "torch._C._functorch",
     "num_dispatch_modes": "torch._C:_len_torch_dispatch_stack",

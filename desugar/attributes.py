@@ -8,7 +8,7 @@ the function keeps tensors between its calls, which a program cannot.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import optree
@@ -27,6 +27,9 @@ class ModuleAttributes:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._before: dict[int, tuple[nn.Module, dict[str, Any], dict[str, dict[str, Any]]]] = {}
         self._is_open = True
+        self.stand_ins: Mapping[
+            int, Tensor
+        ] = {}  # id of what stands for a tensor from outside -> that tensor
         for module in modules:
             self.note(module)
 
@@ -61,12 +64,18 @@ class ModuleAttributes:
                         table[name] = held[name]
 
     def check_kept(self) -> None:
-        """Raises when a module now holds a tensor of the trace.
+        """Raises when a module now holds a tensor that was computed in the trace.
+
+        What stands for a tensor from outside becomes that tensor: `self.buffer = op(..., out=self.buffer)`.
 
         Raises:
             StateKept: Naming module and attribute.
         """
         for module, attributes, tables in self._before.values():
+            for table in (vars(module), *(getattr(module, table) for table in _TABLES)):
+                table.update(
+                    {n: self.stand_ins[id(held)] for n, held in table.items() if id(held) in self.stand_ins}
+                )
             for name in self._changed(module, attributes, tables):
                 if any(isinstance(leaf, Tensor) and is_traced(leaf) for leaf in _leaves(module, name)):
                     raise StateKept(

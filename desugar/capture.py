@@ -72,6 +72,8 @@ class Capture(TorchFunctionMode):
         call: Any = (args, kwargs)
         args, kwargs = optree.tree_map(self.replace, call, none_is_leaf=True)
         refuse.check_write(func, args, kwargs)
+        if func is torch.lstm:
+            args = (_differentiable(args[0]), *args[1:])
         if func in RESHAPES:
             self.reshapes.append((args[0], func, args[1:], kwargs))
         return run_op(func, args, kwargs)
@@ -86,11 +88,14 @@ class Capture(TorchFunctionMode):
         if self.inputs.built and is_wrapper(leaf) and parts_key(leaf)[0] in self.inputs.built:
             return self.build_inside(leaf)
         if id(leaf) not in self.leaves:
-            with private.disable_current_modes():
-                value = self.inputs.add_captured(leaf)
-            for slot in range(len(self.items), len(self.inputs.flat.items)):
-                self.items.append(functional(self.inputs.fake_items[slot]))
-            self.leaves[id(leaf)] = enter(value, self.inputs, self.items, self.arguments)
+            with private.without_functorch():  # it may be met inside vmap or grad, and is no part of those
+                with private.disable_current_modes():
+                    value = self.inputs.add_captured(leaf)
+                for slot in range(len(self.items), len(self.inputs.flat.items)):
+                    self.items.append(functional(self.inputs.fake_items[slot]))
+                entered = enter(value, self.inputs, self.items, self.arguments)
+            self.leaves[id(leaf)] = entered
+            self.inputs.stand_ins[id(entered.leaf)] = leaf
         return self.leaves[id(leaf)].leaf
 
     def replace_inner(self, leaf: Tensor) -> None:
@@ -116,6 +121,12 @@ class Capture(TorchFunctionMode):
         """What the function returned, with stand-ins for tensors from outside."""
         leaves, treespec = flatten(result)
         return treespec.unflatten([self.replace(leaf) for leaf in leaves])
+
+
+def _differentiable(tensor: Tensor) -> Tensor:
+    """The tensor as one that requires grad, for PyTorch's decomposition of lstm asks no other argument."""
+    needs = torch.is_grad_enabled() and not tensor.requires_grad
+    return tensor.detach().requires_grad_() if needs else tensor
 
 
 def enter(value: Value, inputs: Inputs, items: list[Any], arguments: list[Entered]) -> Entered:

@@ -129,6 +129,7 @@ class Inputs:
         bases: Slot of a whole storage -> slots of the tensors in it that overlap while one is written.
         checked_by_others: Somebody else checks the signature, and knows nothing of overlap.
         built: Wrappers that the function builds around tensors from outside: key -> those tensors.
+        stand_ins: In the run at hand: id of what stands for a captured tensor -> that tensor.
         is_sealed: The first run is over: whatever comes from outside is known.
         first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
     """
@@ -146,6 +147,7 @@ class Inputs:
     checked_by_others: bool = False
     first_leaf: dict[int, int] = field(default_factory=dict)
     built: dict[Any, list[Any]] = field(default_factory=dict)
+    stand_ins: dict[int, Tensor] = field(default_factory=dict)
     is_sealed: bool = False
 
     def add_arguments(self, leaves: list[object]) -> None:

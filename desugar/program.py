@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -120,6 +121,7 @@ def build_program(request: Request) -> Program:
         while True:
             inputs = Inputs(Fakes(), policy, built=built)
             ran.clear()
+            attributes.stand_ins = inputs.stand_ins
             inputs.add_arguments(leaves)
             try:
                 with inlined_compiles(inlined):
@@ -206,7 +208,7 @@ class _recording_modules:
     """Notes the modules whose forward runs: the program depends on their `training` and their slots."""
 
     def __init__(self, ran: list[nn.Module], attributes: ModuleAttributes) -> None:
-        self.ran, self.attributes = ran, attributes
+        self.ran, self.attributes, self.thread = ran, attributes, threading.get_ident()
 
     def __enter__(self) -> None:
         self.attributes.restore()
@@ -218,6 +220,8 @@ class _recording_modules:
             self.attributes.check_kept()
 
     def _note(self, module: nn.Module, args: Any) -> None:
+        if threading.get_ident() != self.thread:  # the hook is one for the whole process
+            return
         self.attributes.note(module)
         if not any(module is seen for seen in self.ran):
             self.ran.append(module)

@@ -90,6 +90,8 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     arguments, captured = entered[: inputs.num_arguments], entered[inputs.num_arguments :]
     capture = Capture(inputs, items, arguments)
     capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
+    inputs.stand_ins.clear()
+    inputs.stand_ins.update({id(capture.leaves[id(t)].leaf): t for t in inputs.captured})
     tokens = start_effects()
     with capture, refuse.dynamo_errors():
         result = capture.replace_result(call([leaf.leaf for leaf in arguments]))
