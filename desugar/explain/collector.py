@@ -142,7 +142,10 @@ class Collector:
             find_miss(program, recording.args, recording.kwargs) for program in earlier if program is not None
         ]
         record = collect_program(recording)
-        record = replace(record, failed=tuple(dict.fromkeys(_named(text, record) for text in failed if text)))
+        failed = tuple(dict.fromkeys(_named(text, record) for text in failed if text))
+        record = replace(
+            record, reason=record.reason.split(": ")[0] if failed else record.reason, failed=failed
+        )
         seen = _Seen(record, id(recording.fn))
         if recording.program is not None:
             seen.program, seen.meter = weakref.ref(recording.program), attach_meter(recording.program)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import linecache
+import os
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, fx
@@ -17,6 +19,9 @@ from subclasses._torch import OpOverload
 
 # ----------------------------------------------------------------------------------------------------- graphs
 
+_INSTALLED = (
+    f"{Path(__file__).resolve().parents[2]}{os.sep}"  # rules of this project's classes are named from here
+)
 _HEADER = "import torch\nfrom torch import device, inf, nan\n\n\n"
 _FREED = re.compile(r";\s+\w+(?: = \w+)* = None$")
 _SIGNATURE = re.compile(r"^def forward\(self(?:, )?(.*?)\)(?: -> .*)?:$")
@@ -83,7 +88,7 @@ def describe_ops(ops: Sequence[Op], joint: fx.GraphModule) -> tuple[OuterOp, ...
             op.number,
             op.name.removesuffix(".__get__"),
             "inside" if not op.how else kind_of(op.how),
-            op.how,
+            op.how.replace(_INSTALLED, ""),
             op.operands,
             describe_place(op.line),
             op.parent,

@@ -19,7 +19,7 @@ function el(tag, attributes, ...children) {
 }
 const fill = (...children) => view.replaceChildren(...children.flat(Infinity).filter(child => child != null && child !== false));
 const time = s => s >= 1 ? s.toPrecision(3) + " s" : s >= 1e-3 ? (s * 1e3).toPrecision(3) + " ms" : (s * 1e6).toPrecision(3) + " µs";
-const percent = x => Math.round(x * 100) + " %";
+const percent = x => x > 0 && x < .01 ? "< 1 %" : Math.round(x * 100) + " %";
 const bytes = n => n >= 2 ** 20 ? (n / 2 ** 20).toPrecision(3) + " MiB" : n >= 1024 ? (n / 1024).toPrecision(3) + " KiB" : n + " B";
 const many = (n, noun) => n + " " + noun + (n === 1 ? "" : "s");
 const short = file => file.split("/").slice(-2).join("/");
