@@ -285,7 +285,7 @@ class MemberEmitter:
         gradients = emit_graph_call(
             out,
             member.compiled,
-            f"[{', '.join(arguments)}]",
+            f"[{', '.join(join_saved(arguments, len(self.plan.saved)))}]",
             ["_" if node is None else f"grad{n}" for n, node in enumerate(nodes)],
             self.autocast,
         )
@@ -298,6 +298,30 @@ class MemberEmitter:
             else:
                 returned.append("None")
         out.writeline(f"return {', '.join(returned)}")
+
+
+def join_saved(arguments: Sequence[str], count: int) -> list[str]:
+    """Saved tensors that come one after the other, as one slice: `saved[0], saved[1], saved[2]` is `*saved[:3]`.
+
+    Args:
+        arguments: Expressions; those read from `saved` as they are are `saved[<place>]`.
+        count: How many are saved. All of them together are `*saved`.
+    """
+    joined: list[str] = []
+    places = {f"saved[{place}]": place for place in range(count)}
+    start = 0
+    while start < len(arguments):
+        first = places.get(arguments[start])
+        stop = start + 1
+        while first is not None and arguments[stop : stop + 1] == [f"saved[{first + stop - start}]"]:
+            stop += 1
+        if first is None or stop - start < 3:
+            joined += arguments[start:stop]
+        else:
+            span = f"{first or ''}:{first + stop - start}"
+            joined.append("*saved" if stop - start == count else f"*saved[{span}]")
+        start = stop
+    return joined
 
 
 def differentiable_leaves(traced: Traced) -> list[int]:

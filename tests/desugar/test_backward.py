@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import desugar
-from desugar.backward import BackwardPlan, differentiable_leaves, first_paths, stride_order
+from desugar.backward import BackwardPlan, differentiable_leaves, first_paths, join_saved, stride_order
 from desugar.partition import FromForward, FromInput
 from desugar.values import Flat, Wrapper, unwrap_value
 from tests.desugar.classes import EVERY, Int8Like, Nested, Pair, TwoTensor, make
@@ -151,3 +151,20 @@ def test_gradients_are_not_changed_and_may_be_shared():
     torch.autograd.backward(outs, [g, g])
     torch.testing.assert_close(g.a, kept.a)
     torch.testing.assert_close(y.grad.b, 2 * kept.b)
+
+
+# ---- saved tensors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "joined"),
+    [
+        (["saved[0]", "saved[1]", "saved[2]", "g0"], ["*saved", "g0"]),
+        (["saved[0]", "saved[1]", "saved[2]", "saved[3].a", "g0"], ["*saved[:3]", "saved[3].a", "g0"]),
+        (["saved[3]", "saved[1]", "saved[2]", "saved[3]"], ["saved[3]", "*saved[1:4]"]),
+        (["saved[0]", "saved[1]"], ["saved[0]", "saved[1]"]),
+        (["saved[2]", "saved[1]", "saved[0]"], ["saved[2]", "saved[1]", "saved[0]"]),
+    ],
+)
+def test_saved_tensors_in_a_row_are_one_slice(arguments, joined):
+    assert join_saved(arguments, 4 if "saved[3]" in " ".join(arguments) else 3) == joined

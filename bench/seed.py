@@ -1,0 +1,169 @@
+"""What the arguments of a backward that are no gradients cost: saved tensors, which are known to be plain.
+
+*In isolation*: from the saved tensors to the list that the compiled graph is called with. AOTAutograd began with
+a loop that asks each whether it is a subclass; the text generated here does nothing to any of them.
+*In place*: the whole prologue of a backward, everything between its call and that of the compiled graph: the one
+that the installed PyTorch runs for the same function, and ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._dynamo  # before AOTAutograd, which imports parts of it in a circle
+import torch._functorch._aot_autograd.runtime_wrappers as stock
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+import desugar
+from bench.subjects import copy_function
+from desugar.backward import MemberEmitter, join_saved
+from desugar.partition import FromTangent
+from subclasses.build import build_functions
+from subclasses.emit import Emitter
+
+Call = Callable[[], Any]
+
+COUNTS = (5, 10, 20, 50)
+PUBLISHED = {5: 5.5, 10: 9.5, 20: 16.9, 50: 33.1}  # times faster, generated code than the loop
+
+# ---------------------------------------------------------------------------------------------------------
+# in isolation
+# ---------------------------------------------------------------------------------------------------------
+
+
+def unwrap_by_loop(args: tuple[Any, ...]) -> list[Any]:
+    """What is done where nothing is known of the arguments."""
+    found: list[Any] = []
+    for x in args:
+        if isinstance(x, Tensor) and is_traceable_wrapper_subclass(x):
+            found += [getattr(x, name) for name in x.__tensor_flatten__()[0]]
+        else:
+            found.append(x)
+    return found
+
+
+def make_isolated(count: int) -> dict[str, Call]:
+    """The loop and the generated text on as many saved tensors."""
+    saved = tuple(torch.rand(8, 8) for _ in range(count))
+    out = Emitter()
+    out.writeline("def unwrap(saved):")
+    with out.indent():
+        out.writeline(f"return [{', '.join(join_saved([f'saved[{n}]' for n in range(count)], count))}]")
+    unwrap: Any = build_functions(out.source, out.namespace, filename="<saved>", owner=saved[0])["unwrap"]
+    check_same(unwrap(saved), saved)
+    check_same(unwrap_by_loop(saved), saved)
+    return {"isinstance loop": partial(unwrap_by_loop, saved), "generated": partial(unwrap, saved)}
+
+
+def check_same(found: list[Any], expected: Any) -> None:
+    """Whether these are the very objects."""
+    if len(found) != len(expected) or any(x is not y for x, y in zip(found, expected, strict=True)):
+        raise AssertionError(f"expected the {len(expected)} tensors themselves, got {len(found)} others")
+
+
+# ---------------------------------------------------------------------------------------------------------
+# in place
+# ---------------------------------------------------------------------------------------------------------
+
+
+def weigh(x: Tensor, *weights: Tensor) -> Any:
+    """A function whose backward reads one gradient, and every weight as it was saved."""
+    return sum(x * w for w in weights)
+
+
+def make_args(count: int) -> tuple[Tensor, ...]:
+    x: Any = TwoTensor(torch.rand(8, 8), torch.rand(8, 8))
+    return x.requires_grad_(), *(torch.rand(8, 8) for _ in range(count))
+
+
+def make_prologues(count: int) -> dict[str, Call]:
+    """Both prologues, on what one backward of each was called with."""
+    return {"installed PyTorch": make_stock(count), "generated": make_ours(count)}
+
+
+def make_stock(count: int) -> Call:
+    """The prologue of the installed release, as a backward called it."""
+    runs: list[tuple[Callable, tuple[Any, ...], dict[str, Any]]] = []
+    with _recorded_prologues(runs):
+        args = make_args(count)
+        y = torch.compile(copy_function(weigh), backend="aot_eager", fullgraph=True)(*args)
+        torch.autograd.grad(y, args[0], TwoTensor(torch.ones(8, 8), torch.ones(8, 8)))
+    ((prologue, given, named),) = runs
+    call = no_grad_call(lambda: prologue(*given, **named))
+    check_same(call()[:count], args[1:])
+    return call
+
+
+@contextmanager
+def _recorded_prologues(runs: list[Any]):
+    """Inside, whatever prologue runs is noted with what it was called with."""
+
+    def recorder(prologue: Callable) -> Callable:
+        def record(*args: Any, **kwargs: Any) -> Any:
+            kept = tuple(tuple(a) if type(a) is list else a for a in args)  # a prologue may empty a list
+            runs.append((prologue, kept, kwargs))
+            return prologue(*args, **kwargs)
+
+        return record
+
+    # Releases that write the prologue's text have a function that does; older ones have the prologue itself.
+    written = getattr(stock, "_codegen_backward_prologue", None)
+    name = "_codegen_backward_prologue" if written else "_backward_prologue_functional"
+    before = getattr(stock, name)
+    setattr(stock, name, (lambda *a, **k: recorder(written(*a, **k))) if written else recorder(before))
+    try:
+        yield
+    finally:
+        setattr(stock, name, before)
+
+
+class PrologueEmitter(MemberEmitter):
+    """A member of a family that returns what it would call its graph with."""
+
+    def emit_prologue(self, sources: tuple[Any, ...]) -> None:
+        tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
+        self.out.writeline(f"def prologue(ctx, {', '.join(tangents.values())}):")
+        with self.out.indent():
+            self.emit_check(tangents, list(self.traced.tangents))
+            items = self.emit_arrived(list(self.traced.tangents))
+            self.out.writeline("saved = ctx.saved_tensors")
+            reads = [items[s.index] if isinstance(s, FromTangent) else self.plan.reads[s] for s in sources]
+            self.out.writeline(f"return [{', '.join(join_saved(reads, len(self.plan.saved)))}]")
+
+
+def make_ours(count: int) -> Call:
+    """The same lines as in a generated backward, up to the call of its graph."""
+    args = make_args(count)
+    family = desugar.trace(weigh, *args).family
+    assert family is not None and family.plan is not None
+    out = Emitter()
+    out.reserve("ctx", "saved", "tangent0")
+    emitter = PrologueEmitter(out, family.traced, family.plan, family.differentiate, autocast=False)
+    emitter.emit_prologue(family.partitioned.backward_inputs)
+    prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=family)[
+        "prologue"
+    ]
+    # AOTAutograd's is handed the saved tensors; so that both start from the same, a plain attribute holds ours.
+    ctx, tangent = SimpleNamespace(saved_tensors=args[1:]), TwoTensor(torch.ones(8, 8), torch.ones(8, 8))
+    call = no_grad_call(lambda: prologue(ctx, tangent))
+    check_same(call()[:count], args[1:])
+    return call
+
+
+def no_grad_call(call: Call) -> Call:
+    """As in a backward; gradients are off before the timing begins, for switching them costs more than the call."""
+
+    def run() -> Any:
+        if not torch.is_grad_enabled():
+            return call()
+        with torch.no_grad():
+            return call()
+
+    return run
