@@ -37,6 +37,11 @@ def highest(dtype: torch.dtype) -> float | int | bool:
     return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
 
 
+def last(dtype: torch.dtype) -> float | int | bool:
+    """What sorts behind every value of a dtype, if ties keep their order: NaN where there is one."""
+    return math.nan if dtype.is_floating_point else highest(dtype)
+
+
 def constant(value: float | int | bool) -> Fill:
     """The same for each dtype."""
     return lambda dtype: value
@@ -171,10 +176,9 @@ def _(func: Any, input: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
 
 @JaggedTensor.implements(torch.sort, torch.argsort)
 def _(func: Any, input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    function = getattr(torch, func.__name__)
-    return run_along(
-        function, input, dim, lowest if descending else highest, descending=descending, stable=stable
-    )
+    function, fill = getattr(torch, func.__name__), lowest if descending else last
+    # Stable, so that an entry as low as what stands for none comes before it.
+    return run_along(function, input, dim, fill, descending=descending, stable=True)
 
 
 def run_along(func: Any, x: JaggedTensor, dim: int, fill: Fill, *args: Any, **kwargs: Any) -> Any:

@@ -89,6 +89,13 @@ def _check_targets(func: Any, x: Any, target: Any) -> None:
     check_rows_match(func, x, target)
 
 
+def _batch_size(x: PaddedTensor) -> Any:
+    """The extent of the first dimension of a batch: its rows, or the entries of merged ones."""
+    if x.merged:
+        return x.exists.sum()
+    return x.shape[x.batch_dim] if x.row_count is None else x.row_count.squeeze(0)
+
+
 # ---- losses of two operands ------------------------------------------------------------------------------------
 
 
@@ -107,7 +114,7 @@ def _(func: Any, input: Any, target: Any, *args: Any, reduction: str = "mean", *
         case "sum":
             return loss.sum()
         case "batchmean":
-            return loss.sum() / x.shape[x.batch_dim]
+            return loss.sum() / _batch_size(x)
         case "mean":
             return loss.mean()
     raise ValueError(f"{func.__name__}: {reduction} is not a valid value for reduction")

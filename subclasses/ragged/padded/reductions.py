@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.along import ALONG, REDUCTIONS, Fill, constant, highest, lowest
+from subclasses.ragged.along import ALONG, REDUCTIONS, Fill, constant, highest, last, lowest
 from subclasses.ragged.padded.rows import check_numbered, entry_per_row, outer_dims, rows_stay, shown, without
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.segments import sum_dtype
@@ -103,6 +103,24 @@ def _(
     squares = (off * off.conj()).real if off.is_complex() else off * off
     var = squares.sum(dim, keepdim=keepdim) / (count(input, dims, keepdim) - correction).clamp(min=0)
     return var if func.__name__ == "var" else var.sqrt()
+
+
+@PaddedTensor.implements(torch.var_mean, torch.std_mean)
+def _(
+    func: Any,
+    input: Any,
+    dim: Any = None,
+    unbiased: Any = None,
+    keepdim: bool = False,
+    *,
+    correction: Any = 1,
+) -> Any:
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    if unbiased is not None:
+        correction = int(unbiased)
+    spread = torch.var if func.__name__ == "var_mean" else torch.std
+    return spread(input, dim, correction=correction, keepdim=keepdim), input.mean(dim, keepdim)
 
 
 # ---- by the table ----------------------------------------------------------------------------------------------
@@ -196,8 +214,9 @@ def _(func: Any, input: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
 
 @PaddedTensor.implements(torch.sort, torch.argsort)
 def _(func: Any, input: Any, dim: int = -1, descending: bool = False, stable: bool = False) -> Any:
-    function, fill = getattr(torch, func.__name__), lowest if descending else highest
-    return _run_along(function, input, dim, fill, descending=descending, stable=stable)
+    function, fill = getattr(torch, func.__name__), lowest if descending else last
+    # Stable, so that an entry as low as what stands for none comes before it.
+    return _run_along(function, input, dim, fill, descending=descending, stable=True)
 
 
 def _run_along(func: Any, x: PaddedTensor, dim: int, fill: Fill, *args: Any, **kwargs: Any) -> Any:

@@ -193,6 +193,17 @@ def test_a_classifier_over_a_padded_batch(way):
     )
 
 
+def test_what_divides_by_the_batch():
+    rows, x = padded_batch()
+    p = x.detach().tanh().exp()
+    expected = sum(F.kl_div(row, row.detach().tanh().exp(), reduction="sum") for row in rows)
+    got = F.kl_div(x, p, reduction="batchmean")
+    torch.testing.assert_close(got, expected / 3)
+    torch.testing.assert_close(
+        F.kl_div(x.flatten(0, 1), p.flatten(0, 1), reduction="batchmean"), expected / 10
+    )
+
+
 def test_a_padded_batch_converts_and_cuts():
     rows, x = padded_batch()
     torch.testing.assert_close(x.to_tensors(), rows)

@@ -248,6 +248,30 @@ def test_along(f, dim, way):
     check_padded(make_table(), lambda x: f(x, dim), lambda row, _: f(row, dim - 1), way=way)
 
 
+@pytest.mark.parametrize("layout", ["padded", "jagged"])
+@pytest.mark.parametrize("descending", [False, True])
+def test_extreme_entries_sort_before_the_padding(descending, layout):
+    inf, nan = float("inf"), float("nan")
+    rows = [torch.tensor(row) for row in ([1.0, nan, -inf, inf], [-inf], [inf, inf, nan], [])]
+    x = PaddedTensor.from_tensors(rows, multiple=6)
+    x = x if layout == "padded" else x.to_jagged()
+    for part, number in itertools.product((0, 1), range(4)):
+        got = x.sort(1, descending=descending)[part].to_tensors()[number]
+        wanted = rows[number].sort(dim=0, descending=descending, stable=True)[part]
+        torch.testing.assert_close(got, wanted, equal_nan=True)
+
+
+@pytest.mark.parametrize("f", [torch.var_mean, torch.std_mean], ids=lambda f: f.__name__)
+def test_two_at_once(f):
+    table = make_table(lengths=[3, 7, 2])
+    for part, options in itertools.product(
+        (0, 1), ({}, {"correction": 0}, {"keepdim": True}, {"unbiased": False})
+    ):
+        check_padded(table, lambda x: f(x, 2, **options)[part], lambda row, _: f(row, 1, **options)[part])  # noqa: B023
+        parts = f(table.x, 1, **options)[part]
+        check_parts(table, list(parts), [f(row, 0, **options)[part] for row in table.rows])
+
+
 # ---- layers ----------------------------------------------------------------------------------------------------
 
 
