@@ -1,0 +1,29 @@
+"""Int8 weights: quantized tensors, and ``quantize_``, which puts them into a model."""
+
+from subclasses.int8 import layers, structure, writing  # noqa: F401  # these add their rules to the class
+from subclasses.int8.config import (
+    FqnToConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8WeightOnlyConfig,
+    PerGroup,
+    PerRow,
+    PerTensor,
+    quantize_,
+    weight_bytes,
+)
+from subclasses.int8.saving import from_plain, to_plain
+from subclasses.int8.tensor import Int8Tensor
+
+__all__ = [
+    "FqnToConfig",
+    "Int8DynamicActivationInt8WeightConfig",
+    "Int8Tensor",
+    "Int8WeightOnlyConfig",
+    "PerGroup",
+    "PerRow",
+    "PerTensor",
+    "from_plain",
+    "quantize_",
+    "to_plain",
+    "weight_bytes",
+]

@@ -1,0 +1,215 @@
+"""``quantize_`` and its configurations, with the names and the meaning that they have in torchao."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from subclasses.base import TensorSubclass
+from subclasses.int8.tensor import Int8Tensor
+
+# ---- which entries share a scale ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PerRow:
+    """One scale for each row; for a convolution, each output channel."""
+
+    def block_size(self, weight: Tensor) -> tuple[int, ...]:
+        """Rows along the last dimension of up to three, else all but the first."""
+        whole = weight.dim() - 1 if weight.dim() < 4 else 1
+        return (*(1 for _ in weight.shape[:whole]), *weight.shape[whole:])
+
+
+@dataclass(frozen=True)
+class PerTensor:
+    """One scale for the whole."""
+
+    def block_size(self, weight: Tensor) -> tuple[int, ...]:
+        """All of it."""
+        return tuple(weight.shape)
+
+
+@dataclass(frozen=True)
+class PerGroup:
+    """One scale for each ``group_size`` neighbours of a row."""
+
+    group_size: int
+
+    def block_size(self, weight: Tensor) -> tuple[int, ...]:
+        """Neighbours along the last dimension."""
+        return (*(1 for _ in weight.shape[:-1]), self.group_size)
+
+
+Granularity = PerRow | PerTensor | PerGroup
+
+# ---- configurations ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Int8WeightOnlyConfig:
+    """Weights as int8, multiplied with inputs as they are.
+
+    Args:
+        granularity: which entries share a scale.
+        symmetric: whether weights have no zero point.
+    """
+
+    granularity: Granularity = field(default_factory=PerRow)
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        _check_granularity(self, self.granularity, Granularity)
+
+    def quantize(self, weight: Tensor) -> Int8Tensor:
+        """The weight as this configuration has it."""
+        return Int8Tensor.from_float(
+            weight, block_size=self.granularity.block_size(weight), symmetric=self.symmetric
+        )
+
+
+@dataclass(frozen=True)
+class Int8DynamicActivationInt8WeightConfig:
+    """Weights as int8; linear layers quantize their inputs as they come and multiply integers.
+
+    Args:
+        granularity: for inputs and weights alike, or one for each in this order; of rows or of the whole.
+        act_mapping_type: whether inputs are ``"symmetric"`` or ``"asymmetric"``, that is, have a zero point.
+        symmetric: whether weights have no zero point.
+    """
+
+    granularity: Granularity | tuple[Granularity, Granularity] = field(default_factory=PerRow)
+    act_mapping_type: Literal["symmetric", "asymmetric"] = "symmetric"
+    symmetric: bool = True
+
+    def __post_init__(self) -> None:
+        for one in self._both():
+            _check_granularity(self, one, PerRow | PerTensor)
+        if self.act_mapping_type not in ("symmetric", "asymmetric"):
+            raise ValueError(
+                f"act_mapping_type: expected 'symmetric' or 'asymmetric', got {self.act_mapping_type!r}"
+            )
+
+    def _both(self) -> tuple[Any, Any]:
+        given = self.granularity
+        if not isinstance(given, tuple | list):
+            return given, given
+        if len(given) != 2:
+            raise ValueError(f"granularity: expected one, or two for inputs and weights, got {len(given)}")
+        return given[0], given[1]
+
+    def quantize(self, weight: Tensor) -> Int8Tensor:
+        """The weight as this configuration has it."""
+        inputs, weights = self._both()
+        return Int8Tensor.from_float(
+            weight,
+            block_size=weights.block_size(weight),
+            symmetric=self.symmetric,
+            activation="row" if isinstance(inputs, PerRow) else "tensor",
+            activation_symmetric=self.act_mapping_type == "symmetric",
+        )
+
+
+def _check_granularity(config: Any, got: Any, expected: Any) -> None:
+    if not isinstance(got, expected):
+        names = ", ".join(c.__name__ for c in expected.__args__)
+        raise ValueError(f"{type(config).__name__}.granularity: expected one of {names}, got {got!r}")
+
+
+Config = Int8WeightOnlyConfig | Int8DynamicActivationInt8WeightConfig
+
+
+@dataclass(frozen=True)
+class FqnToConfig:
+    """A configuration for each layer, by its name in the model.
+
+    Args:
+        fqn_to_config: from a name, or ``"re:..."`` that matches the whole of one, or ``"_default"`` for all other
+            linear layers, to a configuration; None leaves a layer as it is. A name goes before expressions, and
+            these count in order.
+    """
+
+    fqn_to_config: Mapping[str, Config | None]
+
+    def find(self, name: str, module: nn.Module) -> Config | None:
+        """The configuration of a module, or None."""
+        if name in self.fqn_to_config:
+            return self.fqn_to_config[name]
+        for key, config in self.fqn_to_config.items():
+            if key.startswith("re:") and re.fullmatch(key[3:], name):
+                return config if isinstance(getattr(module, "weight", None), Tensor) else None
+        return self.fqn_to_config.get("_default") if isinstance(module, nn.Linear) else None
+
+
+# ---- a model -----------------------------------------------------------------------------------------------
+
+
+def quantize_(
+    module: nn.Module,
+    config: Config | FqnToConfig,
+    filter_fn: Callable[[nn.Module, str], bool] | None = None,
+) -> None:
+    """Replaces weights of a model by :class:`Int8Tensor` ones, which do not require grad.
+
+    Weights that are tensor subclasses already stay as they are; one that two chosen layers share stays shared.
+    All new weights are made before the first one is replaced.
+
+    Args:
+        module: the model; a layer itself will do.
+        config: how; a :class:`FqnToConfig` says it layer by layer.
+        filter_fn: called with each module and its name, says whether its weight is quantized; None: linear layers.
+
+    Raises:
+        TypeError: ``config`` is no configuration, or a chosen module has no weight of floats.
+        ValueError: groups do not divide a weight, or ``filter_fn`` is given besides a :class:`FqnToConfig`.
+    """
+    if not isinstance(config, Config | FqnToConfig):
+        raise TypeError(
+            f"quantize_: expected a configuration such as Int8WeightOnlyConfig(), got {type(config).__name__}"
+        )
+    if isinstance(config, FqnToConfig) and filter_fn is not None:
+        raise ValueError("quantize_: a FqnToConfig chooses the layers; leave filter_fn out")
+    made: dict[tuple[int, Any], nn.Parameter] = {}
+    chosen: list[tuple[nn.Module, nn.Parameter]] = []
+    for name, layer in module.named_modules():
+        one = _config_of(name, layer, config, filter_fn)
+        weight = getattr(layer, "weight", None)
+        if one is None or isinstance(_data(weight), TensorSubclass):
+            continue
+        if not isinstance(weight, Tensor) or not weight.is_floating_point():
+            raise TypeError(
+                f"quantize_: {name or 'the module'} ({type(layer).__name__}) has no weight of floats"
+            )
+        key = (id(weight), one)
+        if key not in made:
+            made[key] = nn.Parameter(one.quantize(weight.detach()), requires_grad=False)
+        chosen.append((layer, made[key]))
+    for layer, parameter in chosen:
+        layer.weight = parameter
+
+
+def _config_of(name: str, layer: nn.Module, config: Any, filter_fn: Any) -> Any:
+    if isinstance(config, FqnToConfig):
+        return config.find(name, layer)
+    take = isinstance(layer, nn.Linear) if filter_fn is None else filter_fn(layer, name)
+    return config if take else None
+
+
+def _data(weight: Any) -> Any:
+    return weight.data if isinstance(weight, nn.Parameter) else weight
+
+
+def weight_bytes(module: nn.Module) -> int:
+    """How many bytes the parameters and buffers of a model take, each counted once."""
+    tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
+    return sum(_bytes(_data(t)) for t in tensors.values())
+
+
+def _bytes(t: Tensor) -> int:
+    if isinstance(t, TensorSubclass):
+        return sum(_bytes(part) for part in (t.__dict__[name] for name in t._layout.present))
+    return t.numel() * t.element_size()

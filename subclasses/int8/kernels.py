@@ -1,0 +1,122 @@
+"""Products with int8 weights: floats times integers, and integers times integers.
+
+Weight-only layers multiply floats by the integers as they are and scale the sum, which is exact in bfloat16 too
+and fuses when compiled. Dynamic layers quantize their input row by row, multiply integers into int32, and scale.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.int8 import affine
+
+# The longest sum of products of two int8 that is sure to fit into int32.
+LONGEST_SUM = (2**31 - 1) // (affine.LOWEST * affine.LOWEST)
+# What CUDA's kernel wants: more than 16 rows, and extents that are multiples of 8.
+CUDA_ROWS, CUDA_MULTIPLE = 17, 8
+
+
+class Rows(NamedTuple):
+    """An int8 matrix with a scale, and maybe a zero point, for each row: ``[rows, 1]``, or ``[1, 1]``."""
+
+    qdata: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+
+    def to_float(self, dtype: torch.dtype) -> Tensor:
+        """What it stands for."""
+        return affine.from_int8(self.qdata, self.scale, self.zero_point, dtype)
+
+    def sums(self) -> Tensor:
+        """The sum of each row's integers, ``[rows, 1]`` int32."""
+        return self.qdata.sum(-1, keepdim=True, dtype=torch.int32)
+
+
+# ---- floats times integers ---------------------------------------------------------------------------------
+
+
+def float_times_int8(x: Tensor, w: Rows) -> Tensor:
+    """``x @ w.T`` in the dtype of ``x``; differentiable in ``x`` and the scale."""
+    if x.dtype is torch.float16:  # the sum of unscaled products may be more than it holds
+        return F.linear(x, w.to_float(x.dtype))
+    numbers = w.qdata
+    if w.zero_point is not None:
+        numbers = numbers.to(torch.int16) - w.zero_point
+    y = F.linear(x, numbers.to(x.dtype))
+    return (y * w.scale.reshape(-1)).to(y.dtype)
+
+
+# ---- integers times integers -------------------------------------------------------------------------------
+
+
+def quantize_rows(x: Tensor, activation: str, symmetric: bool) -> Rows:
+    """A matrix of floats as int8, with a scale for each row or one for all."""
+    counts = (x.shape[0] if activation == "row" else 1, 1)
+    scale, zero_point = affine.choose_scale(x, counts, symmetric)
+    return Rows(affine.to_int8(x, scale, zero_point), scale, zero_point)
+
+
+def int8_times_int8(x: Rows, w: Rows, dtype: torch.dtype) -> Tensor:
+    """``x @ w.T``: the products of integers in int32, less what the zero points add, then scaled."""
+    total = multiply_integers(x.qdata, w.qdata)
+    if x.zero_point is not None:
+        total = total - x.zero_point * w.sums().t()
+    if w.zero_point is not None:
+        total = total - x.sums() * w.zero_point.t()
+    if x.zero_point is not None and w.zero_point is not None:
+        total = total + x.qdata.shape[1] * x.zero_point.to(torch.int32) * w.zero_point.t()
+    return (total.to(x.scale.dtype) * x.scale * w.scale.t()).to(dtype)
+
+
+def multiply_integers(a: Tensor, b: Tensor) -> Tensor:
+    """``a @ b.T`` of int8 matrices ``[M, K]`` and ``[N, K]`` as int32, exactly."""
+    (m, k), n = a.shape, b.shape[0]
+    if m == 0 or n == 0 or k == 0:
+        return a.new_zeros((m, n), dtype=torch.int32)
+    if a.device.type == "cpu":
+        return torch.ops.aten._int_mm.default(a, b.t())
+    if a.device.type != "cuda":
+        return a.to(torch.int32) @ b.to(torch.int32).t()
+    more_k = -k % CUDA_MULTIPLE
+    a = F.pad(a, (0, more_k, 0, max(0, CUDA_ROWS - m)))
+    b = F.pad(b, (0, more_k, 0, -n % CUDA_MULTIPLE))
+    return torch.ops.aten._int_mm.default(a.contiguous(), b.contiguous().t())[:m, :n]
+
+
+class DynamicLinear(torch.autograd.Function):
+    """``int8(x) @ w.T``, with the gradient of ``x @ w.T``: rounding is taken as the identity."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Any, how: Any) -> Tensor:
+        """The product; the input is kept for the gradient of the scale alone."""
+        ctx.zero_point, ctx.how = zero_point, how
+        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, qdata, scale)
+        return int8_times_int8(quantize_rows(x, *how), Rows(qdata, scale, zero_point), x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        """Gradients of the input, and of the scale at the input as it was quantized."""
+        (g,), (x, qdata, scale) = cotangents, ctx.saved_tensors
+        wide, (zero_point, how) = scale.dtype, (ctx.zero_point, ctx.how)
+        grad_x = grad_scale = None
+        if ctx.needs_input_grad[0]:
+            # In this order the scale enters once for each output, and the integers stay exact.
+            numbers = qdata.to(wide) if zero_point is None else qdata.to(wide) - zero_point.to(wide)
+            grad_x = ((g.to(wide) * scale.t()) @ numbers).to(g.dtype)
+        if x is not None:
+            taken = quantize_rows(x.detach(), *how)
+            unscaled = Rows(qdata, torch.ones_like(scale), zero_point)
+            grad_scale = (g.to(wide) * int8_times_int8(taken, unscaled, wide)).sum(0).unsqueeze(1)
+            grad_scale = grad_scale.sum_to_size(scale.shape)
+        return grad_x, None, grad_scale, None, None
+
+
+def dynamic_linear(x: Tensor, w: Rows, activation: str, symmetric: bool) -> Tensor:
+    """``x @ w.T`` of a matrix of floats that is quantized on the way."""
+    if torch.is_grad_enabled() and (x.requires_grad or w.scale.requires_grad):
+        return DynamicLinear.apply(x, *w, (activation, symmetric))  # type: ignore[return-value]
+    return int8_times_int8(quantize_rows(x, activation, symmetric), w, x.dtype)

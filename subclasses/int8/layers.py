@@ -1,0 +1,115 @@
+"""Linear layers, matrix products and embeddings with int8 weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.int8 import affine, blocks, kernels
+from subclasses.int8.tensor import Activation, Int8Tensor
+
+# ---- linear ------------------------------------------------------------------------------------------------
+
+
+@Int8Tensor.implements(F.linear)
+def _(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
+    if isinstance(input, Int8Tensor):
+        input = input.dequantize()
+    if isinstance(bias, Int8Tensor):
+        bias = bias.dequantize()
+    if not isinstance(weight, Int8Tensor):
+        return func(input, weight, bias)
+    if weight.dim() != 2 or not input.is_floating_point() or input.shape[-1:] != weight.shape[-1:]:
+        return Int8Tensor.unruled(func, input, weight, bias)
+    y = _linear(input, weight, weight.activation)
+    return y if bias is None else y + bias
+
+
+def _linear(x: Tensor, w: Int8Tensor, activation: Activation) -> Tensor:
+    qdata, scale, zero_point = w.unwrap()
+    if activation is not None:
+        x = _autocast(x)
+    if scale.shape[1] != 1:  # type: ignore[union-attr]
+        if activation is not None:
+            x = _through_int8(x, w)
+        return F.linear(x, affine.from_int8(qdata, scale, zero_point, x.dtype))  # type: ignore[arg-type]
+    rows = kernels.Rows(qdata, _of_each_row(scale, qdata), _of_each_row(zero_point, qdata))  # type: ignore[arg-type]
+    if activation is None:
+        return kernels.float_times_int8(x, rows)
+    if x.shape[-1] > kernels.LONGEST_SUM:
+        return kernels.float_times_int8(_through_int8(x, w), rows)
+    y = kernels.dynamic_linear(x.reshape(_entries(x), x.shape[-1]), rows, activation, w.activation_symmetric)
+    return y.reshape(*x.shape[:-1], qdata.shape[0])  # type: ignore[union-attr]
+
+
+def _entries(x: Tensor) -> int:
+    """How many rows a tensor has; -1 does not say where a row is empty."""
+    rows = 1
+    for extent in x.shape[:-1]:
+        rows = rows * extent
+    return rows
+
+
+def _autocast(x: Tensor) -> Tensor:
+    """The input in the dtype that autocast has a linear layer run in."""
+    kind = x.device.type
+    if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
+        return x.to(torch.get_autocast_dtype(kind))
+    return x
+
+
+def _of_each_row(t: Tensor | None, qdata: Any) -> Tensor | None:
+    """One number for each row, or one for all, where blocks are of some rows."""
+    if t is None or t.shape[0] in (1, qdata.shape[0]):
+        return t
+    return blocks.refine(t, (qdata.shape[0], 1))
+
+
+def _through_int8(x: Tensor, w: Int8Tensor) -> Tensor:
+    """The input as int8 sees it, with the gradient of the identity."""
+    rows = x.detach().reshape(_entries(x), x.shape[-1])
+    seen = kernels.quantize_rows(rows, w.activation or "row", w.activation_symmetric).to_float(x.dtype)
+    return x + (seen.reshape(x.shape) - x).detach()
+
+
+# ---- matrix products ---------------------------------------------------------------------------------------
+# As exact as the weight is: what quantizes its inputs is a linear layer.
+
+
+@Int8Tensor.implements(torch.matmul, torch.mm)
+def _(func: Any, input: Any, other: Any, **kwargs: Any) -> Any:
+    plain_first = isinstance(other, Int8Tensor) and not isinstance(input, Int8Tensor) and not kwargs
+    least = 2 if func is torch.mm else 1
+    if plain_first and other.dim() == 2 and input.dim() >= least and input.shape[-1] == other.shape[0]:
+        return _linear(input, other.t(), None)  # type: ignore[arg-type]
+    return Int8Tensor.unruled(func, input, other, **kwargs)
+
+
+# ---- embeddings --------------------------------------------------------------------------------------------
+
+
+@Int8Tensor.implements(F.embedding)
+def _(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    options = dict(zip(_EMBEDDING_OPTIONS, args, strict=False)) | kwargs
+    needs_whole = options.get("max_norm") is not None or weight.requires_grad
+    if needs_whole or not isinstance(weight, Int8Tensor) or weight.dim() != 2:
+        return Int8Tensor.unruled(func, input, weight, *args, **kwargs)
+    rows = input.reshape(-1)
+    scale, zero_point = (_take(t, rows, weight) for t in (weight.scale, weight.zero_point))
+    # The lookup of the numbers is torch's own: it checks that each index is in range.
+    found = affine.from_int8(weight.qdata.index_select(0, rows), scale, zero_point, weight.dtype)  # type: ignore[arg-type]
+    return found.reshape(*input.shape, weight.shape[1])
+
+
+_EMBEDDING_OPTIONS = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+
+
+def _take(t: Tensor | None, rows: Tensor, weight: Int8Tensor) -> Tensor | None:
+    """The scales of some rows."""
+    if t is None or t.shape[0] == 1:
+        return t
+    height = weight.block_size[0]
+    return t.index_select(0, rows if height == 1 else rows // height)

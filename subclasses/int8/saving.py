@@ -1,0 +1,76 @@
+"""State dicts of plain tensors, for files that hold nothing else, such as safetensors.
+
+``torch.save`` and ``load_state_dict`` take an :class:`Int8Tensor` as it is; these two functions are for the rest::
+
+    tensors, metadata = to_plain(model.state_dict())
+    safetensors.torch.save_file(tensors, path, metadata)
+    ...
+    model.load_state_dict(from_plain(tensors, metadata), assign=True)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from subclasses.int8.tensor import Int8Tensor
+
+_KEY = "int8_tensors"
+_PARTS = ("qdata", "scale", "zero_point")
+_ACTIVATIONS = ("activation", "activation_symmetric", "partial")
+
+
+def to_plain(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Each ``Int8Tensor`` as ``name.qdata``, ``name.scale`` and maybe ``name.zero_point``, and what else it takes.
+
+    Returns:
+        The tensors, contiguous, and metadata of strings, which :func:`from_plain` wants back.
+
+    Raises:
+        ValueError: two tensors would have the same name.
+    """
+    tensors: dict[str, Tensor] = {}
+    described: dict[str, dict[str, Any]] = {}
+    for name, value in state.items():
+        data = value.data if isinstance(value, nn.Parameter) else value
+        parts = {name: data}
+        if isinstance(data, Int8Tensor):
+            parts = {f"{name}.{p}": getattr(data, p) for p in _PARTS if getattr(data, p) is not None}
+            described[name] = {"dtype": str(data.dtype).removeprefix("torch.")}
+            described[name] |= {key: getattr(data, key) for key in _ACTIVATIONS}
+        taken = parts.keys() & (tensors.keys() | (state.keys() - {name}))
+        if taken:
+            raise ValueError(f"to_plain: there is a tensor named {min(taken)} already")
+        tensors |= {key: t.detach().contiguous() for key, t in parts.items()}
+    return tensors, {_KEY: json.dumps(described)}
+
+
+def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> dict[str, Any]:
+    """The state dict that :func:`to_plain` took apart.
+
+    Raises:
+        ValueError: the metadata is not that of :func:`to_plain`, or a part is missing.
+    """
+    if metadata is None or _KEY not in metadata:
+        raise ValueError(
+            f"from_plain: expected metadata with {_KEY!r}, as to_plain returns it beside the tensors; "
+            f"safetensors.safe_open(path, 'pt').metadata() reads it"
+        )
+    state: dict[str, Any] = dict(tensors)
+    for name, description in json.loads(metadata[_KEY]).items():
+        parts = [state.pop(f"{name}.{p}", None) for p in _PARTS]
+        if parts[0] is None or parts[1] is None:
+            raise ValueError(f"from_plain: {name}.qdata or {name}.scale is missing")
+        dtype = getattr(torch, description.pop("dtype"))
+        state[name] = Int8Tensor(*parts, float_dtype=dtype, **description)
+    return {name: state[name] for name in _in_order(state, tensors)}
+
+
+def _in_order(state: Mapping[str, Any], tensors: Mapping[str, Any]) -> list[str]:
+    """The names in the order of the file."""
+    names = (key if key in state else key.rpartition(".")[0] for key in tensors)
+    return list(dict.fromkeys(names))

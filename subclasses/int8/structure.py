@@ -1,0 +1,200 @@
+"""What moves entries about and keeps their blocks: transposes, slices, views, parts, joined tensors.
+
+Results share storage with their argument wherever a plain tensor's would, scales included. A slice that would cut
+through blocks and leave uneven ones is refused; one within a single block keeps that block's scale and is marked
+``partial``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.cotangents import check_materialize, is_cotangent
+from subclasses.errors import DispatchError
+from subclasses.int8 import blocks
+from subclasses.int8.tensor import Int8Tensor, map_parts, with_parts
+
+aten = torch.ops.aten
+
+# ---- dimensions --------------------------------------------------------------------------------------------
+
+
+@Int8Tensor.implements(
+    aten.t.default,
+    aten.transpose.int,
+    aten.permute.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+)
+def _(func: Any, x: Any, *args: Any) -> Any:
+    if not isinstance(x, Int8Tensor):
+        return NotImplemented
+    if func in _SQUEEZES:  # a dimension of one block is not one of one entry
+        func, args = aten.squeeze.dims, (_squeezed(x, *args),)
+    return map_parts(x, lambda t: func(t, *args))
+
+
+_SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+
+
+def _squeezed(x: Tensor, dims: Any = None) -> list[int]:
+    asked = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
+    return [_dim(x, d) for d in asked if x.shape[_dim(x, d)] == 1]
+
+
+def _dim(x: Tensor, dim: int) -> int:
+    if not -x.dim() <= dim < x.dim():
+        raise IndexError(
+            f"Dimension out of range (expected to be in range of [{-x.dim()}, {x.dim() - 1}], but got {dim})"
+        )
+    return dim % x.dim()
+
+
+@Int8Tensor.implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+def _(func: Any, x: Any, size: Any, *_: Any) -> Any:
+    qdata = aten.view.default(x.qdata, size)
+    counts = blocks.view_counts(x.shape, x.scale.shape, qdata.shape)
+    scale, zero_point = (None if t is None else aten.view.default(t, counts) for t in (x.scale, x.zero_point))
+    return with_parts(x, qdata, scale, zero_point)  # type: ignore[arg-type]
+
+
+# ---- parts -------------------------------------------------------------------------------------------------
+
+
+@Int8Tensor.implements(aten.slice.Tensor)
+def _(func: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    dim = _dim(x, dim)
+    start, end, _ = slice(start, end).indices(x.shape[dim])
+    return _sliced(x, dim, start, max(start, end), step)
+
+
+def _sliced(x: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
+    """Entries from ``start`` to ``end`` along a dimension, with the scales of the blocks that they are in."""
+    first, last, partial = _blocks_within(x, dim, start, end, step)
+    qdata = aten.slice.Tensor(x.qdata, dim, start, end, step)
+    every = step if x.scale.shape[dim] == x.shape[dim] else 1
+    scale, zero_point = (
+        None if t is None else aten.slice.Tensor(t, dim, first, last, every) for t in (x.scale, x.zero_point)
+    )
+    return with_parts(x, qdata, scale, zero_point, partial=x.partial or partial)  # type: ignore[arg-type]
+
+
+def _blocks_within(x: Any, dim: int, start: int, end: int, step: int) -> tuple[int, int, bool]:
+    """The first block, the one after the last, and whether these blocks are parts of larger ones."""
+    size, n = x.shape[dim], x.scale.shape[dim]
+    if n == size:
+        return start, end, False
+    extent = size // n
+    if start % extent == 0 and end % extent == 0 and step == 1 and (n > 1 or start < end):
+        return start // extent, end // extent, False
+    first = min(start // extent, n - 1)
+    if end <= (first + 1) * extent:
+        return first, first + 1, True
+    raise DispatchError(
+        f"slice [{start}:{end}:{step}] of dimension {dim} cuts through blocks of {x.block_size}; slice at multiples "
+        f"of {extent}, within one block, or call dequantize() first"
+    )
+
+
+@Int8Tensor.implements(aten.select.int)
+def _(func: Any, x: Any, dim: int, index: int) -> Any:
+    dim = _dim(x, dim)
+    return _selected(x, dim, _index(x, dim, index))
+
+
+def _index(x: Any, dim: int, index: int) -> int:
+    if not -x.shape[dim] <= index < x.shape[dim]:
+        raise IndexError(
+            f"select(): index {index} out of range for tensor of size {list(x.shape)} at dimension {dim}"
+        )
+    return index % x.shape[dim]
+
+
+def _selected(x: Any, dim: int, index: int) -> Any:
+    if x.dim() == 1:
+        raise DispatchError("select: an Int8Tensor has one dimension or more; call dequantize() first")
+    one = _sliced(x, dim, index, index + 1)
+    return map_parts(one, lambda t: aten.select.int(t, dim, 0))
+
+
+@Int8Tensor.implements(aten.unbind.int)
+def _(func: Any, x: Any, dim: int = 0) -> Any:
+    dim = _dim(x, dim)
+    return [_selected(x, dim, i) for i in range(x.shape[dim])]
+
+
+@Int8Tensor.implements(aten.split.Tensor)
+def _(func: Any, x: Any, split_size: int, dim: int = 0) -> Any:
+    dim = _dim(x, dim)
+    size = x.shape[dim]
+    if split_size < 1 and (split_size < 0 or size):
+        raise RuntimeError(f"split: expected a size of 1 or more, got {split_size}")
+    starts = range(0, size, split_size) if size else [0]
+    return [_sliced(x, dim, i, min(i + split_size, size)) for i in starts]
+
+
+@Int8Tensor.implements(aten.split_with_sizes.default)
+def _(func: Any, x: Any, sizes: Sequence[int], dim: int = 0) -> Any:
+    dim, parts, start = _dim(x, dim), [], 0
+    if sum(sizes) != x.shape[dim] or any(s < 0 for s in sizes):
+        raise RuntimeError(f"split_with_sizes: {list(sizes)} do not add up to {x.shape[dim]}")
+    for s in sizes:
+        parts.append(_sliced(x, dim, start, start + s))
+        start += s
+    return parts
+
+
+# ---- joined ------------------------------------------------------------------------------------------------
+
+
+@Int8Tensor.implements(aten.cat.default)
+def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
+    """Tensors of one kind end to end, cut into the coarsest blocks that all of them have."""
+    quantized = [t for t in tensors if isinstance(t, Int8Tensor)]
+    if not _alike(tensors, dim):
+        check_materialize(Int8Tensor, func, quantized)
+        return func([t.materialize() if isinstance(t, Int8Tensor) else t for t in tensors], dim)
+    dim = _dim(tensors[0], dim)
+    counts = _joint_counts(tensors, dim)
+    if any(tuple(t.scale.shape) != tuple(c) for t, c in zip(tensors, counts, strict=True)):
+        check_materialize(
+            Int8Tensor, func, quantized
+        )  # the gradient of a scale is not that of each of its parts
+    scales = func([blocks.refine(t.scale, c) for t, c in zip(tensors, counts, strict=True)], dim)
+    zero_point = None
+    if any(t.zero_point is not None for t in tensors):
+        zeros = (
+            torch.zeros_like(t.scale, dtype=torch.int8) if t.zero_point is None else t.zero_point
+            for t in tensors
+        )
+        zero_point = func([blocks.refine(z, c) for z, c in zip(zeros, counts, strict=True)], dim)
+    return with_parts(tensors[0], func([t.qdata for t in tensors], dim), scales, zero_point, partial=False)
+
+
+def _alike(tensors: Sequence[Any], dim: int) -> bool:
+    """Whether tensors can be joined as they are: of one class, dtype and use, and of sizes that fit."""
+    first = tensors[0]
+    if not all(isinstance(t, Int8Tensor) and t.dim() == first.dim() for t in tensors):
+        return False
+    d = _dim(first, dim)
+    return all(
+        (t.dtype, t.scale.dtype, t.activation, t.activation_symmetric, is_cotangent(t))
+        == (first.dtype, first.scale.dtype, first.activation, first.activation_symmetric, is_cotangent(first))
+        and 0 not in t.shape
+        and all(a == b for i, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if i != d)
+        for t in tensors
+    )
+
+
+def _joint_counts(tensors: Sequence[Any], dim: int) -> list[list[int]]:
+    """For each tensor the blocks to cut its own into, so that all have the same size."""
+    common = blocks.common_counts([t.scale.shape for t in tensors])
+    extent = math.gcd(*(t.block_size[dim] for t in tensors))
+    return [[t.shape[dim] // extent if i == dim else n for i, n in enumerate(common)] for t in tensors]

@@ -1,0 +1,208 @@
+"""``Int8Tensor``: int8 numbers with scales that stand for floats, in a quarter of their memory.
+
+Which entries share a scale is read off the size of ``scale`` (see `blocks.py`). The outer dtype is metadata, for
+scales stay in float32 where the tensor stands for bfloat16. The rules for ops stand beside this file, by family:
+products and lookups in `layers.py`, what moves entries about in `structure.py` and `writing.py`. Whatever has no
+rule runs on ``dequantize()``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from subclasses.base import TensorSubclass
+from subclasses.fields import Outer, inner, static
+from subclasses.fsdp import pre_all_gather
+from subclasses.int8 import affine, blocks
+from subclasses.layout import cotangent_layout
+
+Activation = Literal["row", "tensor"] | None
+
+# ---- the declaration ---------------------------------------------------------------------------------------
+
+
+class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback="materialize"):
+    """Int8 numbers that stand for ``(qdata - zero_point) * scale``; see also :meth:`from_float`.
+
+    Args:
+        qdata: int8, of the outer size.
+        scale: floats, one for each block: of as many dimensions as ``qdata``, each of a size that divides the
+            outer one. A single number is taken as the scale of the whole.
+        zero_point: int8, of the size of ``scale``; None: all zero.
+        block_size: entries of a block along each dimension, to be checked against ``scale``; None: what follows
+            from its size.
+        float_dtype: the outer dtype; None: that of ``scale``.
+        activation: with ``"row"`` or ``"tensor"`` a linear layer with this weight quantizes its input as it comes,
+            with one scale for each row or for all of it, and multiplies integers.
+        activation_symmetric: whether that has no zero point.
+        partial: whether blocks are parts of larger ones whose scale other tensors share, as in a slice of a row;
+            nothing is then written that would change the scale.
+
+    Raises:
+        ValueError: sizes do not fit together, or the outer dtype is no floating point dtype.
+    """
+
+    qdata: Tensor = inner(dtype=torch.int8)
+    scale: Tensor = inner()
+    zero_point: Tensor | None = inner(optional=True, dtype=torch.int8)
+    float_dtype: torch.dtype | None = static(default=None)
+    activation: Activation = static(default=None)
+    activation_symmetric: bool = static(default=True)
+    partial: bool = static(default=False)
+
+    def __new__(
+        cls,
+        qdata: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None = None,
+        *,
+        block_size: blocks.Size | None = None,
+        float_dtype: torch.dtype | None = None,
+        **metadata: Any,
+    ) -> Any:
+        """Checks that the parts fit together; see the class."""
+        if isinstance(qdata, Tensor) and isinstance(scale, Tensor):
+            scale, zero_point = _shaped_like_blocks(qdata, scale), _shaped_like_blocks(qdata, zero_point)
+            _check_parts(qdata, scale, zero_point, block_size)
+            float_dtype = _checked_dtype(float_dtype or scale.dtype)
+        if metadata.get("activation") not in (None, "row", "tensor"):
+            raise ValueError(
+                f"Int8Tensor.activation: expected 'row', 'tensor' or None, got {metadata['activation']!r}"
+            )
+        return super().__new__(cls, qdata, scale, zero_point, float_dtype=float_dtype, **metadata)
+
+    if TYPE_CHECKING:  # what type checkers would otherwise derive from the fields
+
+        def __init__(
+            self,
+            qdata: Tensor,
+            scale: Tensor,
+            zero_point: Tensor | None = None,
+            *,
+            block_size: blocks.Size | None = None,
+            float_dtype: torch.dtype | None = None,
+            **metadata: Any,
+        ) -> None: ...
+
+    @staticmethod
+    def outer(qdata: Tensor, scale: Tensor, float_dtype: torch.dtype | None) -> Outer:
+        """The size of ``qdata``, and the dtype that the numbers stand for."""
+        dtype = scale.dtype if float_dtype is None else float_dtype
+        return Outer(qdata.size(), qdata.stride(), dtype, None, qdata.storage_offset())  # type: ignore[arg-type]
+
+    # ---- to and from floats --------------------------------------------------------------------------------
+
+    @classmethod
+    def from_float(
+        cls, w: Tensor, *, block_size: blocks.Size | None = None, symmetric: bool = True, **metadata: Any
+    ) -> Int8Tensor:
+        """Quantizes a tensor of floats to the nearest; gradients do not flow through the rounding.
+
+        Args:
+            w: floats, of one dimension or more.
+            block_size: how many entries along each dimension share a scale; None: one scale per row, which is the
+                last dimension, whole.
+            symmetric: whether 0 is the middle of the range; else each block has a zero point, which serves
+                values of one sign better.
+            **metadata: ``activation`` and ``activation_symmetric``, see the class.
+
+        Raises:
+            TypeError: ``w`` is no tensor of floats.
+            ValueError: ``block_size`` does not divide the size of ``w``, or ``w`` has no dimension.
+        """
+        if not isinstance(w, Tensor) or not w.is_floating_point():
+            got = f"a {w.dtype} tensor" if isinstance(w, Tensor) else f"a {type(w).__name__}"
+            raise TypeError(f"Int8Tensor.from_float: expected a tensor of floats, got {got}")
+        if w.dim() == 0:
+            raise ValueError("Int8Tensor.from_float: expected one dimension or more, got a single number")
+        if isinstance(w, Int8Tensor):
+            w = w.dequantize()
+        w = w.detach()
+        counts = blocks.counts_of(w.shape, blocks.per_row(w.shape) if block_size is None else block_size)
+        scale, zero_point = affine.choose_scale(w, counts, symmetric)
+        qdata = affine.to_int8(w, scale, zero_point)
+        return cls(qdata, scale, zero_point, float_dtype=w.dtype, **metadata)
+
+    def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
+        """The plain tensor that this stands for; differentiable in ``scale``."""
+        qdata, scale, zero_point = self.unwrap()
+        return affine.from_int8(qdata, scale, zero_point, output_dtype or self.dtype)  # type: ignore[arg-type]
+
+    def materialize(self) -> Tensor:
+        """The same, where the inner tensors are known to be plain."""
+        return affine.from_int8(self.qdata, self.scale, self.zero_point, self.dtype)
+
+    @property
+    def block_size(self) -> tuple[int, ...]:
+        """How many entries along each dimension share a scale."""
+        return blocks.block_size_of(self.qdata.shape, self.scale.shape)
+
+    # ---- sharding ------------------------------------------------------------------------------------------
+
+    def fsdp_pre_all_gather(
+        self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+    ) -> Any:
+        """What FSDP2 gathers: int8 rows, and a scale for each row, whatever blocks there are.
+
+        A policy of another dtype changes the outer dtype, and no scale.
+        """
+        dtype = None if mp_policy is None else mp_policy.param_dtype
+        x: Any = self if dtype is None else self.to(dtype)
+        counts = (x.qdata.size(0), *x.scale.shape[1:])
+        zero_point = None if x.zero_point is None else blocks.refine(x.zero_point, counts)
+        rows = with_parts(x, x.qdata, blocks.refine(x.scale, counts), zero_point, partial=False)
+        return pre_all_gather(rows, mesh, outer_size, None)
+
+
+# ---- checks ------------------------------------------------------------------------------------------------
+
+
+def _shaped_like_blocks(qdata: Tensor, t: Any) -> Any:
+    """A scale or zero point of a single number, with the dimensions of the whole."""
+    if isinstance(t, Tensor) and t.dim() != qdata.dim() and t.numel() == 1:
+        return t.reshape([1] * qdata.dim())
+    return t
+
+
+def _check_parts(qdata: Tensor, scale: Tensor, zero_point: Any, block_size: blocks.Size | None) -> None:
+    if not blocks.fits(qdata.shape, scale.shape):
+        raise ValueError(
+            f"Int8Tensor.scale: expected a number for each block, of {qdata.dim()} dimensions that divide "
+            f"{tuple(qdata.shape)}, got {tuple(scale.shape)}"
+        )
+    if isinstance(zero_point, Tensor) and zero_point.shape != scale.shape:
+        raise ValueError(
+            f"Int8Tensor.zero_point: expected the size of scale, {tuple(scale.shape)}, got {tuple(zero_point.shape)}"
+        )
+    if block_size is not None and blocks.counts_of(qdata.shape, block_size) != tuple(scale.shape):
+        raise ValueError(
+            f"Int8Tensor.block_size: {tuple(block_size)} asks for a scale of size "
+            f"{blocks.counts_of(qdata.shape, block_size)}, got {tuple(scale.shape)}"
+        )
+
+
+def _checked_dtype(dtype: torch.dtype) -> torch.dtype:
+    if not dtype.is_floating_point:
+        raise ValueError(f"Int8Tensor stands for floats: expected a floating point dtype, got {dtype}")
+    return dtype
+
+
+# ---- changing parts ----------------------------------------------------------------------------------------
+
+
+def with_parts(x: Any, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, **metadata: Any) -> Any:
+    """A value with other inner tensors, and the metadata of ``x`` but for what is given."""
+    kept = dict(zip((f.name for f in type(x).__spec__.statics), x._layout.statics, strict=True))
+    new = type(x)(qdata, scale, zero_point, **(kept | metadata))
+    if x._layout.cotangent:
+        new.__dict__["_layout"] = cotangent_layout(new._layout)
+    return new
+
+
+def map_parts(x: Any, change: Any, **metadata: Any) -> Any:
+    """A value in which ``change`` was applied to each inner tensor that is there."""
+    parts: list[Any] = [None if t is None else change(t) for t in (x.qdata, x.scale, x.zero_point)]
+    return with_parts(x, *parts, **metadata)

@@ -1,0 +1,127 @@
+"""Copies, conversions and writes: what makes other numbers of the same blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.cotangents import check_materialize
+from subclasses.errors import DispatchError
+from subclasses.int8 import blocks
+from subclasses.int8.tensor import Int8Tensor, map_parts, with_parts
+from subclasses.semantics import bump_versions
+
+aten = torch.ops.aten
+
+# ---- copies and conversions --------------------------------------------------------------------------------
+
+
+@Int8Tensor.implements(aten.clone.default)
+def _(func: Any, x: Any, **kwargs: Any) -> Any:
+    return map_parts(x, lambda t: func(t, **kwargs), partial=False)
+
+
+@Int8Tensor.implements(aten._to_copy.default)
+def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    """Another floating point dtype changes the outer one: the numbers and their scales stay as they are."""
+    if dtype is not None and not dtype.is_floating_point:
+        check_materialize(Int8Tensor, func, [x])
+        return func(x.materialize(), dtype=dtype, **kwargs)
+    return map_parts(x, lambda t: func(t, **kwargs), float_dtype=dtype or x.dtype, partial=False)
+
+
+@Int8Tensor.implements(aten.empty_like.default)
+def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    if dtype is not None and not dtype.is_floating_point:
+        check_materialize(Int8Tensor, func, [x])
+        return func(x.materialize(), dtype=dtype, **kwargs)
+    return map_parts(x, lambda t: func(t, **kwargs), float_dtype=dtype or x.dtype, partial=False)
+
+
+@Int8Tensor.implements(aten.new_zeros.default, aten.new_empty.default)
+def _(func: Any, x: Any, size: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    """Of another size, and of blocks of the same size where they divide it; else a plain tensor."""
+    counts = _counts_for(size, x) if dtype in (None, x.dtype) else None
+    if counts is None:
+        check_materialize(Int8Tensor, func, [x])
+        return func(x.materialize(), size, dtype=dtype, **kwargs)
+    qdata = func(x.qdata, size, **kwargs)
+    scale = func(x.scale, counts, **kwargs)
+    zero_point = None if x.zero_point is None else func(x.zero_point, counts, **kwargs)
+    return with_parts(x, qdata, scale, zero_point, partial=False)
+
+
+def _counts_for(size: Any, x: Any) -> list[int] | None:
+    if len(size) != x.dim():
+        return None
+    counts = []
+    for new, s, n in zip(size, x.shape, x.scale.shape, strict=True):
+        extent = s // n if n else 1
+        if n == 1:
+            counts.append(1)
+        elif new % extent:
+            return None
+        else:
+            counts.append(new // extent)
+    return counts
+
+
+# ---- writes ------------------------------------------------------------------------------------------------
+
+
+@Int8Tensor.implements(aten.copy_.default)
+def _(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """Writes numbers and scales, where the blocks of ``x`` can hold exactly what the source holds."""
+    if not isinstance(x, Int8Tensor):
+        check_materialize(Int8Tensor, func, [source])
+        return func(x, source.materialize(), non_blocking)
+    scale, zero_point = _for_blocks_of(x, source)
+    if not x.partial:
+        x.scale.copy_(scale, non_blocking)
+        if x.zero_point is not None:
+            x.zero_point.copy_(zero_point, non_blocking)
+    x.qdata.copy_(source.qdata, non_blocking)
+    bump_versions([x.qdata, x.scale, x.zero_point])
+    return x
+
+
+def _for_blocks_of(x: Any, source: Any) -> tuple[Tensor, Any]:
+    """Scale and zero point of the source for the blocks of ``x``.
+
+    Raises:
+        DispatchError: the source is no ``Int8Tensor``, or ``x`` would have to round.
+    """
+    if not isinstance(source, Int8Tensor):
+        raise DispatchError(
+            f"copy_ of floats to an Int8Tensor would round them; quantize them first: "
+            f"x.copy_(Int8Tensor.from_float(source, block_size={x.block_size}))"
+        )
+    counts = x.scale.shape
+    finer = source.shape == x.shape and all(
+        a and b % a == 0 for a, b in zip(source.scale.shape, counts, strict=True)
+    )
+    if not finer or (x.zero_point is None and source.zero_point is not None):
+        raise DispatchError(
+            f"copy_: an Int8Tensor of size {tuple(x.shape)} with {_shown(x)} cannot hold one of size "
+            f"{tuple(source.shape)} with {_shown(source)} exactly; quantize the source for these blocks"
+        )
+    zero_point = source.zero_point
+    if zero_point is None and x.zero_point is not None:
+        zero_point = torch.zeros_like(source.scale, dtype=torch.int8)
+    scale, zero_point = (None if t is None else blocks.refine(t, counts) for t in (source.scale, zero_point))
+    if x.partial and not (_equal(x.scale, scale) and _equal(x.zero_point, zero_point)):
+        raise DispatchError(
+            "copy_ to a part of a block would change the scale of the whole block; write whole blocks of the "
+            "tensor that it was sliced from, or quantize anew"
+        )
+    return scale, zero_point  # type: ignore[return-value]
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a is b or torch.equal(a, b.to(a.device, a.dtype))
+
+
+def _shown(x: Any) -> str:
+    return f"blocks of {x.block_size} and {'no' if x.zero_point is None else 'a'} zero point"
