@@ -27,6 +27,7 @@ from desugar.listening import note_left_out
 from desugar.memory import are_apart, group_by_storage
 from desugar.outputs import Outputs, unread_positions, written_slots
 from desugar.partition import FromForward
+from desugar.rechecks import Expected, emit_recheck, expect_plain
 from desugar.results import Read, emit_constant, emit_graph_call, emit_ints, emit_result, emit_value
 from desugar.runtime import note_versions, raise_versions
 from desugar.signature import Names, SignatureEmitter, State, TrustedEmitter
@@ -81,6 +82,11 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
         leaf_names = parts.unpacking.emit(out, signature.require)
         names = signature.emit(leaf_names, parts.leaves)
         _emit_apart(signature, parts, names)
+        tensors = tensor_leaves(parts.inputs)
+        arguments = Expected(
+            "arguments", tuple(parts.inputs.values[n] for n in tensors), parts.inputs.fake_items
+        )
+        emit_recheck(out, [names.leaves[n] for n in tensors], arguments)
         written = _emit_note_versions(out, parts, names)
         leaves, read = (_emit_training if parts.family else _emit_inference)(out, parts, names)
         for leaf, name, number in parts.outputs.assigns:
@@ -184,6 +190,10 @@ def _reader(parts: Parts, names: Names, results: Sequence[str]) -> Read:
 def _emit_results(out: Emitter, parts: Parts, names: Names, results: Sequence[str]) -> dict[int, str]:
     """Writes what builds the results that the graph computes; returns an expression per leaf, views left out."""
     read = _reader(parts, names, results)
+    items = parts.outputs.items
+    computed = [(text, items[slot]) for text, slot in zip(results, parts.outputs.returned, strict=False)]
+    computed = [(text, fake) for text, fake in computed if text != "_"]
+    emit_recheck(out, [text for text, _ in computed], expect_plain("results", [fake for _, fake in computed]))
     leaves: dict[int, str] = {}
     for number, value in enumerate(parts.outputs.values):
         match value:
@@ -198,6 +208,9 @@ def _emit_results(out: Emitter, parts: Parts, names: Names, results: Sequence[st
     for number, value in enumerate(parts.outputs.values):
         if isinstance(value, Same) and value.of == "output" and value.index in leaves:
             leaves[number] = leaves[value.index]
+    built = {n: value for n, value in enumerate(parts.outputs.values) if isinstance(value, Wrapper)}
+    outputs = Expected("outputs", tuple(built.values()), dict(enumerate(items)))
+    emit_recheck(out, [leaves[n] for n in built], outputs)
     return leaves
 
 
