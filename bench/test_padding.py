@@ -14,7 +14,7 @@ from subclasses.ragged.padded.buckets import bucket_of
 WIDTHS = [63, 65, 131]
 
 
-@pytest.mark.parametrize(("op", "width", "wider"), itertools.product(OPS, WIDTHS, (False, True)), ids=str)
+@pytest.mark.parametrize(("op", "width", "wider"), list(itertools.product(OPS, WIDTHS, (False, True))))
 def test_width(benchmark, op, width, wider):
     benchmark.group = f"{op}, {width} places"
     multiple = kernel_multiple(torch.float32)
