@@ -109,8 +109,7 @@ def test_pooled(kind, form, way):
     if kind == "by frequency":  # what a loop would count is not the batch's frequency
 
         def by_loop(x):
-            rows = {k: [row for row, _ in [(r, 0) for r in v]] for k, v in rows_of(x, x.values).items()}
-            return {k: module.tables[k](*_flat(v)) for k, v in rows.items()}
+            return {k: module.tables[k](*_flat(rows)) for k, rows in rows_of(x, x.values).items()}
 
     for lengths in LENGTHS if way != "behind Dynamo" else LENGTHS[:3]:
         check_gradients(module, run, by_loop, batch(lengths, weighted=weighted), options.get("sparse", False))
