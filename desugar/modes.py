@@ -86,6 +86,10 @@ _ASSERTED = {
         "use the op that tells of errors by value (torch.linalg.inv_ex, cholesky_ex, lu_factor_ex, solve_ex) in "
         "that backward, or run this part in eager mode",
     ),
+    "resize a view tensor": (
+        "a tensor gets another size in place",
+        "build a new tensor instead of resizing",
+    ),
     "convert all Tensors to FakeTensors": (
         "a rule, __torch_dispatch__ or autograd.Function uses a tensor from outside below autograd, where a trace "
         "cannot make it an input",

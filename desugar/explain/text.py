@@ -8,6 +8,8 @@ from pathlib import Path
 
 from desugar.explain.records import Leaf, Materialized, OuterOp, Place, Program, Report
 
+_MOST = 20  # fallbacks that a terminal is shown
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -133,7 +135,10 @@ def render_report_text(report: Report) -> str:
         lines.append(f"{number:>3} {program.name}: {duration(program.seconds)} to compile{calls}{share}")
         lines.append(f"      {program.error or program.reason}")
         lines += [f"      the call failed: {check}" for check in program.failed]
-    lines += [f"materialized: {materialized_text(found)}" for found in report.materialized]
+    often = sorted(report.materialized, key=lambda found: -found.count)
+    lines += [f"materialized: {materialized_text(found)}" for found in often[:_MOST]]
+    if len(often) > _MOST:
+        lines.append(f"materialized: {len(often) - _MOST} more; the page has them all")
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ import torch
 
 import desugar
 from desugar.explain.collector import Collector
+from desugar.explain.records import Materialized, Report
 from desugar.explain.text import render_report_text
 from subclasses import strictness
 from tests.desugar.explain.subjects import layer, make_weight, make_x
@@ -131,3 +132,10 @@ def test_the_report_is_json_and_text(collector):
     json.dumps(report.to_dict())
     text = render_report_text(report)
     assert "some script: 2 programs" in text and "the call failed: tensor 'x' size" in text
+
+
+def test_a_terminal_is_not_flooded_with_fallbacks():
+    found = tuple(Materialized("A", f"aten.op{n}.default", None, count=n) for n in range(1, 31))
+    text = render_report_text(Report("t", (), found))
+    assert text.count("materialized: aten.") == 20 and "materialized: 10 more" in text
+    assert "aten.op30.default" in text and "aten.op1.default" not in text
