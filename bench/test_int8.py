@@ -99,7 +99,7 @@ def main() -> None:
     for kind, batch in (("dynamic", BATCH), ("weight-only", BATCH), ("weight-only", 1), ("dynamic", 1)):
         timings = compare_int8(kind, batch=batch)
         reference = timings.get(("torchao", "torch.compile"))
-        print(f"{kind}, {FEATURES} × {FEATURES}, batch {batch}: µs a call")
+        print(f"{kind}, {FEATURES} by {FEATURES}, batch {batch}: µs a call")
         for (who, name), timing in timings.items():
             ratio = f"{timing.median / reference.median:6.2f} of torchao's" if reference else ""
             print(f"  {who:8}{name:16}{timing!s:>18}  {ratio}")

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import call_unruled, is_traceable_wrapper_subclass
+from subclasses._torch import DisableTorchFunctionSubclass, call_unruled, is_traceable_wrapper_subclass
 from subclasses.errors import DispatchError
 from subclasses.plans import find_step
 
@@ -58,6 +58,15 @@ def without_view(func: Any, *args: Any, **kwargs: Any) -> Any:
     return _copy(out)
 
 
+def unflatten(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """``Tensor.unflatten``, which is written in Python and calls torch's method of the same name.
+
+    That one would be intercepted under this one's name, and so without end, were interception not off meanwhile.
+    """
+    with DisableTorchFunctionSubclass():
+        return _copy(func(*args, **kwargs))
+
+
 def _copy(out: Any) -> Any:
     if isinstance(out, Tensor) and not is_traceable_wrapper_subclass(out) and out._is_view():
         return out.clone()
@@ -77,4 +86,4 @@ def set_item(func: Any, x: Any, index: Any, value: Any) -> None:
     return call_unruled(func, (), (x, index, value), {})
 
 
-view_functions = _collect_view_functions() | {Tensor.__setitem__: set_item}
+view_functions = _collect_view_functions() | {Tensor.__setitem__: set_item, Tensor.unflatten: unflatten}

@@ -178,6 +178,11 @@ def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
     return with_parts(tensors[0], func([t.qdata for t in tensors], dim), scales, zero_point, partial=False)
 
 
+@Int8Tensor.implements(aten.stack.default)
+def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
+    return aten.cat.default([t.unsqueeze(dim) for t in tensors], dim)
+
+
 def _alike(tensors: Sequence[Any], dim: int) -> bool:
     """Whether tensors can be joined as they are: of one class, dtype and use, and of sizes that fit."""
     first = tensors[0]

@@ -1,0 +1,226 @@
+"""Linear layers, products and lookups: values, gradients, every kind of block, every way to compile."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import desugar
+import subclasses
+from subclasses.int8 import (
+    Int8DynamicActivationInt8WeightConfig,
+    Int8Tensor,
+    Int8WeightOnlyConfig,
+    PerGroup,
+    PerTensor,
+    kernels,
+    quantize_,
+)
+
+BLOCKS = [None, (8, 16), (1, 4), (2, 16), (4, 8)]
+
+
+def sqnr(expected, got):
+    return 20 * torch.log10(expected.norm() / (expected - got).norm())
+
+
+def rounded(x, activation, symmetric=True):
+    """The input as a dynamic layer sees it."""
+    whole = (x.numel() // max(1, x.shape[-1]), x.shape[-1]) if activation == "tensor" else None
+    flat = x.reshape(-1, x.shape[-1])
+    return Int8Tensor.from_float(flat, block_size=whole, symmetric=symmetric).dequantize().reshape(x.shape)
+
+
+# ---- linear ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", BLOCKS)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("shape", [(16,), (3, 16), (2, 3, 16), (0, 16)])
+def test_weight_only_is_the_layer_on_the_floats_it_stands_for(block_size, symmetric, shape):
+    w = Int8Tensor.from_float(torch.randn(8, 16), block_size=block_size, symmetric=symmetric)
+    x, bias = torch.randn(shape), torch.randn(8)
+    torch.testing.assert_close(F.linear(x, w, bias), F.linear(x, w.dequantize(), bias))
+
+
+@pytest.mark.parametrize("block_size", BLOCKS)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("activation", ["row", "tensor"])
+@pytest.mark.parametrize("activation_symmetric", [True, False])
+def test_dynamic_is_the_layer_on_a_rounded_input(block_size, symmetric, activation, activation_symmetric):
+    how = {"activation": activation, "activation_symmetric": activation_symmetric}
+    w = Int8Tensor.from_float(torch.randn(8, 16), block_size=block_size, symmetric=symmetric, **how)
+    x, bias = torch.randn(2, 3, 16), torch.randn(8)
+    expected = F.linear(rounded(x, activation, activation_symmetric), w.dequantize(), bias)
+    torch.testing.assert_close(F.linear(x, w, bias), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(0, 16), (16,), (1, 1, 16)])
+def test_dynamic_of_few_rows(shape):
+    w = Int8Tensor.from_float(torch.randn(8, 16), activation="row")
+    assert F.linear(torch.randn(shape), w).shape == (*shape[:-1], 8)
+
+
+def test_no_features():
+    for activation in (None, "row"):
+        w = Int8Tensor.from_float(torch.randn(4, 0), activation=activation)
+        assert torch.equal(F.linear(torch.randn(2, 0), w), torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("activation", [None, "row"])
+def test_dtypes(dtype, activation):
+    w = torch.randn(32, 64, dtype=dtype)
+    x = torch.randn(5, 64, dtype=dtype)
+    y = F.linear(x, Int8Tensor.from_float(w, activation=activation))
+    assert y.dtype == dtype and sqnr(x @ w.t(), y) > 35
+
+
+def test_half_precision_does_not_overflow_before_it_is_scaled():
+    w, x = torch.rand(4, 1024).half(), torch.full((1, 1024), 4.0).half()
+    assert F.linear(x, Int8Tensor.from_float(w)).isfinite().all()
+
+
+def test_the_longest_sums_do_not_wrap_around():
+    k = kernels.LONGEST_SUM + 1
+    w = Int8Tensor.from_float(torch.full((1, k), -1.0), activation="row")
+    torch.testing.assert_close(
+        F.linear(torch.full((1, k), -1.0), w), torch.full((1, 1), float(k)), rtol=1e-2, atol=0
+    )
+
+
+def test_autocast():
+    x, linear = torch.randn(3, 16), nn.Linear(16, 8)
+    for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
+        quantized = copy.deepcopy(linear)
+        quantize_(quantized, config)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = quantized(x)
+        assert y.dtype == torch.bfloat16 or config.symmetric
+        assert sqnr(linear(x), y.float()) > 25
+
+
+@pytest.mark.parametrize("multiply", [torch.matmul, lambda x, w: x @ w, torch.mm])
+def test_products(multiply):
+    w, x = Int8Tensor.from_float(torch.randn(16, 8), block_size=(16, 1)), torch.randn(3, 16)
+    with subclasses.strict():
+        y = multiply(x, w)
+    torch.testing.assert_close(y, x @ w.dequantize())
+    torch.testing.assert_close(w.t() @ x.t(), y.t())
+
+
+def test_convolutions_run_on_the_floats():
+    conv = nn.Conv2d(3, 4, 3)
+    quantize_(conv, Int8WeightOnlyConfig(), lambda m, name: True)
+    assert conv.weight.block_size == (1, 3, 3, 3)
+    x = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(conv(x), F.conv2d(x, conv.weight.dequantize(), conv.bias))
+
+
+# ---- embeddings --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [None, (10, 16), (1, 4), (2, 16), (5, 8)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_lookup_dequantizes_the_rows_found(block_size, symmetric):
+    w = Int8Tensor.from_float(torch.randn(10, 16), block_size=block_size, symmetric=symmetric)
+    for index in (torch.tensor([[0, 9], [3, 3]]), torch.tensor(4), torch.zeros(0, dtype=torch.int64)):
+        with subclasses.strict():
+            found = F.embedding(index, w, padding_idx=3)
+        assert torch.equal(found, F.embedding(index, w.dequantize()))
+    with pytest.raises(IndexError):
+        F.embedding(torch.tensor([10]), w)
+
+
+def test_a_lookup_that_writes_is_refused():
+    w = Int8Tensor.from_float(torch.randn(10, 16))
+    with pytest.raises(NotImplementedError, match="writes to"):
+        F.embedding(torch.tensor([1]), w, max_norm=0.1)
+
+
+# ---- gradients ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", BLOCKS)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("activation", [None, "row", "tensor"])
+def test_gradients_of_input_and_scale(block_size, symmetric, activation):
+    made = Int8Tensor.from_float(torch.randn(8, 16), block_size=block_size, symmetric=symmetric)
+    x, cotangent = torch.randn(2, 3, 16, requires_grad=True), torch.randn(2, 3, 8)
+    scale = made.scale.clone().requires_grad_()
+    w = Int8Tensor(made.qdata, scale, made.zero_point, activation=activation)
+    got = torch.autograd.grad(F.linear(x, w), (x, scale), cotangent)
+    plain = Int8Tensor(made.qdata, scale, made.zero_point).dequantize()
+    seen = x if activation is None else x + (rounded(x, activation) - x).detach()
+    expected = torch.autograd.grad(F.linear(seen, plain), (x, scale), cotangent)
+    torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_frozen_weight_lets_gradients_through():
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    quantize_(model, Int8WeightOnlyConfig())
+    x = torch.randn(3, 16, requires_grad=True)
+    model(x).sum().backward()
+    assert model[0].weight.grad is None and not model[0].weight.requires_grad
+    assert x.grad is not None and model[0].bias.grad is not None
+
+
+# ---- compiled ----------------------------------------------------------------------------------------------
+
+COMPILERS = {
+    "torch.compile": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
+    "desugar.compile": lambda f: desugar.compile(f, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        Int8WeightOnlyConfig(),
+        Int8WeightOnlyConfig(PerGroup(4), symmetric=False),
+        Int8DynamicActivationInt8WeightConfig(),
+        Int8DynamicActivationInt8WeightConfig((PerTensor(), PerTensor()), "asymmetric", symmetric=False),
+    ],
+    ids=["weights", "groups", "dynamic", "dynamic asymmetric"],
+)
+def test_compiled(compiler, config):
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
+    quantize_(model, config)
+    compiled = COMPILERS[compiler](model)
+    for rows in (3, 5, 0):
+        x = torch.randn(rows, 16, requires_grad=True)
+        expected = torch.autograd.grad(model(x).square().sum(), x)
+        with subclasses.strict():
+            got = torch.autograd.grad(compiled(x).square().sum(), x)
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_quantizing_is_seen_by_a_compiled_model(compiler):
+    model, x = nn.Linear(16, 4), torch.randn(3, 16)
+    compiled = COMPILERS[compiler](model)
+    compiled(x)
+    quantize_(model, Int8WeightOnlyConfig())
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_inference_mode():
+    for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
+        layer, x = nn.Linear(16, 4), torch.randn(3, 16)
+        quantize_(layer, config)
+        expected = layer(x)
+        with torch.inference_mode(), subclasses.strict():
+            torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.gpu
+def test_integers_are_multiplied_exactly_on_a_gpu():
+    for m, k, n in ((1, 5, 3), (16, 64, 32), (33, 100, 7)):
+        a, b = (torch.randint(-128, 128, s, dtype=torch.int8) for s in ((m, k), (n, k)))
+        got = kernels.multiply_integers(a.cuda(), b.cuda())
+        assert torch.equal(got.cpu(), a.int() @ b.int().t())

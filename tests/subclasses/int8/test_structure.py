@@ -1,0 +1,202 @@
+"""Transposes, slices, views, parts, joins, copies: the same as on the floats, or refused before anything changes."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import subclasses
+from subclasses import DispatchError
+from subclasses.int8 import Int8Tensor, blocks
+
+SIZE = (4, 6, 8)
+BLOCKS = [(1, 1, 8), (4, 6, 8), (1, 1, 4), (2, 3, 8), (1, 2, 2), (1, 1, 1)]
+MOVES = {
+    "transpose": lambda t: t.transpose(0, 2),
+    "mT": lambda t: t.mT,
+    "permute": lambda t: t.permute(2, 0, 1),
+    "unsqueeze": lambda t: t.unsqueeze(1),
+    "squeeze": lambda t: t.unsqueeze(0).squeeze(),
+    "squeeze of none": lambda t: t.squeeze(0),
+    "first": lambda t: t[0],
+    "last": lambda t: t[..., -1],
+    "narrow": lambda t: t.narrow(0, 2, 2),
+    "slice": lambda t: t[:, 3:],
+    "empty slice": lambda t: t[2:2],
+    "far slice": lambda t: t[-2:100],
+    "split": lambda t: t.split(2)[1],
+    "uneven split": lambda t: t.split([2, 0, 2])[2],
+    "chunk": lambda t: t.chunk(2, -1)[1],
+    "unbind": lambda t: t.unbind()[3],
+    "cat": lambda t: torch.cat([t, t[:2]]),
+    "cat along rows": lambda t: torch.cat([t, t], -1),
+    "stack": lambda t: torch.stack([t, t]),
+    "flatten": lambda t: t.flatten(0, 1),
+    "view": lambda t: t.view(2, 2, 6, 8),
+    "unflatten": lambda t: t.unflatten(-1, (2, 4)),
+    "reshape": lambda t: t.transpose(0, 1).reshape(-1, 8),
+    "contiguous": lambda t: t.transpose(0, 1).contiguous(),
+    "clone": lambda t: t.clone(),
+    "bfloat16": lambda t: t.to(torch.bfloat16),
+}
+
+# What cuts through blocks and leaves uneven ones.
+CUT = {("slice", (1, 2, 2)), ("flatten", (2, 3, 8)), ("reshape", (2, 3, 8)), ("reshape", (1, 2, 2))}
+
+
+def make(block_size=None, symmetric=True, size=SIZE):
+    return Int8Tensor.from_float(torch.randn(size), block_size=block_size, symmetric=symmetric)
+
+
+@pytest.mark.parametrize("block_size", BLOCKS, ids=str)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("move", MOVES)
+def test_entries_keep_their_values(block_size, symmetric, move):
+    x = make(block_size, symmetric)
+    if (move, block_size) in CUT:
+        with pytest.raises(DispatchError, match="block"):
+            MOVES[move](x)
+        return
+    with subclasses.strict():
+        moved = MOVES[move](x)
+    assert type(moved) is Int8Tensor
+    torch.testing.assert_close(moved.dequantize(), MOVES[move](x.dequantize()), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("cut", "block_size"),
+    [
+        (lambda t: t[:, :, 3:7], (1, 1, 4)),
+        (lambda t: t[:, :, ::3], (1, 1, 4)),
+        (lambda t: t.flatten(), (2, 3, 8)),
+        (lambda t: t.view(4, 16, 3), (1, 1, 4)),
+    ],
+)
+def test_a_cut_through_blocks_is_refused(cut, block_size):
+    with pytest.raises(DispatchError, match=r"dequantize\(\)"):
+        cut(make(block_size))
+
+
+@given(st.data())
+def test_views_of_any_size(data):
+    size = tuple(data.draw(st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=4)))
+    counts = [data.draw(st.sampled_from([n for n in range(1, s + 1) if s % n == 0])) for s in size]
+    total = torch.Size(size).numel()
+    new, left = [], total
+    while left > 1:
+        new.append(data.draw(st.sampled_from([n for n in range(2, left + 1) if left % n == 0])))
+        left //= new[-1]
+    new = new or [1] * len(size)
+    scale = torch.rand(counts)
+    entries = blocks.spread(scale, size).expand(size).reshape(new)
+    with contextlib.suppress(DispatchError):
+        found = blocks.view_counts(size, counts, new)
+        assert torch.equal(blocks.spread(scale.view(found), new).expand(new), entries)
+
+
+# ---- storage -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", ["transpose", "slice", "narrow", "first", "flatten", "split"])
+def test_views_share_storage(view):
+    x = make((1, 1, 8))
+    v = MOVES[view](x)
+    assert v._is_view()
+    source = Int8Tensor.from_float(torch.randn(v.shape), block_size=v.block_size)
+    v.copy_(source)
+    assert torch.equal(MOVES[view](x).dequantize(), source.dequantize())
+
+
+def test_a_clone_shares_nothing():
+    x = make()
+    before = x.dequantize()
+    x.clone().copy_(make())
+    assert torch.equal(x.dequantize(), before)
+
+
+# ---- writes ------------------------------------------------------------------------------------------------
+
+
+def test_copy_of_coarser_blocks_is_exact():
+    x, source = make((1, 1, 4), symmetric=False), make((4, 6, 8))
+    x.copy_(source)
+    assert torch.equal(x.dequantize(), source.dequantize())
+
+
+def refusals():
+    row, group = make(), make((1, 1, 4))
+    return {
+        "floats": (row, torch.randn(SIZE)),
+        "finer blocks": (row, group),
+        "a zero point": (row, make(symmetric=False)),
+        "another size": (row, make(size=(4, 6, 4))),
+        "part of a block": (row[:, :, :4], make(size=(4, 6, 4))),
+    }
+
+
+@pytest.mark.parametrize("what", refusals())
+def test_a_copy_that_would_round_is_refused_and_changes_nothing(what):
+    x, source = refusals()[what]
+    before = x.dequantize()
+    with pytest.raises((DispatchError, RuntimeError), match="copy_"):
+        x.copy_(source)
+    assert torch.equal(x.dequantize(), before)
+
+
+def test_the_same_scale_may_be_written_to_a_part_of_a_block():
+    x = make()
+    part, kept = x[:, :, :4], x[:, :, 4:].dequantize()
+    assert part.partial and not part.clone().partial
+    part.copy_(part.clone())
+    part.copy_(Int8Tensor(torch.zeros_like(part.qdata), part.scale.clone()))
+    assert not x[:, :, :4].dequantize().any() and torch.equal(x[:, :, 4:].dequantize(), kept)
+
+
+def test_writing_in_place_is_refused():
+    x = make()
+    before = x.dequantize()
+    for write in (lambda: x.add_(1), lambda: x.zero_(), lambda: x[0].mul_(2), lambda: x.__setitem__(0, 1.0)):
+        with pytest.raises(DispatchError):
+            write()
+    assert torch.equal(x.dequantize(), before)
+
+
+def test_to_a_plain_tensor():
+    x = make()
+    assert torch.equal(torch.empty(SIZE).copy_(x), x.dequantize())
+
+
+# ---- joined ------------------------------------------------------------------------------------------------
+
+
+def test_cat_of_different_blocks():
+    a, b = make((1, 4), size=(2, 8)), make((4, 8), False, size=(4, 8))
+    with subclasses.strict():
+        joined = torch.cat([a, b])
+    assert type(joined) is Int8Tensor and joined.block_size == (1, 4)
+    assert torch.equal(joined.dequantize(), torch.cat([a.dequantize(), b.dequantize()]))
+
+
+def test_cat_with_floats_gives_floats():
+    a, b = make(size=(2, 8)), torch.randn(3, 8)
+    joined = torch.cat([a, b])
+    assert type(joined) is torch.Tensor and torch.equal(joined, torch.cat([a.dequantize(), b]))
+
+
+# ---- conversions -------------------------------------------------------------------------------------------
+
+
+def test_a_conversion_changes_the_outer_dtype_alone():
+    x = make()
+    y = x.to(torch.bfloat16)
+    assert (y.dtype, y.scale.dtype, y.qdata.dtype) == (torch.bfloat16, torch.float32, torch.int8)
+    assert torch.equal(y.float().dequantize(), x.dequantize())
+    assert torch.equal(x.to(torch.int32), x.dequantize().to(torch.int32))
+
+
+def test_the_meta_device():
+    y = make().to("meta")
+    assert type(y) is Int8Tensor and y.device.type == y.scale.device.type == "meta"
