@@ -13,13 +13,19 @@ from desugar.signature import MISS
 _LAYOUT = re.compile(r"(\w+)\._layout is not (\w+)")
 
 
+class _Fits(Exception):
+    """The call has passed every check."""
+
+
 def find_miss(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The check that a call fails, as the wrapper has it, and what PyTorch says of the tensors; None if it fits.
 
-    The wrapper is run once more and watched line by line. A call that misses has done nothing by then.
+    The wrapper is run once more and watched line by line. A call that misses has done nothing by then; one that
+    fits after all is stopped behind the last check.
     """
     run, seen = inspect.unwrap(program.run), {}
-    code = run.__code__
+    code, lines = run.__code__, program.wrapper.splitlines()
+    last = max((n for n, line in enumerate(lines, 1) if line.strip() == "return MISS"), default=0)
 
     def watch(frame: Any, event: str, argument: Any) -> Any:
         if frame.f_code is not code:
@@ -27,6 +33,8 @@ def find_miss(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
         if event == "return":
             seen["values"] = dict(frame.f_locals)
         elif event == "line":
+            if frame.f_lineno > last:
+                raise _Fits
             seen["before"], seen["line"] = seen.get("line"), frame.f_lineno
         return watch
 
@@ -34,11 +42,13 @@ def find_miss(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> st
     sys.settrace(watch)
     try:
         result = run(args, kwargs)
+    except _Fits:
+        return None
     finally:
         sys.settrace(earlier)
     if result is not MISS or seen.get("before") is None:
         return None
-    check = program.wrapper.splitlines()[seen["before"] - 1].strip().removeprefix("if ").rstrip(":")
+    check = lines[seen["before"] - 1].strip().removeprefix("if ").rstrip(":")
     return _in_words(check, seen["values"], run.__globals__)
 
 

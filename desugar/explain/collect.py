@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from torch import fx
+
 from desugar.explain.effects import describe_aliasing, describe_mutation, describe_saved
 from desugar.explain.graphs import describe_graph, describe_ops, describe_place, describe_sources
 from desugar.explain.guards import describe_guards, describe_left_out
@@ -24,7 +26,7 @@ def collect_program(recording: Recording, backend: str = "", cost: Cost | str = 
     """
     stages = tuple(merge_stages(recording.stages))
     head = {
-        "name": function_name(recording.fn),
+        "name": _program_name(recording),
         "reason": recording.reason,
         "backend": backend,
         "seconds": recording.seconds,
@@ -92,6 +94,13 @@ class _Names:
 def _result_names(outputs: Any) -> list[str]:
     paths = outputs.treespec.paths()
     return ["result" + "".join(f"[{entry!r}]" for entry in path) for path in paths]
+
+
+def _program_name(recording: Recording) -> str:
+    """The function's name; for a graph of Dynamo's, that of the function it was made from."""
+    if isinstance(recording.fn, fx.GraphModule):
+        return next((op.line.function for op in recording.ops if op.line is not None), "a graph")
+    return function_name(recording.fn)
 
 
 def function_name(fn: Any) -> str:

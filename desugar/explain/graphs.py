@@ -129,7 +129,7 @@ def describe_sources(lines: Iterable[Line | None]) -> tuple[Source, ...]:
 def _source(filename: str, function: str, first: int, last: int) -> Source:
     """A function's text: to the last line that is indented deeper than its first."""
     every = linecache.getlines(filename)
-    first = max(first, 1)
+    first = first or _definition(every, function, last)
     if function.endswith("<module>"):
         first, end = max(1, last - 20), last
     else:
@@ -139,6 +139,12 @@ def _source(filename: str, function: str, first: int, last: int) -> Source:
     while end > last and not every[end - 1].strip():
         end -= 1
     return Source(filename, function, first, tuple(line.rstrip("\n") for line in every[first - 1 : end]))
+
+
+def _definition(lines: list[str], function: str, last: int) -> int:
+    """The line above `last` where a function of that name begins; the first of the file if none does."""
+    head = re.compile(rf"\s*(?:async )?def {re.escape(function)}\b")
+    return next((n for n in range(min(last, len(lines)), 0, -1) if head.match(lines[n - 1])), 1)
 
 
 def _indent(lines: list[str], number: int) -> int:

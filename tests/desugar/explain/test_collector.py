@@ -96,12 +96,17 @@ def test_programs_that_are_gone_keep_their_count(collector):
 
 
 def test_programs_behind_dynamo_are_collected(collector):
-    compiled = torch.compile(lambda x: x * 2, backend="desugar", options={"backend": "eager"})
+    x, w = make_x(), make_weight()
+    compiled = torch.compile(layer, backend="desugar", options={"backend": "eager"})
     with collector.collecting():
-        compiled(torch.ones(3))
-        compiled(torch.ones(3))
+        compiled(x, w).sum().backward()
+        compiled(x, w)
     (program,) = collector.report("test").programs
-    assert program.calls == 2 and program.reason == "a graph of torch.compile"
+    assert program.name == "layer" and program.calls == 2 and program.reason == "a graph of torch.compile"
+    (source,) = program.sources
+    assert source.lines[0] == "def layer(x, w):"
+    assert {op.place.text for op in program.ops} == {line.strip() for line in source.lines[1:]}
+    assert program.materialized[0].place.text == "z = w * 2  # materializes"
 
 
 def test_other_threads_are_heard(collector):
