@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from desugar.explain.collect import collect_program, merge_materialized
+from desugar.explain.collect import collect_program, function_name, merge_materialized
 from desugar.explain.cost import GRAPH
 from desugar.explain.guards import describe_left_out
 from desugar.explain.records import Cost, Materialized, Program, Report
@@ -141,7 +141,7 @@ class Collector:
         failed = [
             find_miss(program, recording.args, recording.kwargs) for program in earlier if program is not None
         ]
-        record = collect_program(recording)
+        record = _describe(recording)
         failed = tuple(dict.fromkeys(_named(text, record) for text in failed if text))
         record = replace(
             record, reason=record.reason.split(": ")[0] if failed else record.reason, failed=failed
@@ -170,6 +170,15 @@ class Collector:
             versions(),
             time.perf_counter() - self._start,
         )
+
+
+def _describe(recording: Recording) -> Program:
+    """The record of a compilation; one that cannot be described is told of, for looking on must not end a script."""
+    try:
+        return collect_program(recording)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong here is no error of the script
+        what = f"it was compiled, and cannot be described: {type(error).__name__}: {error}"
+        return Program(function_name(recording.fn), recording.reason, "", recording.seconds, error=what)
 
 
 def _named(check: str, record: Program) -> str:

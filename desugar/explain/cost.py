@@ -33,7 +33,8 @@ def measure_cost(program: Any, outputs: Any, args: tuple[Any, ...], kwargs: dict
         taken.append(list(items))
         return compiled(items)
 
-    with torch.random.fork_rng():
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
         scope[GRAPH] = take
         try:
             program.run(args, kwargs)

@@ -12,6 +12,7 @@ import pytest
 import desugar
 from desugar.explain.collector import Collector
 from desugar.explain.page import render_page
+from desugar.explain.records import Program
 from tests.desugar.explain.subjects import layer, make_weight, make_x
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which drives a browser")
@@ -95,6 +96,17 @@ def test_a_line_an_op_and_a_node_light_up_together(opened):
     page.locator("[data-op]", has_text="torch.Tensor.mul").first.click()
     assert "w * 2" in page.locator("[data-line].on").inner_text()
     assert page.locator("[data-op].on").count() == 2  # the op, and what ran inside
+
+
+def test_what_was_not_compiled_has_a_page_too(opened, report):
+    failed = Program(
+        "broken", "first call", "eager", 0.1, error="it <depends> on data\n  instead: torch.where"
+    )
+    page = opened(replace(report, programs=(failed, *report.programs)))
+    assert "it <depends> on data" in page.locator(".program").first.inner_text()
+    page.locator(".program").first.click()
+    page.wait_for_selector("h1:has-text('broken')")
+    assert "instead: torch.where" in page.locator("main").inner_text()
 
 
 def test_search_finds_in_programs_and_in_the_overview(opened):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 
 import pytest
@@ -85,6 +86,15 @@ def test_what_fails_to_compile_is_told(collector):
         compiled(torch.ones(2))
     (program,) = collector.report("test").programs
     assert "instead" in program.error and program.graphs == ()
+
+
+def test_what_cannot_be_described_does_not_end_the_script(collector, monkeypatch):
+    def fail(recording):
+        raise KeyError("odd")
+
+    monkeypatch.setattr(sys.modules[Collector.__module__], "collect_program", fail)
+    (program,) = collect(collector, (make_x(), make_weight()))
+    assert program.name == "layer" and "KeyError: 'odd'" in program.error and program.calls == 1
 
 
 def test_programs_that_are_gone_keep_their_count(collector):
