@@ -109,6 +109,9 @@ def recording_again() -> Any:
 # Gives a wrapper made for a view op the storage of the wrapper it is a view of, as AOTAutograd expects.
 set_storage_of = torch._functionalize_unsafe_set  # type: ignore[attr-defined]
 
+# A context in which writes to a tensor leave its version counter alone, as FSDP2 fills what it gathered before.
+preserve_version_counter = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+
 # ---- schemas -----------------------------------------------------------------------------------------------
 
 # Functions such as F.linear live here; one operation may be reached through it and through torch.

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import preserve_version_counter
 from subclasses.structural import follows_dtype
 
 Gathered = tuple[Any, tuple[Tensor, ...]]
@@ -54,7 +55,10 @@ def post_all_gather(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gat
         for name, t in whole.items():
             held = target.__dict__[name]
             if t is not None and held.untyped_storage().data_ptr() != t.untyped_storage().data_ptr():
-                held.copy_(t)
+                with preserve_version_counter(
+                    held
+                ):  # the same value as at the first gather, which autograd saved
+                    held.copy_(t)
     return None
 
 

@@ -23,17 +23,21 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def choose_scale(x: Tensor, counts: Size, symmetric: bool) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point (None if symmetric) for each block; both of the size ``counts``."""
-    x = x.to(wide(x.dtype))
+    dtype = wide(x.dtype)
+    if (
+        x.dtype is not torch.bfloat16
+    ):  # a scale that is a number of bfloat16 is multiplied there without rounding
+        x = x.to(dtype)
     if 0 in x.shape:
-        scale = x.new_ones(tuple(counts))
+        scale = x.new_ones(tuple(counts), dtype=dtype)
         return scale, None if symmetric else torch.zeros_like(scale, dtype=torch.int8)
     blocked, within = split_blocks(x, counts)
-    least = torch.finfo(x.dtype).tiny
+    least = torch.finfo(dtype).tiny
     if symmetric:
-        return (blocked.abs().amax(within) / 127.5).clamp(min=least), None
+        return (blocked.abs().amax(within) / 127.5).to(dtype).clamp(min=least), None
     low, high = blocked.amin(within).clamp(max=0), blocked.amax(within).clamp(min=0)
-    scale = ((high - low) / 255).clamp(min=least)
-    zero_point = (LOWEST - (low / scale).round()).clamp(LOWEST, HIGHEST)
+    scale = ((high - low) / 255).to(dtype).clamp(min=least)
+    zero_point = (LOWEST - (low.to(dtype) / scale).round()).clamp(LOWEST, HIGHEST)
     return scale, zero_point.to(torch.int8)
 
 

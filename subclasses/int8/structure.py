@@ -65,6 +65,58 @@ def _(func: Any, x: Any, size: Any, *_: Any) -> Any:
     return with_parts(x, qdata, scale, zero_point)  # type: ignore[arg-type]
 
 
+@Int8Tensor.implements(aten.as_strided.default)
+def _(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    """A view as it is said by sizes and strides: transposed, parts, or the same entries under other sizes.
+
+    FSDP2 makes parameters so, and ``torch.compile`` the arguments that are views of one another.
+    """
+    size, stride = tuple(size), tuple(stride)
+    offset = x.storage_offset() if storage_offset is None else storage_offset
+    if (size, stride, offset) == (tuple(x.shape), x.stride(), x.storage_offset()):
+        return map_parts(x, aten.alias.default)
+    view = _located(x, size, stride, offset - x.storage_offset())
+    if view is None and offset == x.storage_offset() and math.prod(size) == x.numel() and x.is_contiguous():
+        view = aten.view.default(x, size)
+    if view is None or _strides(view) != _strides_of(size, stride) or view.storage_offset() != offset:
+        raise DispatchError(
+            f"as_strided: {size} with strides {stride} is no view of an Int8Tensor {tuple(x.shape)} with strides "
+            f"{x.stride()} that keeps its blocks; call dequantize() first"
+        )
+    return view
+
+
+def _strides(x: Any) -> list[Any]:
+    return _strides_of(x.shape, x.stride())
+
+
+def _strides_of(size: Any, stride: Any) -> list[Any]:
+    """Sizes with strides; that of a single entry says nothing."""
+    return [(s, t if s > 1 else 0) for s, t in zip(size, stride, strict=True)]
+
+
+def _located(x: Any, size: Any, stride: Any, offset: int) -> Any:
+    """The view whose dimensions are found among those of ``x`` by their strides, or None."""
+    free = sorted((d for d in range(x.dim()) if x.shape[d] > 1), key=lambda d: -x.stride(d))
+    wanted = {j: t for j, (s, t) in enumerate(zip(size, stride, strict=True)) if s > 1}
+    places = {j: next((d for d in free if x.stride(d) == t), None) for j, t in wanted.items()}
+    if None in places.values() or len(set(places.values())) < len(places) or 0 in size:
+        return None
+    extents = {d: size[j] for j, d in places.items()}
+    for d in free:
+        start, offset = divmod(offset, x.stride(d))
+        if start + extents.get(d, 1) > x.shape[d]:
+            return None
+        x = _sliced(x, d, start, start + extents.get(d, 1))
+    kept = [d for _, d in sorted(places.items())]
+    x = aten.permute.default(x, [*kept, *(d for d in range(x.dim()) if d not in kept)])
+    for j, s in enumerate(size):
+        if s == 1:
+            x = aten.unsqueeze.default(x, j)
+    rest = tuple(range(len(size), x.dim()))
+    return aten.squeeze.dims(x, rest) if rest else x
+
+
 # ---- parts -------------------------------------------------------------------------------------------------
 
 

@@ -201,6 +201,13 @@ def op_infos():
     assert {"add", "matmul"} <= {info.name for info in _torch.op_infos()}
 
 
+def preserve_version_counter():
+    x = torch.ones(2)
+    with _torch.preserve_version_counter(x):
+        x.mul_(2)
+    assert x._version == 0 and x.tolist() == [2, 2]
+
+
 def in_function_mode():
     assert not _torch.in_function_mode()
     with torch.device("cpu"):
@@ -244,6 +251,7 @@ CHECKS = {
     "seeing_lazy_bits": seeing_lazy_bits,
     "recording_again": recording_again,
     "TorchDispatchMode": dispatch_mode,
+    "preserve_version_counter": preserve_version_counter,
     "in_function_mode": in_function_mode,
     "current_transform": transforms,
     "is_transformed": transforms,

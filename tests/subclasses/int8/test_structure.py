@@ -110,6 +110,23 @@ def test_views_share_storage(view):
     assert torch.equal(MOVES[view](x).dequantize(), source.dequantize())
 
 
+@pytest.mark.parametrize(
+    "view",
+    ["transpose", "permute", "first", "last", "narrow", "slice", "unsqueeze", "unbind", "flatten", "view"],
+)
+def test_as_strided_finds_the_view(view):
+    x = make((1, 1, 4))
+    v = MOVES[view](x)
+    again = x.as_strided(v.size(), v.stride(), v.storage_offset())
+    assert torch.equal(again.dequantize(), v.dequantize()) and again.stride() == v.stride()
+
+
+def test_as_strided_that_is_no_view_of_blocks():
+    for size, stride in (((5, 5), (1, 1)), ((192,), (1,)), ((2, 2), (3, 1))):
+        with pytest.raises(DispatchError, match="block"):
+            make((2, 3, 8)).as_strided(size, stride)
+
+
 def test_a_clone_shares_nothing():
     x = make()
     before = x.dequantize()
