@@ -46,6 +46,15 @@ class _Collection(nn.Module):
         return [Table.of(self.tables[key]) for key in ids.keys]  # type: ignore[arg-type]
 
 
+def _as_input(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """The same batch, made by an op where Dynamo looks on.
+
+    It would take the inner tensors alone as inputs of its graph, with sizes in terms of the outer one, which nothing
+    then brings along: Inductor stops at that.
+    """
+    return ids.permute(ids.keys) if torch.compiler.is_dynamo_compiling() else ids
+
+
 class EmbeddingBagCollection(_Collection):
     """Pooled embeddings: ``nn.EmbeddingBag`` tables by key, looked up together.
 
@@ -65,6 +74,7 @@ class EmbeddingBagCollection(_Collection):
             ValueError: the batch has weights, and a table is not of ``mode="sum"``.
         """
         tables = self._tables_of(ids)
+        ids = _as_input(ids)
         averaging = [key for key, t in zip(ids.keys, tables, strict=True) if t.mode != "sum"]
         if ids.weights is not None and averaging:
             raise ValueError(
@@ -90,6 +100,7 @@ class EmbeddingCollection(_Collection):
             KeyError: a key has no table.
         """
         tables = self._tables_of(ids)
+        ids = _as_input(ids)
         kinds = [(t.weight.shape[1], t.weight.dtype, t.sparse) for t in tables]
         found: dict[str, JaggedTensor] = {}
         for kind in dict.fromkeys(kinds):
