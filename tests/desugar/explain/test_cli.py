@@ -223,3 +223,18 @@ def test_help_is_printed(run):
     assert all(
         name in result.output for name in ("explain", "report", "coverage", "check", "bench", "doctor")
     )
+
+
+@pytest.mark.slow
+def test_the_report_of_the_demo_answers_a_readers_questions(tmp_path):
+    demo = Path(__file__).parents[3] / "examples" / "train_ragged_lm.py"
+    done = report(
+        demo, "--steps", "2", "--out", "demo.png", "-o", "demo.html", "--json", "demo.json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    programs = json.loads((tmp_path / "demo.json").read_text())["programs"]
+    (model,) = [program for program in programs if program["name"] == "LanguageModel"]
+    assert model["calls"] > 2 and model["cost"]["graph"] > 0
+    assert "JaggedTensor" in {leaf["kind"] for leaf in model["inputs"]}
+    assert any("JaggedTensor" in op["how"] and op["forward"] for op in model["ops"])
+    assert all(program["failed"] for program in programs if program["reason"] == "new signature")
