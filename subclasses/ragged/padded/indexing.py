@@ -68,7 +68,8 @@ def _(func: Any, x: Any, dim: int, index: int) -> Any:
 @PaddedTensor.implements(torch.narrow)
 def _(func: Any, x: Any, dim: int, start: int, length: int) -> Any:
     (dim,) = outer_dims(func, x, dim)
-    return x[along(dim, slice(start, start + length))]
+    stop = None if start < 0 and start + length == 0 else start + length
+    return x[along(dim, slice(start, stop))]
 
 
 @PaddedTensor.implements(torch.index_select)
@@ -95,6 +96,8 @@ def _(func: Any, x: Any) -> Any:
 @PaddedTensor.implements(torch.chunk)
 def _(func: Any, input: Any, chunks: int, dim: int = 0) -> Any:
     (dim,) = outer_dims(func, input, dim)
+    if chunks < 1:
+        raise RuntimeError(f"{func.__name__}: expected at least 1 chunk, got {chunks}")
     if dim == input.ragged_dim and not input.merged:
         return chunk_rows(input, chunks)
     return _split(func, input, chunks, dim)

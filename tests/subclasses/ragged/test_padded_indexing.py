@@ -344,6 +344,16 @@ def test_a_dense_operand_joins(way):
     check_parts(a, got, [*a.rows, *p], [p])
 
 
+def test_narrow_counts_from_the_end():
+    x = make_table(lengths=[3, 7, 2]).x
+    torch.testing.assert_close(x.narrow(1, -2, 2).to_tensors(), x[:, -2:].to_tensors())
+    torch.testing.assert_close(x.narrow(1, -2, 1).to_tensors(), x[:, -2:-1].to_tensors())
+    assert [row.shape[0] for row in x.narrow(0, -2, 2).to_tensors()] == [7, 2]
+    for dim in (0, 1):
+        with pytest.raises(RuntimeError, match="at least 1 chunk"):
+            x.chunk(0, dim)
+
+
 # ---- extremes --------------------------------------------------------------------------------------------------
 
 
