@@ -9,6 +9,7 @@ from torch import Tensor
 
 from subclasses.keyed.kernels import (
     MEAN,
+    blank_results,
     keyed_lookup,
     keyed_lookup_backward,
     keyed_pool,
@@ -21,13 +22,8 @@ from subclasses.ragged.segments import Segments
 
 
 @keyed_pool.register_fake
-def _(tables, values, offsets, lengths, weights, *_):
-    batch, width = offsets.shape[1] - 1, sum(t.shape[1] for t in tables)
-    return (
-        tables[0].new_empty(batch, width),
-        offsets.new_empty(len(tables), batch),
-        offsets.new_empty(batch, width),
-    )
+def _(tables, values, offsets, lengths, weights, modes, *_):
+    return blank_results(tables, offsets, modes)
 
 
 @keyed_pool_backward.register_fake

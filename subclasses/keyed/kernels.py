@@ -81,24 +81,37 @@ def keyed_pool(  # noqa: PLR0913
         sparse: whether the gradients of the tables are sparse.
 
     Returns:
-        ``[B, sum of D]``; ``[K, B]``, how many entries were pooled; ``[B, sum of D]``, which id gave the largest.
+        ``[B, sum of D]``; ``[K, B]``, how many entries were pooled, and ``[B, sum of D]``, which id gave the largest: both
+        only as far as a mode needs them for its gradient.
     """
-    batch, width = offsets.shape[1] - 1, sum(t.shape[1] for t in tables)
-    pooled = tables[0].new_zeros(batch, width)
-    counts, picked = offsets.new_zeros(len(tables), batch), offsets.new_zeros(batch, width)
-    left = 0
-    for k, part in enumerate(parts_of(offsets, lengths) if batch else []):
+    pooled, counts, picked = blank_results(tables, offsets, modes)
+    found = []
+    for k, (table, part) in enumerate(zip(tables, parts_of(offsets, lengths), strict=True)):
         ids, scale = part.take(values), None if weights is None else part.take(weights)
-        right = left + tables[k].shape[1]
-        if ids.shape[0]:
-            out, _, counts[k], best = aten._embedding_bag(
-                tables[k], ids, part.starts, False, modes[k], False, scale, False, paddings[k]
-            )
-            pooled[:, left:right] = out
-            if modes[k] == MAX:
-                picked[:, left:right] = best
-        left = right
-    return pooled, counts, picked
+        if not ids.shape[0] or not part.starts.shape[0]:
+            found.append(table.new_zeros(part.starts.shape[0], table.shape[1]))
+            continue
+        out, _, count, best = aten._embedding_bag(
+            table, ids, part.starts, False, modes[k], False, scale, False, paddings[k]
+        )
+        found.append(out)
+        if modes[k] != SUM:
+            counts[k] = count
+        if modes[k] == MAX:
+            left = sum(t.shape[1] for t in tables[:k])
+            picked[:, left : left + table.shape[1]] = best
+    return torch.cat(found, 1, out=pooled), counts, picked
+
+
+def blank_results(tables: list[Tensor], offsets: Tensor, modes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for the results of `keyed_pool`; counts and picked ids are empty where no mode needs them."""
+    batch, width = offsets.shape[1] - 1, sum(t.shape[1] for t in tables)
+    counted, chosen = any(mode != SUM for mode in modes), any(mode == MAX for mode in modes)
+    return (
+        tables[0].new_empty(batch, width),
+        offsets.new_zeros(len(tables), batch if counted else 0),
+        offsets.new_zeros(batch, width if chosen else 0),
+    )
 
 
 @torch.library.custom_op("subclasses::keyed_pool_backward", mutates_args=())
@@ -117,29 +130,28 @@ def keyed_pool_backward(  # noqa: PLR0913
     by_frequency: list[bool],
 ) -> list[Tensor]:
     """The gradient of each table of `keyed_pool`, ``rows x widths``."""
-    grads, left = [], 0
-    parts = parts_of(offsets, lengths)
-    for k, part in enumerate(parts):
-        ids, right = part.take(values), left + widths[k]
-        scale = None if weights is None else part.take(weights)
-        if ids.shape[0]:
-            grads.append(
-                aten._embedding_bag_dense_backward(
-                    grad[:, left:right].contiguous(),
-                    ids,
-                    _bag_of_each(part, ids),
-                    counts[k],
-                    picked[:, left:right].contiguous(),
-                    rows[k],
-                    by_frequency[k],
-                    modes[k],
-                    scale,
-                    paddings[k],
-                )
-            )
-        else:
+    grads = []
+    shares = grad.split(widths, 1)
+    chosen = picked.split(widths, 1) if picked.shape[1] else [picked] * len(rows)
+    for k, part in enumerate(parts_of(offsets, lengths)):
+        ids, scale = part.take(values), None if weights is None else part.take(weights)
+        if not ids.shape[0]:
             grads.append(grad.new_zeros(rows[k], widths[k]))
-        left = right
+            continue
+        grads.append(
+            aten._embedding_bag_dense_backward(
+                shares[k].contiguous(),
+                ids,
+                _bag_of_each(part, ids),
+                counts[k],
+                chosen[k].contiguous(),
+                rows[k],
+                by_frequency[k],
+                modes[k],
+                scale,
+                paddings[k],
+            )
+        )
     return grads
 
 
