@@ -36,6 +36,7 @@ $(PINS): constraints.txt
 
 $(VENV)/.has-%: $(PINS) pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint $(PINS) --no-build-isolation --editable '.[$*]'
+	$(if $(filter dev,$*),$(BIN)/python -m pip install --quiet --no-deps --constraint $(PINS) torchao || echo "no torchao: tests that compare with it are skipped")
 	@touch $@
 
 # ---------------------------------------------------------------------------------------------------------

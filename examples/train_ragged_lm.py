@@ -14,7 +14,8 @@ and backward without an update, which compiles what is to be compiled, and are n
 Only real tokens count in the loss, so its value does not depend on the layout, and the script fails if the
 ways disagree by more than float32 rounding (`RELATIVE_TOLERANCE`).
 
-Afterwards the trained model continues prompts of 32 lengths, as a `PaddedTensor` (`generate_ragged_lm.py`).
+Afterwards the trained model continues prompts of 32 lengths, as a `PaddedTensor` (`generate_ragged_lm.py`),
+and is quantized to int8, which prints bytes, speed and loss beside float (`quantize_ragged_lm.py`).
 
     python examples/train_ragged_lm.py --steps 60 --out demo-out/train_ragged_lm.png
 """
@@ -36,6 +37,7 @@ import desugar
 from _language_model import Batch, LanguageModel, dense, draw_batches, jagged, read_lines
 from _report import Result, check_agreement, print_table, save_picture, tick_progress
 from generate_ragged_lm import generate_by_bucket
+from quantize_ragged_lm import compare_quantized
 
 # ---------------------------------------------------------------------------------------------------------
 # The five ways
@@ -152,6 +154,9 @@ def main(
     save_picture(results, out)
     check_agreement(results)
     generate_by_bucket(ways[-1].model, desugar_backend)
+    compare_quantized(
+        ways[-1].model, next(draw_batches(read_lines(longest), batch, seed + 1)), desugar_backend
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "dynamic asymmetric": {"activation": "tensor", "activation_symmetric": False, "symmetric": False},
 }
 
+# Those put to the test under the compilers too.
+COMPILED = {"row", "asymmetric groups", "dynamic"}
+
 # A dynamic layer rounds its input, so that F.linear gives another number than on the dequantized weight;
 # test_layers.py compares it with that rounding done by hand.
 ROUNDING = ("values", "gradients", "inner_gradients", "nested_outside")
@@ -31,7 +34,8 @@ ROUNDING = ("values", "gradients", "inner_gradients", "nested_outside")
 def test_the_kit(variant):
     options = VARIANTS[variant]
     skip = ROUNDING if "activation" in options else ()
-    testing.check(lambda: Int8Tensor.from_float(torch.randn(4, 6), **options), skip=skip)
+    compared: dict[str, Any] = {} if variant in COMPILED else {"paths": {}}
+    testing.check(lambda: Int8Tensor.from_float(torch.randn(4, 6), **options), skip=skip, **compared)
 
 
 def test_the_kit_on_a_narrow_dtype():
