@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +25,16 @@ _INSTALLED = (
 _HEADER = "import torch\nfrom torch import device, inf, nan\n\n\n"
 _FREED = re.compile(r";\s+\w+(?: = \w+)* = None$")
 _SIGNATURE = re.compile(r"^def forward\(self(?:, )?(.*?)\)(?: -> .*)?:$")
+_INSIDE = re.compile(r"^    (\w+) = self\.\1(?:;.*)?$")
 _TARGET = re.compile(r"^    (\w+)(?:\s*:\s*[^=]+)? = ")
 
 
 def describe_graph(name: str, module: fx.GraphModule) -> Graph:
     """One graph: its text, and which line and which outer op each node belongs to."""
-    needs = tuple(str(node.target) for node in module.graph.find_nodes(op="get_attr"))
-    lines = [_FREED.sub("", line) for line in module.code.strip("\n").splitlines() if line.strip()]
-    lines = [line for line in lines if not line.startswith(("import ", "from "))]
-    text = _HEADER + "\n".join(_head(line, name, bool(needs)) for line in lines) + "\n"
+    needs = tuple(
+        target for target in _attributes(module) if not isinstance(getattr(module, target), fx.GraphModule)
+    )
+    text = _HEADER + "\n".join(_function(name, module)) + "\n"
     at = {found[1]: n for n, line in enumerate(text.splitlines()) if (found := _TARGET.match(line))}
     nodes = tuple(
         Node(node.name, _shown(node), at[node.name], node.meta.get(OP))
@@ -41,6 +42,24 @@ def describe_graph(name: str, module: fx.GraphModule) -> Graph:
         if node.name in at
     )
     return Graph(name, _annotated(text, module, at), nodes, needs)
+
+
+def _attributes(module: fx.GraphModule) -> list[str]:
+    return [str(node.target) for node in module.graph.find_nodes(op="get_attr")]
+
+
+def _function(name: str, module: fx.GraphModule) -> Iterator[str]:
+    """A graph as a function; the graphs that higher-order ops call are functions inside of it."""
+    inside = {target: getattr(module, target) for target in _attributes(module)}
+    keeps_self = not all(isinstance(attribute, fx.GraphModule) for attribute in inside.values())
+    for line in module.code.strip("\n").splitlines():
+        if not line.strip() or line.startswith(("import ", "from ")):
+            continue
+        found = _INSIDE.match(line)
+        if found is not None and isinstance(inside.get(found[1]), fx.GraphModule):
+            yield from (f"    {nested}" for nested in _function(found[1], inside[found[1]]))
+        else:
+            yield _head(_FREED.sub("", line), name, keeps_self)
 
 
 def _head(line: str, name: str, keeps_self: bool) -> str:

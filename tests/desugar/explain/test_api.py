@@ -184,12 +184,16 @@ def test_empty_and_single_rows(size):
     assert program.inputs[0].size == (str(size), "3")
 
 
-def test_cond_names_what_its_graph_needs():
+def test_branches_are_functions_inside_of_the_graph(tmp_path):
     def fn(x):
-        return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,))
+        return torch.cond(x.sum() > 0, lambda a: a + 1, lambda a: a - 1, (x,)).sin()
 
-    program = desugar.explain(fn, torch.ones(3)).program
-    assert program.graphs[0].needs and "def forward(self, " in program.graphs[0].text
+    (graph,) = desugar.explain(fn, torch.ones(3)).program.graphs
+    assert graph.needs == () and "    def true_graph_0(" in graph.text
+    (tmp_path / "printed.py").write_text(graph.text)
+    printed = runpy.run_path(str(tmp_path / "printed.py"))["forward"]
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(printed(x)[0], fn(x))
 
 
 def test_random_numbers_go_on_as_if_nothing_had_run():
