@@ -40,7 +40,7 @@ def rounded(x, activation, symmetric=True):
 
 @pytest.mark.parametrize("block_size", BLOCKS)
 @pytest.mark.parametrize("symmetric", [True, False])
-@pytest.mark.parametrize("shape", [(16,), (3, 16), (2, 3, 16), (0, 16)])
+@pytest.mark.parametrize("shape", [(16,), (1, 16), (1, 1, 16), (3, 16), (2, 3, 16), (0, 16)])
 def test_weight_only_is_the_layer_on_the_floats_it_stands_for(block_size, symmetric, shape):
     w = Int8Tensor.from_float(torch.randn(8, 16), block_size=block_size, symmetric=symmetric)
     x, bias = torch.randn(shape), torch.randn(8)
@@ -192,7 +192,7 @@ def test_compiled(compiler, config):
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     quantize_(model, config)
     compiled = COMPILERS[compiler](model)
-    for rows in (3, 5, 0):
+    for rows in (3, 5, 0, 1):
         x = torch.randn(rows, 16, requires_grad=True)
         expected = torch.autograd.grad(model(x).square().sum(), x)
         with subclasses.strict():
