@@ -21,6 +21,8 @@ _LAZY = {
     # Removes mutation and views from what is traced.
     "FunctionalTensor": "torch._subclasses.functional_tensor",
     "FunctionalTensorMode": "torch._subclasses.functional_tensor",
+    # Ops that take functions (cond, while_loop) are called in a way of their own.
+    "HigherOrderOperator": "torch._ops",
     # The functionalization mode in force.
     "detect_infra_mode": "torch.utils._python_dispatch:_detect_infra_mode",
     "ModeKey": "torch._C:_TorchDispatchModeKey",

@@ -9,7 +9,6 @@ from typing import Any
 import optree
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private, refuse
@@ -56,7 +55,7 @@ class Capture(TorchFunctionMode):
         if private.detect_infra_mode(private.ModeKey.FUNCTIONAL) is None:  # an op's own workings
             return func(*args, **(kwargs or {}))
         kwargs, notes = kwargs or {}, notes_in_progress()
-        run = self.call_higher_order if isinstance(func, HigherOrderOperator) else self.call
+        run = self.call_higher_order if isinstance(func, private.HigherOrderOperator) else self.call
         return run(func, args, kwargs) if notes is None else notes.call(run, func, args, kwargs)
 
     def call_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
