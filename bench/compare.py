@@ -1,61 +1,85 @@
-"""Everything side by side in one process: tables on the screen; JSON, Markdown and a plot in `bench/results/`.
+"""Everything side by side in one process: tables on the screen; JSON, Markdown and plots in `bench/results/`.
 
     python -m bench.compare                     # all of it, some minutes
+    python -m bench.compare --quick             # fewer sizes and rounds
     python -m bench.compare --only layers       # eager mode alone, seconds
 
-One thread. Compiling and the first calls are not timed. Each figure is the median over the rounds, with half
-the distance between the quartiles as its spread.
+One thread. Compiling and the first calls are not timed, except where they are the subject. Each figure is the median
+over the rounds, with half the distance between the quartiles as its spread.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import logging
 import warnings
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
-from bench import layers
+from bench import compiling, layers, layouts, memory, seed, signatures
 from bench.plots import Point, save_scaling
-from bench.subjects import SUBJECTS, Subject
+from bench.report import Row, print_rows, save_rows
+from bench.subjects import MODES, SUBJECTS, Subject
 from bench.timing import Timing, describe_machine, time_side_by_side
 
 RESULTS = Path(__file__).parent / "results"
+OURS = ("declared", "desugar", "generated", "PaddedTensor", "JaggedTensor")
 
 
 @dataclass(frozen=True)
-class Row:
-    """One figure, and how many times the group's references it is."""
+class Effort:
+    """How much is measured."""
 
-    group: str
-    name: str
-    timing: Timing
-    ratios: dict[str, float]
+    rounds: int
+    quick: bool
 
-    def cells(self) -> list[str]:
-        return [self.name, str(self.timing), *(f"{ratio:.2f}" for ratio in self.ratios.values())]
+
+def is_ours(name: str) -> bool:
+    """Whether a figure says something of this project; eager mode of another's class does not."""
+    return any(word in name for word in OURS)
+
+
+def rows_of(group: str, timings: Mapping[str, Timing], **references: str) -> list[Row]:
+    """A table whose ratios are to the named rows; heading -> row."""
+    return [
+        Row(
+            group,
+            name,
+            timing,
+            {heading: timing.median / timings[of].median for heading, of in references.items()},
+            ours=is_ours(name),
+        )
+        for name, timing in timings.items()
+    ]
+
+
+def tell(text: str) -> None:
+    Console(stderr=True).print(text)
 
 
 # ---------------------------------------------------------------------------------------------------------
-# measuring
+# calls
 # ---------------------------------------------------------------------------------------------------------
 
 
-def measure_wrappers(rounds: int) -> list[Row]:
-    """The nine subjects of each mode and count, against stock `torch.compile` on each kind."""
+def measure_wrappers(effort: Effort) -> list[Row]:
+    """The subjects of each mode and count, against stock `torch.compile` on each kind."""
     rows = []
-    for (mode, count), subjects in groupby(SUBJECTS, key=lambda s: (s.mode, s.count)):
+    chosen = [s for s in SUBJECTS if not effort.quick or s.count in (1, 20)]
+    for (mode, count), subjects in groupby(chosen, key=lambda s: (s.mode, s.count)):
         torch.compiler.reset()
         calls = {
             s: s.build() for s in track(list(subjects), f"{mode}, N = {count}", console=Console(stderr=True))
         }
-        timings = time_side_by_side(calls, rounds=rounds)
+        timings = time_side_by_side(calls, rounds=effort.rounds)
         rows += [_wrapper_row(subject, timings) for subject in timings]
     return rows
 
@@ -69,18 +93,122 @@ def _wrapper_row(subject: Subject, timings: dict[Subject, Timing]) -> Row:
         "/ stock, TwoTensor": timing.median / stock["TwoTensor"],
         "/ stock, plain": timing.median / stock["plain"],
     }
-    return Row(group, f"{subject.kind}, {subject.way}", timing, ratios)
+    return Row(group, f"{subject.kind}, {subject.way}", timing, ratios, ours=is_ours(subject.way))
 
 
-def measure_layers(rounds: int) -> list[Row]:
+def measure_layouts(effort: Effort) -> list[Row]:
+    """Int8 weights and ragged rows, against stock `torch.compile` on the plain tensor of that size."""
+    rows = []
+    for name, make in list(layouts.SUBJECTS.items())[:: 2 if effort.quick else 1]:
+        for mode in MODES:
+            torch.compiler.reset()
+            tell(f"{name}, {mode}")
+            timings = time_side_by_side(make(mode), rounds=effort.rounds)
+            named = {f"{kind}, {way}": timing for (kind, way), timing in timings.items()}
+            first = next(iter(named)).split(",")[0]
+            rows += rows_of(f"{name}, {mode}", named, **{"/ stock, plain": f"{first}, torch.compile"})
+    return rows
+
+
+def measure_layers(effort: Effort) -> list[Row]:
     """What is done in eager mode, against the first named of each group."""
+    return _in_groups(layers.make_calls(), effort, "/ first")
+
+
+def measure_signatures(effort: Effort) -> list[Row]:
+    """Finding the tensors in nested arguments, against the generated text."""
+    return _in_groups(signatures.make_calls(), effort, "/ generated")
+
+
+def _in_groups(calls: Mapping[tuple[str, str], Callable], effort: Effort, heading: str) -> list[Row]:
     with torch.no_grad():
-        timings = time_side_by_side(layers.make_calls(), rounds=rounds)
-    first = {done: next(timings[key].median for key in timings if key[0] == done) for done, _ in timings}
+        timings = time_side_by_side(calls, rounds=effort.rounds)
+    groups: dict[str, dict[str, Timing]] = defaultdict(dict)
+    for (group, name), timing in timings.items():
+        groups[group][name] = timing
     return [
-        Row(done, subject, timing, {"/ first": timing.median / first[done]})
-        for (done, subject), timing in timings.items()
+        row
+        for group, members in groups.items()
+        for row in rows_of(group, members, **{heading: next(iter(members))})
     ]
+
+
+def measure_seed(effort: Effort) -> list[Row]:
+    """Arguments of a backward that are no gradients."""
+    rows = []
+    for title, make in (("in isolation", seed.make_isolated), ("the whole prologue", seed.make_prologues)):
+        for count in seed.COUNTS:
+            calls = make(count)
+            with torch.no_grad():
+                timings = time_side_by_side(calls, rounds=effort.rounds, round_ms=0.5)
+            rows += rows_of(f"{title}, {count} arguments", timings, **{"/ generated": "generated"})
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------------------
+# compiling, memory
+# ---------------------------------------------------------------------------------------------------------
+
+
+def measure_compiling(effort: Effort) -> list[Row]:
+    """Seconds until the first call has returned, and where they go."""
+    tell("compile time")
+    found = compiling.measure_compiling(2 if effort.quick else 7)
+    rows = []
+    for start in ("cold", "warm"):
+        for fn, mode in dict.fromkeys((fn, mode) for fn, mode, _ in found):
+            seconds = {w: getattr(one, start) for (f, m, w), one in found.items() if (f, m) == (fn, mode)}
+            timings = {way: Timing.of([1e3 * s for s in samples]) for way, samples in seconds.items()}
+            group = f"{start} start, {fn}, {mode}"
+            rows += [_in(row, "ms") for row in rows_of(group, timings, **{"/ stock": compiling.STOCK})]
+    for (fn, mode, way), one in found.items():
+        if way == compiling.DIRECT:
+            timings = {name: Timing.of([1e3 * s for s in samples]) for name, samples in one.stages.items()}
+            rows += [Row(f"where it goes, {fn}, {mode}", n, t, unit="ms") for n, t in timings.items()]
+    return rows
+
+
+def _in(row: Row, unit: str) -> Row:
+    return Row(row.group, row.name, row.timing, row.ratios, unit, row.ours)
+
+
+def measure_memory(effort: Effort) -> list[Row]:
+    """Bytes for each instance and program, and growth over many calls."""
+    tell("memory")
+    rows = []
+    instances = {name: memory.bytes_per_instance(make) for name, make in memory.make_instances().items()}
+    for which in ("Python", "process"):
+        group = f"one more instance over the same inner tensors, {which}"
+        rows += [_bytes(group, name, found[which]) for name, found in instances.items()]
+    with torch._dynamo.config.patch(recompile_limit=64):
+        for title, measure in (
+            ("one more program", memory.bytes_per_program),
+            (f"growth over {memory.CALLS:,} calls", memory.growth_over_calls),
+        ):
+            for mode in MODES:
+                for name, make in memory.WAYS.items():
+                    amount = measure(make, grad=mode == "training")
+                    rows.append(_bytes(f"{title}, {mode}", name, amount))
+    return rows
+
+
+def _bytes(group: str, name: str, amount: float) -> Row:
+    return Row(group, name, Timing(amount, amount, amount), unit="bytes")
+
+
+MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
+    "layers": measure_layers,
+    "seed": measure_seed,
+    "signatures": measure_signatures,
+    "memory": measure_memory,
+    "compiling": measure_compiling,
+    "layouts": measure_layouts,
+    "wrappers": measure_wrappers,
+}
+
+# ---------------------------------------------------------------------------------------------------------
+# running
+# ---------------------------------------------------------------------------------------------------------
 
 
 def wrapper_points(rows: list[Row]) -> list[Point]:
@@ -92,63 +220,26 @@ def wrapper_points(rows: list[Row]) -> list[Point]:
     return points
 
 
-MEASURES = {"layers": measure_layers, "wrappers": measure_wrappers}
-
-# ---------------------------------------------------------------------------------------------------------
-# showing
-# ---------------------------------------------------------------------------------------------------------
-
-
-def print_rows(rows: list[Row]) -> None:
-    """One table per group."""
-    for group, members in _groups(rows):
-        table = Table(title=group)
-        for i, heading in enumerate(_headings(members)):
-            table.add_column(heading, justify="right" if i else "left", no_wrap=i < 2)
-        for row in members:
-            table.add_row(*row.cells())
-        Console().print(table)
-
-
-def format_markdown(rows: list[Row], machine: dict[str, str | int]) -> str:
-    """The same tables as a page."""
-    lines = ["Measured side by side by `python -m bench.compare`.", ""]
-    lines += [f"- {name}: {value}" for name, value in machine.items()]
-    for group, members in _groups(rows):
-        headings = _headings(members)
-        rule = "|---" + "|---:" * (len(headings) - 1) + "|"
-        lines += ["", f"## {group}", "", f"| {' | '.join(headings)} |", rule]
-        lines += [f"| {' | '.join(row.cells())} |" for row in members]
-    return "\n".join(lines) + "\n"
-
-
-def _groups(rows: list[Row]) -> list[tuple[str, list[Row]]]:
-    return [(group, list(members)) for group, members in groupby(rows, key=lambda row: row.group)]
-
-
-def _headings(rows: list[Row]) -> list[str]:
-    return ["", "µs a call", *rows[0].ratios]
-
-
 def main() -> None:
     """Measures, prints, and writes `NAME.json` and `NAME.md`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=MEASURES, help="leave the other out")
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--only", choices=MEASURES, nargs="+", help="leave the others out")
+    parser.add_argument("--rounds", type=int, help="default 100, quick 20")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    effort = Effort(options.rounds or (20 if options.quick else 100), options.quick)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "TwoTensor does not implement", UserWarning)  # PyTorch's own class
-    machine = describe_machine()
-    options.out.mkdir(parents=True, exist_ok=True)
-    for name in [options.only] if options.only else MEASURES:
-        rows = MEASURES[name](options.rounds)
+    warnings.filterwarnings("ignore", "The PyTorch API of nested tensors", UserWarning)
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
+    machine: dict[str, Any] = describe_machine()
+    for name in options.only or MEASURES:
+        rows = MEASURES[name](effort)
         print_rows(rows)
-        record = {"machine": machine, "rounds": options.rounds, "rows": [asdict(row) for row in rows]}
-        (options.out / f"{name}.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-        (options.out / f"{name}.md").write_text(format_markdown(rows, machine))
+        save_rows(rows, machine, options.out / f"{name}.json", rounds=effort.rounds)
         if name == "wrappers":
             save_scaling(wrapper_points(rows), options.out / "wrappers.png")
 

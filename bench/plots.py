@@ -10,7 +10,12 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 COLOURS = {"plain": "C7", "TwoTensor": "C1", "declared": "C0"}
-STYLES = {"eager": ":", "torch.compile": "--", "desugar.compile": "-"}
+STYLES = {
+    "eager": ":",
+    "torch.compile": "--",
+    'torch.compile(backend="desugar")': "-.",
+    "desugar.compile": "-",
+}
 
 
 class Point(NamedTuple):

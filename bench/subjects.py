@@ -1,4 +1,4 @@
-"""What is measured: one function on tensors of three kinds, run in three ways, with and without a backward.
+"""What is measured: one function on tensors of three kinds, run in four ways, with and without a backward.
 
 The function doubles each of its arguments; it does as good as nothing, so what remains is what a wrapped
 argument costs. A *kind* is what an argument is: two plain tensors (the floor: what a wrapped pair holds), PyTorch's
@@ -42,6 +42,7 @@ KINDS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, ...]]] = {
 WAYS: dict[str, Callable[[Callable], Callable]] = {
     "eager": lambda fn: fn,
     "torch.compile": lambda fn: torch.compile(fn, fullgraph=True),
+    'torch.compile(backend="desugar")': lambda fn: torch.compile(fn, fullgraph=True, backend="desugar"),
     "desugar.compile": desugar.compile,
 }
 MODES = ("inference", "training")

@@ -1,0 +1,115 @@
+"""How long compiling takes: cold, with Inductor's caches empty, and again, with what they hold.
+
+Each round compiles the same function anew in each way, in turns, each time in an empty cache directory. A cold
+start is the first call, and in training the first backward; a warm start is the same once more after everything in
+the process was forgotten, so that the cache directory is all that is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch._inductor.codecache  # `fresh_cache` clears what its modules hold
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._inductor.utils import fresh_cache
+
+from bench.subjects import KINDS, SHAPE, WAYS, copy_function, double
+from desugar.listening import Recording, listen
+
+STOCK, DIRECT = "torch.compile", "desugar.compile"
+COMPILED = (STOCK, 'torch.compile(backend="desugar")', DIRECT)
+
+
+def layer(x: Tensor, *weights: Tensor) -> list[Tensor]:
+    """A function with some work for a compiler: pointwise ops and reductions."""
+    found = []
+    for w in weights:
+        x = torch.sigmoid(x * w) + x
+        found.append(x)
+    return found
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {"x * 2, N = 5": double, "chain, N = 5": layer}
+
+
+@dataclass
+class Compiled:
+    """Seconds of one function, mode and way; one entry per round."""
+
+    cold: list[float] = field(default_factory=list)
+    warm: list[float] = field(default_factory=list)
+    stages: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+
+# ---------------------------------------------------------------------------------------------------------
+# measuring
+# ---------------------------------------------------------------------------------------------------------
+
+
+def measure_compiling(rounds: int, ways: tuple[str, ...] = COMPILED) -> dict[tuple[str, str, str], Compiled]:
+    """Seconds by (function, mode, way)."""
+    for way in ways:  # what a process does once, such as finding the C++ compiler, belongs to no way
+        with fresh_cache():
+            compile_once(way, lambda x: x + 1, [torch.rand(3)], "inference")
+    found: dict[tuple[str, str, str], Compiled] = defaultdict(Compiled)
+    for _ in range(rounds):
+        for name, fn in FUNCTIONS.items():
+            for mode in ("inference", "training"):
+                for way in ways:
+                    _measure(found[name, mode, way], way, fn, mode)
+    return dict(found)
+
+
+def _measure(into: Compiled, way: str, fn: Callable, mode: str) -> None:
+    with fresh_cache():
+        with _stages(into.stages):
+            seconds, compiled = compile_once(way, fn, make_args(), mode)
+        into.cold.append(seconds)
+        if way == DIRECT:
+            families = [program.family for program in compiled.programs]
+            late = sum(family.late_seconds for family in families if family is not None)
+            into.stages["compile backward"].append(late)
+        into.warm.append(compile_once(way, fn, make_args(), mode)[0])
+
+
+def make_args() -> list[Tensor]:
+    return [x for _ in range(5) for x in KINDS["TwoTensor"](torch.rand(SHAPE), torch.rand(SHAPE))]
+
+
+def compile_once(way: str, fn: Callable, args: list[Tensor], mode: str) -> tuple[float, Any]:
+    """The compiled function, and seconds until the first call, and in training its backward, has returned."""
+    torch.compiler.reset()
+    counters.clear()
+    if mode == "training":
+        args = [x.requires_grad_() for x in args]
+        tangents = [x.detach() for x in make_args()]
+    compiled = WAYS[way](copy_function(fn))
+    start = time.perf_counter()
+    with torch.set_grad_enabled(mode == "training"):
+        results = compiled(*args)
+    if mode == "training":
+        torch.autograd.grad(results, args, tangents[: len(results)])
+    return time.perf_counter() - start, compiled
+
+
+@contextmanager
+def _stages(into: dict[str, list[float]]) -> Iterator[None]:
+    """Notes what each stage of the pass took."""
+
+    def note(recording: Recording) -> None:
+        sums: dict[str, float] = defaultdict(float)
+        for name, seconds in recording.stages:
+            sums[name] += seconds
+        sums["the rest"] = recording.seconds - sum(sums.values())
+        for name, seconds in sums.items():
+            into[name].append(seconds)
+
+    with listen(note):
+        yield

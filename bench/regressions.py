@@ -1,0 +1,92 @@
+"""What changed against a saved run; the exit status is 1 if one of our own figures got worse beyond the noise.
+
+    python -m bench.regressions old/wrappers.json                  # against bench/results/wrappers.json
+    python -m bench.regressions old/wrappers.json new/wrappers.json
+
+On one machine with the same versions times are compared; otherwise the ratios to what was measured beside them, for
+those carry over. A figure is worse if it grew by more than a tenth *and* the middle halves of its rounds lie apart
+(`low` of the new run above `high` of the old one). Rivals and eager mode are shown and cannot fail.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.report import Row, load_rows
+
+RESULTS = Path(__file__).parent / "results"
+LEAST = 1.1  # growth that is worth a word
+
+
+@dataclass(frozen=True)
+class Change:
+    """One figure in two runs."""
+
+    row: Row
+    growth: float
+    verdict: str  # "worse", "better", "" within the noise, "new"
+
+
+def compare_runs(before: Sequence[Row], after: Sequence[Row], *, by_ratio: bool) -> list[Change]:
+    """The change of each row of `after`; a row that vanished is none, a new one has no growth."""
+    known = {(row.group, row.name): row for row in before}
+    return [_compare(known.get((row.group, row.name)), row, by_ratio) for row in after]
+
+
+def _compare(before: Row | None, after: Row, by_ratio: bool) -> Change:
+    if before is None:
+        return Change(after, 1.0, "new")
+    shared = [name for name in after.ratios if before.ratios.get(name)]
+    references = [after.ratios[name] / before.ratios[name] for name in shared]
+    timed = after.timing.median / before.timing.median if before.timing.median else 1.0
+    growth = min(references, key=lambda growth: abs(growth - 1)) if by_ratio and references else timed
+    # In units of the old run: what the machine as a whole does faster or slower is divided out.
+    pace = timed / growth
+    apart = after.timing.low / pace > before.timing.high, after.timing.high / pace < before.timing.low
+    if growth > LEAST and apart[0]:
+        return Change(after, growth, "worse")
+    return Change(after, growth, "better" if growth < 1 / LEAST and apart[1] else "")
+
+
+def show_changes(changes: Sequence[Change]) -> None:
+    """A table of all."""
+    table = Table("", "", "now", "times before", "")
+    for change in changes:
+        cells = change.row.group, change.row.name, str(change.row.timing), f"{change.growth:.2f}"
+        table.add_row(*cells, change.verdict, style="bold" if change.verdict == "worse" else None)
+    Console().print(table)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 1 if a figure of ours is worse, 2 if a file is no saved run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("before", type=Path)
+    parser.add_argument("after", type=Path, nargs="?", help="default: the file of that name in bench/results")
+    options = parser.parse_args(arguments)
+    try:
+        before, old_machine = load_rows(options.before)
+        after, machine = load_rows(options.after or RESULTS / options.before.name)
+    except (OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    changes = compare_runs(before, after, by_ratio=machine != old_machine)
+    show_changes(changes)
+    if machine != old_machine:
+        print("Another machine or other versions: ratios are compared, not times.")
+    worse = [change for change in changes if change.verdict == "worse" and change.row.ours]
+    gone = {(row.group, row.name) for row in before} - {(row.group, row.name) for row in after}
+    print(f"{len(worse)} of our figures worse, {len(gone)} rows gone.")
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""What a comparison with a saved run calls worse, on made-up runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.regressions import compare_runs, main
+from bench.report import Row, load_rows, save_rows
+from bench.timing import Timing
+
+MACHINE = {"cpu": "made up", "cores": 2}
+
+
+def row(median, spread=1.0, name="declared", *, ratio=0.5, ours=True):
+    return Row("group", name, Timing(median, median - spread, median + spread), {"/ stock": ratio}, ours=ours)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (row(100), row(100), ""),
+        (row(100), row(150), "worse"),
+        (row(100, spread=60), row(150), ""),  # within the noise of the old run
+        (row(100), row(150, spread=60), ""),  # within that of the new one
+        (row(100, spread=0.1), row(105, spread=0.1), ""),  # sure, but less than a tenth
+        (row(100), row(60), "better"),
+        (row(100, name="another"), row(100), "new"),
+    ],
+)
+def test_verdict(before, after, verdict):
+    (change,) = compare_runs([before], [after], by_ratio=False)
+    assert change.verdict == verdict
+
+
+def test_ratios_are_compared_across_machines():
+    (same,) = compare_runs([row(100, ratio=0.5)], [row(300, spread=3, ratio=0.5)], by_ratio=True)
+    (worse,) = compare_runs([row(100, ratio=0.5)], [row(100, ratio=0.7)], by_ratio=True)
+    assert (same.verdict, worse.verdict) == ("", "worse")
+
+
+@pytest.mark.parametrize(
+    ("after", "machine", "status"),
+    [
+        (row(100), MACHINE, 0),
+        (row(200), MACHINE, 1),
+        (row(200, ours=False), MACHINE, 0),
+        (row(200), {**MACHINE, "cpu": "another"}, 0),
+        (row(200, ratio=1.0), {**MACHINE, "cpu": "another"}, 1),
+    ],
+)
+def test_exit_status(tmp_path, capsys, after, machine, status):
+    save_rows([row(100, ours=after.ours)], MACHINE, tmp_path / "old.json")
+    save_rows([after], machine, tmp_path / "new.json")
+    assert main([str(tmp_path / "old.json"), str(tmp_path / "new.json")]) == status
+    assert f"{status} of our figures worse" in capsys.readouterr().out
+
+
+def test_no_saved_run(tmp_path, capsys):
+    (tmp_path / "a.json").write_text("{}")
+    assert main([str(tmp_path / "a.json")]) == 2
+    assert main([str(tmp_path / "missing.json")]) == 2
+    assert "make bench" in capsys.readouterr().err
+
+
+def test_rows_come_back(tmp_path):
+    save_rows([row(100)], MACHINE, tmp_path / "a.json")
+    assert load_rows(tmp_path / "a.json") == ([row(100)], MACHINE)
+    assert "| declared | 100.00 ± 1.00 | 0.50 |" in (tmp_path / "a.md").read_text()
