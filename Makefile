@@ -3,6 +3,8 @@
 #   make demo      the main job, on real input          make docs   the pages, warnings are errors
 #   make test      what CI runs                         make lint   format, lint, types, layers
 #   make test-all  the slow tests too                   make bench  timings, side by side
+#   make bench-compare BASE=old/wrappers.json     what changed, fails on a regression
+#   make bench-gpu                                where CUDA is
 #   make readme    refresh README and docs from what the code and the demo print
 #
 # TORCH=2.15.0 runs any of them on another release, in an environment of its own.
@@ -21,10 +23,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all bench docs lint format readme clean
+.PHONY: help demo test test-all bench bench-compare bench-gpu docs lint format readme clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,8p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,10p
 
 # ---------------------------------------------------------------------------------------------------------
 # environments: one stamp file for each set of extras
@@ -53,6 +55,13 @@ test-all: $(VENV)/.has-dev
 
 bench: $(VENV)/.has-bench
 	$(BIN)/python -m bench.compare $(ARGS)
+
+bench-compare: $(VENV)/.has-bench
+	@test -n "$(BASE)" || { echo "expected a saved run: make bench-compare BASE=old/wrappers.json [NEW=...]"; exit 2; }
+	$(BIN)/python -m bench.regressions $(BASE) $(NEW)
+
+bench-gpu: $(VENV)/.has-bench
+	$(BIN)/python -m bench.gpu $(ARGS)
 
 docs: $(VENV)/.has-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
