@@ -8,15 +8,14 @@ import torch
 from torch import Tensor
 
 from subclasses.keyed.kernels import (
-    MEAN,
     blank_results,
     keyed_lookup,
     keyed_lookup_backward,
     keyed_pool,
     keyed_pool_backward,
     keyed_pool_weights_backward,
+    keyed_sparse_backward,
 )
-from subclasses.ragged.segments import Segments
 
 # ---- sizes -----------------------------------------------------------------------------------------------------
 
@@ -46,6 +45,16 @@ def _(grad, rows, *_):
     return [grad.new_empty(n, grad.shape[1]) for n in rows]
 
 
+@keyed_sparse_backward.register_fake
+def _(grad, rows, widths, values, *_):
+    # How many entries a key has is data; nothing looks at the number.
+    ids, entries = values.new_empty(1, values.shape[0]), values.shape[0]
+    return [
+        torch.sparse_coo_tensor(ids, grad.new_empty(entries, width), (n, width), check_invariants=False)
+        for n, width in zip(rows, widths, strict=True)
+    ]
+
+
 # ---- pooled ----------------------------------------------------------------------------------------------------
 
 
@@ -64,12 +73,8 @@ def _differentiate_pool(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     modes, paddings, by_frequency, sparse = ctx.options
     rows, widths = [n for n, _ in ctx.shapes], [d for _, d in ctx.shapes]
     if sparse:
-        each = zip(grad.split(widths, 1), counts, modes, strict=True)
-        shares = [g / n.clamp(min=1).unsqueeze(1).to(g.dtype) if mode == MEAN else g for g, n, mode in each]
-        found = [_spread(*pair, offsets, lengths, values.shape[0]) for pair in enumerate(shares)]
-        if weights is not None:
-            found = [g * weights.unsqueeze(1) for g in found]
-        grads = _sparse(found, values, offsets, lengths, rows, paddings)
+        parts = values, offsets, lengths, weights
+        grads = keyed_sparse_backward(grad, rows, widths, *parts, counts, modes, paddings)
     else:
         grads = keyed_pool_backward(
             grad,
@@ -106,40 +111,12 @@ def _differentiate_lookup(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     values, offsets = ctx.saved_tensors
     paddings, by_frequency, sparse = ctx.options
     if sparse:
-        grads = _sparse([grad] * len(ctx.rows), values, offsets, None, ctx.rows, paddings)
+        widths = [grad.shape[1]] * len(ctx.rows)
+        parts = values, offsets, None, None
+        grads = keyed_sparse_backward(grad, ctx.rows, widths, *parts, None, [], paddings)
     else:
         grads = keyed_lookup_backward(grad, ctx.rows, values, offsets, paddings, by_frequency)
     return grads, None, None, None, None, None
 
 
 keyed_lookup.register_autograd(_differentiate_lookup, setup_context=_save_lookup)
-
-# ---- sparse gradients ------------------------------------------------------------------------------------------
-
-
-def _segments(k: int, offsets: Tensor, lengths: Tensor | None, total: int) -> Segments:
-    """The rows of a key among all entries."""
-    return Segments(offsets[k], offsets[k].diff() if lengths is None else lengths[k], total, 0)
-
-
-def _spread(k: int, grad: Tensor, offsets: Tensor, lengths: Tensor | None, total: int) -> Tensor:
-    """``[B, D]`` to ``[total, D]``: to each entry of a key its row's gradient."""
-    return _segments(k, offsets, lengths, total).spread_rows(grad)
-
-
-def _sparse(
-    grads: list[Tensor],
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor | None,
-    rows: list[int],
-    paddings: list[int],
-) -> list[Tensor]:
-    """The gradient of each table from that of each entry ``[total, D]``; entries of other keys count as 0 of id 0."""
-    found = []
-    for k, (grad, count, padding) in enumerate(zip(grads, rows, paddings, strict=True)):
-        exists = _segments(k, offsets, lengths, values.shape[0]).exists & (values != padding)
-        ids = torch.where(exists, values, 0).unsqueeze(0)
-        kept = torch.where(exists.unsqueeze(1), grad, 0)
-        found.append(torch.sparse_coo_tensor(ids, kept, (count, grad.shape[1]), check_invariants=False))
-    return found

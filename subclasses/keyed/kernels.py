@@ -4,7 +4,7 @@ Where the rows of a key begin and end in the values is data, so outside of a gra
 to PyTorch's own kernel. In a graph a cut would be a size that depends on data; there one op looks up all keys, reads
 the ends inside, and has results whose sizes are known: no graph is made for other lengths, none read waits outside.
 
-An op's backward gives dense gradients. Sparse ones are put together from the gradient of each entry.
+An op's backward gives dense gradients, and another one sparse gradients.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def keyed_pool(  # noqa: PLR0913
         sparse: whether the gradients of the tables are sparse.
 
     Returns:
-        ``[B, sum of D]``; ``[K, B]``, how many entries were pooled, and ``[B, sum of D]``, which id gave the largest: both
-        only as far as a mode needs them for its gradient.
+        ``[B, sum of D]``; ``[K, B]``, how many entries were pooled, and ``[B, sum of D]``, which id gave the
+        largest: both only as far as a mode needs them for its gradient.
     """
     pooled, counts, picked = blank_results(tables, offsets, modes)
     found = []
@@ -224,3 +224,40 @@ def keyed_lookup_backward(
         )
         for k, part in enumerate(parts_of(offsets, None))
     ]
+
+
+# ---- sparse ----------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("subclasses::keyed_sparse_backward", mutates_args=())
+def keyed_sparse_backward(  # noqa: PLR0913
+    grad: Tensor,
+    rows: list[int],
+    widths: list[int],
+    values: Tensor,
+    offsets: Tensor,
+    lengths: Tensor | None,
+    weights: Tensor | None,
+    counts: Tensor | None,
+    modes: list[int],
+    paddings: list[int],
+) -> list[Tensor]:
+    """The sparse gradient of each table of `keyed_pool`, or of `keyed_lookup` where there are no modes.
+
+    One op from the cotangent to the gradients: Inductor has no place for a sparse tensor between ops that it changes.
+    """
+    shares = grad.split(widths, 1) if modes else [grad] * len(rows)
+    grads = []
+    for k, part in enumerate(parts_of(offsets, lengths)):
+        ids, share = part.take(values), shares[k]
+        if modes and modes[k] == MEAN and counts is not None:
+            share = share / counts[k].clamp(min=1).unsqueeze(1).to(share.dtype)
+        found = share.index_select(0, _bag_of_each(part, ids)) if modes else part.take(share)
+        if weights is not None:
+            found = found * part.take(weights).unsqueeze(1)
+        if paddings[k] >= 0:
+            kept = ids != paddings[k]
+            ids, found = ids[kept], found[kept]
+        size = (rows[k], widths[k])
+        grads.append(torch.sparse_coo_tensor(ids.unsqueeze(0), found, size, check_invariants=False))
+    return grads

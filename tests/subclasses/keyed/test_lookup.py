@@ -117,6 +117,18 @@ def test_pooled(kind, form, way):
         assert len(run.programs) <= 2  # one row in the batch has a program of its own
 
 
+def test_sparse_gradients_by_inductor():
+    options = {"mode": "mean", "sparse": True}
+    module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, **options) for k in "ab"})
+    head = nn.Linear(6, 1)
+    run = torch.compile(lambda x: {"a": head(torch.cat(list(module(x).values()), 1))}, fullgraph=True)
+
+    def by_loop(x):
+        return {"a": head(torch.cat(list(pooled_by_loop(x, module.tables, "mean").values()), 1))}
+
+    check_gradients(module, run, by_loop, batch([1, 2, 0, 3]), sparse=True)
+
+
 def _flat(rows):
     """Ids and offsets as a plain ``nn.EmbeddingBag`` takes them."""
     sizes = torch.tensor([0, *(len(row) for row in rows[:-1])])
