@@ -79,7 +79,7 @@ def measure_wrappers(effort: Effort) -> list[Row]:
         calls = {
             s: s.build() for s in track(list(subjects), f"{mode}, N = {count}", console=Console(stderr=True))
         }
-        timings = time_side_by_side(calls, rounds=effort.rounds)
+        timings = time_side_by_side(calls, rounds=effort.rounds, round_ms=0.5)
         rows += [_wrapper_row(subject, timings) for subject in timings]
     return rows
 
@@ -122,7 +122,7 @@ def measure_signatures(effort: Effort) -> list[Row]:
 
 def _in_groups(calls: Mapping[tuple[str, str], Callable], effort: Effort, heading: str) -> list[Row]:
     with torch.no_grad():
-        timings = time_side_by_side(calls, rounds=effort.rounds)
+        timings = time_side_by_side(calls, rounds=effort.rounds, round_ms=0.5)
     groups: dict[str, dict[str, Timing]] = defaultdict(dict)
     for (group, name), timing in timings.items():
         groups[group][name] = timing
