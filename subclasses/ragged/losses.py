@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.ragged.families import implement_losses
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.rows import first_ragged, relaid, shown, values_beside
 
@@ -90,36 +91,10 @@ def _beside(func: Any, x: JaggedTensor, target: JaggedTensor) -> JaggedTensor:
 
 # ---- losses of two operands ------------------------------------------------------------------------------------
 
-ELEMENTWISE = (
-    F.binary_cross_entropy,
-    F.binary_cross_entropy_with_logits,
-    F.gaussian_nll_loss,
-    F.hinge_embedding_loss,
-    F.huber_loss,
-    F.kl_div,
-    F.l1_loss,
-    F.mse_loss,
-    F.poisson_nll_loss,
-    F.smooth_l1_loss,
-    F.soft_margin_loss,
-)
+
+def batch_size(x: JaggedTensor) -> Any:
+    """The extent of the first dimension: the rows, or the entries of merged ones."""
+    return x.offsets.shape[0] - 1 if x.ragged_dim else x.segments.number()
 
 
-@JaggedTensor.implements(*ELEMENTWISE)
-def _(func: Any, input: Any, target: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
-    x = first_ragged((input, target))
-    if any(v is not None for v in (kwargs.pop("size_average", None), kwargs.pop("reduce", None))):
-        raise DispatchError(f"{func.__name__}: size_average and reduce are deprecated; use reduction")
-    operands = [values_beside(func, x, t) for t in (input, target, *args)]
-    kwargs = {k: values_beside(func, x, v) for k, v in kwargs.items()}
-    loss = x.with_values(func(*operands, reduction="none", **kwargs))
-    match reduction:
-        case "none":
-            return loss
-        case "sum":
-            return loss.sum()
-        case "batchmean":
-            return loss.sum() / (x.offsets.shape[0] - 1 if x.ragged_dim else x.segments.number())
-        case "mean":
-            return loss.mean()
-    raise ValueError(f"{func.__name__}: {reduction} is not a valid value for reduction")
+implement_losses(JaggedTensor, first_ragged, values_beside, lambda x, loss: x.with_values(loss), batch_size)

@@ -6,6 +6,7 @@ or the batch (then each position gives one, over the rows that reach it).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ from torch import Tensor
 
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.rows import shown
-from subclasses.ragged.segments import sum_dtype
 
 aten = torch.ops.aten
 
@@ -108,25 +108,13 @@ def _sum(func: Any, x: JaggedTensor, values: Tensor, dim: Any, keepdim: bool, dt
     return x.with_values(result, ragged_dim_after(x, dims.features, keepdim)) if dims.rows_stay else result
 
 
-# ---- means -----------------------------------------------------------------------------------------------------
+# ---- what is counted -------------------------------------------------------------------------------------------
 
 
-@JaggedTensor.implements(torch.mean)
-def _(func: Any, input: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    x, dims = input, dims_of(func, input, dim)
-    if not (x.is_floating_point() or x.is_complex() or dtype is not None):
-        raise RuntimeError(f"mean: expected a floating point or complex dtype, got {x.dtype}; give dtype")
-    # Half precision is summed in float32: the sum may be beyond its range where the mean is not.
-    result = sum_values(x, x.unwrap("values"), dims, keepdim, dtype or sum_dtype(x.dtype))
-    result = (result / count(x, dims, keepdim, result)).to(dtype or x.dtype)
-    return x.with_values(result, ragged_dim_after(x, dims.features, keepdim)) if dims.rows_stay else result
-
-
-def count(x: JaggedTensor, dims: Dims, keepdim: bool, like: Tensor) -> Any:
+def count(func: Any, x: JaggedTensor, dim: Any, keepdim: bool) -> Any:
     """How many elements each result of a reduction is made of; a number, or a tensor that divides it."""
-    of_entry = 1
-    for p in dims.features:
-        of_entry = of_entry * x.values.size(p)
+    dims = dims_of(func, x, dim)
+    of_entry = math.prod(x.values.size(p) for p in dims.features)
     if dims.rows_stay:
         return of_entry
     if dims.batch and dims.ragged:
@@ -137,44 +125,4 @@ def count(x: JaggedTensor, dims: Dims, keepdim: bool, like: Tensor) -> Any:
     stays = 0 if dims.ragged else x.ragged_dim
     gone = set() if keepdim else set(outer_dims(x, dims))
     shape = [numbers.shape[0] if d == stays else 1 for d in range(x.dim()) if d not in gone]
-    return (numbers * of_entry).view(shape).to(like.dtype)
-
-
-# ---- variances -------------------------------------------------------------------------------------------------
-
-
-@JaggedTensor.implements(torch.var, torch.std)
-def _(
-    func: Any,
-    input: Any,
-    dim: Any = None,
-    unbiased: Any = None,
-    keepdim: bool = False,
-    *,
-    correction: Any = 1,
-) -> Any:
-    if isinstance(dim, bool):
-        dim, unbiased = None, dim
-    if unbiased is not None:
-        correction = int(unbiased)
-    dims = dims_of(func, input, dim)
-    if dims.rows_stay:
-        values = func(input.unwrap("values"), dims.features, correction=correction, keepdim=keepdim)
-        return input.with_values(values, ragged_dim_after(input, dims.features, keepdim))
-    if sum_dtype(input.dtype) != input.dtype:
-        wide = func(input.to(sum_dtype(input.dtype)), dim, correction=correction, keepdim=keepdim)
-        return wide.to(input.dtype)
-    off = input - input.mean(dim, keepdim=True)
-    squares = (off * off.conj()).real if off.is_complex() else off * off
-    total = squares.sum(dim, keepdim=keepdim)
-    number = count(input, dims, keepdim, total) - correction
-    var = total / (number.clamp(min=0) if isinstance(number, Tensor) else torch.sym_max(number, 0))
-    return var if func.__name__ == "var" else var.sqrt()
-
-
-@JaggedTensor.implements(torch.var_mean, torch.std_mean)
-def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    spread = getattr(torch, func.__name__.removesuffix("_mean"))(input, *args, **kwargs)
-    dim = kwargs.get("dim", args[0] if args and not isinstance(args[0], bool) else None)
-    keepdim = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
-    return spread, input.mean(dim, keepdim=keepdim)
+    return (numbers * of_entry).view(shape)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.losses import ELEMENTWISE
+from subclasses.ragged.families import implement_losses
 from subclasses.ragged.padded.rows import check_rows_match, first_padded, shown, table_beside
 from subclasses.ragged.padded.tensor import PaddedTensor
 
@@ -99,22 +99,9 @@ def _batch_size(x: PaddedTensor) -> Any:
 # ---- losses of two operands ------------------------------------------------------------------------------------
 
 
-@PaddedTensor.implements(*ELEMENTWISE)
-def _(func: Any, input: Any, target: Any, *args: Any, reduction: str = "mean", **kwargs: Any) -> Any:
-    x = first_padded((input, target))
-    if any(v is not None for v in (kwargs.pop("size_average", None), kwargs.pop("reduce", None))):
-        raise DispatchError(f"{func.__name__}: size_average and reduce are deprecated; use reduction")
-    # Ones are in the domain of every loss: no derivative there is NaN, and none gets through.
-    operands = [table_beside(func, x, t, 1) for t in (input, target, *args)]
-    kwargs = {k: table_beside(func, x, v, 1) for k, v in kwargs.items()}
-    loss = x.like_dense(func(*operands, reduction="none", **kwargs))
-    match reduction:
-        case "none":
-            return loss
-        case "sum":
-            return loss.sum()
-        case "batchmean":
-            return loss.sum() / _batch_size(x)
-        case "mean":
-            return loss.mean()
-    raise ValueError(f"{func.__name__}: {reduction} is not a valid value for reduction")
+def _beside(func: Any, x: PaddedTensor, t: Any) -> Any:
+    """Ones are in the domain of every loss: no derivative there is NaN, and none gets through."""
+    return table_beside(func, x, t, 1)
+
+
+implement_losses(PaddedTensor, first_padded, _beside, PaddedTensor.like_dense, _batch_size)

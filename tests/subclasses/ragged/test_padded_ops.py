@@ -202,6 +202,15 @@ def test_extrema_with_indices(way):
     check_padded(table, lambda x: x.argmax(1), lambda row, _: row.argmax(0), way=way)
 
 
+def test_norm_of_either_layout():
+    table = make_table()
+    whole = torch.cat(table.rows)
+    for x in (table.x, table.x.to_jagged()):
+        torch.testing.assert_close(torch.norm(x), torch.norm(whole))
+        torch.testing.assert_close(x.norm(p=1), whole.norm(p=1))
+        torch.testing.assert_close(torch.norm(x, 2, 2).to_tensors()[2], torch.norm(table.rows[2], 2, 1))
+
+
 def test_discrete():
     rows = [torch.randint(0, 2, (n, 4)) for n in (3, 0, 5)]
     x = PaddedTensor.from_tensors(rows, multiple=8)
