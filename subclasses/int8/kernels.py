@@ -100,35 +100,62 @@ def multiply_integers(a: Tensor, b: Tensor) -> Tensor:
 
 
 class DynamicLinear(torch.autograd.Function):
-    """``int8(x) @ w.T``, with the gradient of ``x @ w.T``: rounding is taken as the identity."""
+    """``int8(x) @ w.T``, with the derivative of ``x @ w.T``: rounding is taken as the identity."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Any, how: Any) -> Tensor:
-        """The product; the input is kept for the gradient of the scale alone."""
-        ctx.zero_point, ctx.how = zero_point, how
-        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, qdata, scale)
+    def forward(x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Any, how: Any) -> Tensor:
+        """The product of integers."""
         return int8_times_int8(quantize_rows(x, *how), Rows(qdata, scale, zero_point), x.dtype)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """The input is kept for the derivative by the scale alone."""
+        x, qdata, scale, zero_point, ctx.how = inputs
+        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, qdata, scale, zero_point)
+        ctx.save_for_forward(x, qdata, scale, zero_point)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Gradients of the input, and of the scale at the input as it was quantized."""
-        (g,), (x, qdata, scale) = cotangents, ctx.saved_tensors
-        wide, (zero_point, how) = scale.dtype, (ctx.zero_point, ctx.how)
+        (g,), (x, qdata, scale, zero_point) = cotangents, ctx.saved_tensors
         grad_x = grad_scale = None
         if ctx.needs_input_grad[0]:
             # In this order the scale enters once for each output, and the integers stay exact.
-            numbers = qdata.to(wide) if zero_point is None else qdata.to(wide) - zero_point.to(wide)
-            grad_x = ((g.to(wide) * scale.t()) @ numbers).to(g.dtype)
+            numbers = _numbers(qdata, zero_point, scale.dtype)
+            grad_x = ((g.to(scale.dtype) * scale.t()) @ numbers).to(g.dtype)
         if x is not None:
-            taken = quantize_rows(x.detach(), *how)
-            unscaled = Rows(qdata, torch.ones_like(scale), zero_point)
-            grad_scale = (g.to(wide) * int8_times_int8(taken, unscaled, wide)).sum(0).unsqueeze(1)
-            grad_scale = grad_scale.sum_to_size(scale.shape)
+            products = _unscaled(x, qdata, scale, zero_point, ctx.how)
+            grad_scale = (g.to(scale.dtype) * products).sum(0).unsqueeze(1).sum_to_size(scale.shape)
         return grad_x, None, grad_scale, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """The derivative along tangents of the input and of the scale."""
+        x, qdata, scale, zero_point = ctx.saved_tensors
+        along_x, _, along_scale, *_ = tangents
+        parts = []
+        if along_x is not None:
+            parts.append(along_x.to(scale.dtype) @ _numbers(qdata, zero_point, scale.dtype).t() * scale.t())
+        if along_scale is not None:
+            parts.append(_unscaled(x, qdata, scale, zero_point, ctx.how) * along_scale.t())
+        return sum(parts[1:], parts[0]).to(x.dtype)
+
+
+def _numbers(qdata: Tensor, zero_point: Any, dtype: torch.dtype) -> Tensor:
+    """The weight before it is scaled."""
+    return qdata.to(dtype) if zero_point is None else qdata.to(dtype) - zero_point.to(dtype)
+
+
+def _unscaled(x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Any, how: Any) -> Tensor:
+    """The product with the weight before it is scaled."""
+    ones = Rows(qdata, torch.ones_like(scale), zero_point)
+    return int8_times_int8(quantize_rows(x.detach(), *how), ones, scale.dtype)
 
 
 def dynamic_linear(x: Tensor, w: Rows, activation: str, symmetric: bool) -> Tensor:
     """``x @ w.T`` of a matrix of floats that is quantized on the way."""
-    if torch.is_grad_enabled() and (x.requires_grad or w.scale.requires_grad):
+    if torch.is_grad_enabled():  # forward-mode derivatives are asked for without a requires_grad
         return DynamicLinear.apply(x, *w, (activation, symmetric))  # type: ignore[return-value]
     return int8_times_int8(quantize_rows(x, activation, symmetric), w, x.dtype)

@@ -160,6 +160,18 @@ def test_gradients_of_input_and_scale(block_size, symmetric, activation):
     torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop because:UserWarning")  # vmap of torch._int_mm
+@pytest.mark.parametrize("config", [Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()])
+def test_function_transforms(config):
+    layer, x, t = nn.Linear(16, 4), torch.randn(3, 16), torch.randn(3, 16)
+    quantize_(layer, config)
+    w = layer.weight.dequantize()
+    torch.testing.assert_close(torch.func.jvp(layer, (x,), (t,))[1], t @ w.t(), atol=1e-4, rtol=1e-4)
+    by_grad = torch.func.grad(lambda v: (layer(v) * torch.arange(4.0)).sum())(x)
+    torch.testing.assert_close(by_grad, (torch.arange(4.0) @ w).expand(3, 16), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.func.vmap(layer)(x[:, None])[:, 0], layer(x), atol=1e-4, rtol=1e-4)
+
+
 def test_a_frozen_weight_lets_gradients_through():
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 4))
     quantize_(model, Int8WeightOnlyConfig())

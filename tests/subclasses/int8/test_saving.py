@@ -154,3 +154,34 @@ def test_fully_shard_in_two_processes(tmp_path):
     if not dist.is_available():
         pytest.skip("needs torch.distributed")
     mp.start_processes(shard_and_compare, (2, tmp_path / "store"), nprocs=2, start_method="fork")
+
+
+def cut_by_device(rank, world, store):
+    """Tensor parallelism: one layer cut by rows, the next by columns, as parts of distributed tensors."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    try:
+        mesh, n = dist.init_device_mesh("cpu", (world,)), 32 // world
+        for config in (CONFIGS["rows"], CONFIGS["tensor"], CONFIGS["groups"]):
+            torch.manual_seed(0)
+            up, down, x = nn.Linear(16, 32, bias=False), nn.Linear(32, 16, bias=False), torch.randn(4, 16)
+            quantize_(up, config)
+            quantize_(down, config)
+            expected, mine = down(up(x)), slice(rank * n, (rank + 1) * n)
+            for layer, part, cut in ((up, up.weight[mine], 0), (down, down.weight[:, mine], 1)):
+                whole = DTensor.from_local(part, mesh, [Shard(cut)])
+                layer.weight = nn.Parameter(whole, requires_grad=False)
+            x = DTensor.from_local(x, mesh, [Replicate()])
+            for run in (lambda t: t, lambda t: torch.compile(t, backend="aot_eager")):
+                torch.testing.assert_close(run(down)(run(up)(x)).full_tensor(), expected)
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_tensor_parallel_in_two_processes(tmp_path):
+    if not dist.is_available():
+        pytest.skip("needs torch.distributed")
+    mp.start_processes(cut_by_device, (2, tmp_path / "store"), nprocs=2, start_method="fork")
