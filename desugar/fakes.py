@@ -77,6 +77,13 @@ class Fakes:
         self._note(symbolic, name)
         return symbolic
 
+    def canonical(self, extent: SymInt) -> SymInt:
+        """The symbol that stands for this one, if they were found to be equal: Inductor names the input after it."""
+        node = extent.node
+        if node._expr == node.expr:
+            return extent
+        return node.shape_env.create_symintnode(node.expr, hint=node.hint)
+
     def _note(self, extent: int | SymInt, text: str) -> None:
         if not isinstance(extent, SymInt):
             return

@@ -354,7 +354,7 @@ class Inputs:
             return extent  # type: ignore[return-value]
         place = self.flat.integer(extent)
         if isinstance(place, Slot) and place.index not in self.fake_items:
-            self.fake_items[place.index] = extent
+            self.fake_items[place.index] = self.fakes.canonical(extent)
             self.origins[place.index] = Origin(-1, (), text)
         return place
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from desugar import DesugarError
+from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make
 from tests.desugar.judge import assert_same_values, by_dynamo, judge
 
@@ -161,3 +162,15 @@ def test_known_wrong_is_not_left_to_stock(fn):
     causes = [caught.value, caught.value.__cause__, getattr(caught.value, "inner_exception", None)]
     assert any(isinstance(cause, DesugarError) for cause in causes)
     assert a.tolist() == b.tolist() == [0, 0, 0] and a._version == 0
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda cls: cls.__name__)
+def test_symbols_that_are_equal_reach_inductor_under_one_name(cls, grad):
+    def block(x, w):
+        return x + torch.relu(torch.nn.functional.linear(x, w))
+
+    compiled, w = torch.compile(block, backend="desugar", fullgraph=True), torch.randn(4, 4)
+    for lengths in ([3, 1, 2], [2, 4]):
+        x = cls.from_tensors([torch.randn(n, 4) for n in lengths]).detach().requires_grad_(grad)
+        torch.testing.assert_close(compiled(x, w).to_tensors(), block(x, w).to_tensors())
