@@ -89,7 +89,10 @@ def multiply_integers(a: Tensor, b: Tensor) -> Tensor:
     (m, k), n = a.shape, b.shape[0]
     if m == 0 or n == 0 or k == 0:
         return a.new_zeros((m, n), dtype=torch.int32)
-    if a.device.type == "cpu":
+    if a.device.type == "cpu" and k > 1:
+        # Some releases read the strides of a dimension of one entry, and are silently wrong where these are not
+        # the usual ones, or where an expanded or sliced matrix comes; k = 1 has no usual ones once transposed.
+        a, b = (t.reshape(-1).view(t.shape) for t in (a, b))
         return torch.ops.aten._int_mm.default(a, b.t())
     if a.device.type != "cuda":
         return a.to(torch.int32) @ b.to(torch.int32).t()

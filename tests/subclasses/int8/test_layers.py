@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -228,6 +229,38 @@ def test_inference_mode():
         expected = layer(x)
         with torch.inference_mode(), subclasses.strict():
             torch.testing.assert_close(layer(x), expected)
+
+
+def integers(*size):
+    return torch.randint(-128, 128, size, dtype=torch.int8)
+
+
+# The same matrix size in memory laid out otherwise.
+LAYOUTS = {
+    "rows": integers,
+    "transposed": lambda m, k: integers(k, m).t(),
+    "sliced": lambda m, k: integers(m, k + 5)[:, 3 : 3 + k],
+    "strided": lambda m, k: integers(2 * m, 2 * k)[::2, ::2],
+    "expanded": lambda m, k: integers(1, k).expand(m, k),
+}
+
+
+@pytest.mark.parametrize("first", LAYOUTS)
+@pytest.mark.parametrize("second", LAYOUTS)
+def test_integers_are_multiplied_exactly(first, second):
+    for m, k, n in itertools.product((0, 1, 2, 17), (0, 1, 3, 8, 257), (1, 2, 33)):
+        a, b = LAYOUTS[first](m, k), LAYOUTS[second](n, k)
+        assert torch.equal(kernels.multiply_integers(a, b), a.int() @ b.int().t()), (m, k, n)
+
+
+@pytest.mark.parametrize("compiler", ["torch.compile", "desugar.compile"])
+def test_one_row_compiled(compiler):
+    w = Int8Tensor.from_float(torch.randn(8, 16), activation="row")
+    compiled = COMPILERS[compiler](F.linear)
+    for x in (torch.randn(1, 16), torch.randn(16, 1).t(), torch.randn(1, 32)[:, ::2]):
+        torch.testing.assert_close(
+            compiled(x, w), F.linear(rounded(x, "row"), w.dequantize()), atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.gpu
