@@ -52,7 +52,12 @@ def check_rows(rows: Sequence[Any], name: str = "JaggedTensor") -> None:
         )
     first = rows[0]
     for number, row in enumerate(rows):
-        if row.dim() == 0 or row.shape[1:] != first.shape[1:]:
+        if row.dim() == 0:
+            raise ValueError(
+                f"{name}.from_tensors: a row has a length, so at least one dimension, and row {number} has none; "
+                f"row.reshape(1) makes one of a number"
+            )
+        if row.shape[1:] != first.shape[1:]:
             raise ValueError(
                 f"{name}.from_tensors: rows may differ in their first extent only; row 0 has shape "
                 f"{tuple(first.shape)} and row {number} {tuple(row.shape)}"

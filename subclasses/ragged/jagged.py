@@ -23,6 +23,7 @@ from subclasses import Outer, TensorSubclass, dynamic, inner, static
 from subclasses._torch import mark_dim_dynamic
 from subclasses.checks import repr_tail
 from subclasses.ragged import checks
+from subclasses.ragged.holes import without_gradient_at_holes
 from subclasses.ragged.segments import Segments
 
 # ---- the declaration -------------------------------------------------------------------------------------------
@@ -63,6 +64,7 @@ class JaggedTensor(TensorSubclass):
         checks.check_parts(values, offsets, lengths, ragged_dim)
         if max_length is None:
             max_length = checks.longest_row(values, offsets, lengths, ragged_dim)
+        values = without_gradient_at_holes(values, offsets, lengths, ragged_dim)
         x = super().__new__(cls, values, offsets, lengths, ragged_dim=ragged_dim, max_length=max_length)
         _mark_dynamic(x)
         return x
@@ -207,12 +209,13 @@ class JaggedTensor(TensorSubclass):
 
     def with_values(self, values: Tensor, ragged_dim: int | None = None) -> JaggedTensor:
         """Other values for the same rows; ``ragged_dim`` says where their entries are, if elsewhere."""
+        ragged_dim = self.ragged_dim if ragged_dim is None else ragged_dim
         return TensorSubclass.__new__(  # the parts fit together as those of this tensor do
             type(self),
-            values,
+            without_gradient_at_holes(values, self.offsets, self.lengths, ragged_dim),
             self.offsets,
             self.lengths,
-            ragged_dim=self.ragged_dim if ragged_dim is None else ragged_dim,
+            ragged_dim=ragged_dim,
             max_length=self.max_length,
         )
 

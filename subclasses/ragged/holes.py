@@ -1,0 +1,48 @@
+"""No gradient comes out of a hole: an entry of ``values`` that belongs to no row does not exist.
+
+Backward formulas multiply what a hole holds by a zero cotangent, and ``0 * inf`` is NaN. What leaves for the values is
+therefore cut to the existing entries here, in one place, for every op.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.ragged.segments import Segments
+
+
+def without_gradient_at_holes(
+    values: Tensor, offsets: Tensor, lengths: Tensor | None, ragged_dim: int
+) -> Tensor:
+    """The same values, whose gradient is 0 where no row has an entry."""
+    if lengths is None or not (torch.is_grad_enabled() and values.requires_grad):
+        return values
+    place = max(ragged_dim - 1, 0)
+    # A mask needs no width. It is made here, above autograd, where a trace sees the offsets.
+    exists = Segments(offsets, lengths, values.size(place), 0).exists
+    return ExistingEntries.apply(values, exists, place)
+
+
+class ExistingEntries(torch.autograd.Function):
+    """An alias of the values; the backward keeps the gradient of existing entries."""
+
+    @staticmethod
+    def forward(values: Tensor, exists: Tensor, place: int) -> Tensor:
+        """An alias that shares the version counter, as those of ``Construct`` do."""
+        return values.detach()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps which entries exist."""
+        values, exists, place = inputs
+        ctx.save_for_backward(exists.view(-1, *(1 for _ in range(values.dim() - place - 1))))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        """The cotangent of existing entries, and 0."""
+        (cotangent,) = cotangents
+        (exists,) = ctx.saved_tensors
+        return torch.where(exists, cotangent, 0), None, None
