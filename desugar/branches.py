@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from desugar import _torch as private, refuse, trace
+from desugar import _torch as private, trace
 from desugar.capture import Capture
 from desugar.errors import DesugarError
 from desugar.fakes import Fakes
@@ -35,6 +35,7 @@ from desugar.values import (
     unwrap_value,
     wrap_value,
 )
+from desugar.watching import plain_parts
 
 # ------------------------------------------------------------------------------------------- inputs of a branch
 
@@ -78,7 +79,7 @@ class BranchInputs(Inputs):
 
     def is_foreign(self, tensor: Tensor) -> bool:
         """Whether a traced tensor belongs to the trace around this one."""
-        parts = refuse.plain_parts(tensor)
+        parts = plain_parts(tensor)
         fakes = [
             private.from_functional_tensor(p.elem) for p in parts if isinstance(p, private.FunctionalTensor)
         ]
@@ -167,7 +168,7 @@ def own_results(results: list[Any], leaves: list[Any]) -> list[Any]:
 
     An inner tensor that is one of an operand's stays: lengths and offsets are known again by that.
     """
-    parts = [part for leaf in leaves if isinstance(leaf, Tensor) for part in refuse.plain_parts(leaf)]
+    parts = [part for leaf in leaves if isinstance(leaf, Tensor) for part in plain_parts(leaf)]
     given, seen = {identity(part) for part in parts}, {storage_of(part) for part in parts}
     own = []
     for leaf in results:

@@ -63,7 +63,10 @@ class Capture(TorchFunctionMode):
         if func.name() in HIGHER_ORDER:
             return HIGHER_ORDER[func.name()](self, *args, **kwargs)
         with refuse.higher_order_errors(func.name()):
-            return self.call(func, args, kwargs)
+            result = self.call(func, args, kwargs)
+            if result is NotImplemented:
+                raise NotImplementedError("no rule registered for HOP")
+            return result
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function of torch's on stand-ins for tensors from outside."""

@@ -15,8 +15,8 @@ from desugar import _torch as private
 from desugar.branches import Branch, BranchInputs, kind_of, plain_graph, trace_on_operands
 from desugar.capture import HIGHER_ORDER, Capture
 from desugar.errors import DesugarError
-from desugar.refuse import plain_parts
 from desugar.values import Plain, describe, slots_of, wrap_value
+from desugar.watching import plain_parts
 
 
 def call_while_loop(

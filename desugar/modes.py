@@ -13,6 +13,7 @@ import torch
 
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
+from desugar.watching import functional_mode
 
 # ------------------------------------------------------------------------------------------------ for a trace
 
@@ -27,7 +28,7 @@ def tracing_modes(fake_mode: Any) -> Iterator[None]:
         torch.autograd.set_detect_anomaly(False),  # it would look for NaN in fakes
         torch.random.fork_rng(devices=()),
         private.enable_python_dispatcher(),
-        private.FunctionalTensorMode(),
+        functional_mode(),
         _explaining(),
         _without_reports(),
     ):

@@ -296,7 +296,9 @@ class _Taker:
         rises: list[tuple[int, tuple[str, ...], int]] = []
         reshaped = {reshape.leaf for reshape in self.run.reshapes}
         for number, entered in enumerate(self.run.entered):
-            rise = entered.leaf._version - entered.version if isinstance(entered.leaf, Tensor) else 0
+            if not isinstance(entered.value, Plain | Wrapper):
+                continue  # the same object again, or no tensor
+            rise = entered.leaf._version - entered.version
             changed = changed_slots(entered.value, self.run.items)
             if changed or (rise and number not in reshaped):  # a write that changes nothing is one, too
                 rises.append((number, (), rise))

@@ -20,7 +20,8 @@ from desugar.inputs import DynamoInside, is_traced
 from desugar.modes import are_compiles_inlined
 from desugar.runs import assigned_inners, changed_slots, identity
 from desugar.trees import flatten
-from desugar.values import Constant, Plain, Wrapper, inner_names, is_wrapper, paths_of, wrap_value
+from desugar.values import Constant, Plain, Wrapper, paths_of, wrap_value
+from desugar.watching import check_target
 
 if TYPE_CHECKING:
     from desugar.inputs import Inputs
@@ -65,22 +66,9 @@ def check_call(func: Any) -> None:
 
 
 def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises for a write that functionalization carries back to the base wrongly.
-
-    It adds up what several elements of an expanded tensor did to the one they stand for, and gives zeros to
-    what lies between the windows of `unfold`.
-    """
+    """Raises for a write that functionalization carries back to the base wrongly (see `desugar.watching`)."""
     for target in _written(func, args, kwargs):
-        extents = zip(target.size(), target.stride(), strict=True)
-        repeats = any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in extents)
-        if repeats or any(_is_unfolded(part) for part in plain_parts(target)):
-            how = "expanded" if repeats else "unfolded"
-            raise DesugarError(
-                f"{getattr(func, '__name__', func)} writes to an {how} tensor of size {tuple(target.shape)}",
-                where=user_line(),
-                instead="write to the tensor that it is a view of, or to a clone()",
-                stock_is_wrong=True,
-            )
+        check_target(getattr(func, "__name__", str(func)), target)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -90,19 +78,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
     written: Any = (args[:1] if in_place else (), kwargs.get("out"))
     targets = optree.tree_leaves(written)
     return [target for target in targets if isinstance(target, Tensor)]
-
-
-def _is_unfolded(tensor: Any) -> bool:
-    if not isinstance(tensor, private.FunctionalTensor):
-        return False
-    return any("unfold" in type(view).__name__ for view in private.get_view_meta_sequence(tensor.elem))
-
-
-def plain_parts(tensor: Any) -> list[Any]:
-    """The plain tensors inside a tensor."""
-    if not is_wrapper(tensor):
-        return [tensor]
-    return [part for name in inner_names(tensor)[0] for part in plain_parts(getattr(tensor, name))]
 
 
 @contextlib.contextmanager

@@ -167,6 +167,22 @@ def test_writes(name, cls, mode):
     )
 
 
+@pytest.mark.parametrize("mode", MODES)
+@classes
+def test_a_write_of_a_tensor_to_itself_counts(cls, mode):
+    fn = lambda x, y: x.copy_(x)  # noqa: E731
+    assert_plays_as_eager(fn, lambda: (make(cls, 2, 3), torch.randn(3)), by_pass, "result", MODES[mode])
+
+
+@classes
+def test_a_write_to_an_argument_given_twice_counts_once(cls):
+    def twice():
+        x = make(cls, 2, 3)
+        return x, x
+
+    assert_plays_as_eager(lambda x, y: x.add_(1), twice, by_pass, "result", contextlib.nullcontext)
+
+
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_behind_dynamo(name):
     assert_plays_as_eager(

@@ -1,0 +1,75 @@
+"""Writes that functionalization carries back to the base wrongly: refused where a trace meets them.
+
+It adds up what several elements of an expanded tensor did to the one that they stand for, and gives zeros to what
+lies between the windows of `unfold`.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor
+
+from desugar import _torch as private
+from desugar.errors import DesugarError, user_line
+from desugar.values import inner_names, is_wrapper
+
+
+def check_target(name: str, target: Tensor) -> None:
+    """Raises for a tensor that stands for one element several times, if an op is about to write to it."""
+    extents = zip(target.size(), target.stride(), strict=True)
+    repeats = any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in extents)
+    if repeats or any(_is_unfolded(part) for part in plain_parts(target)):
+        how = "expanded" if repeats else "unfolded"
+        raise DesugarError(
+            f"{name} writes to an {how} tensor of size {tuple(target.shape)}",
+            where=user_line(),
+            instead="write to the tensor that it is a view of, or to a clone()",
+            stock_is_wrong=True,
+        )
+
+
+def _is_unfolded(tensor: Any) -> bool:
+    if not isinstance(tensor, private.FunctionalTensor):
+        return False
+    return any("unfold" in type(view).__name__ for view in private.get_view_meta_sequence(tensor.elem))
+
+
+def plain_parts(tensor: Any) -> list[Any]:
+    """The plain tensors inside a tensor."""
+    if not is_wrapper(tensor):
+        return [tensor]
+    return [part for name in inner_names(tensor)[0] for part in plain_parts(getattr(tensor, name))]
+
+
+def functional_mode() -> Any:
+    """PyTorch's functionalization, which looks at what a class's own `__torch_dispatch__` writes to as well."""
+    return _watching_class()()
+
+
+@functools.cache
+def _watching_class() -> type:
+    class Watching(private.FunctionalTensorMode):
+        supports_higher_order_operators = True
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            schema = getattr(func, "_schema", None)
+            if schema is None:  # a higher-order op has functions for modes by their very type
+                return func.python_key_table[private.FunctionalTensorMode](self, *args, **(kwargs or {}))
+            if schema.is_mutable and torch.Tag.inplace_view not in func.tags:
+                _check_written(func, args, kwargs or {})
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    return Watching
+
+
+def _check_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written: Any = args[number] if number < len(args) else kwargs.get(argument.name)
+            for target in optree.tree_leaves(written, none_is_leaf=True):
+                if isinstance(target, private.FunctionalTensor):
+                    check_target(str(func), target)

@@ -1,0 +1,91 @@
+"""Writes to tensors that stand for one element several times."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from desugar import DesugarError
+from desugar.modes import tracing_modes
+from desugar.watching import check_target, plain_parts
+from tests.desugar.classes import Nested, Pair, make
+from tests.desugar.judge import by_dynamo, by_pass, judge
+
+
+class Column(Tensor):
+    """Holds one column and shows it as a matrix of two equal ones; writes through an expanded view of its own."""
+
+    column: Tensor
+
+    @staticmethod
+    def __new__(cls, column):
+        return torch.Tensor._make_wrapper_subclass(cls, (*column.shape, 2), dtype=column.dtype)
+
+    def __init__(self, column):
+        self.column = column
+
+    def __tensor_flatten__(self):
+        return ["column"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Column(inner["column"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        def whole(leaf):
+            return leaf.column.unsqueeze(-1).expand(*leaf.shape) if isinstance(leaf, cls) else leaf
+
+        result = func(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
+        return args[0] if func._schema.is_mutable else result
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+def test_a_write_by_the_class_itself_is_refused(way):
+    x = Column(torch.ones(3))
+    with pytest.raises(
+        (DesugarError, torch._dynamo.exc.BackendCompilerFailed), match="writes to an expanded tensor"
+    ):
+        way(lambda x: x.zero_())(x)
+    assert torch.equal(x.column, torch.ones(3)) and x._version == 0
+
+
+def test_reading_is_not():
+    judge(lambda x: x + 1, lambda: (Column(torch.arange(3.0)),))
+
+
+def test_shapes_in_place_are_not_writes():
+    judge(lambda x: x.expand(2, 3).t_() + 1, lambda: (torch.arange(3.0),))
+
+
+@pytest.mark.parametrize("size", [(2, 3), (1, 3), (0, 3), ()])
+def test_what_stands_for_itself_may_be_written(size):
+    check_target("zero_", torch.ones(size))
+    check_target("zero_", torch.ones(3).expand(1, 3))
+
+
+def test_what_does_not_is_refused():
+    with pytest.raises(DesugarError, match=r"zero_ writes to an expanded tensor of size \(2, 3\)") as caught:
+        check_target("zero_", torch.ones(3).expand(2, 3))
+    assert caught.value.stock_is_wrong
+
+
+def test_plain_parts():
+    x = make(Nested, 2, 3)
+    assert all(type(part) is Tensor for part in plain_parts(x)) and len(plain_parts(x)) > 1
+    assert plain_parts(x.detach())[0] is not x
+    pair = Pair(torch.ones(2), torch.zeros(2))
+    assert plain_parts(pair) == [pair.a, pair.b]
+
+
+def test_the_watching_mode_is_the_functional_one():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+    from desugar.watching import functional_mode
+
+    assert isinstance(functional_mode(), FunctionalTensorMode)
+    with tracing_modes(FakeTensorMode()), pytest.raises(DesugarError, match=r"aten\.zero_"):
+        torch.ops.aten.zero_(torch.ops.aten.expand(torch.ones(3), (2, 3)))
