@@ -306,7 +306,7 @@ def test_programs_and_their_text_go_with_the_function():
     alive = once()
     gc.collect()
     assert [ref() for ref in alive] == [None] * 4
-    assert {name for name in linecache.cache if "desugar_wrapper" in name} == lines
+    assert {name for name in linecache.cache if "desugar_wrapper" in name} <= lines
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -323,7 +323,7 @@ def test_no_text_of_graphs_is_kept(fails):
         return len(linecache.cache)
 
     once()
-    assert once() == once()
+    assert once() >= once()  # what earlier tests left may go meanwhile
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -213,12 +213,17 @@ def test_compiling_and_dropping_leaves_nothing(count):
     for n in range(3):
         cycle(n)
     gc.collect()
-    lines, kept = len(linecache.cache), graph_objects()
+    texts, kept = generated_texts(), graph_objects()
     refs = [ref for n in range(count) for ref in cycle(n)]
     gc.collect()
     assert sum(ref() is not None for ref in refs) == 0
-    assert len(linecache.cache) == lines
+    assert generated_texts() <= texts  # earlier tests' may go meanwhile
     assert graph_objects() <= kept
+
+
+def generated_texts() -> set[str]:
+    """Names in linecache that are no files."""
+    return {name for name, entry in linecache.cache.items() if len(entry) > 1 and entry[1] is None}
 
 
 def graph_objects() -> int:
@@ -227,7 +232,7 @@ def graph_objects() -> int:
 
 
 def test_a_member_compiled_late_goes_too():
-    def once() -> int:
+    def once() -> set[str]:
         compiled = by_pass(lambda x: (x.sin(), x * x))
         x = make(Pair, 2, grad=True)
         first, second = compiled(x)
@@ -236,7 +241,6 @@ def test_a_member_compiled_late_goes_too():
         torch.autograd.grad(g, x, torch.ones_like(g))
         del compiled, first, second, g
         gc.collect()
-        return len(linecache.cache)
+        return generated_texts()
 
-    once()
-    assert once() == once()
+    assert once() >= once()
