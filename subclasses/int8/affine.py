@@ -36,7 +36,7 @@ def choose_scale(x: Tensor, counts: Size, symmetric: bool) -> tuple[Tensor, Tens
     if symmetric:
         return (blocked.abs().amax(within) / 127.5).to(dtype).clamp(min=least), None
     low, high = blocked.amin(within).clamp(max=0), blocked.amax(within).clamp(min=0)
-    scale = ((high - low) / 255).to(dtype).clamp(min=least)
+    scale = ((high / 2 - low / 2) / 127.5).to(dtype).clamp(min=least)
     zero_point = (LOWEST - (low.to(dtype) / scale).round()).clamp(LOWEST, HIGHEST)
     return scale, zero_point.to(torch.int8)
 

@@ -51,7 +51,7 @@ def per_row(size: Size) -> tuple[int, ...]:
 def fits(size: Size, counts: Size) -> bool:
     """Whether a scale of this size says something about each entry: as many dimensions, blocks of equal size."""
     return len(size) == len(counts) and all(
-        n == 1 or (n > 0 and s % n == 0) or s == n for s, n in zip(size, counts, strict=True)
+        n == 1 or s == n or (n > 0 and s > 0 and s % n == 0) for s, n in zip(size, counts, strict=True)
     )
 
 

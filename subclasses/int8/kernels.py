@@ -6,6 +6,7 @@ and fuses when compiled. Dynamic layers quantize their input row by row, multipl
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -14,8 +15,6 @@ from torch import Tensor
 
 from subclasses.int8 import affine
 
-# The longest sum of products of two int8 that is sure to fit into int32.
-LONGEST_SUM = (2**31 - 1) // (affine.LOWEST * affine.LOWEST)
 # What CUDA's kernel wants: more than 16 rows, and extents that are multiples of 8.
 CUDA_ROWS, CUDA_MULTIPLE = 17, 8
 
@@ -63,6 +62,12 @@ def _one_row(x: Tensor, numbers: Tensor) -> Tensor:
 
 
 # ---- integers times integers -------------------------------------------------------------------------------
+
+
+def longest_sum(x_symmetric: bool, w_symmetric: bool) -> int:
+    """How many products of int8 numbers, less their zero points, are sure to have a sum that fits into int32."""
+    largest = (-affine.LOWEST if s else affine.HIGHEST - affine.LOWEST for s in (x_symmetric, w_symmetric))
+    return (2**31 - 1) // math.prod(largest)
 
 
 def quantize_rows(x: Tensor, activation: str, symmetric: bool) -> Rows:

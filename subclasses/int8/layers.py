@@ -25,13 +25,12 @@ def _(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
     if weight.dim() != 2 or not input.is_floating_point() or input.shape[-1:] != weight.shape[-1:]:
         return Int8Tensor.unruled(func, input, weight, bias)
     y = _linear(input, weight, weight.activation)
-    return y if bias is None else y + bias
+    return y if bias is None else y + bias.to(y.dtype)
 
 
 def _linear(x: Tensor, w: Int8Tensor, activation: Activation) -> Tensor:
     qdata, scale, zero_point = w.unwrap()
-    if activation is not None:
-        x = _autocast(x)
+    x = _autocast(x)
     if scale.shape[1] != 1:  # type: ignore[union-attr]
         if activation is not None:
             x = _through_int8(x, w)
@@ -39,7 +38,7 @@ def _linear(x: Tensor, w: Int8Tensor, activation: Activation) -> Tensor:
     rows = kernels.Rows(qdata, _of_each_row(scale, qdata), _of_each_row(zero_point, qdata))  # type: ignore[arg-type]
     if activation is None:
         return kernels.float_times_int8(x, rows)
-    if x.shape[-1] > kernels.LONGEST_SUM:
+    if x.shape[-1] > kernels.longest_sum(w.activation_symmetric, zero_point is None):
         return kernels.float_times_int8(_through_int8(x, w), rows)
     y = kernels.dynamic_linear(x.reshape(_entries(x), x.shape[-1]), rows, activation, w.activation_symmetric)
     return y.reshape(*x.shape[:-1], qdata.shape[0])  # type: ignore[union-attr]

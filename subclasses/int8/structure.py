@@ -60,9 +60,13 @@ def _dim(x: Tensor, dim: int) -> int:
 @Int8Tensor.implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
 def _(func: Any, x: Any, size: Any, *_: Any) -> Any:
     qdata = aten.view.default(x.qdata, size)
-    counts = blocks.view_counts(x.shape, x.scale.shape, qdata.shape)
-    scale, zero_point = (None if t is None else aten.view.default(t, counts) for t in (x.scale, x.zero_point))
-    return with_parts(x, qdata, scale, zero_point)  # type: ignore[arg-type]
+    scales: list[Any] = [x.scale, x.zero_point]
+    if 0 in x.shape and qdata.shape != x.shape:  # no entry, so that no scale says anything
+        counts = tuple(min(s, 1) for s in qdata.shape)
+        scales = [None if t is None else aten.slice.Tensor(t, 0, 0, 0) for t in scales]
+    else:
+        counts = blocks.view_counts(x.shape, x.scale.shape, qdata.shape)
+    return with_parts(x, qdata, *(None if t is None else aten.view.default(t, counts) for t in scales))
 
 
 @Int8Tensor.implements(aten.as_strided.default)
@@ -143,6 +147,8 @@ def _blocks_within(x: Any, dim: int, start: int, end: int, step: int) -> tuple[i
     size, n = x.shape[dim], x.scale.shape[dim]
     if n == size:
         return start, end, False
+    if size == 0:
+        return 0, n, False
     extent = size // n
     if start % extent == 0 and end % extent == 0 and step == 1 and (n > 1 or start < end):
         return start // extent, end // extent, False
@@ -232,7 +238,7 @@ def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
 
 @Int8Tensor.implements(aten.stack.default)
 def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
-    return aten.cat.default([t.unsqueeze(dim) for t in tensors], dim)
+    return aten.cat.default([t.unsqueeze(dim) for t in tensors], dim).contiguous()  # as a plain one always is
 
 
 def _alike(tensors: Sequence[Any], dim: int) -> bool:

@@ -102,7 +102,7 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
         """Quantizes a tensor of floats to the nearest; gradients do not flow through the rounding.
 
         Args:
-            w: floats, of one dimension or more.
+            w: floats, of one dimension or more. A block with an infinite entry or NaN stands for nothing finite.
             block_size: how many entries along each dimension share a scale; None: one scale per row, which is the
                 last dimension, whole.
             symmetric: whether 0 is the middle of the range; else each block has a zero point, which serves

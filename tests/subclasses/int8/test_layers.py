@@ -86,23 +86,40 @@ def test_half_precision_does_not_overflow_before_it_is_scaled():
     assert F.linear(x, Int8Tensor.from_float(w)).isfinite().all()
 
 
-def test_the_longest_sums_do_not_wrap_around():
-    k = kernels.LONGEST_SUM + 1
-    w = Int8Tensor.from_float(torch.full((1, k), -1.0), activation="row")
-    torch.testing.assert_close(
-        F.linear(torch.full((1, k), -1.0), w), torch.full((1, 1), float(k)), rtol=1e-2, atol=0
-    )
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("activation_symmetric", [True, False])
+def test_the_longest_sums_do_not_wrap_around(sign, symmetric, activation_symmetric):
+    longest = kernels.longest_sum(activation_symmetric, symmetric)
+    how = {"activation": "row", "activation_symmetric": activation_symmetric}
+    for k in (longest, longest + 1):
+        w = Int8Tensor.from_float(torch.full((1, k), sign), symmetric=symmetric, **how)
+        got = F.linear(torch.full((1, k), sign), w)
+        torch.testing.assert_close(got, torch.full((1, 1), float(k)), rtol=1e-2, atol=0)
 
 
-def test_autocast():
-    x, linear = torch.randn(3, 16), nn.Linear(16, 8)
-    for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
-        quantized = copy.deepcopy(linear)
-        quantize_(quantized, config)
-        with torch.autocast("cpu", torch.bfloat16):
-            y = quantized(x)
-        assert y.dtype == torch.bfloat16 or config.symmetric
-        assert sqnr(linear(x), y.float()) > 25
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "config",
+    [Int8WeightOnlyConfig(), Int8WeightOnlyConfig(PerGroup(4)), Int8DynamicActivationInt8WeightConfig()],
+    ids=["weights", "groups", "dynamic"],
+)
+def test_autocast(dtype, config):
+    linear = nn.Linear(16, 8)
+    quantized = copy.deepcopy(linear)
+    quantize_(quantized, config)
+    for x in (torch.randn(3, 16), torch.randn(3, 16).bfloat16(), torch.randn(1, 16)):
+        with torch.autocast("cpu", dtype):
+            y, expected = quantized(x), linear(x)
+            product = x @ quantized.weight.t()
+        assert y.dtype == expected.dtype == product.dtype == dtype
+        assert sqnr(expected.float(), y.float()) > 25
+
+
+def test_autocast_to_half_precision_does_not_overflow_before_it_is_scaled():
+    w, x = torch.rand(4, 1024), torch.full((2, 1024), 4.0)
+    with torch.autocast("cpu", torch.float16):
+        assert F.linear(x, Int8Tensor.from_float(w)).isfinite().all()
 
 
 @pytest.mark.parametrize("multiply", [torch.matmul, lambda x, w: x @ w, torch.mm])

@@ -97,6 +97,48 @@ def test_views_of_any_size(data):
         assert torch.equal(blocks.spread(scale.view(found), new).expand(new), entries)
 
 
+CHAINED = {
+    "transpose": lambda t, dim, n: t.transpose(0, dim),
+    "narrow": lambda t, dim, n: t.narrow(dim, min(n, t.shape[dim]), t.shape[dim] - min(n, t.shape[dim])),
+    "strided": lambda t, dim, n: t[:: n + 1],
+    "select": lambda t, dim, n: t.select(dim, n % max(t.shape[dim], 1)),
+    "split": lambda t, dim, n: t.split(n + 1, dim)[-1],
+    "chunk": lambda t, dim, n: t.chunk(n + 1, dim)[0],
+    "flatten": lambda t, dim, n: t.flatten(),
+    "rows": lambda t, dim, n: t.view(-1, *t.shape[2:]) if t.dim() > 1 and t.numel() else t.view(t.shape),
+    "reversed sizes": lambda t, dim, n: t.reshape(t.shape[::-1]),
+    "unsqueeze": lambda t, dim, n: t.unsqueeze(dim),
+    "squeeze": lambda t, dim, n: t.squeeze(dim),
+    "cat": lambda t, dim, n: torch.cat([t, t], dim),
+    "stack": lambda t, dim, n: torch.stack([t, t], dim),
+}
+
+
+@given(st.data())
+def test_chains_of_moves(data):
+    """Values, sizes and strides are those of a plain tensor after any number of moves, empty ones included."""
+    size = data.draw(st.lists(st.sampled_from([0, 1, 2, 4, 6]), min_size=1, max_size=3))
+    block_size = [data.draw(st.sampled_from([n for n in range(1, s + 1) if s % n == 0] or [1])) for s in size]
+    x = Int8Tensor.from_float(torch.randn(size), block_size=block_size, symmetric=data.draw(st.booleans()))
+    plain = x.dequantize()
+    for _ in range(4):
+        move = CHAINED[data.draw(st.sampled_from(list(CHAINED)))]
+        dim, n = data.draw(st.integers(0, x.dim() - 1)), data.draw(st.integers(0, 3))
+        try:
+            moved = move(x, dim, n)
+        except (
+            DispatchError,
+            IndexError,
+        ):  # cuts through a block, leaves no dimension, or selects from nothing
+            return
+        plain = move(plain, dim, n)
+        if not isinstance(moved, Int8Tensor):
+            return
+        x = moved
+        assert torch.equal(x.dequantize(), plain)
+        assert 0 in x.shape or 1 in x.shape or x.stride() == plain.stride()
+
+
 # ---- storage -----------------------------------------------------------------------------------------------
 
 

@@ -43,6 +43,24 @@ def test_no_entry_is_further_off_than_half_a_step(seed, symmetric, shift, size):
     assert ((x.dequantize() - w).abs() <= bound * step * 1.001).all()
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_the_widest_range_has_a_finite_scale(symmetric):
+    w = torch.tensor([[3e38, -3e38, 1e38, 0.0]])
+    torch.testing.assert_close(
+        Int8Tensor.from_float(w, symmetric=symmetric).dequantize(), w, atol=3e36, rtol=0
+    )
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_what_is_not_finite_spoils_its_block_alone(wrong, symmetric):
+    w = torch.randn(3, 8)
+    w[1, 2] = wrong
+    got = Int8Tensor.from_float(w, symmetric=symmetric).dequantize()
+    assert not got[1].isfinite().any()
+    torch.testing.assert_close(got[::2], w[::2], atol=0.1, rtol=0)
+
+
 def test_constants_and_zeros():
     for value in (0.0, 1.0, -3.0):
         for symmetric in (True, False):
