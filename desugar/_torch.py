@@ -87,6 +87,8 @@ _LAZY = {
     "BoxedBool": "torch._inductor.utils",
     "inductor_config": "torch._inductor:config",
     "list_mode_options": "torch._inductor",
+    # What Inductor's compilation of a graph gives, and the code inside it.
+    "CompiledFxGraph": "torch._inductor.output_code",
     # The fake mode and the like that Inductor reads while it compiles.
     "V": "torch._inductor.virtualized",
     # Autocast was applied while tracing; it must not be applied again while compiling or running.

@@ -23,10 +23,11 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from desugar import compilers
+from desugar import _torch as private, compilers
 from desugar.backward import BackwardPlan, Member, MemberEmitter, differentiable_leaves, first_paths
 from desugar.check import check_pruned
 from desugar.compilers import Backend, CompiledGraph, GraphKind
+from desugar.direct import call_directly
 from desugar.errors import DesugarError
 from desugar.files import WRAPPER_FILE, forget_with, graph_texts
 from desugar.graphs import copy_graph, output_nodes
@@ -125,6 +126,7 @@ class Family:
 
     # ............................................................................................ members
 
+    @private.disable_dynamo  # compiled autograd may be tracing, and would trace the compiler
     def _build(self, present: tuple[bool, ...]) -> Backward:
         with self._lock:
             if present in self.members:
@@ -151,6 +153,8 @@ class Family:
         )
         emitter.emit(Member(name, present, graph, self._sources(graph), compiled))
         functions = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)
+        if not self.inputs.checked_by_others:
+            call_directly(functions[name])
         self.sources.append(out.source)
         forget_with(self, graph_texts() - known)
         return functions[name]  # type: ignore[return-value]

@@ -170,6 +170,7 @@ def compile_again(fn: Callable[..., Any], *, backend: Backend) -> CompiledFuncti
 # ---------------------------------------------------------------------------------------------- the programs
 
 
+@private.disable_dynamo  # a frame of Dynamo's may be running, which would trace the compiler
 def build_forgetting(request: Request) -> Program:
     """A program, with which the text of its graphs leaves linecache."""
     known = graph_texts()

@@ -14,6 +14,7 @@ from typing import Any
 from torch.profiler import record_function
 
 from desugar import _torch as private
+from desugar.direct import graph_behind
 
 _here = threading.local()
 _named: weakref.WeakSet[Any] = weakref.WeakSet()  # generated functions whose graphs have names
@@ -47,7 +48,7 @@ def name_graphs(program: Any, name: str) -> None:
             continue
         _named.add(function)
         for key in [key for key in scope if key.startswith(_GRAPH)]:
-            scope[key] = _under_name(scope[key], f"desugar graph: {name}, {role}")
+            scope[key] = _under_name(*graph_behind(scope, key), f"desugar graph: {name}, {role}")
 
 
 def _backwards(program: Any) -> Iterator[Callable[..., Any]]:
@@ -55,13 +56,14 @@ def _backwards(program: Any) -> Iterator[Callable[..., Any]]:
         yield from program.family.members.values()
 
 
-def _under_name(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _under_name(graph: Callable[..., Any], now: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Calls `now` while no profiler runs, else the whole graph, which has names of its own to tell."""
     profiler = private.profiler
 
     def named(items: list[Any]) -> Any:
         if not profiler._is_profiler_enabled:
-            return compiled(items)
+            return now(items)
         with record_function(name):
-            return compiled(items)
+            return graph(items)
 
     return named

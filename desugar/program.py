@@ -23,6 +23,7 @@ from desugar import (
 from desugar.arguments import Unpacking
 from desugar.attributes import ModuleAttributes
 from desugar.compilers import Backend, GraphKind
+from desugar.direct import call_directly
 from desugar.effects import sink_tokens
 from desugar.fakes import Fakes
 from desugar.family import Again, CompileAgain, Family, autocast_state, is_autocast
@@ -194,6 +195,8 @@ def wrap_program(
     )
     functions = build_functions(text.source, text.namespace, filename=WRAPPER_FILE, owner=program)
     program.run = functions["run"]  # type: ignore[assignment]
+    if not trusted:  # Dynamo knows of no profiler, so what Inductor's own call tells it stays
+        call_directly(program.run)
     if (recording := listening.current()) is not None:
         recording.program, recording.inputs, recording.traced = program, inputs, stages.traced
     inputs.release_arguments()

@@ -72,9 +72,11 @@ def _constructor(out: Emitter, value: Wrapper, read: Read) -> str:
         out.bind(make_wrapper_subclass, "make_wrapper_subclass"),
         out.bind(value.cls, value.cls.__name__),
     )
-    options = f"strides={emit_ints(value.stride, read)}, dtype={out.bind(value.dtype, str(value.dtype)[6:])}"
+    # By position: size, stride, offset, memory format, dtype, layout, device. Keywords cost a quarter more.
+    extents = f"{emit_ints(value.size, read)}, {emit_ints(value.stride, read)}, None, None"
+    dtype, strided = out.bind(value.dtype, str(value.dtype)[6:]), out.bind(torch.strided, "strided")
     device = out.bind(_DEVICES.setdefault(value.device, value.device), value.device.type)
-    return f"{make}({cls}, {emit_ints(value.size, read)}, {options}, device={device})"
+    return f"{make}({cls}, {extents}, {dtype}, {strided}, {device})"
 
 
 def _emit_by_hand(out: Emitter, value: Wrapper, read: Read, hint: str) -> str:
