@@ -72,11 +72,19 @@ def _constructor(out: Emitter, value: Wrapper, read: Read) -> str:
         out.bind(make_wrapper_subclass, "make_wrapper_subclass"),
         out.bind(value.cls, value.cls.__name__),
     )
-    # By position: size, stride, offset, memory format, dtype, layout, device. Keywords cost a quarter more.
-    extents = f"{emit_ints(value.size, read)}, {emit_ints(value.stride, read)}, None, None"
+    # By position: size, stride, offset, memory format, dtype, layout, device. Keywords cost a quarter more, and a
+    # stride that torch would choose itself a tenth.
+    stride = "None" if _is_default_stride(value) else emit_ints(value.stride, read)
+    extents = f"{emit_ints(value.size, read)}, {stride}, None, None"
     dtype, strided = out.bind(value.dtype, str(value.dtype)[6:]), out.bind(torch.strided, "strided")
     device = out.bind(_DEVICES.setdefault(value.device, value.device), value.device.type)
     return f"{make}({cls}, {extents}, {dtype}, {strided}, {device})"
+
+
+def _is_default_stride(value: Wrapper) -> bool:
+    if not all(type(extent) is int for extent in (*value.size, *value.stride)):
+        return False
+    return torch.empty(value.size, device="meta").stride() == value.stride  # type: ignore[arg-type]
 
 
 def _emit_by_hand(out: Emitter, value: Wrapper, read: Read, hint: str) -> str:

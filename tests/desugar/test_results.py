@@ -71,6 +71,17 @@ def test_a_class_by_hand_is_built_by_its_own_method_unless_nothing_is_in_it(cls)
     assert not any(word in text for word in (" for ", "isinstance", "getattr", "**"))
 
 
+STRIDES = [((2, 3), (3, 1)), ((2, 3), (1, 2)), ((1, 3), (7, 1)), ((0, 3), (3, 1)), ((2, 0), (1, 1)), ((), ())]
+
+
+@pytest.mark.parametrize(("size", "stride"), STRIDES)
+def test_sizes_and_strides_of_results(size, stride):
+    x = Pair(torch.empty_strided(size, stride), torch.empty_strided(size, stride))
+    y = desugar.compile(lambda x: x.detach(), backend="eager")(x)
+    assert (y.size(), y.stride()) == (size, stride)
+    assert y.is_contiguous() == y.a.is_contiguous()
+
+
 def test_plain_tensors_and_numbers_are_what_they_are():
     out = Emitter()
     assert emit_value(out, Plain(3), "s{}".format, "y") == "s3"

@@ -124,7 +124,7 @@ def run(args, kwargs):
     if not same_tensors(a0, a0_a, a0_b, a1):
         return MISS
     r0, r1 = compiled_graph([a0_a, a0_b, a1])
-    out0 = make_wrapper_subclass(Pair, (2, 3), (3, 1), None, None, float32, strided, cpu)
+    out0 = make_wrapper_subclass(Pair, (2, 3), None, None, None, float32, strided, cpu)
     out0_dict = out0.__dict__
     out0_dict["a"] = r0
     out0_dict["b"] = r1
@@ -144,7 +144,7 @@ class Backward(Function):
         x0, x1 = kept
         i0, i1, i2 = items
         r0, r1 = compiled_graph(items)
-        out0 = make_wrapper_subclass(Pair, (2, 3), (3, 1), None, None, float32, strided, cpu)
+        out0 = make_wrapper_subclass(Pair, (2, 3), None, None, None, float32, strided, cpu)
         out0_dict = out0.__dict__
         out0_dict["a"] = r0
         out0_dict["b"] = r1
@@ -190,7 +190,7 @@ def backward_1(ctx, tangent0):
         g1 = g1.contiguous()
     saved = ctx.saved_tensors
     grad0, grad1 = compiled_graph([saved[0], g0, g1])
-    d0 = make_wrapper_subclass(Pair, (2, 3), (3, 1), None, None, float32, strided, cpu)
+    d0 = make_wrapper_subclass(Pair, (2, 3), None, None, None, float32, strided, cpu)
     d0_dict = d0.__dict__
     d0_dict["a"] = grad0
     d0_dict["b"] = grad1
