@@ -1,0 +1,99 @@
+"""``torch.masked`` on ragged tensors, with a loop over the rows as judge."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.subclasses.ragged import judge, padded_judge
+from tests.subclasses.ragged.judge import stock
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
+
+LENGTHS = [3, 5, 1]
+COUNTING = ["mean", "var", "std"]
+OTHERS = ["sum", "prod", "amax", "amin", "logsumexp", "argmax", "argmin"]
+ALONG = ["softmax", "log_softmax", "softmin", "cumsum", "cumprod"]
+
+
+def judged(layout, on_ragged, on_row, way):
+    """One function on one layout, forward and backward."""
+    if layout == "padded":
+        padded_judge.check_padded(padded_judge.make_table(lengths=LENGTHS), on_ragged, on_row, way=way)
+    else:
+        judge.check_rows(judge.make_batch(layout, lengths=LENGTHS), way(on_ragged), on_row)
+
+
+@pytest.mark.parametrize("way", [*judge.WAYS], ids=lambda w: w.__name__)
+@pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
+@pytest.mark.parametrize("name", COUNTING)
+def test_what_counts(name, layout, way):
+    if way is stock and layout == "padded":
+        pytest.skip("judged by the other ways")
+    f = getattr(torch.masked, name)
+    judged(layout, lambda x: f(x, 1), lambda row, _: f(row, 0), way)
+    judged(
+        layout,
+        lambda x: f(x, (1, 2), keepdim=True)[:, 0],
+        lambda row, _: f(row, (0, 1), keepdim=True)[0],
+        way,
+    )
+
+
+@pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
+@pytest.mark.parametrize("name", [*COUNTING, *OTHERS])
+def test_with_a_mask(name, layout):
+    f = getattr(torch.masked, name)
+    if name.startswith("arg"):
+        judged(
+            layout,
+            lambda x: f(x.detach(), -2, mask=x > 0),
+            lambda row, _: f(row.detach(), 0, mask=row > 0),
+            judge.eager,
+        )
+    else:
+        judged(layout, lambda x: f(x, -2, mask=x > 0), lambda row, _: f(row, 0, mask=row > 0), judge.eager)
+
+
+@pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
+@pytest.mark.parametrize("name", COUNTING)
+def test_a_dense_mask_counts_no_padding(name, layout):
+    f, width = getattr(torch.masked, name), 7 if layout == "padded" else 5
+    mask = (torch.arange(3 * width * 4).view(3, width, 4) * 7 % 5) > 0
+    judged(
+        layout, lambda x: f(x, 1, mask=mask), lambda row, i: f(row, 0, mask=mask[i, : len(row)]), judge.eager
+    )
+    judged(
+        layout,
+        lambda x: f(x, 1, mask=mask[:1, :, :1]),
+        lambda row, i: f(row, 0, mask=mask[0, : len(row), :1]),
+        judge.eager,
+    )
+
+
+@pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
+@pytest.mark.parametrize("name", ALONG)
+def test_along(name, layout):
+    f = getattr(torch.masked, name)
+    judged(layout, lambda x: f(x, 1), lambda row, _: f(row, 0), judge.eager)
+
+
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)
+def test_dtypes_and_corrections(cls):
+    rows = [torch.tensor([1, 2, 6]), torch.tensor([4, 7])]
+    x = cls.from_tensors(rows)
+    for options in ({}, {"unbiased": False}, {"correction": 0}, {"dtype": torch.float64}):
+        for f in (torch.masked.var, torch.masked.std):
+            got, wanted = f(x, 1, **options), torch.stack([f(row, 0, **options) for row in rows])
+            torch.testing.assert_close(got, wanted)
+    got = torch.masked.mean(x, 1, dtype=torch.float64)
+    torch.testing.assert_close(got, torch.tensor([3.0, 5.5], dtype=torch.float64))
+    with pytest.raises(ValueError, match="expected unbiased or correction"):
+        torch.masked.var(x, 1, True, correction=0)
+
+
+def test_plain_tensors_go_where_they_went():
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(torch.masked.mean(x, 1), x.mean(1))
+    assert torch.masked.mean.__doc__ == torch.masked.mean.__wrapped__.__doc__
