@@ -40,6 +40,24 @@ current_transform = torch._C._functorch.peek_interpreter_stack  # type: ignore[a
 # Whether a tensor belongs to such a transform.
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
 
+# ---- Dynamo ------------------------------------------------------------------------------------------------
+
+# How Dynamo treats a code object that Python runs as a frame of its own (not one that it inlines), without the
+# import of torch._dynamo. A release without these names traces such frames.
+_frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
+
+
+def run_as_it_is(function: Any) -> None:
+    """Keeps Dynamo's eyes off the frames of a function and what they call, at no price per call.
+
+    Where a user's frame is not compiled (a graph break in a loop, an exception), its ops run in eager mode with
+    Dynamo looking at each frame on the way, those below `__torch_dispatch__` included.
+    """
+    if hasattr(_frames, "set_code_exec_strategy"):
+        skip = _frames._FrameAction.SKIP
+        _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
+
+
 # ---- dynamic ints ------------------------------------------------------------------------------------------
 
 # The dims of a tensor that Dynamo makes symbols of at the first compilation. Read, not guarded on; a release

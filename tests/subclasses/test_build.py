@@ -6,10 +6,14 @@ import gc
 import inspect
 import linecache
 import traceback
+import warnings
 
 import pytest
+import torch
 
+from subclasses import TensorSubclass
 from subclasses.build import build_functions
+from tests.subclasses.subjects import Pair, make_pair
 
 SOURCE = """\
 def first(x):
@@ -67,3 +71,43 @@ def test_the_namespace_given_is_not_changed():
     namespace = {"helper": abs}
     build_functions(SOURCE, namespace, filename="<n>")
     assert namespace == {"helper": abs}
+
+
+def loop_with_a_break(x):
+    for _ in range(2):
+        x = x * 2
+        torch._dynamo.graph_break()
+    return x.transpose(0, 1).clone()
+
+
+def error_after_an_op(x):
+    x = x * 2
+    raise KeyError(x.shape)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Dynamo's, on the break
+@pytest.mark.parametrize("backend", ["aot_eager", "desugar"])
+@pytest.mark.parametrize("fn", [loop_with_a_break, error_after_an_op])
+def test_dynamo_compiles_no_generated_frame(fn, backend):
+    torch._dynamo.reset()
+    options = {"options": {"backend": "eager"}} if backend == "desugar" else {}
+    compiled, x = torch.compile(fn, backend=backend, **options), make_pair(2, 3)
+    if fn is error_after_an_op:
+        with pytest.raises(KeyError):
+            compiled(x)
+        return
+    got, expected = compiled(x), fn(x)
+    assert torch.equal(got.a, expected.a) and torch.equal(got.b, expected.b)
+
+
+def wrap_by_hand(x):
+    return TensorSubclass.__new__(Pair, x, x + 1) * 2
+
+
+def test_dynamo_meets_the_constructor_itself():
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Dynamo's, on the break
+        got = torch.compile(wrap_by_hand, backend="aot_eager")(x)
+    assert type(got) is Pair and torch.equal(got.b, (x + 1) * 2)

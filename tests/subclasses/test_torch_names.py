@@ -227,7 +227,26 @@ def transforms():
     assert not _torch.is_transformed(torch.ones(2))
 
 
+def run_as_it_is():
+    def run(fn):
+        seen = []
+        with torch._dynamo.config.patch(suppress_errors=False):
+            torch.compile(fn, backend=lambda graph, inputs: seen.append(graph) or graph)(torch.ones(2))
+        return seen
+
+    def double(x):
+        return x * 2
+
+    def twice(x):
+        return x * 2
+
+    _torch.run_as_it_is(twice)
+    assert len(run(double)) == 1 and run(twice) == []
+    assert len(run(lambda x: twice(x) + 1)) == 1, "it is inlined all the same"
+
+
 CHECKS = {
+    "run_as_it_is": run_as_it_is,
     "OpOverload": op_types,
     "OpOverloadPacket": op_types,
     "is_traceable_wrapper_subclass": wrapper_questions,
