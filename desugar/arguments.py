@@ -81,7 +81,6 @@ def _emit_sequence(
 def _emit_dict(
     out: Emitter, require: Callable[[str], None], names: list[str], text: str, nodes: dict[Any, Any]
 ) -> None:
-    present = "".join(f" and {key!r} in {text}" for key in nodes)
-    require(f"len({text}) == {len(nodes)}{present}")
+    require(f"[*{text}] == {[*nodes]!r}")  # in this order, for the function may go through them
     for key, node in nodes.items():
         _emit_node(out, require, names, f"{text}[{key!r}]", node)

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private, refuse
 from desugar.checkpoints import run_op
+from desugar.indexing import index_by_numbers
 from desugar.inputs import Inputs, is_traced, parts_key
 from desugar.notes import notes_in_progress
 from desugar.runs import Entered
@@ -73,6 +74,8 @@ class Capture(TorchFunctionMode):
         refuse.check_call(func)
         call: Any = (args, kwargs)
         args, kwargs = optree.tree_map(self.replace, call, none_is_leaf=True)
+        func, args = index_by_numbers(func, args)
+        refuse.check_retained(func, args)
         refuse.check_write(func, args, kwargs)
         if func is torch.lstm:
             args = (_differentiable(args[0]), *args[1:])

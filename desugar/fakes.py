@@ -60,6 +60,7 @@ class Fakes:
         context = symbolic_context(real.dim(), dynamic)
         with torch.no_grad():
             fake = self.mode.from_tensor(bare_alias(real), symbolic_context=context, source=source)
+        fake.item_memo = None  # of one number torch keeps the value in a symbol, which no guard here is about
         self.guarded.append((name, fake))
         for dim, extent in enumerate(fake.size()):
             self._note(extent, f"{name}.size({dim})")

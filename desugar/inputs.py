@@ -196,6 +196,8 @@ class Inputs:
         self.num_arguments = len(self.values)
 
     def _add_fake(self, leaf: Any, fake: Any, number: int, path: tuple[str, ...]) -> Value:
+        if isinstance(fake, SymInt) and fake.node.expr.is_number:  # a symbol that turned out to be one number
+            return Constant(int(fake))
         if isinstance(fake, SymInt):
             place = self._integer(fake, f"a{number}")
             return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)

@@ -18,7 +18,7 @@ from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.inputs import DynamoInside, is_traced
 from desugar.modes import are_compiles_inlined
-from desugar.runs import assigned_inners, changed_slots, identity
+from desugar.runs import assigned_inners, changed_slots, identity, plain
 from desugar.trees import flatten
 from desugar.values import Constant, Plain, Wrapper, paths_of, wrap_value
 from desugar.watching import check_target
@@ -62,6 +62,16 @@ def check_call(func: Any) -> None:
             ".grad of a tensor is used inside the function; a trace does not know it",
             where=user_line(),
             instead="pass the gradient as an argument, or " + _USE_EAGER,
+        )
+
+
+def check_retained(func: Any, args: tuple[Any, ...]) -> None:
+    """Raises for `retain_grad` on a tensor of the trace: no backward will come to its `.grad`."""
+    if func is Tensor.retain_grad and not args[0].is_leaf:
+        raise DesugarError(
+            "retain_grad() is called inside the function on a tensor that the function makes",
+            where=user_line(),
+            instead="use torch.autograd.grad inside and return the gradient, or " + _USE_EAGER,
         )
 
 
@@ -181,9 +191,15 @@ def _has_new_metadata(number: int, value: Plain | Wrapper, leaf: Any, run: Run, 
         item = functools.reduce(getattr, path, leaf)
         if identity(item) != identity(run.items[slot]) or private.was_storage_changed(item.elem):
             return True
-        if _extents(item) != _extents(inputs.fake_items[slot]):
+        fake = inputs.fake_items[slot]
+        if _extents(item) != _extents(fake) or _is_resized(item, fake):
             return True
     return isinstance(value, Wrapper) and _extents(leaf) != _extents(wrap_value(value, inputs.primals()))
+
+
+def _is_resized(item: Any, fake: Tensor) -> bool:
+    """Whether an op gave its `out=` another size, which the functional tensor around it does not show."""
+    return private.has_data_mutation(item) and tuple(plain(item).size()) != tuple(fake.size())
 
 
 def _extents(tensor: Tensor) -> tuple[Any, Any]:

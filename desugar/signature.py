@@ -42,7 +42,7 @@ class State:
         inference: Whether inference mode is on.
         modules: Modules that ran or are reachable, with their `training` flag.
         slots: (module, "_parameters", "_buffers" or "_modules", name, content) of what they hold.
-        hooks: (module, "_forward_hooks" or "_forward_pre_hooks", the hooks).
+        hooks: (module, "_forward_hooks" or another kind, the hooks).
         cells: (closure cell, content) of the function.
         modes: The torch function modes in force (a default device is one).
     """

@@ -14,6 +14,8 @@ from desugar.modes import function_modes
 from desugar.signature import State
 from desugar.trees import flatten
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
 
 def find_state(fn: Callable[..., Any], leaves: list[Any], ran: list[nn.Module]) -> State:
     """The state that a call of `fn` depended on.
@@ -29,7 +31,7 @@ def find_state(fn: Callable[..., Any], leaves: list[Any], ran: list[nn.Module]) 
     for module in modules.values():
         for kind in ("_parameters", "_buffers", "_modules"):
             slots += [(module, kind, name, held) for name, held in getattr(module, kind).items()]
-        for kind in ("_forward_hooks", "_forward_pre_hooks"):
+        for kind in _HOOKS:
             hooks.append((module, kind, tuple(getattr(module, kind).values())))
     return State(
         inference=torch.is_inference_mode_enabled(),

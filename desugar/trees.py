@@ -20,6 +20,10 @@ from desugar import _torch as private
 
 NAMESPACE = "desugar"
 
+# The order of a dict's keys is part of its structure: a function may go through them.
+_in_order = optree.dict_insertion_ordered(True, namespace=NAMESPACE)
+_in_order.__enter__()  # for good
+
 optree.register_pytree_node(
     torch.Size,
     lambda size: (tuple(size), None, None),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from typing import Any
 
 import optree
 import pytest
+import torch
 
+import desugar
 from desugar.arguments import Unpacking
+from desugar.trees import flatten
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
 
@@ -52,9 +55,9 @@ CALLS = [
 
 
 @pytest.mark.parametrize(("args", "kwargs"), CALLS, ids=map(str, CALLS))
-def test_leaves_come_in_the_order_of_optree(args, kwargs):
+def test_leaves_come_in_the_order_of_flatten(args, kwargs):
     run, _ = build(args, kwargs)
-    assert run(args, kwargs) == optree.tree_leaves((args, kwargs), none_is_leaf=True)
+    assert run(args, kwargs) == flatten((args, kwargs))[0]
 
 
 @pytest.mark.parametrize(("args", "kwargs"), CALLS, ids=map(str, CALLS))
@@ -75,9 +78,11 @@ def test_type_of_containers_matters():
     assert run(([1, 2]), {}) == [1, 2]
 
 
-def test_order_of_keywords_and_keys_does_not():
+def test_another_order_of_keywords_or_keys_is_another_structure():
     run, _ = build(({"a": 1, "b": 2},), {"c": 3, "d": 4})
-    assert run(({"b": 2, "a": 1},), {"d": 4, "c": 3}) == [1, 2, 3, 4]
+    assert run(({"a": 5, "b": 6},), {"c": 7, "d": 8}) == [5, 6, 7, 8]
+    assert run(({"b": 2, "a": 1},), {"c": 3, "d": 4}) is MISS
+    assert run(({"a": 1, "b": 2},), {"d": 4, "c": 3}) is MISS
 
 
 def test_builtin_containers_need_no_pytree_library():
@@ -101,9 +106,28 @@ def run(args, kwargs):
     if not (len(node) == 1):
         return MISS
     (a1,) = node
-    if not (len(kwargs) == 1 and 'k' in kwargs):
+    if not ([*kwargs] == ['k']):
         return MISS
     a2 = kwargs['k']
     return [a0, a1, a2]
 """
     )
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, lambda d: defaultdict(list, d)])
+def test_the_order_of_a_dict(kind):
+    compiled = desugar.compile(lambda d: torch.stack([*d["k"].values()]), backend="eager")
+    a, b = torch.ones(2), torch.zeros(2)
+    for d in ({"a": a, "b": b}, {"b": b, "a": a}, {"b": a, "a": b}):
+        assert torch.equal(compiled({"k": kind(d)}), torch.stack([*d.values()]))
+    assert len(compiled.programs) == 2
+
+
+def test_the_order_of_keyword_arguments():
+    def fn(**kwargs):
+        return torch.stack([*kwargs.values()])
+
+    compiled = desugar.compile(fn, backend="eager")
+    a, b = torch.ones(2), torch.zeros(2)
+    assert torch.equal(compiled(a=a, b=b), torch.stack([a, b]))
+    assert torch.equal(compiled(b=b, a=a), torch.stack([b, a]))

@@ -174,3 +174,17 @@ def test_symbols_that_are_equal_reach_inductor_under_one_name(cls, grad):
     for lengths in ([3, 1, 2], [2, 4]):
         x = cls.from_tensors([torch.randn(n, 4) for n in lengths]).detach().requires_grad_(grad)
         torch.testing.assert_close(compiled(x, w).to_tensors(), block(x, w).to_tensors())
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_int_that_turns_out_to_be_one_number(dynamic):
+    def power(x, n):
+        out = x * 1
+        while n != 0:
+            out, n = out * n, n - 1
+        return out
+
+    compiled = by_dynamo(power, dynamic=dynamic)
+    for n in (3, 4, 5, 4):
+        x = make(TwoTensor, 2, 3, grad=True)
+        assert torch.equal(compiled(x, n).a, power(x, n).a)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import types
+import warnings
 
 import pytest
 import torch
@@ -342,3 +343,24 @@ def test_writes_to_each_element_once(cls):
         return x * 1
 
     judge(fn, lambda: (make(cls, 3, 4),))
+
+
+def test_retain_grad_inside():
+    def fn(x):
+        y = x * 2
+        y.retain_grad()
+        return (y * y).sum(), y
+
+    with pytest.raises(DesugarError, match="retain_grad") as caught:
+        desugar.compile(fn, backend="eager")(torch.ones(3, requires_grad=True))
+    assert caught.value.where is not None and "y.retain_grad()" in caught.value.where
+
+
+@pytest.mark.parametrize("size", [(0,), (7,), (3, 2)])
+def test_an_out_that_would_get_another_size(size):
+    out = torch.zeros(size)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, on resizing
+        with pytest.raises(DesugarError, match="another size"):
+            desugar.compile(lambda x, out: torch.mul(x, 2, out=out), backend="eager")(torch.ones(2, 3), out)
+    assert out.shape == size

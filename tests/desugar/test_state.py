@@ -130,3 +130,15 @@ def test_the_module_of_a_bound_method_is_seen():
     compiled(x)
     module.weight = torch.nn.Parameter(torch.zeros(3, 3))
     assert torch.equal(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_a_backward_hook_registered_later_is_seen(register):
+    module, x = nn.Linear(3, 3), torch.ones(2, 3, requires_grad=True)
+    compiled = desugar.compile(lambda x: module(x).sum(), backend="eager")
+    (before,) = torch.autograd.grad(compiled(x), x)
+    handle = getattr(module, register)(lambda module, *grads: (grads[0][0] * 2,))
+    (doubled,) = torch.autograd.grad(compiled(x), x)
+    assert torch.equal(doubled, before * 2)
+    handle.remove()
+    assert torch.equal(torch.autograd.grad(compiled(x), x)[0], before)
