@@ -16,6 +16,6 @@ from subclasses.ragged import (  # noqa: F401  # isort: skip
     pointwise,
 )
 from subclasses.ragged.padded import PaddedTensor, kernel_multiple, propose_buckets  # isort: skip
-from subclasses.ragged import masked  # noqa: F401  # isort: skip
+from subclasses.ragged import gradients, masked  # noqa: F401  # isort: skip
 
 __all__ = ["JaggedTensor", "PaddedTensor", "kernel_multiple", "propose_buckets"]

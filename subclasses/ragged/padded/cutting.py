@@ -52,6 +52,29 @@ def other_rows(x: PaddedTensor, table: Tensor, lengths: Tensor) -> PaddedTensor:
     return y.with_padded(y.kept(table))
 
 
+# ---- slices, which are views -----------------------------------------------------------------------------------
+
+
+def slice_view(x: PaddedTensor, dim: int, start: Any, stop: Any, step: Any) -> PaddedTensor:
+    """A slice along the batch or the ragged dimension, whose derivative has the rows of ``x`` again."""
+    y = aten.slice.Tensor(x, dim, start, stop, step)
+    # The derivative of a slice knows its size alone. (A later write to the view gives it another one, and then what
+    # comes back is dense, with zeros in the padding.)
+    if y.grad_fn is not None and not torch.compiler.is_dynamo_compiling():
+        y.grad_fn.register_hook(_with_rows_of(x))
+    return y
+
+
+def _with_rows_of(x: PaddedTensor) -> Any:
+    with torch.no_grad():
+        rows = x.with_padded(x.padded.new_empty(()).expand(x.padded.shape))  # no data is kept
+
+    def wrap(grads: tuple[Any, ...], _: Any) -> tuple[Any, ...]:
+        return tuple(g if g is None or isinstance(g, PaddedTensor) else rows.wrap_cotangent(g) for g in grads)
+
+    return wrap
+
+
 # ---- parts of every row ----------------------------------------------------------------------------------------
 
 
@@ -65,7 +88,7 @@ def slice_rows(x: PaddedTensor, part: slice) -> PaddedTensor:
         raise DispatchError(f"indexing {shown(x)}: rows are cut with a positive step, got {part}")
     start = 0 if part.start is None else part.start
     if start >= 0:
-        return aten.slice.Tensor(x, x.ragged_dim, start, part.stop, step)
+        return slice_view(x, x.ragged_dim, start, part.stop, step)
     ends = 0 if part.stop is None else part.stop
     most = min(ends - start, x.width) if ends <= 0 else min(-start, ends, x.width)
     lengths = lengths_after(x, start, part.stop, step)
@@ -154,7 +177,7 @@ def take_rows(x: PaddedTensor, which: Any) -> PaddedTensor:
     """Some rows: a slice is a view, an index tensor or mask copies the rows."""
     if isinstance(which, slice):
         step = 1 if which.step is None else which.step
-        return aten.slice.Tensor(x, x.batch_dim, which.start, which.stop, step)
+        return slice_view(x, x.batch_dim, which.start, which.stop, step)
     which = torch.as_tensor(which, device=x.lengths.device)
     if which.dim() != 1 or which.is_floating_point():
         raise DispatchError(f"indexing {shown(x)}: expected rows as an int, a slice, a list or a tensor [n]")

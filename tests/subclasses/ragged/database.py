@@ -192,8 +192,7 @@ def grads_of(of: Any, results: list[Any]) -> Any:
     outputs = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
     ones = [torch.ones_like(t) for t in outputs]
     leaves = [t for t in leaves if t.requires_grad]
-    grads = torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
-    return [as_leaf(leaf, grad) for leaf, grad in zip(leaves, grads, strict=True)]
+    return torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
 
 
 def expected_grads(op: Any, sample: Any, expected: list[Any]) -> Any:
@@ -206,14 +205,6 @@ def expected_grads(op: Any, sample: Any, expected: list[Any]) -> Any:
         return grads_of(sample, expected)
     except (RuntimeError, ValueError, NotImplementedError):
         return None
-
-
-def as_leaf(leaf: Any, grad: Any) -> Any:
-    """A plain gradient of a padded leaf as rows: what slices of rows give, zero where there is no entry."""
-    if isinstance(leaf, PaddedTensor) and type(grad) is Tensor:
-        assert not torch.where(leaf.exists, 0, grad).any()
-        return leaf.detach().like_dense(grad)
-    return grad
 
 
 def check_grads(op: Any, ours: Any, theirs: Any) -> None:
