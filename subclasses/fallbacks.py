@@ -17,7 +17,7 @@ from subclasses._torch import OpOverload, seeing_lazy_bits
 from subclasses.cotangents import check_materialize
 from subclasses.emit_plan import build_map_plan, can_emit, raise_mixed, raise_writes_plain
 from subclasses.errors import DispatchError
-from subclasses.schema import op_facts
+from subclasses.schema import op_facts, unsaid_writes
 from subclasses.semantics import bump_versions, follow_resize, with_semantics
 from subclasses.strided import STRIDED, check_strided_copy, map_strided
 
@@ -130,11 +130,12 @@ def _differ(one: Any, other: Any) -> bool:
 
 def _materialize(cls: Any, op: OpOverload) -> Call:
     facts = op_facts(op)
+    filled = (*facts.written, *unsaid_writes(op))
     hint = _hint(cls, op)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         strictness.check_materialize(cls, op)
-        for i in facts.written:
+        for i in filled:
             written = args[i] if i < len(args) else kwargs.get(facts.arguments[i].name)
             if wrappers_in(cls, written):
                 raise DispatchError(

@@ -103,6 +103,14 @@ def _is_write(a: Any) -> bool:
     return a.alias_info is not None and a.alias_info.is_write
 
 
+def unsaid_writes(op: OpOverload) -> tuple[int, ...]:
+    """Indices of the arguments that a collective of ``torch.distributed`` fills; their schemas say nothing of it."""
+    if op.namespace != "c10d" or not schema_of(op).name.endswith("_"):
+        return ()
+    arguments = enumerate(schema_of(op).arguments)
+    return tuple(i for i, a in arguments if "Tensor" in str(a.type) and not a.name.startswith("input"))
+
+
 # ---- counterparts ------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from subclasses.base import TensorSubclass
 from subclasses.int8.tensor import Int8Tensor
@@ -87,6 +88,8 @@ class Int8DynamicActivationInt8WeightConfig:
     symmetric: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.granularity, list):  # as torchao takes it; a configuration is hashed
+            object.__setattr__(self, "granularity", tuple(self.granularity))
         for one in self._both():
             _check_granularity(self, one, PerRow | PerTensor)
         if self.act_mapping_type not in ("symmetric", "asymmetric"):
@@ -96,7 +99,7 @@ class Int8DynamicActivationInt8WeightConfig:
 
     def _both(self) -> tuple[Any, Any]:
         given = self.granularity
-        if not isinstance(given, tuple | list):
+        if not isinstance(given, tuple):
             return given, given
         if len(given) != 2:
             raise ValueError(f"granularity: expected one, or two for inputs and weights, got {len(given)}")
@@ -128,21 +131,52 @@ class FqnToConfig:
     """A configuration for each layer, by its name in the model.
 
     Args:
-        fqn_to_config: from a name, or ``"re:..."`` that matches the whole of one, or ``"_default"`` for all other
-            linear layers, to a configuration; None leaves a layer as it is. A name goes before expressions, and
-            these count in order.
+        fqn_to_config: to a configuration, or None, which leaves a layer as it is, from the name of a layer or of one of
+            its parameters, from ``"re:..."`` that matches the whole of one, or from ``"_default"`` for all other linear
+            layers. The name of a parameter goes before that of its layer, names go before expressions, and these count
+            in order. A key that names nothing in the model is no error: one configuration may serve parts of a model.
+
+    Raises:
+        TypeError: a value is no configuration.
+        ValueError: an expression cannot be compiled.
     """
 
     fqn_to_config: Mapping[str, Config | None]
 
-    def find(self, name: str, module: nn.Module) -> Config | None:
-        """The configuration of a module, or None."""
-        if name in self.fqn_to_config:
-            return self.fqn_to_config[name]
+    def __post_init__(self) -> None:
         for key, config in self.fqn_to_config.items():
-            if key.startswith("re:") and re.fullmatch(key[3:], name):
-                return config if isinstance(getattr(module, "weight", None), Tensor) else None
-        return self.fqn_to_config.get("_default") if isinstance(module, nn.Linear) else None
+            if config is not None and not isinstance(config, Config):
+                raise TypeError(f"FqnToConfig: expected a configuration or None for {key!r}, got {config!r}")
+            try:
+                re.compile(key.removeprefix("re:") if key.startswith("re:") else "")
+            except re.error as error:
+                raise ValueError(f"FqnToConfig: {key!r} is no regular expression: {error}") from error
+
+    def find(self, name: str, layer: nn.Module) -> dict[str, Config]:
+        """The parameters of a layer to quantize, and how."""
+        own = {f"{name}.{p}".removeprefix("."): p for p in (*layer._parameters, *layer._buffers)}
+        named = {p: self.fqn_to_config[key] for key, p in own.items() if key in self.fqn_to_config}
+        if not any(named.values()) and name in self.fqn_to_config:
+            named.setdefault("weight", self.fqn_to_config[name])
+            return _given(named)
+        matched = {p: self._first_match(key) for key, p in own.items() if p not in named}
+        named |= {p: found[0] for p, found in matched.items() if found}
+        if not named:
+            found = self._first_match(name)
+            if found and isinstance(getattr(layer, "weight", None), Tensor):
+                named["weight"] = found[0]
+            elif not found and _is_linear(layer):
+                named["weight"] = self.fqn_to_config.get("_default")
+        return _given(named)
+
+    def _first_match(self, name: str) -> list[Config | None]:
+        """What the first expression that matches a name leads to, or nothing."""
+        expressions = (key for key in self.fqn_to_config if key.startswith("re:"))
+        return [self.fqn_to_config[key] for key in expressions if re.fullmatch(key[3:], name)][:1]
+
+
+def _given(configs: dict[str, Config | None]) -> dict[str, Config]:
+    return {name: config for name, config in configs.items() if config is not None}
 
 
 # ---- a model -----------------------------------------------------------------------------------------------
@@ -155,48 +189,64 @@ def quantize_(
 ) -> None:
     """Replaces weights of a model by :class:`Int8Tensor` ones, which do not require grad.
 
-    Weights that are tensor subclasses already stay as they are; one that two chosen layers share stays shared.
-    All new weights are made before the first one is replaced.
+    Weights that are tensor subclasses already stay as they are; one that two chosen layers share stays shared, so
+    choose both the embedding and the linear layer that a language model ties. All new weights are made before the
+    first one is replaced. A compiled module is taken as the module that it runs.
 
     Args:
         module: the model; a layer itself will do.
         config: how; a :class:`FqnToConfig` says it layer by layer.
-        filter_fn: called with each module and its name, says whether its weight is quantized; None: linear layers.
+        filter_fn: called with each module and its name, says whether its weight is quantized; None: linear layers,
+            but for the output of ``nn.MultiheadAttention``, as in torchao.
 
     Raises:
-        TypeError: ``config`` is no configuration, or a chosen module has no weight of floats.
+        TypeError: ``config`` is no configuration, or a chosen module has no weight of floats, or computes it.
         ValueError: groups do not divide a weight, or ``filter_fn`` is given besides a :class:`FqnToConfig`.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"quantize_: expected a module, got {type(module).__name__}")
     if not isinstance(config, Config | FqnToConfig):
         raise TypeError(
             f"quantize_: expected a configuration such as Int8WeightOnlyConfig(), got {type(config).__name__}"
         )
     if isinstance(config, FqnToConfig) and filter_fn is not None:
         raise ValueError("quantize_: a FqnToConfig chooses the layers; leave filter_fn out")
-    made: dict[tuple[int, Any], nn.Parameter] = {}
-    chosen: list[tuple[nn.Module, nn.Parameter]] = []
-    for name, layer in module.named_modules():
-        one = _config_of(name, layer, config, filter_fn)
-        weight = getattr(layer, "weight", None)
-        if one is None or isinstance(_data(weight), TensorSubclass):
-            continue
-        if not isinstance(weight, Tensor) or not weight.is_floating_point():
-            raise TypeError(
-                f"quantize_: {name or 'the module'} ({type(layer).__name__}) has no weight of floats"
-            )
-        key = (id(weight), one)
-        if key not in made:
-            made[key] = nn.Parameter(one.quantize(weight.detach()), requires_grad=False)
-        chosen.append((layer, made[key]))
-    for layer, parameter in chosen:
-        layer.weight = parameter
+    made: dict[tuple[int, Config], nn.Parameter] = {}
+    chosen: list[tuple[nn.Module, str, nn.Parameter]] = []
+    for given, layer in module.named_modules():
+        name = given.replace("_orig_mod.", "").removesuffix("_orig_mod")
+        for parameter, one in _configs_of(name, layer, config, filter_fn).items():
+            weight = getattr(layer, parameter, None)
+            if isinstance(_data(weight), TensorSubclass):
+                continue
+            _check_weight(name, layer, parameter, weight)
+            key = (id(weight), one)
+            if key not in made:
+                made[key] = nn.Parameter(one.quantize(weight.detach()), requires_grad=False)  # type: ignore[union-attr]
+            chosen.append((layer, parameter, made[key]))
+    for layer, parameter, new in chosen:
+        setattr(layer, parameter, new)
 
 
-def _config_of(name: str, layer: nn.Module, config: Any, filter_fn: Any) -> Any:
+def _configs_of(name: str, layer: nn.Module, config: Any, filter_fn: Any) -> dict[str, Config]:
     if isinstance(config, FqnToConfig):
         return config.find(name, layer)
-    take = isinstance(layer, nn.Linear) if filter_fn is None else filter_fn(layer, name)
-    return config if take else None
+    return {"weight": config} if (filter_fn(layer, name) if filter_fn else _is_linear(layer)) else {}
+
+
+def _is_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) and not isinstance(layer, NonDynamicallyQuantizableLinear)
+
+
+def _check_weight(name: str, layer: nn.Module, parameter: str, weight: Any) -> None:
+    shown = f"{name or 'the module'} ({type(layer).__name__})"
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        raise TypeError(f"quantize_: {shown} has no {parameter} of floats")
+    if parameter not in layer._parameters and parameter not in layer._buffers:
+        raise TypeError(
+            f"quantize_: {parameter} of {shown} is no parameter but computed, by a parametrization for one; make it a "
+            f"parameter first: torch.nn.utils.parametrize.remove_parametrizations(layer, {parameter!r})"
+        )
 
 
 def _data(weight: Any) -> Any:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,13 +19,15 @@ from torch import Tensor, nn
 
 from subclasses.int8.tensor import Int8Tensor
 
-_KEY = "int8_tensors"
+_KEY, _TIED = "int8_tensors", "tied_tensors"
 _PARTS = ("qdata", "scale", "zero_point")
 _ACTIVATIONS = ("activation", "activation_symmetric", "partial")
 
 
 def to_plain(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Each ``Int8Tensor`` as ``name.qdata``, ``name.scale`` and maybe ``name.zero_point``, and what else it takes.
+
+    A tensor that the state has under several names, as of tied weights, comes once: safetensors refuses shared memory.
 
     Returns:
         The tensors, contiguous, and metadata of strings, which :func:`from_plain` wants back.
@@ -45,8 +47,23 @@ def to_plain(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str
         taken = parts.keys() & (tensors.keys() | (state.keys() - {name}))
         if taken:
             raise ValueError(f"to_plain: there is a tensor named {min(taken)} already")
-        tensors |= {key: t.detach().contiguous() for key, t in parts.items()}
-    return tensors, {_KEY: json.dumps(described)}
+        tensors |= {key: t.detach() for key, t in parts.items()}
+    tied = _tied(tensors)
+    kept = {key: t.contiguous() for key, t in tensors.items() if key not in tied}
+    return kept, {_KEY: json.dumps(described), _TIED: json.dumps(tied)}
+
+
+def _tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """The first name of each tensor that comes again under another one."""
+    first: dict[Any, str] = {}
+    tied = {}
+    for name, t in tensors.items():
+        if t.is_meta or not t.numel():
+            continue
+        place = (t.device, t.data_ptr(), t.dtype, t.shape, t.stride())
+        if first.setdefault(place, name) != name:
+            tied[name] = first[place]
+    return tied
 
 
 def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> dict[str, Any]:
@@ -61,16 +78,19 @@ def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
             f"safetensors.safe_open(path, 'pt').metadata() reads it"
         )
     state: dict[str, Any] = dict(tensors)
+    for name, first in json.loads(metadata.get(_TIED, "{}")).items():
+        if first in tensors:
+            state[name] = tensors[first]
+    names = list(state)
     for name, description in json.loads(metadata[_KEY]).items():
         parts = [state.pop(f"{name}.{p}", None) for p in _PARTS]
         if parts[0] is None or parts[1] is None:
             raise ValueError(f"from_plain: {name}.qdata or {name}.scale is missing")
         dtype = getattr(torch, description.pop("dtype"))
         state[name] = Int8Tensor(*parts, float_dtype=dtype, **description)
-    return {name: state[name] for name in _in_order(state, tensors)}
+    return {name: state[name] for name in _in_order(state, names)}
 
 
-def _in_order(state: Mapping[str, Any], tensors: Mapping[str, Any]) -> list[str]:
-    """The names in the order of the file."""
-    names = (key if key in state else key.rpartition(".")[0] for key in tensors)
-    return list(dict.fromkeys(names))
+def _in_order(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """The names in the order of the file, and those that it has not."""
+    return list(dict.fromkeys(key if key in state else key.rpartition(".")[0] for key in names))

@@ -17,7 +17,8 @@ from torch import Tensor
 from subclasses.cotangents import check_materialize, is_cotangent
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
-from subclasses.int8.tensor import Int8Tensor, map_parts, with_parts
+from subclasses.int8.parts import map_parts, with_parts
+from subclasses.int8.tensor import Int8Tensor
 
 aten = torch.ops.aten
 
@@ -66,7 +67,7 @@ def _(func: Any, x: Any, size: Any, *_: Any) -> Any:
         scales = [None if t is None else aten.slice.Tensor(t, 0, 0, 0) for t in scales]
     else:
         counts = blocks.view_counts(x.shape, x.scale.shape, qdata.shape)
-    return with_parts(x, qdata, *(None if t is None else aten.view.default(t, counts) for t in scales))
+    return with_parts(x, qdata, *(None if t is None else aten.view.default(t, counts) for t in scales))  # type: ignore[arg-type]
 
 
 @Int8Tensor.implements(aten.as_strided.default)

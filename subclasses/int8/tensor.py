@@ -15,9 +15,7 @@ from torch import Tensor
 
 from subclasses.base import TensorSubclass
 from subclasses.fields import Outer, inner, static
-from subclasses.fsdp import pre_all_gather
-from subclasses.int8 import affine, blocks
-from subclasses.layout import cotangent_layout
+from subclasses.int8 import affine, blocks, sharding
 
 Activation = Literal["row", "tensor"] | None
 
@@ -145,16 +143,15 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> Any:
-        """What FSDP2 gathers: int8 rows, and a scale for each row, whatever blocks there are.
-
-        A policy of another dtype changes the outer dtype, and no scale.
-        """
+        """What this rank gives FSDP2 to gather; a policy of another dtype changes the outer dtype, and no scale."""
         dtype = None if mp_policy is None else mp_policy.param_dtype
-        x: Any = self if dtype is None else self.to(dtype)
-        counts = (x.qdata.size(0), *x.scale.shape[1:])
-        zero_point = None if x.zero_point is None else blocks.refine(x.zero_point, counts)
-        rows = with_parts(x, x.qdata, blocks.refine(x.scale, counts), zero_point, partial=False)
-        return pre_all_gather(rows, mesh, outer_size, None)
+        return sharding.gather(self, mesh, outer_size, dtype)
+
+    def fsdp_post_all_gather(
+        self, all_gather_outputs: Any, metadata: Any, param_dtype: Any, *, out: Any = None
+    ) -> Any:
+        """The whole parameter from what all ranks gave."""
+        return sharding.rebuild(all_gather_outputs, metadata, out)
 
 
 # ---- checks ------------------------------------------------------------------------------------------------
@@ -188,21 +185,3 @@ def _checked_dtype(dtype: torch.dtype) -> torch.dtype:
     if not dtype.is_floating_point:
         raise ValueError(f"Int8Tensor stands for floats: expected a floating point dtype, got {dtype}")
     return dtype
-
-
-# ---- changing parts ----------------------------------------------------------------------------------------
-
-
-def with_parts(x: Any, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, **metadata: Any) -> Any:
-    """A value with other inner tensors, and the metadata of ``x`` but for what is given."""
-    kept = dict(zip((f.name for f in type(x).__spec__.statics), x._layout.statics, strict=True))
-    new = type(x)(qdata, scale, zero_point, **(kept | metadata))
-    if x._layout.cotangent:
-        new.__dict__["_layout"] = cotangent_layout(new._layout)
-    return new
-
-
-def map_parts(x: Any, change: Any, **metadata: Any) -> Any:
-    """A value in which ``change`` was applied to each inner tensor that is there."""
-    parts: list[Any] = [None if t is None else change(t) for t in (x.qdata, x.scale, x.zero_point)]
-    return with_parts(x, *parts, **metadata)

@@ -10,7 +10,8 @@ from torch import Tensor
 from subclasses.cotangents import check_materialize
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
-from subclasses.int8.tensor import Int8Tensor, map_parts, with_parts
+from subclasses.int8.parts import map_parts, with_parts
+from subclasses.int8.tensor import Int8Tensor
 from subclasses.semantics import bump_versions
 
 aten = torch.ops.aten
@@ -42,7 +43,10 @@ def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> 
 
 @Int8Tensor.implements(aten.new_zeros.default, aten.new_empty.default)
 def _(func: Any, x: Any, size: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-    """Of another size, and of blocks of the same size where they divide it; else a plain tensor."""
+    """Of another size, and of blocks of the same size where they divide it; else a plain tensor.
+
+    Another number of rows has a scale for each: FSDP2 makes room so for a shard and its padding, and writes the shard.
+    """
     counts = _counts_for(size, x) if dtype in (None, x.dtype) else None
     if counts is None:
         check_materialize(Int8Tensor, func, [x])
@@ -57,9 +61,11 @@ def _counts_for(size: Any, x: Any) -> list[int] | None:
     if len(size) != x.dim():
         return None
     counts = []
-    for new, s, n in zip(size, x.shape, x.scale.shape, strict=True):
+    for dim, (new, s, n) in enumerate(zip(size, x.shape, x.scale.shape, strict=True)):
         extent = s // n if n else 1
-        if n == 1:
+        if dim == 0 and new != s and len(size) > 1:
+            counts.append(new)
+        elif n == 1:
             counts.append(1)
         elif new % extent:
             return None
@@ -77,6 +83,8 @@ def _(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
     if not isinstance(x, Int8Tensor):
         check_materialize(Int8Tensor, func, [source])
         return func(x, source.materialize(), non_blocking)
+    if isinstance(source, Int8Tensor) and x.shape == source.shape and 0 in x.shape:
+        return x
     scale, zero_point = _for_blocks_of(x, source)
     if not x.partial:
         x.scale.copy_(scale, non_blocking)

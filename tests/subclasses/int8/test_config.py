@@ -7,7 +7,9 @@ import copy
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
+import desugar
 from subclasses.int8 import (
     FqnToConfig,
     Int8DynamicActivationInt8WeightConfig,
@@ -70,6 +72,82 @@ def test_a_configuration_for_each_layer():
     assert kinds(left) == [False, False, False, True]
 
 
+def test_a_configuration_for_each_parameter():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up, self.down = nn.Parameter(torch.randn(3, 8, 4)), nn.Parameter(torch.randn(3, 4, 8))
+            self.register_buffer("gate", torch.randn(3, 4))
+            self.out = nn.Linear(4, 4)
+
+        def forward(self, x):
+            y = torch.einsum("bi,ei,eoi,ejo->bj", x, self.gate, self.up, self.down)
+            return self.out(y)
+
+    by_name = {
+        "experts.up": Int8WeightOnlyConfig(PerGroup(2)),
+        "re:experts[.](down|gate)": Int8WeightOnlyConfig(),
+        "experts.out": Int8DynamicActivationInt8WeightConfig(),
+        "experts.out.weight": Int8WeightOnlyConfig(),
+        "nowhere": Int8WeightOnlyConfig(),
+    }
+    model = nn.ModuleDict({"experts": Experts()})
+    experts, x = model["experts"], torch.randn(2, 4)
+    expected = experts(x)
+    quantize_(model, FqnToConfig(by_name))
+    quantized = (experts.up, experts.down, experts.gate, experts.out.weight)
+    assert [w.block_size for w in quantized] == [(1, 1, 2), (1, 1, 8), (1, 4), (1, 4)]
+    assert experts.out.weight.activation is None
+    assert sqnr(expected, experts(x)) > 25
+    left = nn.ModuleDict({"experts": Experts()})
+    quantize_(left, FqnToConfig({"experts.out.weight": None, "re:.*": Int8WeightOnlyConfig()}))
+    assert type(left["experts"].out.weight.data) is torch.Tensor
+
+
+def test_attention_keeps_its_output_layer_as_in_torchao():
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    x, expected = torch.randn(2, 5, 16), None
+    for config in (Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()):
+        quantized = copy.deepcopy(layer)
+        quantize_(quantized, config)
+        assert type(quantized.self_attn.out_proj.weight.data) is torch.Tensor
+        assert type(quantized.linear1.weight.data) is Int8Tensor
+        expected = layer(x)
+        assert sqnr(expected, quantized(x)) > 35
+        with torch.no_grad():
+            assert sqnr(expected, quantized(x)) > 35
+        compiled = torch.compile(quantized, backend="aot_eager", fullgraph=True)
+        with torch.inference_mode():
+            assert sqnr(expected, compiled(x)) > 35
+
+
+def test_names_in_a_compiled_model_are_those_of_the_model():
+    for compile_ in (torch.compile, desugar.compile):
+        model = make_model()
+        quantize_(compile_(model), FqnToConfig({"3": Int8WeightOnlyConfig()}))
+        assert kinds(model) == [False, False, False, True]
+        inside = nn.Sequential(compile_(model))
+        quantize_(inside, Int8WeightOnlyConfig(), lambda m, name: name == "0.1")
+        assert kinds(model) == [False, True, False, True]
+
+
+def test_a_list_of_granularities_is_taken():
+    layer = nn.Linear(16, 8)
+    quantize_(layer, Int8DynamicActivationInt8WeightConfig([PerTensor(), PerRow()]))
+    assert (layer.weight.activation, layer.weight.block_size) == ("tensor", (1, 16))
+
+
+@pytest.mark.parametrize("normalize", [parametrizations.weight_norm, parametrizations.orthogonal])
+def test_a_computed_weight_is_refused_before_anything_changes(normalize):
+    model = nn.Sequential(nn.Linear(4, 4), normalize(nn.Linear(4, 4)))
+    with pytest.raises(TypeError, match=r"1 \(ParametrizedLinear\) is no parameter but computed"):
+        quantize_(model, Int8WeightOnlyConfig())
+    assert type(model[0].weight.data) is torch.Tensor
+    parametrize.remove_parametrizations(model[1], "weight")
+    quantize_(model, Int8WeightOnlyConfig())
+    assert kinds(model) == [True, True]
+
+
 def test_a_shared_weight_stays_shared():
     model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 10, bias=False))
     model[1].weight = model[0].weight
@@ -110,6 +188,9 @@ def test_bytes():
             "has no weight of floats",
         ),
         (lambda m: quantize_(m, FqnToConfig({}), lambda *_: True), ValueError, "leave filter_fn out"),
+        (lambda m: quantize_(list(m), Int8WeightOnlyConfig()), TypeError, "a module, got list"),
+        (lambda m: FqnToConfig({"0": "int8"}), TypeError, "for '0', got 'int8'"),
+        (lambda m: FqnToConfig({"re:(": Int8WeightOnlyConfig()}), ValueError, "no regular expression"),
         (lambda m: Int8WeightOnlyConfig("row"), ValueError, "PerRow, PerTensor, PerGroup, got 'row'"),
         (
             lambda m: Int8DynamicActivationInt8WeightConfig(PerGroup(4)),
@@ -131,7 +212,7 @@ def test_a_wrong_call_changes_nothing(run, error, says):
 
 
 def sqnr(expected, got):
-    return float(20 * torch.log10(expected.norm() / (expected - got).norm()))
+    return float(20 * torch.log10(expected.norm() / (expected - got).norm()).detach())
 
 
 def pairs(quantization):

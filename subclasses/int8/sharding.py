@@ -1,0 +1,92 @@
+"""What FSDP2 gathers of an int8 parameter: its numbers, and a scale for each row, whatever blocks there are.
+
+Rows that do not divide evenly among the ranks are padded, and FSDP2 then takes inputs of one size alone, that of the
+padded shard. The bytes of the scales are packed into tensors of that size: for a scale per row one more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.fsdp import Gathered, post_all_gather, pre_all_gather
+from subclasses.int8.parts import rows_apart
+
+
+class Packed(NamedTuple):
+    """What to rebuild a parameter with: a shard of it, and how many rows the whole has."""
+
+    shard: Any
+    rows: int
+
+
+# ---- the hooks ---------------------------------------------------------------------------------------------
+
+
+def gather(x: Any, mesh: Any, outer_size: Any, dtype: torch.dtype | None) -> Any:
+    """The inputs of one rank, and metadata. Another dtype changes the outer one, and no scale."""
+    x = x if dtype is None else x.to(dtype)
+    shard = rows_apart(x)
+    ranks = 1 if mesh is None else mesh.size()
+    if outer_size[0] % ranks == 0:
+        return pre_all_gather(shard, mesh, outer_size, None)
+    rows = -(-outer_size[0] // ranks)
+    return _packed(shard, rows), Packed(shard, outer_size[0])
+
+
+def rebuild(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gathered | None:
+    """The whole parameter; see :func:`subclasses.fsdp.post_all_gather`."""
+    if not isinstance(metadata, Packed):
+        return post_all_gather(outputs, metadata, out)
+    shard, rows = metadata
+    parts = {"qdata": outputs[0][:rows], **_unpacked(outputs[1:], shard, rows)}
+    inners = dict.fromkeys(type(shard).__spec__.inner_names) | parts
+    found = post_all_gather(tuple(parts.values()), (shard._layout, tuple(parts), inners, []), out)
+    # What is returned is freed between gathers; the scales have storage of their own, and stay.
+    return found and (found[0], outputs)
+
+
+# ---- bytes -------------------------------------------------------------------------------------------------
+
+
+def _packed(x: Any, rows: int) -> tuple[Tensor, ...]:
+    """The numbers of a shard, and the bytes of its scales, as tensors of so many rows of the outer size."""
+    size = (rows, *x.shape[1:])
+    extra = torch.cat([_bytes(t) for t in _scales(x).values()], 1)
+    width = math.prod(x.shape[1:])
+    extra = F.pad(extra, (0, -extra.shape[1] % width, 0, rows - extra.shape[0]))
+    qdata = F.pad(x.qdata.reshape(len(x.qdata), width), (0, 0, 0, rows - len(x.qdata)))
+    return (qdata.view(size), *(part.contiguous().view(size) for part in extra.split(width, 1)))
+
+
+def _unpacked(outputs: tuple[Tensor, ...], shard: Any, rows: int) -> dict[str, Tensor]:
+    """The scales of the whole, and the zero points if there are some."""
+    found, left = {}, 0
+    extra = torch.cat([t.flatten(1) for t in outputs], 1)[:rows]
+    for name, t in _scales(shard).items():
+        right = left + math.prod(t.shape[1:]) * t.element_size()
+        found[name] = (
+            extra[:, left:right]
+            .clone(memory_format=torch.contiguous_format)
+            .view(t.dtype)
+            .view(rows, *t.shape[1:])
+        )
+        left = right
+    return found
+
+
+def _scales(x: Any) -> dict[str, Tensor]:
+    return {"scale": x.scale} | ({} if x.zero_point is None else {"zero_point": x.zero_point})
+
+
+def _bytes(t: Tensor) -> Tensor:
+    """``[rows, bytes of a row]``."""
+    return (
+        t.reshape(len(t), math.prod(t.shape[1:]))
+        .clone(memory_format=torch.contiguous_format)
+        .view(torch.int8)
+    )

@@ -1,0 +1,260 @@
+"""Int8 parameters on several ranks: sharded by FSDP2, cut by columns, gathered, sent."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from subclasses import DispatchError, TensorSubclass, inner
+from subclasses.int8 import (
+    Int8DynamicActivationInt8WeightConfig,
+    Int8Tensor,
+    Int8WeightOnlyConfig,
+    PerGroup,
+    PerTensor,
+    quantize_,
+)
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
+
+CONFIGS = {
+    "rows": Int8WeightOnlyConfig(),
+    "tensor": Int8WeightOnlyConfig(PerTensor()),
+    "groups": Int8WeightOnlyConfig(PerGroup(4), symmetric=False),
+    "dynamic": Int8DynamicActivationInt8WeightConfig(act_mapping_type="asymmetric"),
+}
+
+
+def on_ranks(run):
+    """A function of a mesh, run by each of the ranks of a group that talks over gloo."""
+
+    @functools.wraps(run)
+    def start(rank, world, store):
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+        try:
+            run(dist.init_device_mesh("cpu", (world,)))
+        finally:
+            dist.destroy_process_group()
+
+    return start
+
+
+def in_two_processes(start, tmp_path):
+    mp.start_processes(start, (2, tmp_path / "store"), nprocs=2, start_method="fork")
+
+
+def quantized(config, *sizes):
+    model = nn.Sequential(*(nn.Linear(*pair) for pair in itertools.pairwise(sizes)))
+    quantize_(model, config)
+    return model
+
+
+# ---- hooks of FSDP2 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("block_size", [None, (8, 6), (1, 3), (2, 6), (4, 2)])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_shards_are_put_together(block_size, ranks):
+    x = Int8Tensor.from_float(torch.randn(8, 6), block_size=block_size, symmetric=False)
+    if block_size == (4, 2) and ranks == 4:
+        ranks = 2
+    policy = SimpleNamespace(param_dtype=torch.bfloat16)
+    asked = [s.fsdp_pre_all_gather(None, x.shape, None, None, policy) for s in x.chunk(ranks)]
+    outputs = tuple(torch.cat(parts) for parts in zip(*(inputs for inputs, _ in asked), strict=True))
+    whole, _ = x.fsdp_post_all_gather(outputs, asked[0][1], torch.bfloat16)
+    assert whole.dtype == torch.bfloat16 and whole.scale.dtype == torch.float32
+    assert torch.equal(whole.float().dequantize(), x.dequantize())
+
+
+@pytest.mark.parametrize("size", [(7, 6), (5, 2), (7, 1), (7, 2, 3), (1, 6), (3, 6)])
+@pytest.mark.parametrize("blocks", ["rows", "tensor", "entries"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_uneven_shards_are_put_together(size, blocks, symmetric, ranks):
+    block_size = {"rows": None, "tensor": size, "entries": (1,) * len(size)}[blocks]
+    x = Int8Tensor.from_float(torch.randn(size), block_size=block_size, symmetric=symmetric)
+    rows, mesh = -(-size[0] // ranks), SimpleNamespace(size=lambda: ranks)
+    shards = [x[min(i * rows, size[0]) : min((i + 1) * rows, size[0])] for i in range(ranks)]
+    asked = [s.fsdp_pre_all_gather(mesh, x.shape, None, None, None) for s in shards]
+    # FSDP2 takes no other size where a shard is padded.
+    assert all(t.shape == (rows, *size[1:]) and t.is_contiguous() for inputs, _ in asked for t in inputs)
+    outputs = tuple(torch.cat(parts) for parts in zip(*(inputs for inputs, _ in asked), strict=True))
+    whole, freed = x.fsdp_post_all_gather(outputs, asked[-1][1], None)
+    assert freed is outputs
+    assert torch.equal(whole.dequantize(), x.dequantize())
+    for t in (whole.qdata, whole.scale):
+        t.zero_()
+    assert x.fsdp_post_all_gather(outputs, asked[0][1], None, out=whole) is None
+    whole.qdata.copy_(x.qdata)  # FSDP2 fills what it was given back
+    assert torch.equal(whole.dequantize(), x.dequantize())
+
+
+# ---- FSDP2 -------------------------------------------------------------------------------------------------
+
+
+@on_ranks
+def shard_and_compare(mesh):
+    """What each process does: the same model whole and sharded gives the same."""
+    from torch.distributed.fsdp import fully_shard
+
+    for config in CONFIGS.values():
+        for rows in (32, 33, 1):
+            torch.manual_seed(0)
+            model = quantized(config, 16, rows, 8) if rows % 4 == 0 else quantized(config, 16, rows)
+            x, sharded = torch.randn(3, 16), copy.deepcopy(model)
+            for layer in (*sharded, sharded):
+                fully_shard(layer, mesh=mesh)
+            shard = sharded[0].weight.to_local()
+            own = range(rows)[mesh.get_local_rank() :: mesh.size()]
+            assert type(shard) is Int8Tensor and shard.shape == (len(own), 16)
+            for _ in range(2):
+                expected, got = model(x), sharded(x)
+                torch.testing.assert_close(got, expected)
+                expected.sum().backward()
+                got.sum().backward()
+                torch.testing.assert_close(sharded[0].bias.grad.full_tensor(), model[0].bias.grad)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fully_shard_in_one_process(tmp_path):
+    shard_and_compare(0, 1, tmp_path / "store")
+
+
+@pytest.mark.slow
+def test_fully_shard_in_two_processes(tmp_path):
+    in_two_processes(shard_and_compare, tmp_path)
+
+
+@on_ranks
+def save_and_load(mesh):
+    """Full and sharded state dicts hold int8 weights, and load."""
+    from torch.distributed.checkpoint.state_dict import (
+        StateDictOptions,
+        get_model_state_dict,
+        set_model_state_dict,
+    )
+    from torch.distributed.fsdp import fully_shard
+
+    def make(config, rows, seed):
+        torch.manual_seed(seed)
+        whole = quantized(config, 16, rows)
+        sharded = copy.deepcopy(whole)
+        fully_shard(sharded[0], mesh=mesh)
+        return whole, fully_shard(sharded, mesh=mesh)
+
+    full, x = StateDictOptions(full_state_dict=True), torch.randn(4, 16)
+    for config in CONFIGS.values():
+        for rows in (4, 5, 1):
+            (whole, sharded), (alone, other), (_, third) = (make(config, rows, seed) for seed in range(3))
+            expected, state = whole(x), get_model_state_dict(sharded, options=full)
+            assert torch.equal(state["0.weight"].dequantize(), whole[0].weight.dequantize())
+            alone.load_state_dict(state, assign=True)
+            set_model_state_dict(other, state, options=full)
+            third.load_state_dict(sharded.state_dict())
+            for model in (alone, other, third):
+                torch.testing.assert_close(model(x), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_distributed_state_dicts_in_one_process(tmp_path):
+    save_and_load(0, 1, tmp_path / "store")
+
+
+@pytest.mark.slow
+def test_distributed_state_dicts_in_two_processes(tmp_path):
+    in_two_processes(save_and_load, tmp_path)
+
+
+# ---- tensor parallelism ------------------------------------------------------------------------------------
+
+
+@on_ranks
+def cut_by_device(mesh):
+    """One layer cut by rows, the next by columns, as parts of distributed tensors."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    rank, n = mesh.get_local_rank(), 32 // mesh.size()
+    for config in (CONFIGS["rows"], CONFIGS["tensor"], CONFIGS["groups"]):
+        torch.manual_seed(0)
+        model, x = quantized(config, 16, 32, 16), torch.randn(4, 16)
+        expected, mine = model(x), slice(rank * n, (rank + 1) * n)
+        plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
+        for options in ({}, {"src_data_rank": None}):  # sent by the first rank, or cut by each
+            parallel = parallelize_module(copy.deepcopy(model), mesh, plan, **options)
+            assert type(parallel[0].weight.to_local()) is Int8Tensor
+            torch.testing.assert_close(parallel(x), expected)
+        up, down = (nn.Linear(16, 32, bias=False), nn.Linear(32, 16, bias=False))
+        for layer, source, cut in ((up, model[0], 0), (down, model[1], 1)):
+            part = source.weight[mine] if cut == 0 else source.weight[:, mine]
+            whole = DTensor.from_local(part, mesh, [Shard(cut)])
+            layer.weight = nn.Parameter(whole, requires_grad=False)
+        expected = x @ model[0].weight.dequantize().t() @ model[1].weight.dequantize().t()
+        x = DTensor.from_local(x, mesh, [Replicate()])
+        for run in (lambda t: t, lambda t: torch.compile(t, backend="aot_eager")):
+            torch.testing.assert_close(run(down)(run(up)(x)).full_tensor(), expected)
+
+
+@pytest.mark.slow
+def test_tensor_parallel_in_two_processes(tmp_path):
+    in_two_processes(cut_by_device, tmp_path)
+
+
+# ---- collectives -------------------------------------------------------------------------------------------
+
+
+class Halved(TensorSubclass, fallback="materialize"):
+    data_of_half: Tensor = inner()
+
+    def materialize(self) -> Tensor:
+        return self.data_of_half * 2
+
+
+@on_ranks
+def send(mesh):
+    """What a collective would fill is filled, or refused: nothing is written to a copy and lost."""
+
+    def make(seed, **options):
+        return Int8Tensor.from_float(
+            torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)), **options
+        )
+
+    rank, last = mesh.get_local_rank(), mesh.size() - 1
+    for options in ({}, {"symmetric": False}, {"block_size": (2, 4)}):
+        x = make(rank, **options)
+        version = x._version
+        dist.broadcast(x, last)
+        assert torch.equal(x.dequantize(), make(last, **options).dequantize()) and x._version > version
+        gathered = [torch.zeros(4, 8) for _ in range(mesh.size())]
+        dist.all_gather(gathered, make(rank, **options))
+        assert all(torch.equal(t, make(i, **options).dequantize()) for i, t in enumerate(gathered))
+        for refused in (
+            lambda x=x: dist.all_reduce(x),
+            lambda x=x: dist.all_gather([x] * mesh.size(), x),
+        ):
+            with pytest.raises(DispatchError, match="writes to a Int8Tensor"):
+                refused()
+    parts = [make(i, block_size=(4 if i else 1, 8)) for i in range(2)]
+    with pytest.raises(DispatchError, match="src_data_rank=None"):
+        torch.ops.c10d.scatter_(parts[:1], [parts], dist.group.WORLD.boxed(), 0, True, -1)
+    with pytest.raises(DispatchError, match="writes to a Halved"):
+        dist.broadcast(Halved(torch.ones(2)), 0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_collectives_in_one_process(tmp_path):
+    send(0, 1, tmp_path / "store")
+
+
+@pytest.mark.slow
+def test_collectives_in_two_processes(tmp_path):
+    in_two_processes(send, tmp_path)
