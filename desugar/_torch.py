@@ -102,6 +102,10 @@ _LAZY = {
     # PyTorch's own backends, for graphs that the pass does not take.
     "lookup_backend": "torch._dynamo",
     "aot_autograd": "torch._dynamo.backends.common",
+    # Graphs whose text is written and compiled when it is first asked for, as Dynamo has them.
+    "use_lazy_graph_module": "torch.fx._lazy_graph_module:_use_lazy_graph_module",
+    "make_graph_module": "torch.fx._lazy_graph_module:_make_graph_module",
+    "LazyGraphModule": "torch.fx._lazy_graph_module:_LazyGraphModule",
     # Keeps the text of every graph ever made, for tracebacks.
     "graph_text_loader": "torch.fx.graph_module:_loader",
     # ---- higher-order ops ----------------------------------------------------------------------------------

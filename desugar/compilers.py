@@ -77,6 +77,7 @@ def run_as_is(
     graph: fx.GraphModule, inputs: list[Any] | None = None, kind: GraphKind | None = None
 ) -> CompiledGraph:
     """The graph itself, called with a list; autograd takes no note of it, as of any compiled graph."""
+    private.LazyGraphModule.force_recompile(graph)
     forward, below = graph.forward, private.BelowADInplaceOrView
 
     def run(items: list[Any]) -> Sequence[Any]:
@@ -90,6 +91,7 @@ def run_as_is(
 
 def _call_user(backend: Callable[..., Any]) -> Callable[..., CompiledGraph]:
     def compile_graph(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
+        private.LazyGraphModule.force_recompile(graph)  # a backend may keep `graph.forward`
         compiled = backend(graph, inputs)
         return lambda items: compiled(*items)
 

@@ -128,7 +128,7 @@ class Family:
 
     @private.disable_dynamo  # compiled autograd may be tracing, and would trace the compiler
     def _build(self, present: tuple[bool, ...]) -> Backward:
-        with self._lock:
+        with private.compile_lock, self._lock, private.use_lazy_graph_module(True):
             if present in self.members:
                 return self.members[present]
             function = self._build_again() if self._type_depends_on(present) else self._build_member(present)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from desugar import _torch as private
+
 
 def output_nodes(graph: fx.GraphModule) -> list[Any]:
     """What a graph returns, flat."""
@@ -40,7 +42,7 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
     (old,) = graph.graph.find_nodes(op="output")
     (new,) = copied.find_nodes(op="output")
     new.meta = dict(old.meta)
-    return fx.GraphModule(graph, copied)
+    return private.make_graph_module(graph, copied)
 
 
 def is_view(node: fx.Node) -> bool:

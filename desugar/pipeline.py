@@ -175,7 +175,7 @@ def build_forgetting(request: Request) -> Program:
     """A program, with which the text of its graphs leaves linecache."""
     known = graph_texts()
     try:
-        with private.compile_lock:
+        with private.compile_lock, private.use_lazy_graph_module(True):
             program = build_program(request)
     except BaseException:
         forget_texts(graph_texts() - known)
