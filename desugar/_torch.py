@@ -41,6 +41,8 @@ _LAZY = {
     "is_functorch_wrapped_tensor": "torch._C._functorch",
     # Whether a functional tensor was written to.
     "has_data_mutation": "torch._functorch._aot_autograd.functional_utils",
+    # Whether an op has a kernel for a dispatch key: without one for views and writes, nobody counts its writes.
+    "has_kernel": "torch._C:_dispatch_has_kernel_for_dispatch_key",
     # Whether a functional tensor got another storage (`set_`, an assignment to `.data`).
     "was_storage_changed": "torch:_functionalize_was_storage_changed",
     # The views that lie between a functional tensor and its storage.

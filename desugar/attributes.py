@@ -13,6 +13,7 @@ from typing import Any
 
 import optree
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from desugar.errors import StateKept
 from desugar.inputs import is_traced
@@ -46,9 +47,18 @@ class ModuleAttributes:
             self._before.clear()
 
     def note(self, module: nn.Module) -> None:
-        """Remembers the attributes of a module, if it is a new one."""
+        """Remembers the attributes of a module, if it is a new one.
+
+        Raises:
+            StateKept: It is a lazy module, whose first call makes its parameters.
+        """
         if self._is_open and id(module) not in self._before:
             tables = {table: dict(getattr(module, table)) for table in _TABLES}
+            if any(is_lazy(held) for table in tables.values() for held in table.values()):
+                raise StateKept(
+                    f"{type(module).__name__} has parameters that its first call makes",
+                    instead="call it once before it is compiled",
+                )
             self._before[id(module)] = module, dict(vars(module)), tables
 
     def restore(self) -> None:

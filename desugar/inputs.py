@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor
+from torch import SymInt, Tensor, nn
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
@@ -132,6 +132,7 @@ class Inputs:
         stand_ins: In the run at hand: id of what stands for a captured tensor -> that tensor.
         is_sealed: The first run is over: whatever comes from outside is known.
         first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
+        parameters: Numbers of the argument leaves that are an `nn.Parameter`.
     """
 
     fakes: Fakes
@@ -149,6 +150,7 @@ class Inputs:
     built: dict[Any, list[Any]] = field(default_factory=dict)
     stand_ins: dict[int, Tensor] = field(default_factory=dict)
     is_sealed: bool = False
+    parameters: set[int] = field(default_factory=set)
 
     def add_arguments(self, leaves: list[object]) -> None:
         """Takes the argument leaves apart, and gives every symbol a slot of its own.
@@ -157,6 +159,8 @@ class Inputs:
         """
         first = self.first_leaf
         for number, leaf in enumerate(leaves):
+            if isinstance(leaf, nn.Parameter):
+                self.parameters.add(number)
             if isinstance(leaf, Tensor) and first.setdefault(id(leaf), number) != number:
                 self.values.append(Same("input", first[id(leaf)]))
             else:
@@ -192,6 +196,8 @@ class Inputs:
         """
         self.checked_by_others = True
         for number, (leaf, fake) in enumerate(zip(leaves, fake_leaves, strict=True)):
+            if isinstance(leaf, nn.Parameter):
+                self.parameters.add(number)
             self.values.append(self._add_fake(leaf, fake, number, ()))
         self.num_arguments = len(self.values)
 

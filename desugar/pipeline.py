@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import operator
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Mapping
@@ -80,16 +82,21 @@ def compile(
         ValueError: For an unknown backend, or `mode` or `options` with a backend that takes none.
         TypeError: If `fn` cannot be called.
     """
-    chosen = choose_backend(backend, mode, options)
-    return _Compile(chosen, dynamic) if fn is None else _Compile(chosen, dynamic)(fn)
+    choice = {"backend": backend, "dynamic": dynamic, "mode": mode, "options": options}
+    compile_with = _Compile(choose_backend(backend, mode, options), dynamic, choice)
+    return compile_with if fn is None else compile_with(fn)
 
 
 @dataclass(frozen=True, slots=True)
 class _Compile:
-    """`compile` with its options."""
+    """`compile` with its options, `choice` as the user wrote them."""
 
     backend: Backend
     dynamic: bool | None
+    choice: dict[str, Any]
+
+    def __reduce__(self) -> Any:
+        return functools.partial(compile, **self.choice), ()
 
     def __call__(self, fn: Any) -> Any:
         if not callable(fn):
@@ -97,6 +104,7 @@ class _Compile:
                 f"expected a function or nn.Module, got {type(fn).__name__}; pass what is to be called"
             )
         programs = ProgramCache(fn, self.backend, self.dynamic)
+        programs.compile_with = self
         return compiled_module(fn, programs) if isinstance(fn, nn.Module) else CompiledFunction(fn, programs)
 
 
@@ -118,7 +126,13 @@ class CompiledFunction:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
         """A compiled function without programs, of a copy of the function (itself, unless it is bound to an object)."""
-        return self._cache.again(copy.deepcopy(self._cache.fn, memo))
+        return self._cache.compile_with(copy.deepcopy(self._cache.fn, memo))
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name where the name leads here, as for any function; else the function and how it is compiled."""
+        if _found_by_name(self):
+            return self.__qualname__  # type: ignore[attr-defined]
+        return self._cache.compile_with, (self._cache.fn,)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -129,6 +143,16 @@ class CompiledFunction:
         )
 
 
+def _found_by_name(compiled: CompiledFunction) -> bool:
+    names = getattr(compiled, "__module__", None), getattr(compiled, "__qualname__", None)
+    if not all(isinstance(name, str) for name in names):
+        return False
+    try:
+        return operator.attrgetter(names[1])(sys.modules[names[0]]) is compiled  # type: ignore[index]
+    except (AttributeError, KeyError):
+        return False
+
+
 def compiled_module(module: nn.Module, cache: ProgramCache) -> nn.Module:
     """A module with the state of `module` (the same `__dict__`) whose calls run compiled programs."""
 
@@ -136,10 +160,10 @@ def compiled_module(module: nn.Module, cache: ProgramCache) -> nn.Module:
         return cache.call(args, kwargs)
 
     def copied(self: nn.Module, memo: dict[int, Any]) -> Any:
-        return cache.again(copy.deepcopy(module, memo))
+        return cache.compile_with(copy.deepcopy(module, memo))
 
     def rebuild(self: nn.Module, protocol: Any) -> Any:
-        return compile, (module,)
+        return cache.compile_with, (module,)
 
     body = {
         "__call__": call,
@@ -193,11 +217,8 @@ class ProgramCache:
         self.programs: tuple[Program, ...] = ()
         self.history = History(dynamic)
         self._lock = threading.RLock()
+        self.compile_with: Callable[[Any], Any] = functools.partial(compile_again, backend=backend)
         self._warned = self._state_was_kept = False
-
-    def again(self, fn: Any) -> Any:
-        """Compiles another function with the same options."""
-        return _Compile(self.backend, self.history.dynamic)(fn)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the first program that fits the call; compiles one if none does."""

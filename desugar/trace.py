@@ -87,6 +87,8 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     entered: list[Entered] = []
     for value in inputs.values:
         entered.append(enter(value, inputs, items, entered))
+        if len(entered) - 1 in inputs.parameters:
+            entered[-1].leaf._is_param = True  # by which isinstance knows an nn.Parameter
     arguments, captured = entered[: inputs.num_arguments], entered[inputs.num_arguments :]
     capture = Capture(inputs, items, arguments)
     capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}

@@ -59,17 +59,34 @@ def _watching_class() -> type:
             schema = getattr(func, "_schema", None)
             if schema is None:  # a higher-order op has functions for modes by their very type
                 return func.python_key_table[private.FunctionalTensorMode](self, *args, **(kwargs or {}))
-            if schema.is_mutable and torch.Tag.inplace_view not in func.tags:
-                _check_written(func, args, kwargs or {})
-            return super().__torch_dispatch__(func, types, args, kwargs)
+            if not schema.is_mutable or torch.Tag.inplace_view in func.tags:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            targets = _written(func, args, kwargs or {})
+            for target in targets:
+                check_target(str(func), target)
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if not _counts_versions(func):
+                torch.autograd.graph.increment_version(targets)
+            return result
 
     return Watching
 
 
-def _check_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    targets = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             written: Any = args[number] if number < len(args) else kwargs.get(argument.name)
-            for target in optree.tree_leaves(written, none_is_leaf=True):
-                if isinstance(target, private.FunctionalTensor):
-                    check_target(str(func), target)
+            leaves = optree.tree_leaves(written, none_is_leaf=True)
+            targets += [target for target in leaves if isinstance(target, private.FunctionalTensor)]
+    return targets
+
+
+@functools.cache
+def _counts_versions(func: Any) -> bool:
+    """Whether autograd raises the version counters of what an op writes; else its own kernel does, in eager mode.
+
+    So it is with `torch._foreach_mul_` and most custom ops; nobody counts what `batch_norm` writes to its buffers.
+    """
+    is_own = func.namespace == "aten" and not func.__name__.startswith(("_foreach_", "_fused_", "_amp_"))
+    return is_own or private.has_kernel(func.name(), "ADInplaceOrView")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.desugar.classes import Pair, make
@@ -66,3 +67,48 @@ def test_through_inductor():
     out = by_pass(lambda y: cubed(y) + 1, backend="inductor")(y)
     out.sum().backward()
     assert out.tolist() == [9.0] * 3 and y.grad.tolist() == [14.0] * 3
+
+
+# ------------------------------------------------------------------------------------------------ writes
+
+library = torch.library.Library("desugar_tests", "FRAGMENT")
+library.define("raise_by(Tensor(a!) x, float by) -> ()")
+library.impl("raise_by", lambda x, by: (x.add_(by), None)[1], "CPU")
+torch.library.register_fake("desugar_tests::raise_by", lambda x, by: None, lib=library)
+
+
+@torch.library.custom_op("desugar_tests::add_and_sum", mutates_args={"x"})
+def add_and_sum(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(y)
+    return x.sum()
+
+
+@add_and_sum.register_fake
+def _(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty(())
+
+
+WRITES = {
+    "an op of a library": lambda x, y: torch.ops.desugar_tests.raise_by(x, 2.0),
+    "through a view": lambda x, y: torch.ops.desugar_tests.raise_by(x[:1], 2.0),
+    "a custom op": add_and_sum,
+    "foreach": lambda x, y: torch._foreach_mul_([x, y], 2.0),
+    "foreach copy": lambda x, y: torch._foreach_copy_([x], [y]),
+}
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+@pytest.mark.parametrize("name", WRITES)
+def test_a_saved_tensor_that_an_op_writes_is_noticed(name, way):
+    w, x, y = torch.ones(3, requires_grad=True), torch.ones(3), torch.ones(3)
+    product = w * x
+    way(lambda x, y: (WRITES[name](x, y), y + 1)[1])(x, y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+def test_what_nobody_counts_in_eager_mode_is_not_counted():
+    def fn(x, mean, var):
+        return F.batch_norm(x, mean, var, training=True)
+
+    judge(fn, lambda: (torch.randn(4, 2, requires_grad=True), torch.zeros(2), torch.ones(2)), calls=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import io
 import linecache
 import pickle
 import threading
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import desugar
 from desugar import pipeline
 from tests.desugar.classes import Int8Like, Pair, TwoTensor, make, plain_parts
-from tests.desugar.judge import assert_same_values, by_pass, judge
+from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
 
 # ---- functions -----------------------------------------------------------------------------------------------
 
@@ -364,3 +365,55 @@ def test_trace_gives_a_program_and_runs_nothing():
     program = desugar.trace(fn, x)
     assert isinstance(program, desugar.Program) and not any(call is x for call in calls)
     assert desugar.trace(fn, x, k=1).outputs != program.outputs
+
+
+def test_a_pickled_module_keeps_how_it_is_compiled():
+    pickled = pickle.loads(pickle.dumps(by_pass(nn.Linear(2, 2), dynamic=True)))
+    pickled(torch.ones(3, 2))
+    pickled(torch.ones(4, 2))
+    assert len(pickled.programs) == 1 and pickled.programs[0].is_dynamic
+    assert pickled._desugar_cache.backend.name == "eager"
+    stored = io.BytesIO()
+    torch.save(pickled, stored)
+    stored.seek(0)
+    assert torch.load(stored, weights_only=False)._desugar_cache.backend.name == "eager"
+
+
+def triple(x):
+    return x * 3
+
+
+@desugar.compile(backend="eager")
+def quadruple(x):
+    return x * 4
+
+
+def test_compiled_functions_are_pickled():
+    assert pickle.loads(pickle.dumps(quadruple)) is quadruple
+    compiled = by_pass(triple)
+    compiled(torch.ones(2))
+    pickled = pickle.loads(pickle.dumps(compiled))
+    assert pickled(torch.ones(2)).tolist() == [3, 3] and len(pickled.programs) == 1
+    assert pickled._cache.backend.name == "eager"
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        pickle.dumps(by_pass(lambda x: x))
+
+
+def test_a_lazy_module_is_made_by_its_first_call():
+    for make_module in (lambda: nn.Sequential(nn.LazyLinear(3), nn.ReLU()), lambda: nn.LazyLinear(3)):
+        module, x = make_module(), torch.ones(2, 4)
+        compiled = by_pass(module)
+        first = compiled(x)
+        assert module.state_dict() and not compiled.programs
+        assert torch.equal(compiled(x), first) and torch.equal(module(x), first)
+        assert len(compiled.programs) == 1
+
+
+def test_parameters_among_the_arguments_are_known():
+    def fn(x):
+        return x * 2 if isinstance(x, nn.Parameter) else x * 5
+
+    for way in (by_pass, by_dynamo):
+        compiled = way(fn)
+        for x in (torch.ones(2), nn.Parameter(torch.ones(2)), torch.ones(2), nn.Parameter(make(Pair, 2))):
+            assert_same_values([compiled(x).detach()], [fn(x).detach()])
