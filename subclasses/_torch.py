@@ -68,8 +68,13 @@ dynamic_dims_name = "_dynamo_propagated_dynamic_indices"
 def mark_dim_dynamic(t: torch.Tensor, dim: int = 0) -> None:
     """What torch._dynamo.maybe_mark_dynamic(t, dim) does, without the import of torch._dynamo."""
     # A private attribute is what Dynamo reads.
-    marked = getattr(t, "_dynamo_weak_dynamic_indices", frozenset())
-    t._dynamo_weak_dynamic_indices = {*marked, dim}  # type: ignore[attr-defined]
+    t._dynamo_weak_dynamic_indices = {*dims_marked_dynamic(t), dim}  # type: ignore[attr-defined]
+
+
+def dims_marked_dynamic(t: torch.Tensor) -> list[int]:
+    """The dims that :func:`mark_dim_dynamic` has marked."""
+    # The same attribute.
+    return sorted(getattr(t, "_dynamo_weak_dynamic_indices", ()))
 
 
 # ---- above autograd ----------------------------------------------------------------------------------------

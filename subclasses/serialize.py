@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import warn_if_has_hooks
 
+from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
 from subclasses.layout import cotangent_layout
 from subclasses.spec import SubclassSpec
 
@@ -36,6 +37,21 @@ def _extras(x: Any) -> dict[str, Any]:
     return {k: v for k, v in x.__dict__.items() if k not in own and not k.startswith("_dynamo_")}
 
 
+def _marked_dims(x: Any) -> dict[str, list[int]]:
+    """Which dims compilers take as dynamic, of the value ("") and its inner tensors.
+
+    torch keeps those of inner tensors in files, and loses them on the way to another process.
+    """
+    marked = {name: dims_marked_dynamic(t) for name, t in {"": x, **_inners(x)}.items()}
+    return {name: dims for name, dims in marked.items() if dims}
+
+
+def _mark_dims(x: Any, marked: dict[str, list[int]]) -> None:
+    for name, dims in marked.items():
+        for dim in dims:
+            mark_dim_dynamic(x.__dict__[name] if name else x, dim)
+
+
 # ---- pickling ----------------------------------------------------------------------------------------------
 
 
@@ -43,6 +59,7 @@ def reduce(x: Any) -> tuple[Any, ...]:
     """What ``__reduce_ex__`` returns."""
     warn_if_has_hooks(x)
     flags = {"requires_grad": x.requires_grad, "cotangent": x._layout.cotangent}
+    flags["dynamic_dims"] = _marked_dims(x)
     return rebuild, (type(x), _inners(x), _metadata(x), flags, _extras(x))
 
 
@@ -50,7 +67,7 @@ def rebuild(
     cls: Any,
     inners: dict[str, Tensor],
     metadata: dict[str, Any],
-    flags: dict[str, bool],
+    flags: dict[str, Any],
     extras: dict[str, Any],
 ) -> Any:
     """Makes a value from what :func:`reduce` gave; checked as at construction."""
@@ -59,6 +76,7 @@ def rebuild(
     if flags["cotangent"]:
         x.__dict__["_layout"] = cotangent_layout(x._layout)
     x.__dict__.update(extras)
+    _mark_dims(x, flags.get("dynamic_dims", {}))
     return x.requires_grad_() if flags["requires_grad"] else x
 
 
@@ -91,6 +109,7 @@ def deepcopy(x: Any, memo: dict[int, Any]) -> Any:
     dynamics = [x.__dict__[f.name] for f in type(x).__spec__.dynamics]
     new = type(x)._wrap(x._layout, *(inners.get(n) for n in type(x).__spec__.inner_names), *dynamics)
     new.__dict__.update(copy.deepcopy(_extras(x), memo))
+    _mark_dims(new, _marked_dims(x))
     if x.requires_grad:
         new.requires_grad_()
     if x.grad is not None:

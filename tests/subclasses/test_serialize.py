@@ -16,7 +16,7 @@ import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
-from subclasses import TensorSubclass, inner, static
+from subclasses import TensorSubclass, _torch, inner, static
 from tests.subclasses.subjects import FACTORIES, Pair, Scaled, assert_same, inners_of, make_int8, make_pair
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +69,16 @@ def test_flags_and_attributes_come_back(way):
     assert y.requires_grad and y.is_leaf and y.note == {"any": ["thing"]}
     p = WAYS[way](nn.Parameter(make_pair()))
     assert isinstance(p, nn.Parameter) and type(p) is Pair and p.requires_grad
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_marked_dynamic_stays_so(way):
+    x = make_pair()
+    _torch.mark_dim_dynamic(x, 1)
+    _torch.mark_dim_dynamic(x.a, 0)
+    y = WAYS[way](x)
+    assert _torch.dims_marked_dynamic(y) == [1]
+    assert (_torch.dims_marked_dynamic(y.a), _torch.dims_marked_dynamic(y.b)) == ([0], [])
 
 
 @pytest.mark.parametrize("way", WAYS)

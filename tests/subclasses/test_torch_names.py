@@ -88,6 +88,7 @@ def mark_dim_dynamic():
     assert getattr(x, name) == getattr(y, name) == {1}
     _torch.mark_dim_dynamic(x)
     assert getattr(x, name) == {0, 1}
+    assert _torch.dims_marked_dynamic(x) == [0, 1] and _torch.dims_marked_dynamic(torch.ones(1)) == []
 
 
 def dynamic_dims_name():
@@ -255,6 +256,7 @@ CHECKS = {
     "make_wrapper_subclass": make_wrapper_subclass,
     "dynamic_dims_name": dynamic_dims_name,
     "mark_dim_dynamic": mark_dim_dynamic,
+    "dims_marked_dynamic": mark_dim_dynamic,
     "disabled_torch_function_impl": disabled_torch_function_impl,
     "DisableTorchFunctionSubclass": disable_torch_function_subclass,
     "call_unruled": disable_torch_function_subclass,

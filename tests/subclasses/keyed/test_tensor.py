@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
 from subclasses import DispatchError
 from subclasses.keyed import KeyedJaggedTensor
@@ -151,6 +152,30 @@ def test_compiled_as_in_eager_mode(name, way):
         assert compiled(x).equal(COMPILED[name](x))
     if way == "desugar.compile":
         assert len(compiled.programs) == 1
+
+
+class _Batches(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(LENGTHS) - 3
+
+    def __getitem__(self, index):
+        return batch(LENGTHS[index])
+
+
+@pytest.mark.parametrize("way", ["desugar.compile", "behind Dynamo"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_workers_run_one_program(way, workers):
+    torch.compiler.reset()
+    score = COMPILED["features"]
+    compiled = WAYS["desugar.compile"](score)
+    frames = CompileCounter()
+    if way == "behind Dynamo":
+        compiled = torch.compile(score, backend=frames, fullgraph=True)
+    loader = torch.utils.data.DataLoader(_Batches(), batch_size=None, num_workers=workers)
+    for x in loader:
+        assert compiled(x).equal(score(x))
+    count = frames.frame_count if way == "behind Dynamo" else len(compiled.programs)
+    assert count == 1
 
 
 def test_what_comes_back_is_keyed():
