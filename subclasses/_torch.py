@@ -58,6 +58,17 @@ def run_as_it_is(function: Any) -> None:
         _frames.set_code_exec_strategy(function.__code__, _frames._FrameExecStrategy(skip, skip))
 
 
+# ---- printing ----------------------------------------------------------------------------------------------
+
+# What torch.set_printoptions sets, which has no public reader.
+print_options = torch._tensor_str.PRINT_OPTS  # type: ignore[attr-defined]
+
+# A context with other options, which torch.set_printoptions is not: it forgets ``sci_mode``.
+printing_with = torch._tensor_str.printoptions  # type: ignore[attr-defined]
+
+# A context without the modes in force: PyTorch prints tensors in one, so that a mode sees none of it.
+disable_current_modes = torch.utils._python_dispatch._disable_current_modes  # type: ignore[attr-defined]
+
 # ---- dynamic ints ------------------------------------------------------------------------------------------
 
 # The dims of a tensor that Dynamo makes symbols of at the first compilation. Read, not guarded on; a release

@@ -40,6 +40,11 @@ def check_parts(values: Any, offsets: Any, lengths: Any, ragged_dim: Any) -> Non
         )
 
 
+def is_traced(t: Tensor) -> bool:
+    """Whether a graph is made, so that nobody knows what a tensor holds."""
+    return torch.compiler.is_compiling() or type(t) is not Tensor
+
+
 def check_rows(rows: Sequence[Any], name: str = "JaggedTensor") -> None:
     """Raises unless these are tensors that differ in their first extent alone."""
     if isinstance(rows, Tensor) or not all(isinstance(row, Tensor) for row in rows):
@@ -71,8 +76,14 @@ def check_rows(rows: Sequence[Any], name: str = "JaggedTensor") -> None:
 
 def check_lengths(values: Tensor, lengths: Tensor) -> None:
     """Raises unless lengths are those of rows that fill ``values``."""
+    if lengths.dim() != 1:
+        raise ValueError(
+            f"JaggedTensor.from_lengths: expected lengths of shape [B], one for each row, got {tuple(lengths.shape)}"
+        )
+    if is_traced(lengths):
+        return
     found = lengths.tolist()
-    if lengths.dim() != 1 or any(n < 0 for n in found):
+    if any(n < 0 for n in found):
         raise ValueError(
             f"JaggedTensor.from_lengths: expected one length of at least 0 for each row, got {found}"
         )
@@ -89,10 +100,28 @@ def check_padded(padded: Tensor, lengths: Tensor) -> None:
             f"JaggedTensor.from_padded: expected a padded tensor [B, T, ...] and lengths [B], got "
             f"{tuple(padded.shape)} and {tuple(lengths.shape)}"
         )
+    if is_traced(lengths):
+        return
     found = lengths.tolist()
     if any(not 0 <= n <= padded.shape[1] for n in found):
         raise ValueError(
             f"JaggedTensor.from_padded: expected lengths from 0 to {padded.shape[1]}, the padded extent, got {found}"
+        )
+
+
+def check_mask(padded: Any, mask: Any, name: str = "JaggedTensor") -> None:
+    """Raises unless ``mask [B, T]`` says which entries of ``padded [B, T, ...]`` exist."""
+    fits = isinstance(padded, Tensor) and isinstance(mask, Tensor) and mask.dim() == 2
+    if not fits or mask.dtype != torch.bool or padded.shape[:2] != mask.shape:
+        found = [f"{t.dtype} {tuple(t.shape)}" if isinstance(t, Tensor) else t for t in (padded, mask)]
+        raise ValueError(
+            f"{name}.from_mask: expected entries [B, T, ...] and a bool mask [B, T], True where one exists, "
+            f"got {found[0]} and {found[1]}"
+        )
+    if name == "JaggedTensor" and is_traced(mask):
+        raise ValueError(
+            "JaggedTensor.from_mask: in a compiled function nobody knows how many entries exist; use "
+            "from_padded(padded, lengths) for rows that begin at 0"
         )
 
 
@@ -130,7 +159,7 @@ def longest_row(values: Any, offsets: Any, lengths: Any, ragged_dim: int) -> int
     """The length of the longest row; reads the data, and checks it on the way."""
     if not isinstance(values, Tensor) or not isinstance(offsets, Tensor) or offsets.is_floating_point():
         return 0  # refused by the constructor, which names the field
-    if torch.compiler.is_compiling():
+    if is_traced(offsets):
         raise ValueError(
             "JaggedTensor: in a compiled function the longest row is not known; give max_length, such as x.shape[1]"
         )

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
 from subclasses._torch import mark_dim_dynamic
-from subclasses.checks import repr_tail
 from subclasses.ragged import checks
 from subclasses.ragged.holes import without_gradient_at_holes
+from subclasses.ragged.printing import emit_rows
 from subclasses.ragged.segments import Segments
 
 # ---- the declaration -------------------------------------------------------------------------------------------
@@ -111,8 +111,15 @@ class JaggedTensor(TensorSubclass):
         return cls(torch.cat(list(rows)), offsets, max_length=max(lengths))
 
     @classmethod
-    def from_lengths(cls, values: Tensor, lengths: Tensor | Sequence[int]) -> JaggedTensor:
-        """Rows of these lengths, one after the other in ``values``.
+    def from_lengths(
+        cls, values: Tensor, lengths: Tensor | Sequence[int], *, max_length: int | None = None
+    ) -> JaggedTensor:
+        """Rows of these lengths, one after the other in ``values``, which are shared.
+
+        Args:
+            values: the entries of all rows, ``[total, ...]``.
+            lengths: ``[B]``, how many entries each row has.
+            max_length: the outer extent ``T``; None computes it, which a compiled function cannot.
 
         Raises:
             ValueError: the lengths do not add up to the number of entries.
@@ -120,18 +127,41 @@ class JaggedTensor(TensorSubclass):
         sizes = torch.as_tensor(lengths, dtype=torch.int64)
         checks.check_lengths(values, sizes)
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]).to(values.device)
-        longest = int(sizes.max()) if sizes.numel() else 0
-        return cls(values, offsets, max_length=longest)
+        if max_length is None and not isinstance(lengths, Tensor):
+            max_length = max(lengths, default=0)
+        elif max_length is None and not checks.is_traced(sizes):
+            max_length = int(sizes.max()) if sizes.numel() else 0
+        return cls(values, offsets, max_length=max_length)
 
     @classmethod
     def from_padded(cls, padded: Tensor, lengths: Tensor | Sequence[int]) -> JaggedTensor:
-        """The first ``lengths[b]`` entries of each row of ``padded [B, T, ...]``; differentiable in it."""
+        """The first ``lengths[b]`` entries of each row of ``padded [B, T, ...]``; differentiable in it.
+
+        In a compiled function, where nobody knows how many there are, the result has holes where ``padded`` has its
+        padding, and as great an outer extent as that.
+        """
         sizes = torch.as_tensor(lengths, dtype=torch.int64, device=padded.device)
         checks.check_padded(padded, sizes)
+        rows, width = padded.shape[:2]
+        if checks.is_traced(sizes):
+            starts = torch.arange(rows + 1, device=padded.device) * width
+            return cls(padded.flatten(0, 1), starts, lengths=sizes, max_length=width)
         offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-        total, width = int(offsets[-1]), padded.shape[1]
+        total = int(offsets[-1])
         values = Segments(offsets, None, total, width).unpad(padded)
         return cls(values, offsets, max_length=int(sizes.max()) if total else 0)
+
+    @classmethod
+    def from_mask(cls, padded: Tensor, mask: Tensor) -> JaggedTensor:
+        """The entries of ``padded [B, T, ...]`` where ``mask [B, T]`` is True, wherever in their rows; differentiable.
+
+        Reads the mask, so it is no part of a compiled function.
+
+        Raises:
+            ValueError: ``mask`` is no bool tensor of that shape.
+        """
+        checks.check_mask(padded, mask)
+        return cls.from_lengths(padded[mask], mask.sum(1))
 
     @classmethod
     def from_nested(cls, nested: Tensor) -> JaggedTensor:
@@ -168,17 +198,7 @@ class JaggedTensor(TensorSubclass):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The rows; while a graph is traced, where nothing is known of them, the parts."""
-        name = type(self).__name__
-        if type(self.values) is not Tensor or self.values.is_meta or self.ragged_dim == 0:
-            parts = ", ".join(f"{n}={getattr(self, n)!r}" for n in type(self).__spec__.names)
-            return f"{name}({parts}{repr_tail(self)})"
-        with torch.no_grad():
-            rows = [str(row).replace("\n", "\n  ") for row in self.to_tensors()]
-        return (
-            f"{name}([\n"
-            + "".join(f"  {row},\n" for row in rows)
-            + f"], size={tuple(self.shape)}{repr_tail(self)})"
-        )
+        return emit_rows(self, self.values, self.to_tensors)
 
     # ---- taking it apart ---------------------------------------------------------------------------------------
 

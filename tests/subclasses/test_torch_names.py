@@ -246,7 +246,22 @@ def run_as_it_is():
     assert len(run(lambda x: twice(x) + 1)) == 1, "it is inlined all the same"
 
 
+def printing():
+    with _torch.printing_with(threshold=3, edgeitems=1):
+        assert (_torch.print_options.threshold, _torch.print_options.edgeitems) == (3, 1)
+        assert "..." in str(torch.arange(5))
+    assert _torch.print_options.threshold > 3
+
+
+def disable_current_modes():
+    with _torch.fake_mode(), _torch.disable_current_modes():
+        assert type(torch.ones(2)) is Tensor
+
+
 CHECKS = {
+    "print_options": printing,
+    "printing_with": printing,
+    "disable_current_modes": disable_current_modes,
     "run_as_it_is": run_as_it_is,
     "OpOverload": op_types,
     "OpOverloadPacket": op_types,

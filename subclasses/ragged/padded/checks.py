@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.ragged.checks import is_traced
 
 UNMERGE = "unmerge them by x.unflatten(0, (B, T))"
 UNPAD_BATCH = "x.to_jagged(), or a batch that is not padded, has no such limit"
@@ -83,7 +83,7 @@ def check_entries(x: Any, entries: Any) -> None:
 
 def read_lengths(x: Any) -> list[int]:
     """The lengths on the host of the rows in the batch, if they are lengths of rows of the table."""
-    if torch.compiler.is_compiling() or type(x.lengths) is not Tensor:
+    if is_traced(x.lengths):
         raise DispatchError(
             f"{type(x).__name__}: rows as plain tensors have sizes that a compiled function does not know; slices, "
             f"x[:, -1] and x[mask] give tensors of sizes that it does"
@@ -94,3 +94,10 @@ def read_lengths(x: Any) -> list[int]:
             f"PaddedTensor.lengths: expected lengths from 0 to {width}, the extent of the table, got {found}"
         )
     return found if x.row_count is None else found[: int(x.row_count)]
+
+
+def count_rows(x: Any) -> int:
+    """How many rows are in the batch; their lengths are read on the way, except while a graph is made."""
+    if is_traced(x.lengths) and x.row_count is None:
+        return x.lengths.shape[0]
+    return len(read_lengths(x))

@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses import TensorSubclass, inner, static
-from subclasses.checks import repr_tail
-from subclasses.ragged.checks import check_has_rows, check_rows
+from subclasses.ragged.checks import check_has_rows, check_mask, check_rows
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded import checks
 from subclasses.ragged.padded.buckets import Buckets, bucket_of
+from subclasses.ragged.printing import emit_rows
 
 # ---- the declaration -------------------------------------------------------------------------------------------
 
@@ -118,6 +118,24 @@ class PaddedTensor(TensorSubclass):
         return cls(padded, sizes, row_count=given)
 
     @classmethod
+    def from_mask(cls, padded: Tensor, mask: Tensor) -> PaddedTensor:
+        """The table ``padded [B, T, ...]``, of which ``mask [B, T]`` says which entries exist; differentiable.
+
+        Raises:
+            ValueError: ``mask`` is no bool tensor of that shape.
+            RuntimeError: in some row not the first entries are those that exist (on CUDA, and in graphs, by an
+                assertion that nothing waits for); ``JaggedTensor.from_mask`` takes entries from anywhere.
+        """
+        check_mask(padded, mask, "PaddedTensor")
+        x = cls(padded, mask.sum(1))
+        torch.ops.aten._assert_async.msg(
+            (x.mask() == mask).all(),
+            "PaddedTensor.from_mask: expected True for the first entries of each row; use "
+            "JaggedTensor.from_mask(padded, mask).to_padded() for entries elsewhere",
+        )
+        return x
+
+    @classmethod
     def pad(
         cls, x: Tensor, *, dim: int, multiple: int | None = None, buckets: Buckets | None = None
     ) -> PaddedTensor:
@@ -164,14 +182,11 @@ class PaddedTensor(TensorSubclass):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The rows; while a graph is traced, where nothing is known of them, the parts."""
-        name = type(self).__name__
-        if type(self.padded) is not Tensor or self.padded.is_meta:
-            parts = ", ".join(f"{n}={getattr(self, n)!r}" for n in type(self).__spec__.names)
-            return f"{name}({parts}{repr_tail(self)})"
-        with torch.no_grad():
-            rows = [str(row).replace("\n", "\n  ") for row in self.to_tensors()]
-        body = "".join(f"  {row},\n" for row in rows)
-        return f"{name}([\n{body}], size={tuple(self.shape)}{repr_tail(self)})"
+        return emit_rows(
+            self,
+            self.padded,
+            lambda: self.with_lengths(self.padded, self.counts, self.row_count).to_tensors(),
+        )
 
     # ---- taking it apart ---------------------------------------------------------------------------------------
 
@@ -285,13 +300,16 @@ class PaddedTensor(TensorSubclass):
         return longer.with_padded(longer.kept(table))
 
     def to_jagged(self) -> JaggedTensor:
-        """The same rows back to back, the batch dimension first; differentiable. Reads the lengths."""
+        """The same rows back to back, the batch dimension first; differentiable.
+
+        Reads the lengths. In a compiled function the result has holes where the table has its padding instead.
+        """
         if self.merged:
             return self.unmerged().to_jagged().flatten(0, 1)  # type: ignore[return-value]
-        found = len(checks.read_lengths(self))
+        found = checks.count_rows(self)
         ragged = self.ragged_dim + (self.ragged_dim < self.batch_dim)
         table = self.unwrap("padded").movedim(self.batch_dim, 0).movedim(ragged, 1)
-        jagged = JaggedTensor.from_padded(table[:found], self.lengths[:found])
+        jagged = JaggedTensor.from_padded(table[:found], self.counts[:found])
         return jagged if ragged == 1 else jagged.with_entries(jagged.unwrap("values"), ragged)
 
 
