@@ -28,6 +28,8 @@ _LAZY = {
     "ModeKey": "torch._C:_TorchDispatchModeKey",
     # Views are taken again past __torch_function__.
     "DisableTorchFunctionSubclass": "torch._C",
+    # The state of the random number generator is read past every mode.
+    "DisableTorchFunction": "torch._C",
     # A graph that runs as it is makes no autograd views, as one that Inductor compiled makes none.
     "BelowADInplaceOrView": "torch._C:_AutoDispatchBelowADInplaceOrView",
     # A version counter is set to what eager mode would have made it.

@@ -18,7 +18,7 @@ class Unpacking:
     """How the leaves of one call's `(args, kwargs)` are found again in another call.
 
     Attributes:
-        example: The `(args, kwargs)` that was traced, with every leaf replaced by its number.
+        example: `(args, kwargs)` with every leaf replaced by its number, if tuples, lists and dicts are all there is.
         treespec: optree's structure of it.
     """
 
@@ -30,12 +30,13 @@ class Unpacking:
         """The unpacking of a call, and its leaves."""
         call: Any = (args, kwargs)
         leaves, treespec = flatten(call)
-        return Unpacking(treespec.unflatten(range(len(leaves))), treespec), leaves
+        is_known = _is_builtin(treespec)  # a class of the user's is not to be built around numbers
+        return Unpacking(treespec.unflatten(range(len(leaves))) if is_known else None, treespec), leaves
 
     def emit(self, out: Emitter, require: Callable[[str], None]) -> list[str]:
         """Writes the unpacking of `args` and `kwargs`; returns the leaves' names."""
         names = [out.fresh_name(f"a{n}") for n in range(self.treespec.num_leaves)]
-        if _is_builtin(self.example):
+        if self.example is not None:
             args, kwargs = self.example
             _emit_sequence(out, require, names, "args", args)
             require("not kwargs") if not kwargs else _emit_dict(out, require, names, "kwargs", kwargs)
@@ -49,12 +50,14 @@ class Unpacking:
         return names
 
 
-def _is_builtin(node: Any) -> bool:
-    if type(node) in (tuple, list):
-        return all(_is_builtin(child) for child in node)
-    if type(node) is dict:
-        return all(isinstance(key, (str, int)) for key in node) and all(map(_is_builtin, node.values()))
-    return type(node) is int  # a leaf's number
+def _is_builtin(spec: optree.PyTreeSpec) -> bool:
+    if spec.is_leaf():
+        return True
+    if spec.type not in (tuple, list, dict):
+        return False
+    if spec.type is dict and not all(isinstance(key, str | int) for key in spec.entries()):
+        return False
+    return all(map(_is_builtin, spec.children()))
 
 
 def _emit_node(out: Emitter, require: Callable[[str], None], names: list[str], text: str, node: Any) -> None:

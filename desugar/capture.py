@@ -16,6 +16,7 @@ from desugar.checkpoints import run_op
 from desugar.indexing import index_by_numbers
 from desugar.inputs import Inputs, is_traced, parts_key
 from desugar.notes import notes_in_progress
+from desugar.recurrent import prepare_recurrent
 from desugar.runs import Entered
 from desugar.trees import flatten
 from desugar.values import (
@@ -77,8 +78,9 @@ class Capture(TorchFunctionMode):
         func, args = index_by_numbers(func, args)
         refuse.check_retained(func, args)
         refuse.check_write(func, args, kwargs)
-        if func is torch.lstm:
-            args = (_differentiable(args[0]), *args[1:])
+        if isinstance(generator := kwargs.get("generator"), torch.Generator):
+            self.inputs.note_generator(generator)
+        func, args = prepare_recurrent(func, args, kwargs)
         if func in RESHAPES:
             self.reshapes.append((args[0], func, args[1:], kwargs))
         return run_op(func, args, kwargs)
@@ -126,12 +128,6 @@ class Capture(TorchFunctionMode):
         """What the function returned, with stand-ins for tensors from outside."""
         leaves, treespec = flatten(result)
         return treespec.unflatten([self.replace(leaf) for leaf in leaves])
-
-
-def _differentiable(tensor: Tensor) -> Tensor:
-    """The tensor as one that requires grad, for PyTorch's decomposition of lstm asks no other argument."""
-    needs = torch.is_grad_enabled() and not tensor.requires_grad
-    return tensor.detach().requires_grad_() if needs else tensor
 
 
 def enter(value: Value, inputs: Inputs, items: list[Any], arguments: list[Entered]) -> Entered:

@@ -8,7 +8,7 @@ that the function reaches by another way than its arguments (a parameter, a clos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,9 +34,6 @@ from desugar.values import (
     wrap_value,
 )
 from subclasses import TensorSubclass
-
-DynamicDims = Callable[[int, Tensor], Collection[int]]
-DynamicInt = Callable[[str, int], bool]
 
 # ------------------------------------------------------------------------------------------------ policies
 
@@ -133,6 +130,7 @@ class Inputs:
         is_sealed: The first run is over: whatever comes from outside is known.
         first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
         parameters: Numbers of the argument leaves that are an `nn.Parameter`.
+        generators: Generators of random numbers that the first run drew from.
     """
 
     fakes: Fakes
@@ -151,6 +149,7 @@ class Inputs:
     stand_ins: dict[int, Tensor] = field(default_factory=dict)
     is_sealed: bool = False
     parameters: set[int] = field(default_factory=set)
+    generators: list[torch.Generator] = field(default_factory=list)
 
     def add_arguments(self, leaves: list[object]) -> None:
         """Takes the argument leaves apart, and gives every symbol a slot of its own.
@@ -188,6 +187,21 @@ class Inputs:
             self.values.append(Same("input", self.first_leaf[id(tensor)]))
             return self.values[-1]
         return self._add(tensor, dynamic=False)
+
+    def note_generator(self, generator: torch.Generator) -> None:
+        """Takes a generator of random numbers as a constant.
+
+        Raises:
+            DesugarError: The function makes it anew in each run.
+        """
+        if any(generator is known for known in self.generators):
+            return
+        if self.is_sealed:
+            raise DesugarError(
+                "a torch.Generator is made inside the function; a program would go on with that of the trace",
+                instead="make it outside the function",
+            )
+        self.generators.append(generator)
 
     def add_faked(self, leaves: list[Any], fake_leaves: list[Any]) -> None:
         """Takes the argument leaves apart by fakes that somebody else made (Dynamo, whose guards cover them).

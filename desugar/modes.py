@@ -19,8 +19,8 @@ from desugar.watching import functional_mode
 
 
 @contextlib.contextmanager
-def tracing_modes(fake_mode: Any) -> Iterator[None]:
-    """What both runs hold under: fake mode, functionalization, no engine threads, no hooks of the caller's."""
+def tracing_modes(fake_mode: Any) -> Iterator[Any]:
+    """What both runs hold under: fake mode, functionalization (given), no engine threads, no hooks of the caller's."""
     with (
         without_saved_tensor_hooks(),
         fake_mode,
@@ -28,11 +28,11 @@ def tracing_modes(fake_mode: Any) -> Iterator[None]:
         torch.autograd.set_detect_anomaly(False),  # it would look for NaN in fakes
         torch.random.fork_rng(devices=()),
         private.enable_python_dispatcher(),
-        functional_mode(),
+        functional_mode() as functionalization,
         _explaining(),
         _without_reports(),
     ):
-        yield
+        yield functionalization
 
 
 @contextlib.contextmanager

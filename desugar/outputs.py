@@ -294,6 +294,7 @@ class _Taker:
 
     def _version_rises(self) -> tuple[tuple[int, tuple[str, ...], int], ...]:
         rises: list[tuple[int, tuple[str, ...], int]] = []
+        counted: set[int] = set()  # a tensor in several places has one counter
         reshaped = {reshape.leaf for reshape in self.run.reshapes}
         for number, entered in enumerate(self.run.entered):
             if not isinstance(entered.value, Plain | Wrapper):
@@ -301,10 +302,13 @@ class _Taker:
             rise = entered.leaf._version - entered.version
             changed = changed_slots(entered.value, self.run.items)
             if changed or (rise and number not in reshaped):  # a write that changes nothing is one, too
-                rises.append((number, (), rise))
+                if not isinstance(entered.value, Plain) or entered.value.index not in counted:
+                    rises.append((number, (), rise))
+                counted.update(slots_of(entered.value) if isinstance(entered.value, Plain) else ())
                 if isinstance(entered.value, Wrapper):
                     for name, part in entered.value.inner:
-                        if isinstance(part, Plain):
+                        if isinstance(part, Plain) and part.index not in counted:
+                            counted.add(part.index)
                             rise = self.run.items[part.index]._version - self.run.versions[part.index]
                             rises.append((number, (name,), rise))
         return tuple(rises)

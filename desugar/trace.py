@@ -40,6 +40,7 @@ from desugar.values import (
     unwrap_value,
     wrap_value,
 )
+from desugar.watching import check_rng
 from subclasses import TensorSubclass
 
 Call = Callable[[list[Any]], Any]
@@ -124,8 +125,9 @@ def discover(call: Call, inputs: Inputs) -> Outputs:
     Raises:
         DesugarError: For what the pass does not take (see `desugar.refuse`); nothing was changed.
     """
-    with tracing_modes(inputs.fakes.mode), inputs.fakes.env.ignore_fresh_unbacked_symbols():
+    with tracing_modes(inputs.fakes.mode) as mode, inputs.fakes.env.ignore_fresh_unbacked_symbols():
         run = run_function(call, inputs, inputs.primals())
+        check_rng(mode.rng)
         overlaps = find_overlaps(run, inputs)
     if overlaps:
         for slots in overlaps:

@@ -1,4 +1,4 @@
-"""Writes that functionalization carries back to the base wrongly: refused where a trace meets them.
+"""What a trace gets wrong, refused where it is met: writes that functionalization carries back wrongly, seeds.
 
 It adds up what several elements of an expanded tensor did to the one that they stand for, and gives zeros to what
 lies between the windows of `unfold`.
@@ -55,10 +55,16 @@ def _watching_class() -> type:
     class Watching(private.FunctionalTensorMode):
         supports_higher_order_operators = True
 
+        def __enter__(self) -> Any:
+            self.rng = _rng_state()
+            return super().__enter__()
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             schema = getattr(func, "_schema", None)
             if schema is None:  # a higher-order op has functions for modes by their very type
                 return func.python_key_table[private.FunctionalTensorMode](self, *args, **(kwargs or {}))
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                check_rng(self.rng)
             if not schema.is_mutable or torch.Tag.inplace_view in func.tags:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             targets = _written(func, args, kwargs or {})
@@ -70,6 +76,23 @@ def _watching_class() -> type:
             return result
 
     return Watching
+
+
+def _rng_state() -> Tensor:
+    with private.disable_current_modes(), private.DisableTorchFunction():
+        return torch.default_generator.get_state()
+
+
+def check_rng(before: Tensor) -> None:
+    """Raises when the function has seeded the generator: ops on fakes draw no numbers, so it stands where it did."""
+    with private.disable_current_modes(), private.DisableTorchFunction():
+        if torch.equal(torch.default_generator.get_state(), before):
+            return
+    raise DesugarError(
+        "the function sets the state of the random number generator (torch.manual_seed, set_rng_state)",
+        where=user_line(),
+        instead="seed outside the compiled function, or pass a torch.Generator",
+    )
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import desugar
 from tests.desugar.classes import Labeled, Nested, Pair, Tagged, TwoTensor, make, plain_parts
 from tests.desugar.judge import (
     WAYS,
@@ -315,3 +316,21 @@ def test_a_detached_part_shares_the_counter(cls, writes):
         return x, x.detach()[:, :1]
 
     judge(fn, make_args)
+
+
+def test_a_tensor_in_several_places_has_one_counter():
+    def shared(kind):
+        t = torch.ones(2, 3)
+        return (Pair(t, t),) if kind == "in one wrapper" else (Pair(t, torch.ones(2, 3)), t)
+
+    for kind, fn in {
+        "in one wrapper": lambda p: p.add_(1),
+        "beside a wrapper": lambda p, t: (t.add_(1), p * 2)[1],
+        "through the wrapper": lambda p, t: (p.add_(1), t * 2)[1],
+    }.items():
+        sides = []
+        for function in (fn, desugar.compile(fn, backend="eager")):
+            args = shared(kind)
+            function(*args)
+            sides.append([t._version for t in (*args, args[0].a, args[0].b)])
+        assert sides[0] == sides[1], kind

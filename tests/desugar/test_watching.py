@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+import desugar
 from desugar import DesugarError
 from desugar.modes import tracing_modes
 from desugar.watching import check_target, plain_parts
@@ -89,3 +90,42 @@ def test_the_watching_mode_is_the_functional_one():
     assert isinstance(functional_mode(), FunctionalTensorMode)
     with tracing_modes(FakeTensorMode()), pytest.raises(DesugarError, match=r"aten\.zero_"):
         torch.ops.aten.zero_(torch.ops.aten.expand(torch.ones(3), (2, 3)))
+
+
+def seeded(x):
+    torch.manual_seed(3)
+    return x + torch.rand(3)
+
+
+def seeded_and_restored(x):
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    out = torch.nn.functional.dropout(x, 0.5)
+    torch.set_rng_state(state)
+    return out
+
+
+def seeded_for_others(x):
+    torch.manual_seed(3)
+    return x + 1
+
+
+@pytest.mark.parametrize("fn", [seeded, seeded_and_restored, seeded_for_others])
+def test_a_seed_inside_is_refused(fn):
+    state = torch.get_rng_state()
+    with pytest.raises(DesugarError, match="random number generator"):
+        desugar.compile(fn, backend="eager")(torch.ones(3))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_generator_made_inside_is_refused_and_others_are_used():
+    def fresh(x):
+        return x + torch.rand(3, generator=torch.Generator().manual_seed(1))
+
+    with pytest.raises(DesugarError, match=r"torch\.Generator is made inside"):
+        desugar.compile(fresh, backend="eager")(torch.ones(3))
+    generator = torch.Generator().manual_seed(1)
+    compiled = desugar.compile(lambda x: x + torch.rand(3, generator=generator), backend="eager")
+    got = [compiled(torch.ones(3)) for _ in range(3)]
+    generator.manual_seed(1)
+    assert all(torch.equal(one, torch.ones(3) + torch.rand(3, generator=generator)) for one in got)

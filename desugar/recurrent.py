@@ -1,0 +1,85 @@
+"""Recurrent layers, whose decompositions in PyTorch need a hand: they drop nothing between layers in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+
+
+def prepare_recurrent(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The call of a recurrent layer in a form that is decomposed rightly; any other call as it is."""
+    if func not in _RECURRENT:
+        return func, args
+    if func is torch.lstm:
+        args = (_differentiable(args[0]), *args[1:])
+    packed, num_layers, dropout, train = isinstance(args[3], list | tuple), *args[-5:-2]
+    if packed:
+        num_layers, dropout, train = args[-4:-1]
+    if kwargs or not (train and dropout and num_layers > 1):
+        return func, args
+    return (_each_layer_packed if packed else _each_layer), (func, *args)
+
+
+def _differentiable(tensor: Tensor) -> Tensor:
+    """The tensor as one that requires grad, for PyTorch's decomposition of lstm asks no other argument."""
+    needs = torch.is_grad_enabled() and not tensor.requires_grad
+    return tensor.detach().requires_grad_() if needs else tensor
+
+
+def _each_layer(  # noqa: PLR0913 - the op's own arguments
+    func: Any,
+    x: Tensor,
+    hidden: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    def layer(x: Tensor, hidden: Any, params: Any) -> Any:
+        return func(x, hidden, params, has_biases, 1, 0.0, train, bidirectional, False)
+
+    x = x.transpose(0, 1) if batch_first else x
+    out, *states = _stack(layer, x, hidden, params, num_layers, dropout)
+    return (out.transpose(0, 1) if batch_first else out), *states
+
+
+def _each_layer_packed(  # noqa: PLR0913
+    func: Any,
+    x: Tensor,
+    batch_sizes: Tensor,
+    hidden: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+) -> Any:
+    def layer(x: Tensor, hidden: Any, params: Any) -> Any:
+        return func(x, batch_sizes, hidden, params, has_biases, 1, 0.0, train, bidirectional)
+
+    return _stack(layer, x, hidden, params, num_layers, dropout)
+
+
+def _stack(
+    layer: Callable[..., Any], x: Tensor, hidden: Any, params: Any, num_layers: int, dropout: float
+) -> Any:
+    """Layer after layer, with dropout between them as the eager kernels have it."""
+    several = isinstance(hidden, list | tuple)
+    states = [state.chunk(num_layers) for state in (hidden if several else (hidden,))]
+    width, found = len(params) // num_layers, []
+    for n in range(num_layers):
+        x = F.dropout(x, dropout) if n else x
+        own = [state[n] for state in states]
+        x, *new = layer(x, own if several else own[0], params[n * width : (n + 1) * width])
+        found.append(new)
+    return x, *(torch.cat(parts) for parts in zip(*found, strict=True))

@@ -1,0 +1,48 @@
+"""Recurrent layers: values, gradients and the masks of dropout between layers."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+import desugar
+
+KINDS = {
+    "LSTM": nn.LSTM,
+    "GRU": nn.GRU,
+    "tanh": nn.RNN,
+    "relu": lambda *args, **kwargs: nn.RNN(*args, **kwargs, nonlinearity="relu"),
+}
+SETTINGS = [*itertools.product([False, True], [False, True])]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("bidirectional", "batch_first"), SETTINGS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_between_layers(kind, bidirectional, batch_first, grad):
+    module = KINDS[kind](3, 4, 3, dropout=0.4, bidirectional=bidirectional, batch_first=batch_first)
+    x = torch.randn(2, 5, 3).requires_grad_(grad)
+    compiled, state = desugar.compile(module, backend="eager"), torch.get_rng_state()
+    sides = []
+    for fn in (module, compiled, compiled):
+        torch.set_rng_state(state)
+        out, hidden = fn(x)
+        loss = out.square().sum() + sum(h.sum() for h in (hidden if kind == "LSTM" else [hidden]))
+        inputs = [*module.parameters(), x] if grad else [*module.parameters()]
+        sides.append([out, *torch.autograd.grad(loss, inputs)])
+    for side in sides[1:]:
+        torch.testing.assert_close(side, sides[0])
+    torch.manual_seed(5)
+    assert not torch.equal(compiled(x)[0], sides[0][0]), "fresh masks at each call"
+    module.eval()
+    torch.testing.assert_close(compiled(x)[0], module(x)[0])
+
+
+def test_packed_sequences_are_refused():
+    packed = pack_sequence([torch.randn(3, 3), torch.randn(2, 3)])
+    with pytest.raises(desugar.DesugarError, match="depends on the data"):
+        desugar.compile(nn.GRU(3, 4, 2, dropout=0.5), backend="eager")(packed)
