@@ -19,6 +19,7 @@ from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
+from subclasses._torch import disabled_torch_function_impl
 
 # -------------------------------------------------------------------------------------------- making fakes
 
@@ -117,6 +118,13 @@ def check_plain(real: Tensor) -> None:
         raise DesugarError(
             f"expected strided tensors, got {odd}",
             instead="convert it first (to_dense(), dequantize(), resolve_conj(), resolve_neg(), to_padded_tensor())",
+        )
+    cls = type(real)
+    if cls is not Tensor and cls.__torch_function__ is not disabled_torch_function_impl:
+        raise DesugarError(
+            f"expected plain tensors and wrapper subclasses, got a {cls.__name__}: its class cannot be taken apart "
+            "(no __tensor_flatten__) and has a __torch_function__, which a program would not call",
+            instead="pass x.as_subclass(torch.Tensor) and make the result one of the class again",
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import SymInt, Tensor, nn
+from torch import SymFloat, SymInt, Tensor, nn
 
 from desugar.check import InvariantError
 from desugar.fakes import is_symbolic
@@ -101,7 +101,7 @@ def _compare(name: str, thing: Any, value: Value, fakes: Mapping[int, Any]) -> N
 
 def _compare_plain(name: str, thing: Any, fake: Any) -> None:
     if not isinstance(fake, Tensor):
-        _require(f"whether {name} is an int", isinstance(thing, int | SymInt), True)
+        _require(f"whether {name} is a number", isinstance(thing, int | float | SymInt | SymFloat), True)
         return
     if type(thing) not in (Tensor, nn.Parameter, nn.Buffer):
         raise InvariantError("recheck", f"{name} is a {type(thing).__name__}, proved to be a plain tensor")

@@ -90,3 +90,8 @@ def test_a_constructor_that_cheats_is_caught(rechecking):
     program.run.__globals__["compiled_graph"] = lambda items: (torch.ones(4), torch.ones(3))
     with pytest.raises(InvariantError, match="size of results"):
         compiled(x)
+
+
+def test_a_float_among_the_results(rechecking):
+    compiled = by_pass(lambda x: (x * 2, x.numel() / 2))
+    assert [compiled(torch.ones(n))[1] for n in (3, 4, 5)] == [1.5, 2.0, 2.5]

@@ -364,3 +364,24 @@ def test_an_out_that_would_get_another_size(size):
         with pytest.raises(DesugarError, match="another size"):
             desugar.compile(lambda x, out: torch.mul(x, 2, out=out), backend="eager")(torch.ones(2, 3), out)
     assert out.shape == size
+
+
+class Named(torch.Tensor):
+    """No wrapper: a tensor with memory of its own whose class sees every torch function."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        out = super().__torch_function__(func, types, args, kwargs)
+        return out + 100 if func is torch.Tensor.mul else out
+
+
+class PlainParameter(nn.Parameter):
+    """A class that changes nothing."""
+
+
+def test_a_class_that_sees_torch_functions_and_is_no_wrapper():
+    x = torch.ones(3).as_subclass(Named)
+    for fn, args in ((lambda x: x * 2, (x,)), (lambda y: y * x, (torch.ones(3),))):
+        with pytest.raises(DesugarError, match=r"got a Named.*no __tensor_flatten__"):
+            desugar.compile(fn, backend="eager")(*args)
+    judge(lambda x: x * 2, lambda: (PlainParameter(torch.ones(3)),))
