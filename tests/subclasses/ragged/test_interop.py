@@ -1,0 +1,373 @@
+"""Ragged tensors among what else there is: torch.nested, masks, modules, optimizers, files and compiled functions."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import desugar
+from subclasses.ragged import JaggedTensor, PaddedTensor
+
+KINDS = {
+    "jagged": JaggedTensor.from_tensors,
+    "padded": lambda rows: PaddedTensor.from_tensors(rows, multiple=4),
+    "padded batch": lambda rows: PaddedTensor.from_tensors(rows, multiple=4, batch_multiple=4),
+}
+LENGTHS = [2, 0, 3]
+
+
+def rows_of(lengths=LENGTHS, **options: Any) -> list[Tensor]:
+    return [torch.randn(n, 2, dtype=torch.float64, **options) for n in lengths]
+
+
+def check_rows(x: Any, rows: list[Tensor]) -> None:
+    torch.testing.assert_close(x.detach().to_tensors(), [row.detach() for row in rows])
+
+
+# ---- torch.nested ----------------------------------------------------------------------------------------------
+
+
+def test_from_nested_shares_and_is_differentiable():
+    nested = torch.nested.nested_tensor(rows_of(), layout=torch.jagged, requires_grad=True)
+    x = JaggedTensor.from_nested(nested)
+    assert x.values.data_ptr() == nested.values().data_ptr() and x.offsets is nested.offsets()
+    (x * x).sum().backward()
+    assert nested.grad is not None and nested.grad.is_nested
+    torch.testing.assert_close(nested.grad.values(), 2 * nested.values().detach())
+
+
+def test_to_nested_shares_and_is_differentiable():
+    values = torch.randn(5, 2, requires_grad=True)
+    x = JaggedTensor.from_lengths(values, LENGTHS)
+    nested = x.to_nested()
+    assert nested.values().data_ptr() == values.data_ptr() and nested.offsets() is x.offsets
+    (nested * 3).values().sum().backward()
+    assert values.grad is not None and (values.grad == 3).all()
+    again = JaggedTensor.from_nested(nested).to_nested()
+    assert again.values().data_ptr() == values.data_ptr()
+
+
+def test_nested_with_holes():
+    table = torch.randn(3, 5, 2, dtype=torch.float64, requires_grad=True)
+    starts, lengths = torch.tensor([0, 1, 0]), torch.tensor([2, 3, 5])
+    nested = torch.nested.narrow(table, 1, starts, lengths, layout=torch.jagged)
+    x = JaggedTensor.from_nested(nested)
+    assert x.values.data_ptr() == table.data_ptr()
+    rows = [table[i, a : a + n] for i, (a, n) in enumerate(zip(starts, lengths, strict=True))]
+    check_rows(x, rows)
+    torch.testing.assert_close(
+        torch.autograd.grad(x.square().sum(), table),
+        torch.autograd.grad(sum(r.square().sum() for r in rows), table),
+    )
+    assert x.to_nested().values().data_ptr() == table.data_ptr()
+
+
+def test_nested_with_another_ragged_dim():
+    nested = torch.nested.nested_tensor(rows_of(), layout=torch.jagged).transpose(1, 2)
+    x = JaggedTensor.from_nested(nested)
+    assert x.values.data_ptr() == nested.values().data_ptr() and x.shape == (3, 2, 3)
+    check_rows(x, list(nested.unbind()))
+
+
+def test_nested_without_rows_and_with_short_offsets():
+    nested = torch.nested.nested_tensor_from_jagged(torch.ones(0, 2), torch.tensor([0]))
+    assert JaggedTensor.from_nested(nested).shape == (0, 0, 2)
+    short = torch.nested.nested_tensor_from_jagged(torch.ones(3), torch.tensor([0, 1, 3], dtype=torch.int32))
+    assert JaggedTensor.from_nested(short).row_lengths().tolist() == [1, 2]
+
+
+# ---- from values, tables and masks -----------------------------------------------------------------------------
+
+
+def test_the_same_rows_from_everything():
+    rows = rows_of()
+    values = torch.cat(rows)
+    table = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=torch.nan)
+    mask = torch.arange(3) < torch.tensor(LENGTHS)[:, None]
+    for x in (
+        JaggedTensor.from_tensors(rows),
+        JaggedTensor.from_lengths(values, LENGTHS),
+        JaggedTensor.from_lengths(values, torch.tensor(LENGTHS, dtype=torch.int32)),
+        JaggedTensor.from_lengths(values, LENGTHS, max_length=7),
+        JaggedTensor(values, torch.tensor([0, 2, 2, 5])),
+        JaggedTensor.from_padded(table, LENGTHS),
+        JaggedTensor.from_mask(table, mask),
+        PaddedTensor(table, torch.tensor(LENGTHS)),
+        PaddedTensor.from_mask(table, mask),
+        PaddedTensor.from_mask(table, mask).to_jagged(),
+        JaggedTensor.from_mask(table, mask).to_padded(multiple=8),
+    ):
+        check_rows(x, rows)
+        assert torch.equal(x.mask()[:, :3], mask) and not x.mask()[:, 3:].any()
+        torch.testing.assert_close(x.to_dense(fill=torch.nan)[:, :3], table, equal_nan=True)
+
+
+def test_a_mask_may_lie_anywhere():
+    table = torch.randn(2, 4, dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[False, True, True, False], [False, False, False, True]])
+    x = JaggedTensor.from_mask(table, mask)
+    check_rows(x, [table[0, 1:3], table[1, 3:]])
+    (grad,) = torch.autograd.grad(x.sum(), table)
+    torch.testing.assert_close(grad, mask.double())
+    with pytest.raises(RuntimeError, match=r"first entries of each row.*JaggedTensor\.from_mask"):
+        PaddedTensor.from_mask(table, mask)
+
+
+def test_a_padded_tensor_from_a_mask_shares_the_table():
+    table, mask = torch.randn(2, 3), torch.tensor([[True, False, False], [True, True, True]])
+    assert PaddedTensor.from_mask(table, mask).padded is table
+
+
+@pytest.mark.parametrize("kind", [JaggedTensor, PaddedTensor])
+@pytest.mark.parametrize(
+    "mask", [torch.ones(2, 3), torch.ones(3, 2, dtype=torch.bool), torch.ones(2, dtype=torch.bool), [[True]]]
+)
+def test_a_wrong_mask(kind, mask):
+    with pytest.raises(ValueError, match=rf"{kind.__name__}\.from_mask: expected .* a bool mask \[B, T\]"):
+        kind.from_mask(torch.ones(2, 3), mask)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_iteration(kind):
+    rows = rows_of(requires_grad=True)
+    x = KINDS[kind](rows)
+    for got in (list(x), list(x.unbind()), x.to_tensors()):
+        torch.testing.assert_close(got, rows)
+        assert all(type(row) is Tensor for row in got)
+    sum(row.square().sum() for row in x).backward()  # type: ignore[union-attr]
+    torch.testing.assert_close([row.grad for row in rows], [2 * row.detach() for row in rows])
+
+
+# ---- copies and files ------------------------------------------------------------------------------------------
+
+
+def through_a_file(x: Any, **options: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True, **options)
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x)),
+    "file": through_a_file,
+    "clone": torch.clone,
+    "to": lambda x: x.to("cpu", copy=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", COPIES)
+def test_copies(kind, how):
+    rows = rows_of()
+    x = KINDS[kind](rows)
+    for original, expected in ((x, rows), (x.transpose(1, 2), [r.T for r in rows]), (x.flatten(0, 1), None)):
+        y = COPIES[how](original)
+        assert type(y) is type(x) and y.shape == original.shape
+        check_rows(y, original.to_tensors() if expected is None else expected)
+        check_rows(y + original, (2 * original).to_tensors())
+    leaf = KINDS[kind](rows).requires_grad_()
+    if how not in ("clone", "to"):
+        assert COPIES[how](leaf).requires_grad and COPIES[how](leaf).is_leaf
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_shares_memory_does_so_after_loading(kind):
+    x = KINDS[kind](rows_of())
+    loaded = through_a_file({"x": x, "view": x.transpose(1, 2)})
+    loaded["x"].mul_(2)
+    check_rows(loaded["view"], (2 * x).transpose(1, 2).to_tensors())
+    assert through_a_file(x, map_location="meta").device.type == "meta"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversions(kind):
+    rows = rows_of()
+    x = KINDS[kind](rows)
+    assert x.to("cpu") is x and x.to(torch.float64) is x and x.cpu() is x
+    for y in (x.float(), x.to(torch.float32), x.to("cpu", torch.float32), x.type(torch.float32)):
+        check_rows(y, [row.float() for row in rows])
+    assert x.to(x.float()).dtype == torch.float32
+    meta = (x.to("meta") * 2).sum(1)
+    assert meta.device.type == "meta" and meta.shape == x.sum(1).shape
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversions_to_a_gpu(kind):
+    rows = rows_of()
+    x = KINDS[kind](rows)
+    y = x.to("cuda", torch.float32)
+    assert all(part.is_cuda for part in y.unwrap() if part is not None)
+    check_rows((y * 2).cpu(), [row.float() * 2 for row in rows])
+    assert x.pin_memory().is_pinned() and x.pin_memory().cuda(non_blocking=True).is_cuda
+
+
+# ---- modules and optimizers ------------------------------------------------------------------------------------
+
+
+class Holder(nn.Module):
+    """A module with a ragged buffer and a ragged parameter."""
+
+    def __init__(self, buffer: Any, parameter: Any):
+        super().__init__()
+        self.register_buffer("buffer", buffer)
+        self.parameter = nn.Parameter(parameter)
+        self.layer = nn.Linear(2, 3, dtype=torch.float64)
+
+    def forward(self) -> Tensor:
+        """Something of both."""
+        return self.layer(self.buffer + self.parameter).square().sum()
+
+
+def make_holder(kind: str, lengths=LENGTHS) -> Holder:
+    return Holder(KINDS[kind](rows_of(lengths)), KINDS[kind](rows_of(lengths)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_dicts(kind):
+    one, two = make_holder(kind), make_holder(kind)
+    state = through_a_file(one.state_dict())
+    two.load_state_dict(state)
+    torch.testing.assert_close(two(), one())
+    other = make_holder(kind, [3, 2, 0])  # as many rows, as wide, and of other lengths
+    with pytest.raises(RuntimeError, match=r"same length, got lengths \[3, 2, 0.*and \[2, 0, 3"):
+        other.load_state_dict(state)
+    other.load_state_dict(state, assign=True)
+    torch.testing.assert_close(other(), one())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_modules_are_moved_copied_and_compiled(kind):
+    module = make_holder(kind)
+    loss = module()
+    torch.testing.assert_close(copy.deepcopy(module)(), loss)
+    assert copy.deepcopy(module).to("meta")().device.type == "meta"
+    half = copy.deepcopy(module).float()
+    assert half.buffer.dtype == half.parameter.dtype == torch.float32
+    compiled = desugar.compile(module, backend="eager")()
+    torch.testing.assert_close(compiled, loss)
+    compiled.backward()
+    grad = module.parameter.grad
+    assert type(grad) is type(module.buffer)
+    check_rows(
+        grad, [row @ (2 * module.layer.weight) for row in module.layer(module.buffer + module.parameter)]
+    )
+
+
+OPTIMIZERS = ["SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adadelta", "NAdam", "RAdam", "Adamax", "ASGD"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_step_as_they_step_rows(kind, name):
+    rows = [nn.Parameter(row) for row in rows_of()]
+    ragged = nn.Parameter(KINDS[kind]([row.detach() for row in rows]))
+    parameters = {"ragged": [ragged], "rows": rows}
+    optimizers = {k: getattr(torch.optim, name)(p, lr=0.1) for k, p in parameters.items()}
+    for _ in range(3):
+        for k, optimizer in optimizers.items():
+            optimizer.zero_grad()
+            sum((p**3).sum() for p in parameters[k]).backward()  # type: ignore[union-attr]
+            nn.utils.clip_grad_norm_(parameters[k], 1.5)
+            optimizer.step()
+        optimizers["ragged"].load_state_dict(copy.deepcopy(optimizers["ragged"].state_dict()))
+    check_rows(ragged, rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_optimizer_of_many_tensors_at_once_is_refused(kind):
+    ragged = nn.Parameter(KINDS[kind](rows_of()))
+    before = ragged.detach().clone()
+    ragged.square().sum().backward()
+    with pytest.raises(NotImplementedError, match="_foreach_"):
+        torch.optim.SGD([ragged], lr=0.1, foreach=True).step()
+    check_rows(ragged, before.to_tensors())
+
+
+# ---- made inside a compiled function ---------------------------------------------------------------------------
+
+
+def starts_of(lengths: Tensor) -> Tensor:
+    return F.pad(lengths.cumsum(0), (1, 0))
+
+
+BUILDERS = {
+    "list": lambda table, lengths: JaggedTensor.from_tensors([table[0, :2], table[1, :0], table[2]]),
+    "list, padded": lambda table, lengths: PaddedTensor.from_tensors([table[0, :2], table[1]], multiple=4),
+    "values, lengths": lambda table, lengths: JaggedTensor.from_lengths(table.flatten(0, 1)[:5], lengths, max_length=4),
+    "values, list": lambda table, lengths: JaggedTensor.from_lengths(table.flatten(0, 1)[:5], [2, 3]),
+    "values, offsets": lambda table, lengths: JaggedTensor(table.flatten(0, 1)[:5], starts_of(lengths), max_length=3),
+    "table": lambda table, lengths: JaggedTensor.from_padded(table, lengths),
+    "table, padded": PaddedTensor,
+    "mask": lambda table, lengths: PaddedTensor.from_mask(table, torch.arange(3) < lengths[:, None]),
+    "padded to jagged": lambda table, lengths: PaddedTensor(table, lengths).to_jagged(),
+    "jagged to padded": lambda table, lengths: JaggedTensor.from_padded(table, lengths).to_padded(multiple=2),
+    "pad": lambda table, lengths: PaddedTensor.pad(table, dim=1, multiple=8),
+}  # fmt: skip
+COMPILERS = {
+    "stock": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_made_inside_a_compiled_function(builder, compiler):
+    def inside(table, lengths):
+        return BUILDERS[builder](table, lengths).softmax(1).square().sum(1)
+
+    def whole(table, lengths):
+        return BUILDERS[builder](table, lengths) * 2
+
+    table = torch.randn(3, 3, 2, dtype=torch.float64, requires_grad=True)
+    lengths = torch.tensor(LENGTHS)
+    got, expected = COMPILERS[compiler](inside)(table, lengths), inside(table, lengths)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), table) for y in (got, expected)))
+    check_rows(COMPILERS[compiler](whole)(table, lengths), whole(table, lengths).to_tensors())
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_one_program_for_all_lengths(compiler):
+    programs: list[Any] = []
+
+    def mean(table, lengths):
+        return JaggedTensor.from_padded(table, lengths).mean(1).nansum()
+
+    def counting(graph, inputs):
+        programs.append(graph)
+        return graph
+
+    compiled = desugar.compile(mean, backend="eager")
+    if compiler == "stock":
+        compiled = torch.compile(mean, backend=counting, fullgraph=True)
+    for lengths in ([1, 2, 3], [3, 3, 0], [0, 0, 0], [2, 1, 3]):
+        table = torch.randn(3, 3)
+        loop = sum(row[:n].mean() for row, n in zip(table, lengths, strict=True) if n)
+        torch.testing.assert_close(
+            compiled(table, torch.tensor(lengths)), torch.as_tensor(loop, dtype=table.dtype)
+        )
+    assert len(programs if compiler == "stock" else compiled.programs) == 1
+
+
+def test_what_a_compiled_function_cannot_know():
+    values, lengths = torch.randn(5, 2), torch.tensor(LENGTHS)
+    for build in (
+        lambda: JaggedTensor.from_lengths(values, lengths),
+        lambda: JaggedTensor(values, starts_of(lengths)),
+    ):
+        with pytest.raises(ValueError, match="give max_length"):
+            desugar.compile(lambda f=build: f().sum(), backend="eager")()
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    with pytest.raises(ValueError, match="use from_padded"):
+        desugar.compile(lambda m: JaggedTensor.from_mask(torch.ones(2, 3), m).sum(), backend="eager")(mask)
