@@ -15,6 +15,7 @@ from subclasses.keyed.kernels import (
     keyed_pool_backward,
     keyed_pool_weights_backward,
     keyed_sparse_backward,
+    sparse_rows,
 )
 
 # ---- sizes -----------------------------------------------------------------------------------------------------
@@ -46,12 +47,11 @@ def _(grad, rows, *_):
 
 
 @keyed_sparse_backward.register_fake
-def _(grad, rows, widths, values, *_):
-    # How many entries a key has is data; nothing looks at the number.
-    ids, entries = values.new_empty(1, values.shape[0]), values.shape[0]
+def _(grad, rows, widths, values, *rest):
+    # How many entries a key has is data; nothing looks at the number, and sums of sparse tensors want none unknown.
+    ids = values.new_empty(0, dtype=torch.int64)
     return [
-        torch.sparse_coo_tensor(ids, grad.new_empty(entries, width), (n, width), check_invariants=False)
-        for n, width in zip(rows, widths, strict=True)
+        sparse_rows(ids, grad.new_empty(0, widths[k]), rows[k], widths[k]) for k in dict.fromkeys(rest[-1])
     ]
 
 
@@ -70,11 +70,12 @@ def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
 
 def _differentiate_pool(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     values, offsets, lengths, weights, counts, picked, *tables = ctx.saved_tensors
-    modes, paddings, by_frequency, sparse = ctx.options
+    modes, paddings, by_frequency, sparse, firsts = ctx.options
     rows, widths = [n for n, _ in ctx.shapes], [d for _, d in ctx.shapes]
     if sparse:
         parts = values, offsets, lengths, weights
-        grads = keyed_sparse_backward(grad, rows, widths, *parts, counts, modes, paddings)
+        found = keyed_sparse_backward(grad, rows, widths, *parts, counts, modes, paddings, firsts)
+        grads = _of_first_keys(found, firsts)
     else:
         grads = keyed_pool_backward(
             grad,
@@ -93,7 +94,13 @@ def _differentiate_pool(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
     scaled = None
     if tables:
         scaled = keyed_pool_weights_backward(grad, tables, values, offsets, lengths, modes, paddings)
-    return grads, None, None, None, scaled, None, None, None, None
+    return grads, None, None, None, scaled, None, None, None, None, None
+
+
+def _of_first_keys(grads: list[Tensor], firsts: list[int]) -> list[Tensor | None]:
+    """The gradient of a table at the first of its keys, None at the others."""
+    found = iter(grads)
+    return [next(found) if first == k else None for k, first in enumerate(firsts)]
 
 
 keyed_pool.register_autograd(_differentiate_pool, setup_context=_save_pool)
@@ -109,14 +116,15 @@ def _save_lookup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate_lookup(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     values, offsets = ctx.saved_tensors
-    paddings, by_frequency, sparse = ctx.options
+    paddings, by_frequency, sparse, firsts = ctx.options
     if sparse:
         widths = [grad.shape[1]] * len(ctx.rows)
         parts = values, offsets, None, None
-        grads = keyed_sparse_backward(grad, ctx.rows, widths, *parts, None, [], paddings)
+        found = keyed_sparse_backward(grad, ctx.rows, widths, *parts, None, [], paddings, firsts)
+        grads = _of_first_keys(found, firsts)
     else:
         grads = keyed_lookup_backward(grad, ctx.rows, values, offsets, paddings, by_frequency)
-    return grads, None, None, None, None, None
+    return grads, None, None, None, None, None, None
 
 
 keyed_lookup.register_autograd(_differentiate_lookup, setup_context=_save_lookup)

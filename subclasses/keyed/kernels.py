@@ -30,6 +30,10 @@ class Part(NamedTuple):
         """The part of what there is for each entry; differentiable."""
         return t[self.place] if isinstance(self.place, slice) else t.index_select(0, self.place)
 
+    def ids(self, values: Tensor) -> Tensor:
+        """The part of the ids, in the dtype of where rows begin: PyTorch's kernels want one for both."""
+        return self.take(values).to(self.starts.dtype)
+
 
 def parts_of(offsets: Tensor, lengths: Tensor | None) -> list[Part]:
     """The parts of all keys; reads the offsets.
@@ -66,6 +70,7 @@ def keyed_pool(  # noqa: PLR0913
     paddings: list[int],
     by_frequency: list[bool],
     sparse: bool,
+    firsts: list[int],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The rows of each key, looked up in its table and pooled.
 
@@ -79,6 +84,7 @@ def keyed_pool(  # noqa: PLR0913
         paddings: ids that count as absent, -1 for none.
         by_frequency: whether gradients are divided by how often an id occurs.
         sparse: whether the gradients of the tables are sparse.
+        firsts: for each key the first one with its table.
 
     Returns:
         ``[B, sum of D]``; ``[K, B]``, how many entries were pooled, and ``[B, sum of D]``, which id gave the
@@ -87,7 +93,7 @@ def keyed_pool(  # noqa: PLR0913
     pooled, counts, picked = blank_results(tables, offsets, modes)
     found = []
     for k, (table, part) in enumerate(zip(tables, parts_of(offsets, lengths), strict=True)):
-        ids, scale = part.take(values), None if weights is None else part.take(weights)
+        ids, scale = part.ids(values), None if weights is None else part.take(weights)
         if not ids.shape[0] or not part.starts.shape[0]:
             found.append(table.new_zeros(part.starts.shape[0], table.shape[1]))
             continue
@@ -134,7 +140,7 @@ def keyed_pool_backward(  # noqa: PLR0913
     shares = grad.split(widths, 1)
     chosen = picked.split(widths, 1) if picked.shape[1] else [picked] * len(rows)
     for k, part in enumerate(parts_of(offsets, lengths)):
-        ids, scale = part.take(values), None if weights is None else part.take(weights)
+        ids, scale = part.ids(values), None if weights is None else part.take(weights)
         if not ids.shape[0]:
             grads.append(grad.new_zeros(rows[k], widths[k]))
             continue
@@ -168,7 +174,7 @@ def keyed_pool_weights_backward(  # noqa: PLR0913
     """The gradient of the weights of `keyed_pool`; 0 for an entry of no row."""
     found, left = grad.new_zeros(values.shape[0]), 0
     for k, part in enumerate(parts_of(offsets, lengths)):
-        ids, right = part.take(values), left + tables[k].shape[1]
+        ids, right = part.ids(values), left + tables[k].shape[1]
         if ids.shape[0]:
             found[part.place] = aten._embedding_bag_per_sample_weights_backward(
                 grad[:, left:right].contiguous(),
@@ -193,18 +199,19 @@ def _bag_of_each(part: Part, ids: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("subclasses::keyed_lookup", mutates_args=())
-def keyed_lookup(
+def keyed_lookup(  # noqa: PLR0913
     tables: list[Tensor],
     values: Tensor,
     offsets: Tensor,
     paddings: list[int],
     by_frequency: list[bool],
     sparse: bool,
+    firsts: list[int],
 ) -> Tensor:
     """``[total, D]``: each entry looked up in its key's table ``[V, D]``; 0 for an entry of no key."""
     found = tables[0].new_zeros(values.shape[0], tables[0].shape[1])
     for table, part in zip(tables, parts_of(offsets, None), strict=True):
-        found[part.place] = table.index_select(0, part.take(values))
+        found[part.place] = table.index_select(0, part.ids(values))
     return found
 
 
@@ -220,7 +227,7 @@ def keyed_lookup_backward(
     """The gradient of each table of `keyed_lookup`."""
     return [
         aten.embedding_dense_backward(
-            part.take(grad), part.take(values), rows[k], paddings[k], by_frequency[k]
+            part.take(grad), part.ids(values), rows[k], paddings[k], by_frequency[k]
         )
         for k, part in enumerate(parts_of(offsets, None))
     ]
@@ -241,15 +248,17 @@ def keyed_sparse_backward(  # noqa: PLR0913
     counts: Tensor | None,
     modes: list[int],
     paddings: list[int],
+    firsts: list[int],
 ) -> list[Tensor]:
     """The sparse gradient of each table of `keyed_pool`, or of `keyed_lookup` where there are no modes.
 
-    One op from the cotangent to the gradients: Inductor has no place for a sparse tensor between ops that it changes.
+    One op from the cotangent to the gradients, one for each table that there is: Inductor has no place for a sparse
+    tensor between ops that it changes, nor for a sum of two.
     """
     shares = grad.split(widths, 1) if modes else [grad] * len(rows)
-    grads = []
+    found_of: dict[int, list[tuple[Tensor, Tensor]]] = {k: [] for k in dict.fromkeys(firsts)}
     for k, part in enumerate(parts_of(offsets, lengths)):
-        ids, share = part.take(values), shares[k]
+        ids, share = part.ids(values), shares[k]
         if modes and modes[k] == MEAN and counts is not None:
             share = share / counts[k].clamp(min=1).unsqueeze(1).to(share.dtype)
         found = share.index_select(0, _bag_of_each(part, ids)) if modes else part.take(share)
@@ -258,6 +267,13 @@ def keyed_sparse_backward(  # noqa: PLR0913
         if paddings[k] >= 0:
             kept = ids != paddings[k]
             ids, found = ids[kept], found[kept]
-        size = (rows[k], widths[k])
-        grads.append(torch.sparse_coo_tensor(ids.unsqueeze(0), found, size, check_invariants=False))
-    return grads
+        found_of[firsts[k]].append((ids, found))
+    return [
+        sparse_rows(torch.cat([i for i, _ in found]), torch.cat([f for _, f in found]), rows[k], widths[k])
+        for k, found in found_of.items()
+    ]
+
+
+def sparse_rows(ids: Tensor, found: Tensor, rows: int, width: int) -> Tensor:
+    """``[rows, width]`` with ``found`` added at these rows."""
+    return torch.sparse_coo_tensor(ids.unsqueeze(0), found, (rows, width), check_invariants=False)

@@ -61,6 +61,12 @@ def _check_graph(tables: Sequence[Table]) -> None:
         )
 
 
+def _first_keys(tables: Sequence[Table]) -> list[int]:
+    """For each key the first one with the same table."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(t.weight), k) for k, t in enumerate(tables)]
+
+
 # ---- pooled ----------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +103,7 @@ def pool(
                 [t.place_of_padding for t in chosen],
                 [t.by_frequency for t in chosen],
                 sparse,
+                _first_keys(chosen),
             )
             for k, part in zip(places, pooled.split([t.weight.shape[1] for t in chosen], 1), strict=True):
                 found[k] = part
@@ -133,6 +140,7 @@ def look_up(tables: Sequence[Table], values: Tensor, offsets: Tensor) -> Tensor:
             [t.place_of_padding for t in tables],
             [t.by_frequency for t in tables],
             tables[0].sparse,
+            _first_keys(tables),
         )
     weight, end, found = tables[0].weight, 0, []
     ends = offsets[:, [0, -1]].tolist()

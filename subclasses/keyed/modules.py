@@ -14,6 +14,13 @@ from subclasses.keyed.tensor import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
 
 
+class _Tables(nn.ModuleDict):
+    """A dict of modules that takes any key, ``items`` and ``type`` included, which are names of a module's own."""
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        self._modules[name] = module  # type: ignore[assignment]
+
+
 class _Collection(nn.Module):
     """Tables by key; one module may serve several keys."""
 
@@ -23,13 +30,17 @@ class _Collection(nn.Module):
         super().__init__()
         name = type(self).__name__
         for key, table in tables.items():
+            if not isinstance(key, str) or not key or "." in key or key in vars(self):
+                raise ValueError(
+                    f"{name}: expected keys that can name a module, such as 'films', got {key!r}"
+                )
             if not isinstance(table, self.kind):
                 raise TypeError(
                     f"{name}: expected an nn.{self.kind.__name__} for {key!r}, got {type(table).__name__}"
                 )
         if not tables:
             raise ValueError(f"{name}: expected a table for at least one key, got none")
-        self.tables = nn.ModuleDict(tables)
+        self.tables = _Tables(tables)
 
     def _tables_of(self, ids: KeyedJaggedTensor) -> list[Table]:
         """The tables in the order of the keys of a batch."""

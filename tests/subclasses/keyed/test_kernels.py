@@ -24,6 +24,7 @@ def arguments(mode, weighted=False, lengths=None, sparse=False):
         [-1, 0],
         [False, False],
         sparse,
+        [0, 1],
     )
 
 
@@ -46,7 +47,7 @@ def test_pool_with_weights():
 def test_lookup_keeps_what_pytorch_asks_of_an_op():
     tables = [torch.randn(5, 2, requires_grad=True) for _ in range(2)]
     values = torch.randint(0, 5, (9,))
-    torch.library.opcheck(keyed_lookup, (tables, values, OFFSETS, [-1, 1], [False, True], False))
+    torch.library.opcheck(keyed_lookup, (tables, values, OFFSETS, [-1, 1], [False, True], False, [0, 1]))
 
 
 def test_parts():

@@ -165,13 +165,24 @@ def test_other_dtypes(dtype):
         torch.testing.assert_close(compiled[key], expected)
 
 
-def test_ids_of_32_bits():
-    module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="max") for k in "ab"})
-    x = batch([1, 2, 0, 3])
-    y = KeyedJaggedTensor(x.keys, x.values.int(), x.lengths)
-    for way in (lambda f: f, WAYS["desugar.compile"]):
-        for key, expected in module(x).items():
-            torch.testing.assert_close(way(module)(y)[key], expected)
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_of_32_bits(kind, way):
+    mode, weighted, options = KINDS[kind]
+    torch.compiler.reset()
+    module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode=mode, **options) for k in "ab"})
+    unpooled = EmbeddingCollection({k: nn.Embedding(IDS, 3, **options) for k in "ab"})
+    for tables, pool in ((module, lambda f: f), (unpooled, lambda f: f.sum(1))):
+        x = batch([1, 2, 0, 3], weighted=weighted)
+        weights = None if x.weights is None else x.weights.detach().requires_grad_()
+        y = KeyedJaggedTensor(x.keys, x.values.int(), x.lengths.int(), weights=weights)
+        found = []
+        for run, ids in ((tables, x), (WAYS[way](tables), y)):
+            tables.zero_grad()
+            pooled = [pool(f) for f in run(ids).values()]
+            sum(p.square().sum() for p in pooled).backward()
+            found.append([*pooled, *(t.weight.grad.to_dense() for t in tables.tables.values())])
+        torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("lengths", [[], [0, 0], [0, 0, 0, 0]], ids=str)

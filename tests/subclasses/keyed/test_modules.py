@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 import desugar
 from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
-from tests.subclasses.keyed.batches import IDS, batch
+from tests.subclasses.keyed.batches import IDS, WAYS, batch
 
 
 def test_tables_stay_modules():
@@ -26,6 +28,54 @@ def test_one_table_for_two_keys():
         module.zero_grad()
         sum(run(x).values()).sum().backward()
         assert shared.weight.grad[:, 0].equal(torch.bincount(x.values, minlength=IDS).float())
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
+def test_one_sparse_table_for_two_keys(kind, way):
+    torch.compiler.reset()
+    options = {"mode": "sum"} if kind is EmbeddingBagCollection else {}
+    shared = kind.kind(IDS, 3, sparse=True, **options)
+    module = kind({"a": shared, "b": shared})
+    x = batch([1, 2, 0, 3])
+
+    def loss(found):
+        return sum(f.square().sum() for f in found.values())
+
+    loss(module(x)).backward()
+    expected, shared.weight.grad = shared.weight.grad.to_dense(), None
+    WAYS[way](lambda x: loss(module(x)))(x).backward()
+    assert shared.weight.grad.is_sparse
+    torch.testing.assert_close(shared.weight.grad.to_dense(), expected)
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
+def test_a_sparse_table_may_be_looked_up_twice(way):
+    torch.compiler.reset()
+    module = EmbeddingBagCollection({k: nn.EmbeddingBag(IDS, 3, mode="sum", sparse=True) for k in "ab"})
+    batches = batch([1, 2, 0, 3]), batch([2, 2, 1, 1])
+
+    def loss(x, y):
+        return sum(f.sum() for f in module(x).values()) + sum(f.square().sum() for f in module(y).values())
+
+    loss(*batches).backward()
+    expected = [t.weight.grad.to_dense() for t in module.tables.values()]
+    module.zero_grad()
+    WAYS[way](loss)(*batches).backward()
+    torch.testing.assert_close([t.weight.grad.to_dense() for t in module.tables.values()], expected)
+
+
+def test_keys_that_are_names_of_a_module_s_own():
+    names = ["items", "keys", "type", "values", "forward", "0"]
+    module = EmbeddingBagCollection({n: nn.EmbeddingBag(IDS, 3, mode="sum") for n in names})
+    x = batch([1, 2] * len(names), names)
+    expected = module(x)
+    for way in WAYS.values():
+        torch.compiler.reset()
+        assert all(f.equal(expected[n]) for n, f in way(module)(x).items())
+    other = copy.deepcopy(module).eval()
+    other.load_state_dict(module.state_dict())
+    assert list(other.state_dict()) == [f"tables.{n}.weight" for n in names]
 
 
 def test_a_batch_may_have_fewer_keys_in_another_order():
@@ -57,6 +107,9 @@ def test_training_in_a_compiled_step_is_that_of_eager_mode():
     [
         (lambda: EmbeddingBagCollection({"a": nn.Embedding(2, 2)}), "expected an nn.EmbeddingBag for 'a'"),
         (lambda: EmbeddingCollection({"a": nn.EmbeddingBag(2, 2)}), "expected an nn.Embedding for 'a'"),
+        (lambda: EmbeddingCollection({"a.b": nn.Embedding(2, 2)}), "can name a module"),
+        (lambda: EmbeddingCollection({"": nn.Embedding(2, 2)}), "can name a module"),
+        (lambda: EmbeddingCollection({"training": nn.Embedding(2, 2)}), "can name a module"),
         (lambda: EmbeddingCollection({}), "at least one key"),
         (
             lambda: EmbeddingBagCollection({"a": nn.EmbeddingBag(2, 2)})(batch([1, 2])),
