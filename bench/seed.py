@@ -96,9 +96,7 @@ def make_stock(count: int) -> Call:
         y = torch.compile(copy_function(weigh), backend="aot_eager", fullgraph=True)(*args)
         torch.autograd.grad(y, args[0], TwoTensor(torch.ones(8, 8), torch.ones(8, 8)))
     ((prologue, given, named),) = runs
-    call = no_grad_call(lambda: prologue(*given, **named))
-    check_same(call()[:count], args[1:])
-    return call
+    return in_a_backward(partial(prologue, *given, **named), args[1:])
 
 
 @contextmanager
@@ -131,8 +129,8 @@ class PrologueEmitter(MemberEmitter):
         tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
         self.out.writeline(f"def prologue(ctx, {', '.join(tangents.values())}):")
         with self.out.indent():
-            self.emit_check(tangents, list(self.traced.tangents))
-            items = self.emit_arrived(list(self.traced.tangents))
+            arrived = list(self.traced.tangents)
+            items = self.emit_arrived(arrived, self.emit_check(tangents, arrived))
             self.out.writeline("saved = ctx.saved_tensors")
             reads = [items[s.index] if isinstance(s, FromTangent) else self.plan.reads[s] for s in sources]
             self.out.writeline(f"return [{', '.join(join_saved(reads, len(self.plan.saved)))}]")
@@ -152,18 +150,11 @@ def make_ours(count: int) -> Call:
     ]
     # AOTAutograd's is handed the saved tensors; so that both start from the same, a plain attribute holds ours.
     ctx, tangent = SimpleNamespace(saved_tensors=args[1:]), TwoTensor(torch.ones(8, 8), torch.ones(8, 8))
-    call = no_grad_call(lambda: prologue(ctx, tangent))
-    check_same(call()[:count], args[1:])
+    return in_a_backward(partial(prologue, ctx, tangent), args[1:])
+
+
+def in_a_backward(call: Call, saved: tuple[Any, ...]) -> Call:
+    """A call, checked; whoever times it switches gradients off before, for that costs more than the call."""
+    with torch.no_grad():
+        check_same(call()[: len(saved)], saved)
     return call
-
-
-def no_grad_call(call: Call) -> Call:
-    """As in a backward; gradients are off before the timing begins, for switching them costs more than the call."""
-
-    def run() -> Any:
-        if not torch.is_grad_enabled():
-            return call()
-        with torch.no_grad():
-            return call()
-
-    return run

@@ -200,24 +200,33 @@ class MemberEmitter:
                 for (number, value), present in zip(self.traced.tangents, member.present, strict=True)
                 if present
             ]
-            self.emit_check(tangents, arrived)
-            items = self.emit_arrived(arrived)
+            items = self.emit_arrived(arrived, self.emit_check(tangents, arrived))
             self._emit_missing(member, items)
             self._emit_gradients(member, items)
 
-    def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> None:
-        """Whatever is not as it was traced is differentiated anew, from the function itself."""
-        out = self.out
+    def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> dict[int, str]:
+        """Whatever is not as it was traced is differentiated anew, from the function itself.
+
+        Returns:
+            Slot -> name of the plain tensors that the check has read.
+        """
+        out, items = self.out, {}
         unexpected = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
         for number, value in arrived:
-            unexpected += self._unexpected(tangents[number], number, value, ())
+            unexpected += self._unexpected(tangents[number], number, value, (), items)
         out.writeline(f"if {unexpected[0]}" + "".join(f" or {text}" for text in unexpected[1:]) + ":")
         with out.indent():
             out.writeline(f"return {self.again}(ctx, {tuple_of(tangents.values())})")
+        return items
 
-    def _unexpected(self, name: str, number: int, value: Value, path: tuple[str, ...]) -> Iterator[str]:
+    def _unexpected(
+        self, name: str, number: int, value: Value, path: tuple[str, ...], items: dict[int, str]
+    ) -> Iterator[str]:
         out = self.out
         match value:
+            case Plain(index) if path and index not in items:
+                items[index] = out.fresh_name(f"g{index}")
+                yield f"type({items[index]} := {name}) is not {out.bind(Tensor, 'Tensor')}"
             case Plain():
                 yield f"type({name}) is not {out.bind(Tensor, 'Tensor')}"
             case Constant():
@@ -228,7 +237,8 @@ class MemberEmitter:
                 yield from self._other_metadata(name, value)
                 for field_name, part in value.inner:
                     if not (isinstance(part, Plain) and issubclass(value.cls, TensorSubclass)):
-                        yield from self._unexpected(f"{name}.{field_name}", number, part, (*path, field_name))
+                        inner = f"{name}.{field_name}", number, part, (*path, field_name)
+                        yield from self._unexpected(*inner, items)
 
     def _other_metadata(self, name: str, value: Wrapper) -> Iterator[str]:
         out = self.out
@@ -242,13 +252,14 @@ class MemberEmitter:
             context = emit_constant(out, value.context)
             yield f"tuple({name}.__tensor_flatten__()) != ({names!r}, {context})"
 
-    def emit_arrived(self, arrived: list[tuple[int, Value]]) -> dict[int, str]:
-        """Takes the tangents apart, their memory laid out as it was traced; slot -> name."""
-        items: dict[int, str] = {}
+    def emit_arrived(self, arrived: list[tuple[int, Value]], known: Mapping[int, str]) -> dict[int, str]:
+        """Takes the tangents apart as far as that is not done, their memory laid out as it was traced; slot -> name."""
+        items = dict(known)
         for number, value in arrived:
             for slot, path in paths_of(value):
-                items[slot] = self.out.fresh_name(f"g{slot}")
-                self.out.writeline(f"{items[slot]} = {'.'.join([f'tangent{number}', *path])}")
+                if slot not in items:
+                    items[slot] = self.out.fresh_name(f"g{slot}")
+                    self.out.writeline(f"{items[slot]} = {'.'.join([f'tangent{number}', *path])}")
                 self._emit_restride(items[slot], self.traced.tangent_items[slot])
         return items
 

@@ -1,0 +1,165 @@
+"""The figures that this project set itself, beside those that were measured.
+
+    python -m bench.goals                                   # from bench/results
+    python -m bench.goals bench/results/torch-2.15.0        # of another run
+
+Reads what `make bench` wrote and measures nothing. The exit status is 1 if a figure misses its goal. Writes `goals.md`
+beside the results.
+
+*Growth* is what one more wrapped argument costs a call, over what the two plain tensors inside it cost as arguments of
+stock `torch.compile`: the slope between the smallest and the largest number of arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.report import Row, load_rows
+
+RESULTS = Path(__file__).parent / "results"
+MODES = ("inference", "training")
+DIRECT, BACKEND, STOCK = "desugar.compile", 'torch.compile(backend="desugar")', "torch.compile"
+OVER_STOCK = {"inference": {1: 0.25, 5: 0.35, 20: 0.42}, "training": {1: 0.4, 5: 0.48, 20: 0.52}}
+OVER_PLAIN = {"2.15": {"inference": 1.3, "training": 0.65}, "": {"inference": 1.12, "training": 0.72}}
+PUBLISHED = {5: 5.5, 10: 9.5, 20: 16.9, 50: 33.1}  # times faster than an isinstance loop
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One figure.
+
+    Attributes:
+        name: What it is.
+        wanted: The goal.
+        measured: The figure.
+        at_least: Whether more is better.
+    """
+
+    name: str
+    wanted: float
+    measured: float
+    at_least: bool = False
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether the figure, as it is shown, is no worse than the goal."""
+        measured = round(self.measured, 2)
+        return measured >= self.wanted if self.at_least else measured <= self.wanted
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """As a line of a table."""
+        bound = "at least" if self.at_least else "at most"
+        return (
+            self.name,
+            f"{bound} {self.wanted:g}",
+            f"{self.measured:.2f}",
+            "" if self.is_reached else "missed",
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------
+# the figures
+# ---------------------------------------------------------------------------------------------------------
+
+
+def find_goals(results: Path) -> list[Goal]:
+    """Every figure that the files in a folder of results hold."""
+    goals: list[Goal] = []
+    for name, read in (("wrappers", _wrappers), ("seed", _seed), ("compiling", _compiling)):
+        path = results / f"{name}.json"
+        if path.exists():
+            rows, machine = load_rows(path)
+            goals += read(rows, str(machine["torch"]))
+    return goals
+
+
+def _wrappers(rows: list[Row], torch: str) -> Iterator[Goal]:
+    found = {(row.group, row.name): row for row in rows}
+    for mode, wanted in OVER_STOCK.items():
+        for count, most in wanted.items():
+            row = found.get((f"{mode}, N = {count}", f"TwoTensor, {DIRECT}"))
+            if row is not None:
+                ratio = row.ratios["/ stock, TwoTensor"]
+                yield Goal(f"desugar.compile / stock on TwoTensor, {mode}, N = {count}", most, ratio)
+    over_plain = next(wanted for release, wanted in OVER_PLAIN.items() if torch.startswith(release))
+    for mode in MODES:
+        group = f"{mode}, N = 20"
+        if (group, f"TwoTensor, {DIRECT}") not in found:
+            continue
+        direct, backend = (found[group, f"TwoTensor, {way}"].ratios for way in (DIRECT, BACKEND))
+        name = f"desugar.compile, N = 20 / stock on the 40 plain tensors, {mode}"
+        yield Goal(name, over_plain[mode], direct["/ stock, plain"])
+        yield Goal(f"{BACKEND} / stock, N = 20, {mode}", 0.65, backend["/ stock, TwoTensor"])
+        for kind in ("TwoTensor", "declared"):
+            growth = _slope(rows, mode, kind, DIRECT) / _slope(rows, mode, "plain", STOCK)
+            yield Goal(f"growth per wrapped argument over two plain ones, {mode}, {kind}", 1.2, growth)
+
+
+def _slope(rows: list[Row], mode: str, kind: str, way: str) -> float:
+    """Microseconds that one more argument costs."""
+    points = sorted(
+        (int(row.group.rpartition(" ")[2]), row.timing.median)
+        for row in rows
+        if row.group.startswith(f"{mode}, N = ") and row.name == f"{kind}, {way}"
+    )
+    (first, low), *_, (last, high) = points
+    return (high - low) / (last - first)
+
+
+def _seed(rows: list[Row], torch: str) -> Iterator[Goal]:
+    for row in rows:
+        title, _, rest = row.group.rpartition(", ")
+        if "/ generated" not in row.ratios or row.ratios["/ generated"] == 1:
+            continue
+        name = f"times faster than the {row.name}, {title}, {rest}"
+        yield Goal(name, PUBLISHED[int(rest.split()[0])], row.ratios["/ generated"], at_least=True)
+
+
+def _compiling(rows: list[Row], torch: str) -> Iterator[Goal]:
+    for row in rows:
+        if row.group.startswith("cold start") and row.name == DIRECT:
+            yield Goal(f"desugar.compile / stock, {row.group}", 0.9, row.ratios["/ stock"])
+
+
+# ---------------------------------------------------------------------------------------------------------
+# showing
+# ---------------------------------------------------------------------------------------------------------
+
+HEADINGS = ("", "wanted", "measured", "")
+
+
+def format_markdown(goals: list[Goal]) -> str:
+    """As a page."""
+    lines = [f"| {' | '.join(HEADINGS)} |", "|---|---:|---:|---|"]
+    return "\n".join([*lines, *(f"| {' | '.join(goal.cells())} |" for goal in goals)]) + "\n"
+
+
+def main() -> int:
+    """Prints the table and writes it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "results", type=Path, nargs="?", default=RESULTS, help="a folder that `make bench` wrote"
+    )
+    results = parser.parse_args().results
+    goals = find_goals(results)
+    if not goals:
+        parser.error(f"expected a folder with wrappers.json, seed.json or compiling.json, got {results}")
+    table = Table(*HEADINGS)
+    for goal in goals:
+        table.add_row(*goal.cells())
+    Console().print(table)
+    (results / "goals.md").write_text(format_markdown(goals))
+    return 0 if all(goal.is_reached for goal in goals) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
