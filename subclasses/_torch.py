@@ -138,6 +138,12 @@ def recording_again() -> Any:
     return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _autograd_keys)
 
 
+def in_backward() -> bool:
+    """Whether the autograd engine runs in this thread: what is computed then is a derivative."""
+    # The engine's number for what it runs; -1 for nothing.
+    return torch._C._current_graph_task_id() != -1
+
+
 # ---- aliasing ----------------------------------------------------------------------------------------------
 
 # Gives a wrapper made for a view op the storage of the wrapper it is a view of, as AOTAutograd expects.

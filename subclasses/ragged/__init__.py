@@ -8,6 +8,7 @@ from subclasses.ragged import (  # noqa: F401  # isort: skip
     indexing,
     joining,
     linear,
+    products,
     losses,
     reductions,
     sdpa,

@@ -17,6 +17,7 @@ from subclasses.ragged.families import (
     keepdim_of,
 )
 from subclasses.ragged.jagged import JaggedTensor
+from subclasses.ragged.ordered import implement_ordered
 from subclasses.ragged.reductions import Dims, count, dims_of, outer_dims, ragged_dim_after
 from subclasses.ragged.rows import shown
 
@@ -88,3 +89,4 @@ WAYS = Ways(reduce, run_along, of_features, count, shown)
 implement_means(JaggedTensor, WAYS)
 implement_reductions(JaggedTensor, WAYS)
 implement_along(JaggedTensor, WAYS)
+implement_ordered(JaggedTensor, WAYS)

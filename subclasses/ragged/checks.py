@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import in_backward
 from subclasses.errors import DispatchError
 
 # How a batch without rows is made.
@@ -149,6 +150,18 @@ def check_like(x: Any, dense: Any) -> None:
         raise ValueError(
             f"JaggedTensor.like_dense: expected a dense tensor of size {tuple(x.shape)}, got a {type(dense).__name__} "
             f"of size {tuple(dense.shape)}"
+        )
+
+
+def check_not_recorded(op: Any, x: Any) -> None:
+    """Raises where an op below autograd has a derivative that would count what does not exist.
+
+    Rules above autograd never come here with a value that requires grad, and derivatives may.
+    """
+    if x.requires_grad and torch.is_grad_enabled() and not in_backward():
+        raise DispatchError(
+            f"{op}: reached from inside another op, whose gradient would count entries that a {type(x).__name__} does "
+            f"not have; use x.sum(...), or take the op apart into ones that have rules"
         )
 
 

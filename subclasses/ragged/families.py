@@ -180,7 +180,9 @@ def _variance_options(dim: Any, unbiased: Any, correction: Any) -> tuple[Any, An
     """The dimensions and the correction, however they were written: ``var(x, False)`` names no dimension."""
     if isinstance(dim, bool):
         dim, unbiased = None, dim
-    return dim, correction if unbiased is None else int(unbiased)
+    if unbiased is not None:
+        return dim, int(unbiased)
+    return dim, 1 if correction is None else correction
 
 
 # ---- reductions ------------------------------------------------------------------------------------------------
@@ -210,6 +212,12 @@ def implement_reductions(cls: Any, ways: Ways) -> None:
         function = torch.max if largest else torch.min
         return ways.reduce(function, input, dim, keepdim, lowest if largest else highest, True)
 
+    implement_norms(cls, ways)
+
+
+def implement_norms(cls: Any, ways: Ways) -> None:
+    """The rules of vector norms."""
+
     @cls.implements(torch.linalg.vector_norm)
     def _(
         func: Any, x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
@@ -218,6 +226,17 @@ def implement_reductions(cls: Any, ways: Ways) -> None:
             return torch.linalg.vector_norm(t, ord, dim, keepdim, dtype=dtype)
 
         return ways.reduce(norm, x, dim, keepdim, constant(math.inf if ord < 0 else 0), ord < 0)
+
+    @cls.implements(torch.linalg.norm)
+    def _(
+        func: Any, A: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    ) -> Any:
+        matrix = not isinstance(dim, int) and len(dim if dim is not None else A.shape) == 2
+        if not (ord is None or (matrix and ord == "fro") or (isinstance(ord, int | float) and not matrix)):
+            raise DispatchError(
+                f"norm: expected a vector norm of {ways.shown(A)}, got ord={ord!r} and dim={dim}"
+            )
+        return torch.linalg.vector_norm(A, 2 if ord in (None, "fro") else ord, dim, keepdim, dtype=dtype)
 
     @cls.implements(torch.norm)
     def _(func: Any, input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, **rest: Any) -> Any:

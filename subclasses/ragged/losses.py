@@ -97,4 +97,10 @@ def batch_size(x: JaggedTensor) -> Any:
     return x.offsets.shape[0] - 1 if x.ragged_dim else x.segments.number()
 
 
-implement_losses(JaggedTensor, first_ragged, values_beside, lambda x, loss: x.with_values(loss), batch_size)
+def _beside_values(func: Any, x: JaggedTensor, a: Any) -> Any:
+    """As `values_beside`, with ones in holes, which are in the domain of every loss."""
+    beside = values_beside(func, x, a)
+    return x.kept(beside, 1) if isinstance(a, JaggedTensor) else beside
+
+
+implement_losses(JaggedTensor, first_ragged, _beside_values, lambda x, loss: x.with_values(loss), batch_size)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from subclasses.ragged.checks import check_not_recorded
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.rows import shown
 
@@ -94,11 +95,13 @@ def _(func: Any, input: Any, dim: Any = None, keepdim: bool = False, *, dtype: A
 @JaggedTensor.implements(aten.sum.dim_IntList)
 def _(op: Any, x: JaggedTensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """Below autograd: what brings a cotangent down to the size of a dense operand that broadcast."""
+    check_not_recorded(op, x)
     return _sum(op, x, x.values, dim, keepdim, dtype)
 
 
 @JaggedTensor.implements(aten.sum.default)
 def _(op: Any, x: JaggedTensor, *, dtype: Any = None) -> Any:
+    check_not_recorded(op, x)
     return _sum(op, x, x.values, None, False, dtype)
 
 

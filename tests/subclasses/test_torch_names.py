@@ -176,6 +176,15 @@ def recording_again():
     assert aten.cos.default(Recorded(torch.ones(1))).a.tolist() == [2]
 
 
+def in_backward():
+    """Only while the engine runs, which calls a hook."""
+    seen = []
+    leaf = torch.ones(1, requires_grad=True)
+    leaf.register_hook(lambda grad: seen.append(_torch.in_backward()))
+    leaf.sum().backward()
+    assert (seen, _torch.in_backward()) == ([True], False)
+
+
 def dispatch_mode():
     class Seen(_torch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -286,6 +295,7 @@ CHECKS = {
     "python_decomposition": python_decomposition,
     "seeing_lazy_bits": seeing_lazy_bits,
     "recording_again": recording_again,
+    "in_backward": in_backward,
     "TorchDispatchMode": dispatch_mode,
     "preserve_version_counter": preserve_version_counter,
     "in_function_mode": in_function_mode,

@@ -10,6 +10,7 @@ from subclasses.ragged.padded import (  # noqa: F401  # isort: skip
     joining,
     layers,
     losses,
+    products,
     reductions,
     views,
     pointwise,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.ragged.checks import check_not_recorded
 from subclasses.ragged.families import (
     Fill,
     Ways,
@@ -22,22 +23,14 @@ from subclasses.ragged.families import (
     implement_reductions,
     keepdim_of,
 )
+from subclasses.ragged.ordered import implement_ordered
 from subclasses.ragged.padded.rows import check_numbered, entry_per_row, outer_dims, rows_stay, shown, without
 from subclasses.ragged.padded.tensor import PaddedTensor
 
 aten = torch.ops.aten
 
 # Ops whose results number entries, or put them in another order.
-NUMBERED = (
-    torch.argmax,
-    torch.argmin,
-    torch.max,
-    torch.min,
-    torch.sort,
-    torch.argsort,
-    torch.cummax,
-    torch.cummin,
-)
+NUMBERED = frozenset("argmax argmin argsort cummax cummin kthvalue max median min nanmedian sort".split())
 
 # ---- sums ------------------------------------------------------------------------------------------------------
 
@@ -52,11 +45,13 @@ def _(func: Any, input: Any, dim: Any = None, keepdim: bool = False, *, dtype: A
 @PaddedTensor.implements(aten.sum.dim_IntList)
 def _(op: Any, x: PaddedTensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Any:
     """Below autograd: what brings a cotangent down to the size of a dense operand that broadcast."""
+    check_not_recorded(op, x)
     return _sum(x, x.padded, outer_dims(op, x, dim), keepdim, dtype)
 
 
 @PaddedTensor.implements(aten.sum.default)
 def _(op: Any, x: PaddedTensor, *, dtype: Any = None) -> Any:
+    check_not_recorded(op, x)
     return _sum(x, x.padded, outer_dims(op, x, None), False, dtype)
 
 
@@ -97,7 +92,7 @@ def reduce(
         return within
     dims = outer_dims(func, x, dim)
     given = dims[0] if isinstance(dim, int) else dims
-    if func in NUMBERED:
+    if func.__name__ in NUMBERED:
         check_numbered(func, x, dims)
     if needs_entry:
         _check_entries(func, x, dims)
@@ -126,7 +121,7 @@ def run_along(func: Any, x: PaddedTensor, dim: int, fill: Fill, *args: Any, **kw
     (dim,) = outer_dims(func, x, dim)
     if rows_stay(x, [dim]):
         return each(func(x.unwrap("padded"), *args, dim=dim, **kwargs), x.with_padded)
-    if func in NUMBERED:
+    if func.__name__ in NUMBERED:
         check_numbered(func, x, [dim])
     return each(func(x.to_dense(fill(x.dtype)), *args, dim=dim, **kwargs), x.like_dense)
 
@@ -137,6 +132,7 @@ WAYS = Ways(reduce, run_along, of_features, count, shown)
 implement_means(PaddedTensor, WAYS)
 implement_reductions(PaddedTensor, WAYS)
 implement_along(PaddedTensor, WAYS)
+implement_ordered(PaddedTensor, WAYS)
 
 
 @PaddedTensor.implements(torch.equal)

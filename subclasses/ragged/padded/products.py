@@ -1,0 +1,44 @@
+"""What works within entries of a table, and products of them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from subclasses.ragged.einsum import Parts, implement_einsum
+from subclasses.ragged.entries import Entries, implement_composites, implement_entries
+from subclasses.ragged.margins import implement_margins
+from subclasses.ragged.padded.rows import as_wide, check_rows_match, shown, without
+from subclasses.ragged.padded.tensor import PaddedTensor
+from subclasses.ragged.padded.views import entry_dim
+
+
+def _align(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
+    check_rows_match("einsum", x, y)
+    return as_wide(x, y)
+
+
+def _from_table(x: PaddedTensor, table: Tensor, place: tuple[int, int]) -> PaddedTensor:
+    y = x.with_padded(table, place[1], place[0])
+    return y.with_padded(y.kept(table))
+
+
+implement_einsum(
+    PaddedTensor,
+    Parts(
+        places=lambda x: (x.batch_dim, x.ragged_dim),
+        align=_align,
+        entries=lambda x: (x.to_dense(), []),
+        with_entries=_from_table,
+        table=lambda x: x.to_dense(),
+        from_table=_from_table,
+        per_row=lambda x, table, dim: x.per_row(table, dim),
+        shown=shown,
+    ),
+)
+
+implement_entries(
+    PaddedTensor,
+    Entries(place=entry_dim, stored=lambda x: x.unwrap("padded"), wrap=without, shown=shown),
+)
+implement_composites(PaddedTensor, shown)
+implement_margins(PaddedTensor)

@@ -1,0 +1,74 @@
+"""What works within entries that lie back to back, and products of them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.einsum import Parts, implement_einsum
+from subclasses.ragged.entries import Entries, implement_composites, implement_entries
+from subclasses.ragged.jagged import JaggedTensor
+from subclasses.ragged.margins import implement_margins
+from subclasses.ragged.reductions import ragged_dim_after
+from subclasses.ragged.rows import check_rows_match, name_of, same_rows, shown
+from subclasses.ragged.views import feature_place
+
+
+def _align(x: JaggedTensor, y: JaggedTensor) -> JaggedTensor:
+    """``y`` with its entries where those of ``x`` are, whatever else its dimensions are."""
+    if same_rows(x, y) and x.max_length == y.max_length:
+        return y
+    check_rows_match("einsum", x, y)
+    if x.lengths is None and y.lengths is None:
+        return x.with_values(y.unwrap("values"), y.ragged_dim)
+    ours, theirs = x.segments, y.segments
+    first = theirs.offsets.index_select(0, ours.rows.clamp(max=max(ours.count - 1, 0)))
+    index = (first + ours.positions).clamp(min=0, max=max(theirs.total - 1, 0))
+    return x.with_entries(ours.keep(y.entries().index_select(0, index)), y.ragged_dim)
+
+
+def _with_entries(x: JaggedTensor, values: Tensor, place: tuple[int, int]) -> JaggedTensor:
+    y = x.with_values(values, _ragged_dim(x, place))
+    return y if x.lengths is None else y.with_values(y.kept(values))
+
+
+def _from_table(x: JaggedTensor, table: Tensor, place: tuple[int, int]) -> JaggedTensor:
+    ragged = _ragged_dim(x, place)
+    if ragged == 0:
+        return x.with_values(x.segments.keep(table), 0)
+    return x.with_entries(x.segments.unpad(table.movedim(ragged, 1)), ragged)
+
+
+def _ragged_dim(x: JaggedTensor, place: tuple[int, int]) -> int:
+    if place[0] != 0:
+        raise DispatchError(
+            f"einsum: the rows of {shown(x)} come first in the result as well; put their letter first there"
+        )
+    return place[1]
+
+
+implement_einsum(
+    JaggedTensor,
+    Parts(
+        places=lambda x: (0, x.ragged_dim),
+        align=_align,
+        entries=lambda x: (x.clean_values(), [0] if x.ragged_dim else []),
+        with_entries=_with_entries,
+        table=lambda x: x.to_dense(),
+        from_table=_from_table,
+        per_row=lambda x, table, dim: table,
+        shown=shown,
+    ),
+)
+
+implement_entries(
+    JaggedTensor,
+    Entries(
+        place=lambda func, x, dim: feature_place(name_of(func), x, dim),
+        stored=lambda x: x.unwrap("values"),
+        wrap=lambda x, values, gone: x.with_values(values, ragged_dim_after(x, gone, False)),
+        shown=shown,
+    ),
+)
+implement_composites(JaggedTensor, shown)
+implement_margins(JaggedTensor)

@@ -1,0 +1,164 @@
+"""Ops within entries and ops made of a few others, on both layouts, with a loop over the rows as judge."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.subclasses.ragged.both import LAYOUTS, judge_rows, make
+from tests.subclasses.ragged.judge import desugared, eager
+
+ways = pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+B = torch.randn(4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+
+def turned(t):
+    """Pairs of features turned by an angle, as rotary embeddings do it with complex numbers."""
+    pairs = torch.view_as_complex(t.unflatten(-1, (2, 2)))
+    return torch.view_as_real(pairs * (1 + 2j)).flatten(-2)
+
+
+WITHIN = {
+    "glu": (F.glu, F.glu),
+    "pad": (lambda x: F.pad(x, (1, 2)), lambda row: F.pad(row, (1, 2))),
+    "pad of nothing": (lambda x: F.pad(x, (1, 0, 0, 0, 0, 0)), lambda row: F.pad(row, (1, 0))),
+    "flip": (lambda x: x.flip(-1), lambda row: row.flip(-1)),
+    "roll": (lambda x: x.roll(1, 2), lambda row: row.roll(1, 1)),
+    "diff": (lambda x: x.diff(), lambda row: row.diff()),
+    "diff of rows": (lambda x: x.diff(dim=1), lambda row: row[1:] - row[:-1]),
+    "complex numbers": (turned, turned),
+}
+
+
+@ways
+@layouts
+@pytest.mark.parametrize("name", WITHIN)
+def test_within_entries(name, layout, way):
+    on_ragged, on_row = WITHIN[name]
+    judge_rows(layout, on_ragged, lambda row, _: on_row(row), way=way)
+
+
+OF_TWO = {
+    "pairwise_distance": lambda x, b: F.pairwise_distance(x, b),
+    "cosine_similarity": lambda x, b: F.cosine_similarity(x, x * x + b, -1),
+    "linalg.norm": lambda x, b: torch.linalg.norm(x + b, dim=-1),
+}
+
+
+@ways
+@layouts
+@pytest.mark.parametrize("name", OF_TWO)
+def test_distances(name, layout, way):
+    f = OF_TWO[name]
+    judge_rows(layout, f, lambda row, _, b: f(row, b), [B], way=way)
+
+
+@layouts
+def test_along_the_rows(layout):
+    lengths = [3, 5, 1]
+    judge_rows(
+        layout,
+        lambda x, b: F.cosine_similarity(x, x * x + b, 1),
+        lambda row, _, b: F.cosine_similarity(row, row * row + b, 0),
+        [B],
+        lengths,
+    )
+    judge_rows(
+        layout,
+        lambda x, b: (x + b).sum_to_size(len(x), 1, 4)[:, 0],
+        lambda row, _, b: (row + b).sum(0),
+        [B],
+    )
+
+
+@layouts
+def test_addmm(layout):
+    weight = torch.randn(4, 6, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    judge_rows(
+        layout,
+        lambda x, b, w: torch.addmm(b, x.flatten(0, 1), w, beta=2, alpha=3).unflatten(0, x.shape[:2]),
+        lambda row, _, b, w: torch.addmm(b, row, w, beta=2, alpha=3),
+        [bias, weight],
+    )
+
+
+LOSSES = {
+    "margin_ranking": lambda x, how: F.margin_ranking_loss(x, x * x, x.detach().sign(), 0.1, reduction=how),
+    "triplet_margin": lambda x, how: F.triplet_margin_loss(x, x * 2, x + B, swap=True, reduction=how),
+    "multilabel_soft_margin": lambda x, how: F.multilabel_soft_margin_loss(
+        x, (x.detach() > 0).double(), B.detach(), reduction=how
+    ),
+    "binary_cross_entropy": lambda x, how: F.binary_cross_entropy(
+        x.sigmoid(), (x.detach() > 0).double(), reduction=how
+    ),
+}
+
+
+@layouts
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses(name, layout):
+    f = LOSSES[name]
+    judge_rows(layout, lambda x: f(x, "none"), lambda row, _: f(row, "none"))
+    batch = make(layout)
+    together = f(torch.cat(batch.rows), "mean")
+    torch.testing.assert_close(f(batch.x, "mean"), together)
+    grads = [torch.autograd.grad(t, batch.leaf)[0] for t in (f(batch.x, "mean"), together)]
+    torch.testing.assert_close(*(g.nan_to_num(0) for g in grads))
+
+
+@layouts
+def test_cosine_embedding_loss(layout):
+    def loss(x, sign, how):
+        return F.cosine_embedding_loss(x, x * x, sign, 0.1, reduction=how)
+
+    def signs(x):
+        return x.detach().sum(-1).sign()
+
+    judge_rows(layout, lambda x: loss(x, signs(x), "none"), lambda row, _: loss(row, signs(row), "none"))
+
+
+@layouts
+def test_classes_that_are_places_of_a_row(layout):
+    """The mean over classes is one over what exists."""
+
+    def loss(x):
+        return F.multilabel_soft_margin_loss(x, (x.detach() > 0).double(), reduction="none")
+
+    judge_rows(layout, loss, lambda row, _: loss(row[None])[0], lengths=[3, 5, 1], entry=())
+
+
+# ---- refused ---------------------------------------------------------------------------------------------------
+
+
+@layouts
+def test_a_sum_inside_another_op_is_no_silent_error(layout):
+    """Its derivative below the rules would count the padding."""
+    x = make(layout).x
+    with pytest.raises(NotImplementedError, match="gradient would count entries"):
+        torch.trapz(x + B, dim=-1)
+    with torch.no_grad():
+        got = torch.trapz(x + B, dim=-1)
+    expected = [torch.trapz(row + B, dim=-1) for row in x.to_tensors()]
+    torch.testing.assert_close(got.to_tensors(), [t.detach() for t in expected])
+
+
+@layouts
+def test_along_the_rows_there_is_no_meaning(layout):
+    x = make(layout).x
+    for refused in (
+        lambda: x.flip(1),
+        lambda: F.pad(x, (0, 0, 0, 1)),
+        lambda: F.pad(x, (0, 1), mode="reflect"),
+        lambda: x.roll(1),
+        lambda: x.roll(1, 1),
+        lambda: F.glu(x, 1),
+        lambda: torch.linalg.norm(x, "nuc", (1, 2)),
+    ):
+        with pytest.raises(NotImplementedError, match=r"ragged along|ragged one|stays whole|vector norm"):
+            refused()
+    with pytest.raises(ValueError, match="is no expansion of"):
+        x.sum_to_size(3, 4)

@@ -1,0 +1,86 @@
+"""Medians, quantiles and the k-th of what exists, with a loop over the rows (or the positions) as judge."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.subclasses.ragged.both import LAYOUTS, judge_rows, make
+from tests.subclasses.ragged.judge import desugared, eager
+
+LENGTHS = [3, 2, 5, 1]
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+ways = pytest.mark.parametrize("way", [eager, desugared], ids=lambda w: w.__name__)
+
+STATISTICS = {
+    "median": lambda t, d: t.median(d).values,
+    "nanmedian": lambda t, d: t.nanmedian(d).values,
+    "kthvalue": lambda t, d: t.kthvalue(1, d).values,
+    "quantile": lambda t, d: t.quantile(0.3, d),
+    "nanquantile": lambda t, d: t.nanquantile(0.7, d, interpolation="lower"),
+    "midpoint": lambda t, d: t.quantile(0.4, d, interpolation="midpoint"),
+    "nearest": lambda t, d: t.quantile(0.5, d, interpolation="nearest"),
+    "higher": lambda t, d: t.quantile(torch.tensor(0.2, dtype=torch.float64), d, interpolation="higher"),
+    "masked.median": torch.masked.median,
+}
+
+
+@ways
+@layouts
+@pytest.mark.parametrize("name", STATISTICS)
+def test_of_rows(name, layout, way):
+    f = STATISTICS[name]
+    judge_rows(layout, lambda x: f(x, 1), lambda row, _: f(row, 0), lengths=LENGTHS, way=way)
+
+
+@layouts
+@pytest.mark.parametrize("name", STATISTICS)
+def test_of_entries(name, layout):
+    f = STATISTICS[name]
+    judge_rows(layout, lambda x: f(x, -1), lambda row, _: f(row, -1), lengths=LENGTHS)
+
+
+@layouts
+@pytest.mark.parametrize("name", STATISTICS)
+def test_of_positions(name, layout):
+    f, batch = STATISTICS[name], make(layout, [5, 5, 2])
+    expected = [f(torch.stack([row[t] for row in batch.rows if len(row) > t]), 0) for t in range(5)]
+    x = batch.x if layout != "padded" else batch.x.to_jagged().to_padded()
+    torch.testing.assert_close(f(x, 0), torch.stack(expected))
+
+
+@layouts
+@pytest.mark.parametrize("name", ["median", "nanmedian", "kthvalue", "quantile", "nanquantile"])
+def test_nans_that_exist(name, layout):
+    f, batch = STATISTICS[name], make(layout, LENGTHS)
+    with torch.no_grad():
+        for row in batch.rows:
+            row[0, :2] = torch.nan
+    torch.testing.assert_close(f(batch.x, 1), torch.stack([f(row, 0) for row in batch.rows]), equal_nan=True)
+
+
+@layouts
+def test_indices_and_keepdim(layout):
+    batch = make(layout, LENGTHS)
+    for found in (batch.x.median(1, keepdim=True), batch.x.kthvalue(1, 1, True)):
+        assert found.values.shape == (4, 1, 4)
+        taken = [row.gather(0, i) for row, i in zip(batch.rows, found.indices, strict=True)]
+        torch.testing.assert_close(torch.stack(taken), found.values)
+    assert batch.x.quantile(0.5, 1, keepdim=True).shape == (4, 1, 4)
+
+
+@layouts
+def test_what_is_refused(layout):
+    x = make(layout).x  # a row is empty
+    with pytest.raises((IndexError, RuntimeError), match="no entries"):
+        x.median(1)
+    with pytest.raises(RuntimeError, match="fewer than k=2"):
+        make(layout, LENGTHS).x.kthvalue(2, 1)
+    with pytest.raises(IndexError, match="k of at least 1"):
+        x.kthvalue(0, 1)
+    with pytest.raises(NotImplementedError, match="give dim"):
+        x.median()
+    with pytest.raises(NotImplementedError, match="expected one q and a dim"):
+        x.quantile(torch.tensor([0.1, 0.2], dtype=torch.float64), 1)
+    with pytest.raises(RuntimeError, match="between 0 and 1"):
+        x.quantile(2.0, 1)
