@@ -33,11 +33,12 @@ from desugar.files import WRAPPER_FILE, forget_with, graph_texts
 from desugar.graphs import copy_graph, output_nodes
 from desugar.inputs import Inputs
 from desugar.listening import stage
+from desugar.memory import base_of
 from desugar.partition import BackwardInput, FromForward, FromTangent, Partitioned
 from desugar.prune import prune_missing
 from desugar.trace import Call, Traced
 from desugar.trees import result_leaves
-from desugar.values import Constant, Plain, Same, Wrapper, slots_of
+from desugar.values import Constant, Plain, Same, View, Wrapper, slots_of
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
 
@@ -288,11 +289,18 @@ class Family:
         """The function from argument leaves and gradients of results to gradients of arguments."""
         call, captured = self.again.call, self.inputs.captured
         wanted, num_arguments = differentiable_leaves(self.traced), self.inputs.num_arguments
+        # What hidden results are: the bases of views that the user sees.
+        bases = {
+            value.index: n
+            for n, value in enumerate(self.traced.outputs.visible)
+            if isinstance(value, View) and value.of == "output" and not value.detached
+        }
 
         def gradients(leaves: list[Any], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
             twice = torch.is_grad_enabled()
             with torch.enable_grad():
-                results = result_leaves(call(leaves))
+                results = dict(enumerate(result_leaves(call(leaves))))
+                results |= {base: base_of(results[n]) for base, n in bases.items() if base not in results}
                 return torch.autograd.grad(
                     [results[number] for number in present],
                     [leaves[n] if n < num_arguments else captured[n - num_arguments] for n in wanted],

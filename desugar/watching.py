@@ -7,6 +7,7 @@ lies between the windows of `unfold`.
 from __future__ import annotations
 
 import functools
+import threading
 from typing import Any
 
 import optree
@@ -78,15 +79,25 @@ def _watching_class() -> type:
     return Watching
 
 
-def _rng_state() -> Tensor:
+def _rng_state() -> tuple[int, Tensor]:
     with private.disable_current_modes(), private.DisableTorchFunction():
-        return torch.default_generator.get_state()
+        return torch.default_generator.initial_seed(), torch.default_generator.get_state()
 
 
-def check_rng(before: Tensor) -> None:
-    """Raises when the function has seeded the generator: ops on fakes draw no numbers, so it stands where it did."""
+def _just_seeded(seed: int) -> Tensor:
+    return torch.Generator().manual_seed(seed).get_state()
+
+
+def check_rng(before: tuple[int, Tensor]) -> None:
+    """Raises when the function has seeded the generator: ops on fakes draw no numbers, so it stands where it did.
+
+    Another thread may draw numbers meanwhile, which leaves the seed as it was, and the state not as just seeded.
+    """
+    seed, state = _rng_state()
     with private.disable_current_modes(), private.DisableTorchFunction():
-        if torch.equal(torch.default_generator.get_state(), before):
+        if seed == before[0] and torch.equal(state, before[1]):
+            return
+        if seed == before[0] and threading.active_count() > 1 and not torch.equal(state, _just_seeded(seed)):
             return
     raise DesugarError(
         "the function sets the state of the random number generator (torch.manual_seed, set_rng_state)",

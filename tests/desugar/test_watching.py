@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from torch import Tensor
@@ -129,3 +131,24 @@ def test_a_generator_made_inside_is_refused_and_others_are_used():
     got = [compiled(torch.ones(3)) for _ in range(3)]
     generator.manual_seed(1)
     assert all(torch.equal(one, torch.ones(3) + torch.rand(3, generator=generator)) for one in got)
+
+
+def test_another_thread_that_draws_numbers_is_no_seed():
+    stop = threading.Event()
+
+    def draw():
+        while not stop.is_set():
+            torch.rand(1)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for size in range(1, 9):
+            desugar.compile(lambda x: torch.rand_like(x) + x, backend="eager")(torch.ones(size))
+        torch.manual_seed(4)
+        for fn in (seeded, seeded_and_restored):
+            with pytest.raises(DesugarError, match="random number generator"):
+                desugar.compile(fn, backend="eager")(torch.ones(3))
+    finally:
+        stop.set()
+        thread.join()

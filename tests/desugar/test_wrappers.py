@@ -436,6 +436,24 @@ def test_third_derivatives(cls):
     assert_same_values(*results)
 
 
+@pytest.mark.parametrize("cls", EVERY)
+def test_second_derivatives_of_views_of_one_intermediate(cls):
+    def fn(x):
+        y = x * x * x
+        return y.view(6, 3), y.view(2, 9)
+
+    def second(function):
+        torch.manual_seed(2)
+        x, seeds = make(cls, 3, 6, grad=True), torch.Generator().manual_seed(3)
+        first, other = function(x)
+        assert first.untyped_storage()._cdata == other.untyped_storage()._cdata
+        seeds = [random_like(y, seeds) for y in (first, other)]
+        (g,) = torch.autograd.grad([first * first, other], x, seeds, create_graph=True)
+        return list(torch.autograd.grad(g, x, g.detach()))
+
+    assert_same_values(second(by_pass(fn)), second(fn))
+
+
 def test_an_argument_that_was_written_is_differentiated_once():
     def outer(function):
         x = torch.rand(3, dtype=torch.float64, requires_grad=True)
