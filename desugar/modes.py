@@ -67,7 +67,7 @@ def _explaining() -> Iterator[None]:
             where=user_line(traceback.extract_tb(error.__traceback__)),
             instead="use torch.where instead of if, or run this part in eager mode",
         ) from error
-    except (AssertionError, RuntimeError) as error:
+    except (AssertionError, RuntimeError, TypeError) as error:
         known = next((text for text in _ASSERTED if text in str(error)), None)
         if known is None:
             raise
@@ -75,6 +75,8 @@ def _explaining() -> Iterator[None]:
         where = user_line(traceback.extract_tb(error.__traceback__))
         raise DesugarError(f"{what} ({str(error).splitlines()[0]})", where=where, instead=instead) from error
 
+
+_PRINT_OUTSIDE = "return it, and print it outside the compiled function"
 
 # What torch says in a trace -> what it means, and what to do.
 _ASSERTED = {
@@ -87,6 +89,16 @@ _ASSERTED = {
         "use the op that tells of errors by value (torch.linalg.inv_ex, cholesky_ex, lu_factor_ex, solve_ex) in "
         "that backward, or run this part in eager mode",
     ),
+    "unallocated storage": (
+        "the numbers in a tensor are read (tolist)",
+        "read them outside the compiled function",
+    ),
+    "Cannot access data pointer": (
+        "the memory of a tensor is read (copy.deepcopy, a kernel outside of torch)",
+        "use clone(), or make the kernel an op with torch.library.custom_op",
+    ),
+    "SymFloat.__format__": ("a number that depends on data is written into a text", _PRINT_OUTSIDE),
+    "Tensor.__format__": ("a tensor is written into a text", _PRINT_OUTSIDE),
     "resize a view tensor": (
         "a tensor gets another size in place",
         "build a new tensor instead of resizing",

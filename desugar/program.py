@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,6 +26,7 @@ from desugar.attributes import ModuleAttributes
 from desugar.compilers import Backend, GraphKind
 from desugar.direct import call_directly
 from desugar.effects import sink_tokens
+from desugar.errors import StateKept
 from desugar.fakes import Fakes
 from desugar.family import Again, CompileAgain, Family, autocast_state, is_autocast
 from desugar.files import WRAPPER_FILE
@@ -41,6 +43,8 @@ from desugar.values import Value, describe
 from desugar.wrappers import Parts, emit_program
 from desugar.writes import keep_old_values, store_results
 from subclasses.build import build_functions
+
+log = logging.getLogger("desugar")
 
 # ------------------------------------------------------------------------------------------------- programs
 
@@ -134,6 +138,11 @@ def build_program(request: Request) -> Program:
                 inlined = True
             except BuiltInside as made:
                 built = {**built, made.key: made.inner}
+            except Exception as error:
+                if not inputs.fakes.symbols or isinstance(error, StateKept):
+                    raise
+                policy = DynamicPolicy()  # a dict of sizes, numpy, json: what takes ints may take no symbols
+                log.info("sizes are constants of this program: %s: %s", type(error).__name__, error)
 
 
 def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:

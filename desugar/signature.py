@@ -8,6 +8,7 @@ autocast, modules' `training`, the identity of parameter slots). What it proves,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -253,9 +254,23 @@ class SignatureEmitter:
             for name, function in private.SYMPY_INTERP.items():
                 if f"{name}(" in expression:
                     self.out.bind(function, name)
-            if "torch." in expression:
-                self.out.bind(torch, "torch")
+            for module in (math, torch):
+                if f"{module.__name__}." in expression:
+                    self.out.bind(module, module.__name__)
+            if "/" in expression or "%" in expression:
+                expression = self._undefined_misses(expression)
             self.require(expression)
+
+    def _undefined_misses(self, expression: str) -> str:
+        """The name of the guards' answer; a division by a size that is 0 now is a miss."""
+        answer = self.out.fresh_name("sizes_fit")
+        self.out.writeline("try:")
+        with self.out.indent():
+            self.out.writeline(f"{answer} = {expression}")
+        self.out.writeline("except ZeroDivisionError:")
+        with self.out.indent():
+            self.out.writeline(f"return {self.miss}")
+        return answer
 
     def _guard_names(self, expression: str) -> Iterator[tuple[str, str]]:
         """Local names for the tensors that guards and symbols speak of as `t3` or `o0_inner`."""

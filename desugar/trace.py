@@ -136,6 +136,7 @@ def discover(call: Call, inputs: Inputs) -> Outputs:
     with tracing_modes(inputs.fakes.mode), inputs.fakes.env.ignore_fresh_unbacked_symbols():
         refuse.check_run(run, inputs)
         opaque.check_result(run.result, run.leaves)
+        opaque.check_texts(run.result, inputs.fakes)
         outputs, _ = take_apart(run)
         inputs.is_sealed = True
         return outputs

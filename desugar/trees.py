@@ -50,6 +50,11 @@ def result_leaves(result: Any) -> list[Any]:
     return flatten(result)[0]
 
 
+def result_paths(result: Any) -> list[tuple[Any, ...]]:
+    """Where each leaf stands: keys of dicts, positions, names of fields."""
+    return optree.tree_paths(result, none_is_leaf=True, namespace=NAMESPACE)
+
+
 # ------------------------------------------------------------------------------- classes that optree knows not
 
 _lock = threading.Lock()
