@@ -40,25 +40,40 @@ class Rows(NamedTuple):
 
 def float_times_int8(x: Tensor, w: Rows) -> Tensor:
     """``x @ w.T`` in the dtype of ``x``; differentiable in ``x`` and the scale."""
-    if x.dtype is torch.float16:  # the sum of unscaled products may be more than it holds
+    one_row = _is_one_row(x, w)
+    if x.dtype is torch.float16 and not one_row:  # the sum of unscaled products may be more than it holds
         return F.linear(x, w.to_float(x.dtype))
     numbers = w.qdata
     if w.zero_point is not None:
         numbers = numbers.to(torch.int16) - w.zero_point
-    y = _one_row(x, numbers) if _is_one_row(x, w) else F.linear(x, numbers.to(x.dtype))
-    return (y * w.scale.reshape(-1)).to(y.dtype)
+    y = _one_row(x, numbers) if one_row else F.linear(x, numbers.to(x.dtype))
+    return (y * w.scale.reshape(-1)).to(x.dtype)
 
 
 def _is_one_row(x: Tensor, w: Rows) -> bool:
     """Whether a layer only reads its weight. Asked for 1, which has a program of its own anyway."""
-    recorded = torch.is_grad_enabled() and (x.requires_grad or w.scale.requires_grad)
-    plain = x.dtype is torch.float32 and not recorded and not torch.is_autocast_enabled(x.device.type)
-    return plain and x.device.type == "cpu" and x.dim() > 1 and all(extent == 1 for extent in x.shape[:-1])
+    if torch.is_grad_enabled() and (x.requires_grad or w.scale.requires_grad):
+        return False
+    if x.dim() < 2 or any(extent != 1 for extent in x.shape[:-1]):
+        return False
+    if x.device.type == "cpu":
+        return x.dtype is torch.float32
+    # Run op by op on CUDA, it would write all the products.
+    return x.device.type == "cuda" and x.dtype is not torch.float64 and is_traced(x)
 
 
 def _one_row(x: Tensor, numbers: Tensor) -> Tensor:
-    """As a sum of products, which Inductor fuses: the weight is read as int8, and never written as floats."""
-    return (x.reshape(1, -1) * numbers).sum(-1).reshape(*x.shape[:-1], numbers.shape[0])
+    """As a sum of products, which Inductor fuses: the weight is read as int8, and never written as floats.
+
+    The sum is of float32, of which the scale has to be taken before it is narrowed.
+    """
+    products = x.reshape(1, -1).to(torch.float32) * numbers
+    return products.sum(-1).reshape(*x.shape[:-1], numbers.shape[0])
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether a graph is made of what is done, so that a compiler may fuse it."""
+    return torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter)
 
 
 # ---- integers times integers -------------------------------------------------------------------------------
@@ -101,10 +116,14 @@ def multiply_integers(a: Tensor, b: Tensor) -> Tensor:
         return torch.ops.aten._int_mm.default(a, b.t())
     if a.device.type != "cuda":
         return a.to(torch.int32) @ b.to(torch.int32).t()
-    more_k = -k % CUDA_MULTIPLE
-    a = F.pad(a, (0, more_k, 0, max(0, CUDA_ROWS - m)))
-    b = F.pad(b, (0, more_k, 0, -n % CUDA_MULTIPLE))
-    return torch.ops.aten._int_mm.default(a.contiguous(), b.contiguous().t())[:m, :n]
+    a = _padded(a, max(0, CUDA_ROWS - m), -k % CUDA_MULTIPLE)
+    b = _padded(b, -n % CUDA_MULTIPLE, -k % CUDA_MULTIPLE)
+    return torch.ops.aten._int_mm.default(a, b.t())[:m, :n]
+
+
+def _padded(t: Tensor, rows: int, columns: int) -> Tensor:
+    """Zeros after the last row and column; the matrix itself, contiguous, where there are to be none."""
+    return F.pad(t, (0, columns, 0, rows)) if rows or columns else t.contiguous()
 
 
 class DynamicLinear(torch.autograd.Function):

@@ -12,6 +12,7 @@ from torch import nn
 
 import desugar
 import subclasses
+from subclasses._torch import TorchDispatchMode, fake_mode
 from subclasses.int8 import (
     Int8DynamicActivationInt8WeightConfig,
     Int8Tensor,
@@ -278,6 +279,63 @@ def test_one_row_compiled(compiler):
         torch.testing.assert_close(
             compiled(x, w), F.linear(rounded(x, "row"), w.dequantize()), atol=1e-4, rtol=1e-4
         )
+
+
+class Calls(TorchDispatchMode):
+    """Notes ops with the sizes of their tensors."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append((func, [tuple(a.shape) for a in args if isinstance(a, torch.Tensor)]))
+        return func(*args, **(kwargs or {}))
+
+
+needs_cuda_build = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="needs a build with CUDA")
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(("k", "n"), [(104, 64), (100, 60)])
+def test_what_cudas_kernel_is_given(k, n):
+    """It takes more than 16 rows, and extents that are multiples of 8; tried on tensors without data."""
+    for m in (0, 1, 16, 17, 256):
+        with fake_mode(), Calls() as calls:
+            a, b = (torch.empty(s, dtype=torch.int8, device="cuda") for s in ((m, k), (n, k)))
+            assert kernels.multiply_integers(a, b).shape == (m, n)
+        given = [sizes for func, sizes in calls.seen if func is torch.ops.aten._int_mm.default]
+        assert given == ([[(max(m, 17), 104), (104, 64)]] if m else [])
+        # A pad by nothing would copy the weight.
+        pads = [sizes for func, sizes in calls.seen if func is torch.ops.aten.constant_pad_nd.default]
+        assert len(pads) == ((m < 17) + (k < 104) * (1 + (m >= 17)) if m else 0)
+
+
+@needs_cuda_build
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_row_on_cuda_reads_the_integers_in_a_graph_alone(dtype):
+    with fake_mode(), torch.no_grad():
+        qdata, scale = torch.empty(8, 16, dtype=torch.int8, device="cuda"), torch.empty(8, 1, device="cuda")
+        w = Int8Tensor(qdata, scale, float_dtype=dtype)
+        for rows, products in ((1, 0), (2, 1)):
+            x = torch.empty(rows, 16, dtype=dtype, device="cuda")
+            with Calls() as calls:
+                assert F.linear(x, w).dtype == dtype
+            assert sum(func is torch.ops.aten.mm.default for func, _ in calls.seen) == products
+
+
+@pytest.mark.gpu
+def test_weight_only_on_a_gpu():
+    for dtype, config in itertools.product((torch.float32, torch.bfloat16), (None, "row")):
+        w = Int8Tensor.from_float(torch.randn(64, 128, device="cuda", dtype=dtype), activation=config)
+        for compiler in (lambda f: f, torch.compile, desugar.compile):
+            torch.compiler.reset()
+            linear = compiler(lambda x, w: F.linear(x, w))
+            for rows in (1, 3, 16, 17, 40):
+                x = torch.randn(rows, 128, device="cuda", dtype=dtype)
+                with torch.no_grad():
+                    got, expected = linear(x, w), F.linear(x, w.dequantize())
+                assert got.dtype == dtype and sqnr(expected.float(), got.float()) > 30
 
 
 @pytest.mark.gpu
