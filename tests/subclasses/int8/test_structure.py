@@ -137,6 +137,8 @@ def test_chains_of_moves(data):
         x = moved
         assert torch.equal(x.dequantize(), plain)
         assert 0 in x.shape or 1 in x.shape or x.stride() == plain.stride()
+        if x.dim() == 0:
+            return
 
 
 # ---- storage -----------------------------------------------------------------------------------------------
