@@ -8,11 +8,13 @@ from subclasses.ragged import (  # noqa: F401  # isort: skip
     indexing,
     joining,
     linear,
+    picking,
     products,
     losses,
     reductions,
     sdpa,
     structure,
+    writing,
     views,
     pointwise,
 )

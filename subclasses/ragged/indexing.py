@@ -31,14 +31,27 @@ def _(func: Any, x: Any, index: Any) -> Any:
     if isinstance(index, JaggedTensor):
         return _pick_entries(func, x, index)
     index = _expanded(x, index if isinstance(index, tuple) else (index,))
-    if x.ragged_dim == 0:
-        return _features(x, index)
+    index = tuple(
+        int(i) if isinstance(i, Tensor) and i.dim() == 0 and i.dtype != torch.bool else i for i in index
+    )
+    return _features(x, index) if x.ragged_dim == 0 else _of_rows(x, index)
+
+
+def _of_rows(x: JaggedTensor, index: tuple[Any, ...]) -> Any:
+    """An index of rows, entries and features."""
     rows, rest = index[0], index[1:]
+    if rows is None:
+        raise DispatchError(f"indexing {shown(x)}: the batch dimension stays first, got {index}")
+    place, entries = _find_ragged(x, rest)
+    if _is_index(rows) and _is_index(entries):
+        return take_pairs(x, rows, entries, rest)
     if isinstance(rows, int):
         return select_row(x, rows)[rest]
     if not _is_all(rows):
         x = take_rows(x, rows)
-    place, entries = _find_ragged(x, rest)
+    if _is_index(entries):
+        picked = take_places(x, entries)
+        return picked[(slice(None), *rest[:place], slice(None), *rest[place + 1 :])]
     if isinstance(entries, int):
         picked = select_position(x, entries)
         return picked[(slice(None), *rest[:place], *rest[place + 1 :])]
@@ -184,6 +197,40 @@ def select_position(x: JaggedTensor, position: int) -> Tensor:
     return x.unwrap("values").index_select(x.ragged_dim - 1, index).movedim(x.ragged_dim - 1, 0)
 
 
+def take_places(x: JaggedTensor, places: Any) -> Tensor:
+    """The entries at some places of every row, dense: the ragged dimension has as many."""
+    places = torch.as_tensor(places, device=x.offsets.device)
+    if places.dim() != 1 or places.dtype == torch.bool:
+        raise DispatchError(
+            f"indexing {shown(x)}: expected places of every row as a list or an int tensor [n]"
+        )
+    rows = torch.arange(x.offsets.shape[0] - 1, device=places.device)
+    index = _entries_of(x, rows.unsqueeze(1), places)
+    values, place = x.unwrap("values"), x.ragged_dim - 1
+    return values.index_select(place, index.flatten()).unflatten(place, index.shape).movedim(place, 0)
+
+
+def take_pairs(x: JaggedTensor, rows: Any, entries: Any, rest: tuple[Any, ...]) -> Tensor:
+    """Single entries, by the number of the row and the place in it: dense."""
+    if x.ragged_dim != 1 and not all(_is_index(i) for i in rest):
+        raise DispatchError(
+            f"indexing {shown(x)}: index tensors for rows and places follow each other, or are there for all dimensions"
+        )
+    pair = [torch.as_tensor(i, device=x.offsets.device) for i in (rows, entries)]
+    if torch.bool in (pair[0].dtype, pair[1].dtype):
+        raise DispatchError(f"indexing {shown(x)}: index by one ragged mask, or by two index tensors of ints")
+    place = x.ragged_dim - 1
+    return x.unwrap("values")[(*rest[:place], _entries_of(x, *pair), *rest[place + 1 :])]
+
+
+def _entries_of(x: JaggedTensor, rows: Tensor, places: Tensor) -> Tensor:
+    """The entries at places of rows, which must have them; negative ones count from the end."""
+    lengths = x.row_lengths()[rows]
+    reached = ((places < lengths) & (places >= -lengths)).all()
+    torch.ops.aten._assert_async.msg(reached, f"indexing {shown(x)}: a row is too short")
+    return x.offsets[:-1][rows] + torch.where(places < 0, lengths + places, places)
+
+
 def _pick_entries(func: Any, x: JaggedTensor, mask: JaggedTensor) -> JaggedTensor:
     """What a ragged mask picks of each row, again ragged."""
     if mask.dtype != torch.bool or x.ragged_dim > 1 or mask.ragged_dim != x.ragged_dim:
@@ -203,14 +250,14 @@ def _empty_like(x: JaggedTensor, mask: JaggedTensor) -> JaggedTensor:
 
 def _features(x: JaggedTensor, index: tuple[Any, ...]) -> Any:
     """Slices, ints and None at dimensions that are neither batch nor ragged."""
-    if not all(i is None or isinstance(i, slice | int | torch.SymInt) for i in index):
-        raise DispatchError(
-            f"indexing {shown(x)}: features are indexed by ints, slices and None, got {index}"
-        )
+    if sum(_is_index(i) for i in index) > 1:
+        return _pick_together(x, index)
     result, dim = aten.alias.default(x), 0
     for i in index:
         if i is None:
             result = result.unsqueeze(dim)
+        elif _is_index(i):
+            result = _pick_features(result, dim, i)
         elif not isinstance(i, slice):
             result, dim = aten.select.int(result, dim, i), dim - 1
         elif not _is_all(i):
@@ -219,12 +266,46 @@ def _features(x: JaggedTensor, index: tuple[Any, ...]) -> Any:
     return result
 
 
+def _pick_together(x: JaggedTensor, index: tuple[Any, ...]) -> JaggedTensor:
+    """Elements by several index tensors for the features."""
+    kept = max(x.ragged_dim - 1, 0)
+    rest = index[min(x.ragged_dim, 1) :]
+    places = [p for p, i in enumerate(rest) if _is_index(i)]
+    alone = all(_is_index(i) or _is_all(i) for i in index) and not _is_index(rest[kept])
+    if not alone or places != list(range(places[0], places[-1] + 1)):
+        raise DispatchError(
+            f"indexing {shown(x)}: expected index tensors for features that follow each other, and whole dimensions "
+            f"beside them, got {index}"
+        )
+    found = torch.broadcast_tensors(*(torch.as_tensor(rest[p], device=x.device) for p in places))
+    values = x.unwrap("values")[(*rest[: places[0]], *found, *rest[places[-1] + 1 :])]
+    moved = found[0].dim() - len(places) if kept > places[0] else 0
+    return x.with_values(values, x.ragged_dim + moved)
+
+
+def _pick_features(x: Any, dim: int, which: Any) -> Any:
+    which = torch.as_tensor(which, device=x.device)
+    if which.dim() != 1:
+        raise DispatchError(f"indexing {shown(x)}: expected one index tensor [n] for the features")
+    which = which.nonzero().squeeze(1) if which.dtype == torch.bool else which
+    return x.index_select(dim, torch.where(which < 0, which + x.shape[dim], which))
+
+
+def _is_index(index: Any) -> bool:
+    """Whether several are picked by number or mask."""
+    return isinstance(index, list | tuple | range) or (isinstance(index, Tensor) and index.dim() > 0)
+
+
 def _is_all(index: Any) -> bool:
     return isinstance(index, slice) and index == slice(None)
 
 
 def _expanded(x: JaggedTensor, index: tuple[Any, ...]) -> tuple[Any, ...]:
     """The index with an entry for each dimension: the ellipsis written out."""
+    if any(isinstance(i, JaggedTensor | bool) for i in index):
+        raise DispatchError(
+            f"indexing {shown(x)}: expected ints, slices, None, lists and dense tensors, got {index}"
+        )
     used = sum(i is not None and i is not Ellipsis for i in index)
     if used > x.dim():
         raise IndexError(f"too many indices for {shown(x)}: {index}")

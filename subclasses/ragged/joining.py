@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -10,10 +12,85 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.jagged import JaggedTensor
-from subclasses.ragged.rows import matched_values, shown, spread
+from subclasses.ragged.rows import first_ragged, matched_values, shown, spread
 from subclasses.ragged.views import feature_place, place_of
 
 aten = torch.ops.aten
+
+# ---- above autograd: rows and entries --------------------------------------------------------------------------
+
+
+@JaggedTensor.implements(torch.cat)
+def _(func: Any, tensors: Sequence[Any], dim: int = 0, *, out: None = None) -> Any:
+    x = first_ragged(tensors)
+    outer = dim % x.dim()
+    if out is not None or x.ragged_dim == 0 or outer not in (0, x.ragged_dim):
+        return JaggedTensor.unruled(func, tensors, dim) if out is None else _refuse_out(func)
+    for t in tensors:
+        _check_joins(func, x, t, outer)
+    return _join_rows(tensors) if outer == 0 else _join_entries(tensors)
+
+
+@JaggedTensor.implements(torch.stack)
+def _(func: Any, tensors: Sequence[Any], dim: int = 0, *, out: None = None) -> Any:
+    return JaggedTensor.unruled(func, tensors, dim) if out is None else _refuse_out(func)
+
+
+def _refuse_out(func: Any) -> Any:
+    raise DispatchError(f"{func.__name__}: ragged tensors are joined into a new one, and not into an out=")
+
+
+def _check_joins(func: Any, x: JaggedTensor, y: Any, dim: int) -> None:
+    """Raises unless entries or rows of ``y`` may follow those of ``x``."""
+    alike = isinstance(y, JaggedTensor) and (y.dim(), y.ragged_dim) == (x.dim(), x.ragged_dim)
+    free = (0, x.ragged_dim) if dim == 0 else (x.ragged_dim,)
+    if not alike or any(
+        m != n for d, (m, n) in enumerate(zip(x.shape, y.shape, strict=True)) if d not in free
+    ):
+        raise DispatchError(f"{func.__name__}: {shown(x)} and {shown(y)} do not join along dimension {dim}")
+
+
+def _join_rows(parts: Sequence[JaggedTensor]) -> JaggedTensor:
+    """The rows of all, one after the other."""
+    x = parts[0]
+    place = x.ragged_dim - 1
+    ends = list(accumulate((t.values.shape[place] for t in parts), initial=0))
+    offsets = [t.offsets[:-1] + end for t, end in zip(parts, ends, strict=False)]
+    offsets = torch.cat([*offsets, parts[-1].offsets[-1:] + ends[-2]])
+    holes = any(t.lengths is not None for t in parts)
+    return type(x)(
+        torch.cat([t.unwrap("values") for t in parts], place),
+        offsets,
+        lengths=torch.cat([t.row_lengths() for t in parts]) if holes else None,
+        ragged_dim=x.ragged_dim,
+        max_length=reduce(torch.sym_max, [t.max_length for t in parts]),  # type: ignore[arg-type]
+    )
+
+
+def _join_entries(parts: Sequence[JaggedTensor]) -> JaggedTensor:
+    """Each row with the entries of all, in their order."""
+    x, rows = parts[0], [t.segments for t in parts]
+    lengths = reduce(torch.add, (r.row_lengths for r in rows))
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    total = sum(r.total for r in rows)
+    like, first = x.leading(x.unwrap("values")), offsets[:-1]
+    table = like.new_zeros(total + 1, *like.shape[1:])
+    for t, r in zip(parts, rows, strict=True):
+        entries = t.leading(t.unwrap("values"))
+        # What belongs to no row is put behind all, and cut off.
+        where = first.index_select(0, r.rows.clamp(max=max(r.count - 1, 0))) + r.positions
+        where = where if r.exists is None else torch.where(r.exists, where, total)
+        table, first = table.index_copy(0, where, entries), first + r.row_lengths
+    holes = any(t.lengths is not None for t in parts)
+    place = x.ragged_dim - 1
+    return type(x)(
+        table[:-1].movedim(0, place),
+        offsets,
+        lengths=lengths if holes else None,
+        ragged_dim=x.ragged_dim,
+        max_length=sum(t.max_length for t in parts),
+    )
+
 
 # ---- below autograd: along a feature ---------------------------------------------------------------------------
 

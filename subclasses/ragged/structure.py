@@ -41,6 +41,7 @@ def _without_format(kwargs: dict[str, Any]) -> dict[str, Any]:
     aten.randint_like.default,
     aten.randint_like.low_dtype,
     aten._to_copy.default,
+    aten.zero.default,
 )
 def _(op: Any, x: JaggedTensor, *args: Any, **kwargs: Any) -> Any:
     values = op(x.values, *args, **_without_format(kwargs))

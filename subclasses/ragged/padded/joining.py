@@ -25,7 +25,8 @@ aten = torch.ops.aten
 
 
 @PaddedTensor.implements(torch.cat)
-def _(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
+def _(func: Any, tensors: Sequence[Tensor], dim: int = 0, *, out: None = None) -> Any:
+    _check_no_out(func, out)
     x = first_padded(tensors)
     (dim,) = outer_dims(func, x, dim)
     if rows_stay(x, [dim]):
@@ -37,8 +38,16 @@ def _(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 
 @PaddedTensor.implements(torch.stack)
-def _(func: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
+def _(func: Any, tensors: Sequence[Tensor], dim: int = 0, *, out: None = None) -> Any:
+    _check_no_out(func, out)
     return PaddedTensor.unruled(func, _settled(func, first_padded(tensors), tensors), dim)
+
+
+def _check_no_out(func: Any, out: Any) -> None:
+    if out is not None:
+        raise DispatchError(
+            f"{func.__name__}: padded tensors are joined into a new one, and not into an out="
+        )
 
 
 def _settled(func: Any, x: PaddedTensor, tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -40,7 +40,7 @@ REFUSED = {
     "nn.functional.embedding_bag": "no rule yet",
     "nn.functional.prelu": "the channels of a row are those of the outer dimension 1, ragged or not",
 }
-REFUSED_BY = {"jagged": REFUSED | {"index_put": "no rule yet"}, "padded": REFUSED}
+REFUSED_BY = {"jagged": REFUSED, "padded": REFUSED}
 
 # Refused in a graph besides: how many entries a result has depends on the data.
 DATA_DEPENDENT = {"jagged": ("masked_select", "select"), "padded": ("select",)}
