@@ -110,6 +110,7 @@ def build_program(request: Request) -> Program:
         DesugarError: For what the pass does not take. Arguments are untouched.
     """
     unpacking, leaves = Unpacking.of(request.args, request.kwargs)
+    refuse.check_arguments(leaves)
     ran: list[nn.Module] = []
     fn, treespec = request.fn, unpacking.treespec  # not the request: the arguments are not to be kept alive
 

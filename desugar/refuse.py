@@ -149,6 +149,16 @@ def dynamo_errors() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------- after a run
 
 
+def check_arguments(leaves: list[Any]) -> None:
+    """Raises for an iterator among the arguments: the first of two runs would use it up."""
+    for leaf in leaves:
+        if isinstance(leaf, Iterator):
+            raise DesugarError(
+                f"an argument is a {type(leaf).__name__}, which can be gone through once, and a function is traced twice",
+                instead="pass a list or tuple of what it gives",
+            )
+
+
 def check_containers(call: Any, leaves: list[Any], treespec: optree.PyTreeSpec) -> None:
     """Raises when the function changed a list, dict or other container among its arguments."""
     found, structure = flatten(call)

@@ -1,6 +1,6 @@
 """Arguments and results as optree sees them, in a namespace of our own.
 
-There a `torch.Size` is taken apart too, for its ints may be symbols; so are dataclasses that hold tensors, and
+There a `torch.Size` is taken apart too, for its ints may be symbols; so are a `types.SimpleNamespace`, dataclasses that hold tensors, and
 classes that only PyTorch's own pytree knows, each registered when it is first met.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import types
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +69,9 @@ def _register_new(leaves: list[Any]) -> bool:
         cls = type(leaf)
         if isinstance(leaf, Tensor | nn.Module | type) or cls in _registered:
             continue
-        functions = _known_to_torch(cls) or _as_dataclass(leaf)
+        functions = (
+            _NAMESPACE if cls is types.SimpleNamespace else _known_to_torch(cls) or _as_dataclass(leaf)
+        )
         if functions is None:
             continue
         with _lock:
@@ -90,6 +93,12 @@ class _Context:
 
     def __hash__(self) -> int:
         return hash(type(self.content))
+
+
+_NAMESPACE: Functions = (
+    lambda value: (list(vars(value).values()), tuple(vars(value)), tuple(vars(value))),
+    lambda names, children: types.SimpleNamespace(**dict(zip(names, children, strict=True))),
+)
 
 
 def _known_to_torch(cls: type) -> Functions | None:

@@ -217,10 +217,20 @@ def shape_and_values(grad: Any) -> Any:
     return metadata(grad), tuple(grad.size()), grad.dtype, [part.clone() for part in plain_parts(grad)]
 
 
+def shown(leaf: Any) -> Any:
+    """The facts of a leaf, with 0 for a stride that nothing steps along: views undone may leave another one there."""
+    kind, outer, parts, grad = facts(leaf)
+
+    def idle(size: tuple[int, ...], stride: tuple[int, ...], dtype: Any) -> Any:
+        return size, tuple(s if n > 1 else 0 for n, s in zip(size, stride, strict=True)), dtype
+
+    return kind, idle(*outer), [idle(*part) for part in parts], grad
+
+
 def look(args: list[Any], results: list[Any]) -> Any:
     every = [*args, *results]
     values = [part.data.clone() for x in every for part in plain_parts(x)]
-    return [facts(x) for x in every], aliasing(every), identities(every), versions(args), values
+    return [shown(x) for x in every], aliasing(every), identities(every), versions(args), values
 
 
 def difference(got: Any, want: Any, where: str = "") -> str | None:

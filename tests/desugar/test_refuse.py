@@ -385,3 +385,11 @@ def test_a_class_that_sees_torch_functions_and_is_no_wrapper():
         with pytest.raises(DesugarError, match=r"got a Named.*no __tensor_flatten__"):
             desugar.compile(fn, backend="eager")(*args)
     judge(lambda x: x * 2, lambda: (PlainParameter(torch.ones(3)),))
+
+
+def test_an_iterator_among_the_arguments():
+    tensors = [torch.ones(2), torch.zeros(2)]
+    for iterator in (iter(tensors), (t for t in tensors), map(torch.sin, tensors)):
+        with pytest.raises(DesugarError, match="gone through once"):
+            desugar.compile(lambda ts: sum(ts), backend="eager")(iterator)
+        assert len(list(iterator)) == 2, "it is untouched"

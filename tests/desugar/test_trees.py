@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections import namedtuple
 
 import optree
@@ -89,3 +90,13 @@ def test_arguments_and_results_of_such_classes():
 def test_a_size_is_taken_apart_here_and_nowhere_else():
     assert result_leaves((torch.Size([2, 3]), None)) == [2, 3, None]
     assert optree.tree_leaves(torch.Size([2, 3])) == [torch.Size([2, 3])]
+
+
+def test_a_namespace_is_taken_apart():
+    compiled = by_pass(lambda d: types.SimpleNamespace(out=d.x * d.k))
+    d = types.SimpleNamespace(x=torch.ones(2), k=2)
+    assert compiled(d).out.tolist() == [2, 2]
+    d.x = torch.full((2,), 3.0)
+    assert compiled(d).out.tolist() == [6, 6] and len(compiled.programs) == 1
+    d.k = 5
+    assert compiled(d).out.tolist() == [15, 15]
