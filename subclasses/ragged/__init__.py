@@ -13,7 +13,6 @@ from subclasses.ragged import (  # noqa: F401  # isort: skip
     losses,
     reductions,
     sdpa,
-    structure,
     writing,
     views,
     pointwise,

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.errors import DispatchError
 from subclasses.ragged.checks import check_not_recorded
 from subclasses.ragged.families import (
     Fill,
@@ -133,14 +132,3 @@ implement_means(PaddedTensor, WAYS)
 implement_reductions(PaddedTensor, WAYS)
 implement_along(PaddedTensor, WAYS)
 implement_ordered(PaddedTensor, WAYS)
-
-
-@PaddedTensor.implements(torch.equal)
-def _(func: Any, input: Any, other: Any) -> Any:
-    """Whether the rows are; where shapes or lengths differ they are not."""
-    for t in (input, other):
-        if not isinstance(t, PaddedTensor):
-            raise DispatchError(f"{func.__name__}: expected two padded tensors, got {shown(t)}")
-    if (input.shape, input.ragged_dim, input.batch_dim) != (other.shape, other.ragged_dim, other.batch_dim):
-        return False
-    return torch.equal(input.lengths, other.lengths) and bool((input == other).all())

@@ -291,7 +291,33 @@ def test_an_optimizer_of_many_tensors_at_once_is_refused(kind):
     ragged.square().sum().backward()
     with pytest.raises(NotImplementedError, match="_foreach_"):
         torch.optim.SGD([ragged], lr=0.1, foreach=True).step()
-    check_rows(ragged, before.to_tensors())
+    assert torch.equal(ragged.detach(), before)
+
+
+# ---- compared as a whole ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal(kind):
+    rows = rows_of()
+    x = KINDS[kind](rows)
+    assert torch.equal(x, KINDS[kind](rows)) and x.equal(x.clone()) and torch.equal(x.mT, x.clone().mT)
+    for other in (x + 1, x[:, :2], x.mT, KINDS[kind](rows_of([3, 2, 0])), KINDS[kind](rows_of([2, 3]))):
+        assert not torch.equal(x, other)
+    with pytest.raises(NotImplementedError, match=f"equal: expected two {type(x).__name__}s"):
+        torch.equal(x, x.to_dense())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_filled_in_place(kind):
+    x = KINDS[kind](rows_of())
+    check_rows(x.clone().masked_fill(x > 0, torch.tensor(2.0)), [r.masked_fill(r > 0, 2.0) for r in x])
+    assert x.zero_() is x and x.sum() == 0 and x.fill_(2).mean() == 2
+    dense = torch.zeros(x.shape, dtype=x.dtype)
+    for write in (dense.add_, dense.copy_):
+        with pytest.raises(NotImplementedError, match="use to_dense"):
+            write(x)
+    assert (dense == 0).all()
 
 
 # ---- made inside a compiled function ---------------------------------------------------------------------------

@@ -193,7 +193,7 @@ def test_equal():
     x = make_table().x
     assert torch.equal(x, x.clone()) and not torch.equal(x, x + 1)
     assert not torch.equal(x, make_table(lengths=[3, 0, 5, 2]).x)
-    with pytest.raises(DispatchError, match="two padded tensors"):
+    with pytest.raises(DispatchError, match="expected two PaddedTensors"):
         torch.equal(x, x.to_dense())
 
 
