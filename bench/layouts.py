@@ -1,6 +1,8 @@
-"""The classes with a meaning: an int8 weight declared and by hand, and a block over ragged rows; rivals beside them.
+"""The classes with a meaning: int8 weights and a block over ragged rows; rivals beside them.
 
-*int8*: `F.linear` with the weight of `examples/int8_weight.py`, and torchao's weight-only layer where it is installed.
+*int8*: `F.linear` with an `Int8Tensor`, which multiplies floats with its integers, and with a dynamic one, which
+quantizes its input; beside the hand-written weight of `examples/int8_weight.py`, which does as the first of them, and
+torchao's layers of both kinds where it is installed.
 *rows*: `x + gelu(linear(layer_norm(x)))` over rows of uneven length: as a dense table that computes on its padding too,
 as `PaddedTensor`, as `JaggedTensor`, and as a tensor of `torch.nested`. Half of the table is padding.
 """
@@ -19,7 +21,8 @@ from torch import Tensor, nn
 from torch._inductor.exc import InductorError
 
 from bench.subjects import WAYS, copy_function
-from examples.int8_weight import Int8ByHand, Int8Weight, quantizer
+from examples.int8_weight import Int8ByHand, quantizer
+from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
 
 Call = Callable[[], Any]
@@ -41,28 +44,40 @@ def make_int8(mode: str, size: int) -> dict[tuple[str, str], Call]:
     kinds: dict[str, Any] = {
         "plain": weight,
         "by hand": quantizer(Int8ByHand)(weight),
-        "declared": quantizer(Int8Weight)(weight),
+        "Int8Tensor": Int8Tensor.from_float(weight),
+        "dynamic Int8Tensor": Int8Tensor.from_float(weight, activation="row"),
     }
     calls = {
         (kind, way): _call(mode, make(copy_function(multiply)), x, w)
         for kind, w in kinds.items()
         for way, make in WAYS.items()
     }
-    if importlib.util.find_spec("torchao") is not None:
-        layer = _torchao_layer(weight)
-        calls["torchao", "eager"] = _call(mode, layer, x)
-        calls["torchao", "torch.compile"] = _call(mode, torch.compile(layer, fullgraph=True), x)
+    for kind, w in torchao_weights(weight).items():
+        if mode == "training" and kind == "dynamic torchao":
+            continue  # it gives its input no gradient
+        for way in ("eager", "torch.compile"):
+            calls[kind, way] = _call(mode, WAYS[way](copy_function(multiply)), x, w)
     return calls
 
 
-def _torchao_layer(weight: Tensor) -> nn.Module:
+def torchao_weights(weight: Tensor) -> dict[str, nn.Parameter]:
+    """The weight as torchao has it, weight-only and dynamic; nothing where torchao is not installed."""
+    if importlib.util.find_spec("torchao") is None:
+        return {}
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it says that its CUDA extensions are missing
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    from torchao import quantization
 
-    model = nn.Sequential(nn.Linear(weight.shape[1], weight.shape[0], bias=False))
-    model[0].weight = nn.Parameter(weight.clone(), requires_grad=False)
-    quantize_(model, Int8WeightOnlyConfig())
-    return model
+    found = {}
+    for kind, config in (
+        ("torchao", quantization.Int8WeightOnlyConfig),
+        ("dynamic torchao", quantization.Int8DynamicActivationInt8WeightConfig),
+    ):
+        layer = nn.Sequential(nn.Linear(1, 1, bias=False, device="meta"))
+        layer[0].weight = nn.Parameter(weight.clone(), requires_grad=False)
+        # Its default changes settings of Inductor for the whole process, for all that is measured here.
+        quantization.quantize_(layer, config(set_inductor_config=False))
+        found[kind] = layer[0].weight
+    return found
 
 
 # ---------------------------------------------------------------------------------------------------------

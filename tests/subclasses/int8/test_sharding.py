@@ -49,7 +49,8 @@ def on_ranks(run):
 
 
 def in_two_processes(start, tmp_path):
-    mp.start_processes(start, (2, tmp_path / "store"), nprocs=2, start_method="fork")
+    """Processes of their own: one forked after a backward may not run another where there is CUDA."""
+    mp.start_processes(start, (2, tmp_path / "store"), nprocs=2, start_method="spawn")
 
 
 def quantized(config, *sizes):
