@@ -154,7 +154,7 @@ def check_arguments(leaves: list[Any]) -> None:
     for leaf in leaves:
         if isinstance(leaf, Iterator):
             raise DesugarError(
-                f"an argument is a {type(leaf).__name__}, which can be gone through once, and a function is traced twice",
+                f"an argument is a {type(leaf).__name__}, which can be gone through once; a function is traced twice",
                 instead="pass a list or tuple of what it gives",
             )
 

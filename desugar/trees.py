@@ -1,7 +1,7 @@
 """Arguments and results as optree sees them, in a namespace of our own.
 
-There a `torch.Size` is taken apart too, for its ints may be symbols; so are a `types.SimpleNamespace`, dataclasses that hold tensors, and
-classes that only PyTorch's own pytree knows, each registered when it is first met.
+There a `torch.Size` is taken apart too, for its ints may be symbols; so are namespaces (`types.SimpleNamespace`),
+dataclasses that hold tensors, and classes that only PyTorch's own pytree knows, each registered when it is first met.
 """
 
 from __future__ import annotations
@@ -31,6 +31,18 @@ optree.register_pytree_node(
     lambda _, extents: torch.Size(extents),
     namespace=NAMESPACE,
 )
+
+
+def _names_in(value: Any) -> tuple[Iterable[Any], Any, Any]:
+    return list(vars(value).values()), tuple(vars(value)), tuple(vars(value))
+
+
+def _namespace(names: Any, children: Iterable[Any]) -> Any:
+    return types.SimpleNamespace(**dict(zip(names, children, strict=True)))
+
+
+_namespace_class: Any = types.SimpleNamespace
+optree.register_pytree_node(_namespace_class, _names_in, _namespace, namespace=NAMESPACE)
 
 
 def flatten(tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
@@ -69,9 +81,7 @@ def _register_new(leaves: list[Any]) -> bool:
         cls = type(leaf)
         if isinstance(leaf, Tensor | nn.Module | type) or cls in _registered:
             continue
-        functions = (
-            _NAMESPACE if cls is types.SimpleNamespace else _known_to_torch(cls) or _as_dataclass(leaf)
-        )
+        functions = _known_to_torch(cls) or _as_dataclass(leaf)
         if functions is None:
             continue
         with _lock:
@@ -93,12 +103,6 @@ class _Context:
 
     def __hash__(self) -> int:
         return hash(type(self.content))
-
-
-_NAMESPACE: Functions = (
-    lambda value: (list(vars(value).values()), tuple(vars(value)), tuple(vars(value))),
-    lambda names, children: types.SimpleNamespace(**dict(zip(names, children, strict=True))),
-)
 
 
 def _known_to_torch(cls: type) -> Functions | None:

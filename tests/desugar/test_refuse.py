@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 import warnings
 
 import pytest
@@ -69,8 +68,13 @@ class Holder:
     y: torch.Tensor
 
 
+class Box:
+    def __init__(self, y):
+        self.y = y
+
+
 OPAQUE = {
-    "object": lambda x: types.SimpleNamespace(y=x * 2),
+    "object": lambda x: Box(x * 2),
     "set": lambda x: {x * 2},
     "generator": lambda x: (x * n for n in (1, 2)),
 }
