@@ -9,6 +9,7 @@ from subclasses.ragged.einsum import Parts, implement_einsum
 from subclasses.ragged.entries import Entries, implement_composites, implement_entries
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.margins import implement_margins
+from subclasses.ragged.norms import implement_norms_of_channels
 from subclasses.ragged.reductions import ragged_dim_after
 from subclasses.ragged.rows import check_rows_match, name_of, same_rows, shown
 from subclasses.ragged.views import feature_place
@@ -72,3 +73,4 @@ implement_entries(
 )
 implement_composites(JaggedTensor, shown)
 implement_margins(JaggedTensor)
+implement_norms_of_channels(JaggedTensor, lambda x, dim: dim not in (0, x.ragged_dim), shown)

@@ -7,7 +7,8 @@ from torch import Tensor
 from subclasses.ragged.einsum import Parts, implement_einsum
 from subclasses.ragged.entries import Entries, implement_composites, implement_entries
 from subclasses.ragged.margins import implement_margins
-from subclasses.ragged.padded.rows import as_wide, check_rows_match, shown, without
+from subclasses.ragged.norms import implement_norms_of_channels
+from subclasses.ragged.padded.rows import as_wide, check_rows_match, rows_stay, shown, without
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.padded.views import entry_dim
 
@@ -42,3 +43,4 @@ implement_entries(
 )
 implement_composites(PaddedTensor, shown)
 implement_margins(PaddedTensor)
+implement_norms_of_channels(PaddedTensor, lambda x, dim: rows_stay(x, [dim]), shown)

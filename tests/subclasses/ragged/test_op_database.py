@@ -37,7 +37,6 @@ REFUSED = {
     "masked.argmin": "an index into all entries of a batch has no meaning",
     "bmm": "the reference takes arguments out of the sample",
     "split": "a row cut in pieces of a given length gives another number of pieces for each row",
-    "nn.functional.embedding_bag": "no rule yet",
     "nn.functional.prelu": "the channels of a row are those of the outer dimension 1, ragged or not",
 }
 REFUSED_BY = {"jagged": REFUSED, "padded": REFUSED}

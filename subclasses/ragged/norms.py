@@ -1,0 +1,156 @@
+"""Normalisations over groups of channels and over the batch, and bags of embeddings: a few ruled ops each.
+
+Channels are dimension 1, as PyTorch has it, so rows are ragged behind them: ``[B, C, T]``; or dimensions are merged,
+``[N, C]``, where each entry is a row of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.segments import sum_dtype
+
+
+def implement_norms_of_channels(
+    cls: Any, is_feature: Callable[[Any, int], bool], shown: Callable[[Any], str]
+) -> None:
+    """The rules of the functions below; ``is_feature(x, dim)`` says whether a dimension is one of the entries."""
+
+    def check(func: Any, x: Any) -> None:
+        if not isinstance(x, cls) or x.dim() < 2 or not is_feature(x, 1):
+            raise DispatchError(
+                f"{func.__name__}: expected channels in dimension 1 of the entries, got {shown(x)}; write "
+                f"x.transpose(1, 2), or x.flatten(0, 1)"
+            )
+
+    for function, rule in (
+        (F.group_norm, _group_norm),
+        (torch.group_norm, _group_norm),
+        (F.instance_norm, _instance_norm),
+        (F.batch_norm, _batch_norm),
+    ):
+        cls.implements(function)(functools.partial(_checked, check, rule))
+    cls.implements(F.embedding_bag)(functools.partial(_embedding_bag, cls, shown))
+
+
+def _checked(
+    check: Callable[..., None], rule: Callable[..., Any], func: Any, input: Any, *args: Any, **kwargs: Any
+) -> Any:
+    check(func, input)
+    return rule(input, *args, **kwargs)
+
+
+# ---- normalisations --------------------------------------------------------------------------------------------
+
+
+def _group_norm(
+    x: Any,
+    num_groups: int,
+    weight: Any = None,
+    bias: Any = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Any:
+    if x.shape[1] % num_groups:
+        raise RuntimeError(f"group_norm: {x.shape[1]} channels do not make {num_groups} groups of equal size")
+    groups = x.to(sum_dtype(x.dtype)).unflatten(1, (num_groups, -1))
+    dims = tuple(range(2, groups.dim()))
+    mean, var = groups.mean(dims, keepdim=True), groups.var(dims, correction=0, keepdim=True)
+    normal = ((groups - mean) * (var + eps).rsqrt()).to(x.dtype)
+    return _scaled(normal.flatten(1, 2), weight, bias)
+
+
+def _instance_norm(  # noqa: PLR0913
+    x: Any,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    if running_mean is not None or running_var is not None or not use_input_stats:
+        raise DispatchError("instance_norm: ragged rows are normalised by their own mean and variance only")
+    return _group_norm(x, x.shape[1], weight, bias, eps)
+
+
+def _batch_norm(  # noqa: PLR0913
+    x: Any,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    wide = x.to(sum_dtype(x.dtype))
+    if training:
+        dims = tuple(d for d in range(x.dim()) if d != 1)
+        mean, var = wide.mean(dims), wide.var(dims, correction=0)
+        with torch.no_grad():
+            for running, now in ((running_mean, mean), (running_var, wide.var(dims, correction=1))):
+                if running is not None:
+                    running.lerp_(now.to(running.dtype), momentum)
+    else:
+        mean, var = running_mean, running_var
+    normal = (wide - _of_channels(x, mean)) * (_of_channels(x, var) + eps).rsqrt()
+    return _scaled(normal.to(x.dtype), weight, bias)
+
+
+def _scaled(x: Any, weight: Any, bias: Any) -> Any:
+    x = x if weight is None else x * _of_channels(x, weight)
+    return x if bias is None else x + _of_channels(x, bias)
+
+
+def _of_channels(x: Any, t: Tensor) -> Tensor:
+    """``[C]`` ready to broadcast against ``[B, C, ...]``."""
+    return t.view(-1, *[1] * (x.dim() - 2))
+
+
+# ---- bags ------------------------------------------------------------------------------------------------------
+
+
+def _embedding_bag(  # noqa: PLR0913
+    cls: Any,
+    shown: Callable[[Any], str],
+    func: Any,
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    max_norm: Any = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    if not isinstance(input, cls) or input.dim() != 2 or offsets is not None or include_last_offset:
+        raise DispatchError(
+            f"embedding_bag: expected indices [B, T], each row of which is a bag, and no offsets, got {shown(input)}"
+        )
+    if mode not in ("sum", "mean", "max") or (per_sample_weights is not None and mode != "sum"):
+        raise ValueError(
+            f"embedding_bag: expected mode 'sum', 'mean' or 'max', and per_sample_weights for 'sum' only, got {mode!r}"
+        )
+    rows = F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    counted = torch.ones_like(input) if padding_idx is None else input != padding_idx % weight.shape[0]
+    count = counted.sum(1).unsqueeze(-1)  # type: ignore[union-attr]
+    if mode == "max":
+        lowest: Any = torch.finfo(weight.dtype).min
+        best = torch.where(counted.to(torch.bool).unsqueeze(-1), rows, lowest).to_dense(lowest).amax(1)
+        return torch.where(count > 0, best, 0)
+    total = (rows * counted.unsqueeze(-1)).sum(1)
+    return total if mode == "sum" else total / count.clamp(min=1)
