@@ -3,8 +3,9 @@
     python -m bench.gpu                      # writes bench/results/gpu-NAME.json and .md
     python -m bench.gpu --only int8
 
-*int8*: a linear layer with int8 weights at decode and prefill sizes, beside bfloat16, beside torchao where it is
-installed, and beside a copy of as many bytes as the weight has: the memory's limit. *rows*: a training step at 25, 50
+*int8*: a linear layer with int8 weights, weight-only and dynamic, at decode and prefill sizes, beside bfloat16, beside
+torchao where it is installed, and beside copying, which moves as many bytes as the weight has: the memory's limit.
+*rows*: a training step at 25, 50
 and 75 % fill, dense padding and `torch.nested` beside it; the limit is dense time times fill. *events*: how many
 events, waits and synchronizations one training step on wrapped arguments makes, beside the same step on plain tensors.
 """
@@ -12,10 +13,9 @@ events, waits and synchronizations one training step on wrapped arguments makes,
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,11 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import desugar
-from bench.layouts import multiply
+from bench.layouts import HAS_TORCHAO, multiply, torchao_weights
 from bench.report import Row, print_rows, save_rows
 from bench.subjects import KINDS, copy_function, double
 from bench.timing import Timing, describe_machine, time_side_by_side
-from examples.int8_weight import Int8Weight, quantizer
+from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor
 
 RESULTS = Path(__file__).parent / "results"
@@ -61,38 +61,87 @@ def _synced(call: Call) -> Call:
 # ---------------------------------------------------------------------------------------------------------
 
 
+CACHE = 2**28  # bytes of int8 weights that one turn reads: more than any cache holds
+PLAIN, LIMIT = "bf16, torch.compile", "limit: copying, moving as many bytes as the int8 weight has"
+Kinds = dict[str, tuple[Callable, Sequence[Tensor]]]
+
+
 @torch.no_grad()
-def measure_int8(rounds: int) -> list[Row]:
-    """Weight-only linear layers."""
+def measure_int8(
+    rounds: int,
+    sizes: Sequence[int] = (4096, 8192),
+    batches: Sequence[int] = (1, 16, 256, 4096),
+    device: str = "cuda",
+) -> list[Row]:
+    """Linear layers, weight-only and dynamic, as CUDA graphs over weights that no cache keeps; times of one layer."""
     rows = []
-    for size in (4096, 8192):
-        weight = torch.randn(size, size, device="cuda", dtype=torch.bfloat16)
-        quantized = quantizer(Int8Weight)(weight)
-        bytes_of_weight = torch.empty(size, size, dtype=torch.int8, device="cuda")
-        for m in (1, 16, 256, 4096):
+    for size in sizes:
+        shape, options = (size, size), {"device": device, "dtype": torch.bfloat16}
+        weights = [torch.randn(shape, **options) for _ in range(max(1, CACHE // size**2))]
+        kinds = _int8_kinds(weights)
+        for m in batches:
             torch.compiler.reset()
-            x = torch.randn(m, size, device="cuda", dtype=torch.bfloat16)
-            bf16 = torch.compile(copy_function(multiply), fullgraph=True)
-            ours = desugar.compile(copy_function(multiply))
-            calls: dict[str, Call] = {
-                "bf16, torch.compile": lambda f=bf16, x=x, w=weight: f(x, w),
-                "int8, desugar.compile": lambda f=ours, x=x, w=quantized: f(x, w),
-                "limit: a copy of the int8 weight": bytes_of_weight.clone,
-            }
-            if importlib.util.find_spec("torchao") is not None:
-                calls["int8, torchao"] = _torchao(weight, x)
-            rows += _rows(f"int8, M = {m}, N = K = {size}", calls, rounds, "bf16, torch.compile")
+            x = torch.randn(m, size, **options)
+            calls = {}
+            for name, (compile, given) in kinds.items():
+                fn = compile(copy_function(multiply))
+                calls[name] = [lambda f=fn, x=x, w=w: f(x, w) for w in given]
+            half = torch.empty(len(weights), size * size // 2, dtype=torch.int8, device=device)
+            calls[LIMIT] = [part.clone for part in half]  # half of the bytes are read, half written
+            rows += _layer_rows(f"int8, M = {m}, N = K = {size}", calls, rounds)
     return rows
 
 
-def _torchao(weight: Tensor, x: Tensor) -> Call:
-    from torchao.quantization import Int8WeightOnlyConfig, quantize_
+def _int8_kinds(weights: list[Tensor]) -> Kinds:
+    """Name -> what compiles it, and its weights."""
+    kinds: Kinds = {
+        PLAIN: (torch.compile, weights),
+        "int8 weight-only, desugar.compile": (desugar.compile, [Int8Tensor.from_float(w) for w in weights]),
+        "int8 dynamic, desugar.compile": (
+            desugar.compile,
+            [Int8Tensor.from_float(w, activation="row") for w in weights],
+        ),
+    }
+    for name, kind in (
+        ("int8 weight-only, torchao", "torchao"),
+        ("int8 dynamic, torchao", "dynamic torchao"),
+    ):
+        theirs = [torchao_weights(w)[kind] for w in weights if HAS_TORCHAO]
+        if theirs:
+            kinds[name] = (torch.compile, theirs)
+    return kinds
 
-    model = nn.Sequential(nn.Linear(*reversed(weight.shape), bias=False, device="meta"))
-    model[0].weight = nn.Parameter(weight.clone(), requires_grad=False)
-    quantize_(model, Int8WeightOnlyConfig())
-    layer = torch.compile(model, fullgraph=True)
-    return lambda: layer(x)
+
+def _layer_rows(group: str, calls: dict[str, list[Call]], rounds: int) -> list[Row]:
+    """The time of one of several calls of each kind, beside bfloat16 and the limit."""
+    graphs = {name: graph for name, steps in calls.items() if (graph := _as_graph(name, steps))}
+    timings = time_side_by_side({name: _synced(graph) for name, graph in graphs.items()}, rounds=rounds)
+    plain, limit = timings[PLAIN].median, timings[LIMIT].median
+    rows = []
+    for name, t in timings.items():
+        one = Timing(*(figure / len(calls[name]) for figure in (t.median, t.low, t.high)))
+        ratios = {f"/ {PLAIN}": t.median / plain, "limit / this": limit / t.median}
+        rows.append(Row(group, name, one, ratios, ours="desugar" in name))
+    return rows
+
+
+def _as_graph(name: str, steps: list[Call]) -> Call | None:
+    """Steps as one CUDA graph: their kernels, without what launching them takes on the CPU."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # compiles, and allocates what libraries keep
+        for step in steps * 2:
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            for step in steps:
+                step()
+    except RuntimeError as error:  # a kernel that cannot be recorded has no time
+        print(f"no figure for {name}: {error}", file=sys.stderr)
+        return None
+    return graph.replay
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -170,7 +219,7 @@ def _count_events(call: Call) -> Counter[str]:
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         call()
-    return Counter(event.name for event in seen.events())
+    return Counter(event.name for event in seen.events() or ())
 
 
 MEASURES: dict[str, Callable[[int], list[Row]]] = {

@@ -26,6 +26,7 @@ from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
 
 Call = Callable[[], Any]
+HAS_TORCHAO = importlib.util.find_spec("torchao") is not None
 LENGTHS = (64, 8, 40, 16, 24, 48, 32, 24)
 DIM = 64
 
@@ -62,7 +63,7 @@ def make_int8(mode: str, size: int) -> dict[tuple[str, str], Call]:
 
 def torchao_weights(weight: Tensor) -> dict[str, nn.Parameter]:
     """The weight as torchao has it, weight-only and dynamic; nothing where torchao is not installed."""
-    if importlib.util.find_spec("torchao") is None:
+    if not HAS_TORCHAO:
         return {}
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it says that its CUDA extensions are missing
     from torchao import quantization

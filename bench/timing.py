@@ -11,11 +11,12 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 Call = Callable[[], Any]
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class Timing:
 
 
 def time_side_by_side(
-    calls: Mapping[Hashable, Call], *, rounds: int = 100, round_ms: float = 2.0
-) -> dict[Hashable, Timing]:
+    calls: Mapping[Key, Call], *, rounds: int = 100, round_ms: float = 2.0
+) -> dict[Key, Timing]:
     """Times all `calls` in turns. A turn repeats its call for about `round_ms`; collection of garbage is off."""
     turns = {key: (call, _repeats(call, round_ms)) for key, call in calls.items()}
-    samples: dict[Hashable, list[float]] = {key: [] for key in calls}
+    samples: dict[Key, list[float]] = {key: [] for key in calls}
     order, rng = list(calls), random.Random(0)
     gc.collect()
     gc.disable()
