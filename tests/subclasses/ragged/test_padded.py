@@ -175,7 +175,8 @@ def test_wrong_types():
         lambda x: F.cross_entropy(x, torch.zeros(4, 7, dtype=torch.int64)),
         lambda x: F.embedding(x.detach().long(), torch.ones(3, 3), max_norm=1.0),
         lambda x: torch.ones(2, 4, 7, dtype=torch.float64) @ x,
-        lambda x: x.diff(dim=1),
+        lambda x: x.flip(1),
+        lambda x: x.cov(),
         lambda x: x.argmax(),
     ],
 )
@@ -185,8 +186,8 @@ def test_what_has_no_rule_is_refused(op):
 
 
 def test_an_op_without_a_rule_says_what_to_do_instead():
-    with pytest.raises(DispatchError, match=r"no rule for aten\.median.*use x\.to_dense\(fill\)"):
-        make_table().x.median()
+    with pytest.raises(DispatchError, match=r"no rule for aten\.mode.*use x\.to_dense\(fill\)"):
+        make_table().x.mode()
 
 
 def test_equal():
