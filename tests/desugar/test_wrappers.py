@@ -446,7 +446,6 @@ def test_second_derivatives_of_views_of_one_intermediate(cls):
         torch.manual_seed(2)
         x, seeds = make(cls, 3, 6, grad=True), torch.Generator().manual_seed(3)
         first, other = function(x)
-        assert first.untyped_storage()._cdata == other.untyped_storage()._cdata
         seeds = [random_like(y, seeds) for y in (first, other)]
         (g,) = torch.autograd.grad([first * first, other], x, seeds, create_graph=True)
         return list(torch.autograd.grad(g, x, g.detach()))
