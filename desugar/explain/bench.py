@@ -10,19 +10,27 @@ from typing import Any
 
 import torch
 
+from desugar.compilers import choose_backend
 from desugar.pipeline import compile as desugar_compile
 
 Call = Callable[[], Any]
 
 
 def bench_function(
-    fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any], *, backend: str, rounds: int = 50
+    fn: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    backend: str,
+    rounds: int = 50,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, tuple[float, float] | str]:
     """Seconds of a call and their spread (half the distance between the quartiles), or why a way does not work.
 
     All ways take turns in each round, in an order shuffled anew, so that noise hits all alike. Compiling and the
-    first calls are not timed.
+    first calls are not timed. `tell` hears what is going on, for whoever shows progress.
     """
+    choose_backend(backend)  # an unknown one is no result of the comparison
     stock = "aot_eager" if backend == "eager" else backend
     ways: dict[str, Callable[[], Any]] = {
         "eager": lambda: fn,
@@ -35,11 +43,12 @@ def bench_function(
     calls: dict[str, Call] = {}
     found: dict[str, tuple[float, float] | str] = {}
     for name, make in ways.items():
+        tell(f"compiling: {name}")
         try:
             calls[name] = _warm(make(), args, kwargs)
         except Exception as error:  # noqa: BLE001 - a way that fails is a result of the comparison
             found[name] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-    found |= _take_turns(calls, rounds)
+    found |= _take_turns(calls, rounds, tell)
     return {name: found[name] for name in ways}
 
 
@@ -49,11 +58,14 @@ def _warm(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     return lambda: fn(*args, **kwargs)
 
 
-def _take_turns(calls: dict[str, Call], rounds: int) -> dict[str, tuple[float, float] | str]:
+def _take_turns(
+    calls: dict[str, Call], rounds: int, tell: Callable[[str], None]
+) -> dict[str, tuple[float, float] | str]:
     samples: dict[str, list[float]] = {name: [] for name in calls}
     repeats = {name: max(1, round(1e-3 / max(_seconds(call, 3), 1e-7))) for name, call in calls.items()}
     order, rng = list(calls), random.Random(0)
-    for _ in range(rounds):
+    for number in range(1, rounds + 1):
+        tell(f"round {number} of {rounds}")
         rng.shuffle(order)
         for name in order:
             samples[name].append(_seconds(calls[name], repeats[name]))

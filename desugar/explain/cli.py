@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 
 import subclasses
-from desugar.errors import DesugarError
+from desugar.compilers import choose_backend
+from desugar.errors import DesugarError, is_library_file
 from desugar.explain.api import explain as explain_function
 from desugar.explain.bench import bench_function
 from desugar.explain.doctor import examine
 from desugar.explain.page import render_page
-from desugar.explain.script import run_script
-from desugar.explain.targets import TargetError, find_arguments, find_target
+from desugar.explain.script import run_script, show_error
+from desugar.explain.targets import TargetError, find_arguments, find_factory, find_target
 from desugar.explain.text import duration, render_report_text
 from desugar.pipeline import compile as desugar_compile, compiled_from
+from desugar.values import is_wrapper
 
 app = typer.Typer(
     add_completion=False,
@@ -46,14 +49,36 @@ BackendName = Annotated[
     str, typer.Option(help='"eager" runs the plain graphs as they are; "inductor" compiles them.')
 ]
 
+# What stands on the stack between the shell and the user's own code.
+_COMMAND_LINE = tuple(str(Path(inspect.getfile(cls)).parent) for cls in (typer.Typer, typer.BadParameter))
+
 
 @contextlib.contextmanager
-def usage_errors() -> Iterator[None]:
-    """A wrong target is a mistake on the command line: exit code 2."""
+def users_errors() -> Iterator[None]:
+    """A wrong target is a mistake on the command line: exit code 2; an error of the user's own code has 1."""
     try:
         yield
     except TargetError as error:
         raise typer.BadParameter(str(error)) from error
+    except DesugarError as error:
+        typer.echo(f"cannot be desugared: {error}", err=True)
+        raise typer.Exit(1) from error
+    except Exception as error:
+        show_error(error, _is_users)
+        raise typer.Exit(1) from error
+
+
+def _is_users(file: str) -> bool:
+    return not is_library_file(file) and not file.startswith(_COMMAND_LINE)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Says before anything is run that a file cannot be written."""
+    for path in filter(None, paths):
+        if not path.resolve().parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.resolve().parent} to write {path.name} into")
+        if path.is_dir():
+            raise typer.BadParameter(f"{path} is a folder; expected a file to write")
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -68,17 +93,13 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Tells what becomes of one call of a function: its lines, ops, graphs, checks and cost."""
-    with usage_errors():
+    check_writable(html)
+    check_backend(backend)
+    with users_errors():
         module, fn = find_target(target)
         args, kwargs = find_arguments(module, fn, inputs)
-    try:
         compiled = fn if compiled_from(fn) is not None else desugar_compile(fn, backend=backend)
         explanation = explain_function(compiled, *args, **kwargs)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    except DesugarError as error:
-        typer.echo(f"cannot be desugared: {error}", err=True)
-        raise typer.Exit(1) from error
     if as_json:
         typer.echo(explanation.to_json())
     elif html is not None:
@@ -97,8 +118,7 @@ def report(
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
 ) -> None:
     """Runs a script unchanged and writes a page about every program that was compiled in it."""
-    if not out.resolve().parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {out.resolve().parent} to write {out.name} into")
+    check_writable(out, json_out)
     found, code = run_script(script, arguments or [])
     out.write_text(render_page(found), encoding="utf-8")
     if json_out is not None:
@@ -116,12 +136,12 @@ def coverage(
     as_json: Annotated[bool, typer.Option("--json", help="Print every op as JSON.")] = False,
 ) -> None:
     """Tells, op by op, how a class runs it: by a rule, by its structure, by decomposition, or not at all."""
-    with usage_errors():
+    with users_errors():
         cls = find_target(target)[1]
-    try:
-        found = subclasses.coverage(cls)
-    except subclasses.SpecError as error:
-        raise typer.BadParameter(str(error)) from error
+        try:
+            found = subclasses.coverage(cls)
+        except subclasses.SpecError as error:
+            raise TargetError(str(error)) from error
     typer.echo(json.dumps(found.steps, indent=1) if as_json else str(found))
 
 
@@ -130,14 +150,11 @@ def check(target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY")]) -> N
     """Puts a class to the conformance kit's test; FACTORY takes nothing and gives a value of the class."""
     from subclasses import testing
 
-    with usage_errors():
-        factory = find_target(target)[1]
     start = time.perf_counter()
-    with _working("putting the class to the test, half a minute or so"):
-        try:
-            found = testing.examine(factory)
-        except TypeError as error:
-            raise typer.BadParameter(str(error)) from error
+    with users_errors(), progress() as tell:
+        factory = find_factory(target)
+        check_makes_subclass(target, factory())
+        found = testing.examine(factory, tell=tell)
     typer.echo(str(found))
     typer.echo(f"in {duration(time.perf_counter() - start)}", err=True)
     if found.broken:
@@ -152,11 +169,11 @@ def bench(
     rounds: Annotated[int, typer.Option(min=2, help="In each, every way takes a turn.")] = 50,
 ) -> None:
     """Times a function in eager mode, with torch.compile and with desugar.compile, side by side."""
-    with usage_errors():
+    check_backend(backend)
+    with users_errors(), progress() as tell:
         module, fn = find_target(target)
         args, kwargs = find_arguments(module, fn, inputs)
-    with _working("compiling, then timing"):
-        found = bench_function(fn, args, kwargs, backend=backend, rounds=rounds)
+        found = bench_function(fn, args, kwargs, backend=backend, rounds=rounds, tell=tell)
     width = max(map(len, found))
     for name, timing in found.items():
         shown = timing if isinstance(timing, str) else f"{duration(timing[0]):>9} ± {duration(timing[1])}"
@@ -184,17 +201,29 @@ def doctor(
 # ------------------------------------------------------------------------------------------------- helpers
 
 
-def _working(what: str) -> contextlib.AbstractContextManager[Any]:
-    """Says on a terminal what is going on, and takes it away afterwards."""
-    if not sys.stderr.isatty():
-        return contextlib.nullcontext()
-    return _notice(what, lambda text: typer.echo(text, err=True, nl=False))
+def check_backend(name: str) -> None:
+    """A name that is no backend's is a mistake on the command line."""
+    try:
+        choose_backend(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def check_makes_subclass(target: str, made: object) -> None:
+    """Raises for a factory whose values the conformance kit cannot put to the test."""
+    if not (isinstance(made, torch.Tensor) and is_wrapper(made)):
+        raise TargetError(
+            f"expected {target} to make a tensor subclass that holds other tensors, got {type(made).__name__}"
+        )
 
 
 @contextlib.contextmanager
-def _notice(what: str, write: Callable[[str], None]) -> Iterator[None]:
-    write(f"{what} ...")
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function that says on a terminal what is going on, each time in the place of what it said before."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
     try:
-        yield
+        yield lambda text: typer.echo(f"\r\x1b[2K{text} ...", err=True, nl=False)
     finally:
-        write("\r\x1b[2K")
+        typer.echo("\r\x1b[2K", err=True, nl=False)

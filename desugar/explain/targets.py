@@ -71,6 +71,20 @@ def load_module(name: str) -> ModuleType:
     return module
 
 
+def find_factory(text: str, default_module: ModuleType | None = None) -> Any:
+    """The function of `MODULE:NAME`, which is called with nothing and makes something.
+
+    Raises:
+        TargetError: It names something else.
+    """
+    factory = find_target(text, default_module)[1]
+    if not callable(factory):
+        raise TargetError(f"expected a function that makes a value, got {text}, a {type(factory).__name__}")
+    if needed := _needed(factory):
+        raise TargetError(f"{text} takes {', '.join(needed)}; expected a function that takes nothing")
+    return factory
+
+
 # ----------------------------------------------------------------------------------------------- arguments
 
 
@@ -92,7 +106,7 @@ def find_arguments(module: ModuleType, fn: Any, inputs: str | None) -> tuple[tup
                 f"arguments by name) with --inputs, or call one {name or 'NAME'}_inputs in the same module"
             )
         return (), {}
-    made = find_target(inputs, module)[1]()
+    made = find_factory(inputs, module)()
     if isinstance(made, Mapping):
         return (), dict(made)
     return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}

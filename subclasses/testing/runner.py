@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unittest
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
@@ -82,10 +83,19 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
     return Outcome(promise, "broken", shown(error), promise.mend, refused, error)
 
 
-def examine(factory: Factory, **options: Unpack[Options]) -> Report:
-    """Puts every promise to the test and tells what became of each; see :func:`check`."""
-    s = _subject(factory, options)
-    return Report(s.name, tuple(run_promise(s, p) for p in _ORDERED))
+def examine(
+    factory: Factory, *, tell: Callable[[str], None] | None = None, **options: Unpack[Options]
+) -> Report:
+    """Puts every promise to the test and tells what became of each; see :func:`check`.
+
+    ``tell`` hears before each promise which one it is, for whoever shows progress.
+    """
+    s, outcomes = _subject(factory, options), []
+    for number, promise in enumerate(_ORDERED, 1):
+        if tell is not None:
+            tell(f"promise {number} of {len(_ORDERED)}: {promise.name}")
+        outcomes.append(run_promise(s, promise))
+    return Report(s.name, tuple(outcomes))
 
 
 def check(factory: Factory, **options: Unpack[Options]) -> Report:

@@ -76,11 +76,46 @@ def test_what_cannot_be_desugared_is_exit_code_1(run, tmp_path):
     assert "bad.py:2" in result.output and "instead" in result.output
 
 
-def test_an_error_of_the_module_itself_passes_through(run, tmp_path):
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "import module_that_is_not_there",
+            "ModuleNotFoundError: No module named 'module_that_is_not_there'",
+        ),
+        ("def f(:", "SyntaxError"),
+        ("def f(x): return x\ndef f_inputs(): raise KeyError('gone')", "KeyError: 'gone'"),
+        ("import torch\ndef f(): return torch.ones(2) @ torch.ones(7)", "RuntimeError: "),
+    ],
+)
+def test_an_error_of_the_users_own_code_is_shown_from_its_first_line(run, tmp_path, text, says):
     path = tmp_path / "broken.py"
-    path.write_text("import module_that_is_not_there\n")
+    path.write_text(text + "\n")
     result = run("explain", f"{path}:f")
-    assert isinstance(result.exception, ModuleNotFoundError)
+    assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
+    assert says in result.output and str(path) in result.output
+    assert "explain/cli.py" not in result.output and "typer" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("factory", "says"),
+    [
+        ("torch.pi", "expected a function that makes a value, got torch.pi, a float"),
+        ("layer", "layer takes x, w; expected a function that takes nothing"),
+        ("no_such_name", "has no 'no_such_name'"),
+    ],
+)
+def test_inputs_come_from_a_function_that_takes_nothing(run, factory, says):
+    result = run("explain", f"{SUBJECTS}:twice", "--inputs", factory)
+    assert result.exit_code == 2
+    assert says in " ".join(result.output.split())
+    assert run("check", f"{SUBJECTS}:{factory}").exit_code == 2
+
+
+@pytest.mark.parametrize("name", ["none/out.html", "."])
+def test_a_page_that_cannot_be_written_is_said_before_anything_runs(run, tmp_path, name):
+    result = run("explain", f"{SUBJECTS}:raises", "--html", str(tmp_path / name))
+    assert result.exit_code == 2 and "folder" in result.output
 
 
 # -------------------------------------------------------------------------------------------------- report
@@ -160,7 +195,7 @@ def test_check_tells_by_its_exit_code(run, monkeypatch, broken, code):
     seen = []
 
     class Found:
-        def __init__(self, factory):
+        def __init__(self, factory, tell):
             seen.append(factory().shape)
             self.broken = list(broken)
 
@@ -174,7 +209,35 @@ def test_check_tells_by_its_exit_code(run, monkeypatch, broken, code):
 
 
 def test_check_of_what_makes_no_subclass_is_a_usage_error(run):
-    assert run("check", f"{SUBJECTS}:no_inputs").exit_code == 2
+    result = run("check", f"{SUBJECTS}:no_inputs")
+    assert result.exit_code == 2 and "to make a tensor subclass" in " ".join(result.output.split())
+
+
+def test_check_of_a_factory_that_raises_shows_its_error(run, tmp_path):
+    path = tmp_path / "makes.py"
+    path.write_text("def make():\n    raise ValueError('no data today')\n")
+    result = run("check", f"{path}:make")
+    assert result.exit_code == 1 and "no data today" in result.output
+    assert "explain/cli.py" not in result.output
+
+
+def test_long_work_says_on_a_terminal_what_it_is_at(monkeypatch, capsys):
+    from desugar.explain.cli import progress
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress() as tell:
+        tell("promise 1 of 2: views")
+        tell("promise 2 of 2: copies")
+    shown = capsys.readouterr().err
+    assert "promise 1 of 2: views ..." in shown and shown.endswith("\r\x1b[2K")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    with progress() as tell:
+        tell("promise 1 of 2: views")
+    assert capsys.readouterr().err == ""
+
+
+def test_bench_with_an_unknown_backend_is_a_usage_error(run):
+    assert run("bench", f"{SUBJECTS}:no_inputs", "--backend", "fast").exit_code == 2
 
 
 def test_bench_has_a_line_for_each_way(run):
