@@ -16,7 +16,7 @@ from desugar.checkpoints import run_op
 from desugar.indexing import index_by_numbers
 from desugar.inputs import Inputs, is_traced, parts_key
 from desugar.notes import notes_in_progress
-from desugar.recurrent import prepare_recurrent
+from desugar.recurrent import as_in_eager_mode
 from desugar.runs import Entered
 from desugar.trees import flatten
 from desugar.values import (
@@ -80,7 +80,7 @@ class Capture(TorchFunctionMode):
         refuse.check_write(func, args, kwargs)
         if isinstance(generator := kwargs.get("generator"), torch.Generator):
             self.inputs.note_generator(generator)
-        func, args = prepare_recurrent(func, args, kwargs)
+        func, args = as_in_eager_mode(func, args, kwargs)
         if func in RESHAPES:
             self.reshapes.append((args[0], func, args[1:], kwargs))
         return run_op(func, args, kwargs)

@@ -1,4 +1,8 @@
-"""Recurrent layers, whose decompositions in PyTorch need a hand: they drop nothing between layers in training."""
+"""Layers whose decompositions in PyTorch, which a trace takes, do otherwise than the kernels of eager mode.
+
+Dropout that drops nothing gives a copy there, and its argument in eager mode; recurrent layers drop nothing between
+layers in training.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,10 @@ from torch import Tensor
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
-def prepare_recurrent(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The call of a recurrent layer in a form that is decomposed rightly; any other call as it is."""
+def as_in_eager_mode(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The call of such a layer in a form that does what eager mode does; any other call as it is."""
+    if func is F.dropout or func is torch.dropout:
+        return (_argument if _drops_nothing(*args, **kwargs) else func), args
     if func not in _RECURRENT:
         return func, args
     if func is torch.lstm:
@@ -24,6 +30,21 @@ def prepare_recurrent(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     if kwargs or not (train and dropout and num_layers > 1):
         return func, args
     return (_each_layer_packed if packed else _each_layer), (func, *args)
+
+
+def _drops_nothing(
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    train: bool | None = None,  # the name that the op has for it
+) -> bool:
+    return p == 0 or (0 < p <= 1 and not (training if train is None else train))
+
+
+def _argument(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return input
 
 
 def _differentiable(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Recurrent layers: values, gradients and the masks of dropout between layers."""
+"""Layers that PyTorch decomposes otherwise than eager mode does them: dropout, recurrent layers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import itertools
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pack_sequence
 
 import desugar
+from tests.desugar.classes import Pair, make
+from tests.desugar.judge import by_dynamo, by_pass, judge
 
 KINDS = {
     "LSTM": nn.LSTM,
@@ -46,3 +49,32 @@ def test_packed_sequences_are_refused():
     packed = pack_sequence([torch.randn(3, 3), torch.randn(2, 3)])
     with pytest.raises(desugar.DesugarError, match="depends on the data"):
         desugar.compile(nn.GRU(3, 4, 2, dropout=0.5), backend="eager")(packed)
+
+
+def write_to_dropped(x):
+    y = F.dropout(x, 0.5, training=False)
+    y.add_(1)
+    return x * 2
+
+
+NOTHING_DROPPED = {
+    "evaluation": lambda x: F.dropout(x, 0.5, False),
+    "p is 0": lambda x: F.dropout(x, p=0.0),
+    "the op": lambda x: torch.dropout(x, 0.5, train=False),
+    "in place": lambda x: F.dropout(x, 0.5, training=False, inplace=True),
+    "a module": nn.Dropout(0.5).eval(),
+    "written to": write_to_dropped,
+}
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+@pytest.mark.parametrize("cls", [torch.Tensor, Pair])
+@pytest.mark.parametrize("name", NOTHING_DROPPED)
+def test_dropout_that_drops_nothing_gives_its_argument(name, cls, way):
+    judge(NOTHING_DROPPED[name], lambda: (make(cls, 2, 3),), way=way)
+
+
+def test_a_probability_that_is_none_is_an_error():
+    for training in (True, False):
+        with pytest.raises(ValueError, match="dropout probability"):
+            by_pass(lambda x, training=training: F.dropout(x, 1.5, training))(torch.ones(3))
