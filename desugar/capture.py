@@ -13,10 +13,10 @@ from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private, refuse
 from desugar.checkpoints import run_op
+from desugar.decomposed import as_in_eager_mode
 from desugar.indexing import index_by_numbers
 from desugar.inputs import Inputs, is_traced, parts_key
 from desugar.notes import notes_in_progress
-from desugar.recurrent import as_in_eager_mode
 from desugar.runs import Entered
 from desugar.trees import flatten
 from desugar.values import (

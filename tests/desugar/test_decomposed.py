@@ -78,3 +78,14 @@ def test_a_probability_that_is_none_is_an_error():
     for training in (True, False):
         with pytest.raises(ValueError, match="dropout probability"):
             by_pass(lambda x, training=training: F.dropout(x, 1.5, training))(torch.ones(3))
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("target", [[[0, -1, 1], [1, 2, -1]], [[-1, 0, 1], [2, 1, 0]], [1, -1, 0]])
+def test_margins_of_several_labels(target, reduction, way):
+    def fn(x, target):
+        return F.multilabel_margin_loss(x, target, reduction=reduction)
+
+    target = torch.tensor(target)
+    judge(fn, lambda: (torch.randn(target.shape, requires_grad=True), target), way=way)

@@ -1,7 +1,7 @@
 """Layers whose decompositions in PyTorch, which a trace takes, do otherwise than the kernels of eager mode.
 
 Dropout that drops nothing gives a copy there, and its argument in eager mode; recurrent layers drop nothing between
-layers in training.
+layers in training; multilabel_margin_loss counts the places behind a -1.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ def as_in_eager_mode(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The call of such a layer in a form that does what eager mode does; any other call as it is."""
     if func is F.dropout or func is torch.dropout:
         return (_argument if _drops_nothing(*args, **kwargs) else func), args
+    if func is F.multilabel_margin_loss:
+        return multilabel_margin_loss, args
     if func not in _RECURRENT:
         return func, args
     if func is torch.lstm:
@@ -45,6 +47,25 @@ def _drops_nothing(
 
 def _argument(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return input
+
+
+def multilabel_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """As torch.nn.functional.multilabel_margin_loss; what stands behind the first -1 of a row is no label."""
+    if size_average is not None or reduce is not None:
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    is_label = (target == -1).cumsum(-1) == 0
+    labels = target.masked_fill(~is_label, 0)
+    is_other = input.new_zeros(input.shape).scatter_add(-1, labels, is_label.to(input.dtype)) == 0
+    margins = (1 - input.gather(-1, labels).unsqueeze(-1) + input.unsqueeze(-2)).clamp_min(0)
+    counted = is_label.unsqueeze(-1) & is_other.unsqueeze(-2)
+    loss = margins.masked_fill(~counted, 0).sum((-2, -1)) / input.shape[-1]
+    return loss if reduction == "none" else getattr(loss, reduction)()
 
 
 def _differentiable(tensor: Tensor) -> Tensor:
