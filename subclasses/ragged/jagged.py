@@ -88,12 +88,14 @@ class JaggedTensor(TensorSubclass):
     def outer(values: Tensor, offsets: Tensor, ragged_dim: int, max_length: int) -> Outer:
         """The size of the padded tensor, and the strides that it would have with the rows of ``values``."""
         size, stride = values.size(), values.stride()
+        start: Any = values.storage_offset()
         if ragged_dim == 0:
-            return Outer(size, stride)
+            return Outer(size, stride, storage_offset=start)
         place = ragged_dim - 1
         return Outer(
             (offsets.size(0) - 1, *size[:place], max_length, *size[ragged_dim:]),
             (max_length * stride[place], *stride),
+            storage_offset=start,
         )
 
     # ---- making one --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from subclasses.ragged.margins import implement_margins
 from subclasses.ragged.norms import implement_norms_of_channels
 from subclasses.ragged.reductions import ragged_dim_after
 from subclasses.ragged.rows import check_rows_match, name_of, same_rows, shown
+from subclasses.ragged.strided import implement_strided
 from subclasses.ragged.views import feature_place
 
 
@@ -74,3 +75,18 @@ implement_entries(
 implement_composites(JaggedTensor, shown)
 implement_margins(JaggedTensor)
 implement_norms_of_channels(JaggedTensor, lambda x, dim: dim not in (0, x.ragged_dim), shown)
+
+
+def _stride_stored(
+    x: JaggedTensor, values: Tensor, size: list[int], stride: list[int], skipped: int, rows: tuple[int, int]
+) -> JaggedTensor:
+    batch, ragged = rows
+    if batch != 0 or (batch == ragged) != (x.ragged_dim == 0):
+        raise DispatchError(f"as_strided: the rows of {shown(x)} stay at the first dimension, got {size}")
+    size[ragged] = values.shape[max(x.ragged_dim - 1, 0)]
+    first = min(ragged, 1)
+    view = values.as_strided(size[first:], stride[first:], values.storage_offset() + skipped)
+    return x.with_values(view, ragged)
+
+
+implement_strided(JaggedTensor, shown, _stride_stored)

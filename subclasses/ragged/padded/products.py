@@ -11,6 +11,7 @@ from subclasses.ragged.norms import implement_norms_of_channels
 from subclasses.ragged.padded.rows import as_wide, check_rows_match, rows_stay, shown, without
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.padded.views import entry_dim
+from subclasses.ragged.strided import implement_strided
 
 
 def _align(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
@@ -44,3 +45,13 @@ implement_entries(
 implement_composites(PaddedTensor, shown)
 implement_margins(PaddedTensor)
 implement_norms_of_channels(PaddedTensor, lambda x, dim: rows_stay(x, [dim]), shown)
+
+
+def _stride_stored(
+    x: PaddedTensor, padded: Tensor, size: list[int], stride: list[int], skipped: int, rows: tuple[int, int]
+) -> PaddedTensor:
+    view = padded.as_strided(size, stride, padded.storage_offset() + skipped)
+    return x.with_padded(view, rows[1], rows[0])
+
+
+implement_strided(PaddedTensor, shown, _stride_stored)

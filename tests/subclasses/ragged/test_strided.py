@@ -1,0 +1,106 @@
+"""Views of ragged arguments as results of PyTorch's own ``torch.compile``, which makes them anew by ``as_strided``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.subclasses.ragged.both import LAYOUTS, make
+from tests.subclasses.ragged.judge import make_batch, stock
+
+layouts = pytest.mark.parametrize("layout", LAYOUTS)
+
+VIEWS = {
+    "transpose": lambda x: x.transpose(1, 2),
+    "detach": lambda x: x.detach(),
+    "chunk": lambda x: x.chunk(2, -1)[1],
+    "unsqueeze": lambda x: x.unsqueeze(-1),
+    "unflatten": lambda x: x.unflatten(-1, (2, 2)),
+    "features": lambda x: x[..., 1:],
+    "each second": lambda x: x[..., ::2],
+    "a feature": lambda x: x[..., 2],
+    "twice": lambda x: x.transpose(1, 2)[:, 1:3].unsqueeze(1),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch.compiler.reset()
+
+
+def rows_of(x):
+    return [row.detach() for row in x.to_tensors()]
+
+
+@layouts
+@pytest.mark.parametrize("name", VIEWS)
+def test_values_and_gradients(name, layout):
+    f, batch = VIEWS[name], make(layout)
+    x = batch.x.detach().requires_grad_()
+    got, expected = stock(f)(x), f(x)
+    torch.testing.assert_close(rows_of(got), rows_of(expected))
+    assert got.requires_grad == expected.requires_grad
+    assert (got.shape, got.ragged_dim) == (expected.shape, expected.ragged_dim)
+    if got.requires_grad:
+        grads = [torch.autograd.grad((y * y).sum(), x)[0] for y in (got, expected)]
+        torch.testing.assert_close(*map(rows_of, grads))
+
+
+@layouts
+@pytest.mark.parametrize("name", VIEWS)
+def test_writing_to_the_view(name, layout):
+    f = VIEWS[name]
+    x, y = (make(layout).x.detach() for _ in range(2))
+    y.copy_(x)
+    stock(f)(x).mul_(3)
+    f(y).mul_(3)
+    torch.testing.assert_close(rows_of(x), rows_of(y))
+
+
+def test_other_layouts():
+    batch = make_batch("ragged dim 2")
+    got = stock(lambda x: x.transpose(1, 2)[..., 1:])(batch.x.detach())
+    torch.testing.assert_close(rows_of(got), [row.detach().mT[:, 1:] for row in batch.rows])
+    merged = make_batch("holes").x.detach().flatten(0, 1)
+    torch.testing.assert_close(
+        stock(lambda x: x[:, 1:])(merged).entries(), merged.entries()[:, 1:], equal_nan=True
+    )
+    table = torch.randn(6, 5, 4)[1:]  # which begins behind its storage
+    turned = PaddedTensor(table, torch.tensor([1, 2, 3, 4]), ragged_dim=0, batch_dim=2)
+    got = stock(lambda x: x.transpose(0, 1)[1:3])(turned)
+    assert (got.ragged_dim, got.batch_dim) == (1, 2)
+    torch.testing.assert_close(got.padded, table.transpose(0, 1)[1:3])
+
+
+def test_values_that_begin_behind_their_storage():
+    values, offsets = torch.randn(9, 4)[2:], torch.tensor([0, 3, 7])
+    x = JaggedTensor(values, offsets)
+    assert x.storage_offset() == 8
+    got = stock(lambda x: x[..., 1:])(x)
+    torch.testing.assert_close(got.values, values[:, 1:])
+
+
+@layouts
+def test_other_lengths_and_sizes(layout):
+    f = torch.compile(VIEWS["features"], backend="aot_eager", fullgraph=True)
+    for lengths in ([3, 0, 5], [2, 4], [6, 1, 2, 3]):
+        batch = make(layout, lengths)
+        torch.testing.assert_close(rows_of(f(batch.x.detach())), [row.detach()[:, 1:] for row in batch.rows])
+
+
+@layouts
+def test_what_strides_do_not_tell(layout):
+    x = make(layout, [1, 1], entry=(1,)).x.detach()
+    if layout == "padded":
+        x = x.to_jagged().to_padded()
+    with pytest.raises(NotImplementedError, match=r"cannot tell where the rows .* backend='desugar'"):
+        x.as_strided((2, 1, 1), (1, 1, 1))
+    with pytest.raises(NotImplementedError, match="cannot tell where the rows"):
+        make(layout).x.as_strided((2, 3), (1, 1))
+
+
+def test_rows_that_were_cut():
+    x = make("padded").x.detach()
+    with pytest.raises(NotImplementedError, match="cannot tell where the rows"):
+        stock(lambda x: x[:, 1:])(x)
