@@ -30,10 +30,10 @@ def counts_of(size: Size, block_size: Size) -> tuple[int, ...]:
     Raises:
         ValueError: there is not one extent per dimension, or it does not divide the dimension.
     """
-    if len(block_size) != len(size):
+    if not isinstance(block_size, Sequence) or len(block_size) != len(size):
         raise ValueError(
             f"block_size: expected an extent for each of the {len(size)} dimensions of {tuple(size)}, "
-            f"got {tuple(block_size)}"
+            f"got {block_size}"
         )
     for s, b in zip(size, block_size, strict=True):
         if s and (b < 1 or s % b):

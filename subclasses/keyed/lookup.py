@@ -14,6 +14,7 @@ from subclasses.keyed.checks import is_traced
 from subclasses.keyed.kernels import Part, keyed_lookup, keyed_pool, parts_of
 from subclasses.keyed.rows import beside
 from subclasses.ragged import JaggedTensor
+from subclasses.ragged.norms import kernels_of_bags
 
 MODES = ("sum", "mean", "max")
 
@@ -165,8 +166,7 @@ def look_up(tables: Sequence[Table], values: Tensor, offsets: Tensor) -> Tensor:
 # ---- nn.EmbeddingBag of a feature ------------------------------------------------------------------------------
 
 
-@JaggedTensor.implements(F.embedding_bag)
-def _(  # noqa: PLR0913
+def _bag(  # noqa: PLR0913
     func: Any,
     input: Any,
     weight: Tensor,
@@ -185,7 +185,8 @@ def _(  # noqa: PLR0913
         raise DispatchError("embedding_bag: expected ragged ids and a dense table")
     if input.dim() != 2 or input.ragged_dim != 1 or offsets is not None:
         raise DispatchError(
-            f"embedding_bag: expected ids as a JaggedTensor of size [B, T] without offsets, got {tuple(input.shape)}"
+            f"embedding_bag: expected indices [B, T], each row of which is a bag, and no offsets, got a JaggedTensor "
+            f"of size {tuple(input.shape)}"
         )
     if per_sample_weights is not None and mode != "sum":
         raise DispatchError(f"embedding_bag: per_sample_weights go with mode='sum', got mode={mode!r}")
@@ -193,3 +194,6 @@ def _(  # noqa: PLR0913
     table = Table(weight, mode, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     lengths = None if input.lengths is None else input.lengths.unsqueeze(0)
     return pool([table], input.values, input.offsets.unsqueeze(0), lengths, factors)[0]
+
+
+kernels_of_bags[JaggedTensor] = _bag

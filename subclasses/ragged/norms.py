@@ -37,7 +37,8 @@ def implement_norms_of_channels(
         (F.batch_norm, _batch_norm),
     ):
         cls.implements(function)(functools.partial(_checked, check, rule))
-    cls.implements(F.embedding_bag)(functools.partial(_embedding_bag, cls, shown))
+    slow = functools.partial(_embedding_bag, cls, shown)
+    cls.implements(F.embedding_bag)(lambda *args, **kwargs: kernels_of_bags.get(cls, slow)(*args, **kwargs))
 
 
 def _checked(
@@ -118,6 +119,9 @@ def _of_channels(x: Any, t: Tensor) -> Tensor:
 
 # ---- bags ------------------------------------------------------------------------------------------------------
 
+# What takes the place of the ops below for a class: `subclasses.keyed` has kernels for jagged rows.
+kernels_of_bags: dict[type, Callable[..., Any]] = {}
+
 
 def _embedding_bag(  # noqa: PLR0913
     cls: Any,
@@ -139,10 +143,10 @@ def _embedding_bag(  # noqa: PLR0913
         raise DispatchError(
             f"embedding_bag: expected indices [B, T], each row of which is a bag, and no offsets, got {shown(input)}"
         )
-    if mode not in ("sum", "mean", "max") or (per_sample_weights is not None and mode != "sum"):
-        raise ValueError(
-            f"embedding_bag: expected mode 'sum', 'mean' or 'max', and per_sample_weights for 'sum' only, got {mode!r}"
-        )
+    if mode not in ("sum", "mean", "max"):
+        raise ValueError(f"embedding_bag: expected mode 'sum', 'mean' or 'max', got {mode!r}")
+    if per_sample_weights is not None and mode != "sum":
+        raise DispatchError(f"embedding_bag: per_sample_weights go with mode='sum', got mode={mode!r}")
     rows = F.embedding(input, weight, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)

@@ -104,6 +104,7 @@ Q, S = torch.zeros(4, 6, dtype=torch.int8), torch.ones(4, 1)
         (lambda: Int8Tensor(Q, S, torch.zeros(1, 6, dtype=torch.int8)), ValueError, "zero_point"),
         (lambda: Int8Tensor(Q, S, block_size=(1, 3)), ValueError, r"asks for a scale of size \(4, 2\)"),
         (lambda: Int8Tensor(Q, S, block_size=(6,)), ValueError, "each of the 2 dimensions"),
+        (lambda: Int8Tensor.from_float(S, block_size=4), ValueError, "each of the 2 dimensions"),
         (lambda: Int8Tensor(Q.float(), S), ValueError, "torch.int8"),
         (lambda: Int8Tensor(Q, S.int()), ValueError, "floating point"),
         (lambda: Int8Tensor(Q, S, float_dtype=torch.int32), ValueError, "floating point"),

@@ -142,7 +142,7 @@ def test_weights_of_samples(layout):
         for row in rows
     ]
     torch.testing.assert_close(list(got), expected)
-    with pytest.raises(ValueError, match="for 'sum' only"):
+    with pytest.raises(NotImplementedError, match="go with mode='sum'"):
         F.embedding_bag(x, table, mode="mean", per_sample_weights=weights)
 
 
