@@ -27,16 +27,28 @@ class DesugarError(RuntimeError):
 
     Attributes:
         what, where, instead: The parts of the message.
+        late: What a whole run showed ("container", "metadata", "backward", "result"), so that no line is known yet.
         stock_is_wrong: PyTorch's own AOTAutograd gives a wrong result here, so it is no way out.
     """
 
     def __init__(
-        self, what: str, *, instead: str, where: str | None = None, stock_is_wrong: bool = False
+        self,
+        what: str,
+        *,
+        instead: str,
+        where: str | None = None,
+        stock_is_wrong: bool = False,
+        late: str | None = None,
     ) -> None:
-        self.what, self.instead, self.stock_is_wrong = what, instead, stock_is_wrong
-        self.where = where or user_line()
-        place = f"\n  where: {self.where}" if self.where else ""
-        super().__init__(f"{what}{place}\n  instead: {instead}")
+        self.what, self.instead, self.stock_is_wrong, self.late = what, instead, stock_is_wrong, late
+        super().__init__()
+        self.move(where or user_line())
+
+    def move(self, where: str | None) -> None:
+        """Names another line of the user's."""
+        self.where = where
+        place = f"\n  where: {where}" if where else ""
+        self.args = (f"{self.what}{place}\n  instead: {self.instead}",)
 
 
 class StateKept(DesugarError):

@@ -40,6 +40,7 @@ def check_result(result: Any, inputs: list[Any]) -> None:
             raise DesugarError(
                 f"the result holds a {type(leaf).__name__}, which is no container that can be taken apart",
                 instead="return tensors in tuples, lists, dicts or named tuples, or register the class with optree",
+                late="result",
             )
 
 
@@ -71,6 +72,7 @@ def _shows(what: str) -> DesugarError:
     return DesugarError(
         f"a text or type in the result shows {what}, as it was made when the function was traced",
         instead="return the tensor or number, and print it outside the compiled function",
+        late="result",
     )
 
 
@@ -79,12 +81,14 @@ def _check_tensor(leaf: Tensor) -> None:
         raise DesugarError(
             "a result is one of PyTorch's nested tensors, whose sizes are no ints",
             instead="return its values and offsets, or a JaggedTensor",
+            late="result",
         )
     # A view of an argument says that it requires grad as soon as it is asked, in eager mode as well.
     if leaf.requires_grad and not torch.is_grad_enabled() and not leaf._is_view():
         raise DesugarError(
             f"a result of size {tuple(leaf.shape)} requires grad although gradients are off around the call",
             instead="call the compiled function with gradients on, and turn them off inside where they are not wanted",
+            late="result",
         )
 
 

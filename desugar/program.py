@@ -29,6 +29,7 @@ from desugar.effects import sink_tokens
 from desugar.errors import StateKept
 from desugar.fakes import Fakes
 from desugar.family import Again, CompileAgain, Family, autocast_state, is_autocast
+from desugar.faults import Faults
 from desugar.files import WRAPPER_FILE
 from desugar.graphs import copy_graph
 from desugar.inputs import BuiltInside, DynamicPolicy, DynamoInside, Inputs, StaticNeeded
@@ -116,19 +117,24 @@ def build_program(request: Request) -> Program:
 
     def call(traced_leaves: list[Any]) -> Any:
         args, kwargs = treespec.unflatten(traced_leaves)
-        with _recording_modules(ran, attributes):
+        with _recording_modules(ran, attributes), faults.watching((args, kwargs), traced_leaves, treespec):
             result = fn(*args, **kwargs)
         refuse.check_containers((args, kwargs), traced_leaves, treespec)
         return result
 
-    attributes = ModuleAttributes(root_modules(fn, leaves))
+    faults, attributes = Faults(fn), ModuleAttributes(root_modules(fn, leaves))
+
+    def begin() -> Inputs:
+        inputs = Inputs(Fakes(), policy, built=built)
+        ran.clear()
+        attributes.stand_ins = inputs.stand_ins
+        inputs.add_arguments(leaves)
+        return inputs
+
     with attributes.restored_on_error():
         policy, built, inlined = request.policy, {}, False
         while True:
-            inputs = Inputs(Fakes(), policy, built=built)
-            ran.clear()
-            attributes.stand_ins = inputs.stand_ins
-            inputs.add_arguments(leaves)
+            inputs = begin()
             try:
                 with inlined_compiles(inlined):
                     stages = run_stages(Again(call, request.compile_again), inputs, request.backend)
@@ -141,6 +147,7 @@ def build_program(request: Request) -> Program:
                 built = {**built, made.key: made.inner}
             except Exception as error:
                 if not inputs.fakes.symbols or isinstance(error, StateKept):
+                    faults.locate(error, lambda: run_once(Again(call, request.compile_again), begin()))
                     raise
                 policy = DynamicPolicy()  # a dict of sizes, numpy, json: what takes ints may take no symbols
                 log.info("sizes are constants of this program: %s: %s", type(error).__name__, error)
@@ -155,6 +162,12 @@ def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:
             traced = trace_graph(again.call, inputs, outputs, backend.decompositions())
         check.check_traced(traced, len(inputs.flat.items))
         return _compile(backend, inputs, traced, again)
+
+
+def run_once(again: Again, inputs: Inputs) -> None:
+    """The first run alone, to see where something happens."""
+    with private.compiled_autograd._disable(), _ordinary_mode():
+        discover(again.call, inputs)
 
 
 def _ordinary_mode() -> contextlib.AbstractContextManager[Any]:

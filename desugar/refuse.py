@@ -166,6 +166,7 @@ def check_containers(call: Any, leaves: list[Any], treespec: optree.PyTreeSpec) 
         raise DesugarError(
             "the function changes a container (list, dict, dataclass) among its arguments",
             instead="change a copy of it and return that, or write into its tensors in place",
+            late="container",
         )
 
 
@@ -185,6 +186,7 @@ def _check_metadata(run: Run, inputs: Inputs) -> None:
             raise DesugarError(
                 f"{leaf_name(number, inputs)} gets another size, stride or inner tensor in place",
                 instead="build a new tensor instead of resizing or assigning",
+                late="metadata",
             )
 
 
@@ -221,6 +223,7 @@ def _check_inner_backward(run: Run) -> None:
         raise DesugarError(
             "backward() is called inside the function and would accumulate into .grad of its inputs",
             instead="return the loss and call backward() on it, or use torch.autograd.grad inside",
+            late="backward",
         )
 
 
@@ -239,6 +242,7 @@ def _check_bypass(run: Run) -> None:
                 f"a tensor of size {tuple(variable.shape)} from outside the function reaches an "
                 "autograd.Function directly, so its gradient would be lost",
                 instead="pass that tensor to the function as an argument",
+                late="result",
             )
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
 
@@ -263,6 +267,7 @@ def check_constants(graph: fx.GraphModule) -> None:
                 f"the function keeps a tensor of size {tuple(constant.shape)} for its next call (in an attribute, "
                 "a global, functools.lru_cache), which holds no data after a trace",
                 instead="make that tensor before the first compiled call, and clear the cache that holds it now",
+                late="result",
             )
 
 
@@ -273,6 +278,7 @@ def check_same_structure(expected: Outputs, found: Outputs) -> None:
         raise DesugarError(
             "the function returned results of another structure when it ran a second time",
             instead="make it depend on its arguments only (no counters, no random Python branches)",
+            late="result",
         )
 
 

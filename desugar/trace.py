@@ -229,6 +229,7 @@ class _Recorder:
             raise DesugarError(
                 "a result requires grad because of a tensor that the function makes, and no input does",
                 instead="make parameters outside the function, where their gradients can be seen, or detach the result",
+                late="result",
             )
         results = [leaves[number] for number, _ in self.tangents]
         with noting_backward(results):

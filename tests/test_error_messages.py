@@ -2,13 +2,12 @@
 
 A row is something that a user writes by mistake, and the words that the message has to hold: the name of what is
 wrong, what was expected or found, and a way out. Errors of the pass also name a line of this file: the one that is
-marked, or where only the whole run tells that something is wrong, the one that called the function.
+marked.
 """
 
 from __future__ import annotations
 
 import inspect
-import types
 
 import pytest
 import torch
@@ -218,12 +217,17 @@ def writes_expanded(x):
 
 
 def resizes(x):
-    x.resize_(5)
+    x.resize_(5)  # here
     return x * 2
 
 
+class Holder:
+    def __init__(self, y):
+        self.y = y
+
+
 def returns_an_object(x):
-    return types.SimpleNamespace(y=x * 2)
+    return Holder(x * 2)  # here
 
 
 def changes_a_container(x, held=None):
@@ -232,13 +236,24 @@ def changes_a_container(x, held=None):
 
 
 def grows(held):
-    held.append(held[0] * 2)
+    doubled = twice(held[0])
+    held.append(twice(doubled))  # here
     return held[0] + 1
+
+
+def twice(x):
+    return x * 2
+
+
+def swaps(held):
+    for name in sorted(held):
+        held[name] = held[name] + 1  # here
+    return held["x"]
 
 
 def runs_backward(x):
     y = (x * 2).sum()
-    y.backward()
+    y.backward()  # here
     return y
 
 
@@ -247,7 +262,7 @@ COUNTS = []
 
 def counts_its_calls(x):
     COUNTS.append(None)
-    return [x * 2] * len(COUNTS)
+    return [x * 2] * len(COUNTS)  # here
 
 
 def takes_nested(x):
@@ -272,8 +287,9 @@ REFUSED = [
     (reads_grad, (torch.ones(3),), [".grad", "argument"]),
     (writes_expanded, (torch.ones(3),), ["add_ writes to an", "(3,)", "clone()"]),
     (resizes, (torch.ones(3),), ["size", "new tensor"]),
-    (returns_an_object, (torch.ones(3),), ["SimpleNamespace", "tuples, lists, dicts"]),
+    (returns_an_object, (torch.ones(3),), ["Holder", "tuples, lists, dicts"]),
     (grows, ([torch.ones(3)],), ["changes a container", "copy"]),
+    (swaps, ({"x": torch.ones(3)},), ["changes a container", "copy"]),
     (runs_backward, (GRAD,), ["backward()", "return the loss"]),
     (counts_its_calls, (torch.ones(3),), ["another structure", "second time", "arguments only"]),
     (takes_nested, (torch.ones(3).to_sparse(),), ["expected strided", "sparse", "to_dense()"]),
