@@ -5,29 +5,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import statistics
 import sys
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from desugar.explain.collect import collect_program, function_name, merge_materialized
-from desugar.explain.cost import GRAPH
+from desugar.explain.cost import GRAPH, middle_cost
 from desugar.explain.guards import describe_left_out
-from desugar.explain.records import Cost, Materialized, Program, Report
+from desugar.explain.leaves import argument_names
+from desugar.explain.records import Cost, Leaf, Materialized, Program, Report
 from desugar.listening import Line, Recording, current, listen
 from desugar.misses import find_miss
 from desugar.notes import find_line
 from desugar.signature import MISS
 from subclasses import strictness
 
-_ARGUMENT = re.compile(r"\ba(\d+)(?![^\W_])")  # what a wrapper calls an argument leaf, and the tensors in it
+_ARGUMENT = re.compile(
+    r"\ba(\d+)((?:_\w+)?)\b"
+)  # what a wrapper calls an argument leaf, and the tensors in it
+_SHORT = 1e-3  # seconds that are not worth a stage of their own
 _SAMPLES = 1000  # calls of one program whose times are kept
 
 # --------------------------------------------------------------------------------------------------- meters
@@ -46,10 +49,7 @@ class Meter:
     def cost(self) -> Cost | None:
         """Medians, without the first call where there are others."""
         whole, graph = (times[1:] or times for times in (self.whole, self.graph))
-        if not whole:
-            return None
-        call = statistics.median(whole)
-        return Cost(call, min(statistics.median(graph), call), len(whole))
+        return middle_cost(whole, graph) if whole else None
 
 
 def attach_meter(program: Any) -> Meter:
@@ -106,7 +106,7 @@ class _Seen:
         return replace(
             counted,
             seconds=counted.seconds + late,
-            stages=counted.stages + ((("compile backward, late", late),) if late else ()),
+            stages=counted.stages + ((("compile backward, late", late),) if late > _SHORT else ()),
             wrapper=program.source,
             left_out=tuple(describe_left_out(program.source)),
         )
@@ -142,7 +142,10 @@ class Collector:
             find_miss(program, recording.args, recording.kwargs) for program in earlier if program is not None
         ]
         record = _describe(recording)
-        failed = tuple(dict.fromkeys(_named(text, record) for text in failed if text))
+        names = [leaf.name for leaf in record.inputs] or argument_names(
+            recording.fn, recording.args, recording.kwargs
+        )
+        failed = tuple(dict.fromkeys(_named(text, names, record.inputs) for text in failed if text))
         record = replace(
             record, reason=record.reason.split(": ")[0] if failed else record.reason, failed=failed
         )
@@ -181,12 +184,25 @@ def _describe(recording: Recording) -> Program:
         return Program(function_name(recording.fn), recording.reason, "", recording.seconds, error=what)
 
 
-def _named(check: str, record: Program) -> str:
+def _named(check: str, names: Sequence[str], leaves: Sequence[Leaf]) -> str:
     """A check that speaks of arguments as the user does."""
-    names = [leaf.name for leaf in record.inputs]
-    return _ARGUMENT.sub(
-        lambda found: names[int(found[1])] if int(found[1]) < len(names) else found[0], check
-    )
+
+    def name(found: re.Match[str]) -> str:
+        number, inside = int(found[1]), found[2].removeprefix("_")
+        if number >= len(names):
+            return found[0]
+        path = _path(inside, leaves[number].inner if number < len(leaves) else ())
+        return ".".join(filter(None, [names[number], *path]))
+
+    return _ARGUMENT.sub(name, check)
+
+
+def _path(inside: str, inner: Sequence[Leaf]) -> list[str]:
+    """The inner tensors that a generated name goes through; the name itself where it is none of theirs."""
+    for leaf in inner:
+        if inside == leaf.name or inside.startswith(f"{leaf.name}_"):
+            return [leaf.name, *_path(inside.removeprefix(leaf.name).removeprefix("_"), leaf.inner)]
+    return [inside]
 
 
 def versions() -> tuple[tuple[str, str], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -71,5 +71,15 @@ def _take_turns(call: Callable[[], Any], graph: Callable[[], Any], items: list[A
             start = time.perf_counter()
             run()
             spent.append(time.perf_counter() - start)
-    whole, alone = map(statistics.median, times)
-    return Cost(whole, min(alone, whole), len(times[0]))
+    return middle_cost(*times)
+
+
+def middle_cost(whole: Sequence[float], graph: Sequence[float]) -> Cost:
+    """What a call and its wrapper take in the middle.
+
+    The wrapper's part is the median of the differences, call by call: the difference of two medians would be that
+    of two calls, which differ by more than a wrapper where the machine is busy or sizes vary.
+    """
+    call = statistics.median(whole)
+    wrapper = statistics.median(one - inside for one, inside in zip(whole, graph, strict=True))
+    return Cost(call, min(max(call - wrapper, 0.0), call), len(whole))

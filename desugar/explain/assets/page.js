@@ -113,7 +113,7 @@ function program(n) {
   fill(
     el("nav", {}, el("button", { onclick: () => location.hash = "", title: "All programs (Esc)" }, "All"),
       el("button", { disabled: n === 0, onclick: () => open(n - 1), title: "Previous ([)" }, "←"), el("button", { disabled: n === programs.length - 1, onclick: () => open(n + 1), title: "Next (])" }, "→")),
-    el("h1", {}, p.name), el("p", {}, `Program ${n + 1}: ${p.reason}`),
+    el("h1", {}, p.name), el("p", {}, `Program ${n + 1}: ${p.reason}`), p.error ? null : el("p", { class: "words" }, inWords(p)),
     p.failed.map(text => el("p", { class: "error" }, "The call failed a check of an earlier program: " + text)),
     p.error ? el("pre", { class: "card error row" }, p.error) : null,
     el("div", { class: "tiles" }, tile(time(p.seconds), "to compile" + (p.backend ? " with " + p.backend : "")), p.calls == null ? null : tile(p.calls, "calls"),
@@ -125,6 +125,19 @@ function program(n) {
     p.error ? null : [el("div", { class: "panes" }, pane("Your code", sources(p)), pane("Ops, and what each became", ops(p)), pane("Plain graphs", p.graphs.map(graph))),
       el("div", { class: "cards" }, signature(p), sentences(p), saved(p), wrapper(p), guards(p))]);
   find();
+}
+
+function inWords(p) {
+  const wrappers = [...p.inputs, ...p.captured].filter(x => x.inner.length), classes = {}, kinds = {};
+  const inside = x => x.inner.length ? x.inner.reduce((sum, inner) => sum + inside(inner), 0) : 1;
+  for (const x of wrappers) classes[x.kind] = (classes[x.kind] || 0) + 1;
+  for (const op of p.ops) if (!["plain", "inside"].includes(op.kind)) kinds[op.kind] = (kinds[op.kind] || 0) + 1;
+  const taken = Object.entries(classes).map(([name, n]) => many(n, name)).join(" and ");
+  const graphs = p.graphs.map(g => `a ${g.name} graph of ${many(g.nodes.length, "plain op")}`).join(" and ");
+  const ran = Object.entries(kinds).sort((a, b) => b[1] - a[1]).map(([kind, n]) => `${n} by ${kind}`).join(", ");
+  return [taken ? `${taken} among what goes in: taken apart into ${many(wrappers.reduce((sum, x) => sum + inside(x), 0), "tensor")}. ` : "No tensor subclass among what goes in. ",
+    `What runs is ${graphs}. `, ran ? `Ops on tensor subclasses: ${ran}. ` : "",
+    p.cost ? `The wrapper makes ${many(p.guards.length, "check")}, does without ${p.left_out.length}, and takes ${time(Math.max(p.cost.call - p.cost.graph, 0))} of a call of ${time(p.cost.call)}.` : ""];
 }
 
 const pane = (title, body) => el("section", { class: "card pane" }, el("h2", {}, title), el("div", {}, body));
@@ -203,7 +216,7 @@ function leaf(x, arrow) {
 
 function signature(p) {
   return el("section", { class: "card" }, el("h2", {}, "Signature"), el("div", { class: "tree" }, p.inputs.map(x => leaf(x, "")),
-    p.captured.length ? [el("p", {}, "held by reference"), p.captured.map(x => leaf(x, ""))] : null,
+    p.captured.length ? el("details", { open: p.captured.length <= 8 }, el("summary", {}, `held by reference: ${many(p.captured.length, "tensor")}`), p.captured.map(x => leaf(x, ""))) : null,
     p.symbols.length ? p.symbols.map(s => el("div", {}, el("code", { class: "symbolic" }, `${s.name} = ${s.source}`), el("span", { class: "tag" }, ` ${s.value} here`))) : null,
     el("p", {}, "results"), p.outputs.map(x => leaf(x, "→ "))));
 }

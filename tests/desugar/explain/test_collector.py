@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import threading
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 import desugar
-from desugar.explain.collector import Collector
-from desugar.explain.records import Materialized, Report
+from desugar.explain.collector import Collector, Meter, _named
+from desugar.explain.records import Leaf, Materialized, Report
 from desugar.explain.text import render_report_text
 from subclasses import strictness
 from tests.desugar.explain.subjects import layer, make_weight, make_x
@@ -35,6 +36,23 @@ def test_calls_are_counted_and_timed(collector):
     (program,) = collect(collector, *[(make_x(), w)] * 4)
     assert program.calls == 4 and program.cost.rounds == 3
     assert 0 < program.cost.graph <= program.cost.call
+
+
+def test_the_wrappers_part_is_that_of_each_call_whatever_the_calls_take():
+    meter = Meter(4, [9.0, 1.1, 1.1, 5.1, 5.1, 5.1], [1.0, 1.0, 1.0, 5.0, 1.0, 1.0])
+    assert meter.cost.call == 5.1
+    assert meter.cost.call - meter.cost.graph == pytest.approx(0.1)  # the difference of the medians is 4.1
+
+
+def test_a_check_speaks_of_inner_tensors_as_the_user_does():
+    inner = (Leaf("q", "Pair", inner=(Leaf("first", "Tensor"),)), Leaf("row_scale", "Tensor"))
+    named = functools.partial(
+        _named, names=["x", "w"], leaves=(Leaf("x", "Tensor"), Leaf("w", "Int8", inner=inner))
+    )
+    assert named("tensor 'a0' size mismatch") == "tensor 'x' size mismatch"
+    assert named("tensor 'a1_row_scale'") == "tensor 'w.row_scale'"
+    assert named("a1_q_first is a0, a2") == "w.q.first is x, a2"
+    assert _named("a0_padded", ["tokens"], ()) == "tokens.padded"
 
 
 def test_a_recompile_names_the_check_that_failed(collector):
