@@ -51,10 +51,15 @@ def window(values: Tensor, offsets: Tensor, max_length: int) -> JaggedTensor:
 def taken(x: JaggedTensor) -> tuple[Tensor, Tensor]:
     """Values and offsets of a feature with no gap between its rows; what lies around them is left out.
 
-    While a graph is traced nothing is read: all values are taken, and rows are trusted to have no gaps.
+    While a graph is traced nothing is read: all values are taken, and that rows have no gaps is checked as it runs.
     """
     values, offsets = x.unwrap("values"), x.offsets
-    if x.lengths is None or checks.is_traced(x.values):
+    if x.lengths is None:
+        return values, offsets
+    if checks.is_traced(x.values):
+        _assert_in_graph(
+            x.lengths == offsets.diff(), "from_jagged: expected rows back to back, got gaps between them"
+        )
         return values, offsets
     if not x.lengths.equal(offsets.diff()):
         raise ValueError(
@@ -96,7 +101,17 @@ def beside(x: JaggedTensor, weights: Any) -> JaggedTensor:
 
 
 def _lie_alike(x: JaggedTensor, y: JaggedTensor) -> bool:
-    """Whether rows lie alike; not asked of data while a graph is traced."""
-    if y.offsets is x.offsets or checks.is_traced(x.values):
-        return y.offsets.shape == x.offsets.shape
+    """Whether rows lie alike; a graph checks it as it runs."""
+    if y.offsets is x.offsets and y.lengths is x.lengths:
+        return True
+    if y.offsets.shape != x.offsets.shape:
+        return False
+    if checks.is_traced(x.values):
+        lengths = torch.cat([y.offsets[:-1] == x.offsets[:-1], y.row_lengths() == x.row_lengths()])
+        _assert_in_graph(lengths, "weights: rows of other lengths than the feature's, or that lie elsewhere")
+        return True
     return y.offsets.equal(x.offsets) and y.row_lengths().equal(x.row_lengths())
+
+
+def _assert_in_graph(found: Tensor, message: str) -> None:
+    torch.ops.aten._assert_async.msg(found.all(), f"KeyedJaggedTensor.{message}")

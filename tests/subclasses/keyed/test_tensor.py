@@ -185,6 +185,28 @@ def test_what_comes_back_is_keyed():
     assert y.keys == ("b", "a") and y["a"].to_dense().equal(x["a"].to_dense())
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_gaps_between_rows_are_refused_in_graphs_too(way):
+    torch.compiler.reset()
+    run = WAYS[way](lambda x: KeyedJaggedTensor.from_jagged({"c": x})["c"].sum(1))
+    offsets, values = torch.tensor([0, 3, 6]), torch.arange(6)
+    whole = JaggedTensor(values, offsets, lengths=torch.tensor([3, 3]), max_length=3)
+    assert run(whole).tolist() == [3, 12]
+    with pytest.raises((ValueError, RuntimeError), match="expected rows back to back"):
+        run(JaggedTensor(values, offsets, lengths=torch.tensor([3, 2]), max_length=3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_weights_of_other_rows_are_refused_in_graphs_too(way):
+    torch.compiler.reset()
+    bag, x = torch.nn.EmbeddingBag(9, 3, mode="sum"), batch([1, 2, 0, 3], weighted=True)
+    run = WAYS[way](lambda x, w: bag(x, per_sample_weights=w))
+    weights = x.feature_weights("a")
+    torch.testing.assert_close(run(x["a"], weights), bag(x["a"], per_sample_weights=weights))
+    with pytest.raises((ValueError, RuntimeError), match="rows of other lengths"):
+        run(x["a"], x.feature_weights("b"))
+
+
 def test_what_reads_the_lengths_says_so():
     compiled = WAYS["desugar.compile"](lambda x: x.compact().values)
     with pytest.raises(DispatchError, match="compact reads the lengths"):
