@@ -20,6 +20,7 @@ aten = torch.ops.aten
 def implement_strided(
     cls: Any,
     shown: Callable[[Any], str],
+    kept: Callable[[Any], tuple[int, ...]],
     stride_stored: Callable[[Any, Tensor, list[int], list[int], int, tuple[int, int]], Any],
 ) -> None:
     """The rule of ``as_strided`` for a layout.
@@ -27,6 +28,7 @@ def implement_strided(
     Args:
         cls: the layout.
         shown: a value in the words of an error.
+        kept: the dimensions of what is stored that a view leaves whole.
         stride_stored: ``(x, stored, size, stride, skipped, rows)``: a value of this outer size and stride, whose first
             element lies ``skipped`` behind that of what is stored, with batch and ragged dimension at ``rows``.
     """
@@ -50,7 +52,13 @@ def implement_strided(
                 f"{tuple(size)} and stride {tuple(stride)}; torch.compile remakes views of its arguments so: return a "
                 f"copy by clone(), or use backend='desugar'"
             )
-        skipped = 0 if offset is None else offset - x.storage_offset()
+        skipped = 0 if offset is None else _skipped(stored, kept(x), offset, x.storage_offset())
+        if skipped is None:
+            raise DispatchError(
+                f"{func}: {shown(x)} that begins at {x.storage_offset()} of its storage is viewed with the beginning "
+                f"{offset}, where no element of a row's first entry is for certain; return a copy by clone(), or use "
+                f"backend='desugar'"
+            )
         return stride_stored(x, stored, list(size), list(stride), skipped, rows)
 
 
@@ -66,6 +74,27 @@ def find_rows(x: Any, size: list[int], stride: list[int]) -> tuple[int, int] | N
         if len(together) == 1:
             return together[0], together[0]
     return None
+
+
+def _skipped(stored: Tensor, kept: tuple[int, ...], offset: int, begin: int) -> int | None:
+    """How many elements of features a view leaves out at its beginning; None where that is not certain.
+
+    Releases differ: newer ones add the beginning of the argument once more, since a wrapper made anew has a storage of
+    its own.
+    """
+    found = {n for n in (offset - begin, offset - 2 * begin) if _is_feature(stored, kept, n)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _is_feature(stored: Tensor, kept: tuple[int, ...], skipped: int) -> bool:
+    """Whether an element lies so far behind the first one, at the same row and place."""
+    dims = sorted(range(stored.dim()), key=stored.stride, reverse=True)
+    for d in dims:
+        if stored.stride(d) > 0 and stored.size(d) > 1:
+            index, skipped = divmod(skipped, stored.stride(d))
+            if not 0 <= index < (1 if d in kept else stored.size(d)):
+                return False
+    return skipped == 0
 
 
 def _matches(size: Sequence[int], stride: Sequence[int], n: int, step: int) -> list[int]:

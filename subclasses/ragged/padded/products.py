@@ -54,4 +54,4 @@ def _stride_stored(
     return x.with_padded(view, rows[1], rows[0])
 
 
-implement_strided(PaddedTensor, shown, _stride_stored)
+implement_strided(PaddedTensor, shown, lambda x: (x.batch_dim, x.ragged_dim), _stride_stored)
