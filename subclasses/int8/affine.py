@@ -24,9 +24,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 def choose_scale(x: Tensor, counts: Size, symmetric: bool) -> tuple[Tensor, Tensor | None]:
     """Scale and zero point (None if symmetric) for each block; both of the size ``counts``."""
     dtype = wide(x.dtype)
-    if (
-        x.dtype is not torch.bfloat16
-    ):  # a scale that is a number of bfloat16 is multiplied there without rounding
+    if x.dtype is not torch.bfloat16:  # where a scale is one of its numbers, products with it round less
         x = x.to(dtype)
     if 0 in x.shape:
         scale = x.new_ones(tuple(counts), dtype=dtype)
