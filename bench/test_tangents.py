@@ -31,8 +31,8 @@ def make_generated(cls):
     emitter = MemberEmitter(out, family.traced, family.plan, family.differentiate, autocast=False)
     out.writeline(f"def unwrap({', '.join(names)}):")
     with out.indent():
-        emitter.emit_check(dict(enumerate(names)), list(family.traced.tangents))
-        items = emitter.emit_arrived(list(family.traced.tangents))
+        arrived = list(family.traced.tangents)
+        items = emitter.emit_arrived(arrived, emitter.emit_check(dict(enumerate(names)), arrived))
         out.writeline(f"return [{', '.join(items.values())}]")
     functions = build_functions(out.source, out.namespace, filename="<tangents>", owner=family)
     tangents = [cls(torch.rand(8, 8), torch.rand(8, 8)) for _ in range(COUNT)]
