@@ -131,6 +131,8 @@ _LAZY = {
     # Writes what TORCH_TRACE collects and `tlparse` shows; the logger tells whether anything collects.
     "trace_structured": "torch._logging",
     "trace_log": "torch._logging._internal",
+    # Writes a stack as `tlparse` reads it.
+    "from_traceback": "torch._logging.structured",
     # Files what is traced under one compilation.
     "compile_context": "torch._guards",
     "CompileContext": "torch._guards",

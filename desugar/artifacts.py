@@ -1,8 +1,9 @@
 """What PyTorch's own tools get to see of a compilation: `TORCH_TRACE`, which `tlparse` shows, and the logger.
 
 With `TORCH_TRACE` set, each compilation leaves its layouts, graphs, wrapper text, stages and reason as artifacts
-under a compile id of its own (behind Dynamo, under Dynamo's). The logger `desugar` says at `INFO` what is compiled
-and why, and at `DEBUG` shows the same texts: `TORCH_LOGS="desugar"` and `TORCH_LOGS="+desugar"` set these levels.
+under a compile id of its own, with the stack of the call (behind Dynamo, under Dynamo's). The logger `desugar` says
+at `INFO` what is compiled and why, and at `DEBUG` shows the same texts: `TORCH_LOGS="desugar"` and
+`TORCH_LOGS="+desugar"` set these levels.
 """
 
 from __future__ import annotations
@@ -11,10 +12,13 @@ import contextlib
 import itertools
 import json
 import logging
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
 from desugar import _torch as private, listening
+from desugar.errors import is_library_file
+from desugar.faults import code_of
 from desugar.listening import Recording
 from desugar.values import describe
 
@@ -32,21 +36,29 @@ def recorded(
     is_traced = any(getattr(handler, "root_dir", None) for handler in private.trace_log.handlers)
     also = emit if is_traced or log.isEnabledFor(logging.DEBUG) else None
     with (
-        _compile_id() if is_traced else contextlib.nullcontext(),
+        _compile_id(fn) if is_traced else contextlib.nullcontext(),
         listening.recording(fn, reason, args, kwargs, also=also) as recording,
     ):
         yield recording
 
 
 @contextlib.contextmanager
-def _compile_id() -> Iterator[None]:
-    """An id for what is traced, where there is none."""
+def _compile_id(fn: Any) -> Iterator[None]:
+    """An id for what is traced, where there is none, and where the call stands in the user's code."""
     if private.CompileContext.try_get() is not None:
         yield
         return
     number = private.CompileId(frame_id=next(_ids), frame_compile_id=0)
     with private.compile_context(private.CompileContext(number)):
+        private.trace_structured("dynamo_start", lambda: {"stack": private.from_traceback(_stack(fn))})
         yield
+
+
+def _stack(fn: Any) -> list[traceback.FrameSummary]:
+    """The user's lines that lead to a call, and the function that is called: `tlparse` draws its tree of these."""
+    frames = [frame for frame in traceback.extract_stack() if not is_library_file(frame.filename)]
+    code = code_of(fn)
+    return frames if code is None else [*frames, traceback.FrameSummary(*code)]
 
 
 def emit(recording: Recording) -> None:

@@ -149,10 +149,18 @@ def _is_library(file: str) -> bool:
 
 def definition(fn: Any) -> str | None:
     """The line on which a function begins."""
+    found = code_of(fn)
+    return None if found is None or is_library_file(found[0]) else _shown(*found[:2])
+
+
+def code_of(fn: Any) -> tuple[str, int, str] | None:
+    """The file, first line and name of a function or of a module's forward, if it is written in Python."""
     code = getattr(inspect.unwrap(fn.forward if isinstance(fn, nn.Module) else fn), "__code__", None)
-    if code is None or is_library_file(code.co_filename):
-        return None
-    return _shown(code.co_filename, code.co_firstlineno)
+    return (
+        None
+        if code is None
+        else (code.co_filename, code.co_firstlineno, getattr(code, "co_qualname", code.co_name))
+    )
 
 
 def _shown(file: str, line: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -26,8 +27,8 @@ torch.compile(lambda x: x + 1, backend="desugar", options={"backend": "eager"})(
 """
 
 
-def run_script(**environment):
-    command = [sys.executable, "-c", SCRIPT]
+def run_script(*command, **environment):
+    command = [sys.executable, *(command or ("-c", SCRIPT))]
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **environment}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -71,6 +72,31 @@ def test_torch_trace_gets_the_texts_of_each_compilation(tmp_path):
     assert "def run(args, kwargs):" in texts[ids[0], "desugar_wrapper"]
     assert "aten.mul.Tensor" in texts[ids[1], "desugar_forward_graph"]
     assert "requires_grad mismatch" in json.loads(texts[ids[1], "desugar_reason"])["reason"]
+
+
+def test_the_stack_of_each_call_is_there_for_the_tree_of_compilations(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    run_script(str(script), TORCH_TRACE=str(tmp_path))
+    (file,) = tmp_path.glob("*.log")
+    records = [
+        json.loads(line[line.index("{") :]) for line in file.read_text().splitlines() if line[0] == "V"
+    ]
+    names = {number: text for text, number in (r["str"] for r in records if "str" in r)}
+    starts = [r for r in records if "dynamo_start" in r and r["frame_id"] >= 10_000]
+    lines = [[(names[f["filename"]], f["line"]) for f in r["dynamo_start"]["stack"]] for r in starts]
+    assert lines == [[(str(script), 4), (str(script), 3)], [(str(script), 5), (str(script), 3)]]
+
+
+@pytest.mark.skipif(shutil.which("tlparse") is None, reason="needs tlparse")
+def test_tlparse_shows_them(tmp_path):
+    run_script(TORCH_TRACE=str(tmp_path))
+    (file,) = tmp_path.glob("*.log")
+    command = ["tlparse", str(file), "-o", str(tmp_path / "out"), "--no-browser"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "fail" not in done.stdout + done.stderr
+    shown = (tmp_path / "out" / "index.html").read_text()
+    assert shown.count("desugar_wrapper") >= 3 and shown.count("desugar_reason") >= 3
 
 
 @pytest.mark.parametrize(("level", "has_texts"), [("desugar", False), ("+desugar", True)])
