@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -83,7 +84,10 @@ class Capture(TorchFunctionMode):
         func, args = as_in_eager_mode(func, args, kwargs)
         if func in RESHAPES:
             self.reshapes.append((args[0], func, args[1:], kwargs))
-        return run_op(func, args, kwargs)
+        result = run_op(func, args, kwargs)
+        made = result if isinstance(result, list | tuple) else [result]
+        self.inputs.made.extend(weakref.ref(tensor) for tensor in made if isinstance(tensor, Tensor))
+        return result
 
     def replace(self, leaf: Any) -> Any:
         """The traced stand-in of a tensor from outside; anything else as it is."""

@@ -8,6 +8,7 @@ that the function reaches by another way than its arguments (a parameter, a clos
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -130,7 +131,7 @@ class Inputs:
         is_sealed: The first run is over: whatever comes from outside is known.
         first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
         parameters: Numbers of the argument leaves that are an `nn.Parameter`.
-        generators: Generators of random numbers that the first run drew from.
+        generators, made: What the runs drew random numbers from; what torch functions gave in them.
     """
 
     fakes: Fakes
@@ -150,6 +151,7 @@ class Inputs:
     is_sealed: bool = False
     parameters: set[int] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)
+    made: list[weakref.ref[Tensor]] = field(default_factory=list)
 
     def add_arguments(self, leaves: list[object]) -> None:
         """Takes the argument leaves apart, and gives every symbol a slot of its own.

@@ -9,7 +9,7 @@ it: functionalization has made every write a value, so one store at the end is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -360,3 +360,12 @@ class _Replay:
         following = iter(ints)
         with private.DisableTorchFunctionSubclass():
             return self.traced._view_func_unsafe(base, lambda extent: next(following))
+
+
+def replayed_views(outputs: Outputs) -> Iterator[Tensor]:
+    """The traced views that are held to be taken again, and what they are views of."""
+    for value in outputs.values:
+        if isinstance(value, View) and isinstance(value.replay, _Replay):
+            yield value.replay.traced
+            if value.replay.traced._is_view():
+                yield value.replay.traced._base  # type: ignore[misc]

@@ -33,6 +33,7 @@ from desugar.faults import Faults
 from desugar.files import WRAPPER_FILE
 from desugar.graphs import copy_graph
 from desugar.inputs import BuiltInside, DynamicPolicy, DynamoInside, Inputs, StaticNeeded
+from desugar.leftovers import check_leftovers
 from desugar.listening import stage
 from desugar.modes import inlined_compiles
 from desugar.outputs import store_positions, token_positions, written_slots
@@ -160,6 +161,7 @@ def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:
             outputs = discover(again.call, inputs)
         with stage("trace"):
             traced = trace_graph(again.call, inputs, outputs, backend.decompositions())
+        check_leftovers(inputs.made, traced.outputs)
         check.check_traced(traced, len(inputs.flat.items))
         return _compile(backend, inputs, traced, again)
 
