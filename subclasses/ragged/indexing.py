@@ -16,6 +16,7 @@ from subclasses.errors import DispatchError
 from subclasses.ragged.checks import check_has_rows
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.rows import check_rows_match, entries_of, first_ragged, relaid, shown
+from subclasses.ragged.splitting import chunk_rows, implement_tensor_split
 
 aten = torch.ops.aten
 
@@ -97,7 +98,11 @@ def _(func: Any, input: Any, mask: Any) -> Any:
 
 @JaggedTensor.implements(torch.chunk)
 def _(func: Any, input: Any, chunks: int, dim: int = 0) -> Any:
-    return _cut_rows(func, input, chunks, dim)
+    if dim % input.dim() != input.ragged_dim or input.ragged_dim == 0:
+        return _cut_rows(func, input, chunks, dim)
+    if chunks < 1:
+        raise RuntimeError(f"{func.__name__}: expected at least 1 chunk, got {chunks}")
+    return chunk_rows(cut, input, input.row_lengths(), input.max_length, chunks)
 
 
 @JaggedTensor.implements(torch.split)
@@ -149,17 +154,25 @@ def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
     return _rebuilt(x, x.unwrap("values").index_select(x.ragged_dim - 1, index), offsets, None)
 
 
-def slice_rows(x: JaggedTensor, cut: slice) -> JaggedTensor:
+def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
     """The same slice of every row, which shares the values."""
-    if cut.step not in (None, 1):
-        raise DispatchError(f"indexing {shown(x)}: rows are cut with step 1, got {cut}")
+    if part.step not in (None, 1):
+        raise DispatchError(f"indexing {shown(x)}: rows are cut with step 1, got {part}")
     lengths = x.row_lengths()
-    first = _bound(cut.start, 0, lengths)
-    last = torch.maximum(_bound(cut.stop, None, lengths), first)
-    signs = {(n or 0) < 0 for n in (cut.start, cut.stop)}
-    width = x.max_length if len(signs) == 2 and cut.start else len(range(x.max_length)[cut])
+    first = _bound(part.start, 0, lengths)
+    last = torch.maximum(_bound(part.stop, None, lengths), first)
+    signs = {(n or 0) < 0 for n in (part.start, part.stop)}
+    width = x.max_length if len(signs) == 2 and part.start else len(range(x.max_length)[part])
+    return cut(x, first, last - first, width)
+
+
+def cut(x: JaggedTensor, first: Tensor, lengths: Tensor, width: Any) -> JaggedTensor:
+    """The entries of each row from ``first [B]`` on, ``lengths [B]`` of them, which share the values."""
     offsets = torch.cat([x.offsets[:-1] + first, x.offsets[-1:]])
-    return _rebuilt(x, x.unwrap("values"), offsets, last - first, width)
+    return _rebuilt(x, x.unwrap("values"), offsets, lengths, width)
+
+
+implement_tensor_split(JaggedTensor, cut, lambda x: (0, x.ragged_dim, x.row_lengths()), shown)
 
 
 def _bound(bound: int | None, default: int | None, lengths: Tensor) -> Tensor:

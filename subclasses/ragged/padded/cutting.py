@@ -15,6 +15,7 @@ from subclasses.errors import DispatchError
 from subclasses.ragged.padded import checks
 from subclasses.ragged.padded.rows import shown
 from subclasses.ragged.padded.tensor import PaddedTensor
+from subclasses.ragged.splitting import implement_tensor_split
 
 aten = torch.ops.aten
 
@@ -118,13 +119,7 @@ def _bound(bound: Any, lengths: Tensor) -> Tensor:
     return (lengths + bound if bound < 0 else torch.full_like(lengths, bound)).clamp(min=0).minimum(lengths)
 
 
-def chunk_rows(x: PaddedTensor, chunks: int) -> tuple[PaddedTensor, ...]:
-    """Every row in as many parts; the last ones of a row may be empty."""
-    counts = x.counts
-    size = (counts + chunks - 1) // chunks
-    width = -(-x.width // chunks)
-    firsts = [size * i for i in range(chunks)]
-    return tuple(cut(x, f, (counts - f).clamp(min=0).minimum(size), width) for f in firsts)
+implement_tensor_split(PaddedTensor, cut, lambda x: (x.batch_dim, x.ragged_dim, x.counts), shown)
 
 
 # ---- one place, or some, of every row --------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import Tensor
 from subclasses.errors import DispatchError
 from subclasses.ragged.padded import checks
 from subclasses.ragged.padded.cutting import (
-    chunk_rows,
+    cut,
     select_position,
     select_row,
     slice_rows,
@@ -23,6 +23,7 @@ from subclasses.ragged.padded.cutting import (
 from subclasses.ragged.padded.picking import pick
 from subclasses.ragged.padded.rows import as_padded, first_padded, outer_dims, rows_stay, shown
 from subclasses.ragged.padded.tensor import PaddedTensor
+from subclasses.ragged.splitting import chunk_rows
 
 aten = torch.ops.aten
 
@@ -99,7 +100,7 @@ def _(func: Any, input: Any, chunks: int, dim: int = 0) -> Any:
     if chunks < 1:
         raise RuntimeError(f"{func.__name__}: expected at least 1 chunk, got {chunks}")
     if dim == input.ragged_dim and not input.merged:
-        return chunk_rows(input, chunks)
+        return chunk_rows(cut, input, input.counts, input.width, chunks)
     return _split(func, input, chunks, dim)
 
 
