@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +32,56 @@ def test_the_reference_lists_all_that_is_public():
     text = (ROOT / "docs" / "api.md").read_text()
     listed = re.findall(r"auto\w+:: (\w+)$", text, re.MULTILINE)
     assert sorted(listed) == sorted([*subclasses.__all__, *desugar.__all__])
+
+
+# ---- what a shell is shown ------------------------------------------------------------------------------------
+
+SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def commands(page):
+    """The lines of a page's shell blocks, without comments."""
+    lines = "".join(SHELL.findall(page.read_text())).splitlines()
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def test_the_commands_of_the_first_page_run(tmp_path):
+    page = ROOT / "docs" / "first-steps.md"
+    before, _, _ = page.read_text().partition("## Check it")
+    kit = "def make():\n    return LowRank(torch.randn(4, 2), torch.randn(2, 3))\n"
+    blocks = re.findall(r"(?<!<!-- output -->\n)^```python\n(.*?)^```", before, re.MULTILINE | re.DOTALL)
+    (tmp_path / "lowrank.py").write_text("\n".join([*blocks, kit]))
+    codes = {}
+    for _python, _m, _desugar, name, *rest in [
+        c for c in commands(page) if c[:3] == ["python", "-m", "desugar"]
+    ]:
+        command = [sys.executable, "-m", "desugar", name, *rest]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        codes[name] = done.returncode
+        assert "Traceback" not in done.stderr, done.stderr
+    assert codes == {"doctor": 0, "explain": 0, "report": 0, "check": 1}
+    assert "LowRank" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_a_page_shows_exist(page):
+    makefile, project = ((ROOT / name).read_text() for name in ("Makefile", "pyproject.toml"))
+    words = (ROOT / "desugar" / "explain" / "cli.py").read_text()
+    for command in commands(page):
+        match command:
+            case ["make", target, *_]:
+                assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+            case ["python", "-m", "desugar", name, *_]:
+                assert f"def {name}(" in words, name
+            case [pip, "install", *_, extra] if pip.endswith("pip"):
+                assert f"\n{extra.split('[')[1].rstrip(']')} = [" in project, extra
+            case ["python3", "-m", "venv", _] | [".", ".venv/bin/activate"]:
+                pass
+            case _:
+                pytest.fail(f"nothing tries {command}")
 
 
 # ---- the runner itself -------------------------------------------------------------------------------------
