@@ -59,6 +59,8 @@ def multilabel_margin_loss(
     """As torch.nn.functional.multilabel_margin_loss; what stands behind the first -1 of a row is no label."""
     if size_average is not None or reduce is not None:
         reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    if input.dim() == 0:
+        input, target = input.unsqueeze(0), target.unsqueeze(0)
     is_label = (target == -1).cumsum(-1) == 0
     labels = target.masked_fill(~is_label, 0)
     is_other = input.new_zeros(input.shape).scatter_add(-1, labels, is_label.to(input.dtype)) == 0

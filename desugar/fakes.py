@@ -178,8 +178,11 @@ def is_symbolic(fake: Any) -> bool:
 
 
 def hint(extent: Any) -> int:
-    """The value an int had in the call that was traced."""
-    return extent.node.hint if isinstance(extent, SymInt) else extent
+    """The value an int had in the call that was traced; some value for one that depends on data."""
+    if not isinstance(extent, SymInt):
+        return extent
+    known, expression = extent.node.hint, extent.node.expr
+    return int(expression.xreplace(dict.fromkeys(expression.free_symbols, 64))) if known is None else known
 
 
 def same_ints(one: Sequence[Any], other: Sequence[Any]) -> bool:

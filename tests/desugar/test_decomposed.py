@@ -82,7 +82,7 @@ def test_a_probability_that_is_none_is_an_error():
 
 @pytest.mark.parametrize("way", [by_pass, by_dynamo])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-@pytest.mark.parametrize("target", [[[0, -1, 1], [1, 2, -1]], [[-1, 0, 1], [2, 1, 0]], [1, -1, 0]])
+@pytest.mark.parametrize("target", [[[0, -1, 1], [1, 2, -1]], [[-1, 0, 1], [2, 1, 0]], [1, -1, 0], 0])
 def test_margins_of_several_labels(target, reduction, way):
     def fn(x, target):
         return F.multilabel_margin_loss(x, target, reduction=reduction)

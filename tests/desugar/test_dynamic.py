@@ -291,3 +291,17 @@ def test_a_size_that_became_a_constant_is_checked():
     for rows in (5, 7, 5, 9):
         x = torch.ones(rows)
         assert torch.equal(compiled(x), x.sum() if rows == 5 else x * 2)
+
+
+def test_gradients_of_results_whose_size_depends_on_data():
+    def fn(x, repeats):
+        return x.repeat_interleave(repeats, dim=1) * 2, x.transpose(1, 2)[:, :, repeats > 0]
+
+    compiled = None
+    for repeats in ([0, 1, 2], [3, 1, 0]):
+        compiled = judge(
+            fn,
+            lambda repeats=repeats: (torch.randn(2, 3, 4, requires_grad=True), torch.tensor(repeats)),
+            compiled,
+        )
+    assert len(compiled.programs) == 1
