@@ -134,7 +134,8 @@ class FqnToConfig:
         fqn_to_config: to a configuration, or None, which leaves a layer as it is, from the name of a layer or of one of
             its parameters, from ``"re:..."`` that matches the whole of one, or from ``"_default"`` for all other linear
             layers. The name of a parameter goes before that of its layer, names go before expressions, and these count
-            in order. A key that names nothing in the model is no error: one configuration may serve parts of a model.
+            in order; they match parameters of floats. A key that names nothing in the model is no error: one
+            configuration may serve parts of a model.
 
     Raises:
         TypeError: a value is no configuration.
@@ -155,11 +156,14 @@ class FqnToConfig:
     def find(self, name: str, layer: nn.Module) -> dict[str, Config]:
         """The parameters of a layer to quantize, and how."""
         own = {f"{name}.{p}".removeprefix("."): p for p in (*layer._parameters, *layer._buffers)}
+        floats = {
+            p for p, t in layer._parameters.items() if t is not None and t.is_floating_point() and t.dim()
+        }
         named = {p: self.fqn_to_config[key] for key, p in own.items() if key in self.fqn_to_config}
         if not any(named.values()) and name in self.fqn_to_config:
             named.setdefault("weight", self.fqn_to_config[name])
             return _given(named)
-        matched = {p: self._first_match(key) for key, p in own.items() if p not in named}
+        matched = {p: self._first_match(key) for key, p in own.items() if p in floats - named.keys()}
         named |= {p: found[0] for p, found in matched.items() if found}
         if not named:
             found = self._first_match(name)

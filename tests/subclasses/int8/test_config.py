@@ -87,6 +87,7 @@ def test_a_configuration_for_each_parameter():
     by_name = {
         "experts.up": Int8WeightOnlyConfig(PerGroup(2)),
         "re:experts[.](down|gate)": Int8WeightOnlyConfig(),
+        "experts.gate": Int8WeightOnlyConfig(),  # a buffer is taken by its name alone
         "experts.out": Int8DynamicActivationInt8WeightConfig(),
         "experts.out.weight": Int8WeightOnlyConfig(),
         "nowhere": Int8WeightOnlyConfig(),
@@ -102,6 +103,18 @@ def test_a_configuration_for_each_parameter():
     left = nn.ModuleDict({"experts": Experts()})
     quantize_(left, FqnToConfig({"experts.out.weight": None, "re:.*": Int8WeightOnlyConfig()}))
     assert type(left["experts"].out.weight.data) is torch.Tensor
+
+
+def test_an_expression_that_matches_all_takes_parameters_of_floats():
+    model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    x, expected = torch.randn(5, 4), copy.deepcopy(model)
+    quantize_(model, FqnToConfig({"1": None, "re:1[.].*": None, "re:.*": Int8WeightOnlyConfig()}))
+    found = {name for name, p in model.named_parameters() if type(p.data) is Int8Tensor}
+    assert found == {"0.weight", "2.weight", "2.bias"}
+    assert sqnr(expected(x), model(x)) > 25
+    quantize_(expected, FqnToConfig({"re:.*": Int8WeightOnlyConfig()}))
+    assert type(expected[1].weight.data) is Int8Tensor
+    assert type(expected[1].running_mean) is torch.Tensor
 
 
 def test_attention_keeps_its_output_layer_as_in_torchao():
