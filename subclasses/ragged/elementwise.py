@@ -25,6 +25,7 @@ aten = torch.ops.aten
 UNTAGGED = (
     aten._prelu_kernel,
     aten._prelu_kernel_backward,
+    aten.complex,
     aten.elu_backward,
     aten.fill.Scalar,
     aten.fill.Tensor,
@@ -38,6 +39,7 @@ UNTAGGED = (
     aten.log_sigmoid_backward,
     aten.log_sigmoid_forward,
     aten.masked_fill.Tensor,
+    aten.polar,
     aten.rrelu_with_noise_backward,
     aten.rsub.Scalar,
     aten.rsub.Tensor,
@@ -49,7 +51,8 @@ UNTAGGED = (
 # `max` and `min` of two tensors are pointwise, as is `rrelu`, and `equal` has the tag; their rules stand elsewhere.
 ELSEWHERE = ("equal", "max", "min", "rrelu")
 FUNCTIONS = [f for f in tagged_functions(torch.Tag.pointwise) if f.__name__ not in ELSEWHERE]
-FUNCTIONS = list(dict.fromkeys([*FUNCTIONS, torch.floor_divide, torch.Tensor.floor_divide]))
+FUNCTIONS += [torch.floor_divide, torch.Tensor.floor_divide, torch.complex, torch.polar]
+FUNCTIONS = list(dict.fromkeys(FUNCTIONS))
 
 LIKENESSES = (
     aten.detach.default,

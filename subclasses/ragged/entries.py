@@ -47,6 +47,8 @@ def implement_entries(cls: Any, ways: Entries) -> None:
         (torch.roll, _roll),
         (aten.view_as_complex.default, _view_as_complex),
         (aten.view_as_real.default, _view_as_real),
+        (aten._conj.default, _carried_out(aten.conj_physical.default)),
+        (aten._neg_view.default, _carried_out(aten.neg.default)),
     ):
         cls.implements(function)(functools.partial(rule, ways))
 
@@ -91,6 +93,11 @@ def _view_as_complex(ways: Entries, op: Any, x: Any) -> Any:
 
 def _view_as_real(ways: Entries, op: Any, x: Any) -> Any:
     return ways.wrap(x, op(_raw(x)), ())
+
+
+def _carried_out(op: Any) -> Any:
+    """Ops that set a lazy bit, which nobody looks at below dispatch: the values are computed at once."""
+    return lambda ways, _, x: ways.wrap(x, op(_raw(x)), ())
 
 
 def _raw(x: Any) -> Tensor:

@@ -121,6 +121,19 @@ def keepdim_of(func: Any, keepdim: bool) -> dict[str, bool]:
     return {} if func is torch.count_nonzero else {"keepdim": keepdim}
 
 
+def without_out(func: Any, x: Any, kwargs: dict[str, Any], shown: Callable[[Any], str]) -> dict[str, Any]:
+    """The options without ``out=None``.
+
+    Raises:
+        DispatchError: there is a tensor to write to, whose size would be that of what is stored.
+    """
+    if kwargs.get("out") is not None:
+        raise DispatchError(
+            f"{func.__name__}: a result of {shown(x)} is a new one, and not written to an out="
+        )
+    return {k: v for k, v in kwargs.items() if k != "out"}
+
+
 # ---- means and variances ---------------------------------------------------------------------------------------
 
 
@@ -193,6 +206,7 @@ def implement_reductions(cls: Any, ways: Ways) -> None:
 
     @cls.implements(*REDUCTIONS)
     def _(func: Any, input: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+        kwargs = without_out(func, input, kwargs, ways.shown)
         function = getattr(torch, func.__name__)  # Tensor.amax and torch.amax are one op
         if dim is None and function in (torch.argmax, torch.argmin):
             raise DispatchError(
@@ -203,6 +217,7 @@ def implement_reductions(cls: Any, ways: Ways) -> None:
     @cls.implements(torch.max, torch.min)
     def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         largest = func.__name__ == "max"
+        kwargs = without_out(func, input, kwargs, ways.shown)
         if "other" in kwargs or (args and isinstance(args[0], Tensor)):
             return (torch.maximum if largest else torch.minimum)(input, *args, **kwargs)
         if not args and not kwargs:
@@ -256,7 +271,7 @@ def implement_along(cls: Any, ways: Ways) -> None:
 
     @cls.implements(*ALONG)
     def _(func: Any, input: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
-        function = getattr(torch, func.__name__)
+        function, kwargs = getattr(torch, func.__name__), without_out(func, input, kwargs, ways.shown)
         return ways.run_along(function, input, dim, ALONG[function], *args, **kwargs)
 
     @cls.implements(torch.sort, torch.argsort)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.ragged.families import without_out
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.rows import check_rows_match, relaid, shown
 from subclasses.ragged.views import feature_place
@@ -29,6 +30,7 @@ def _(func: Any, input: Any, dim: int, index: Tensor) -> Any:
 
 @JaggedTensor.implements(torch.gather, torch.take_along_dim)
 def _(func: Any, input: Any, dim: int, index: Any, **kwargs: Any) -> Any:
+    kwargs = without_out(func, input, kwargs, shown)
     if func.__name__ == "take_along_dim":
         dim, index = index, dim
     if not isinstance(input, JaggedTensor) or not isinstance(index, JaggedTensor):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.ragged.families import without_out
 from subclasses.ragged.padded.cutting import beside_table, other_rows
 from subclasses.ragged.padded.rows import (
     aligned,
@@ -94,6 +95,7 @@ def put_back(x: PaddedTensor, mask: PaddedTensor, values: PaddedTensor) -> Tenso
 
 @PaddedTensor.implements(torch.gather, torch.take_along_dim)
 def _(func: Any, input: Any, dim: int, index: Any, **kwargs: Any) -> Any:
+    kwargs = without_out(func, input, kwargs, shown)
     if func.__name__ == "take_along_dim":
         dim, index = index, dim
     if not isinstance(input, PaddedTensor) or not isinstance(index, PaddedTensor):

@@ -42,6 +42,8 @@ def test_within_entries(name, layout, way):
 
 
 OF_TWO = {
+    "complex": lambda x, b: torch.view_as_real(torch.complex(x, x * b) * torch.complex(x, x)),
+    "polar": lambda x, b: torch.view_as_real(torch.polar(x.abs() + 1, x * b)),
     "pairwise_distance": lambda x, b: F.pairwise_distance(x, b),
     "cosine_similarity": lambda x, b: F.cosine_similarity(x, x * x + b, -1),
     "linalg.norm": lambda x, b: torch.linalg.norm(x + b, dim=-1),
@@ -162,3 +164,23 @@ def test_along_the_rows_there_is_no_meaning(layout):
             refused()
     with pytest.raises(ValueError, match="is no expansion of"):
         x.sum_to_size(3, 4)
+
+
+WRITERS = {
+    "amax": lambda x, o: torch.amax(x, -1, out=o),
+    "max": lambda x, o: torch.max(x, 1, out=(o, o.long())),
+    "logsumexp": lambda x, o: torch.logsumexp(x, 1, out=o),
+    "cumsum": lambda x, o: torch.cumsum(x, 1, out=o),
+    "softmax": lambda x, o: torch.softmax(x, -1, out=o),
+    "gather": lambda x, o: torch.gather(x, -1, x.argsort(-1), out=o),
+}
+
+
+@layouts
+@pytest.mark.parametrize("name", WRITERS)
+def test_no_dense_tensor_is_written_to(name, layout):
+    """It would get the size of what is stored."""
+    x, out = make(layout, [3, 1]).x.detach(), torch.zeros(0, dtype=torch.float64)
+    with pytest.raises(NotImplementedError, match="not written to an out="):
+        WRITERS[name](x, out)
+    assert out.numel() == 0
