@@ -70,6 +70,7 @@ class Subject:
     count: int
     kind: str
     way: str
+    device: str = "cpu"
 
     def build(self) -> Callable[[], Any]:
         """Compiles, where there is something to compile, and returns what is to be timed, already warm."""
@@ -80,7 +81,7 @@ class Subject:
         return call
 
     def _make_args(self) -> list[Tensor]:
-        pairs = [(torch.rand(SHAPE), torch.rand(SHAPE)) for _ in range(self.count)]
+        pairs = [[torch.rand(SHAPE, device=self.device) for _ in "ab"] for _ in range(self.count)]
         return [x for pair in pairs for x in KINDS[self.kind](*pair)]
 
     def _infer(self, fn: Callable) -> Callable[[], Any]:

@@ -25,6 +25,7 @@ def make_generated(cls):
     """The first half of a generated backward: checks the gradients, and takes them apart."""
     args = [cls(torch.rand(8, 8), torch.rand(8, 8)).requires_grad_() for _ in range(COUNT)]
     family = desugar.trace(double, *args).family
+    assert family is not None and family.plan is not None
     out = Emitter()
     names = [f"tangent{n}" for n in range(COUNT)]
     out.reserve(*names)
