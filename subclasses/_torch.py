@@ -216,6 +216,13 @@ def python_decomposition(op: Any) -> Any:
 flash_attention_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_attention_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
+# The same on CUDA for rows of any lengths back to back, as torch.nested calls them; differentiable.
+flash_attention_rows = torch.ops.aten._flash_attention_forward
+efficient_attention_rows = torch.ops.aten._efficient_attention_forward
+
+# Whether the second is traced with its backward: up to 2.13 the meta kernel lacks an argument (2.14: not tried).
+efficient_attention_traces = torch.__version__ >= "2.15"
+
 
 # ---- the conformance kit -----------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Matrix products, embeddings and other layers that treat each entry alike."""
+"""Layers and matrix products of a ``JaggedTensor``: the rules of both layouts, on its values."""
 
 from __future__ import annotations
 
@@ -10,54 +10,10 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.jagged import JaggedTensor
+from subclasses.ragged.layers import Entrywise, implement_layers, implement_products
 from subclasses.ragged.rows import check_rows_match, shown
 
-# ---- one layer, entry by entry ---------------------------------------------------------------------------------
-
-
-@JaggedTensor.implements(F.linear)
-def _(func: Any, input: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
-    _check_dense(func, weight, bias)
-    _check_features(func, input, 1)
-    return entrywise(input, func(input.clean_values(), weight, bias))
-
-
-@JaggedTensor.implements(F.embedding)
-def _(func: Any, input: Any, weight: Tensor, *args: Any, **kwargs: Any) -> Any:
-    _check_dense(func, weight)
-    return entrywise(input, func(input.kept(input.values), weight, *args, **kwargs))
-
-
-@JaggedTensor.implements(F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
-def _(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
-    _check_features(func, input, len(normalized_shape))
-    return entrywise(input, func(input.clean_values(), normalized_shape, *args, **kwargs))
-
-
-@JaggedTensor.implements(F.dropout, F.alpha_dropout, F.rrelu, torch.dropout, torch.alpha_dropout, torch.rrelu)
-def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    return entrywise(input, func(input.clean_values(), *args, **kwargs))
-
-
-# ---- matrix products -------------------------------------------------------------------------------------------
-
-
-@JaggedTensor.implements(torch.bmm, torch.mm)
-def _(func: Any, input: Any, mat2: Any) -> Any:
-    return torch.matmul(input, mat2)
-
-
-@JaggedTensor.implements(torch.matmul)
-def _(func: Any, input: Any, other: Any) -> Any:
-    if isinstance(input, JaggedTensor) and _is_matrix(other) and 0 <= input.ragged_dim < input.dim() - 1:
-        return entrywise(input, torch.matmul(input.clean_values(), other))
-    if isinstance(other, JaggedTensor) and _is_matrix(input) and 0 < other.ragged_dim == other.dim() - 1:
-        return entrywise(other, torch.matmul(input, other.clean_values()))
-    return _multiply_padded(func, input, other)
-
-
-def _is_matrix(t: Tensor) -> bool:
-    return not isinstance(t, JaggedTensor) and t.dim() == 2
+# ---- matrix products by row ------------------------------------------------------------------------------------
 
 
 def _multiply_padded(func: Any, a: Any, b: Any) -> Any:
@@ -65,9 +21,10 @@ def _multiply_padded(func: Any, a: Any, b: Any) -> Any:
     n = max(a.dim(), b.dim())
     ragged_a = a.ragged_dim if isinstance(a, JaggedTensor) else None
     ragged_b = b.ragged_dim if isinstance(b, JaggedTensor) else None
-    if a.dim() != b.dim() or 0 in (ragged_a, ragged_b):
+    if a.dim() != b.dim() or n < 3 or 0 in (ragged_a, ragged_b):
         raise DispatchError(
-            f"{func.__name__}: {shown(a)} and {shown(b)}; expected as many dimensions, and rows"
+            f"{func.__name__}: {shown(a)} and {shown(b)}; expected as many dimensions, with the rows numbered before "
+            f"the last two"
         )
     stay = [
         t for t, r, contracted in ((a, ragged_a, n - 1), (b, ragged_b, n - 2)) if r not in (None, contracted)
@@ -100,24 +57,16 @@ def _padded(t: Tensor, width: Any) -> Tensor:
     return F.pad(t.to_dense(), [0, 0] * (t.dim() - 1 - t.ragged_dim) + [0, missing])
 
 
-# ---- what they share -------------------------------------------------------------------------------------------
+# ---- the rules -------------------------------------------------------------------------------------------------
 
-
-def entrywise(x: JaggedTensor, values: Tensor) -> JaggedTensor:
-    """What a layer made of clean values; no cotangent of a hole comes back to the layer's parameters."""
-    return x.with_values(x.kept(values))
-
-
-def _check_dense(func: Any, *parameters: Any) -> None:
-    for p in parameters:
-        if isinstance(p, JaggedTensor):
-            raise DispatchError(f"{func.__name__}: expected dense parameters, got {shown(p)}")
-
-
-def _check_features(func: Any, x: JaggedTensor, count: int) -> None:
-    """Raises unless the last dimensions are those of an entry."""
-    if x.ragged_dim >= x.dim() - count:
-        raise DispatchError(
-            f"{func.__name__}: works along the last {count} dimensions, and {shown(x)} is ragged along one of them; "
-            f"swap them by transpose"
-        )
+ENTRYWISE = Entrywise(
+    rows=lambda x: (0, x.ragged_dim),
+    gaps=lambda x: x.lengths is not None,
+    clean=JaggedTensor.clean_values,
+    cut=lambda x, values: x.with_values(x.kept(values)),
+    stored=lambda x: x.unwrap("values"),
+    wrap=JaggedTensor.with_values,
+    shown=shown,
+)
+implement_layers(JaggedTensor, ENTRYWISE)
+implement_products(JaggedTensor, ENTRYWISE, _multiply_padded)

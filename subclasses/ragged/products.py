@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
 from subclasses.errors import DispatchError
@@ -11,22 +13,9 @@ from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.margins import implement_margins
 from subclasses.ragged.norms import implement_norms_of_channels
 from subclasses.ragged.reductions import ragged_dim_after
-from subclasses.ragged.rows import check_rows_match, name_of, same_rows, shown
+from subclasses.ragged.rows import alongside, name_of, shown
 from subclasses.ragged.strided import implement_strided
 from subclasses.ragged.views import feature_place
-
-
-def _align(x: JaggedTensor, y: JaggedTensor) -> JaggedTensor:
-    """``y`` with its entries where those of ``x`` are, whatever else its dimensions are."""
-    if same_rows(x, y) and x.max_length == y.max_length:
-        return y
-    check_rows_match("einsum", x, y)
-    if x.lengths is None and y.lengths is None:
-        return x.with_values(y.unwrap("values"), y.ragged_dim)
-    ours, theirs = x.segments, y.segments
-    first = theirs.offsets.index_select(0, ours.rows.clamp(max=max(ours.count - 1, 0)))
-    index = (first + ours.positions).clamp(min=0, max=max(theirs.total - 1, 0))
-    return x.with_entries(ours.keep(y.entries().index_select(0, index)), y.ragged_dim)
 
 
 def _with_entries(x: JaggedTensor, values: Tensor, place: tuple[int, int]) -> JaggedTensor:
@@ -53,7 +42,7 @@ implement_einsum(
     JaggedTensor,
     Parts(
         places=lambda x: (0, x.ragged_dim),
-        align=_align,
+        align=functools.partial(alongside, "einsum"),
         entries=lambda x: (x.clean_values(), [0] if x.ragged_dim else []),
         with_entries=_with_entries,
         table=lambda x: x.to_dense(),

@@ -87,6 +87,19 @@ def relaid(func: Any, x: JaggedTensor, y: JaggedTensor) -> JaggedTensor:
     return x.with_values(values if x.lengths is None and y.lengths is None else _moved(x, y, values))
 
 
+def alongside(func: Any, x: JaggedTensor, y: JaggedTensor) -> JaggedTensor:
+    """``y`` with its entries where those of ``x`` are, whatever its other dimensions; differentiable."""
+    if same_rows(x, y) and x.max_length == y.max_length:
+        return y
+    check_rows_match(func, x, y)
+    if x.lengths is None and y.lengths is None:
+        return x.with_values(y.unwrap("values"), y.ragged_dim)
+    ours, theirs = x.segments, y.segments
+    first = theirs.offsets.index_select(0, ours.rows.clamp(max=max(ours.count - 1, 0)))
+    index = (first + ours.positions).clamp(min=0, max=max(theirs.total - 1, 0))
+    return x.with_entries(ours.keep(y.entries().index_select(0, index)), y.ragged_dim)
+
+
 def _moved(x: JaggedTensor, y: JaggedTensor, values: Tensor) -> Tensor:
     """Values that lie as those of ``y``, to where those of ``x`` lie."""
     ours, theirs = x.segments, y.segments

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.attention import ragged_attention
+from subclasses.ragged.fused import attend_fused, kernel_for
 from subclasses.ragged.jagged import JaggedTensor
-from subclasses.ragged.rows import shown
+from subclasses.ragged.rows import alongside, shown
 
 # ---- the rule --------------------------------------------------------------------------------------------------
 
@@ -31,16 +32,24 @@ def _(  # noqa: PLR0913
 ) -> Any:
     for x in (query, key, value):
         _check_operand(x)
-    if attn_mask is not None or dropout_p or query.device.type != "cpu":
+    if query.offsets.shape[0] != key.offsets.shape[0]:
+        raise ValueError(f"{func.__name__}: {shown(query)} and {shown(key)} have other numbers of rows")
+    value = alongside(func, key, value)
+    kernel = kernel_for(query, key, value, is_causal) if attn_mask is None else None
+    on_cpu = query.device.type == "cpu" and attn_mask is None and not dropout_p
+    if kernel is None and not on_cpu:
         options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
         return _attend_padded(query, key, value, score_mask(query, key, attn_mask, is_causal), options)
     q, k, v = _heads_first(query), _heads_first(key), _heads_first(value)
     if enable_gqa and k.shape[0] != q.shape[0]:
         k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    rows = query.offsets, key.offsets, query.lengths, key.lengths
-    out, _ = ragged_attention(q, k, v, *rows, is_causal, scale)
-    return query.with_values(out.view(*query.values.shape[:-1], out.shape[-1]))
+    if kernel is not None:
+        out = attend_fused(kernel, query, key, (q, k, v), is_causal, dropout_p, scale)
+    else:
+        rows = query.offsets, key.offsets, query.lengths, key.lengths
+        out, _ = ragged_attention(q, k, v, *rows, is_causal, scale)
+    return query.with_values(out.reshape(*query.values.shape[:-1], out.shape[-1]))
 
 
 # ---- by padded tables ------------------------------------------------------------------------------------------

@@ -255,6 +255,22 @@ def run_as_it_is():
     assert len(run(lambda x: twice(x) + 1)) == 1, "it is inlined all the same"
 
 
+def attention_of_rows():
+    """Rows of 1 and 3 entries with 2 heads, forward and backward; without data, since the kernels are CUDA's."""
+    q = torch.empty(4, 2, 8, dtype=torch.float16, device="meta", requires_grad=True)
+    starts = torch.tensor([0, 1, 4], dtype=torch.int32, device="meta")
+    out = _torch.flash_attention_rows(q, q, q, starts, starts, 3, 3, 0.0, True, False, scale=0.5)[0]
+    assert out.shape == torch.autograd.grad(out.sum(), q)[0].shape == q.shape
+    parts = [q[None]] * 3
+    out = _torch.efficient_attention_rows(*parts, None, starts, starts, 3, 3, 0.0, 1, True, scale=0.5)[0]
+    assert out.shape == (1, *q.shape)
+    if _torch.efficient_attention_traces:
+        assert torch.autograd.grad(out.sum(), q)[0].shape == q.shape
+    elif torch.__version__ < "2.14":
+        with pytest.raises(TypeError, match="scale"):
+            torch.autograd.grad(out.sum(), q)
+
+
 def printing():
     with _torch.printing_with(threshold=3, edgeitems=1):
         assert (_torch.print_options.threshold, _torch.print_options.edgeitems) == (3, 1)
@@ -305,6 +321,9 @@ CHECKS = {
     "storage_key": storage_key,
     "op_infos": op_infos,
     "flash_attention_cpu": flash_attention,
+    "flash_attention_rows": attention_of_rows,
+    "efficient_attention_rows": attention_of_rows,
+    "efficient_attention_traces": attention_of_rows,
     "flash_attention_cpu_backward": flash_attention,
 }
 

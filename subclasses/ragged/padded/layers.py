@@ -1,8 +1,4 @@
-"""Layers, matrix products and attention.
-
-The padding is zero on the way in, so that no parameter's gradient reads it, and cut off on the way out, so that no
-cotangent comes back from it.
-"""
+"""Layers, matrix products and attention of a ``PaddedTensor``: the rules of both layouts, on its table."""
 
 from __future__ import annotations
 
@@ -13,77 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.ragged.layers import Entrywise, implement_layers, implement_products
 from subclasses.ragged.padded.rows import check_rows_match, shown
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.sdpa import score_mask
 
-# ---- one layer, entry by entry ---------------------------------------------------------------------------------
-
-
-@PaddedTensor.implements(F.linear)
-def _(func: Any, input: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
-    _check_dense(func, weight, bias)
-    _check_features(func, input, 1)
-    return input.like_dense(func(input.to_dense(), weight, bias))
-
-
-@PaddedTensor.implements(F.embedding)
-def _(  # noqa: PLR0913
-    func: Any,
-    input: Any,
-    weight: Tensor,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Any:
-    _check_dense(func, weight)
-    if max_norm is not None or scale_grad_by_freq:
-        raise DispatchError(
-            f"{func.__name__}: max_norm and scale_grad_by_freq look at all indices of the table of {shown(input)}, the "
-            f"padding's as well; use x.to_jagged()"
-        )
-    return input.like_dense(func(input.to_dense(), weight, padding_idx, None, norm_type, False, sparse))
-
-
-@PaddedTensor.implements(F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
-def _(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
-    _check_dense(func, *args, *kwargs.values())
-    _check_features(func, input, len(normalized_shape))
-    return input.like_dense(func(input.to_dense(), normalized_shape, *args, **kwargs))
-
-
-@PaddedTensor.implements(F.dropout, F.alpha_dropout, F.rrelu, torch.dropout, torch.alpha_dropout, torch.rrelu)
-def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-    return input.with_padded(func(input.unwrap("padded"), *args, **kwargs))
-
-
-def _check_dense(func: Any, *parameters: Any) -> None:
-    for p in parameters:
-        if isinstance(p, PaddedTensor):
-            raise DispatchError(f"{func.__name__}: expected dense parameters, got {shown(p)}")
-
-
-def _check_features(func: Any, x: Any, count: int) -> None:
-    """Raises unless the last dimensions are those of an entry."""
-    if not isinstance(x, PaddedTensor) or max(x.ragged_dim, x.batch_dim) >= x.dim() - count:
-        raise DispatchError(
-            f"{func.__name__}: works along the last {count} dimensions, and {shown(x)} has its rows along one of them; "
-            f"swap them by transpose"
-        )
-
-
 # ---- matrix products -------------------------------------------------------------------------------------------
 
 
-@PaddedTensor.implements(torch.bmm, torch.mm)
-def _(func: Any, input: Any, mat2: Any) -> Any:
-    return torch.matmul(input, mat2)
-
-
-@PaddedTensor.implements(torch.matmul)
-def _(func: Any, input: Any, other: Any) -> Any:
+def _multiply(func: Any, input: Any, other: Any) -> Any:
+    """A product by tables: the ragged dimension is contracted, or stays where it is."""
     n = max(input.dim(), other.dim())
     for t in (input, other):
         matrix = t.dim() == 2 and not isinstance(t, PaddedTensor)
@@ -122,6 +57,21 @@ def _check_operands(func: Any, a: PaddedTensor, b: PaddedTensor) -> None:
             f"{func.__name__}: {shown(a)} and {shown(b)} have their rows at other places; use transpose and to_padded"
         )
     check_rows_match(func, a, b)
+
+
+# ---- the rules -------------------------------------------------------------------------------------------------
+
+ENTRYWISE = Entrywise(
+    rows=lambda x: (x.batch_dim, x.ragged_dim),
+    gaps=lambda x: True,
+    clean=PaddedTensor.to_dense,
+    cut=PaddedTensor.like_dense,
+    stored=lambda x: x.unwrap("padded"),
+    wrap=PaddedTensor.with_padded,
+    shown=shown,
+)
+implement_layers(PaddedTensor, ENTRYWISE)
+implement_products(PaddedTensor, ENTRYWISE, _multiply)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 from torch import Tensor
 
 from subclasses.ragged.einsum import Parts, implement_einsum
 from subclasses.ragged.entries import Entries, implement_composites, implement_entries
 from subclasses.ragged.margins import implement_margins
 from subclasses.ragged.norms import implement_norms_of_channels
-from subclasses.ragged.padded.rows import as_wide, check_rows_match, rows_stay, shown, without
+from subclasses.ragged.padded.rows import alongside, rows_stay, shown, without
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.padded.views import entry_dim
 from subclasses.ragged.strided import implement_strided
-
-
-def _align(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
-    check_rows_match("einsum", x, y)
-    return as_wide(x, y)
 
 
 def _from_table(x: PaddedTensor, table: Tensor, place: tuple[int, int]) -> PaddedTensor:
@@ -28,7 +25,7 @@ implement_einsum(
     PaddedTensor,
     Parts(
         places=lambda x: (x.batch_dim, x.ragged_dim),
-        align=_align,
+        align=functools.partial(alongside, "einsum"),
         entries=lambda x: (x.to_dense(), []),
         with_entries=_from_table,
         table=lambda x: x.to_dense(),

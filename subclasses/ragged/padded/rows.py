@@ -83,6 +83,12 @@ def check_rows_match(func: Any, x: PaddedTensor, y: PaddedTensor) -> None:
         check_lengths_match(func, x.lengths, y.lengths)
 
 
+def alongside(func: Any, x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
+    """``y`` in a table as wide as that of ``x``, whose rows it has, whatever its other dimensions; differentiable."""
+    check_rows_match(func, x, y)
+    return as_wide(x, y)
+
+
 def check_fits(func: Any, x: PaddedTensor, y: Tensor) -> None:
     """Raises unless ``y`` may stand beside ``x``: the same rows, or a dense tensor that broadcasts."""
     if isinstance(y, PaddedTensor):
