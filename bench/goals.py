@@ -3,8 +3,8 @@
     python -m bench.goals                                   # from bench/results
     python -m bench.goals bench/results/torch-2.15.0        # of another run
 
-Reads what `make bench` wrote and measures nothing. The exit status is 1 if a figure misses its goal. Writes `goals.md`
-beside the results.
+Reads what `make bench` wrote, and `make bench-gpu` where there are such files, and measures nothing. The exit status is
+1 if a figure misses its goal. Writes `goals.md` beside the results.
 
 *Growth* is what one more wrapped argument costs a call, over what the two plain tensors inside it cost as arguments of
 stock `torch.compile`: the slope between the smallest and the largest number of arguments.
@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from bench.report import Row, load_rows
+from bench import gpu_calls, gpu_decode, gpu_int8, gpu_rows
+from bench.report import MICROSECONDS, Row, load_rows
 
 RESULTS = Path(__file__).parent / "results"
 MODES = ("inference", "training")
@@ -40,22 +41,26 @@ class Goal:
         wanted: The goal.
         measured: The figure.
         at_least: Whether more is better.
+        exactly: Whether any other figure misses it.
     """
 
     name: str
     wanted: float
     measured: float
     at_least: bool = False
+    exactly: bool = False
 
     @property
     def is_reached(self) -> bool:
         """Whether the figure, as it is shown, is no worse than the goal."""
         measured = round(self.measured, 2)
+        if self.exactly:
+            return measured == self.wanted
         return measured >= self.wanted if self.at_least else measured <= self.wanted
 
     def cells(self) -> tuple[str, str, str, str]:
         """As a line of a table."""
-        bound = "at least" if self.at_least else "at most"
+        bound = "exactly" if self.exactly else "at least" if self.at_least else "at most"
         return (
             self.name,
             f"{bound} {self.wanted:g}",
@@ -72,7 +77,7 @@ class Goal:
 def find_goals(results: Path) -> list[Goal]:
     """Every figure that the files in a folder of results hold."""
     goals: list[Goal] = []
-    for name, read in (("wrappers", _wrappers), ("seed", _seed), ("compiling", _compiling)):
+    for name, read in READERS.items():
         path = results / f"{name}.json"
         if path.exists():
             rows, machine = load_rows(path)
@@ -128,6 +133,55 @@ def _compiling(rows: list[Row], torch: str) -> Iterator[Goal]:
             yield Goal(f"desugar.compile / stock, {row.group}", 0.9, row.ratios["/ stock"])
 
 
+def _int8(rows: list[Row], torch: str) -> Iterator[Goal]:
+    for row in rows:
+        if row.name == gpu_int8.WEIGHT_ONLY and row.group.startswith("int8, M = 1,"):
+            faster, of_limit = 1 / row.ratios[f"/ {gpu_int8.PLAIN}"], row.ratios["limit / this"]
+            yield Goal(f"weight-only decode, times faster than bf16, {row.group}", 1.7, faster, at_least=True)
+            yield Goal(f"weight-only decode, share of the limit, {row.group}", 0.8, of_limit, at_least=True)
+
+
+def _decode(rows: list[Row], torch: str) -> Iterator[Goal]:
+    for row in rows:
+        if row.name != gpu_decode.BUCKETS:
+            continue
+        if row.unit == gpu_decode.GRAPHS_RECORDED:
+            yield Goal(f"graphs recorded / buckets, {row.group}", 1, row.ratios["/ buckets"], exactly=True)
+        elif row.unit == MICROSECONDS:
+            faster = row.ratios[f"{gpu_decode.DYNAMIC} / this"]
+            yield Goal(
+                f"buckets, times faster than torch.compile(dynamic=True), {row.group}",
+                3,
+                faster,
+                at_least=True,
+            )
+
+
+def _uneven(rows: list[Row], torch: str) -> Iterator[Goal]:
+    for row in rows:
+        if row.name == gpu_rows.JAGGED:
+            yield Goal(f"JaggedTensor / (dense * fill), {row.group}", 1.15, row.ratios["/ (dense * fill)"])
+
+
+def _events(rows: list[Row], torch: str) -> Iterator[Goal]:
+    counts = {(row.group, row.name): row.timing.median for row in rows if row.unit == gpu_calls.CALLS}
+    for (group, name), count in counts.items():
+        if not name.startswith("plain"):
+            plain = counts[group, f"plain, {DIRECT}"]
+            yield Goal(f"{group}, {name}, as on plain tensors", plain, count, exactly=True)
+
+
+READERS: dict[str, Callable[[list[Row], str], Iterator[Goal]]] = {
+    "wrappers": _wrappers,
+    "seed": _seed,
+    "compiling": _compiling,
+    "gpu-int8": _int8,
+    "gpu-decode": _decode,
+    "gpu-rows": _uneven,
+    "gpu-model": _uneven,
+    "gpu-events": _events,
+}
+
 # ---------------------------------------------------------------------------------------------------------
 # showing
 # ---------------------------------------------------------------------------------------------------------
@@ -146,13 +200,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "results", type=Path, nargs="?", default=RESULTS, help="a folder that `make bench` wrote"
-    )
+    parser.add_argument("results", type=Path, nargs="?", default=RESULTS, help="a folder of results")
     results = parser.parse_args().results
     goals = find_goals(results)
     if not goals:
-        parser.error(f"expected a folder with wrappers.json, seed.json or compiling.json, got {results}")
+        files = ", ".join(f"{name}.json" for name in READERS)
+        parser.error(f"expected a folder with one of {files}, got {results}")
     table = Table(*HEADINGS)
     for goal in goals:
         table.add_row(*goal.cells())

@@ -45,6 +45,7 @@ def measure_overhead(rounds: int, counts: Sequence[int] = (1, 5, 20), device: st
 # events
 # ---------------------------------------------------------------------------------------------------------
 
+CALLS = "calls"  # a row's unit
 EVENTS = ("cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamSynchronize", "cudaDeviceSynchronize")
 
 
@@ -60,7 +61,7 @@ def measure_events(rounds: int, count: int = 20) -> list[Row]:
     rows = time_rows(f"training, N = {count}", calls, rounds, f"plain, {DIRECT}")
     seen = {name: _count_events(call) for name, call in calls.items()}
     return rows + [
-        count_row(f"{event} in a training step", name, seen[name][event], "calls")
+        count_row(f"{event} in a training step", name, seen[name][event], CALLS)
         for event in EVENTS
         for name in calls
     ]

@@ -31,6 +31,7 @@ DYNAMIC = "exact widths, torch.compile(dynamic=True)"
 BUCKETS = "PaddedTensor in buckets, CUDA graphs, desugar.compile"
 NO_GRAPHS = "PaddedTensor in buckets, desugar.compile"
 LIMIT = "limit: padded by hand, CUDA graphs, torch.compile"
+PROGRAMS, GRAPHS_RECORDED = "programs compiled", "graphs recorded"
 GRAPHS: dict[str, Any] = {"mode": "reduce-overhead", "dynamic": False}
 
 
@@ -149,7 +150,7 @@ def measure_decode(
             after = subject.count_programs(), count_graphs()
             counted[name] = [b - a for a, b in zip(before, after, strict=True)]
         rows += _step_rows(group, calls, len(requests), rounds)
-        for number, unit in enumerate(("programs compiled", "graphs recorded")):
+        for number, unit in enumerate((PROGRAMS, GRAPHS_RECORDED)):
             for name, found in counted.items():
                 ratios = {"/ buckets": found[number] / serving.num_buckets}
                 rows.append(count_row(f"{group}: {unit}", name, found[number], unit, ratios))

@@ -18,6 +18,7 @@ from subclasses.int8 import Int8Tensor
 
 CACHE = 2**28  # bytes of int8 weights that one turn reads: more than any cache holds
 PLAIN, LIMIT = "bf16, torch.compile", "limit: copying, moving as many bytes as the int8 weight has"
+WEIGHT_ONLY = "int8 weight-only, desugar.compile"
 Kinds = dict[str, tuple[Callable, Sequence[Tensor]]]
 
 
@@ -51,7 +52,7 @@ def _int8_kinds(weights: list[Tensor]) -> Kinds:
     """Name -> what compiles it, and its weights."""
     kinds: Kinds = {
         PLAIN: (torch.compile, weights),
-        "int8 weight-only, desugar.compile": (desugar.compile, [Int8Tensor.from_float(w) for w in weights]),
+        WEIGHT_ONLY: (desugar.compile, [Int8Tensor.from_float(w) for w in weights]),
         "int8 dynamic, desugar.compile": (
             desugar.compile,
             [Int8Tensor.from_float(w, activation="row") for w in weights],

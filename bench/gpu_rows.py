@@ -137,7 +137,7 @@ class NestedModel(LanguageModel):
 
 def nested(rows: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, targets and positions of `torch.nested`; they share their offsets."""
-    tokens = torch.nested.nested_tensor([row[:-1] for row in rows], layout=torch.jagged)
+    tokens: Any = torch.nested.nested_tensor([row[:-1] for row in rows], layout=torch.jagged)
     places = [torch.arange(len(row) - 1, device=row.device) for row in rows]
     targets, places = (
         torch.nested.nested_tensor_from_jagged(torch.cat(parts), tokens.offsets())

@@ -168,7 +168,7 @@ def measure_serving(device: str, rounds: int, backend: str = "inductor") -> list
     micros, seconds = time_widths(
         sorted({w for counts in widths.values() for w in counts}), device, rounds, backend
     )
-    rows = []
+    rows: list[tuple[str, int, float, float]] = []
     for way, counts in widths.items():
         mean = sum(micros[w] * n for w, n in counts.items()) / len(lengths)
         padding = 1 - sum(lengths) / sum(w * n for w, n in counts.items())

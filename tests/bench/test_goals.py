@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench import goals
+from bench import goals, gpu_calls, gpu_decode, gpu_int8, gpu_rows
+from bench.gpu import MEASURES
+from bench.gpu_timing import count_row
 from bench.report import Row, save_rows
 from bench.timing import Timing
 
@@ -60,3 +62,69 @@ def test_an_empty_folder_is_named(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         goals.main()
     assert str(tmp_path) in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------------------------------------------
+# what needs a GPU
+# ---------------------------------------------------------------------------------------------------------
+
+
+def int8_rows(good):
+    plain, limit = f"/ {gpu_int8.PLAIN}", "limit / this"
+    ratios = {plain: 0.55, limit: 0.9} if good else {plain: 0.6, limit: 0.7}
+    names = gpu_int8.WEIGHT_ONLY, "int8 dynamic, desugar.compile"
+    return [row(f"int8, M = {m}, N = K = 4096", name, 1.0, **ratios) for m in (1, 16) for name in names]
+
+
+def decode_rows(good):
+    rows = [
+        row("decode, batch = 1", name, 1.0, **{f"{gpu_decode.DYNAMIC} / this": 3.2 if good else 2.9})
+        for name in (gpu_decode.BUCKETS, gpu_decode.NO_GRAPHS)
+    ]
+    for unit, number in ((gpu_decode.PROGRAMS, 4), (gpu_decode.GRAPHS_RECORDED, 4 if good else 0)):
+        ratios = {"/ buckets": number / 4}
+        rows.append(count_row(f"decode, batch = 1: {unit}", gpu_decode.BUCKETS, number, unit, ratios))
+    return rows
+
+
+def uneven_rows(good):
+    ratios = {"/ (dense * fill)": 1.1 if good else 1.3}
+    return [row("training, 50% fill", name, 1.0, **ratios) for name in (gpu_rows.JAGGED, gpu_rows.NESTED)]
+
+
+def event_rows(good):
+    amounts = {"plain, desugar.compile": 4, "declared, desugar.compile": 4 if good else 5}
+    return [row("training, N = 20", name, 1.0) for name in amounts] + [
+        count_row("cudaEventRecord in a training step", name, amount, gpu_calls.CALLS)
+        for name, amount in amounts.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "count"),
+    [
+        ("int8", int8_rows, 2),
+        ("decode", decode_rows, 2),
+        ("rows", uneven_rows, 1),
+        ("model", uneven_rows, 1),
+        ("events", event_rows, 1),
+    ],
+)
+def test_goals_of_the_gpu(tmp_path, name, rows, count):
+    """Ours alone have goals; each is reached by good figures and missed by the others."""
+    for good in (True, False):
+        save_rows(rows(good), {"torch": "2.13.0"}, tmp_path / f"gpu-{name}.json")
+        found = goals.find_goals(tmp_path)
+        assert [goal.is_reached for goal in found] == [good] * count
+
+
+def test_fewer_events_than_plain_are_not_as_many():
+    goal = goals.Goal("events", 4, 3, exactly=True)
+    assert not goal.is_reached
+    assert goal.cells()[1] == "exactly 4"
+
+
+def test_every_gpu_item_with_a_goal_is_read():
+    assert {
+        name.removeprefix("gpu-") for name in goals.READERS if name.startswith("gpu-")
+    } == MEASURES.keys() - {"overhead"}
