@@ -76,19 +76,42 @@ def _(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> 
 
     FSDP2 makes parameters so, and ``torch.compile`` the arguments that are views of one another.
     """
-    size, stride = tuple(size), tuple(stride)
-    offset = x.storage_offset() if storage_offset is None else storage_offset
-    if (size, stride, offset) == (tuple(x.shape), x.stride(), x.storage_offset()):
-        return map_parts(x, aten.alias.default)
-    view = _located(x, size, stride, offset - x.storage_offset())
-    if view is None and offset == x.storage_offset() and math.prod(size) == x.numel() and x.is_contiguous():
-        view = aten.view.default(x, size)
-    if view is None or _strides(view) != _strides_of(size, stride) or view.storage_offset() != offset:
+    size, stride, begin = tuple(size), tuple(stride), x.storage_offset()
+    offset = begin if storage_offset is None else storage_offset
+    # Newer releases, where torch.compile remakes a view, count the beginning of its argument twice.
+    skipped = (
+        {offset - begin, offset - 2 * begin}
+        if COUNTS_TWICE and storage_offset is not None
+        else {offset - begin}
+    )
+    views = [view for n in skipped if (view := _view_at(x, size, stride, n)) is not None]
+    if len(views) != 1:
+        why = "may be either of two views" if views else "is no view"
         raise DispatchError(
-            f"as_strided: {size} with strides {stride} is no view of an Int8Tensor {tuple(x.shape)} with strides "
-            f"{x.stride()} that keeps its blocks; call dequantize() first"
+            f"as_strided: {size} with strides {stride} from {offset} on {why} of an Int8Tensor {tuple(x.shape)} with "
+            f"strides {x.stride()} that keeps its blocks; call dequantize() first, or clone() what is viewed"
         )
-    return view
+    return views[0]
+
+
+COUNTS_TWICE = not torch.__version__.startswith(("2.11.", "2.12.", "2.13."))
+
+
+def _view_at(x: Any, size: tuple[int, ...], stride: tuple[int, ...], skipped: int) -> Any:
+    """The view that begins so many entries behind ``x``, or None."""
+    if skipped < 0:
+        return None
+    if (size, stride, skipped) == (tuple(x.shape), x.stride(), 0):
+        return map_parts(x, aten.alias.default)
+    try:
+        view = _located(x, size, stride, skipped)
+        if view is None and skipped == 0 and math.prod(size) == x.numel() and x.is_contiguous():
+            view = aten.view.default(x, size)
+    except DispatchError:  # cuts through a block
+        return None
+    if view is None or _strides(view) != _strides_of(size, stride):
+        return None
+    return view if view.storage_offset() == x.storage_offset() + skipped else None
 
 
 def _strides(x: Any) -> list[Any]:
