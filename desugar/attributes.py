@@ -8,6 +8,8 @@ the function keeps tensors between its calls, which a program cannot.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +17,7 @@ import optree
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from desugar.errors import StateKept
+from desugar.errors import StateKept, is_library_file
 from desugar.inputs import is_traced
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -92,6 +94,7 @@ class ModuleAttributes:
                         f"the function sets {type(module).__name__}.{name} to a tensor that it computes",
                         instead="make it before the compiled call, write into a buffer in place "
                         "(self.buffer.copy_(...)), or return it",
+                        where=_assignment(type(module), name),
                     )
 
     @staticmethod
@@ -105,6 +108,20 @@ class ModuleAttributes:
             for name in {**now, **before}
             if now.get(name, _ABSENT) is not before.get(name, _ABSENT)
         ]
+
+
+def _assignment(cls: type[nn.Module], name: str) -> str | None:
+    """The last line of a class that assigns the attribute, where its text is there and the user's."""
+    try:
+        lines, first = inspect.getsourcelines(cls)
+        file = inspect.getsourcefile(cls)
+    except (OSError, TypeError):  # made in a shell, or by a program
+        return None
+    assigns = re.compile(rf"\.{re.escape(name)}\s*[-+*/@&|^%]*=(?!=)")
+    found = [first + n for n, line in enumerate(lines) if assigns.search(line)]
+    if not found or file is None or is_library_file(file):
+        return None
+    return f"{file}:{found[-1]}: {lines[found[-1] - first].strip()}"
 
 
 def _leaves(module: nn.Module, name: str) -> list[Any]:

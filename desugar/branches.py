@@ -30,6 +30,7 @@ from desugar.values import (
     Same,
     Value,
     Wrapper,
+    describe,
     is_wrapper,
     paths_of,
     unwrap_value,
@@ -187,6 +188,11 @@ def own_results(results: list[Any], leaves: list[Any]) -> list[Any]:
 
 
 # ------------------------------------------------------------------------------------------- plain graphs
+
+
+def describe_results(branch: Branch) -> str:
+    """What a branch gives, as readable text."""
+    return ", ".join(describe(value, "", branch.outputs.items) for value in branch.outputs.visible)
 
 
 def kind_of(value: Value, items: Sequence[Any]) -> Any:

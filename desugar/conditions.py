@@ -15,7 +15,14 @@ import torch
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.branches import Branch, BranchInputs, kind_of, plain_graph, trace_on_operands
+from desugar.branches import (
+    Branch,
+    BranchInputs,
+    describe_results,
+    kind_of,
+    plain_graph,
+    trace_on_operands,
+)
 from desugar.capture import HIGHER_ORDER, Capture
 from desugar.errors import DesugarError
 from desugar.outputs import Outputs
@@ -25,7 +32,6 @@ from desugar.values import (
     Plain,
     Value,
     Wrapper,
-    describe,
     is_wrapper,
     slots_of,
     wrap_value,
@@ -225,7 +231,7 @@ def check_branches(one: Branch, other: Branch) -> None:
         for branch in (one, other)
     ]
     if kinds[0] != kinds[1]:
-        texts = [", ".join(describe(value) for value in b.outputs.visible) for b in (one, other)]
+        texts = [describe_results(branch) for branch in (one, other)]
         raise DesugarError(
             f"the branches of torch.cond give different results:\n  {texts[0]}\n  {texts[1]}",
             instead="return the same structure, types, sizes and dtypes from both",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.branches import Branch, BranchInputs, kind_of, plain_graph, trace_on_operands
+from desugar.branches import Branch, BranchInputs, describe_results, kind_of, plain_graph, trace_on_operands
 from desugar.capture import HIGHER_ORDER, Capture
 from desugar.errors import DesugarError
 from desugar.values import Plain, describe, slots_of, wrap_value
@@ -97,8 +97,9 @@ def check_carried(inputs: BranchInputs, number: int, body: Branch) -> None:
     before = [kind_of(value, inputs.primals()) for value in inputs.values[:number]]
     after = [kind_of(value, body.outputs.items) for value in body.outputs.visible]
     if before != after:
-        texts = [", ".join(map(describe, vs)) for vs in (inputs.values[:number], body.outputs.visible)]
+        gets = ", ".join(describe(value, "", inputs.primals()) for value in inputs.values[:number])
+        gives = describe_results(body)
         raise DesugarError(
-            f"the body of a while_loop gives something else than it gets:\n  gets: {texts[0]}\n  gives: {texts[1]}",
+            f"the body of a while_loop gives something else than it gets:\n  gets: {gets}\n  gives: {gives}",
             instead="carry tensors of the same structure, types, sizes, strides and dtypes from round to round",
         )

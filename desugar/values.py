@@ -279,11 +279,12 @@ def requires_grad(value: Value) -> bool:
     return isinstance(value, Plain | Wrapper) and value.requires_grad
 
 
-def describe(value: Value, indent: str = "") -> str:
-    """A value as readable text, one line per tensor."""
+def describe(value: Value, indent: str = "", items: Sequence[Any] = ()) -> str:
+    """A value as readable text, one line per tensor; with `items`, plain tensors have their dtype and size."""
     match value:
         case Plain(index, grad):
-            return f"{indent}plain tensor #{index}" + (" (requires grad)" if grad else "")
+            item = f": {items[index].dtype} {_ints(items[index].size())}" if items else ""
+            return f"{indent}plain tensor #{index}{item}" + (" (requires grad)" if grad else "")
         case Constant(constant, index):
             return f"{indent}{constant!r}" if index is None else f"{indent}int #{index}"
         case Same(of, index):
@@ -294,7 +295,8 @@ def describe(value: Value, indent: str = "") -> str:
             head = f"{indent}{value.cls.__name__} size={_ints(value.size)} {value.dtype}"
             head += " (requires grad)" if value.requires_grad else ""
             lines = [
-                f"{indent}  .{name}: {describe(part, indent + '  ').lstrip()}" for name, part in value.inner
+                f"{indent}  .{name}: {describe(part, indent + '  ', items).lstrip()}"
+                for name, part in value.inner
             ]
             lines += [f"{indent}  .{name}: int {_ints((extent,))}" for name, extent in value.dynamics]
             return "\n".join([head, *lines])

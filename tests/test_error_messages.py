@@ -7,12 +7,16 @@ marked.
 
 from __future__ import annotations
 
+import ast
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops.map import map as torch_map
+from torch._higher_order_ops.while_loop import while_loop
 
 import desugar
 import subclasses
@@ -22,6 +26,7 @@ from subclasses.ragged import JaggedTensor
 from subclasses.testing import ConformanceError, check
 
 HERE = __file__
+ROOT = Path(HERE).parents[1]
 
 
 class Pair(TensorSubclass, fallback="map"):
@@ -271,7 +276,7 @@ def takes_nested(x):
 
 class Keeps(nn.Module):
     def forward(self, x):
-        self.last = x * 2
+        self.last = x * 2  # here
         return self.last + 1
 
 
@@ -279,8 +284,153 @@ def twice_random(x):
     return F.dropout(x, 0.5) ** 3
 
 
+def seeds(x):
+    torch.manual_seed(3)
+    return torch.rand(3) + x  # here
+
+
+def makes_a_generator(x):
+    made = torch.Generator()
+    return x + torch.rand(3, generator=made)  # here
+
+
+def retains(x):
+    y = x * 2
+    y.retain_grad()  # here
+    return y
+
+
+def hides_a_text(x):
+    return x * 2, f"{x.sum() * 2}"  # here
+
+
+def makes_a_parameter(x):
+    return x.detach() * nn.Parameter(torch.ones(3))  # here
+
+
+def makes_from_a_buffer(x):
+    made = torch.frombuffer(bytearray(12), dtype=torch.float32)
+    return x + made  # here
+
+
+KEPT = []
+
+
+def keeps_for_later(x):
+    if not KEPT:
+        KEPT.append(x * 2)
+    return x + KEPT[0]  # here
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 2
+
+
+def conds(x, true, false, pred=None):
+    pred = x.sum() > 0 if pred is None else pred
+    return torch.cond(pred, true, false, (x,))  # here
+
+
+def branches_differ(x):
+    return conds(x, lambda x: x, lambda x: x[:1])
+
+
+def branch_writes(x):
+    return conds(x, lambda x: x.mul_(2), lambda x: x * 3)
+
+
+def cond_of_a_pair(x):
+    return conds(x, lambda x: x * 2, lambda x: x * 3, pred=x.sum() > 0)
+
+
+def loops(x, condition, body):
+    return while_loop(condition, body, (x,))[0]  # here
+
+
+def loop_of_a_pair(x):
+    return loops(x, lambda x: x.sum() < 9, lambda x: x * 2)
+
+
+def loop_with_a_gradient(x):
+    return loops(x, lambda x: x.first.sum() < 9, lambda x: x * 2)
+
+
+def loop_that_grows(x):
+    return loops(x, lambda x: x.sum() < 9, lambda x: torch.cat([x, x]))
+
+
+def reads_numpy(x):
+    return x + torch.tensor(x.numpy())  # here
+
+
+def bypasses(x):
+    return x + Doubled.apply(GRAD)  # here
+
+
+def draws(x):
+    return conds(x, lambda x: torch.rand_like(x) * x, lambda x: x * 2, pred=TRUE)
+
+
+def takes_a_dict(x):
+    return torch.cond(TRUE, lambda d: d["x"] * 2, lambda d: d["x"], ({"x": x},))  # here
+
+
+def writes_a_part(x, y):
+    y.add_(1)
+    return x * 2
+
+
+def makes_nested(x):
+    return torch.nested.nested_tensor([x, x], layout=torch.jagged)  # here
+
+
+def maps_a_pair(x):
+    return torch_map(lambda row: row * 2, x)  # here
+
+
+def iterates(x, rows):
+    return x + sum(rows)
+
+
+class Odd(Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
 GRAD = torch.ones(3, requires_grad=True)
+ONE, TRUE = torch.ones(3), torch.tensor(True)
 REFUSED = [
+    (seeds, (ONE,), ["random number generator", "manual_seed", "torch.Generator"]),
+    (makes_a_generator, (ONE,), ["torch.Generator is made inside", "outside"]),
+    (retains, (GRAD,), ["retain_grad()", "torch.autograd.grad"]),
+    (hides_a_text, (ONE,), ["text", "outside the compiled function"]),
+    (makes_a_parameter, (ONE,), ["requires grad because", "detach"]),
+    (branches_differ, (ONE,), ["branches of torch.cond", "(3)", "(1)", "return the same"]),
+    (branch_writes, (ONE,), ["writes to an operand", "outside"]),
+    (cond_of_a_pair, (pair(),), ["predicate of torch.cond", "bool"]),
+    (loop_of_a_pair, (pair(),), ["condition of a while_loop", "bool"]),
+    (loop_with_a_gradient, (pair(True),), ["while_loop", "gradient", "in Python"]),
+    (loop_that_grows, (ONE,), ["body of a while_loop", "(3)", "(6)", "same structure"]),
+    (reads_numpy, (ONE,), ["Tensor.numpy", "memory", "torch ops"]),
+    (makes_from_a_buffer, (ONE,), ["made inside", "torch.frombuffer", "torch.tensor"]),
+    (draws, (pair(True),), ["branch of torch.cond draws random numbers", "rand_like", "as operands"]),
+    (takes_a_dict, (pair(),), ["nested containers", "flat tuple"]),
+    (writes_a_part, (ONE, ONE.view(torch.int32)), ["share memory", "(3,)", "clones"]),
+    (makes_nested, (ONE,), ["nested tensors", "JaggedTensor"]),
+    (keeps_for_later, (ONE,), ["for its next call", "lru_cache", "before the first compiled call"]),
+    (bypasses, (ONE,), ["autograd.Function", "(3,)", "as an argument"]),
+    (maps_a_pair, (pair(),), ["higher-order op map", "tensor subclass", "inner tensors"]),
+    (nn.LazyLinear(2), (torch.ones(2, 3),), ["LazyLinear", "its first call makes", "call it once"]),
+    (Keeps(), (ONE,), ["Keeps.last", "tensor that it computes", "buffer", "return it"]),
+    (iterates, (ONE, iter([1, 2])), ["iterator", "gone through once", "list or tuple"]),
+    (takes_nested, (ONE.as_subclass(Odd),), ["Odd", "__torch_function__", "as_subclass"]),
     (branches_on_data, (torch.ones(3),), ["data of a tensor", "torch.where"]),
     (reads_memory, (torch.ones(3),), ["data_ptr", "memory", "eager mode"]),
     (assigns_data, (torch.ones(3),), [".data", "copy_"]),
@@ -308,7 +458,7 @@ def assert_says(error, words):
 
 
 def name_of(row):
-    return row.__name__ if callable(row) else None
+    return getattr(row, "__name__", type(row).__name__) if callable(row) else None
 
 
 @pytest.mark.parametrize(("declare", "words"), SPEC, ids=name_of)
@@ -334,20 +484,80 @@ def test_ops(run, words):
     assert_says(caught.value, words)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("compiler", [desugar.trace, desugar.explain], ids=["trace", "explain"])
 @pytest.mark.parametrize(("fn", "args", "words"), REFUSED, ids=name_of)
 def test_functions(compiler, fn, args, words):
     COUNTS.clear()
+    KEPT.clear()
     with pytest.raises(DesugarError) as caught:
         compiler(fn, *args)
     error = caught.value
     assert_says(error, words)
     assert error.where is not None and error.where.startswith(f"{HERE}:"), explain(error)
-    if "# here" in inspect.getsource(fn):
+    if "# here" in inspect.getsource(type(fn) if isinstance(fn, nn.Module) else fn):
         assert "# here" in error.where, explain(error)
 
 
-def test_what_a_module_keeps():
+# Refusals that need more than one call or another mode: the file whose tests meet each, and words of its tests.
+AGAIN = "this backward has to run the function again, "
+ELSEWHERE = {
+    f"{AGAIN}which would draw other random numbers (": (
+        "tests/test_error_messages.py",
+        "other random numbers",
+    ),
+    f"{AGAIN}which would write to its arguments again": (
+        "tests/desugar/test_family.py",
+        "write to its arguments again",
+    ),
+    f"{AGAIN}and its argument": ("tests/test_error_messages.py", "its argument 1 is gone"),
+    "; by a hook, for instance), and holds no data after a trace": (
+        "tests/desugar/test_leftovers.py",
+        "kept for later",
+    ),
+    "requires grad although gradients are off around the call": (
+        "tests/desugar/test_trace.py",
+        "gradients are off",
+    ),
+}
+# Those that no known function meets: what is tried first takes it, or says more.
+UNMET = {
+    "a branch of torch.cond writes to a tensor from outside of it",
+    "without being a view of it",
+    f"{AGAIN}and a tensor of size",
+    "torch.compile or a higher-order op (cond, while_loop, scan, flex_attention) inside the function "
+    "runs Dynamo, which cannot look at what is being traced",
+    "unknown value",
+}
+
+
+def refusals():
+    """The longest fixed part of the message at each place in the pass that raises one of its errors."""
+    for path in sorted(Path(desugar.__file__).parent.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("DesugarError", "StateKept"):
+                parts = [part.value for part in ast.walk(node.args[0]) if isinstance(part, ast.Constant)]
+                texts = [text for part in parts for text in str(part).split("\n")]
+                yield f"{path.name}:{node.lineno}", max(texts, key=len).strip()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_every_refusal_of_the_pass_is_tried():
+    said = []
+    for fn, args, _ in REFUSED:
+        COUNTS.clear()
+        KEPT.clear()
+        with pytest.raises(DesugarError) as caught:
+            desugar.trace(fn, *args)
+        said.append(str(caught.value))
+    for place, text in refusals():
+        if text in ELSEWHERE:
+            assert ELSEWHERE[text][1] in (ROOT / ELSEWHERE[text][0]).read_text(), text
+        elif text not in UNMET:
+            assert any(text in message for message in said), f"{place}: nothing here meets {text!r}"
+
+
+def test_what_a_module_keeps_leaves_no_program():
     compiled = desugar.compile(Keeps(), backend="eager")
     with pytest.raises(DesugarError) as caught:
         desugar.trace(Keeps(), torch.ones(3))
@@ -361,6 +571,17 @@ def test_a_backward_that_cannot_be_repeated():
     with pytest.raises(DesugarError) as caught:
         torch.autograd.grad(y, x, create_graph=True)
     assert_says(caught.value, ["other random numbers", "dropout", "eager mode"])
+
+
+def test_a_backward_whose_arguments_are_gone():
+    def fn(x, b):
+        return (x * x + b).sum()
+
+    compiled, x = desugar.compile(fn, backend="eager"), torch.ones(3, requires_grad=True)
+    y = compiled(x, torch.ones(3))
+    with pytest.raises(DesugarError) as caught:
+        torch.autograd.grad(y, x, create_graph=True)
+    assert_says(caught.value, ["its argument 1 is gone", "keep the arguments"])
 
 
 def test_rows_of_different_lengths_are_both_named():
