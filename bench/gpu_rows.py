@@ -10,6 +10,7 @@ import copy
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,19 @@ def uneven_lengths(fill: float, width: int, batch: int) -> list[int]:
     """Lengths evenly spread around the mean; the last is the table's width."""
     low, high = max(1.0, (2 * fill - 1) * width), min(2 * fill, 1.0) * width
     return [*torch.linspace(low, high, batch).int().tolist()[:-1], width]
+
+
+def _add_call(calls: dict[str, Call], name: str, make: Callable[[], Call]) -> None:
+    """Makes a call and tries it; `torch.nested`, which some devices and compilers cannot run, may be left out."""
+    try:
+        call = make()
+        call()
+    except (RuntimeError, NameError) as error:
+        if name != NESTED:
+            raise
+        print(f"no figure for {name}: {str(error).partition(chr(10))[0]}", file=sys.stderr)
+    else:
+        calls[name] = call
 
 
 def _rows_at(fill: float, group: str, calls: dict[str, Call], rounds: int) -> list[Row]:
@@ -81,15 +95,15 @@ def measure_rows(
             JAGGED: (JaggedTensor.from_tensors(parts), desugar.compile),
             NESTED: (torch.nested.nested_tensor(parts, layout=torch.jagged), torch.compile),
         }
-        calls = {
-            name: _step(compile(copy_function(feed_forward)), x, up, down)
-            for name, (x, compile) in kinds.items()
-        }
+        calls: dict[str, Call] = {}
+        for name, (x, compile) in kinds.items():
+            fn = compile(copy_function(feed_forward))
+            _add_call(calls, name, partial(_make_step, fn, x, up, down))
         rows += _rows_at(sum(lengths) / (batch * width), "training", calls, rounds)
     return rows
 
 
-def _step(fn: Callable, x: Any, up: Tensor, down: Tensor) -> Call:
+def _make_step(fn: Callable, x: Any, up: Tensor, down: Tensor) -> Call:
     leaf, weights = x.detach().requires_grad_(), [w.detach().requires_grad_() for w in (up, down)]
     with torch.no_grad():
         like = fn(leaf, *weights).detach()
@@ -173,22 +187,14 @@ def measure_model(rounds: int, scale: Scale | None = None, device: str = "cuda")
     for fill in FILLS:
         torch.compiler.reset()
         lengths = uneven_lengths(fill, scale.width, scale.batch)
-        calls = {}
+        calls: dict[str, Call] = {}
         for name, (model, loss_of) in make_losses(scale, lengths, device).items():
-            call = _update(model, loss_of)
-            try:
-                call()
-            except RuntimeError as error:  # torch.nested has no kernel for some devices and sizes
-                if name != NESTED:
-                    raise
-                print(f"no figure for {name}: {str(error).splitlines()[0]}", file=sys.stderr)
-            else:
-                calls[name] = call
+            _add_call(calls, name, partial(_make_update, model, loss_of))
         rows += _rows_at(sum(lengths) / (scale.batch * scale.width), "model, training", calls, rounds)
     return rows
 
 
-def _update(model: nn.Module, loss_of: Call) -> Call:
+def _make_update(model: nn.Module, loss_of: Call) -> Call:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9, nesterov=True)
 
     def call() -> None:

@@ -124,6 +124,27 @@ def test_every_layout_gives_the_same_loss(monkeypatch):
 
 @pytest.mark.slow
 @on_the_cpu
+def test_the_table_of_rows_is_whole(monkeypatch, no_waiting):
+    monkeypatch.setattr(gpu_rows, "FILLS", (0.5,))
+    rows = {row.name: row for row in gpu_rows.measure_rows(3, width=12, dim=16, batch=5, device="cpu")}
+    assert rows.keys() - {gpu_rows.NESTED} == {gpu_rows.DENSE, gpu_rows.JAGGED, gpu_rows.LIMIT}
+    assert rows[gpu_rows.LIMIT].ratios["/ (dense * fill)"] == pytest.approx(1.15)
+
+
+def test_a_failure_of_our_own_is_no_missing_figure(capsys):
+    def fail():
+        raise RuntimeError("no kernel\nfor this")
+
+    calls = {}
+    gpu_rows._add_call(calls, gpu_rows.NESTED, fail)
+    assert capsys.readouterr().err == f"no figure for {gpu_rows.NESTED}: no kernel\n"
+    with pytest.raises(RuntimeError, match="no kernel"):
+        gpu_rows._add_call(calls, gpu_rows.JAGGED, fail)
+    assert not calls
+
+
+@pytest.mark.slow
+@on_the_cpu
 def test_the_table_of_the_model_is_whole(monkeypatch, no_waiting, capsys):
     """On the CPU, where `torch.nested` has no causal attention."""
     monkeypatch.setattr(gpu_rows, "FILLS", (0.5,))
