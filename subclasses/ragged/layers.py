@@ -60,28 +60,35 @@ RANDOM = (F.dropout, F.alpha_dropout, F.rrelu, torch.dropout, torch.alpha_dropou
 
 
 def implement_layers(cls: Any, ways: Entrywise) -> None:
-    """The rules of ``linear``, ``embedding``, norms over features and dropout."""
+    """The rules of ``linear``, norms over features and dropout."""
 
-    def check(func: Any, x: Any, features: int, *parameters: Any) -> None:
-        """Raises unless parameters are dense, and the last dimensions are those of an entry."""
-        for p in parameters:
-            if isinstance(p, cls):
-                raise DispatchError(f"{func.__name__}: expected dense parameters, got {ways.shown(p)}")
-        if max(ways.rows(x)) >= x.dim() - features:
+    def check_features(func: Any, x: Any, count: int) -> None:
+        """Raises unless the last dimensions are those of an entry."""
+        if max(ways.rows(x)) >= x.dim() - count:
             raise DispatchError(
-                f"{func.__name__}: works along the last {features} dimensions, and {ways.shown(x)} has its rows along "
+                f"{func.__name__}: works along the last {count} dimensions, and {ways.shown(x)} has its rows along "
                 f"one of them; swap them by transpose"
             )
 
     @cls.implements(F.linear)
     def _(func: Any, input: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
-        check(func, input, 1, weight, bias)
+        check_dense(func, cls, ways, weight, bias)
+        check_features(func, input, 1)
         return ways.cut(input, func(ways.clean(input), weight, bias))
 
     @cls.implements(*NORMS)
     def _(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
-        check(func, input, len(normalized_shape), *args, *kwargs.values())
+        check_dense(func, cls, ways, *args, *kwargs.values())
+        check_features(func, input, len(normalized_shape))
         return ways.cut(input, func(ways.clean(input), normalized_shape, *args, **kwargs))
+
+    @cls.implements(*RANDOM)
+    def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
+        return ways.wrap(input, func(ways.stored(input), *args, **kwargs))
+
+
+def implement_embedding(cls: Any, ways: Entrywise) -> None:
+    """The rule of ``embedding``."""
 
     @cls.implements(F.embedding)
     def _(  # noqa: PLR0913
@@ -94,7 +101,7 @@ def implement_layers(cls: Any, ways: Entrywise) -> None:
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
     ) -> Any:
-        check(func, input, 0, weight)
+        check_dense(func, cls, ways, weight)
         if (max_norm is not None or scale_grad_by_freq) and ways.gaps(input):
             raise DispatchError(
                 f"{func.__name__}: max_norm and scale_grad_by_freq look at every stored index of {ways.shown(input)}, "
@@ -103,9 +110,12 @@ def implement_layers(cls: Any, ways: Entrywise) -> None:
         options = padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
         return ways.cut(input, func(ways.clean(input), weight, *options))
 
-    @cls.implements(*RANDOM)
-    def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-        return ways.wrap(input, func(ways.stored(input), *args, **kwargs))
+
+def check_dense(func: Any, cls: Any, ways: Entrywise, *parameters: Any) -> None:
+    """Raises unless the parameters of a layer are dense."""
+    for p in parameters:
+        if isinstance(p, cls):
+            raise DispatchError(f"{func.__name__}: expected dense parameters, got {ways.shown(p)}")
 
 
 # ---- products --------------------------------------------------------------------------------------------------
@@ -147,13 +157,13 @@ def implement_class_losses(cls: Any, ways: Entrywise, samples: Samples) -> None:
     Indices that do not exist are ignored ones, and PyTorch counts the others; probabilities are counted here.
     """
 
-    def beside(func: Any, x: Any, target: Any) -> Any:
-        """The target as a ragged value with its entries where those of ``x`` are."""
+    def beside(func: Any, x: Any, target: Any, dims: int) -> Any:
+        """The target as a ragged value with its entries where those of ``x``, of so many dimensions, are."""
         of_classes = target.is_floating_point()
         if not isinstance(target, cls):
             target = (x if of_classes else x.detach().select(1, 0)).like_dense(target)
         places = ways.rows(x) if of_classes else without_classes(ways.rows(x))
-        if ways.rows(target) != places or target.dim() != x.dim() - (not of_classes):
+        if ways.rows(target) != places or target.dim() != dims - (not of_classes):
             raise DispatchError(
                 f"{func.__name__}: {ways.shown(x)} and the target {ways.shown(target)} do not fit together; expected "
                 f"logits [N, C] and a target [N], or logits [B, C, T] and a target [B, T]"
@@ -174,12 +184,13 @@ def implement_class_losses(cls: Any, ways: Entrywise, samples: Samples) -> None:
     ) -> Any:
         if size_average is not None or reduce is not None:
             raise DispatchError(f"{func.__name__}: size_average and reduce are deprecated; use reduction")
-        if not isinstance(input, cls) or input.dim() < 2 or 1 in ways.rows(input):
+        dims = input.dim()
+        if not isinstance(input, cls) or dims < 2 or 1 in ways.rows(input):
             raise DispatchError(
                 f"{func.__name__}: expected ragged logits [N, C] of merged dimensions, or [B, C, T], got "
                 f"{ways.shown(input)} beside {ways.shown(target)}; write x.flatten(0, 1) or x.transpose(1, 2)"
             )
-        target = beside(func, input, target)
+        target = beside(func, input, target, dims)
         of_classes = target.is_floating_point()
         counted_here = reduction == "none" or (of_classes and ways.gaps(input))
         smoothing = {"label_smoothing": label_smoothing} if func is F.cross_entropy else {}

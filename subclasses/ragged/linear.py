@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.jagged import JaggedTensor
-from subclasses.ragged.layers import Entrywise, implement_layers, implement_products
+from subclasses.ragged.layers import Entrywise, implement_embedding, implement_layers, implement_products
 from subclasses.ragged.rows import check_rows_match, shown
 
 # ---- matrix products by row ------------------------------------------------------------------------------------
@@ -57,16 +57,25 @@ def _padded(t: Tensor, width: Any) -> Tensor:
     return F.pad(t.to_dense(), [0, 0] * (t.dim() - 1 - t.ragged_dim) + [0, missing])
 
 
+# ---- entries ---------------------------------------------------------------------------------------------------
+
+
+def _clean(x: JaggedTensor) -> Tensor:
+    differentiable = x.values.is_floating_point() or x.values.is_complex()
+    return x.clean_values() if differentiable else x.kept(x.values)
+
+
 # ---- the rules -------------------------------------------------------------------------------------------------
 
 ENTRYWISE = Entrywise(
     rows=lambda x: (0, x.ragged_dim),
     gaps=lambda x: x.lengths is not None,
-    clean=JaggedTensor.clean_values,
+    clean=_clean,
     cut=lambda x, values: x.with_values(x.kept(values)),
     stored=lambda x: x.unwrap("values"),
     wrap=JaggedTensor.with_values,
     shown=shown,
 )
 implement_layers(JaggedTensor, ENTRYWISE)
+implement_embedding(JaggedTensor, ENTRYWISE)
 implement_products(JaggedTensor, ENTRYWISE, _multiply_padded)

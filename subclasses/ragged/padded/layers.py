@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.layers import Entrywise, implement_layers, implement_products
+from subclasses.ragged.layers import Entrywise, implement_embedding, implement_layers, implement_products
 from subclasses.ragged.padded.rows import check_rows_match, shown
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.sdpa import score_mask
@@ -71,6 +71,7 @@ ENTRYWISE = Entrywise(
     shown=shown,
 )
 implement_layers(PaddedTensor, ENTRYWISE)
+implement_embedding(PaddedTensor, ENTRYWISE)
 implement_products(PaddedTensor, ENTRYWISE, _multiply)
 
 
