@@ -226,6 +226,11 @@ def resizes(x):
     return x * 2
 
 
+def requires_grad_inside(x):
+    x.requires_grad_()  # here
+    return x * 2
+
+
 class Holder:
     def __init__(self, y):
         self.y = y
@@ -437,6 +442,7 @@ REFUSED = [
     (reads_grad, (torch.ones(3),), [".grad", "argument"]),
     (writes_expanded, (torch.ones(3),), ["add_ writes to an", "(3,)", "clone()"]),
     (resizes, (torch.ones(3),), ["size", "new tensor"]),
+    (requires_grad_inside, (ONE.clone(),), ["gets another size, stride", "new tensor"]),
     (returns_an_object, (torch.ones(3),), ["Holder", "tuples, lists, dicts"]),
     (grows, ([torch.ones(3)],), ["changes a container", "copy"]),
     (swaps, ({"x": torch.ones(3)},), ["changes a container", "copy"]),
