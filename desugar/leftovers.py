@@ -24,14 +24,27 @@ def check_leftovers(made: Iterable[weakref.ref[Tensor]], outputs: Outputs) -> No
         return
     gc.collect()
     left = _others(made, expected)
-    if not left:
-        return
-    holders = sorted({type(holder).__name__ for holder in gc.get_referrers(left[0]) if holder is not left})
-    raise DesugarError(
-        f"a tensor of size {tuple(left[0].shape)} that the function computes is kept for later "
-        f"(in a {' or '.join(holders) or 'place unknown'}; by a hook, for instance), and holds no data after a trace",
-        instead="return it, or run this part in eager mode; what is kept now is to be cleared",
+    inside = {id(tensor.__dict__) for tensor in left}
+    for tensor in left:
+        holders = _holders(tensor, left, inside)
+        if holders:
+            raise DesugarError(
+                f"a tensor of size {tuple(tensor.shape)} that the function computes is kept for later "
+                f"(in a {' or '.join(holders)}; by a hook, for instance), and holds no data after a trace",
+                instead="return it, or run this part in eager mode; what is kept now is to be cleared",
+            )
+
+
+def _holders(tensor: Tensor, left: list[Tensor], inside: set[int]) -> list[str]:
+    """The types of the Python objects that hold a tensor.
+
+    One that only C++ holds, as the views of a result hold what they were taken from, is no user's; nor is what is
+    inside of it.
+    """
+    held_by = (
+        holder for holder in gc.get_referrers(tensor) if holder is not left and id(holder) not in inside
     )
+    return sorted({type(holder).__name__ for holder in held_by})
 
 
 def _others(made: Iterable[weakref.ref[Tensor]], expected: set[int]) -> list[Tensor]:

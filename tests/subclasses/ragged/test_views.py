@@ -107,7 +107,6 @@ def test_merged_dimensions_hold_what_exists():
         lambda x: x.flatten(1),
         lambda x: x.view(x.shape[0], -1),
         lambda x: x.transpose(1, 2).flatten(0, 1),
-        lambda x: x.chunk(2, 1),
         lambda x: x.expand(3, *x.shape),
         lambda x: x[:, ::2],
         lambda x: x @ x.mT,
