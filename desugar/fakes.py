@@ -107,8 +107,11 @@ def check_plain(real: Tensor) -> None:
     """Raises `DesugarError` for a plain tensor that is not an ordinary strided one."""
     odd = None
     if real.is_nested:
-        odd = "a nested tensor"
-    elif real.layout is not torch.strided:
+        raise DesugarError(
+            "expected strided tensors, got one of PyTorch's nested tensors, whose sizes are no ints",
+            instead="pass or return its values and offsets, or a JaggedTensor (subclasses.ragged)",
+        )
+    if real.layout is not torch.strided:
         odd = f"a {real.layout} tensor"
     elif real.is_quantized:
         odd = "a quantized tensor"

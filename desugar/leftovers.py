@@ -5,11 +5,14 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterable
+from types import FrameType
 
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from desugar.errors import DesugarError
 from desugar.outputs import Outputs, replayed_views
+from subclasses.autograd import Primal
 
 
 def check_leftovers(made: Iterable[weakref.ref[Tensor]], outputs: Outputs) -> None:
@@ -39,12 +42,31 @@ def _holders(tensor: Tensor, left: list[Tensor], inside: set[int]) -> list[str]:
     """The types of the Python objects that hold a tensor.
 
     One that only C++ holds, as the views of a result hold what they were taken from, is no user's; nor is what is
-    inside of it.
+    inside of it, or noted for a backward.
     """
-    held_by = (
-        holder for holder in gc.get_referrers(tensor) if holder is not left and id(holder) not in inside
-    )
-    return sorted({type(holder).__name__ for holder in held_by})
+    found: set[str] = set()
+    held_by = gc.get_referrers(tensor)
+    for holder in held_by:  # a generator would be one of the referrers
+        if holder is not left and id(holder) not in inside and not _is_for_a_backward(holder, {id(held_by)}):
+            found.add(type(holder).__name__)
+    return sorted(found)
+
+
+def _is_for_a_backward(holder: object, ours: set[int], depth: int = 3) -> bool:
+    """Whether an object belongs to a node of an autograd graph, and to nothing else."""
+    if isinstance(holder, (FunctionCtx, Primal)):
+        return True
+    if depth == 0 or not isinstance(holder, (list, tuple, dict)):
+        return False
+    owners = gc.get_referrers(holder)
+    is_owned = False
+    for owner in owners:
+        if id(owner) in ours or type(owner) is FrameType:
+            continue
+        if not _is_for_a_backward(owner, {*ours, id(owners)}, depth - 1):
+            return False
+        is_owned = True
+    return is_owned
 
 
 def _others(made: Iterable[weakref.ref[Tensor]], expected: set[int]) -> list[Tensor]:
