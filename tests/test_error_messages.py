@@ -528,7 +528,7 @@ ELSEWHERE = {
 }
 # Those that no known function meets: what is tried first takes it, or says more.
 UNMET = {
-    # Which of the two is met depends on whether the process has made a nested tensor before: they share one of PyTorch's.
+    # Which of the two depends on whether the process has made a nested tensor before: they share one of PyTorch's.
     "a result is one of PyTorch's nested tensors, whose sizes are no ints",
     "expected strided tensors, got one of PyTorch's nested tensors, whose sizes are no ints",
     "a branch of torch.cond writes to a tensor from outside of it",
