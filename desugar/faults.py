@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import inspect
 import linecache
 import os
@@ -60,12 +61,25 @@ class Faults:
             yield
             return
         watch = _Watch(_sign_of(self._error.late, call, leaves, treespec))
-        sys.settrace(watch.enter)
-        try:
-            yield
-        finally:
-            sys.settrace(None)
-            self._found = watch.blamed
+        with _without_collections():
+            sys.settrace(watch.enter)
+            try:
+                yield
+            finally:
+                sys.settrace(None)
+                self._found = watch.blamed
+
+
+@contextlib.contextmanager
+def _without_collections() -> Iterator[None]:
+    """Keeps the garbage collector from running: what it calls, at any line, is no part of the function."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 # ---------------------------------------------------------------------------------------------------- signs

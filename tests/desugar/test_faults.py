@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from types import FunctionType
 
 import pytest
 import torch
@@ -107,3 +109,32 @@ def test_an_argument_of_the_failed_call_is_not_kept_alive():
     del x
     gc.collect()
     assert alive() is None
+
+
+@pytest.fixture
+def collecting_often():
+    """Garbage is collected all the time, and each time a function is told that is of no library of ours."""
+    told = FunctionType((lambda phase, info: None).__code__.replace(co_filename="/elsewhere/told.py"), {})
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(told)
+    gc.set_threshold(1, 1, 1)
+    yield
+    gc.set_threshold(*thresholds)
+    gc.callbacks.remove(told)
+
+
+def test_what_the_garbage_collector_calls_is_no_line_of_the_function(collecting_often):
+    def changes(held, x):
+        held.append([[] for _ in range(50)])  # the container's line
+        return [x + 1, [[] for _ in range(50)]]
+
+    kept = []
+
+    def keeps(x):
+        if not kept:
+            kept.append(x * 2)
+        return x + kept[0]  # returned here
+
+    assert where(changes, [], torch.ones(2)).endswith("# the container's line")
+    assert where(keeps, torch.ones(2)).endswith("# returned here")
+    assert gc.isenabled()
