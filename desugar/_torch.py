@@ -106,6 +106,9 @@ _LAZY = {
     # PyTorch's own backends, for graphs that the pass does not take.
     "lookup_backend": "torch._dynamo",
     "aot_autograd": "torch._dynamo.backends.common",
+    # What Dynamo notes of assignments to attributes, and how it ends a graph.
+    "SideEffects": "torch._dynamo.side_effects",
+    "unimplemented": "torch._dynamo.exc",
     # Graphs whose text is written and compiled when it is first asked for, as Dynamo has them.
     "use_lazy_graph_module": "torch.fx._lazy_graph_module:_use_lazy_graph_module",
     "make_graph_module": "torch.fx._lazy_graph_module:_make_graph_module",

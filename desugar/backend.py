@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from desugar import _torch as private
 from desugar.arguments import Unpacking
 from desugar.artifacts import recorded
+from desugar.assigning import break_at_assignments
 from desugar.compilers import choose_backend
 from desugar.errors import DesugarError
 from desugar.fakes import Fakes
@@ -101,3 +102,6 @@ def _stock(inner: Any) -> Callable[..., Any]:
     if inner == "eager":
         return private.lookup_backend("aot_eager")
     return private.aot_autograd(fw_compiler=inner)
+
+
+break_at_assignments(dynamo_backend)

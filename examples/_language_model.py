@@ -3,6 +3,7 @@
 import random
 import sysconfig
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -93,3 +94,22 @@ class LanguageModel(nn.Module):
         """`[B, T, 256]`: what comes after each byte."""
         x = self.embedding(tokens) + self.position.weight[: tokens.shape[1]]
         return self.head(self.norm(self.blocks(x)))
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """What all the examples train with."""
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+
+
+def train_briefly(steps: int, seed: int, quick: bool) -> tuple[LanguageModel, list[Tensor]]:
+    """A model that saw some batches without padding, in eager mode, and the next batch; `quick` makes a tiny one."""
+    torch.manual_seed(seed)
+    dim, longest = (32, 48) if quick else (128, 256)
+    model = LanguageModel(dim=dim, heads=4, layers=2, longest=longest)
+    optimizer = make_optimizer(model)
+    batches = draw_batches(read_lines(longest), 64, seed)
+    for rows in islice(batches, steps):
+        model(*jagged(rows)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, next(batches)

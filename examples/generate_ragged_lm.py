@@ -13,7 +13,6 @@ not (in float64, where the most likely byte is no matter of rounding).
 
 import copy
 from collections.abc import Callable
-from itertools import islice
 from typing import Annotated
 
 import torch
@@ -23,7 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 import desugar
-from _language_model import LanguageModel, draw_batches, jagged, read_lines
+from _language_model import LanguageModel, train_briefly
 from subclasses.ragged import PaddedTensor
 
 BUCKET, LONGEST = 8, 32
@@ -94,14 +93,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the weights and of the batches.")] = 0,
 ) -> None:
     """Train a small model on lines without padding, then let it continue prompts of 32 lengths."""
-    torch.manual_seed(seed)
-    dim, longest = (32, 48) if quick else (128, 256)
-    model = LanguageModel(dim=dim, heads=4, layers=2, longest=longest)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    for rows in islice(draw_batches(read_lines(longest), 64, seed), steps):
-        model(*jagged(rows)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    model, _ = train_briefly(steps, seed, quick)
     generate_by_bucket(model, "eager" if quick else "inductor")
 
 

@@ -10,7 +10,6 @@ whose activations are a `PaddedTensor` or a `JaggedTensor` needs nothing else.
 
 import copy
 import time
-from itertools import islice
 from statistics import median
 from typing import Annotated, Any
 
@@ -21,7 +20,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import desugar
-from _language_model import LanguageModel, draw_batches, jagged, read_lines
+from _language_model import LanguageModel, jagged, train_briefly
 from subclasses.int8 import (
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
@@ -92,16 +91,8 @@ def main(
     seed: Annotated[int, typer.Option(help="Of the weights and of the batches.")] = 0,
 ) -> None:
     """Train a small model on lines without padding, then quantize it."""
-    torch.manual_seed(seed)
-    dim, longest = (32, 48) if quick else (128, 256)
-    model = LanguageModel(dim=dim, heads=4, layers=2, longest=longest)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
-    batches = draw_batches(read_lines(longest), 64, seed)
-    for rows in islice(batches, steps):
-        model(*jagged(rows)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    compare_quantized(model, next(batches), "eager" if quick else "inductor")
+    model, rows = train_briefly(steps, seed, quick)
+    compare_quantized(model, rows, "eager" if quick else "inductor")
 
 
 if __name__ == "__main__":

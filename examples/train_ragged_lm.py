@@ -34,7 +34,7 @@ import typer
 from torch import Tensor, nn
 
 import desugar
-from _language_model import Batch, LanguageModel, dense, draw_batches, jagged, read_lines
+from _language_model import Batch, LanguageModel, dense, draw_batches, jagged, make_optimizer, read_lines
 from _report import Result, check_agreement, print_table, save_picture, tick_progress
 from generate_ragged_lm import generate_by_bucket
 from quantize_ragged_lm import compare_quantized
@@ -57,7 +57,7 @@ class Way:
     seconds: list[float] = field(default_factory=list)
 
     def __post_init__(self):
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+        self.optimizer = make_optimizer(self.model)
 
     def warm_up(self, rows: list[Tensor]) -> None:
         """Forward and backward without an update: compiles, and leaves the weights as they are."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from subclasses.keyed.kernels import (
+    Entries,
+    Lookups,
     blank_results,
     keyed_lookup,
     keyed_lookup_backward,
@@ -16,14 +18,15 @@ from subclasses.keyed.kernels import (
     keyed_pool_weights_backward,
     keyed_sparse_backward,
     sparse_rows,
+    split_arguments,
 )
 
 # ---- sizes -----------------------------------------------------------------------------------------------------
 
 
 @keyed_pool.register_fake
-def _(tables, values, offsets, lengths, weights, modes, *_):
-    return blank_results(tables, offsets, modes)
+def _(tables, *spread):
+    return blank_results(tables, *split_arguments(spread))
 
 
 @keyed_pool_backward.register_fake
@@ -47,84 +50,74 @@ def _(grad, rows, *_):
 
 
 @keyed_sparse_backward.register_fake
-def _(grad, rows, widths, values, *rest):
+def _(grad, rows, widths, counts, *spread):
     # How many entries a key has is data; nothing looks at the number, and sums of sparse tensors want none unknown.
-    ids = values.new_empty(0, dtype=torch.int64)
+    entries, how = split_arguments(spread)
+    ids = entries.values.new_empty(0, dtype=torch.int64)
     return [
-        sparse_rows(ids, grad.new_empty(0, widths[k]), rows[k], widths[k]) for k in dict.fromkeys(rest[-1])
+        sparse_rows(ids, grad.new_empty(0, widths[k]), rows[k], widths[k]) for k in dict.fromkeys(how.firsts)
     ]
 
 
-# ---- pooled ----------------------------------------------------------------------------------------------------
+# ---- gradients -------------------------------------------------------------------------------------------------
+
+
+def _gradients(tables: list[Tensor | None], weights: Tensor | None = None) -> tuple[Any, ...]:
+    """One for each argument: of the tables, and of the weights among the entries."""
+    of_entries = [weights if name == "weights" else None for name in Entries._fields]
+    return tables, *of_entries, *(None for _ in Lookups._fields)
+
+
+def _keep(ctx: Any, tables: list[Tensor], spread: tuple[Any, ...], *more: Tensor) -> None:
+    """Keeps what both backwards need."""
+    entries, ctx.how = split_arguments(spread)
+    ctx.rows, ctx.widths = [t.shape[0] for t in tables], [t.shape[1] for t in tables]
+    ctx.save_for_backward(*entries, *more)
+
+
+def _sparse_gradients(
+    ctx: Any, grad: Tensor, counts: Tensor | None, entries: tuple[Any, ...]
+) -> list[Tensor | None]:
+    """The gradient of a table at the first of its keys, None at the others."""
+    found = iter(keyed_sparse_backward(grad, ctx.rows, ctx.widths, counts, *entries, *ctx.how))
+    return [next(found) if first == k else None for k, first in enumerate(ctx.how.firsts)]
 
 
 def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    tables, values, offsets, lengths, weights, *ctx.options = inputs
+    tables, *spread = inputs
     _, counts, picked = output
     ctx.mark_non_differentiable(counts, picked)
-    ctx.shapes = [tuple(t.shape) for t in tables]
+    weights = split_arguments(tuple(spread))[0].weights
     # The tables themselves are needed for the gradient of the weights alone.
     kept = tables if weights is not None and weights.requires_grad else ()
-    ctx.save_for_backward(values, offsets, lengths, weights, counts, picked, *kept)
+    _keep(ctx, tables, tuple(spread), counts, picked, *kept)
 
 
 def _differentiate_pool(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    values, offsets, lengths, weights, counts, picked, *tables = ctx.saved_tensors
-    modes, paddings, by_frequency, sparse, firsts = ctx.options
-    rows, widths = [n for n, _ in ctx.shapes], [d for _, d in ctx.shapes]
-    if sparse:
-        parts = values, offsets, lengths, weights
-        found = keyed_sparse_backward(grad, rows, widths, *parts, counts, modes, paddings, firsts)
-        grads = _of_first_keys(found, firsts)
+    *entries, counts, picked = ctx.saved_tensors[:6]
+    tables = ctx.saved_tensors[6:]
+    if ctx.how.sparse:
+        grads = _sparse_gradients(ctx, grad, counts, entries)
     else:
-        grads = keyed_pool_backward(
-            grad,
-            rows,
-            widths,
-            values,
-            offsets,
-            lengths,
-            weights,
-            counts,
-            picked,
-            modes,
-            paddings,
-            by_frequency,
-        )
-    scaled = None
-    if tables:
-        scaled = keyed_pool_weights_backward(grad, tables, values, offsets, lengths, modes, paddings)
-    return grads, None, None, None, scaled, None, None, None, None, None
-
-
-def _of_first_keys(grads: list[Tensor], firsts: list[int]) -> list[Tensor | None]:
-    """The gradient of a table at the first of its keys, None at the others."""
-    found = iter(grads)
-    return [next(found) if first == k else None for k, first in enumerate(firsts)]
+        grads = keyed_pool_backward(grad, ctx.rows, ctx.widths, counts, picked, *entries, *ctx.how)
+    scaled = keyed_pool_weights_backward(grad, list(tables), *entries, *ctx.how) if tables else None
+    return _gradients(grads, scaled)
 
 
 keyed_pool.register_autograd(_differentiate_pool, setup_context=_save_pool)
 
-# ---- entry by entry --------------------------------------------------------------------------------------------
-
 
 def _save_lookup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    tables, values, offsets, *ctx.options = inputs
-    ctx.rows = [t.shape[0] for t in tables]
-    ctx.save_for_backward(values, offsets)
+    _keep(ctx, inputs[0], inputs[1:])
 
 
 def _differentiate_lookup(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    values, offsets = ctx.saved_tensors
-    paddings, by_frequency, sparse, firsts = ctx.options
-    if sparse:
-        widths = [grad.shape[1]] * len(ctx.rows)
-        parts = values, offsets, None, None
-        found = keyed_sparse_backward(grad, ctx.rows, widths, *parts, None, [], paddings, firsts)
-        grads = _of_first_keys(found, firsts)
+    entries = ctx.saved_tensors
+    if ctx.how.sparse:
+        grads = _sparse_gradients(ctx, grad, None, entries)
     else:
-        grads = keyed_lookup_backward(grad, ctx.rows, values, offsets, paddings, by_frequency)
-    return grads, None, None, None, None, None, None
+        grads = keyed_lookup_backward(grad, ctx.rows, *entries, *ctx.how)
+    return _gradients(grads)
 
 
 keyed_lookup.register_autograd(_differentiate_lookup, setup_context=_save_lookup)

@@ -4,12 +4,14 @@ Where the rows of a key begin and end in the values is data, so outside of a gra
 to PyTorch's own kernel. In a graph a cut would be a size that depends on data; there one op looks up all keys, reads
 the ends inside, and has results whose sizes are known: no graph is made for other lengths, none read waits outside.
 
-An op's backward gives dense gradients, and another one sparse gradients.
+An op's backward gives dense gradients, and another one sparse gradients. All take the same `Entries` and `Lookups`,
+spread over their arguments: an op of PyTorch's takes no records.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,63 +58,92 @@ def _scattered(offsets: Tensor, lengths: Tensor) -> Part:
     return Part(shift + torch.arange(shift.shape[0], device=shift.device), starts)
 
 
+# ---- what all ops take -----------------------------------------------------------------------------------------
+
+
+class Entries(NamedTuple):
+    """What is looked up: ids one after another, and where the rows of each key are among them."""
+
+    values: Tensor
+    """``[total]``, ids."""
+    offsets: Tensor
+    """``[K, B + 1]``, where each row begins."""
+    lengths: Tensor | None = None
+    """``[K, B]``, for rows with gaps between them."""
+    weights: Tensor | None = None
+    """``[total]``, factors of what is looked up."""
+
+    def by_key(self) -> Iterator[tuple[Part, Tensor, Tensor | None]]:
+        """For each key its part, its ids, and its factors; reads the offsets."""
+        for part in parts_of(self.offsets, self.lengths):
+            yield part, part.ids(self.values), None if self.weights is None else part.take(self.weights)
+
+
+class Lookups(NamedTuple):
+    """How it is looked up, key by key."""
+
+    modes: list[int]
+    """0 for the sum, 1 for the mean, 2 for the largest of each column; no modes where nothing is pooled."""
+    paddings: list[int]
+    """Ids that count as absent, -1 for none."""
+    by_frequency: list[bool]
+    """Whether gradients are divided by how often an id occurs."""
+    sparse: bool
+    """Whether the gradients of the tables are sparse."""
+    firsts: list[int]
+    """For each key the first one with its table."""
+
+
+ENTRIES = "Tensor values, Tensor offsets, Tensor? lengths, Tensor? weights"
+LOOKUPS = "int[] modes, int[] paddings, bool[] by_frequency, bool sparse, int[] firsts"
+
+
+def split_arguments(spread: tuple[Any, ...]) -> tuple[Entries, Lookups]:
+    """What all ops take, from the arguments that it is spread over."""
+    return Entries(*spread[:4]), Lookups(*spread[4:])
+
+
+def define(name: str, schema: str) -> Any:
+    """A decorator that makes an op which writes to nothing."""
+    return torch.library.custom_op(f"subclasses::{name}", mutates_args=(), schema=schema)
+
+
 # ---- pooled ----------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("subclasses::keyed_pool", mutates_args=())
-def keyed_pool(  # noqa: PLR0913
-    tables: list[Tensor],
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor | None,
-    weights: Tensor | None,
-    modes: list[int],
-    paddings: list[int],
-    by_frequency: list[bool],
-    sparse: bool,
-    firsts: list[int],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The rows of each key, looked up in its table and pooled.
-
-    Args:
-        tables: ``[V, D]`` for each key.
-        values: ``[total]``, ids.
-        offsets: ``[K, B + 1]``, where each row begins.
-        lengths: ``[K, B]``, for rows with gaps between them.
-        weights: ``[total]``, factors of what is looked up.
-        modes: 0 for the sum, 1 for the mean, 2 for the largest of each column.
-        paddings: ids that count as absent, -1 for none.
-        by_frequency: whether gradients are divided by how often an id occurs.
-        sparse: whether the gradients of the tables are sparse.
-        firsts: for each key the first one with its table.
+@define("keyed_pool", f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> (Tensor, Tensor, Tensor)")
+def keyed_pool(tables: list[Tensor], *spread: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows of each key, looked up in its table ``[V, D]`` and pooled.
 
     Returns:
         ``[B, sum of D]``; ``[K, B]``, how many entries were pooled, and ``[B, sum of D]``, which id gave the
         largest: both only as far as a mode needs them for its gradient.
     """
-    pooled, counts, picked = blank_results(tables, offsets, modes)
-    found = []
-    for k, (table, part) in enumerate(zip(tables, parts_of(offsets, lengths), strict=True)):
-        ids, scale = part.ids(values), None if weights is None else part.take(weights)
+    entries, how = split_arguments(spread)
+    pooled, counts, picked = blank_results(tables, entries, how)
+    found, left = [], 0
+    for k, (part, ids, scale) in enumerate(entries.by_key()):
+        table, right = tables[k], left + tables[k].shape[1]
         if not ids.shape[0] or not part.starts.shape[0]:
             found.append(table.new_zeros(part.starts.shape[0], table.shape[1]))
-            continue
-        out, _, count, best = aten._embedding_bag(
-            table, ids, part.starts, False, modes[k], False, scale, False, paddings[k]
-        )
-        found.append(out)
-        if modes[k] != SUM:
-            counts[k] = count
-        if modes[k] == MAX:
-            left = sum(t.shape[1] for t in tables[:k])
-            picked[:, left : left + table.shape[1]] = best
+        else:
+            out, _, count, best = aten._embedding_bag(
+                table, ids, part.starts, False, how.modes[k], False, scale, False, how.paddings[k]
+            )
+            found.append(out)
+            if how.modes[k] != SUM:
+                counts[k] = count
+            if how.modes[k] == MAX:
+                picked[:, left:right] = best
+        left = right
     return torch.cat(found, 1, out=pooled), counts, picked
 
 
-def blank_results(tables: list[Tensor], offsets: Tensor, modes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+def blank_results(tables: list[Tensor], entries: Entries, how: Lookups) -> tuple[Tensor, Tensor, Tensor]:
     """Room for the results of `keyed_pool`; counts and picked ids are empty where no mode needs them."""
-    batch, width = offsets.shape[1] - 1, sum(t.shape[1] for t in tables)
-    counted, chosen = any(mode != SUM for mode in modes), any(mode == MAX for mode in modes)
+    offsets, width = entries.offsets, sum(t.shape[1] for t in tables)
+    batch = offsets.shape[1] - 1
+    counted, chosen = any(mode != SUM for mode in how.modes), any(mode == MAX for mode in how.modes)
     return (
         tables[0].new_empty(batch, width),
         offsets.new_zeros(len(tables), batch if counted else 0),
@@ -120,27 +151,19 @@ def blank_results(tables: list[Tensor], offsets: Tensor, modes: list[int]) -> tu
     )
 
 
-@torch.library.custom_op("subclasses::keyed_pool_backward", mutates_args=())
+@define(
+    "keyed_pool_backward",
+    f"(Tensor grad, int[] rows, int[] widths, Tensor counts, Tensor picked, {ENTRIES}, {LOOKUPS}) -> Tensor[]",
+)
 def keyed_pool_backward(  # noqa: PLR0913
-    grad: Tensor,
-    rows: list[int],
-    widths: list[int],
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor | None,
-    weights: Tensor | None,
-    counts: Tensor,
-    picked: Tensor,
-    modes: list[int],
-    paddings: list[int],
-    by_frequency: list[bool],
+    grad: Tensor, rows: list[int], widths: list[int], counts: Tensor, picked: Tensor, *spread: Any
 ) -> list[Tensor]:
     """The gradient of each table of `keyed_pool`, ``rows x widths``."""
+    entries, how = split_arguments(spread)
     grads = []
     shares = grad.split(widths, 1)
     chosen = picked.split(widths, 1) if picked.shape[1] else [picked] * len(rows)
-    for k, part in enumerate(parts_of(offsets, lengths)):
-        ids, scale = part.ids(values), None if weights is None else part.take(weights)
+    for k, (part, ids, scale) in enumerate(entries.by_key()):
         if not ids.shape[0]:
             grads.append(grad.new_zeros(rows[k], widths[k]))
             continue
@@ -152,29 +175,22 @@ def keyed_pool_backward(  # noqa: PLR0913
                 counts[k],
                 chosen[k].contiguous(),
                 rows[k],
-                by_frequency[k],
-                modes[k],
+                how.by_frequency[k],
+                how.modes[k],
                 scale,
-                paddings[k],
+                how.paddings[k],
             )
         )
     return grads
 
 
-@torch.library.custom_op("subclasses::keyed_pool_weights_backward", mutates_args=())
-def keyed_pool_weights_backward(  # noqa: PLR0913
-    grad: Tensor,
-    tables: list[Tensor],
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor | None,
-    modes: list[int],
-    paddings: list[int],
-) -> Tensor:
+@define("keyed_pool_weights_backward", f"(Tensor grad, Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor")
+def keyed_pool_weights_backward(grad: Tensor, tables: list[Tensor], *spread: Any) -> Tensor:
     """The gradient of the weights of `keyed_pool`; 0 for an entry of no row."""
-    found, left = grad.new_zeros(values.shape[0]), 0
-    for k, part in enumerate(parts_of(offsets, lengths)):
-        ids, right = part.ids(values), left + tables[k].shape[1]
+    entries, how = split_arguments(spread)
+    found, left = grad.new_zeros(entries.values.shape[0]), 0
+    for k, (part, ids, _) in enumerate(entries.by_key()):
+        right = left + tables[k].shape[1]
         if ids.shape[0]:
             found[part.place] = aten._embedding_bag_per_sample_weights_backward(
                 grad[:, left:right].contiguous(),
@@ -182,8 +198,8 @@ def keyed_pool_weights_backward(  # noqa: PLR0913
                 ids,
                 part.starts,
                 _bag_of_each(part, ids),
-                modes[k],
-                paddings[k],
+                how.modes[k],
+                how.paddings[k],
             )
         left = right
     return found
@@ -198,76 +214,55 @@ def _bag_of_each(part: Part, ids: Tensor) -> Tensor:
 # ---- entry by entry --------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("subclasses::keyed_lookup", mutates_args=())
-def keyed_lookup(  # noqa: PLR0913
-    tables: list[Tensor],
-    values: Tensor,
-    offsets: Tensor,
-    paddings: list[int],
-    by_frequency: list[bool],
-    sparse: bool,
-    firsts: list[int],
-) -> Tensor:
+@define("keyed_lookup", f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor")
+def keyed_lookup(tables: list[Tensor], *spread: Any) -> Tensor:
     """``[total, D]``: each entry looked up in its key's table ``[V, D]``; 0 for an entry of no key."""
-    found = tables[0].new_zeros(values.shape[0], tables[0].shape[1])
-    for table, part in zip(tables, parts_of(offsets, None), strict=True):
-        found[part.place] = table.index_select(0, part.ids(values))
+    entries, _ = split_arguments(spread)
+    found = tables[0].new_zeros(entries.values.shape[0], tables[0].shape[1])
+    for table, (part, ids, _) in zip(tables, entries.by_key(), strict=True):
+        found[part.place] = table.index_select(0, ids)
     return found
 
 
-@torch.library.custom_op("subclasses::keyed_lookup_backward", mutates_args=())
-def keyed_lookup_backward(
-    grad: Tensor,
-    rows: list[int],
-    values: Tensor,
-    offsets: Tensor,
-    paddings: list[int],
-    by_frequency: list[bool],
-) -> list[Tensor]:
+@define("keyed_lookup_backward", f"(Tensor grad, int[] rows, {ENTRIES}, {LOOKUPS}) -> Tensor[]")
+def keyed_lookup_backward(grad: Tensor, rows: list[int], *spread: Any) -> list[Tensor]:
     """The gradient of each table of `keyed_lookup`."""
+    entries, how = split_arguments(spread)
     return [
-        aten.embedding_dense_backward(
-            part.take(grad), part.ids(values), rows[k], paddings[k], by_frequency[k]
-        )
-        for k, part in enumerate(parts_of(offsets, None))
+        aten.embedding_dense_backward(part.take(grad), ids, rows[k], how.paddings[k], how.by_frequency[k])
+        for k, (part, ids, _) in enumerate(entries.by_key())
     ]
 
 
 # ---- sparse ----------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("subclasses::keyed_sparse_backward", mutates_args=())
-def keyed_sparse_backward(  # noqa: PLR0913
-    grad: Tensor,
-    rows: list[int],
-    widths: list[int],
-    values: Tensor,
-    offsets: Tensor,
-    lengths: Tensor | None,
-    weights: Tensor | None,
-    counts: Tensor | None,
-    modes: list[int],
-    paddings: list[int],
-    firsts: list[int],
+@define(
+    "keyed_sparse_backward",
+    f"(Tensor grad, int[] rows, int[] widths, Tensor? counts, {ENTRIES}, {LOOKUPS}) -> Tensor[]",
+)
+def keyed_sparse_backward(
+    grad: Tensor, rows: list[int], widths: list[int], counts: Tensor | None, *spread: Any
 ) -> list[Tensor]:
     """The sparse gradient of each table of `keyed_pool`, or of `keyed_lookup` where there are no modes.
 
     One op from the cotangent to the gradients, one for each table that there is: Inductor has no place for a sparse
     tensor between ops that it changes, nor for a sum of two.
     """
-    shares = grad.split(widths, 1) if modes else [grad] * len(rows)
-    found_of: dict[int, list[tuple[Tensor, Tensor]]] = {k: [] for k in dict.fromkeys(firsts)}
-    for k, part in enumerate(parts_of(offsets, lengths)):
-        ids, share = part.ids(values), shares[k]
-        if modes and modes[k] == MEAN and counts is not None:
+    entries, how = split_arguments(spread)
+    shares = grad.split(widths, 1) if how.modes else [grad] * len(rows)
+    found_of: dict[int, list[tuple[Tensor, Tensor]]] = {k: [] for k in dict.fromkeys(how.firsts)}
+    for k, (part, ids, scale) in enumerate(entries.by_key()):
+        share = shares[k]
+        if how.modes and how.modes[k] == MEAN and counts is not None:
             share = share / counts[k].clamp(min=1).unsqueeze(1).to(share.dtype)
-        found = share.index_select(0, _bag_of_each(part, ids)) if modes else part.take(share)
-        if weights is not None:
-            found = found * part.take(weights).unsqueeze(1)
-        if paddings[k] >= 0:
-            kept = ids != paddings[k]
+        found = share.index_select(0, _bag_of_each(part, ids)) if how.modes else part.take(share)
+        if scale is not None:
+            found = found * scale.unsqueeze(1)
+        if how.paddings[k] >= 0:
+            kept = ids != how.paddings[k]
             ids, found = ids[kept], found[kept]
-        found_of[firsts[k]].append((ids, found))
+        found_of[how.firsts[k]].append((ids, found))
     return [
         sparse_rows(torch.cat([i for i, _ in found]), torch.cat([f for _, f in found]), rows[k], widths[k])
         for k, found in found_of.items()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from subclasses.errors import DispatchError
 from subclasses.keyed.checks import is_traced
-from subclasses.keyed.kernels import Part, keyed_lookup, keyed_pool, parts_of
+from subclasses.keyed.kernels import Entries, Lookups, Part, keyed_lookup, keyed_pool, parts_of
 from subclasses.keyed.rows import beside
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.norms import kernels_of_bags
@@ -62,10 +62,16 @@ def _check_graph(tables: Sequence[Table]) -> None:
         )
 
 
-def _first_keys(tables: Sequence[Table]) -> list[int]:
-    """For each key the first one with the same table."""
+def _lookups(tables: Sequence[Table], sparse: bool) -> Lookups:
+    """What an op is told of the tables."""
     first: dict[int, int] = {}
-    return [first.setdefault(id(t.weight), k) for k, t in enumerate(tables)]
+    return Lookups(
+        modes=[MODES.index(t.mode) for t in tables],
+        paddings=[t.place_of_padding for t in tables],
+        by_frequency=[t.by_frequency for t in tables],
+        sparse=sparse,
+        firsts=[first.setdefault(id(t.weight), k) for k, t in enumerate(tables)],
+    )
 
 
 # ---- pooled ----------------------------------------------------------------------------------------------------
@@ -95,17 +101,8 @@ def pool(
             rows = offsets, lengths
             if len(places) < len(tables):
                 rows = tuple(None if t is None else torch.stack([t[k] for k in places]) for t in rows)
-            pooled, _, _ = keyed_pool(
-                [t.weight for t in chosen],
-                values,
-                *rows,
-                weights,
-                [MODES.index(t.mode) for t in chosen],
-                [t.place_of_padding for t in chosen],
-                [t.by_frequency for t in chosen],
-                sparse,
-                _first_keys(chosen),
-            )
+            entries, how = Entries(values, *rows, weights), _lookups(chosen, sparse)
+            pooled, _, _ = keyed_pool([t.weight for t in chosen], *entries, *how)
             for k, part in zip(places, pooled.split([t.weight.shape[1] for t in chosen], 1), strict=True):
                 found[k] = part
     return found
@@ -134,15 +131,8 @@ def look_up(tables: Sequence[Table], values: Tensor, offsets: Tensor) -> Tensor:
     """``[total, D]``: each entry looked up in its key's table, all of one width; 0 for an entry of no key."""
     if is_traced(values):
         _check_graph(tables)
-        return keyed_lookup(
-            [t.weight for t in tables],
-            values,
-            offsets,
-            [t.place_of_padding for t in tables],
-            [t.by_frequency for t in tables],
-            tables[0].sparse,
-            _first_keys(tables),
-        )
+        how = _lookups(tables, tables[0].sparse)._replace(modes=[])
+        return keyed_lookup([t.weight for t in tables], *Entries(values, offsets), *how)
     weight, end, found = tables[0].weight, 0, []
     ends = offsets[:, [0, -1]].tolist()
     for (start, stop), table in sorted(zip(ends, tables, strict=True), key=lambda pair: pair[0]):

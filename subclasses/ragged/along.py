@@ -44,9 +44,11 @@ def reduce(
     dims = dims_of(func.__name__, x, dim)
     if needs_entry:
         _check_entries(func, x, dims)
+    if dim is None and not keepdim:  # no table is needed where all is reduced
+        stored = x.kept(x.unwrap("values"), fill(x.dtype))
+        listed = func in (torch.amax, torch.amin, torch.logsumexp)
+        return func(stored, tuple(range(stored.dim()))) if listed else func(stored)
     dense = x.to_dense(fill(x.dtype))
-    if dim is None and not keepdim and func not in (torch.amax, torch.amin, torch.logsumexp):
-        return func(dense)
     return func(dense, _as_given(dim, outer_dims(x, dims)), **kwargs, **keepdim_of(func, keepdim))
 
 

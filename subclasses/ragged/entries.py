@@ -1,7 +1,7 @@
 """Rules for both layouts of what works within entries, and of what is a few ruled ops.
 
-A dimension of an entry is a dimension of what is stored, so an op along one runs there. Along the rows it means
-something else or nothing, and is refused with a hint.
+A dimension of an entry is a dimension of what is stored, so an op along one runs there. Along the rows the entries of
+each are put in another order or get company; what would mean nothing there is refused with a hint.
 """
 
 from __future__ import annotations
@@ -24,12 +24,17 @@ class Entries(NamedTuple):
         place: ``(func, x, dim)``: the dimension of what is stored that an outer one is; raises along the rows.
         stored: ``(x)``: what is stored, as a differentiable function of ``x``.
         wrap: ``(x, stored, gone)``: other entries of the same rows, without some dimensions of what is stored.
+        ragged: ``(x)``: the dimension along which rows differ; None where it is merged with the batch.
+        rearrange: ``(x, source)``: the entries of each row in another order; ``source(place, length)`` says from which
+            place of a row the entry at a place comes.
         shown: a value in the words of an error.
     """
 
     place: Callable[[Any, Any, int], int]
     stored: Callable[[Any], Tensor]
     wrap: Callable[[Any, Tensor, Sequence[int]], Any]
+    ragged: Callable[[Any], int | None]
+    rearrange: Callable[[Any, Callable[[Tensor, Tensor], Tensor]], Any]
     shown: Callable[[Any], str]
 
 
@@ -57,35 +62,6 @@ def _glu(ways: Entries, func: Any, input: Any, dim: int = -1) -> Any:
     return ways.wrap(input, func(ways.stored(input), ways.place("glu", input, dim)), ())
 
 
-def _flip(ways: Entries, func: Any, input: Any, *dims: Any) -> Any:
-    given = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
-    return ways.wrap(input, torch.flip(ways.stored(input), [ways.place("flip", input, d) for d in given]), ())
-
-
-def _roll(ways: Entries, func: Any, input: Any, shifts: Any, dims: Any = ()) -> Any:
-    given = [dims] if isinstance(dims, int) else list(dims)
-    if not given:
-        raise DispatchError(f"roll: {ways.shown(input)} is rolled along dimensions of its entries; give dims")
-    places = [ways.place("roll", input, d) for d in given]
-    return ways.wrap(input, torch.roll(ways.stored(input), shifts, places), ())
-
-
-def _pad(
-    ways: Entries, func: Any, input: Any, pad: Sequence[int], mode: str = "constant", value: Any = None
-) -> Any:
-    if mode != "constant" or len(pad) % 2 or len(pad) > 2 * input.dim():
-        raise DispatchError(
-            f"pad: expected a constant in pairs for {ways.shown(input)}, got {list(pad)} and mode={mode!r}"
-        )
-    stored = ways.stored(input)
-    wanted = [0, 0] * stored.dim()
-    for back, pair in enumerate(zip(pad[::2], pad[1::2], strict=True)):
-        if any(pair):
-            at = 2 * (stored.dim() - 1 - ways.place("pad", input, input.dim() - 1 - back))
-            wanted[at : at + 2] = pair
-    return ways.wrap(input, F.pad(stored, wanted, mode, value), ())
-
-
 def _view_as_complex(ways: Entries, op: Any, x: Any) -> Any:
     place = ways.place(op, x, -1)
     return ways.wrap(x, op(_raw(x)), [place])
@@ -103,6 +79,76 @@ def _carried_out(op: Any) -> Any:
 def _raw(x: Any) -> Tensor:
     """What is stored, for rules below autograd."""
     return x.__dict__[type(x).__spec__.inner_names[0]]
+
+
+# ---- along the rows as well ------------------------------------------------------------------------------------
+
+
+def _flip(ways: Entries, func: Any, input: Any, *dims: Any) -> Any:
+    given = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
+    for dim in given:
+        if _is_ragged(ways, input, dim):
+            input = ways.rearrange(input, lambda place, length: length - 1 - place)
+        else:
+            place = ways.place("flip", input, dim)
+            input = ways.wrap(input, torch.flip(ways.stored(input), [place]), ())
+    return input
+
+
+def _roll(ways: Entries, func: Any, input: Any, shifts: Any, dims: Any = ()) -> Any:
+    given = [dims] if isinstance(dims, int) else list(dims)
+    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
+    if not given or len(given) != len(shifts):
+        raise DispatchError(
+            f"roll: expected a shift for each of the dims of {ways.shown(input)}, got shifts={shifts} and dims={given}"
+        )
+    for shift, dim in zip(shifts, given, strict=True):
+        input = _rolled(ways, input, shift, dim)
+    return input
+
+
+def _rolled(ways: Entries, x: Any, shift: int, dim: int) -> Any:
+    if _is_ragged(ways, x, dim):
+        return ways.rearrange(x, lambda place, length: (place - shift) % length.clamp(min=1))
+    return ways.wrap(x, torch.roll(ways.stored(x), shift, ways.place("roll", x, dim)), ())
+
+
+def _pad(
+    ways: Entries, func: Any, input: Any, pad: Sequence[int], mode: str = "constant", value: Any = None
+) -> Any:
+    if mode != "constant" or len(pad) % 2 or len(pad) > 2 * input.dim():
+        raise DispatchError(
+            f"pad: expected a constant in pairs for {ways.shown(input)}, got {list(pad)} and mode={mode!r}"
+        )
+    stored, of_rows = ways.stored(input), (0, 0)
+    wanted = [0, 0] * stored.dim()
+    for back, pair in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = input.dim() - 1 - back
+        if any(pair) and _is_ragged(ways, input, dim):
+            of_rows = pair
+        elif any(pair):
+            at = 2 * (stored.dim() - 1 - ways.place("pad", input, dim))
+            wanted[at : at + 2] = pair
+    padded = ways.wrap(input, F.pad(stored, wanted, mode, value), ())
+    return _pad_rows(padded, ways.ragged(input), of_rows, value or 0) if any(of_rows) else padded
+
+
+def _pad_rows(x: Any, dim: Any, pair: tuple[int, int], value: float | int | bool) -> Any:
+    """Every row with entries of a value before and behind its own; a negative number of them cuts some off."""
+    whole, cut = [slice(None)] * dim, [max(-n, 0) for n in pair]
+    if any(cut):
+        message = f"pad: a row has fewer than the {sum(cut)} entries that are cut off by {pair}"
+        torch.ops.aten._assert_async.msg((x.row_lengths() >= sum(cut)).all(), message)
+        x = x[(*whole, slice(cut[0], -cut[1] or None))]
+    before, behind = (
+        [x.new_full([n if d == dim else size for d, size in enumerate(x.shape)], value)] if n > 0 else []
+        for n in pair
+    )
+    return torch.cat([*before, x, *behind], dim) if before or behind else x
+
+
+def _is_ragged(ways: Entries, x: Any, dim: int) -> bool:
+    return -x.dim() <= dim < x.dim() and dim % x.dim() == ways.ragged(x)
 
 
 # ---- a few ruled ops -------------------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Gradients that are given by hand, to ``y.backward(g)`` or as ``grad_outputs``: they have the rows of the value.
 
-PyTorch compares outer sizes alone, which say nothing of the lengths. What fits is passed on as a value with the very
-rows of ``y`` (a dense gradient counts where there are entries); what does not raises before anything is computed.
+The same holds for what a hook on a ragged value returns. PyTorch compares outer sizes alone, which say nothing of the
+lengths. What fits is passed on as a value with the very rows of ``y`` (a dense gradient counts where there are
+entries); what does not raises before anything is computed from it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -118,6 +120,18 @@ def implement_gradients(cls: Any) -> None:
         batched = kwargs.get("is_grads_batched", False)
         given = grad_outputs if batched else _all_fitted("grad", outputs, grad_outputs)
         return cls.unruled(func, outputs, inputs, given, *args, **kwargs)
+
+    @cls.implements(Tensor.register_hook)
+    def _(func: Any, x: Any, hook: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            return cls.unruled(func, x, hook)
+
+        @functools.wraps(hook)
+        def checked(grad: Any) -> Any:
+            given = hook(grad)
+            return fitted("a hook", grad, given) if isinstance(grad, tuple(_FITS)) else given
+
+        return cls.unruled(func, x, checked)
 
 
 implement_gradients(JaggedTensor)

@@ -26,9 +26,10 @@ def _(func: Any, tensors: Sequence[Any], dim: int = 0, *, out: None = None) -> A
     outer = dim % x.dim()
     if out is not None or x.ragged_dim == 0 or outer not in (0, x.ragged_dim):
         return JaggedTensor.unruled(func, tensors, dim) if out is None else _refuse_out(func)
-    for t in tensors:
-        _check_joins(func, x, t, outer)
-    return _join_rows(tensors) if outer == 0 else _join_entries(tensors)
+    parts = [t if isinstance(t, JaggedTensor) else _as_rows(func, x, t) for t in tensors]
+    for part in parts:
+        _check_joins(func, x, part, outer)
+    return _join_rows(parts) if outer == 0 else _join_entries(parts)
 
 
 @JaggedTensor.implements(torch.stack)
@@ -40,9 +41,22 @@ def _refuse_out(func: Any) -> Any:
     raise DispatchError(f"{func.__name__}: ragged tensors are joined into a new one, and not into an out=")
 
 
-def _check_joins(func: Any, x: JaggedTensor, y: Any, dim: int) -> None:
+def _as_rows(func: Any, x: JaggedTensor, dense: Tensor) -> JaggedTensor:
+    """A dense tensor as rows that all have its extent, beside those of ``x``."""
+    if hasattr(type(dense), "__spec__") or dense.dim() != x.dim():
+        raise DispatchError(
+            f"{func.__name__}: {shown(x)} and {shown(dense)} do not join; expected ragged tensors, or dense ones of as "
+            f"many dimensions"
+        )
+    rows, width = dense.shape[0], dense.shape[x.ragged_dim]
+    starts = torch.arange(rows + 1, device=x.offsets.device) * width
+    entries = dense.movedim(x.ragged_dim, 1).flatten(0, 1)
+    return type(x)(x.trailing(entries), starts, ragged_dim=x.ragged_dim, max_length=width)
+
+
+def _check_joins(func: Any, x: JaggedTensor, y: JaggedTensor, dim: int) -> None:
     """Raises unless entries or rows of ``y`` may follow those of ``x``."""
-    alike = isinstance(y, JaggedTensor) and (y.dim(), y.ragged_dim) == (x.dim(), x.ragged_dim)
+    alike = (y.dim(), y.ragged_dim) == (x.dim(), x.ragged_dim)
     free = (0, x.ragged_dim) if dim == 0 else (x.ragged_dim,)
     if not alike or any(
         m != n for d, (m, n) in enumerate(zip(x.shape, y.shape, strict=True)) if d not in free

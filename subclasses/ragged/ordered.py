@@ -27,11 +27,9 @@ def implement_ordered(cls: Any, ways: Ways) -> None:
 
 
 def _median(ways: Ways, func: Any, input: Any, dim: Any = None, keepdim: bool = False) -> Any:
-    if dim is None:
-        raise DispatchError(
-            f"{func.__name__}: for all entries of {ways.shown(input)} there is no rule; give dim"
-        )
     function = torch.median if func.__name__ == "median" else torch.nanmedian
+    if dim is None:
+        return _median_of_all(ways, function, input)
     counts = ways.count(func, input, dim, True)
 
     def middle(t: Tensor, dim: int, keepdim: bool) -> Any:
@@ -46,6 +44,26 @@ def _median(ways: Ways, func: Any, input: Any, dim: Any = None, keepdim: bool = 
 
     middle.__name__ = func.__name__
     return ways.reduce(middle, input, dim, keepdim, last, True)
+
+
+def _median_of_all(ways: Ways, function: Any, x: Any) -> Any:
+    count = ways.count(function, x, None, False)
+
+    def middle(t: Tensor) -> Tensor:
+        if not t.numel():
+            return function(t)
+        if t.is_floating_point():  # what does not exist is NaN
+            found = torch.nanmedian(t)
+            return (
+                found
+                if function is torch.nanmedian
+                else torch.where((~t.isnan()).sum() < count, math.nan, found)
+            )
+        number = count if isinstance(count, Tensor) else torch.tensor(count, device=t.device)
+        return t.flatten().sort().values.index_select(0, _lower_middle(number).view(1)).squeeze(0)
+
+    middle.__name__ = function.__name__
+    return ways.reduce(middle, x, None, False, last, not x.is_floating_point())
 
 
 def _kthvalue(ways: Ways, func: Any, input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
@@ -52,12 +54,22 @@ implement_einsum(
     ),
 )
 
+
+def _rearrange(x: JaggedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> JaggedTensor:
+    rows = x.segments
+    moves = rows.keep(source(rows.positions, rows.spread_rows(rows.row_lengths)) - rows.positions)
+    index = torch.arange(rows.total, device=moves.device) + moves
+    return x.with_values(x.unwrap("values").index_select(x.ragged_dim - 1, index))
+
+
 implement_entries(
     JaggedTensor,
     Entries(
         place=lambda func, x, dim: feature_place(name_of(func), x, dim),
         stored=lambda x: x.unwrap("values"),
         wrap=lambda x, values, gone: x.with_values(values, ragged_dim_after(x, gone, False)),
+        ragged=lambda x: x.ragged_dim or None,
+        rearrange=_rearrange,
         shown=shown,
     ),
 )

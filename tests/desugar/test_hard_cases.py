@@ -317,6 +317,19 @@ def c13_a_mutated_plain_input_with_gradients(compile, cls):
 
 
 @case
+def c13_an_inner_tensor_assigned(compile, cls):
+    x = make(cls, 2, 6)
+
+    def fn(x):
+        name = x.__tensor_flatten__()[0][0]
+        setattr(x, name, getattr(x, name) * 3)
+        return x + 1
+
+    out = compile(fn)(x)
+    return x, out
+
+
+@case
 def c13_buffers(compile, cls):
     module, x = nn.BatchNorm1d(6), torch.randn(4, 6)
     out = compile(module)(x)
@@ -515,6 +528,7 @@ EXPECTED: dict[str, tuple[Any, Any]] = {
     "c12_a_view_with_gradients": ("right", "right"),
     "c13_a_mutated_input": ("right", "right"),
     "c13_a_mutated_plain_input_with_gradients": ("right", "right"),
+    "c13_an_inner_tensor_assigned": ("right", "dynamo"),
     "c13_buffers": ("right", "right"),
     "c13_parameters": ("right", "right"),
     "c14_nested": ("right", "right"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from subclasses.ragged.einsum import Parts, implement_einsum
 from subclasses.ragged.entries import Entries, implement_composites, implement_entries
 from subclasses.ragged.margins import implement_margins
 from subclasses.ragged.norms import implement_norms_of_channels
+from subclasses.ragged.padded.cutting import other_rows, take_places
 from subclasses.ragged.padded.rows import alongside, rows_stay, shown, without
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.padded.views import entry_dim
@@ -35,9 +38,22 @@ implement_einsum(
     ),
 )
 
+
+def _rearrange(x: PaddedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> PaddedTensor:
+    places = torch.arange(x.width, device=x.lengths.device).expand(x.lengths.shape[0], -1)
+    return other_rows(x, take_places(x, source(places, x.counts.unsqueeze(1))), x.lengths)
+
+
 implement_entries(
     PaddedTensor,
-    Entries(place=entry_dim, stored=lambda x: x.unwrap("padded"), wrap=without, shown=shown),
+    Entries(
+        place=entry_dim,
+        stored=lambda x: x.unwrap("padded"),
+        wrap=without,
+        ragged=lambda x: None if x.merged else x.ragged_dim,
+        rearrange=_rearrange,
+        shown=shown,
+    ),
 )
 implement_composites(PaddedTensor, shown)
 implement_margins(PaddedTensor)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subclasses.keyed.kernels import keyed_lookup, keyed_pool, parts_of
+from subclasses.keyed.kernels import Entries, Lookups, keyed_lookup, keyed_pool, parts_of
 
 OFFSETS = torch.tensor([[4, 6, 9], [1, 1, 4]])
 
@@ -14,18 +14,8 @@ def arguments(mode, weighted=False, lengths=None, sparse=False):
     torch.manual_seed(0)
     tables = [torch.randn(5, d, dtype=torch.float64, requires_grad=True) for d in (2, 3)]
     weights = torch.rand(9, dtype=torch.float64, requires_grad=True) if weighted else None
-    return (
-        tables,
-        torch.randint(0, 5, (9,)),
-        OFFSETS,
-        lengths,
-        weights,
-        [mode] * 2,
-        [-1, 0],
-        [False, False],
-        sparse,
-        [0, 1],
-    )
+    entries = Entries(torch.randint(0, 5, (9,)), OFFSETS, lengths, weights)
+    return (tables, *entries, *Lookups([mode] * 2, [-1, 0], [False, False], sparse, [0, 1]))
 
 
 @pytest.mark.parametrize("mode", [0, 1, 2])
@@ -47,7 +37,8 @@ def test_pool_with_weights():
 def test_lookup_keeps_what_pytorch_asks_of_an_op():
     tables = [torch.randn(5, 2, requires_grad=True) for _ in range(2)]
     values = torch.randint(0, 5, (9,))
-    torch.library.opcheck(keyed_lookup, (tables, values, OFFSETS, [-1, 1], [False, True], False, [0, 1]))
+    how = Lookups([], [-1, 1], [False, True], False, [0, 1])
+    torch.library.opcheck(keyed_lookup, (tables, *Entries(values, OFFSETS), *how))
 
 
 def test_parts():

@@ -27,6 +27,11 @@ WITHIN = {
     "pad of nothing": (lambda x: F.pad(x, (1, 0, 0, 0, 0, 0)), lambda row: F.pad(row, (1, 0))),
     "flip": (lambda x: x.flip(-1), lambda row: row.flip(-1)),
     "roll": (lambda x: x.roll(1, 2), lambda row: row.roll(1, 1)),
+    "flip of rows": (lambda x: x.flip(1, -1), lambda row: row.flip(0, 1)),
+    "roll of rows": (lambda x: x.roll(2, 1), lambda row: row.roll(2, 0)),
+    "roll back": (lambda x: x.roll((-4, 1), (1, 2)), lambda row: row.roll((-4, 1), (0, 1))),
+    "pad of rows": (lambda x: F.pad(x, (1, 0, 2, 1), value=3), lambda row: F.pad(row, (1, 0, 2, 1), value=3)),
+    "pad behind": (lambda x: F.pad(x, (0, 0, 0, 2)), lambda row: F.pad(row, (0, 0, 0, 2))),
     "diff": (lambda x: x.diff(), lambda row: row.diff()),
     "diff of rows": (lambda x: x.diff(dim=1), lambda row: row[1:] - row[:-1]),
     "complex numbers": (turned, turned),
@@ -39,6 +44,17 @@ WITHIN = {
 def test_within_entries(name, layout, way):
     on_ragged, on_row = WITHIN[name]
     judge_rows(layout, on_ragged, lambda row, _: on_row(row), way=way)
+
+
+@ways
+@layouts
+@pytest.mark.parametrize("pair", [(-1, 0), (0, -1), (-1, 2)], ids=str)
+def test_rows_that_are_cropped(pair, layout, way):
+    pad = (0, 0, *pair)
+    judge_rows(layout, lambda x: F.pad(x, pad), lambda row, _: F.pad(row, pad), lengths=[3, 1, 5], way=way)
+    if way is eager:
+        with pytest.raises(RuntimeError, match="fewer than the 1 entries"):
+            F.pad(make(layout).x, pad)
 
 
 OF_TWO = {
@@ -152,15 +168,16 @@ def test_a_sum_inside_another_op_is_no_silent_error(layout):
 def test_along_the_rows_there_is_no_meaning(layout):
     x = make(layout).x
     for refused in (
-        lambda: x.flip(1),
-        lambda: F.pad(x, (0, 0, 0, 1)),
+        lambda: x.flip(0),
+        lambda: F.pad(x, (0, 0, 0, 0, 0, 1)),
         lambda: F.pad(x, (0, 1), mode="reflect"),
         lambda: x.roll(1),
-        lambda: x.roll(1, 1),
+        lambda: x.roll(1, 0),
+        lambda: x.flatten(0, 1).flip(0),
         lambda: F.glu(x, 1),
         lambda: torch.linalg.norm(x, "nuc", (1, 2)),
     ):
-        with pytest.raises(NotImplementedError, match=r"ragged along|ragged one|stays whole|vector norm"):
+        with pytest.raises(NotImplementedError, match=r"ragged along|ragged one|stays|vector norm"):
             refused()
     with pytest.raises(ValueError, match="is no expansion of"):
         x.sum_to_size(3, 4)

@@ -109,6 +109,35 @@ def test_a_second_derivative(cls):
     assert second.tolist() == [[2, 4, 6], [8, 0, 0], [10, 12, 0]]
 
 
+# ---- given by a hook -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_leaf", [True, False], ids=["leaf", "result"])
+@cases
+def test_what_a_hook_returns(cls, of_leaf):
+    def hooked(hook):
+        x = leaf_of(cls)
+        y = x * 2
+        handle = (x if of_leaf else y).register_hook(hook)
+        return x, y, handle
+
+    for wrong in (cls.from_tensors(TWOS), torch.ones(3)):
+        x, y, handle = hooked(lambda g, wrong=wrong: wrong)
+        with pytest.raises(ValueError, match=r"a hook: a gradient and its value"):
+            y.sum().backward(retain_graph=True)
+        assert x.grad is None
+        handle.remove()
+        y.sum().backward()
+        assert rows_of(x.grad) == [[2, 2, 2], [2], [2, 2]]
+    for right in (lambda g: g * 3, lambda g: cls.from_tensors([row * 3 for row in g.to_tensors()])):
+        x, y, _ = hooked(right)
+        y.sum().backward()
+        assert rows_of(x.grad) == [[6, 6, 6], [6], [6, 6]]
+    x, y, _ = hooked(lambda g: None)
+    y.sum().backward()
+    assert rows_of(x.grad) == [[2, 2, 2], [2], [2, 2]]
+
+
 # ---- leaves ----------------------------------------------------------------------------------------------------
 
 CUTS = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subclasses.ragged import JaggedTensor
 from tests.subclasses.ragged.both import LAYOUTS, LENGTHS, judge_rows, make
 from tests.subclasses.ragged.judge import desugared, eager, make_batch
 
@@ -22,6 +21,26 @@ def test_entries_of_each_row(layout, way):
         lambda row, _: torch.cat([row, row * 2, row[:1]]),
         way=way,
     )
+
+
+@ways
+@layouts
+def test_dense_entries_beside_each_row(layout, way):
+    first = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    many = torch.randn(4, 2, 4, dtype=torch.float64, requires_grad=True)
+    judge_rows(
+        layout,
+        lambda x, first, many: torch.cat([first.expand(4, 1, 4), x, many], 1),
+        lambda row, i, first, many: torch.cat([first[None], row, many[i]]),
+        [first, many],
+        way=way,
+    )
+
+
+@layouts
+def test_dense_rows_after_rows(layout):
+    batch, dense = make(layout), torch.randn(2, 6, 4, dtype=torch.float64)
+    torch.testing.assert_close(torch.cat([dense, batch.x]).to_tensors(), [*dense, *batch.rows])
 
 
 @ways
@@ -66,11 +85,10 @@ def test_what_is_refused(layout):
     for refused in (
         lambda: torch.cat([x, x[..., :2]]),
         lambda: torch.cat([x, x.unsqueeze(-1)], 1),
+        lambda: torch.cat([x, torch.zeros(3, 2, 4, dtype=torch.float64)], 1),
+        lambda: torch.cat([torch.zeros(2, 4, dtype=torch.float64), x], 1),
         lambda: torch.cat([x, x], -1, out=torch.zeros(())),
         lambda: torch.stack([x, x], -1, out=torch.zeros(())),
     ):
-        with pytest.raises(NotImplementedError, match=r"do not join|into a new one"):
+        with pytest.raises(NotImplementedError, match=r"do not join|into a new one|as many dimensions"):
             refused()
-    if isinstance(x, JaggedTensor):
-        with pytest.raises(NotImplementedError, match="do not join"):
-            torch.cat([x, torch.zeros(4, 5, 4, dtype=torch.float64)])

@@ -59,6 +59,26 @@ def test_nans_that_exist(name, layout):
     torch.testing.assert_close(f(batch.x, 1), torch.stack([f(row, 0) for row in batch.rows]), equal_nan=True)
 
 
+@ways
+@layouts
+@pytest.mark.parametrize("f", [torch.median, torch.nanmedian], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("some_nan", [False, True], ids=["numbers", "a NaN"])
+def test_of_all(f, layout, way, some_nan):
+    batch = make(layout)  # a row is empty
+    with torch.no_grad():
+        batch.rows[0][0, :2] = torch.nan if some_nan else 0
+    got, wanted = way(f)(batch.x), f(torch.cat(batch.rows))
+    torch.testing.assert_close(got, wanted, equal_nan=True)
+    if not wanted.isnan():
+        torch.testing.assert_close(*(torch.autograd.grad(t, batch.leaf)[0] for t in (got, wanted)))
+
+
+@layouts
+def test_of_all_integers(layout):
+    x = make(layout).x.detach().mul(10).nan_to_num(1000).long()
+    assert x.median() == torch.cat(x.to_tensors()).median() == x.nanmedian()
+
+
 @layouts
 def test_indices_and_keepdim(layout):
     batch = make(layout, LENGTHS)
@@ -78,8 +98,6 @@ def test_what_is_refused(layout):
         make(layout, LENGTHS).x.kthvalue(2, 1)
     with pytest.raises(IndexError, match="k of at least 1"):
         x.kthvalue(0, 1)
-    with pytest.raises(NotImplementedError, match="give dim"):
-        x.median()
     with pytest.raises(NotImplementedError, match="expected one q and a dim"):
         x.quantile(torch.tensor([0.1, 0.2], dtype=torch.float64), 1)
     with pytest.raises(RuntimeError, match="between 0 and 1"):

@@ -1,0 +1,123 @@
+"""Assigning to a part of a tensor subclass behind Dynamo: graphs break there, for this pass alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from desugar import DesugarError
+from tests.desugar.classes import Pair, TwoTensor, make, plain_parts
+from tests.desugar.judge import by_pass, judge
+
+
+def behind_dynamo(fn, **options):
+    return torch.compile(fn, backend="desugar", options={"backend": "eager"}, **options)
+
+
+WAYS = {"pass": by_pass, "dynamo": behind_dynamo}
+
+
+def of_an_argument(x):
+    x.a = x.a * 3
+    return x + 1
+
+
+def after_a_use(x):
+    y = x * 2
+    x.a = x.a + 1
+    return y, x * y
+
+
+def of_an_intermediate(x):
+    y = x * 2
+    y.a = y.a + 1
+    return y + 1
+
+
+def in_a_function_of_its_own(x):
+    of_an_argument(x)
+    return x * 2
+
+
+def by_name(x):
+    setattr(x, "a", x.a * 5)  # noqa: B010 - the builtin is what is tried
+    return x.a, x + 1
+
+
+def without_gradients(x):
+    with torch.no_grad():
+        x.b = x.b.detach() * 2
+    return x.sin()
+
+
+FUNCTIONS = [
+    of_an_argument,
+    after_a_use,
+    of_an_intermediate,
+    in_a_function_of_its_own,
+    by_name,
+    without_gradients,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cls", [TwoTensor, Pair])
+@pytest.mark.parametrize("fn", FUNCTIONS, ids=lambda fn: fn.__name__)
+def test_ops_after_it_see_the_new_tensor(fn, cls, way):
+    judge(fn, lambda: (make(cls, 2, 6),), WAYS[way](fn))
+
+
+def test_of_a_nested_value():
+    def fn(x):
+        x.b.a = x.b.a * 3
+        return x + 1
+
+    def args():
+        return (Pair(torch.ones(2), Pair(torch.ones(2), torch.ones(2))),)
+
+    judge(fn, args, behind_dynamo(fn))
+    with pytest.raises(DesugarError, match="another size, stride or inner tensor"):
+        by_pass(fn)(*args())
+
+
+def test_of_a_parameter_of_a_module():
+    class Scaling(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(make(Pair, 6), requires_grad=False)
+
+        def forward(self, x):
+            self.weight.a = self.weight.a + 1
+            return x * self.weight
+
+    torch.manual_seed(0)
+    module, x = Scaling(), torch.ones(6)
+    compiled = behind_dynamo(module)
+    for count in (1, 2, 3):
+        before = module.weight.a.clone()
+        out = compiled(x)
+        torch.testing.assert_close(module.weight.a, before + 1, msg=f"call {count}")
+        for part, new in zip(plain_parts(out), plain_parts(module.weight), strict=True):
+            torch.testing.assert_close(part, new)
+
+
+def test_a_whole_graph_is_refused_with_the_reason():
+    x = make(Pair, 3)
+    kept = x.a
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"desugar\.compile follows[\s\S]*Pair\.a = "):
+        behind_dynamo(of_an_argument, fullgraph=True)(x)
+    assert x.a is kept
+
+
+def test_other_attributes_and_other_backends_keep_one_graph():
+    def marks(x):
+        x.mark = 1
+        return x + 1
+
+    assert behind_dynamo(marks, fullgraph=True)(x := make(Pair, 3)).a.shape == (3,)
+    assert x.mark == 1
+    counter = CompileCounterWithBackend("eager")
+    torch.compile(of_an_argument, backend=counter)(make(Pair, 3))
+    assert counter.frame_count == 1
