@@ -60,6 +60,8 @@ _LAZY = {
     "get_proxy_mode": "torch.fx.experimental.proxy_tensor",
     # Nodes keep what a policy of selective checkpointing says of them.
     "preserve_node_meta": "torch.fx.traceback",
+    # A nested tensor that PyTorch shares among all of them; one made during a trace would be a traced one for ever.
+    "shared_nested_tensor": "torch.nested._internal.nested_tensor:_nt_view_dummy",
     # ---- symbols -------------------------------------------------------------------------------------------
     # Symbols for sizes, and how each dimension is to be treated.
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes",

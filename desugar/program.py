@@ -157,6 +157,7 @@ def build_program(request: Request) -> Program:
 def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:
     """Everything between the inputs and the wrapper: two runs, the split, the compiler, a check after each."""
     with private.compiled_autograd._disable(), _ordinary_mode():
+        private.shared_nested_tensor()
         with stage("discover"):
             outputs = discover(again.call, inputs)
         with stage("trace"):

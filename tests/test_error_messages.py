@@ -395,6 +395,10 @@ def makes_nested(x):
     return torch.nested.nested_tensor([x, x], layout=torch.jagged)  # here
 
 
+def nests_for_a_while(x):
+    return torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1])).values()  # here
+
+
 def maps_a_pair(x):
     return torch_map(lambda row: row * 2, x)  # here
 
@@ -429,6 +433,7 @@ REFUSED = [
     (takes_a_dict, (pair(),), ["nested containers", "flat tuple"]),
     (writes_a_part, (ONE, ONE.view(torch.int32)), ["share memory", "(3,)", "clones"]),
     (makes_nested, (ONE,), ["nested tensors", "JaggedTensor"]),
+    (nests_for_a_while, (ONE,), ["nested tensors", "values and offsets", "JaggedTensor"]),
     (keeps_for_later, (ONE,), ["for its next call", "lru_cache", "before the first compiled call"]),
     (bypasses, (ONE,), ["autograd.Function", "(3,)", "as an argument"]),
     (maps_a_pair, (pair(),), ["higher-order op map", "tensor subclass", "inner tensors"]),
@@ -528,9 +533,7 @@ ELSEWHERE = {
 }
 # Those that no known function meets: what is tried first takes it, or says more.
 UNMET = {
-    # Which of the two depends on whether the process has made a nested tensor before: they share one of PyTorch's.
     "a result is one of PyTorch's nested tensors, whose sizes are no ints",
-    "expected strided tensors, got one of PyTorch's nested tensors, whose sizes are no ints",
     "a branch of torch.cond writes to a tensor from outside of it",
     "without being a view of it",
     f"{AGAIN}and a tensor of size",

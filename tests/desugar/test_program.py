@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -110,3 +113,30 @@ def test_saved_bytes_are_those_of_the_intermediates():
     assert program.saved_bytes <= 2 * 2 * 4 * 8 * 4  # x @ w and its sine, of each half
     for result in leaves_of(program.run((make(Pair, 4, 8, grad=True), torch.randn(8, 8)), {})):
         assert result is MISS or result.grad_fn is not None
+
+
+NESTED_INSIDE = """
+import torch, desugar
+
+def fn(x):
+    return torch.nested.nested_tensor_from_jagged(x, torch.tensor([0, 1, 3])).values() * 2
+
+for _ in range(2):
+    try:
+        desugar.compile(fn, backend="eager")(torch.ones(3, 2))
+    except desugar.DesugarError as error:
+        print(error.what)
+from torch.nested._internal import nested_tensor
+print(type(nested_tensor._dummy_instance._values).__name__, type(nested_tensor._dummy_instance._offsets).__name__)
+"""
+
+
+def test_the_nested_tensor_that_pytorch_shares_is_never_one_of_a_trace():
+    """In a process of its own: PyTorch makes it once."""
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", NESTED_INSIDE], capture_output=True, text=True, check=True
+    )
+    *messages, dummy = told.stdout.splitlines()
+    assert len(messages) == 2
+    assert all("expected strided tensors, got one of PyTorch's nested" in message for message in messages)
+    assert dummy == "Tensor Tensor"
