@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -76,7 +77,7 @@ def _keep(ctx: Any, tables: list[Tensor], spread: tuple[Any, ...], *more: Tensor
 
 
 def _sparse_gradients(
-    ctx: Any, grad: Tensor, counts: Tensor | None, entries: tuple[Any, ...]
+    ctx: Any, grad: Tensor, counts: Tensor | None, entries: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """The gradient of a table at the first of its keys, None at the others."""
     found = iter(keyed_sparse_backward(grad, ctx.rows, ctx.widths, counts, *entries, *ctx.how))

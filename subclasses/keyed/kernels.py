@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-SUM, MEAN, MAX = MODES = (0, 1, 2)
+SUM, MEAN, MAX = 0, 1, 2  # PyTorch's numbers
+EACH = -1  # nothing is pooled
 
 # ---- the part of a key -----------------------------------------------------------------------------------------
 
@@ -73,6 +74,13 @@ class Entries(NamedTuple):
     weights: Tensor | None = None
     """``[total]``, factors of what is looked up."""
 
+    def of_keys(self, places: list[int]) -> Entries:
+        """The same without the other keys."""
+        offsets, lengths = (
+            None if t is None else torch.stack([t[k] for k in places]) for t in (self.offsets, self.lengths)
+        )
+        return self._replace(offsets=offsets, lengths=lengths)
+
     def by_key(self) -> Iterator[tuple[Part, Tensor, Tensor | None]]:
         """For each key its part, its ids, and its factors; reads the offsets."""
         for part in parts_of(self.offsets, self.lengths):
@@ -83,7 +91,7 @@ class Lookups(NamedTuple):
     """How it is looked up, key by key."""
 
     modes: list[int]
-    """0 for the sum, 1 for the mean, 2 for the largest of each column; no modes where nothing is pooled."""
+    """`SUM`, `MEAN`, `MAX` (of each column), or `EACH`."""
     paddings: list[int]
     """Ids that count as absent, -1 for none."""
     by_frequency: list[bool]
@@ -155,7 +163,7 @@ def blank_results(tables: list[Tensor], entries: Entries, how: Lookups) -> tuple
     "keyed_pool_backward",
     f"(Tensor grad, int[] rows, int[] widths, Tensor counts, Tensor picked, {ENTRIES}, {LOOKUPS}) -> Tensor[]",
 )
-def keyed_pool_backward(  # noqa: PLR0913
+def keyed_pool_backward(
     grad: Tensor, rows: list[int], widths: list[int], counts: Tensor, picked: Tensor, *spread: Any
 ) -> list[Tensor]:
     """The gradient of each table of `keyed_pool`, ``rows x widths``."""
@@ -244,19 +252,20 @@ def keyed_lookup_backward(grad: Tensor, rows: list[int], *spread: Any) -> list[T
 def keyed_sparse_backward(
     grad: Tensor, rows: list[int], widths: list[int], counts: Tensor | None, *spread: Any
 ) -> list[Tensor]:
-    """The sparse gradient of each table of `keyed_pool`, or of `keyed_lookup` where there are no modes.
+    """The sparse gradient of each table of `keyed_pool`, or of `keyed_lookup`.
 
     One op from the cotangent to the gradients, one for each table that there is: Inductor has no place for a sparse
     tensor between ops that it changes, nor for a sum of two.
     """
     entries, how = split_arguments(spread)
-    shares = grad.split(widths, 1) if how.modes else [grad] * len(rows)
+    pooled = EACH not in how.modes
+    shares = grad.split(widths, 1) if pooled else [grad] * len(rows)
     found_of: dict[int, list[tuple[Tensor, Tensor]]] = {k: [] for k in dict.fromkeys(how.firsts)}
     for k, (part, ids, scale) in enumerate(entries.by_key()):
         share = shares[k]
-        if how.modes and how.modes[k] == MEAN and counts is not None:
+        if how.modes[k] == MEAN and counts is not None:
             share = share / counts[k].clamp(min=1).unsqueeze(1).to(share.dtype)
-        found = share.index_select(0, _bag_of_each(part, ids)) if how.modes else part.take(share)
+        found = share.index_select(0, _bag_of_each(part, ids)) if pooled else part.take(share)
         if scale is not None:
             found = found * scale.unsqueeze(1)
         if how.paddings[k] >= 0:

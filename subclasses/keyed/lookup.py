@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from subclasses.errors import DispatchError
 from subclasses.keyed.checks import is_traced
-from subclasses.keyed.kernels import Entries, Lookups, Part, keyed_lookup, keyed_pool, parts_of
+from subclasses.keyed.kernels import EACH, Entries, Lookups, Part, keyed_lookup, keyed_pool, parts_of
 from subclasses.keyed.rows import beside
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.norms import kernels_of_bags
@@ -98,11 +98,10 @@ def pool(
         places = [k for k, t in enumerate(tables) if t.sparse is sparse]
         if places:
             chosen = [tables[k] for k in places]
-            rows = offsets, lengths
+            entries = Entries(values, offsets, lengths, weights)
             if len(places) < len(tables):
-                rows = tuple(None if t is None else torch.stack([t[k] for k in places]) for t in rows)
-            entries, how = Entries(values, *rows, weights), _lookups(chosen, sparse)
-            pooled, _, _ = keyed_pool([t.weight for t in chosen], *entries, *how)
+                entries = entries.of_keys(places)
+            pooled, _, _ = keyed_pool([t.weight for t in chosen], *entries, *_lookups(chosen, sparse))
             for k, part in zip(places, pooled.split([t.weight.shape[1] for t in chosen], 1), strict=True):
                 found[k] = part
     return found
@@ -131,7 +130,7 @@ def look_up(tables: Sequence[Table], values: Tensor, offsets: Tensor) -> Tensor:
     """``[total, D]``: each entry looked up in its key's table, all of one width; 0 for an entry of no key."""
     if is_traced(values):
         _check_graph(tables)
-        how = _lookups(tables, tables[0].sparse)._replace(modes=[])
+        how = _lookups(tables, tables[0].sparse)._replace(modes=[EACH] * len(tables))
         return keyed_lookup([t.weight for t in tables], *Entries(values, offsets), *how)
     weight, end, found = tables[0].weight, 0, []
     ends = offsets[:, [0, -1]].tolist()

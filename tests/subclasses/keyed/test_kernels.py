@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subclasses.keyed.kernels import Entries, Lookups, keyed_lookup, keyed_pool, parts_of
+from subclasses.keyed.kernels import EACH, Entries, Lookups, keyed_lookup, keyed_pool, parts_of
 
 OFFSETS = torch.tensor([[4, 6, 9], [1, 1, 4]])
 
@@ -37,7 +37,7 @@ def test_pool_with_weights():
 def test_lookup_keeps_what_pytorch_asks_of_an_op():
     tables = [torch.randn(5, 2, requires_grad=True) for _ in range(2)]
     values = torch.randint(0, 5, (9,))
-    how = Lookups([], [-1, 1], [False, True], False, [0, 1])
+    how = Lookups([EACH] * 2, [-1, 1], [False, True], False, [0, 1])
     torch.library.opcheck(keyed_lookup, (tables, *Entries(values, OFFSETS), *how))
 
 
