@@ -14,10 +14,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import optree
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from desugar.errors import StateKept, is_library_file
+from desugar.errors import DesugarError, StateKept, is_library_file
 from desugar.inputs import is_traced
 
 _TABLES = ("_parameters", "_buffers", "_modules")
@@ -34,7 +35,7 @@ class ModuleAttributes:
             int, Tensor
         ] = {}  # id of what stands for a tensor from outside -> that tensor
         for module in modules:
-            self.note(module)
+            self._remember(module)
 
     @contextlib.contextmanager
     def restored_on_error(self) -> Iterator[None]:
@@ -49,12 +50,26 @@ class ModuleAttributes:
             self._before.clear()
 
     def note(self, module: nn.Module) -> None:
-        """Remembers the attributes of a module, if it is a new one.
+        """Remembers the attributes of a module that is called.
 
         Raises:
             StateKept: It is a lazy module, whose first call makes its parameters.
+            DesugarError: It is a script with tensors of its own.
         """
-        if self._is_open and id(module) not in self._before:
+        held = (*module.parameters(), *module.buffers()) if isinstance(module, torch.jit.ScriptModule) else ()
+        if held:
+            raise DesugarError(
+                "a scripted module is called, whose parameters or buffers TorchScript reads where no trace sees it",
+                instead="use the module that it was made from: what is compiled gains nothing from TorchScript",
+            )
+        self._remember(module)
+
+    def _remember(self, module: nn.Module) -> None:
+        if (
+            self._is_open
+            and id(module) not in self._before
+            and not isinstance(module, torch.jit.ScriptModule)
+        ):
             tables = {table: dict(getattr(module, table)) for table in _TABLES}
             if any(is_lazy(held) for table in tables.values() for held in table.values()):
                 raise StateKept(

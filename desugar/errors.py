@@ -27,7 +27,8 @@ class DesugarError(RuntimeError):
 
     Attributes:
         what, where, instead: The parts of the message.
-        late: What a whole run showed ("container", "metadata", "backward", "result"), so that no line is known yet.
+        late: What a whole run showed ("container", "metadata", "backward", "grad mode", "result"), so that no line is
+            known yet.
         stock_is_wrong: PyTorch's own AOTAutograd gives a wrong result here, so it is no way out.
     """
 

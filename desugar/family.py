@@ -36,6 +36,7 @@ from desugar.listening import stage
 from desugar.memory import base_of
 from desugar.partition import BackwardInput, FromForward, FromTangent, Partitioned
 from desugar.prune import prune_missing
+from desugar.refuse import check_first_order
 from desugar.trace import Call, Traced
 from desugar.trees import result_leaves
 from desugar.values import Constant, Plain, Same, View, Wrapper, slots_of
@@ -301,6 +302,8 @@ class Family:
             with torch.enable_grad():
                 results = dict(enumerate(result_leaves(call(leaves))))
                 results |= {base: base_of(results[n]) for base, n in bases.items() if base not in results}
+                if twice:
+                    check_first_order(results.values())
                 return torch.autograd.grad(
                     [results[number] for number in present],
                     [leaves[n] if n < num_arguments else captured[n - num_arguments] for n in wanted],

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 import optree
+import torch
 from torch import Tensor, nn
 
 from desugar import _torch as private
@@ -97,6 +98,9 @@ def _sign_of(
         case "metadata":
             before = [_metadata(leaf) for leaf in _tensors(leaves)]
             return lambda: [_metadata(leaf) for leaf in _tensors(leaves)] != before
+        case "grad mode":
+            mode = torch.is_grad_enabled()
+            return lambda: torch.is_grad_enabled() is not mode
     return lambda: False
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import optree
+import torch
 from torch import SymInt, Tensor, fx
 
 from desugar import _torch as private
@@ -108,6 +109,20 @@ def higher_order_errors(name: str) -> Iterator[None]:
         raise DesugarError(
             f"the higher-order op {name} {what}", where=user_line(), instead=instead
         ) from error
+
+
+@contextlib.contextmanager
+def kept_grad_mode() -> Iterator[None]:
+    """For a run of the function: a program calls ops, so it cannot leave the caller's grad mode changed."""
+    before = torch.is_grad_enabled()
+    yield
+    if torch.is_grad_enabled() is not before:
+        torch.set_grad_enabled(before)
+        raise DesugarError(
+            f"the function leaves gradients turned {'off' if before else 'on'} for its caller",
+            instead="use `with torch.no_grad():` inside, or set the mode outside the compiled function",
+            late="grad mode",
+        )
 
 
 # What a compiled function says when it is called in a trace.
@@ -229,13 +244,7 @@ def _check_inner_backward(run: Run) -> None:
 
 def _check_bypass(run: Run) -> None:
     """A real tensor that an `autograd.Function` took without a torch function seeing it gets no gradient."""
-    roots = [leaf.grad_fn for leaf in optree.tree_leaves(run.result) if isinstance(leaf, Tensor)]
-    stack, seen = [node for node in roots if node is not None], set()
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
+    for node in _nodes_of(optree.tree_leaves(run.result)):
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor) and not is_traced(variable):
             raise DesugarError(
@@ -244,6 +253,33 @@ def _check_bypass(run: Run) -> None:
                 instead="pass that tensor to the function as an argument",
                 late="result",
             )
+
+
+def check_first_order(results: Iterable[Any]) -> None:
+    """For results whose gradient is to be differentiated: raises where Dynamo has recorded an `autograd.Function`.
+
+    It records the function's backward with gradients turned off, so what eager mode adds would be lost without a word.
+    """
+    for node in _nodes_of(results):
+        made_by = getattr(type(node), "_forward_cls", None)
+        if getattr(made_by, "__qualname__", "").startswith("AutogradFunctionApply."):
+            raise DesugarError(
+                "the gradient of a custom autograd.Function is to be differentiated, and torch.compile records its "
+                "backward without gradients",
+                instead="use desugar.compile, which differentiates it as eager mode does, or pass create_graph=False",
+            )
+
+
+def _nodes_of(results: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of the autograd graph that leads to results, each once."""
+    stack = [leaf.grad_fn for leaf in results if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+    seen = set()
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
 
 

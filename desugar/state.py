@@ -14,6 +14,7 @@ from desugar.modes import function_modes
 from desugar.signature import State
 from desugar.trees import flatten
 
+_TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -29,7 +30,9 @@ def find_state(fn: Callable[..., Any], leaves: list[Any], ran: list[nn.Module]) 
     modules |= {id(module): module for module in root_modules(fn, leaves)}
     slots, hooks = [], []
     for module in modules.values():
-        for kind in ("_parameters", "_buffers", "_modules"):
+        for kind in (
+            () if isinstance(module, torch.jit.ScriptModule) else _TABLES
+        ):  # a script cannot be changed
             slots += [(module, kind, name, held) for name, held in getattr(module, kind).items()]
         for kind in _HOOKS:
             hooks.append((module, kind, tuple(getattr(module, kind).values())))

@@ -96,7 +96,7 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     inputs.stand_ins.clear()
     inputs.stand_ins.update({id(capture.leaves[id(t)].leaf): t for t in inputs.captured})
     tokens = start_effects()
-    with capture, refuse.dynamo_errors():
+    with capture, refuse.dynamo_errors(), refuse.kept_grad_mode():
         result = capture.replace_result(call([leaf.leaf for leaf in arguments]))
     end_effects()
     entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]

@@ -305,6 +305,12 @@ def retains(x):
     return y
 
 
+def leaves_gradients_off(x):
+    y = x * 2
+    torch.set_grad_enabled(False)  # here
+    return y
+
+
 def hides_a_text(x):
     return x * 2, f"{x.sum() * 2}"  # here
 
@@ -419,6 +425,7 @@ REFUSED = [
     (seeds, (ONE,), ["random number generator", "manual_seed", "torch.Generator"]),
     (makes_a_generator, (ONE,), ["torch.Generator is made inside", "outside"]),
     (retains, (GRAD,), ["retain_grad()", "torch.autograd.grad"]),
+    (leaves_gradients_off, (GRAD,), ["leaves gradients turned off", "torch.no_grad"]),
     (hides_a_text, (ONE,), ["text", "outside the compiled function"]),
     (makes_a_parameter, (ONE,), ["requires grad because", "detach"]),
     (branches_differ, (ONE,), ["branches of torch.cond", "(3)", "(1)", "return the same"]),
@@ -520,6 +527,12 @@ ELSEWHERE = {
     f"{AGAIN}which would write to its arguments again": (
         "tests/desugar/test_family.py",
         "write to its arguments again",
+    ),
+    "the gradient of a custom autograd.Function is to be differentiated, and torch.compile records its "
+    "backward without gradients": ("tests/desugar/test_custom_ops.py", "is to be differentiated"),
+    "a scripted module is called, whose parameters or buffers TorchScript reads where no trace sees it": (
+        "tests/desugar/test_attributes.py",
+        "a scripted module is called",
     ),
     f"{AGAIN}and its argument": ("tests/test_error_messages.py", "its argument 1 is gone"),
     "; by a hook, for instance), and holds no data after a trace": (

@@ -8,7 +8,7 @@ from torch import nn
 
 import desugar
 from desugar import DesugarError
-from tests.desugar.judge import by_pass
+from tests.desugar.judge import by_pass, judge
 
 
 class Table(nn.Module):
@@ -98,3 +98,18 @@ def test_a_tensor_kept_elsewhere_is_refused():
 
     with pytest.raises(DesugarError, match="keeps a tensor"):
         by_pass(fn)(torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_modules():
+    for scripted in (torch.jit.script(nn.Linear(3, 3)), torch.jit.script(nn.Sequential(nn.BatchNorm1d(3)))):
+        model = nn.Sequential(nn.Tanh(), scripted)
+        compiled, x = by_pass(model), torch.ones(2, 3)
+        for called in (compiled, by_pass(lambda x, scripted=scripted: scripted(x) * 2)):
+            with pytest.raises(DesugarError, match="a scripted module is called"):
+                called(x)
+        model[1] = nn.Linear(3, 3)
+        assert torch.equal(compiled(x), model(x)), "the next call works"
+    for bare in (torch.jit.script(nn.Sequential(nn.Tanh(), nn.GELU())), torch.jit.script(nn.Softmax(-1))):
+        judge(lambda x, bare=bare: bare(x * 2), lambda: (torch.randn(2, 3, requires_grad=True),), calls=2)
+        judge(nn.Sequential(bare), lambda: (torch.randn(2, 3, requires_grad=True),), calls=2)

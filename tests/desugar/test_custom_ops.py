@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.desugar.classes import Pair, make
-from tests.desugar.judge import by_dynamo, by_pass, judge
+from desugar import DesugarError
+from tests.desugar.classes import Pair, TwoTensor, make
+from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
 
 
 @torch.library.custom_op("desugar_tests::cubed", mutates_args=())
@@ -67,6 +68,35 @@ def test_through_inductor():
     out = by_pass(lambda y: cubed(y) + 1, backend="inductor")(y)
     out.sum().backward()
     assert out.tolist() == [9.0] * 3 and y.grad.tolist() == [14.0] * 3
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return gradient * 3 * x**2
+
+
+@pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+def test_the_gradient_of_a_functions_gradient(way, cls):
+    """Dynamo turns gradients off in the backward it records, so that this term of a loss would be a constant."""
+    x = make(cls, 3, 4, grad=True)
+    out = way(lambda x: Cube.apply(x) * 1)(x)
+    if way is by_dynamo:
+        with pytest.raises(DesugarError, match=r"custom autograd.Function is to be differentiated"):
+            torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
+        (first,) = torch.autograd.grad(out, x, torch.ones_like(out))
+    else:
+        (first,) = torch.autograd.grad(out, x, torch.ones_like(out), create_graph=True)
+        second = torch.autograd.grad(first, x, torch.ones_like(first))
+        assert_same_values(second, [6 * x.detach()])
+    assert_same_values([first.detach()], [3 * x.detach() ** 2])
 
 
 # ------------------------------------------------------------------------------------------------ writes

@@ -11,9 +11,10 @@ import torch.autograd.forward_ad as forward_ad
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from desugar import DesugarError
 from desugar.modes import function_modes, is_traced_by_others, without_saved_tensor_hooks
-from tests.desugar.classes import Pair, make
-from tests.desugar.judge import by_pass, judge
+from tests.desugar.classes import Pair, TwoTensor, make
+from tests.desugar.judge import by_dynamo, by_pass, judge
 
 # ---- differentiation from outside ----------------------------------------------------------------------------
 
@@ -144,3 +145,37 @@ def test_equal_default_devices_are_one():
             assert function_modes() == (torch.device("cpu"),)
             judge(fn, lambda: (make(Pair, 2),), compiled)
     assert len(compiled.programs) == 1
+
+
+# ---- grad mode -----------------------------------------------------------------------------------------------
+
+
+def off_inside(x):
+    y = x * 3
+    torch.set_grad_enabled(False)
+    z = y * 2
+    torch.set_grad_enabled(True)
+    return y, z
+
+
+def left_off(x):
+    y = x * 3
+    torch.set_grad_enabled(False)
+    return y
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+def test_gradients_left_off(cls, way):
+    judge(off_inside, lambda: (make(cls, 2, 3, grad=True),), way=way, calls=2)
+    compiled, x = way(left_off), make(cls, 2, 3, grad=True)
+    for _ in range(2):
+        try:
+            if way is by_dynamo:  # AOTAutograd takes such a graph, and leaves them off too
+                assert compiled(x).requires_grad and not torch.is_grad_enabled()
+            else:
+                with pytest.raises(DesugarError, match="leaves gradients turned off"):
+                    compiled(x)
+                assert torch.is_grad_enabled()
+        finally:
+            torch.set_grad_enabled(True)
