@@ -136,7 +136,7 @@ def _in_groups(calls: Mapping[tuple[str, str], Callable], effort: Effort, headin
 def measure_seed(effort: Effort) -> list[Row]:
     """Arguments of a backward that are no gradients."""
     rows = []
-    for title, make in (("in isolation", seed.make_isolated), ("the whole prologue", seed.make_prologues)):
+    for title, make in seed.TABLES.items():
         for count in seed.COUNTS:
             calls = make(count)
             with torch.no_grad():

@@ -2,22 +2,24 @@
 
 *In isolation*: from the saved tensors to the list that the compiled graph is called with. AOTAutograd began with
 a loop that asks each whether it is a subclass; the text generated here does nothing to any of them.
-*In place*: the whole prologue of a backward, everything between its call and that of the compiled graph: the one
-that the installed PyTorch runs for the same function, and ours.
+*In place*: the whole prologue of a backward, everything between its call and that of the compiled graph: what the
+installed PyTorch runs for the same function, and ours. The saved tensors are an attribute of the context for both:
+autograd's own unpacking of them is no part of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch._dynamo  # before AOTAutograd, which imports parts of it in a circle
-import torch._functorch._aot_autograd.runtime_wrappers as stock
+import torch._functorch._aot_autograd.runtime_wrappers as runtime_wrappers
+from functorch.compile import make_boxed_func
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -84,42 +86,37 @@ def make_args(count: int) -> tuple[Tensor, ...]:
 
 
 def make_prologues(count: int) -> dict[str, Call]:
-    """Both prologues, on what one backward of each was called with."""
+    """Both prologues, from the call of a backward to that of its compiled graph."""
     return {"installed PyTorch": make_stock(count), "generated": make_ours(count)}
 
 
 def make_stock(count: int) -> Call:
-    """The prologue of the installed release, as a backward called it."""
-    runs: list[tuple[Callable, tuple[Any, ...], dict[str, Any]]] = []
-    with _recorded_prologues(runs):
-        args = make_args(count)
-        y = torch.compile(copy_function(weigh), backend="aot_eager", fullgraph=True)(*args)
-        torch.autograd.grad(y, args[0], TwoTensor(torch.ones(8, 8), torch.ones(8, 8)))
-    ((prologue, given, named),) = runs
-    return in_a_backward(partial(prologue, *given, **named), args[1:])
+    """What the installed release does; its backward's graph hands back what it was called with, and nothing follows."""
+    args = make_args(count)
+    backend = aot_autograd(
+        fw_compiler=lambda gm, _: make_boxed_func(gm.forward), bw_compiler=lambda *_: hand_back
+    )
+    y = torch.compile(copy_function(weigh), backend=backend, fullgraph=True)(*args)
+    node = y.grad_fn
+    function = node._forward_cls
+    function._bw_epilogue_fn = staticmethod(hand_back)
+    ctx = SimpleNamespace(
+        saved_tensors=args[1:],
+        symints=node.symints,
+        opaque_objects=node.opaque_objects,
+        maybe_clear_saved_tensors=lambda: None,
+        _tensors_no_vc_check=(),
+    )
+    tangent = TwoTensor(torch.ones(8, 8), torch.ones(8, 8))
+    return in_a_backward(lambda: function.backward(ctx, [tangent]), args[1:])
 
 
-@contextmanager
-def _recorded_prologues(runs: list[Any]):
-    """Inside, whatever prologue runs is noted with what it was called with."""
+def hand_back(args: list[Any]) -> list[Any]:
+    """A compiled graph that gives what it gets."""
+    return args
 
-    def recorder(prologue: Callable) -> Callable:
-        def record(*args: Any, **kwargs: Any) -> Any:
-            kept = tuple(tuple(a) if type(a) is list else a for a in args)  # a prologue may empty a list
-            runs.append((prologue, kept, kwargs))
-            return prologue(*args, **kwargs)
 
-        return record
-
-    # Releases that write the prologue's text have a function that does; older ones have the prologue itself.
-    written = getattr(stock, "_codegen_backward_prologue", None)
-    name = "_codegen_backward_prologue" if written else "_backward_prologue_functional"
-    before = getattr(stock, name)
-    setattr(stock, name, (lambda *a, **k: recorder(written(*a, **k))) if written else recorder(before))
-    try:
-        yield
-    finally:
-        setattr(stock, name, before)
+hand_back._boxed_call = True  # type: ignore[attr-defined]
 
 
 class PrologueEmitter(MemberEmitter):
@@ -141,14 +138,16 @@ def make_ours(count: int) -> Call:
     args = make_args(count)
     family = desugar.trace(weigh, *args).family
     assert family is not None and family.plan is not None
+    assert family.is_replacing  # the generated text is the backward itself: nothing comes before it
     out = Emitter()
     out.reserve("ctx", "saved", "tangent0")
-    emitter = PrologueEmitter(out, family.traced, family.plan, family.differentiate, autocast=False)
+    other = out.bind(family.otherwise, "another_backward")
+    emitter = PrologueEmitter(out, family.traced, family.plan, other, autocast=False)
     emitter.emit_prologue(family.partitioned.backward_inputs)
     prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=family)[
         "prologue"
     ]
-    # AOTAutograd's is handed the saved tensors; so that both start from the same, a plain attribute holds ours.
+    # AOTAutograd's is called with the same: a plain attribute holds the saved tensors of both.
     ctx, tangent = SimpleNamespace(saved_tensors=args[1:]), TwoTensor(torch.ones(8, 8), torch.ones(8, 8))
     return in_a_backward(partial(prologue, ctx, tangent), args[1:])
 
@@ -158,3 +157,8 @@ def in_a_backward(call: Call, saved: tuple[Any, ...]) -> Call:
     with torch.no_grad():
         check_same(call()[: len(saved)], saved)
     return call
+
+
+TABLES = {"in isolation": make_isolated}
+if hasattr(runtime_wrappers, "_codegen_compiled_backward"):  # older releases have no such parts to call
+    TABLES["the whole prologue"] = make_prologues

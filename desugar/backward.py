@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -178,13 +177,12 @@ class Member:
 
 
 class MemberEmitter:
-    """Writes one member of the family."""
+    """Writes one member of the family; `other` is the name of what takes the gradients that it does not take."""
 
     def __init__(
-        self, out: Emitter, traced: Traced, plan: BackwardPlan, again: Any, *, autocast: bool
+        self, out: Emitter, traced: Traced, plan: BackwardPlan, other: str, *, autocast: bool
     ) -> None:
-        self.out, self.traced, self.plan, self.autocast = out, traced, plan, autocast
-        self.again = out.bind(again, "differentiate_again")
+        self.out, self.traced, self.plan, self.other, self.autocast = out, traced, plan, other, autocast
 
     def emit(self, member: Member) -> None:
         """Writes `def <name>(ctx, tangent0, ...)`."""
@@ -205,7 +203,7 @@ class MemberEmitter:
             self._emit_gradients(member, items)
 
     def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> dict[int, str]:
-        """Whatever is not as it was traced is differentiated anew, from the function itself.
+        """Whatever is not as it was traced goes elsewhere: None is of another type, too.
 
         Returns:
             Slot -> name of the plain tensors that the check has read.
@@ -216,7 +214,7 @@ class MemberEmitter:
             unexpected += self._unexpected(tangents[number], number, value, (), items)
         out.writeline(f"if {unexpected[0]}" + "".join(f" or {text}" for text in unexpected[1:]) + ":")
         with out.indent():
-            out.writeline(f"return {self.again}(ctx, {tuple_of(tangents.values())})")
+            out.writeline(f"return {self.other}(ctx, {tuple_of(tangents.values())})")
         return items
 
     def _unexpected(
@@ -257,20 +255,17 @@ class MemberEmitter:
         items = dict(known)
         for number, value in arrived:
             for slot, path in paths_of(value):
-                if slot not in items:
-                    items[slot] = self.out.fresh_name(f"g{slot}")
-                    self.out.writeline(f"{items[slot]} = {'.'.join([f'tangent{number}', *path])}")
-                self._emit_restride(items[slot], self.traced.tangent_items[slot])
+                read = items.get(slot) or ".".join([f"tangent{number}", *path])
+                items[slot] = items.get(slot) or self.out.fresh_name(f"g{slot}")
+                self.out.writeline(f"{items[slot]} = {self._laid_out(read, self.traced.tangent_items[slot])}")
         return items
 
-    def _emit_restride(self, name: str, fake: Tensor) -> None:
+    def _laid_out(self, read: str, fake: Tensor) -> str:
+        """An expression of a tensor in the memory order that was traced: itself, where it has that already."""
         order = stride_order(fake)
         if order == tuple(range(fake.dim())):
-            self.out.writeline(f"if not {name}.is_contiguous():")
-            with self.out.indent():
-                self.out.writeline(f"{name} = {name}.contiguous()")
-        else:
-            self.out.writeline(f"{name} = {self.out.bind(restride, 'restride')}({name}, {order})")
+            return f"{read}.contiguous()"
+        return f"{self.out.bind(restride, 'restride')}({read}, {order})"
 
     def _emit_missing(self, member: Member, items: dict[int, str]) -> None:
         """Zeros where the pruned graph still reads a tangent that did not arrive."""

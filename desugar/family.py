@@ -102,6 +102,9 @@ class Family:
         sources: Their texts.
         late_seconds: How long they took to compile when they were first needed.
         plan: What the forward saves; set when its text is written.
+        function: The autograd function whose `backward` asks for members.
+        is_replacing: Whether the member for all gradients takes the place of that `backward`, as it can where both
+            have the same parameters: it is what nearly every call needs. Set when the function's text is written.
     """
 
     def __init__(
@@ -113,6 +116,8 @@ class Family:
         self.sources: list[str] = []
         self.late_seconds = 0.0
         self.plan = BackwardPlan()
+        self.function: type[torch.autograd.Function] | None = None
+        self.is_replacing = False
         self.constants: dict[int, Any] = {}
         self.autocast = autocast_state()
         self._watched = Watched((), frozenset(), (), ())
@@ -135,6 +140,8 @@ class Family:
                 return self.members[present]
             function = self._build_again() if self._type_depends_on(present) else self._build_member(present)
             self.members[present] = function
+            if self.function is not None and self.is_replacing and present and all(present):
+                self.function.backward = staticmethod(function)  # type: ignore[method-assign]
             return function
 
     def _build_again(self) -> Backward:
@@ -148,11 +155,9 @@ class Family:
             with self._timed():
                 compiled = self._compiled.get(present) or self._compile_late(graph)
         out = Emitter()
-        name = "backward_" + "".join("1" if there else "0" for there in present)
+        name = member_name(present)
         out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))
-        emitter = MemberEmitter(
-            out, self.traced, self.plan, self.differentiate, autocast=is_autocast(self.autocast)
-        )
+        emitter = self.emitter(out, present)
         emitter.emit(Member(name, present, graph, self._sources(graph), compiled))
         functions = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)
         if not self.inputs.checked_by_others:
@@ -160,6 +165,22 @@ class Family:
         self.sources.append(out.source)
         forget_with(self, graph_texts() - known)
         return functions[name]  # type: ignore[return-value]
+
+    def emitter(self, out: Emitter, present: tuple[bool, ...]) -> MemberEmitter:
+        """Writes the text of one member."""
+        other = out.bind(
+            *(
+                (self.otherwise, "another_backward")
+                if all(present)
+                else (self.differentiate, "differentiate_again")
+            )
+        )
+        return MemberEmitter(out, self.traced, self.plan, other, autocast=is_autocast(self.autocast))
+
+    def otherwise(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the member for all gradients does not take: some do not arrive, or they are of another kind."""
+        present = tuple(tangent is not None for tangent in tangents)
+        return self.differentiate(ctx, tangents) if all(present) else self.members[present](ctx, *tangents)
 
     def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
         if all(present):
@@ -357,6 +378,11 @@ class Family:
 
 
 # ------------------------------------------------------------------------------------------------- helpers
+
+
+def member_name(present: tuple[bool, ...]) -> str:
+    """The name of the generated function for the gradients that arrive: `backward_10` for the first of two."""
+    return "backward_" + "".join("1" if there else "0" for there in present)
 
 
 def tensor_leaves(inputs: Inputs) -> list[int]:

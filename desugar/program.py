@@ -221,6 +221,8 @@ def wrap_program(
     )
     functions = build_functions(text.source, text.namespace, filename=WRAPPER_FILE, owner=program)
     program.run = functions["run"]  # type: ignore[assignment]
+    if stages.family is not None:
+        stages.family.function = functions["Backward"]
     if not trusted:  # Dynamo knows of no profiler, so what Inductor's own call tells it stays
         call_directly(program.run)
     if (recording := listening.current()) is not None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from desugar.arguments import Unpacking
 from desugar.backward import ForwardNames, differentiable_leaves, plan_backward
 from desugar.compilers import CompiledGraph
-from desugar.family import Family, Watched, tensor_leaves
+from desugar.family import Family, Watched, member_name, tensor_leaves
 from desugar.graphs import output_nodes
 from desugar.inputs import Inputs
 from desugar.listening import note_left_out
@@ -268,7 +268,12 @@ def _emit_function(out: Emitter, parts: Parts, family: Family) -> None:
         arriving = {number: f"tangent{number}" for number, _ in parts.traced.tangents}
         made = [number for number, value in enumerate(parts.outputs.values) if _from_function(value)]
         parameters = [arriving.get(number) or out.fresh_name("_unused") for number in made]
-        out.writeline(f"def backward(ctx, {', '.join(parameters)}):")
+        parameters += [out.fresh_name("_unused") for _ in _view_ints(parts)]  # autograd has None for an int
+        family.is_replacing = len(parameters) == len(arriving)
+        note = (
+            f"  # until {member_name((True,) * len(arriving))} takes its place" if family.is_replacing else ""
+        )
+        out.writeline(f"def backward(ctx, {', '.join(parameters)}):{note}")
         with out.indent():
             present = ", ".join(f"{name} is not None" for name in arriving.values())
             present += "," * (len(arriving) == 1)

@@ -30,6 +30,9 @@ def counting():
     return backend, graphs
 
 
+TWOS = torch.full((3,), 2.0)
+
+
 def test_members_are_compiled_when_they_are_met():
     backend, graphs = counting()
     compiled = desugar.compile(three, backend=backend)
@@ -69,7 +72,28 @@ def test_the_text_of_a_member(cls):
     assert text.count("compiled_graph(") == 1
     assert not any(word in text for word in ("isinstance", " for ", "zeros", "tree_"))
     assert "saved = ctx.saved_tensors" in text
-    assert text.count("differentiate_again(") == 1  # for whatever else may come
+    assert text.count("another_backward(") == 1  # for whatever else may come
+
+
+def test_the_member_for_all_gradients_becomes_the_backward_and_hands_on_what_it_does_not_take():
+    def fn(x, y):
+        return x * y, (x * x).sin()
+
+    compiled = desugar.compile(fn, backend="eager")
+
+    def gradients(function, pick, **options):
+        x, y = (torch.arange(1.0, 4.0).requires_grad_() for _ in "xy")
+        outs = function(x, y)
+        return torch.autograd.grad(
+            [outs[n] for n in pick], [x, y], [TWOS] * len(pick), allow_unused=True, **options
+        )
+
+    for pick, options in [([0, 1], {}), ([0], {}), ([1], {}), ([0, 1], {"create_graph": True}), ([0, 1], {})]:
+        assert_same_values(gradients(compiled, pick, **options), gradients(fn, pick, **options))
+    (program,) = compiled.programs
+    backward = program.run.__globals__["Backward"].backward
+    assert backward is program.family.members[True, True]
+    assert set(program.family.members) == {(True, True), (True, False), (False, True)}
 
 
 def test_second_derivatives_compile_a_function_of_their_own():

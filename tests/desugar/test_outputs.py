@@ -270,6 +270,37 @@ def test_views(name, cls, grad, mode, later):
     assert_plays_as_eager(VIEWS[name], make_args, by_pass, later, MODES[mode])
 
 
+BITS = {
+    "of the argument": lambda x, dtype: x.view(dtype),
+    "a part of them": lambda x, dtype: (x * 2, x.view(dtype)[0]),
+    "beside the argument": lambda x, dtype: (x, x.view(dtype), x.view(torch.uint8)),
+    "of an intermediate": lambda x, dtype: (lambda y: (y.view(dtype), y))(x * 2),
+    "two of an intermediate": lambda x, dtype: (lambda y: (y.view(dtype), y.view(torch.uint8)[1:]))(x * 2),
+    "there and back": lambda x, dtype: x.view(dtype).view(x.dtype),
+    "after a write": lambda x, dtype: (x.detach().mul_(2), x.view(dtype))[1],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", BITS)
+@pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair], ids=lambda c: c.__name__)
+def test_the_same_bits_as_another_dtype(name, dtype, cls, grad, mode):
+    """No views to autograd, so that nothing but the memory tells of it."""
+    make_args = lambda: (make(cls, 2, 4, grad=grad),)  # noqa: E731
+    assert_plays_as_eager(lambda x: BITS[name](x, dtype), make_args, by_pass, "result", MODES[mode])
+
+
+@ways
+@pytest.mark.parametrize("dtypes", [(torch.float8_e5m2, torch.uint8), (torch.uint8, torch.int8)], ids=str)
+def test_the_bits_of_small_numbers(dtypes, way):
+    fn = lambda x: x.view(dtypes[1])  # noqa: E731
+    x = torch.arange(6.0).view(2, 3).to(dtypes[0])
+    got = way(fn)(x)
+    assert got.dtype == dtypes[1] and torch.equal(got, fn(x)) and got.data_ptr() == x.data_ptr()
+
+
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_view_argument(name):
     """The argument is a view itself: what is written to its result reaches the base."""
@@ -334,3 +365,18 @@ def test_a_tensor_in_several_places_has_one_counter():
             function(*args)
             sides.append([t._version for t in (*args, args[0].a, args[0].b)])
         assert sides[0] == sides[1], kind
+
+
+@pytest.mark.parametrize("cls", [None, Pair, TwoTensor])
+def test_a_view_by_a_size_that_the_graph_computes_beside_gradients(cls):
+    def fn(x, n):
+        return x * 2, x[n.shape[0] // 2 + 1 :], (x * 3).sum()
+
+    def args(length):
+        x = torch.randn(20) if cls is None else make(cls, 20)
+        return x.requires_grad_(), torch.ones(length)
+
+    compiled = by_pass(fn, dynamic=True)
+    for length in (6, 8, 11):
+        judge(fn, lambda: args(length), compiled)  # noqa: B023 - called at once
+    assert len(compiled.programs) == 1
