@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import optree
+import torch
 from torch import SymInt, Tensor
 
 from desugar import _torch as private
@@ -228,14 +229,16 @@ class _Taker:
         """How to take a view again; `base` stands for argument or result `index`."""
         direct = base_of(leaf)
         detached = direct is not base
-        if detached and (direct.requires_grad or _extents(direct) != _extents(base)):
+        dtype = direct.dtype if direct.dtype != base.dtype else None  # `x.view(dtype)` is no view to autograd
+        if detached and (direct.requires_grad or _extents(direct) != _extents(_retyped(base, dtype))):
             raise DesugarError(
                 f"a result of size {tuple(leaf.shape)} shares memory with {of} {index} without being a view of it",
                 instead="return a clone()",
             )
         no_grad = direct.requires_grad and leaf.grad_fn is None
         if not leaf._is_view():
-            return View(of, index, _as_it_is, (), detached, no_grad)
+            replay = _as_it_is if dtype is None else _Replay(leaf, dtype)
+            return View(of, index, replay, (), detached, no_grad)
         ints: list[Int] = []
 
         def note(extent: Any) -> Any:
@@ -244,7 +247,7 @@ class _Taker:
 
         with private.DisableTorchFunctionSubclass():
             leaf._view_func_unsafe(direct, note)
-        return View(of, index, _Replay(leaf), tuple(ints), detached, no_grad)
+        return View(of, index, _Replay(leaf, dtype), tuple(ints), detached, no_grad)
 
     # ............................................................................................... writes
 
@@ -348,16 +351,23 @@ def _as_it_is(base: Any, ints: Sequence[int]) -> Any:
     return base
 
 
+def _retyped(base: Any, dtype: torch.dtype | None) -> Any:
+    return base if dtype is None else base.detach().view(dtype)
+
+
 class _Replay:
-    """Takes the view that a traced tensor is, of another base."""
+    """Takes the view that a traced tensor is, of another base; of its bits as another dtype, if one is given."""
 
-    __slots__ = ("traced",)
+    __slots__ = ("dtype", "traced")
 
-    def __init__(self, traced: Tensor) -> None:
-        self.traced = traced
+    def __init__(self, traced: Tensor, dtype: torch.dtype | None) -> None:
+        self.traced, self.dtype = traced, dtype
 
     def __call__(self, base: Any, ints: Sequence[int]) -> Any:
         following = iter(ints)
+        base = _retyped(base, self.dtype)
+        if not self.traced._is_view():
+            return base
         with private.DisableTorchFunctionSubclass():
             return self.traced._view_func_unsafe(base, lambda extent: next(following))
 
