@@ -5,11 +5,12 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-import typer
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from _options import fail
 
 RELATIVE_TOLERANCE = 2e-6
 """How far two ways' losses may lie apart at any step, relative to the loss.
@@ -92,5 +93,4 @@ def check_agreement(results: list[Result]) -> None:
                 message = (
                     f"at step {step} the loss is {got:.7f} ({r.name}) but {expected:.7f} ({reference.name})"
                 )
-                typer.secho(f"The ways disagree: {message}.", err=True, fg="red")
-                raise typer.Exit(1)
+                fail(f"The ways disagree: {message}.")

@@ -13,7 +13,6 @@ not (in float64, where the most likely byte is no matter of rounding).
 
 import copy
 from collections.abc import Callable
-from typing import Annotated
 
 import torch
 import typer
@@ -23,6 +22,7 @@ from torch import Tensor
 
 import desugar
 from _language_model import LanguageModel, train_briefly
+from _options import Quick, Seed, Steps, fail
 from subclasses.ragged import PaddedTensor
 
 BUCKET, LONGEST = 8, 32
@@ -83,15 +83,10 @@ def generate_by_bucket(model: LanguageModel, backend: str) -> None:
     table.caption = f"{LONGEST} prompt lengths are served by {programs} programs"
     Console().print(table)
     if not agree or programs != LONGEST // BUCKET:
-        typer.secho("Generating in batches went wrong; see the table.", err=True, fg="red")
-        raise typer.Exit(1)
+        fail("Generating in batches went wrong; see the table.")
 
 
-def main(
-    steps: Annotated[int, typer.Option(help="Training steps before.")] = 60,
-    quick: Annotated[bool, typer.Option(help="A tiny model, and graphs run without Inductor.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the batches.")] = 0,
-) -> None:
+def main(steps: Steps = 60, quick: Quick = False, seed: Seed = 0) -> None:
     """Train a small model on lines without padding, then let it continue prompts of 32 lengths."""
     model, _ = train_briefly(steps, seed, quick)
     generate_by_bucket(model, "eager" if quick else "inductor")

@@ -11,7 +11,7 @@ whose activations are a `PaddedTensor` or a `JaggedTensor` needs nothing else.
 import copy
 import time
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import desugar
 from _language_model import LanguageModel, jagged, train_briefly
+from _options import Quick, Seed, Steps, fail
 from subclasses.int8 import (
     Int8DynamicActivationInt8WeightConfig,
     Int8WeightOnlyConfig,
@@ -75,21 +76,16 @@ def compare_quantized(model: LanguageModel, rows: list[Tensor], backend: Any) ->
     milliseconds = time_in_turns(steps, tokens)
     losses = {name: float(m(*jagged(rows))) for name, m in models.items()}
     table = Table(title=f"The trained model in int8 ({BATCH} prompts of {WIDTH} bytes, one more byte each)")
-    for heading in ("weights", "bytes of weights", "ms per token", "loss on new lines"):
+    for heading in ("weights", "weight bytes", "ms per token", "loss on new lines"):
         table.add_column(heading, justify="right" if heading != "weights" else "left")
     for name, m in models.items():
         table.add_row(name, f"{weight_bytes(m):,}", f"{milliseconds[name]:.3f}", f"{losses[name]:.4f}")
     Console().print(table)
     if max(losses.values()) > losses["float32"] * (1 + WORST_LOSS):
-        typer.secho("An int8 model predicts worse than it may; see the table.", err=True, fg="red")
-        raise typer.Exit(1)
+        fail("An int8 model predicts worse than it may; see the table.")
 
 
-def main(
-    steps: Annotated[int, typer.Option(help="Training steps before.")] = 60,
-    quick: Annotated[bool, typer.Option(help="A tiny model, and graphs run without Inductor.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the batches.")] = 0,
-) -> None:
+def main(steps: Steps = 60, quick: Quick = False, seed: Seed = 0) -> None:
     """Train a small model on lines without padding, then quantize it."""
     model, rows = train_briefly(steps, seed, quick)
     compare_quantized(model, rows, "eager" if quick else "inductor")

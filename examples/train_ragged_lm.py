@@ -35,6 +35,7 @@ from torch import Tensor, nn
 
 import desugar
 from _language_model import Batch, LanguageModel, dense, draw_batches, jagged, make_optimizer, read_lines
+from _options import Quick, Seed
 from _report import Result, check_agreement, print_table, save_picture, tick_progress
 from generate_ragged_lm import generate_by_bucket
 from quantize_ragged_lm import compare_quantized
@@ -138,8 +139,8 @@ def main(
     steps: Annotated[int, typer.Option(help="Timed training steps in each way.")] = 60,
     batch: Annotated[int, typer.Option(help="Lines in a batch.")] = 64,
     out: Annotated[Path, typer.Option(help="Where the picture goes.")] = Path("demo-out/train_ragged_lm.png"),
-    quick: Annotated[bool, typer.Option(help="A tiny model, and graphs run without Inductor.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the weights and of the batches.")] = 0,
+    quick: Quick = False,
+    seed: Seed = 0,
 ) -> None:
     """Train one model in five ways; print a table, save a picture, fail if the losses disagree."""
     torch.manual_seed(seed)

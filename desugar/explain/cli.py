@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -63,6 +64,9 @@ def users_errors() -> Iterator[None]:
     except DesugarError as error:
         typer.echo(f"cannot be desugared: {error}", err=True)
         raise typer.Exit(1) from error
+    except SystemExit as end:  # which would end the command in silence
+        typer.echo(f"the code that was to be looked at called sys.exit({end.code!r})", err=True)
+        raise typer.Exit(1) from end
     except Exception as error:
         show_error(error, _is_users)
         raise typer.Exit(1) from error
@@ -79,6 +83,8 @@ def check_writable(*paths: Path | None) -> None:
             raise typer.BadParameter(f"there is no folder {path.resolve().parent} to write {path.name} into")
         if path.is_dir():
             raise typer.BadParameter(f"{path} is a folder; expected a file to write")
+        if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+            raise typer.BadParameter(f"{path} may not be written here")
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -92,7 +98,7 @@ def explain(
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
-    """Tells what becomes of one call of a function: its lines, ops, graphs, checks and cost."""
+    """Tells what becomes of one call: its lines, ops, graphs and cost."""
     check_writable(html)
     check_backend(backend)
     with users_errors():
@@ -117,12 +123,13 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--report", help="The page to write.")] = Path("report.html"),
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
 ) -> None:
-    """Runs a script unchanged and writes a page about every program that was compiled in it."""
+    """Runs a script and writes a page about what was compiled in it."""
     check_writable(out, json_out)
+    page, data = out.resolve(), None if json_out is None else json_out.resolve()  # a script may go elsewhere
     found, code = run_script(script, arguments or [])
-    out.write_text(render_page(found), encoding="utf-8")
-    if json_out is not None:
-        json_out.write_text(json.dumps(found.to_dict()), encoding="utf-8")
+    page.write_text(render_page(found), encoding="utf-8")
+    if data is not None:
+        data.write_text(json.dumps(found.to_dict()), encoding="utf-8")
     typer.echo(render_report_text(found), err=True, nl=False)
     typer.echo(f"wrote {out}", err=True)
     if code:
@@ -135,7 +142,10 @@ def coverage(
     target: Annotated[str, typer.Argument(metavar="MODULE:CLASS")],
     as_json: Annotated[bool, typer.Option("--json", help="Print every op as JSON.")] = False,
 ) -> None:
-    """Tells, op by op, how a class runs it: by a rule, by its structure, by decomposition, or not at all."""
+    """Tells, op by op, how a class runs it.
+
+    By a rule, by its structure, by decomposition, or not at all.
+    """
     with users_errors():
         cls = find_target(target)[1]
         try:
@@ -147,7 +157,10 @@ def coverage(
 
 @app.command()
 def check(target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY")]) -> None:
-    """Puts a class to the conformance kit's test; FACTORY takes nothing and gives a value of the class."""
+    """Puts a class to the conformance kit's test.
+
+    FACTORY takes nothing and gives a value of the class.
+    """
     from subclasses import testing
 
     start = time.perf_counter()
@@ -168,7 +181,7 @@ def bench(
     backend: BackendName = "inductor",
     rounds: Annotated[int, typer.Option(min=2, help="In each, every way takes a turn.")] = 50,
 ) -> None:
-    """Times a function in eager mode, with torch.compile and with desugar.compile, side by side."""
+    """Times a function in eager mode and compiled, side by side."""
     check_backend(backend)
     with users_errors(), progress() as tell:
         module, fn = find_target(target)
@@ -189,7 +202,7 @@ def bench(
 def doctor(
     inductor: Annotated[bool, typer.Option(help="Compile with Inductor as well.")] = False,
 ) -> None:
-    """Looks at versions, compiler, GPU and caches, and tries a training step."""
+    """Looks at versions, compiler, GPU, caches; tries a training step."""
     broken = False
     for finding in examine(inductor=inductor):
         typer.echo(f"{finding.state:<8} {finding.what:<20} {finding.detail}")

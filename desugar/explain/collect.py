@@ -11,7 +11,13 @@ from torch import fx
 from desugar.explain.effects import describe_aliasing, describe_mutation, describe_saved
 from desugar.explain.graphs import describe_graph, describe_ops, describe_place, describe_sources
 from desugar.explain.guards import describe_guards, describe_left_out
-from desugar.explain.leaves import argument_names, captured_names, describe_leaf, describe_symbols
+from desugar.explain.leaves import (
+    argument_names,
+    captured_names,
+    describe_leaf,
+    describe_symbols,
+    with_outer_symbols,
+)
 from desugar.explain.records import Cost, Leaf, Materialized, Program
 from desugar.listening import Line, Recording
 
@@ -46,18 +52,13 @@ def collect_program(recording: Recording, backend: str = "", cost: Cost | str = 
         graphs.append(describe_graph("backward", program.backward))
     return Program(
         **head,
-        inputs=names.leaves("input", inputs.values[: inputs.num_arguments], inputs.fake_items.__getitem__),
-        captured=names.leaves(
-            "input",
-            inputs.values[inputs.num_arguments :],
-            inputs.fake_items.__getitem__,
-            inputs.num_arguments,
-        ),
+        guards=tuple(describe_guards(program.wrapper, inputs.fakes.env)),
+        inputs=names.arguments(inputs, 0, inputs.num_arguments),
+        captured=names.arguments(inputs, inputs.num_arguments, len(inputs.values)),
         outputs=names.leaves("output", outputs.visible, outputs.items.__getitem__),
         aliasing=tuple(describe_aliasing(inputs, outputs, names.of)),
         mutation=tuple(describe_mutation(inputs, outputs, names.of)),
-        symbols=describe_symbols(inputs.fakes.symbols),
-        guards=tuple(describe_guards(program.wrapper, inputs.fakes.env)),
+        symbols=describe_symbols(inputs, names.of),
         sources=describe_sources(lines),
         ops=ops,
         graphs=tuple(graphs),
@@ -83,6 +84,11 @@ class _Names:
         """The name of an input or result leaf; hidden results have none."""
         names = self.inputs if kind == "input" else self.outputs
         return names[number] if number < len(names) else f"{kind} {number}"
+
+    def arguments(self, inputs: Any, start: int, end: int) -> tuple[Leaf, ...]:
+        """Records of some arguments."""
+        values = [with_outer_symbols(value, inputs) for value in inputs.values[start:end]]
+        return self.leaves("input", values, inputs.fake_items.__getitem__, start)
 
     def leaves(self, kind: str, values: Any, items: Any, start: int = 0) -> tuple[Leaf, ...]:
         """Records of some leaves."""

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from desugar.explain.leaves import extent_text
 from desugar.explain.records import Graph, Node, OuterOp, Place, Source
 from desugar.listening import Line, Op
 from desugar.notes import BACKWARD, OP
@@ -26,6 +25,7 @@ _HEADER = "import torch\nfrom torch import device, inf, nan\n\n\n"
 _FREED = re.compile(r";\s+\w+(?: = \w+)* = None$")
 _SIGNATURE = re.compile(r"^def forward\(self(?:, )?(.*?)\)(?: -> .*)?:$")
 _INSIDE = re.compile(r"^    (\w+) = self\.\1(?:;.*)?$")
+_NAMELESS = re.compile(r": _(?= \()|\.<locals>\._(?= \()")  # a rule that goes by its line alone
 _TARGET = re.compile(r"^    (\w+)(?:\s*:\s*[^=]+)? = ")
 
 
@@ -82,8 +82,7 @@ def _annotated(text: str, module: fx.GraphModule, at: dict[str, int]) -> str:
 
 def tensor_text(value: Tensor) -> str:
     """A tensor's dtype and size, as `float32[2, 3]`."""
-    extents = [extent_text(extent).split(" ")[0] for extent in value.size()]
-    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(extents)}]"
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.size()))}]"
 
 
 def _shown(node: fx.Node) -> str:
@@ -107,7 +106,7 @@ def describe_ops(ops: Sequence[Op], joint: fx.GraphModule) -> tuple[OuterOp, ...
             op.number,
             op.name.removesuffix(".__get__"),
             "inside" if not op.how else kind_of(op.how),
-            op.how.replace(_INSTALLED, ""),
+            _NAMELESS.sub("", op.how.replace(_INSTALLED, "")),
             op.operands,
             describe_place(op.line),
             op.parent,

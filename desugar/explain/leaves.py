@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +13,12 @@ from torch import SymInt, Tensor, nn
 
 from desugar.explain.records import Leaf, Symbol
 from desugar.fakes import hint
+from desugar.inputs import Inputs
 from desugar.trees import flatten
-from desugar.values import Constant, Plain, Same, Slot, Value, View, Wrapper
+from desugar.values import Constant, Plain, Same, Slot, Value, View, Wrapper, wrap_value
 from subclasses import TensorSubclass
+
+_GUARDED = re.compile(r"\b[tnoa]\d\w*")
 
 # ------------------------------------------------------------------------------------------------------ names
 
@@ -114,7 +119,7 @@ def _tensor(name: str, kind: str, fake: Any, requires_grad: bool) -> Leaf:
 def _wrapper(
     name: str, value: Wrapper, items: Callable[[int], Any], leaf_name: Callable[[str, int], str]
 ) -> Leaf:
-    def read(extent: Any) -> str:
+    def read(extent: Any) -> str:  # a slot, an int, or a symbol
         return extent_text(items(extent.index) if isinstance(extent, Slot) else extent)
 
     return Leaf(
@@ -153,6 +158,47 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def describe_symbols(symbols: Mapping[Any, Any]) -> tuple[Symbol, ...]:
-    """The symbols of a program."""
-    return tuple(Symbol(str(name), symbol.text, int(hint(symbol.value))) for name, symbol in symbols.items())
+# ------------------------------------------------------------------------------------------- outer sizes, symbols
+
+
+def with_outer_symbols(value: Value, inputs: Inputs) -> Value:
+    """An argument with its outer size in the symbols of its inner tensors; a declared class computes it from them."""
+    if not isinstance(value, Wrapper):
+        return value
+    inner = tuple((name, with_outer_symbols(part, inputs)) for name, part in value.inner)
+    if not issubclass(value.cls, TensorSubclass) or any(isinstance(extent, Slot) for extent in value.size):
+        return replace(value, inner=inner)
+    with torch.no_grad(), inputs.fakes.mode:
+        size = tuple(wrap_value(value, inputs.primals()).size())
+    return replace(value, inner=inner, size=size)
+
+
+def describe_symbols(inputs: Inputs, leaf_name: Callable[[str, int], str]) -> tuple[Symbol, ...]:
+    """The symbols of a program, and where the user finds the value of each."""
+    names = _names_in_guards(inputs, leaf_name)
+    return tuple(
+        Symbol(
+            str(symbol),
+            _GUARDED.sub(lambda found: names.get(found[0], found[0]), known.text),
+            int(hint(known.value)),
+        )
+        for symbol, known in inputs.fakes.symbols.items()
+    )
+
+
+def _names_in_guards(inputs: Inputs, leaf_name: Callable[[str, int], str]) -> dict[str, str]:
+    """What the user calls that of which guards speak as `t3`, `n0_length`, `o0_inner` or, behind Dynamo, `a0`."""
+    places = {f"t{slot}": (origin.leaf, origin.path) for slot, origin in inputs.origins.items()}
+    places |= inputs.outer_names
+    for number, value in enumerate(inputs.values):
+        places[f"a{number}"] = number, ()
+        places |= {f"n{number}_{'_'.join(path)}": (number, path) for path in _dynamic_paths(value)}
+    return {name: ".".join([leaf_name("input", leaf), *path]) for name, (leaf, path) in places.items()}
+
+
+def _dynamic_paths(value: Value) -> Iterator[tuple[str, ...]]:
+    """The attribute path of each dynamic int of an argument."""
+    if isinstance(value, Wrapper):
+        yield from ((name,) for name, _ in value.dynamics)
+        for name, part in value.inner:
+            yield from ((name, *path) for path in _dynamic_paths(part))

@@ -54,7 +54,7 @@ def _overview(program: Program) -> Iterator[str]:
     if program.cost is not None:
         yield (
             f"a call takes {duration(program.cost.call)}: the graph {duration(program.cost.graph)}, "
-            f"the wrapper {duration(program.cost.wrapper)} ({program.cost.share:.0%})"
+            f"the wrapper {duration(program.cost.wrapper)} ({percent(program.cost.share)})"
         )
     elif program.no_cost:
         yield f"the cost of a call is not measured: {program.no_cost}"
@@ -131,7 +131,7 @@ def render_report_text(report: Report) -> str:
     lines = [f"{report.title}: {count(len(report.programs), 'program')} in {duration(report.seconds)}"]
     for number, program in enumerate(report.programs, 1):
         calls = "" if program.calls is None else f", {count(program.calls, 'call')}"
-        share = f", wrapper {program.cost.share:.0%} of a call" if program.cost else ""
+        share = f", wrapper {percent(program.cost.share)} of a call" if program.cost else ""
         lines.append(f"{number:>3} {program.name}: {duration(program.seconds)} to compile{calls}{share}")
         lines.append(f"      {program.error or program.reason}")
         lines += [f"      the call failed: {check}" for check in program.failed]
@@ -149,7 +149,7 @@ def materialized_text(found: Materialized) -> str:
     """One materializing fallback."""
     times = f", {found.count} times" if found.count > 1 else ""
     when = "" if found.traced else " in eager mode"
-    return f"{found.op} on a {found.cls}{times}{when}, {place_text(found.place)}"
+    return f"{found.op} on {found.cls}{times}{when}, {place_text(found.place)}"
 
 
 def place_text(place: Place | None) -> str:
@@ -171,6 +171,11 @@ def duration(seconds: float) -> str:
         if seconds * factor >= 1 or unit == "µs":
             return f"{seconds * factor:.3g} {unit}"
     raise AssertionError("the last unit takes everything")
+
+
+def percent(share: float) -> str:
+    """A part of a whole."""
+    return "< 1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 
 def bytes_text(nbytes: int) -> str:

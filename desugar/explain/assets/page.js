@@ -25,6 +25,8 @@ const many = (n, noun) => n + " " + noun + (n === 1 ? "" : "s");
 const short = file => file.split("/").slice(-2).join("/");
 const where = place => place ? `${short(place.file)}:${place.line}` : "no line of yours";
 const share = cost => cost && cost.call ? Math.max(cost.call - cost.graph, 0) / cost.call : null;
+// A dotted name that breaks after a dot rather than inside a word.
+const dotted = name => name.split(/(?<=[._])/).map((part, n) => n ? [el("wbr"), part] : part);
 const key = place => place ? place.file + ":" + place.line : "";
 
 const TOKENS = /(#.*$)|("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|\b(def|class|return|if|not|is|in|and|or|for|with|import|from|else|elif|while|None|True|False|lambda|as|try|except|raise|assert|yield)\b|\b(\d+(?:\.\d+)?(?:e-?\d+)?)\b|(\w+)(?=\()/g;
@@ -71,7 +73,7 @@ function overview() {
     el("h1", {}, report.title),
     el("p", {}, report.versions.map(v => v.join(" ")).join(" · ")),
     el("div", { class: "tiles" },
-      tile(programs.length, `programs of ${many(functions, "function")}`), tile(time(total), "to compile"),
+      tile(programs.length, `${programs.length === 1 ? "program" : "programs"} of ${many(functions, "function")}`), tile(time(total), "to compile"),
       calls ? tile(calls.toLocaleString("en"), "calls") : null, whole ? tile(percent(wrapped / whole), "of the calls' time in wrappers") : null,
       tile(report.materialized.reduce((sum, m) => sum + m.count, 0), "materializing fallbacks", report.materialized.length > 0)),
     el("div", { class: "card", id: "programs" }, rows.length ? rows : el("p", {}, "Nothing was compiled.")),
@@ -91,7 +93,7 @@ function programRow(p, n, widest) {
     el("span", { class: "timed" }, stageBar(p, widest, 70), el("small", {}, time(p.seconds))),
     el("span", { class: "calls" }, p.calls == null ? "" : many(p.calls, "call")),
     el("span", { class: "share" }, part == null ? null : [el("span", { class: "bar" }, el("i", { style: `width:${part * 100}%` })), el("small", {}, `wrapper ${percent(part)} of ${time(p.cost.call)}`)]),
-    el("span", { class: "why" + (p.error ? " error" : "") }, p.error ? p.error.split("\n")[0] : [p.reason, ...p.failed.map(f => " — " + f)]));
+    el("span", { class: "why" + (p.error ? " error" : "") }, p.error ? p.error.split("\n")[0] : [p.reason, p.failed.slice(0, 1).map(f => " — " + f), p.failed.length > 1 ? ` (and a check of ${many(p.failed.length - 1, "older program")})` : ""]));
 }
 
 function materialized(list) {
@@ -157,7 +159,7 @@ function sources(p) {
 function ops(p) {
   const counted = names => Object.entries(names.reduce((sum, name) => ({ ...sum, [name]: (sum[name] || 0) + 1 }), {})).map(([name, n]) => n > 1 ? `${name} ×${n}` : name).join(", ");
   return p.ops.map(op => el("div", pickable({ class: "op" + (op.parent != null ? " inside" : ""), "data-op": op.number }, () => pick(family(p, op.number))),
-    el("span", { class: "kind " + op.kind }, op.kind), " ", el("code", {}, op.name), el("small", {}, op.operands),
+    el("span", { class: "kind " + op.kind }, op.kind), " ", el("code", {}, dotted(op.name)), el("small", {}, op.operands),
     ["plain", "inside"].includes(op.kind) ? null : el("small", {}, op.how),
     op.forward.length ? el("small", { class: "mono" }, "→ " + counted(op.forward)) : null, op.backward.length ? el("small", { class: "mono" }, "backward → " + counted(op.backward)) : null));
 }
@@ -226,10 +228,11 @@ function sentences(p) {
   return el("section", { class: "card" }, el("h2", {}, "Aliasing and mutation"), all.length ? el("ul", {}, all.map(text => el("li", {}, text))) : el("p", {}, "None found."));
 }
 
+const tensorsFirst = all => [...all.filter(s => s.source !== "a size"), ...all.filter(s => s.source === "a size")];
 function saved(p) {
   if (p.graphs.length < 2) return null;
   return el("section", { class: "card" }, el("h2", {}, "Saved for the backward"),
-    el("div", { class: "long" }, el("table", {}, p.saved.map(s => el("tr", {}, el("td", { class: "mono" }, s.name), el("td", { class: "mono" }, `${s.dtype}[${s.size.join(", ")}]`), el("td", {}, s.source), el("td", {}, s.nbytes === 0 ? "" : bytes(s.nbytes)))))),
+    el("div", { class: "long" }, el("table", {}, tensorsFirst(p.saved).map(s => el("tr", {}, el("td", { class: "mono" }, s.name), el("td", { class: "mono" }, s.source === "a size" ? s.dtype : `${s.dtype}[${s.size.join(", ")}]`), el("td", {}, s.source), el("td", {}, s.nbytes === 0 ? "" : bytes(s.nbytes)))))),
     el("p", {}, `${bytes(p.saved_bytes)} besides inputs and results${p.symbols.length ? ", at the sizes of this call" : ""}`));
 }
 

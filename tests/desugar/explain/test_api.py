@@ -14,6 +14,7 @@ import desugar
 from desugar import listening
 from desugar.explain.graphs import kind_of
 from desugar.explain.terminal import render_rich
+from desugar.explain.text import percent
 from subclasses.ragged import JaggedTensor
 from tests.desugar.explain import subjects
 from tests.desugar.explain.subjects import Net, effects, layer, make_weight, make_x
@@ -161,6 +162,18 @@ def test_a_module_and_what_compile_made_of_it():
     assert not compiled.programs  # an explanation is no call
 
 
+def test_outer_sizes_and_symbols_are_told_in_the_users_words():
+    x = JaggedTensor.from_tensors([torch.randn(3, 4), torch.randn(5, 4)])
+    compiled = desugar.compile(lambda x: (x * 2).sum(1), backend="eager", dynamic=True)
+    program = desugar.explain(compiled, x).program
+    of = {symbol.source: symbol.name for symbol in program.symbols}
+    assert set(of) >= {"x.values.size(0)", "x.offsets.size(0)", "x.max_length"}
+    batch = f"{of['x.offsets.size(0)']} - 1"
+    assert program.inputs[0].size[:2] == (f"{batch} (2 here)", f"{of['x.max_length']} (5 here)")
+    assert f"  # float32[{batch}, " in program.graphs[0].text
+    assert all(": _" not in op.how and "<locals>" not in op.how for op in program.ops)
+
+
 def test_symbols_are_shown_where_a_size_has_changed():
     compiled = desugar.compile(layer, backend="eager")
     compiled(make_x(2), make_weight())
@@ -243,6 +256,10 @@ def test_nothing_listens_afterwards():
     desugar.explain(layer, make_x(), make_weight())
     assert not listening.has_listeners() and listening.current() is None
     assert subjects.layer is layer
+
+
+def test_a_small_part_is_not_none():
+    assert [percent(share) for share in (0, 0.004, 0.126)] == ["0%", "< 1%", "13%"]
 
 
 def test_kinds_are_words():

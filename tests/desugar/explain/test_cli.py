@@ -97,6 +97,14 @@ def test_an_error_of_the_users_own_code_is_shown_from_its_first_line(run, tmp_pa
     assert "explain/cli.py" not in result.output and "typer" not in result.output
 
 
+@pytest.mark.parametrize("command", ["explain", "check", "coverage", "bench"])
+def test_code_that_exits_does_not_end_the_command_in_silence(run, tmp_path, command):
+    path = tmp_path / "exits.py"
+    path.write_text("import sys\nsys.exit(0)\n")
+    result = run(command, f"{path}:f")
+    assert result.exit_code == 1 and "called sys.exit(0)" in result.output
+
+
 @pytest.mark.parametrize(
     ("factory", "says"),
     [
@@ -167,6 +175,14 @@ def test_a_script_that_fails_gets_its_report_and_its_exit_code(script, tmp_path,
     assert done.returncode == code and says in done.stderr
     assert "explain/script.py" not in done.stderr
     assert (tmp_path / "report.html").is_file()
+
+
+def test_a_script_that_goes_elsewhere_has_its_report_where_it_was_asked_for(script, tmp_path):
+    (tmp_path / "below").mkdir()
+    script.write_text("import os\n" + SCRIPT + "os.chdir('below')\n")
+    done = report(script, "-o", "out.html", "--json", "out.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in tmp_path.iterdir()} >= {"out.html", "out.json"}
 
 
 def test_report_needs_a_script_and_a_folder(run, script, tmp_path):
@@ -280,9 +296,9 @@ def test_without_typer_it_says_what_to_install(monkeypatch):
         command.main()
 
 
-def test_help_is_printed(run):
+def test_help_is_printed_whole(run):
     result = run("--help")
-    assert result.exit_code == 0
+    assert result.exit_code == 0 and "..." not in result.output.replace("[ARGS]...", "")
     assert all(
         name in result.output for name in ("explain", "report", "coverage", "check", "bench", "doctor")
     )
