@@ -86,3 +86,37 @@ def keep_results_apart(graph: fx.GraphModule, before: list[Any]) -> None:
 def result_names(graph: fx.GraphModule, count: int) -> list[Any]:
     """The names of the first output nodes of a graph."""
     return [node.name if isinstance(node, fx.Node) else None for node in output_nodes(graph)[:count]]
+
+
+def read_sizes_early(graph: fx.GraphModule) -> None:
+    """Makes a joint graph read sizes from the forward's own tensors, where they have them; changes it in place.
+
+    Gradients are inputs of such a graph, so a size that only data tells is first met in one, and read there.
+    """
+    nodes = list(graph.graph.nodes)
+    late = {node for node in nodes if node.op == "placeholder" and "tangents" in str(node.target)}
+    sizes = [node for node in nodes if isinstance(node.meta.get("val"), torch.SymInt)]
+    read_late = [node for node in sizes if node.op == "call_function" and node.args[0] in late]
+    if not read_late:
+        return
+    for node in nodes:
+        if any(parent in late for parent in node.all_input_nodes):
+            late.add(node)
+    early = [node for node in nodes if node not in late]
+    for node in read_late:
+        size = _of_extent(node.meta["val"], early)
+        if size is not None:
+            node.replace_all_uses_with(size)
+
+
+def _of_extent(value: torch.SymInt, nodes: list[fx.Node]) -> fx.Node | None:
+    """A new node for an extent, read from the first of the nodes that has it."""
+    for node in nodes:
+        tensor = node.meta.get("val")
+        for dim, extent in enumerate(tensor.shape if isinstance(tensor, torch.Tensor) else ()):
+            if isinstance(extent, torch.SymInt) and extent.node.expr == value.node.expr:
+                with node.graph.inserting_after(node):
+                    size = node.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+                size.meta["val"] = value
+                return size
+    return None

@@ -23,6 +23,7 @@ from desugar import _torch as private, opaque, refuse
 from desugar.capture import Capture, enter, functional
 from desugar.effects import end_effects, start_effects
 from desugar.errors import DesugarError
+from desugar.graphs import read_sizes_early
 from desugar.inputs import Inputs, StaticNeeded
 from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
@@ -187,6 +188,7 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
     if inputs.fakes.symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise StaticNeeded  # such zeros are recorded with the sizes of this call, not with its symbols
     refuse.check_constants(graph)
+    read_sizes_early(graph)
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
     graph.recompile()

@@ -305,3 +305,32 @@ def test_gradients_of_results_whose_size_depends_on_data():
             compiled,
         )
     assert len(compiled.programs) == 1
+
+
+MASKED = {
+    "rows": lambda x, keep: x[keep] * 2,
+    "rows and their number": lambda x, keep: (x[keep].sin(), x[keep].shape[0]),
+    "both kinds": lambda x, keep: (x[keep] * 2, x[~keep].sin()),
+    "in another shape": lambda x, keep: (x[keep] * 2).view(-1, 2, 3),
+    "transposed": lambda x, keep: (x[keep] * 2).t(),
+}
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Halves, Labeled])
+def test_gradients_of_wrappers_whose_size_depends_on_data(cls, name, way):
+    """Their outer size is a result of the forward, and no gradient is there yet to read it from."""
+    compiled = None
+    for keep in ([True, False, True, False], [True, True, True, False], [False] * 4):
+        compiled = judge(
+            MASKED[name],
+            lambda keep=keep: (make(cls, 4, 6, grad=True), torch.tensor(keep)),
+            compiled,
+            way=way if way is by_pass else capturing(way),
+        )
+
+
+def capturing(way):
+    """With what Dynamo needs to take sizes that depend on data."""
+    return lambda fn: torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)(way(fn))
