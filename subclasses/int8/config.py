@@ -41,6 +41,12 @@ class PerGroup:
 
     group_size: int
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.group_size, int) or self.group_size < 1:
+            raise ValueError(
+                f"PerGroup.group_size: expected a number of entries, 1 or more, got {self.group_size!r}"
+            )
+
     def block_size(self, weight: Tensor) -> tuple[int, ...]:
         """Neighbours along the last dimension."""
         return (*(1 for _ in weight.shape[:-1]), self.group_size)
@@ -214,7 +220,7 @@ def quantize_(
             f"quantize_: expected a configuration such as Int8WeightOnlyConfig(), got {type(config).__name__}"
         )
     if isinstance(config, FqnToConfig) and filter_fn is not None:
-        raise ValueError("quantize_: a FqnToConfig chooses the layers; leave filter_fn out")
+        raise ValueError("quantize_: an FqnToConfig chooses the layers; leave filter_fn out")
     made: dict[tuple[int, Config], nn.Parameter] = {}
     chosen: list[tuple[nn.Module, str, nn.Parameter]] = []
     for given, layer in module.named_modules():

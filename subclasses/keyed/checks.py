@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from subclasses.errors import DispatchError
 from subclasses.ragged import JaggedTensor
 
 _NAME = "KeyedJaggedTensor"
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 # ---- shapes ----------------------------------------------------------------------------------------------------
 
@@ -35,7 +36,7 @@ def check_parts(keys: tuple[str, ...], values: Any, lengths: Any, weights: Any) 
             raise TypeError(f"{_NAME}.{name}: expected a Tensor, got {t!r} of type {type(t).__name__}")
     if values.dim() == 0:
         raise ValueError(f"{_NAME}.values: expected entries in a first dimension, got a scalar")
-    if lengths.dim() != 1 or lengths.shape[0] % len(keys) or lengths.dtype.is_floating_point:
+    if lengths.dim() != 1 or lengths.shape[0] % len(keys) or lengths.dtype not in INTEGERS:
         raise ValueError(
             f"{_NAME}.lengths: expected integers of shape [K * B], the B lengths of each of the {len(keys)} keys one "
             f"after the other, got {lengths.dtype} of shape {tuple(lengths.shape)}"
@@ -126,6 +127,31 @@ def key_index(x: Any, key: Any) -> int:
     if key not in x.keys:
         raise KeyError(f"{_NAME} has no key {key!r}; they are {', '.join(x.keys)}")
     return x.keys.index(key)
+
+
+def places_of(x: Any, keys: Any) -> list[int]:
+    """The places of keys, each given by its name or its place."""
+    given: tuple[Any, ...] = (
+        tuple(keys) if isinstance(keys, Iterable) and not isinstance(keys, str) else (None,)
+    )
+    if not all(isinstance(k, str | int) for k in given):
+        raise TypeError(
+            f"{_NAME}.permute: expected keys, or places of keys, one after the other, got {keys!r}"
+        )
+    count = len(x.keys)
+    for k in given:
+        if isinstance(k, int) and not -count <= k < count:
+            raise IndexError(f"{_NAME}.permute: expected places below {count}, the number of keys, got {k}")
+    return [key_index(x, k) if isinstance(k, str) else k % count for k in given]
+
+
+def check_counts(counts: Any) -> None:
+    """Raises unless these are whole numbers one after the other."""
+    if not isinstance(counts, Sequence) or not all(isinstance(n, int) for n in counts):
+        wrong = (
+            DispatchError if isinstance(counts, int) else TypeError
+        )  # an int is what torch.split may be given
+        raise wrong(f"{_NAME}.split: expected how many keys each part has, such as [2, 1], got {counts!r}")
 
 
 def refuse_traced(x: Any, method: str, instead: str) -> None:

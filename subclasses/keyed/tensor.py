@@ -221,10 +221,12 @@ class KeyedJaggedTensor(TensorSubclass):
         """These keys (or places of keys) in this order; the values are shared.
 
         Raises:
+            TypeError: what is given is no sequence of keys and places.
             KeyError: there is no such key.
+            IndexError: there is no such place.
             ValueError: a key is named twice, or none.
         """
-        places = [checks.key_index(self, k) if isinstance(k, str) else range(len(self.keys))[k] for k in keys]
+        places = checks.places_of(self, keys)
         keys = checks.check_keys([self.keys[i] for i in places])
         offsets = torch.stack([self.offsets[i] for i in places])
         return self._with_parts(self.unwrap("values"), self.unwrap("weights"), offsets, keys)
@@ -233,12 +235,10 @@ class KeyedJaggedTensor(TensorSubclass):
         """Parts with so many keys each, in order; the values are shared.
 
         Raises:
+            DispatchError, TypeError: what is given is one number, or no sequence of whole ones.
             ValueError: the counts do not add up to the number of keys.
         """
-        if isinstance(counts, int):
-            raise DispatchError(
-                "KeyedJaggedTensor.split: expected how many keys each part has, such as [2, 1]"
-            )
+        checks.check_counts(counts)
         if sum(counts) != len(self.keys) or min(counts, default=0) < 1:
             raise ValueError(
                 f"KeyedJaggedTensor.split: expected numbers of keys, each from 1, that add up to {len(self.keys)}, got "

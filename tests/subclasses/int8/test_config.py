@@ -204,6 +204,7 @@ def test_bytes():
         (lambda m: quantize_(list(m), Int8WeightOnlyConfig()), TypeError, "a module, got list"),
         (lambda m: FqnToConfig({"0": "int8"}), TypeError, "for '0', got 'int8'"),
         (lambda m: FqnToConfig({"re:(": Int8WeightOnlyConfig()}), ValueError, "no regular expression"),
+        (lambda m: PerGroup(0), ValueError, "expected a number of entries, 1 or more, got 0"),
         (lambda m: Int8WeightOnlyConfig("row"), ValueError, "PerRow, PerTensor, PerGroup, got 'row'"),
         (
             lambda m: Int8DynamicActivationInt8WeightConfig(PerGroup(4)),

@@ -21,6 +21,7 @@ WRONG = {
     "a scalar": (lambda: KeyedJaggedTensor(["a"], torch.tensor(1), L), "got a scalar"),
     "lengths of a fraction": (lambda: KeyedJaggedTensor(["a", "b", "c"], V, L), r"shape \[K \* B\]"),
     "float lengths": (lambda: KeyedJaggedTensor(["a"], V, L.float()), "expected integers of shape"),
+    "truth values as lengths": (lambda: KeyedJaggedTensor(["a"], V[:2], L[:2] > 0), "got torch.bool"),
     "a sum": (lambda: KeyedJaggedTensor(["a"], V[:5], L), "expected a sum of 5, .* got 6"),
     "negative": (lambda: KeyedJaggedTensor(["a"], V, torch.tensor([7, -1])), "none below 0, got -1"),
     "weights' shape": (
@@ -35,6 +36,10 @@ WRONG = {
     "an op": (lambda: batch([1, 2]) * 2, r"work on a feature, which kjt\[key\] gives"),
     "split": (lambda: batch([1, 2]).split([1, 2]), r"add up to 2, got \[1, 2\]"),
     "split by size": (lambda: batch([1, 2]).split(1), "how many keys each part has"),
+    "split by fractions": (lambda: batch([1, 2]).split([1.0, 1.0]), r"such as \[2, 1\], got \[1.0, 1.0\]"),
+    "permute by a string": (lambda: batch([1, 2]).permute("ab"), "keys, or places of keys, .* got 'ab'"),
+    "permute by a fraction": (lambda: batch([1, 2]).permute([1.5]), r"places of keys, .* got \[1.5\]"),
+    "a place that is not there": (lambda: batch([1, 2]).permute([2]), "places below 2, .* got 2"),
     "permute twice": (lambda: batch([1, 2]).permute([0, 0]), "distinct keys, got 'a'"),
     "cat of others": (lambda: KeyedJaggedTensor.cat([V]), "expected KeyedJaggedTensors, got a Tensor"),
     "cat of none": (lambda: KeyedJaggedTensor.cat([]), "got none"),
@@ -60,10 +65,16 @@ WRONG = {
 }
 
 
+def test_permute_takes_keys_and_places_of_any_iterable():
+    x = batch([1, 2])
+    assert x.permute({"b": 1}.keys()).keys == ("b",)
+    assert x.permute((-1, 0)).keys == ("b", "a")
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_refused(name):
     make, text = WRONG[name]
-    with pytest.raises((TypeError, ValueError, KeyError, DispatchError), match=text):
+    with pytest.raises((TypeError, ValueError, LookupError, DispatchError), match=text):
         make()
 
 
