@@ -28,8 +28,8 @@ from desugar.inputs import Inputs, StaticNeeded
 from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
 from desugar.notes import noting, noting_backward
-from desugar.outputs import Outputs, Result, take_apart
-from desugar.runs import Entered, Reshape, Run, changed_slots, plain
+from desugar.outputs import Outputs, Result, renumber, take_apart
+from desugar.runs import Entered, Reshape, Run, changed_slots, identity, plain
 from desugar.values import (
     Constant,
     Flat,
@@ -238,9 +238,9 @@ class _Recorder:
             gradients = torch.autograd.grad(
                 results, [run.entered[number].root for number in wanted], cotangents, allow_unused=True
             )
-        flat = Flat()
+        flat, taken = Flat(), {identity(item) for item in (*run.items, *items)}
         for number, gradient in zip(wanted, gradients, strict=True):
-            value = None if gradient is None else unwrap_value(gradient, flat)
+            value = None if gradient is None else unwrap_gradient(gradient, flat, taken)
             self.grads.append((number, value))
         return [plain(item) for item in flat.items]
 
@@ -307,6 +307,30 @@ def tangent_leaf(value: Value, items: Sequence[Any], output: Any, output_items: 
     return wrap_value(
         replace(bare, size=sizes[0], stride=sizes[1], dynamics=_live_ints(value, output)), [*inner.values()]
     )
+
+
+def unwrap_gradient(gradient: Tensor, flat: Flat, taken: set[int]) -> Value:
+    """Takes a gradient apart; what is in a wrapper belongs to it alone.
+
+    The engine sees one tensor as the gradient of two inputs, or as the caller's own, and copies it before it is
+    accumulated. It cannot see that two wrappers share what is in them.
+
+    Args:
+        gradient: Of one input.
+        flat: Where its tensors go.
+        taken: Identities of tensors that belong to somebody else; those of this gradient are added.
+    """
+    found = Flat()
+    value = unwrap_value(gradient, found)
+    slots = []
+    for item in found.items:
+        if not isinstance(item, Tensor):
+            slots.append(flat.number(item).index)  # type: ignore[union-attr]
+            continue
+        is_shared = isinstance(value, Wrapper) and is_differentiable(item) and identity(item) in taken
+        taken.add(identity(item))
+        slots.append(flat.tensor(item.clone() if is_shared else item))
+    return renumber(value, slots)
 
 
 def _live_ints(value: Wrapper, output: Any) -> tuple[tuple[str, Any], ...]:

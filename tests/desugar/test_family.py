@@ -11,8 +11,8 @@ import torch
 
 import desugar
 from desugar import DesugarError
-from tests.desugar.classes import EVERY, Beside, Halves, Pair, TwoTensor, make
-from tests.desugar.judge import assert_same_values, judge, random_like
+from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, TwoTensor, make, plain_parts
+from tests.desugar.judge import WAYS, assert_same_values, by_pass, judge, random_like
 
 
 def three(x, y):
@@ -158,3 +158,29 @@ def test_threads_build_a_member_once():
             torch.testing.assert_close(gx, torch.ones(3))
             torch.testing.assert_close(gy, torch.ones(3))
     assert len(graphs) == 2
+
+
+# ---- whose memory a gradient is ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a sum", "a view and a sum", "inductor"])
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair, Labeled, Nested])
+def test_each_gradient_has_memory_of_its_own(cls, way, name):
+    """Written to in place afterwards, as a clipped one is; autograd copies what it knows to be shared."""
+
+    def fn(x, y):
+        return x + (y.view(6).view(2, 3) if name == "a view and a sum" else y)
+
+    compiled = way(fn)
+    if name == "inductor":
+        compiled = desugar.compile(fn) if way is by_pass else torch.compile(fn, backend="desugar")
+    x, y = make(cls, 2, 3, grad=True), make(cls, 2, 3, grad=True)
+    out = compiled(x, y)
+    tangent = random_like(out, torch.Generator().manual_seed(1))
+    wanted = [part.clone() for part in plain_parts(tangent)]
+    out.backward(tangent)
+    for part in plain_parts(x.grad):
+        part.zero_()
+    assert all(map(torch.equal, plain_parts(tangent), wanted))
+    assert all(map(torch.equal, plain_parts(y.grad), wanted))
