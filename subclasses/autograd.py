@@ -21,6 +21,8 @@ from subclasses._torch import recording_again
 from subclasses.errors import DispatchError
 from subclasses.layout import Layout, cotangent_layout
 
+aten = torch.ops.aten
+
 
 def is_differentiable(t: Tensor | None) -> bool:
     """Whether gradients can flow to an inner tensor, judging by its dtype."""
@@ -121,8 +123,11 @@ class Unwrap(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Any, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-        """Aliases that share the version counter, so that a later write to the wrapper is noticed."""
-        return tuple(x.__dict__[name].detach() for name in names)
+        """Views that share the version counter, so that a later write to the wrapper is noticed.
+
+        A write to such a view is refused by PyTorch: the wrapper's gradient would not know of it.
+        """
+        return tuple(aten.alias.default(x.__dict__[name]) for name in names)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

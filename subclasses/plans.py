@@ -29,6 +29,8 @@ from subclasses.rules import find_op_rule, find_tag_rule
 from subclasses.schema import functional_counterpart, op_facts
 from subclasses.semantics import with_normal_views, with_semantics, write_into
 
+aten = torch.ops.aten
+
 Call = Callable[..., Any]
 
 
@@ -136,7 +138,9 @@ def _decompose(op: OpOverload) -> Call:
 
 
 def _written_from(cls: Any, op: OpOverload, run: Call) -> Call:
-    facts = op_facts(op)
+    facts, ruled = op_facts(op), find_op_rule(cls, aten.copy_.default)
+    # A class that says how it is written to has said it for every op.
+    write = write_into if ruled is None else lambda _, x, value: ruled(aten.copy_.default, x, value)
     # An in-place op names what it writes as its counterpart does; an out= op takes it besides.
     out = [facts.arguments[i].name for i in facts.written if facts.arguments[i].keyword]
 
@@ -146,7 +150,7 @@ def _written_from(cls: Any, op: OpOverload, run: Call) -> Call:
         for target, one in zip(targets, value if len(targets) > 1 else [value], strict=True):
             if not isinstance(target, cls):
                 raise_writes_plain(op, cls)
-            write_into(op, target, one)
+            write(op, target, one)
         return None if not facts.returns else targets[0] if len(targets) == 1 else tuple(targets)
 
     return plan

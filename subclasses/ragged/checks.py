@@ -153,12 +153,18 @@ def check_like(x: Any, dense: Any) -> None:
         )
 
 
+def is_recorded(*tensors: Any) -> bool:
+    """Whether autograd records what is done to these."""
+    wanted = any(isinstance(t, Tensor) and t.requires_grad for t in tensors)
+    return wanted and torch.is_grad_enabled() and not in_backward()
+
+
 def check_not_recorded(op: Any, x: Any) -> None:
     """Raises where an op below autograd has a derivative that would count what does not exist.
 
     Rules above autograd never come here with a value that requires grad, and derivatives may.
     """
-    if x.requires_grad and torch.is_grad_enabled() and not in_backward():
+    if is_recorded(x):
         raise DispatchError(
             f"{op}: reached from inside another op, whose gradient would count entries that a {type(x).__name__} does "
             f"not have; use x.sum(...), or take the op apart into ones that have rules"

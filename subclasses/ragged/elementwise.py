@@ -52,6 +52,7 @@ UNTAGGED = (
 ELSEWHERE = ("equal", "max", "min", "rrelu")
 FUNCTIONS = [f for f in tagged_functions(torch.Tag.pointwise) if f.__name__ not in ELSEWHERE]
 FUNCTIONS += [torch.floor_divide, torch.Tensor.floor_divide, torch.complex, torch.polar]
+FUNCTIONS += [torch.where, torch.Tensor.where, torch.Tensor.copy_]
 FUNCTIONS = list(dict.fromkeys(FUNCTIONS))
 
 LIKENESSES = (
@@ -79,6 +80,8 @@ class Operands(NamedTuple):
         beside: ``(op, x, a)``: a tensor as it stands beside what ``x`` stores; below autograd.
         aligned: ``(func, x, a)``: a tensor such that a cotangent comes back to it as what it is; above autograd.
         moved: ``(x, stored)``: elements on another device, with the rows brought there.
+        write: ``(op, x, new, non_blocking)``: writes other elements for what exists; below autograd.
+        check_writable: ``(func, x, *operands)``: raises where autograd could not record a write; above it.
         shown: a value in the words of an error.
     """
 
@@ -87,6 +90,8 @@ class Operands(NamedTuple):
     beside: Callable[[Any, Any, Tensor], Tensor]
     aligned: Callable[[Any, Any, Tensor], Tensor]
     moved: Callable[[Any, Tensor], Any]
+    write: Callable[[Any, Any, Tensor, bool], None]
+    check_writable: Callable[..., None]
     shown: Callable[[Any], str]
 
 
@@ -95,7 +100,7 @@ class Operands(NamedTuple):
 
 def implement_pointwise(cls: Any, ways: Operands) -> None:
     """The rules of pointwise ops, below autograd and above it."""
-    first, wrap, beside, aligned, _, shown = ways
+    first, wrap, beside, aligned, _, _, check_writable, shown = ways
     stored = attrgetter(cls.__spec__.size_from)
 
     def operand(op: Any, x: Any, a: Any) -> Any:
@@ -119,10 +124,12 @@ def implement_pointwise(cls: Any, ways: Operands) -> None:
         if len(args) + len(kwargs) == 1:
             return cls.unruled(func, *args, **kwargs)
         x = first((*args, *kwargs.values()))
-        if args and func.__name__.endswith("_") and not isinstance(args[0], cls):
-            raise DispatchError(
-                f"{func.__name__}: cannot write {shown(x)} into {shown(args[0])}; use to_dense()"
-            )
+        if args and func.__name__.endswith("_"):
+            if not isinstance(args[0], cls):
+                raise DispatchError(
+                    f"{func.__name__}: cannot write {shown(x)} into {shown(args[0])}; use to_dense()"
+                )
+            check_writable(func, *args)
         given = {k: settled(func, x, a) for k, a in kwargs.items()} if kwargs else kwargs
         return cls.unruled(func, *[settled(func, x, a) for a in args], **given)
 
@@ -169,7 +176,7 @@ def implement_copies(cls: Any, ways: Operands) -> None:
             raise DispatchError(
                 f"{op}: cannot write {ways.shown(source)} into a dense tensor; use to_dense()"
             )
-        stored(x).copy_(ways.beside(op, x, source), non_blocking)
+        ways.write(op, x, ways.beside(op, x, source), non_blocking)
         return x
 
     @cls.implements(aten.size.default, aten.stride.default)

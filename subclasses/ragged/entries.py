@@ -137,14 +137,22 @@ def _pad_rows(x: Any, dim: Any, pair: tuple[int, int], value: float | int | bool
     """Every row with entries of a value before and behind its own; a negative number of them cuts some off."""
     whole, cut = [slice(None)] * dim, [max(-n, 0) for n in pair]
     if any(cut):
-        message = f"pad: a row has fewer than the {sum(cut)} entries that are cut off by {pair}"
-        torch.ops.aten._assert_async.msg((x.row_lengths() >= sum(cut)).all(), message)
+        _check_left(x, sum(cut), pair)
         x = x[(*whole, slice(cut[0], -cut[1] or None))]
     before, behind = (
         [x.new_full([n if d == dim else size for d, size in enumerate(x.shape)], value)] if n > 0 else []
         for n in pair
     )
     return torch.cat([*before, x, *behind], dim) if before or behind else x
+
+
+def _check_left(x: Any, cut: int, pair: tuple[int, int]) -> None:
+    """Raises where a row of the batch has fewer entries than are cut off; nothing waits for a GPU."""
+    reached, count = x.row_lengths() >= cut, getattr(x, "row_count", None)
+    if count is not None:
+        reached = reached | (torch.arange(reached.shape[0], device=reached.device) >= count)
+    message = f"pad: a row has fewer than the {cut} entries that are cut off by {tuple(pair)}"
+    torch.ops.aten._assert_async.msg(reached.all(), message)
 
 
 def _is_ragged(ways: Entries, x: Any, dim: int) -> bool:

@@ -26,7 +26,7 @@ def lowest(dtype: torch.dtype) -> float | int | bool:
     """The least value of a dtype."""
     if dtype == torch.bool:
         return False
-    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+    return -math.inf if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype).min
 
 
 def highest(dtype: torch.dtype) -> float | int | bool:
@@ -212,6 +212,12 @@ def implement_reductions(cls: Any, ways: Ways) -> None:
             raise DispatchError(
                 f"{func.__name__}: an index into all entries of {ways.shown(input)} has no meaning; give dim"
             )
+        if function is torch.logsumexp:  # the least integer may count
+            input = (
+                input
+                if input.is_floating_point() or input.is_complex()
+                else input.to(torch.get_default_dtype())
+            )
         return ways.reduce(function, input, dim, keepdim, *REDUCTIONS[function], **kwargs)
 
     @cls.implements(torch.max, torch.min)
@@ -272,6 +278,10 @@ def implement_along(cls: Any, ways: Ways) -> None:
     @cls.implements(*ALONG)
     def _(func: Any, input: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
         function, kwargs = getattr(torch, func.__name__), without_out(func, input, kwargs, ways.shown)
+        if (
+            kwargs.get("dtype") is not None
+        ):  # converted first, as PyTorch does: what stands for none depends on it
+            input = input.to(kwargs.pop("dtype"))
         return ways.run_along(function, input, dim, ALONG[function], *args, **kwargs)
 
     @cls.implements(torch.sort, torch.argsort)

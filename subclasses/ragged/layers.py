@@ -83,8 +83,13 @@ def implement_layers(cls: Any, ways: Entrywise) -> None:
         return ways.cut(input, func(ways.clean(input), normalized_shape, *args, **kwargs))
 
     @cls.implements(*RANDOM)
-    def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
-        return ways.wrap(input, func(ways.stored(input), *args, **kwargs))
+    def _(func: Any, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+        stored = ways.stored(input)
+        drawn = func(stored, *args, **kwargs)
+        if drawn is stored:  # as in evaluation
+            return input
+        result = ways.wrap(input, drawn)
+        return input.copy_(result) if inplace else result
 
 
 def implement_embedding(cls: Any, ways: Entrywise) -> None:

@@ -18,6 +18,7 @@ from subclasses.ragged.rows import (
     shown,
     spread,
 )
+from subclasses.ragged.sharing import check_writable, write_values
 
 # ---- what stands beside the values -----------------------------------------------------------------------------
 
@@ -45,7 +46,9 @@ def _moved(x: JaggedTensor, values: Tensor) -> JaggedTensor:
 
 # ---- the rules -------------------------------------------------------------------------------------------------
 
-OPERANDS = Operands(first_ragged, JaggedTensor.with_values, _beside, _aligned, _moved, shown)
+OPERANDS = Operands(
+    first_ragged, JaggedTensor.with_values, _beside, _aligned, _moved, write_values, check_writable, shown
+)
 implement_copies(JaggedTensor, OPERANDS)
 implement_pointwise(JaggedTensor, OPERANDS)
 implement_equal(JaggedTensor, OPERANDS)

@@ -16,6 +16,7 @@ from torch import Tensor
 from subclasses.errors import DispatchError
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.rows import shown
+from subclasses.ragged.sharing import sharing
 
 aten = torch.ops.aten
 
@@ -242,7 +243,7 @@ def _(func: Any, x: Any, other: Tensor) -> Any:
 
 def merge(x: JaggedTensor) -> JaggedTensor:
     """Batch and ragged dimension as one, which holds the existing entries."""
-    return x.with_values(x.unwrap("values"), 0)
+    return sharing(x.with_values(x.unwrap("values"), 0))
 
 
 def _view(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
@@ -266,22 +267,23 @@ def _view(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
 
 
 def _view_merged(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
-    rest = _entry_size(x)
-    if size and _product(size[1:]) == rest:
+    rest, rows = _entry_size(x), x.offsets.shape[0] - 1
+    # Rows of one entry look like entries with a dimension more: a size that names the rows means them.
+    means_rows = _product(size[2:]) == rest and size[:2] == [rows, x.max_length]
+    if size and _product(size[1:]) == rest and not means_rows:
         return _resize(x, size)
     if size and -1 in size[1:] and size[0] is x.shape[0]:
         return _resize(x, size)
-    rows = x.offsets.shape[0] - 1
     if len(size) > 1 and size[0] in (-1, rows) and size[1] in (-1, x.max_length):
         values = x.unwrap("values")
-        return x.with_values(values.reshape(values.shape[0], *size[2:]), 1)
+        return sharing(x.with_values(values.reshape(values.shape[0], *size[2:]), 1))
     raise _cannot_view(func, x, size)
 
 
 def _resize(x: JaggedTensor, size: list[Any]) -> JaggedTensor:
     """Merged entries of another size."""
     values = x.unwrap("values")
-    return x.with_values(values.reshape(values.shape[0], *size[1:]), 0)
+    return sharing(x.with_values(values.reshape(values.shape[0], *size[1:]), 0))
 
 
 def _entry_size(x: JaggedTensor) -> Any:

@@ -39,7 +39,8 @@ def places_after(func: Any, x: PaddedTensor, size: list[int]) -> tuple[int, int]
 def _after_rows(x: PaddedTensor, size: list[int]) -> tuple[int, int] | None:
     ragged, batch = _place_after(x, x.ragged_dim, size), _place_after(x, x.batch_dim, size)
     if ragged is not None and batch is not None and (ragged < batch) == (x.ragged_dim < x.batch_dim):
-        return None if ragged == batch else (ragged, batch)
+        # Two dimensions of extent 1 that follow each other are one where the size has one of them.
+        return None if ragged == batch and x.ragged_dim != x.batch_dim + 1 else (ragged, batch)
     if x.ragged_dim != x.batch_dim + 1:
         return None
     before, behind = math.prod(x.shape[: x.batch_dim]), math.prod(x.shape[x.ragged_dim + 1 :])
@@ -54,14 +55,13 @@ def _after_merged(x: PaddedTensor, size: list[int]) -> tuple[int, int] | None:
     dim, rows = x.batch_dim, [x.lengths.shape[0], x.width]
     if size == [*x.shape[:dim], *rows, *x.shape[dim + 1 :]]:
         return dim + 1, dim
-    place = _place_after(x, dim, size)
-    if place is not None:
-        return place, place
-    before = math.prod(x.shape[:dim])
+    before, behind = math.prod(x.shape[:dim]), math.prod(x.shape[dim + 1 :])
+    # Rows of one place look like entries with a dimension more: a size that names the rows means them.
     for d in range(len(size) - 1):
-        if size[d : d + 2] == rows and math.prod(size[:d]) == before:
+        if size[d : d + 2] == rows and math.prod(size[:d]) == before and math.prod(size[d + 2 :]) == behind:
             return d + 1, d
-    return None
+    place = _place_after(x, dim, size)
+    return None if place is None else (place, place)
 
 
 def _place_after(x: PaddedTensor, dim: int, size: list[int]) -> int | None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from subclasses.ragged.elementwise import Operands, implement_copies, implement_equal, implement_pointwise
 from subclasses.ragged.padded.rows import aligned, as_wide, check_fits, first_padded, shown
 from subclasses.ragged.padded.tensor import PaddedTensor
+from subclasses.semantics import bump_versions
 
 # ---- what stands beside the table ------------------------------------------------------------------------------
 
@@ -23,9 +24,16 @@ def _moved(x: PaddedTensor, padded: Tensor) -> PaddedTensor:
     return x.with_lengths(padded, x.lengths.to(padded.device), row_count)
 
 
+def _write(op: Any, x: PaddedTensor, new: Tensor, non_blocking: bool) -> None:
+    x.padded.copy_(new, non_blocking)
+    bump_versions([x.padded])
+
+
 # ---- the rules -------------------------------------------------------------------------------------------------
 
-OPERANDS = Operands(first_padded, PaddedTensor.with_padded, _beside, aligned, _moved, shown)
+OPERANDS = Operands(
+    first_padded, PaddedTensor.with_padded, _beside, aligned, _moved, _write, lambda *_: None, shown
+)
 implement_copies(PaddedTensor, OPERANDS)
 implement_pointwise(PaddedTensor, OPERANDS)
 implement_equal(PaddedTensor, OPERANDS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from subclasses.ragged import PaddedTensor
 from tests.subclasses.ragged.both import LAYOUTS, judge_rows, make
 from tests.subclasses.ragged.judge import desugared, eager
 
@@ -55,6 +56,15 @@ def test_rows_that_are_cropped(pair, layout, way):
     if way is eager:
         with pytest.raises(RuntimeError, match="fewer than the 1 entries"):
             F.pad(make(layout).x, pad)
+
+
+def test_rows_that_the_batch_has_not_need_nothing_to_crop():
+    rows = [torch.randn(n, 4) for n in (3, 1, 2)]
+    x = PaddedTensor.from_tensors(rows, batch_multiple=4)
+    for pad in ((0, 0, -1, 0), (0, 0, 2, 1)):
+        got = F.pad(x, pad)
+        assert got.sum(1).to_tensors()[0].shape == (3, 4) and got.shape[0] == 4
+        torch.testing.assert_close(got.to_tensors(), [F.pad(row, pad) for row in rows])
 
 
 OF_TWO = {

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 
 from subclasses.ragged import PaddedTensor
 from tests.subclasses.ragged.padded_judge import PLACES, WAYS, check_padded, check_parts, make_table
-from tests.subclasses.ragged.test_pointwise import BINARY, DENSE, UNARY
+from tests.subclasses.ragged.test_pointwise import BINARY, DENSE, UNARY, on_row
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*degrees of freedom is <= 0")
 
@@ -44,8 +44,8 @@ def test_dense_operand(dense, way):
     table, p = make_table(width=5), random(*shape)
     check_padded(
         table,
-        lambda x, p: p * (x * p).tanh() + x,
-        lambda row, i, p: of_row(p, i, len(row)) * (row * of_row(p, i, len(row))).tanh() + row,
+        lambda x, p: p * (x * p).tanh() + torch.where(x > 0, p, x),
+        lambda row, i, p: on_row(row, of_row(p, i, len(row))),
         [p],
         way,
     )

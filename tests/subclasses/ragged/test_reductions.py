@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from subclasses.ragged import JaggedTensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.subclasses.ragged.judge import LAYOUTS, WAYS, check_parts, check_rows, make_batch
 
 # The judge warns where a row is too short for a variance; ours is NaN as well.
@@ -143,6 +143,25 @@ def test_half_precision_and_dtype():
     ones = torch.ones_like(batch.x).to(torch.bfloat16)
     assert ones.sum(1).item() == 4096 and ones.sum(1).dtype == torch.bfloat16
     assert ones.sum(dtype=torch.float64).dtype == torch.float64
+
+
+INTEGERS = {
+    "logsumexp": lambda t, d: t.logsumexp(d),
+    "softmax": lambda t, d: t.softmax(d, dtype=torch.float64).sum(d),
+    "log_softmax": lambda t, d: t.log_softmax(d, dtype=torch.float64).sum(d),
+    "cumsum": lambda t, d: t.cumsum(d, dtype=torch.float64).sum(d),
+}
+
+
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.int64, torch.complex128], ids=str)
+@pytest.mark.parametrize("name", INTEGERS)
+def test_the_least_integer_counts(name, dtype, cls):
+    """So none of them stands for what does not exist."""
+    if dtype.is_complex and name != "logsumexp":
+        pytest.skip("PyTorch has none")
+    f, rows = INTEGERS[name], [torch.randint(0, 4, (n, 2)).to(dtype) for n in (3, 1, 2)]
+    torch.testing.assert_close(list(f(cls.from_tensors(rows), 1)), [f(row, 0) for row in rows])
 
 
 @pytest.mark.parametrize("dim", [3, -4, (0, 0)])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, strategies as st
 
 from subclasses import DispatchError
-from subclasses.ragged import JaggedTensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.subclasses.ragged.judge import LAYOUTS, WAYS, check_parts, check_rows, make_batch
 
 # On [B, T, 4, 6] and on a row [n, 4, 6].
@@ -159,6 +159,20 @@ def test_one_entry_of_every_row(position, layout):
     check_parts(batch, list(batch.x[index]), [row[index[1:]] for row in batch.rows])
     if layout != "ragged dim 2":
         check_parts(batch, list(batch.x[:, position, 1:3]), [row[position, 1:3] for row in batch.rows])
+
+
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("lengths", [[1], [1, 1], [1, 0, 1]], ids=str)
+@pytest.mark.parametrize("entry", [(4,), (1,), (2, 1)], ids=str)
+def test_rows_of_one_entry_are_merged_and_unmerged(entry, lengths, cls):
+    x = cls.from_tensors([torch.randn(n, *entry) for n in lengths])
+    for y in (
+        x.flatten(0, 1).unflatten(0, x.shape[:2]),
+        x.view(-1, *entry).view(x.shape),
+        x.reshape(-1, *entry).reshape(*x.shape[:2], -1).reshape(x.shape),
+    ):
+        assert (y.shape, y.ragged_dim) == (x.shape, x.ragged_dim)
+        torch.testing.assert_close(y.to_tensors(), x.to_tensors())
 
 
 def test_a_row_too_short_is_named():
