@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch._dynamo  # before AOTAutograd, which imports parts of it in a circle
 import torch._functorch._aot_autograd.runtime_wrappers as runtime_wrappers
-from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
@@ -142,7 +142,7 @@ def make_ours(count: int) -> Call:
     out = Emitter()
     out.reserve("ctx", "saved", "tangent0")
     other = out.bind(family.otherwise, "another_backward")
-    emitter = PrologueEmitter(out, family.traced, family.plan, other, autocast=False)
+    emitter = PrologueEmitter(out, family.traced, family.plan, other, autocast=False, reads_memory=False)
     emitter.emit_prologue(family.partitioned.backward_inputs)
     prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=family)[
         "prologue"

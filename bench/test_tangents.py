@@ -13,7 +13,6 @@ from torch.testing._internal.two_tensor import TwoTensor
 import desugar
 from bench.subjects import Pair, double
 from bench.timing import time_side_by_side
-from desugar.backward import MemberEmitter
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
 
@@ -29,7 +28,7 @@ def make_generated(cls):
     out = Emitter()
     names = [f"tangent{n}" for n in range(COUNT)]
     out.reserve(*names)
-    emitter = MemberEmitter(out, family.traced, family.plan, family.differentiate, autocast=False)
+    emitter = family.emitter(out, (True,) * COUNT)
     out.writeline(f"def unwrap({', '.join(names)}):")
     with out.indent():
         arrived = list(family.traced.tangents)

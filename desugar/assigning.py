@@ -47,7 +47,7 @@ def _value_of(item: Any) -> Tensor | None:
     """The fake value of what Dynamo assigns to, if that is a tensor subclass which wraps tensors."""
     proxy = getattr(item, "proxy", None)
     value = proxy.node.meta.get("example_value") if proxy is not None else None
-    return value if is_traceable_wrapper_subclass(value) else None
+    return value if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value) else None  # type: ignore[return-value]
 
 
 def _is_part(value: Tensor, name: str) -> bool:

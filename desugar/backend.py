@@ -21,7 +21,7 @@ from desugar.artifacts import recorded
 from desugar.assigning import break_at_assignments
 from desugar.compilers import choose_backend
 from desugar.errors import DesugarError
-from desugar.fakes import Fakes
+from desugar.fakes import Fakes, check_memory
 from desugar.family import Again
 from desugar.inputs import DynamicPolicy, Inputs, TraceAgain
 from desugar.pipeline import compile_again
@@ -65,6 +65,8 @@ def dynamo_backend(
 
 
 def _compile(gm: fx.GraphModule, example_inputs: list[Any], backend: Any) -> Callable[..., Any]:
+    if backend.reads_memory:
+        check_memory(example_inputs)
     context = private.TracingContext.try_get()
     mode = context.fake_mode if context is not None else private.detect_fake_mode(example_inputs)
     fakes = Fakes(mode.shape_env, mode) if mode is not None else Fakes()

@@ -142,6 +142,21 @@ def first_paths(values: Sequence[Value]) -> dict[int, tuple[int, tuple[str, ...]
     return found
 
 
+def sources_of_saved(inputs: Inputs, partitioned: Partitioned) -> set[int]:
+    """Input leaves that a saved intermediate was computed from."""
+    outputs = output_nodes(partitioned.forward)
+    stack = [outputs[s.index] for s in partitioned.backward_inputs if isinstance(s, FromForward)]
+    seen: set[fx.Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    paths = first_paths(inputs.values)
+    placeholders = partitioned.forward.graph.find_nodes(op="placeholder")
+    return {paths[n][0] for n, node in enumerate(placeholders) if node in seen and n in paths}
+
+
 def _companions(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Paths of the non-differentiable inner tensors that a tangent shares with its result."""
     match value:
@@ -176,13 +191,34 @@ class Member:
     compiled: CompiledGraph | None
 
 
+def member_name(present: tuple[bool, ...]) -> str:
+    """The name of the generated function for the gradients that arrive: `backward_10` for the first of two."""
+    return "backward_" + "".join("1" if there else "0" for there in present)
+
+
 class MemberEmitter:
-    """Writes one member of the family; `other` is the name of what takes the gradients that it does not take."""
+    """Writes one member of the family.
+
+    Attributes:
+        out: What is written.
+        traced, plan: The trace, and what the forward keeps.
+        other: The name of what takes the gradients that the member does not take.
+        autocast: Whether autocast is on for some device.
+        reads_memory: Whether the compiled graph knows of no lazy negation.
+    """
 
     def __init__(
-        self, out: Emitter, traced: Traced, plan: BackwardPlan, other: str, *, autocast: bool
+        self,
+        out: Emitter,
+        traced: Traced,
+        plan: BackwardPlan,
+        other: str,
+        *,
+        autocast: bool,
+        reads_memory: bool,
     ) -> None:
-        self.out, self.traced, self.plan, self.other, self.autocast = out, traced, plan, other, autocast
+        self.out, self.traced, self.plan, self.other = out, traced, plan, other
+        self.autocast, self.reads_memory = autocast, reads_memory
 
     def emit(self, member: Member) -> None:
         """Writes `def <name>(ctx, tangent0, ...)`."""
@@ -258,6 +294,10 @@ class MemberEmitter:
                 read = items.get(slot) or ".".join([f"tangent{number}", *path])
                 items[slot] = items.get(slot) or self.out.fresh_name(f"g{slot}")
                 self.out.writeline(f"{items[slot]} = {self._laid_out(read, self.traced.tangent_items[slot])}")
+                if self.reads_memory:
+                    self.out.writeline(f"if {items[slot]}.is_neg():")
+                    with self.out.indent():
+                        self.out.writeline(f"{items[slot]} = {items[slot]}.resolve_neg()")
         return items
 
     def _laid_out(self, read: str, fake: Tensor) -> str:

@@ -41,12 +41,22 @@ class GraphKind:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """How graphs are traced, split and compiled."""
+    """How graphs are traced, split and compiled.
+
+    Attributes:
+        name: What the user calls it.
+        decompositions: Into what ops are taken apart in a trace.
+        split: Splits a joint graph.
+        compile_graph: Compiles one graph.
+        reads_memory: Whether compiled graphs read the memory of their inputs as it is, past PyTorch's own kernels,
+            which know of lazy negation.
+    """
 
     name: str
     decompositions: Callable[[], Mapping[Any, Any]]
     split: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
     compile_graph: Callable[[fx.GraphModule, list[Any], GraphKind], CompiledGraph]
+    reads_memory: bool = True
 
 
 # ------------------------------------------------------------------------------------------------ choosing
@@ -65,7 +75,7 @@ def choose_backend(
     if mode not in (None, "default") or options:
         raise ValueError(f'expected mode and options with backend="inductor" only, got backend={backend!r}')
     if backend == "eager":
-        return Backend("eager", dict, min_cut, run_as_is)
+        return Backend("eager", dict, min_cut, run_as_is, reads_memory=False)
     if callable(backend):
         return Backend(getattr(backend, "__name__", "custom"), dict, min_cut, _call_user(backend))
     raise ValueError(

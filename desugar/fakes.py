@@ -10,7 +10,7 @@ it back as Python text over the names `t0, t1, ...` (tensors) and `n0, ...` (int
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
+from desugar.values import inner_names, is_wrapper
 from subclasses._torch import disabled_torch_function_impl
 
 # -------------------------------------------------------------------------------------------- making fakes
@@ -129,6 +130,22 @@ def check_plain(real: Tensor) -> None:
             "(no __tensor_flatten__) and has a __torch_function__, which a program would not call",
             instead="pass x.as_subclass(torch.Tensor) and make the result one of the class again",
         )
+
+
+def check_memory(leaves: Iterable[Any]) -> None:
+    """Raises for tensors whose memory is the negative of what they hold, where a compiled graph would read it."""
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            continue
+        if is_wrapper(leaf):
+            check_memory(getattr(leaf, name) for name in inner_names(leaf)[0])
+        elif leaf.is_neg():
+            raise DesugarError(
+                f"expected tensors with their values in memory, got a lazily negated one of size {tuple(leaf.shape)} "
+                "(the imag of a conjugated tensor, for instance)",
+                instead="call resolve_neg() on it before the compiled function",
+                stock_is_wrong=True,
+            )
 
 
 def symbolic_context(ndim: int, dynamic: Collection[int]) -> Any:

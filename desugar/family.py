@@ -24,7 +24,14 @@ import torch
 from torch import fx, nn
 
 from desugar import _torch as private, compilers
-from desugar.backward import BackwardPlan, Member, MemberEmitter, differentiable_leaves, first_paths
+from desugar.backward import (
+    BackwardPlan,
+    Member,
+    MemberEmitter,
+    differentiable_leaves,
+    member_name,
+    sources_of_saved,
+)
 from desugar.check import check_pruned
 from desugar.compilers import Backend, CompiledGraph, GraphKind
 from desugar.direct import call_directly
@@ -34,7 +41,8 @@ from desugar.graphs import copy_graph, output_nodes
 from desugar.inputs import Inputs
 from desugar.listening import stage
 from desugar.memory import base_of
-from desugar.partition import BackwardInput, FromForward, FromTangent, Partitioned
+from desugar.modes import autocast_state, entering, is_autocast
+from desugar.partition import BackwardInput, FromTangent, Partitioned
 from desugar.prune import prune_missing
 from desugar.refuse import check_first_order
 from desugar.trace import Call, Traced
@@ -175,7 +183,14 @@ class Family:
                 else (self.differentiate, "differentiate_again")
             )
         )
-        return MemberEmitter(out, self.traced, self.plan, other, autocast=is_autocast(self.autocast))
+        return MemberEmitter(
+            out,
+            self.traced,
+            self.plan,
+            other,
+            autocast=is_autocast(self.autocast),
+            reads_memory=self.backend.reads_memory,
+        )
 
     def otherwise(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """What the member for all gradients does not take: some do not arrive, or they are of another kind."""
@@ -254,7 +269,7 @@ class Family:
         self.constants = {n: leaf for n, leaf in enumerate(leaves) if isinstance(values[n], Constant)}
         differentiable = set(differentiable_leaves(self.traced))
         live = [*leaves, *captured]
-        sources = self._sources_of_saved()
+        sources = sources_of_saved(self.inputs, self.partitioned)
         tensors = [n for n in tensor_leaves(self.inputs) if n not in self.plan.leaves]
         found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
         self._watched = Watched(
@@ -264,20 +279,6 @@ class Family:
             tuple(v.index for v in values if isinstance(v, Constant) and v.index is not None),
         )
         return self._watched
-
-    def _sources_of_saved(self) -> set[int]:
-        """Input leaves that a saved intermediate was computed from."""
-        outputs = output_nodes(self.partitioned.forward)
-        stack = [outputs[s.index] for s in self.partitioned.backward_inputs if isinstance(s, FromForward)]
-        seen: set[fx.Node] = set()
-        while stack:
-            node = stack.pop()
-            if node not in seen:
-                seen.add(node)
-                stack.extend(node.all_input_nodes)
-        paths = first_paths(self.inputs.values)
-        placeholders = self.partitioned.forward.graph.find_nodes(op="placeholder")
-        return {paths[n][0] for n, node in enumerate(placeholders) if node in seen and n in paths}
 
     def differentiate(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """The gradients by differentiating the function again, for gradients of any kind.
@@ -380,11 +381,6 @@ class Family:
 # ------------------------------------------------------------------------------------------------- helpers
 
 
-def member_name(present: tuple[bool, ...]) -> str:
-    """The name of the generated function for the gradients that arrive: `backward_10` for the first of two."""
-    return "backward_" + "".join("1" if there else "0" for there in present)
-
-
 def tensor_leaves(inputs: Inputs) -> list[int]:
     """Input leaves that are tensors."""
     return [n for n, value in enumerate(inputs.values) if isinstance(value, Plain | Wrapper)]
@@ -396,29 +392,3 @@ def _first_random(graph: fx.GraphModule) -> str | None:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             return str(node.target)
     return None
-
-
-AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
-
-
-def autocast_state() -> AutocastState:
-    """Per device type, whether autocast is on and its dtype."""
-    return tuple(
-        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-    )
-
-
-def is_autocast(state: AutocastState) -> bool:
-    """Whether autocast is on for some device."""
-    return any(enabled for _, enabled, _ in state)
-
-
-@contextlib.contextmanager
-def entering(state: AutocastState) -> Iterator[None]:
-    """Autocast as it was."""
-    with contextlib.ExitStack() as stack:
-        for device, enabled, dtype in state:
-            if enabled or torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-        yield

@@ -28,14 +28,14 @@ from desugar.direct import call_directly
 from desugar.effects import sink_tokens
 from desugar.errors import StateKept
 from desugar.fakes import Fakes
-from desugar.family import Again, CompileAgain, Family, autocast_state, is_autocast
+from desugar.family import Again, CompileAgain, Family
 from desugar.faults import Faults
 from desugar.files import WRAPPER_FILE
 from desugar.graphs import copy_graph
 from desugar.inputs import BuiltInside, DynamicPolicy, DynamoInside, Inputs, StaticNeeded
 from desugar.leftovers import check_leftovers
 from desugar.listening import stage
-from desugar.modes import inlined_compiles
+from desugar.modes import autocast_state, inlined_compiles, is_autocast
 from desugar.outputs import store_positions, token_positions, written_slots
 from desugar.partition import FromForward, partition
 from desugar.signature import State

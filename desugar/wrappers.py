@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from desugar.arguments import Unpacking
-from desugar.backward import ForwardNames, differentiable_leaves, plan_backward
+from desugar.backward import ForwardNames, differentiable_leaves, member_name, plan_backward
 from desugar.compilers import CompiledGraph
-from desugar.family import Family, Watched, member_name, tensor_leaves
+from desugar.family import Family, Watched, tensor_leaves
 from desugar.graphs import output_nodes
 from desugar.inputs import Inputs
 from desugar.listening import note_left_out

@@ -188,3 +188,19 @@ def test_an_int_that_turns_out_to_be_one_number(dynamic):
     for n in (3, 4, 5, 4):
         x = make(TwoTensor, 2, 3, grad=True)
         assert torch.equal(compiled(x, n).a, power(x, n).a)
+
+
+def test_an_argument_that_is_negated_lazily_is_refused_where_compiled_code_would_read_its_memory():
+    def fn(x):
+        return x * 2
+
+    negated = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
+    assert negated.is_neg()
+    for x in (negated, TwoTensor(torch.ones(3), torch._neg_view(torch.ones(3)))):
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="resolve_neg") as caught:
+            torch.compile(fn, backend="desugar")(x)
+        assert isinstance(caught.value.inner_exception, DesugarError)
+    assert torch.equal(by_dynamo(fn)(negated), torch.full((3,), -2.0))
+    torch.testing.assert_close(
+        torch.compile(fn, backend="desugar")(negated.resolve_neg()), torch.full((3,), -2.0)
+    )

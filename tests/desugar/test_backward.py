@@ -9,7 +9,7 @@ import desugar
 from desugar.backward import BackwardPlan, differentiable_leaves, first_paths, join_saved, stride_order
 from desugar.partition import FromForward, FromInput
 from desugar.values import Flat, Wrapper, unwrap_value
-from tests.desugar.classes import EVERY, Int8Like, Nested, Pair, TwoTensor, make
+from tests.desugar.classes import EVERY, Int8Like, Nested, Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import assert_same_values, backward, judge, random_like
 
 
@@ -168,3 +168,16 @@ def test_gradients_are_not_changed_and_may_be_shared():
 )
 def test_saved_tensors_in_a_row_are_one_slice(arguments, joined):
     assert join_saved(arguments, 4 if "saved[3]" in " ".join(arguments) else 3) == joined
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("cls", [None, TwoTensor, Pair])
+def test_a_gradient_that_is_negated_lazily(cls, backend):
+    """As the backward of `torch.complex(...).conj()` gives: its memory holds the opposite."""
+    negated = torch._neg_view(torch.arange(1.0, 4.0))
+    x = torch.ones(3) if cls is None else cls(torch.ones(3), torch.ones(3))
+    out = desugar.compile(lambda x: x * 2, backend=backend)(x.requires_grad_())
+    gradient = negated if cls is None else cls(negated, torch.ones(3))
+    assert cls is Pair or plain_parts(gradient)[0].is_neg()
+    (grad,) = torch.autograd.grad(out, x, gradient)
+    torch.testing.assert_close(plain_parts(grad)[0], torch.tensor([-2.0, -4.0, -6.0]))
