@@ -179,7 +179,7 @@ def test_unwrapped_tensors_notice_a_later_write():
     y = p * 1
     out = y.unwrap("a").sin()
     y.mul_(2)
-    with pytest.raises(RuntimeError, match="modified (by an )?inplace"):
+    with pytest.raises(RuntimeError, match=r"modified (by an )?inplace"):
         out.sum().backward()
 
 
