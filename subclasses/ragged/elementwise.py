@@ -71,6 +71,21 @@ LIKENESSES = (
 )
 
 
+# Random numbers that are written over what is there.
+DRAWN = (
+    aten.bernoulli_.float,
+    aten.cauchy_.default,
+    aten.exponential_.default,
+    aten.geometric_.default,
+    aten.log_normal_.default,
+    aten.normal_.default,
+    aten.random_.default,
+    getattr(aten.random_, "from"),
+    aten.random_.to,
+    aten.uniform_.default,
+)
+
+
 class Operands(NamedTuple):
     """How a layout stores elements, and what may stand beside them.
 
@@ -177,6 +192,11 @@ def implement_copies(cls: Any, ways: Operands) -> None:
                 f"{op}: cannot write {ways.shown(source)} into a dense tensor; use to_dense()"
             )
         ways.write(op, x, ways.beside(op, x, source), non_blocking)
+        return x
+
+    @cls.implements(*DRAWN)
+    def _(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        ways.write(op, x, op(torch.empty_like(stored(x)), *args, **kwargs), False)
         return x
 
     @cls.implements(aten.size.default, aten.stride.default)

@@ -171,6 +171,9 @@ def implement_composites(cls: Any, shown: Callable[[Any], str]) -> None:
         (torch.addmm, _add_product),
         (torch.baddbmm, _add_product),
         (torch.diff, _diff),
+        (torch.linalg.vecdot, _vecdot),
+        (torch.hstack, lambda func, tensors, *, out=None: torch.cat(tensors, 1, out=out)),
+        (torch.vstack, lambda func, tensors, *, out=None: torch.cat(tensors, 0, out=out)),
     ):
         cls.implements(function)(rule)
 
@@ -195,6 +198,10 @@ def _cosine_similarity(func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1
     x1, x2 = torch.broadcast_tensors(x1, x2) if x1.dim() != x2.dim() else (x1, x2)
     norms = [torch.linalg.vector_norm(x, 2, dim).clamp_min(eps) for x in (x1, x2)]
     return (x1 * x2).sum(dim) / (norms[0] * norms[1])
+
+
+def _vecdot(func: Any, x: Any, y: Any, *, dim: int = -1) -> Any:
+    return (x.conj() * y).sum(dim)
 
 
 def _add_product(func: Any, input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:

@@ -220,6 +220,12 @@ def implement_reductions(cls: Any, ways: Ways) -> None:
             )
         return ways.reduce(function, input, dim, keepdim, *REDUCTIONS[function], **kwargs)
 
+    @cls.implements(torch.aminmax)
+    def _(func: Any, input: Any, *, dim: Any = None, keepdim: bool = False, out: Any = None) -> Any:
+        without_out(func, input, {"out": out}, ways.shown)
+        pair = (f(input, () if dim is None else dim, keepdim) for f in (torch.amin, torch.amax))
+        return torch.return_types.aminmax(pair)
+
     @cls.implements(torch.max, torch.min)
     def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
         largest = func.__name__ == "max"

@@ -35,6 +35,7 @@ WITHIN = {
     "pad behind": (lambda x: F.pad(x, (0, 0, 0, 2)), lambda row: F.pad(row, (0, 0, 0, 2))),
     "diff": (lambda x: x.diff(), lambda row: row.diff()),
     "diff of rows": (lambda x: x.diff(dim=1), lambda row: row[1:] - row[:-1]),
+    "hstack": (lambda x: torch.hstack([x, x * 2]), lambda row: torch.cat([row, row * 2])),
     "complex numbers": (turned, turned),
 }
 
@@ -72,6 +73,7 @@ OF_TWO = {
     "polar": lambda x, b: torch.view_as_real(torch.polar(x.abs() + 1, x * b)),
     "pairwise_distance": lambda x, b: F.pairwise_distance(x, b),
     "cosine_similarity": lambda x, b: F.cosine_similarity(x, x * x + b, -1),
+    "linalg.vecdot": lambda x, b: torch.linalg.vecdot(x, x * b),
     "linalg.norm": lambda x, b: torch.linalg.norm(x + b, dim=-1),
 }
 
@@ -82,6 +84,35 @@ OF_TWO = {
 def test_distances(name, layout, way):
     f = OF_TWO[name]
     judge_rows(layout, f, lambda row, _, b: f(row, b), [B], way=way)
+
+
+@layouts
+def test_the_least_and_the_greatest(layout):
+    for dim, keepdim in ((1, False), (2, True)):
+        judge_rows(
+            layout,
+            lambda x, d=dim, k=keepdim: torch.aminmax(x, dim=d, keepdim=k).max,
+            lambda row, _, d=dim, k=keepdim: torch.aminmax(row, dim=d - 1, keepdim=k).max,
+            lengths=[3, 5, 1],
+        )
+    batch = make(layout)
+    torch.testing.assert_close(list(torch.aminmax(batch.x)), list(torch.aminmax(torch.cat(batch.rows))))
+
+
+@ways
+@layouts
+def test_random_numbers_in_place(layout, way):
+    x = make(layout).x.detach()
+    for draw in (
+        lambda t: t.normal_(5, 0.1),
+        lambda t: t.uniform_(4, 6),
+        lambda t: t.exponential_() + 1,
+        lambda t: F.gumbel_softmax(t) + 1,
+    ):
+        got = way(lambda x, draw=draw: draw(x * 1))(x)
+        assert all(bool((row >= 1).all()) and len(row.unique()) > 1 for row in got.to_tensors() if len(row))
+    x[:, 1:].normal_(100)
+    assert all(bool((row[:1] < 50).all()) and bool((row[1:] > 50).all()) for row in x.to_tensors())
 
 
 @layouts
