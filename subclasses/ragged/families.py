@@ -223,8 +223,10 @@ def implement_reductions(cls: Any, ways: Ways) -> None:
     @cls.implements(torch.aminmax)
     def _(func: Any, input: Any, *, dim: Any = None, keepdim: bool = False, out: Any = None) -> Any:
         without_out(func, input, {"out": out}, ways.shown)
-        pair = (f(input, () if dim is None else dim, keepdim) for f in (torch.amin, torch.amax))
-        return torch.return_types.aminmax(pair)
+        dims = () if dim is None else dim
+        return torch.return_types.aminmax(
+            (torch.amin(input, dims, keepdim), torch.amax(input, dims, keepdim))
+        )
 
     @cls.implements(torch.max, torch.min)
     def _(func: Any, input: Any, *args: Any, **kwargs: Any) -> Any:
