@@ -90,7 +90,23 @@ def allow_loading(cls: type) -> None:
         return  # cannot be found again by name, and must not be kept alive by torch's list
     spec: SubclassSpec = cls.__spec__  # type: ignore[attr-defined]
     enums = {type(f.default) for f in spec.statics if isinstance(f.default, enum.Enum)}
+    _forget_namesakes(cls)
     torch.serialization.add_safe_globals([rebuild, cls, *enums])
+
+
+def _forget_namesakes(cls: type) -> None:
+    """Takes classes off torch's list that had this name before, as where a notebook's cell runs again.
+
+    torch finds a class by its name, and would take any of them.
+    """
+    known = torch.serialization.get_safe_globals()
+    stale: list[Any] = [
+        old
+        for old in known
+        if isinstance(old, type) and (old.__module__, old.__qualname__) == (cls.__module__, cls.__qualname__)
+    ]
+    with torch.serialization.safe_globals(stale):
+        pass  # on leaving, these are no longer on the list
 
 
 # ---- copying -----------------------------------------------------------------------------------------------
