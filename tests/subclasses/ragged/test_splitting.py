@@ -20,7 +20,7 @@ def test_of_rows(where, layout, way):
     if way is desugared and isinstance(where, torch.Tensor):
         pytest.skip("read in eager mode only")
     count = where if isinstance(where, int) else len(where) + 1
-    for i in range(count):
+    for i in range(count) if way is eager else {0, count - 1}:  # each part is a program
         judge_rows(
             layout,
             lambda x, i=i: x.tensor_split(where, 1)[i],
