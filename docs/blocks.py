@@ -98,8 +98,21 @@ class Shown:
 
     def agrees(self) -> bool:
         """Are they the same, up to ``...``?"""
-        flags = doctest.ELLIPSIS | doctest.DONT_ACCEPT_TRUE_FOR_1
-        return doctest.OutputChecker().check_output(self.want, self.got, flags)
+        return _agree(self.want, self.got)
+
+    def renewed(self) -> list[str]:
+        """The lines that were printed, in the words of those shown lines that agree with them up to ``...``."""
+        open_ended = [
+            line for line in self.want.splitlines() if line.replace("...", "").strip() and "..." in line
+        ]
+        return [
+            next((line for line in open_ended if _agree(line, printed)), printed)
+            for printed in self.got.rstrip().splitlines()
+        ]
+
+
+def _agree(want: str, got: str) -> bool:
+    return doctest.OutputChecker().check_output(want, got, doctest.ELLIPSIS | doctest.DONT_ACCEPT_TRUE_FOR_1)
 
 
 def compare_outputs(page: Path, folder: Path) -> list[Shown]:
@@ -119,7 +132,7 @@ def refresh_page(page: Path, folder: Path) -> int:
     lines = page.read_text().splitlines()
     stale = [shown for shown in compare_outputs(page, folder) if not shown.agrees()]
     for shown in reversed(stale):
-        lines[shown.block.first : shown.block.last] = shown.got.rstrip().splitlines()
+        lines[shown.block.first : shown.block.last] = shown.renewed()
     if stale:
         page.write_text("\n".join(lines) + "\n")
     return len(stale)

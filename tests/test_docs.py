@@ -47,10 +47,9 @@ def commands(page):
 
 def test_the_commands_of_the_first_page_run(tmp_path):
     page = ROOT / "docs" / "first-steps.md"
-    before, _, _ = page.read_text().partition("## Check it")
-    kit = "def make():\n    return LowRank(torch.randn(4, 2), torch.randn(2, 3))\n"
+    before, _, _ = page.read_text().partition("In Python (leave this out")
     blocks = re.findall(r"(?<!<!-- output -->\n)^```python\n(.*?)^```", before, re.MULTILINE | re.DOTALL)
-    (tmp_path / "lowrank.py").write_text("\n".join([*blocks, kit]))
+    (tmp_path / "lowrank.py").write_text("\n".join(blocks))
     codes = {}
     for _python, _m, _desugar, name, *rest in [
         c for c in commands(page) if c[:3] == ["python", "-m", "desugar"]
@@ -128,6 +127,14 @@ def test_stale_output_is_found(page, tmp_path):
 def test_stale_output_is_refreshed_and_the_rest_is_left(page, tmp_path):
     assert refresh_page(page, tmp_path) == 1
     assert page.read_text() == PAGE.replace("4\n", "3\n")
+
+
+def test_what_a_page_leaves_open_stays_open(page, tmp_path):
+    page.write_text(
+        "```python\nprint('took 3 ms', 'new', sep='\\n')\n```\n\n<!-- output -->\n```text\ntook ... ms\nold\n```\n"
+    )
+    assert refresh_page(page, tmp_path) == 1
+    assert page.read_text().endswith("```text\ntook ... ms\nnew\n```\n")
 
 
 def test_an_error_names_the_line_of_the_page(page, tmp_path):
