@@ -41,6 +41,9 @@ _LAZY = {
     "is_functional_tensor": "torch:_is_functional_tensor",
     # Tensors of vmap, grad and jvp, around a traced one where they are met in a trace.
     "is_functorch_wrapped_tensor": "torch._C._functorch",
+    # Batches that vmap goes through: functorch's, and the older one of `is_grads_batched=True`.
+    "is_batchedtensor": "torch._C._functorch",
+    "is_legacy_batchedtensor": "torch._C._functorch",
     # Whether a functional tensor was written to.
     "has_data_mutation": "torch._functorch._aot_autograd.functional_utils",
     # Whether an op has a kernel for a dispatch key: without one for views and writes, nobody counts its writes.

@@ -22,7 +22,7 @@ from desugar.listening import note_left_out
 from desugar.partition import BackwardInput, FromForward, FromInput, FromTangent, Partitioned
 from desugar.rechecks import emit_recheck, expect_plain
 from desugar.results import emit_constant, emit_graph_call, emit_value, zeros_expression
-from desugar.runtime import restride
+from desugar.runtime import are_batched, restride
 from desugar.signature import Names
 from desugar.text import tuple_of
 from desugar.trace import Traced
@@ -204,7 +204,7 @@ class MemberEmitter:
         traced, plan: The trace, and what the forward keeps.
         other: The name of what takes the gradients that the member does not take.
         autocast: Whether autocast is on for some device.
-        reads_memory: Whether the compiled graph knows of no lazy negation.
+        reads_memory: Whether the compiled graph knows nothing of lazy negation and of batches of gradients.
     """
 
     def __init__(
@@ -328,13 +328,7 @@ class MemberEmitter:
         fakes = [node.meta["val"] for node in member.graph.graph.find_nodes(op="placeholder")]
         emit_recheck(out, arguments, expect_plain("saved_and_tangents", fakes))
         nodes = output_nodes(member.graph)
-        gradients = emit_graph_call(
-            out,
-            member.compiled,
-            f"[{', '.join(join_saved(arguments, len(self.plan.saved)))}]",
-            ["_" if node is None else f"grad{n}" for n, node in enumerate(nodes)],
-            self.autocast,
-        )
+        gradients = self._emit_call(member, arguments, nodes)
         returned = ["None", "None"]
         for number in differentiable_leaves(self.traced):
             value = dict(self.traced.grads)[number]
@@ -344,6 +338,25 @@ class MemberEmitter:
             else:
                 returned.append("None")
         out.writeline(f"return {', '.join(returned)}")
+
+    def _emit_call(self, member: Member, arguments: Sequence[str], nodes: Sequence[object]) -> list[str]:
+        """Calls the graph. Compiled code finds no memory in a batch of gradients, which only PyTorch's kernels know."""
+        out = self.out
+        items = f"[{', '.join(join_saved(arguments, len(self.plan.saved)))}]"
+        targets = ["_" if node is None else f"grad{n}" for n, node in enumerate(nodes)]
+        if not self.reads_memory:
+            return emit_graph_call(out, member.compiled, items, targets, self.autocast)
+        tangents = tuple_of(f"tangent{number}" for number, _ in self.traced.tangents)
+        out.writeline("try:")
+        with out.indent():
+            gradients = emit_graph_call(out, member.compiled, items, targets, self.autocast)
+        out.writeline("except RuntimeError:")
+        with out.indent():
+            out.writeline(f"if not {out.bind(are_batched, 'are_batched')}({tangents}):")
+            with out.indent():
+                out.writeline("raise")
+            out.writeline(f"return {self.other}(ctx, {tangents})")
+        return gradients
 
 
 def join_saved(arguments: Sequence[str], count: int) -> list[str]:

@@ -37,7 +37,7 @@ from desugar.compilers import Backend, CompiledGraph, GraphKind
 from desugar.direct import call_directly
 from desugar.errors import DesugarError
 from desugar.files import WRAPPER_FILE, forget_with, graph_texts
-from desugar.graphs import copy_graph, output_nodes
+from desugar.graphs import copy_graph, first_random, output_nodes
 from desugar.inputs import Inputs
 from desugar.listening import stage
 from desugar.memory import base_of
@@ -45,6 +45,7 @@ from desugar.modes import autocast_state, entering, is_autocast
 from desugar.partition import BackwardInput, FromTangent, Partitioned
 from desugar.prune import prune_missing
 from desugar.refuse import check_first_order
+from desugar.runtime import are_batched
 from desugar.trace import Call, Traced
 from desugar.trees import result_leaves
 from desugar.values import Constant, Plain, Same, View, Wrapper, slots_of
@@ -129,7 +130,7 @@ class Family:
         self.constants: dict[int, Any] = {}
         self.autocast = autocast_state()
         self._watched = Watched((), frozenset(), (), ())
-        self._random = _first_random(partitioned.forward)
+        self._random = first_random(partitioned.forward)
         self._compiled: dict[tuple[bool, ...], CompiledGraph] = {}
         self._recompiled: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._lock = threading.RLock()
@@ -143,7 +144,12 @@ class Family:
 
     @private.disable_dynamo  # compiled autograd may be tracing, and would trace the compiler
     def _build(self, present: tuple[bool, ...]) -> Backward:
-        with private.compile_lock, self._lock, private.use_lazy_graph_module(True):
+        with (
+            private.compile_lock,
+            self._lock,
+            private.use_lazy_graph_module(True),
+            private.without_functorch(),
+        ):
             if present in self.members:
                 return self.members[present]
             function = self._build_again() if self._type_depends_on(present) else self._build_member(present)
@@ -301,6 +307,9 @@ class Family:
         numbers = [number for number, _ in self.traced.tangents]
         present = tuple(n for n, tangent in zip(numbers, tangents, strict=True) if tangent is not None)
         given = tuple(tangent for tangent in tangents if tangent is not None)
+        if are_batched(given):  # nothing compiled takes them
+            with entering(self.autocast):
+                return None, None, *self._gradients_of(present)(leaves, given)
         with self._lock:
             again = self._recompiled.get(present)
             if again is None:
@@ -384,11 +393,3 @@ class Family:
 def tensor_leaves(inputs: Inputs) -> list[int]:
     """Input leaves that are tensors."""
     return [n for n, value in enumerate(inputs.values) if isinstance(value, Plain | Wrapper)]
-
-
-def _first_random(graph: fx.GraphModule) -> str | None:
-    """An op of the graph that draws random numbers."""
-    for node in graph.graph.nodes:
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            return str(node.target)
-    return None

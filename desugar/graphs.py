@@ -120,3 +120,11 @@ def _of_extent(value: torch.SymInt, nodes: list[fx.Node]) -> fx.Node | None:
                 size.meta["val"] = value
                 return size
     return None
+
+
+def first_random(graph: fx.GraphModule) -> str | None:
+    """An op of the graph that draws random numbers."""
+    for node in graph.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            return str(node.target)
+    return None

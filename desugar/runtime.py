@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
 from desugar import _torch as private
+from desugar.values import inner_names, is_wrapper
 
 
 def restride(tensor: Tensor, order: Sequence[int]) -> Tensor:
@@ -16,6 +17,18 @@ def restride(tensor: Tensor, order: Sequence[int]) -> Tensor:
         return tensor
     inverse = sorted(range(len(order)), key=lambda position: order[position])
     return permuted.contiguous().permute(inverse)
+
+
+def are_batched(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether some are batches that vmap goes through, the old one (`is_grads_batched=True`) or functorch's."""
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if private.is_batchedtensor(tensor) or private.is_legacy_batchedtensor(tensor):
+            return True
+        if is_wrapper(tensor) and are_batched(getattr(tensor, name) for name in inner_names(tensor)[0]):
+            return True
+    return False
 
 
 # ------------------------------------------------------------------------------------------ version counters

@@ -184,3 +184,43 @@ def test_each_gradient_has_memory_of_its_own(cls, way, name):
         part.zero_()
     assert all(map(torch.equal, plain_parts(tangent), wanted))
     assert all(map(torch.equal, plain_parts(y.grad), wanted))
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["first", "later"])
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("cls", [None, Pair])
+def test_batches_of_gradients(cls, backend, is_known):
+    """`is_grads_batched=True` and vmap over a backward; compiled code finds no memory in their gradients."""
+
+    def fn(x):
+        return x.sin() * x
+
+    def of_old_vmap(out, x):
+        return torch.autograd.grad(out, x, torch.eye(3), is_grads_batched=True)[0]
+
+    def of_vmap(out, x):
+        return torch.func.vmap(lambda g: torch.autograd.grad(out, x, g, retain_graph=True)[0])(torch.eye(3))
+
+    compiled = desugar.compile(fn, backend=backend)
+    x = (torch.arange(1.0, 4.0) if cls is None else make(cls, 3)).requires_grad_()
+    if is_known:
+        compiled(x).backward(torch.ones(3) if cls is None else make(cls, 3))
+    for differentiate in (
+        (of_old_vmap, of_vmap) if cls is None else (of_old_vmap,)
+    ):  # vmap knows no subclass's inside
+        assert_same_values([differentiate(compiled(x), x)], [differentiate(fn(x), x)])
+
+
+def test_an_error_of_compiled_code_is_not_taken_for_a_batch_of_gradients():
+    def backend(graph, inputs):
+        def run(*args):
+            if "tangents" in str(graph.graph):
+                raise RuntimeError("of the backend's own")
+            return graph(*args)
+
+        return run
+
+    x = torch.ones(3, requires_grad=True)
+    out = desugar.compile(lambda x: x.sin(), backend=backend)(x)
+    with pytest.raises(RuntimeError, match="of the backend's own"):
+        out.sum().backward()
