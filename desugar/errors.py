@@ -10,10 +10,7 @@ from pathlib import Path
 import optree
 import torch
 
-_PLUMBING = tuple(
-    os.path.join(sysconfig.get_path("stdlib"), f"{name}.py")
-    for name in ("contextlib", "functools", "threading", "copy")
-)
+_STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = [Path(__file__).resolve().parents[1] / name for name in ("desugar", "subclasses")]
 _PACKAGES += [Path(module.__file__).resolve().parent for module in (torch, optree)]  # type: ignore[arg-type]
 _LIBRARIES = ("<", *(f"{folder}{os.sep}" for folder in _PACKAGES))
@@ -66,9 +63,9 @@ def user_line(stack: traceback.StackSummary | None = None) -> str | None:
 
 
 def is_library_file(filename: str) -> bool:
-    """Whether a stack frame's file is torch, optree, the standard library's plumbing or this project."""
+    """Whether a stack frame's file is torch, optree, the standard library or this project."""
     return (
         filename.startswith(_LIBRARIES)
-        or filename in _PLUMBING
+        or (filename.startswith(_STDLIB) and "site-packages" not in filename)
         or os.path.realpath(filename).startswith(_LIBRARIES)
     )

@@ -11,9 +11,7 @@ import functools
 import gc
 import inspect
 import linecache
-import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
@@ -156,13 +154,7 @@ class _Watch:
         return self.follow
 
 
-_STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
-
-
-@functools.cache
-def _is_library(file: str) -> bool:
-    """Whether a file is no user's: what torch calls of the standard library is met here, too."""
-    return is_library_file(file) or (file.startswith(_STDLIB) and "site-packages" not in file)
+_is_library = functools.cache(is_library_file)  # asked at every call while lines are watched
 
 
 def definition(fn: Any) -> str | None:

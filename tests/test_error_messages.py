@@ -311,6 +311,18 @@ def leaves_gradients_off(x):
     return y
 
 
+def reads_sparse(x):
+    return x.to_sparse().to_dense()  # here
+
+
+def makes_sparse(x):
+    return torch.sparse_coo_tensor(torch.arange(3)[None], x, (3,)) @ x  # here
+
+
+def returns_sparse(x):
+    return x.to_sparse()  # here
+
+
 def hides_a_text(x):
     return x * 2, f"{x.sum() * 2}"  # here
 
@@ -426,6 +438,9 @@ REFUSED = [
     (makes_a_generator, (ONE,), ["torch.Generator is made inside", "outside"]),
     (retains, (GRAD,), ["retain_grad()", "torch.autograd.grad"]),
     (leaves_gradients_off, (GRAD,), ["leaves gradients turned off", "torch.no_grad"]),
+    (reads_sparse, (GRAD,), ["sparse tensor", "to_dense", "gradient", "scatter_add"]),
+    (makes_sparse, (GRAD,), ["sparse tensor", "sparse_coo_tensor", "gradient", "detached"]),
+    (returns_sparse, (GRAD,), ["sparse tensor", "result that requires grad", "values and indices"]),
     (hides_a_text, (ONE,), ["text", "outside the compiled function"]),
     (makes_a_parameter, (ONE,), ["requires grad because", "detach"]),
     (branches_differ, (ONE,), ["branches of torch.cond", "(3)", "(1)", "return the same"]),
@@ -520,6 +535,10 @@ def test_functions(compiler, fn, args, words):
 # Refusals that need more than one call or another mode: the file whose tests meet each, and words of its tests.
 AGAIN = "this backward has to run the function again, "
 ELSEWHERE = {
+    "expected tensors with their values in memory, got a lazily negated one of size": (
+        "tests/desugar/test_backend.py",
+        "test_an_argument_that_is_negated_lazily_is_refused",
+    ),
     f"{AGAIN}which would draw other random numbers (": (
         "tests/test_error_messages.py",
         "other random numbers",

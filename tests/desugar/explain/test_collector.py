@@ -6,6 +6,7 @@ import functools
 import json
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -146,6 +147,13 @@ def test_other_threads_are_heard(collector):
         for thread in threads:
             thread.join()
     assert len(collector.report("test").programs) == 4
+
+
+def test_a_fallback_in_a_pool_of_threads_is_on_no_line_of_the_standard_librarys(collector):
+    with collector.collecting(), ThreadPoolExecutor(1) as pool:
+        pool.submit(torch.neg, make_weight()).result()
+    (found,) = collector.report("").materialized
+    assert found.op == "aten.neg.default" and found.place is None
 
 
 def test_nothing_is_left_behind(collector):
