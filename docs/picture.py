@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from docs.refresh import DEMO, ROOT
 
@@ -29,25 +30,24 @@ def make_page(folder: Path) -> Path:
     return page
 
 
-def take_picture(page: Path, picture: Path) -> None:
-    """A picture of the first program, with a line of the source selected."""
-    sync_api = importlib.import_module("playwright.sync_api")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        shown = browser.new_page(viewport=SIZE, color_scheme="light")
-        shown.goto(f"{page.resolve().as_uri()}#program-1")
-        shown.locator("[data-line]", has_text=SELECTED).click()
-        shown.screenshot(path=str(picture))
-        browser.close()
+def take_picture(browser: Any, page: Path, picture: Path, selected: str) -> None:
+    """A picture of a page's first program, with the line of the source selected that has this text."""
+    shown = browser.new_page(viewport=SIZE, color_scheme="light")
+    shown.goto(f"{page.resolve().as_uri()}#program-1")
+    shown.locator("[data-line]", has_text=selected).first.click()
+    shown.screenshot(path=str(picture), animations="disabled")
+    shown.close()
 
 
 def main() -> None:
     """Takes the picture."""
-    if "--page" in sys.argv:
-        take_picture(Path(sys.argv[sys.argv.index("--page") + 1]), PICTURE)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        take_picture(make_page(Path(folder)), PICTURE)
+    sync_api = importlib.import_module("playwright.sync_api")
+    with tempfile.TemporaryDirectory() as folder, sync_api.sync_playwright() as playwright:
+        given = sys.argv[sys.argv.index("--page") + 1 :] if "--page" in sys.argv else []
+        page = Path(given[0]) if given else make_page(Path(folder))
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        take_picture(browser, page, PICTURE, SELECTED)
+        browser.close()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import desugar
 from desugar.explain.collector import Collector
 from desugar.explain.page import render_page
 from desugar.explain.records import Program
+from docs.picture import take_picture
 from tests.desugar.explain.subjects import layer, make_weight, make_x
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which drives a browser")
@@ -160,6 +161,13 @@ def test_a_phone_needs_no_sideways_scrolling(opened, place):
     page.wait_for_selector(".panes" if place else "#programs")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     keep(page, f"phone{place.strip('#')}")
+
+
+def test_the_docs_picture_shows_a_selected_line(browser, report, tmp_path):
+    page, picture = tmp_path / "report.html", tmp_path / "report.png"
+    page.write_text(render_page(report), encoding="utf-8")
+    take_picture(browser, page, picture, "F.linear")
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 10_000
 
 
 def test_200_programs_stay_smooth(opened, report):
