@@ -143,7 +143,7 @@ def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
             which = torch.arange(starts.shape[0], device=starts.device)[which]
         else:
             offsets = torch.cat([starts[which], x.offsets[-1:]])
-            return sharing(_rebuilt(x, x.unwrap("values"), offsets, lengths[which]))
+            return sharing(_rebuilt(x, x.unwrap("values"), offsets, lengths[which]), x)
     which = torch.as_tensor(which, device=starts.device)
     if which.dim() != 1:
         raise DispatchError(f"indexing {shown(x)}: expected rows as an int, a slice, a list or a tensor [n]")
@@ -170,7 +170,7 @@ def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
 def cut(x: JaggedTensor, first: Tensor, lengths: Tensor, width: Any) -> JaggedTensor:
     """The entries of each row from ``first [B]`` on, ``lengths [B]`` of them, which share the values."""
     offsets = torch.cat([x.offsets[:-1] + first, x.offsets[-1:]])
-    return sharing(_rebuilt(x, x.unwrap("values"), offsets, lengths, width))
+    return sharing(_rebuilt(x, x.unwrap("values"), offsets, lengths, width), x)
 
 
 implement_tensor_split(JaggedTensor, cut, lambda x: (0, x.ragged_dim, x.row_lengths()), shown)

@@ -243,7 +243,7 @@ def _(func: Any, x: Any, other: Tensor) -> Any:
 
 def merge(x: JaggedTensor) -> JaggedTensor:
     """Batch and ragged dimension as one, which holds the existing entries."""
-    return sharing(x.with_values(x.unwrap("values"), 0))
+    return sharing(x.with_values(x.unwrap("values"), 0), x)
 
 
 def _view(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
@@ -276,14 +276,14 @@ def _view_merged(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
         return _resize(x, size)
     if len(size) > 1 and size[0] in (-1, rows) and size[1] in (-1, x.max_length):
         values = x.unwrap("values")
-        return sharing(x.with_values(values.reshape(values.shape[0], *size[2:]), 1))
+        return sharing(x.with_values(values.reshape(values.shape[0], *size[2:]), 1), x)
     raise _cannot_view(func, x, size)
 
 
 def _resize(x: JaggedTensor, size: list[Any]) -> JaggedTensor:
     """Merged entries of another size."""
     values = x.unwrap("values")
-    return sharing(x.with_values(values.reshape(values.shape[0], *size[1:]), 0))
+    return sharing(x.with_values(values.reshape(values.shape[0], *size[1:]), 0), x)
 
 
 def _entry_size(x: JaggedTensor) -> Any:

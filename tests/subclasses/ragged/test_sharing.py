@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -154,3 +157,50 @@ def test_a_dense_source_gets_a_dense_gradient(cls, way):
     x, source = make(cls), torch.randn(3, 3, requires_grad=True)
     way(lambda x, source: (x * 1).copy_(source * 2).sum())(x, source).backward()
     assert source.grad.tolist() == [[2, 2, 2], [2, 0, 0], [2, 2, 0]]
+
+
+@ways
+def test_a_write_beside_a_slice_in_use_is_refused(way):
+    """The gradient of the slice would not know of it."""
+
+    def beside(x):
+        y = x * 1
+        part = y[:, 1:]
+        y.mul_(2)
+        return part.sum()
+
+    def after(x):
+        y = x * 1
+        total = y[:, 1:].sum()
+        y[:1] = y[:1] * 3
+        return total + y.mul_(2).flatten(0, 1).sum()
+
+    x = make(JaggedTensor).requires_grad_()
+    with pytest.raises(NotImplementedError, match=r"is in use and shares its values"):
+        way(beside)(x)
+    way(after)(x).backward()
+    assert rows_of(x.grad) == [[6, 7, 7], [2], [2, 3]]
+
+
+@pytest.mark.parametrize("name", CUTS)
+@cases
+def test_a_slice_that_was_saved_notices_a_write(name, cls):
+    cut, _ = CUTS[name]
+    for write in (lambda y, part: y.mul_(2), lambda y, part: part.mul_(2)):
+        y = make(cls).requires_grad_() * 1
+        part = cut(y)
+        total = (y * y).sum() + (part * part).sum()
+        with torch.no_grad():
+            write(y, part)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            total.backward()
+
+
+def test_what_shares_values_is_copied_without_the_rest():
+    y = make(JaggedTensor)
+    part = y[1:]
+    for t in (y, part):
+        for twin in (copy.deepcopy(t), copy.copy(t), pickle.loads(pickle.dumps(t))):
+            assert rows_of(twin) == rows_of(t)
+    copy.deepcopy(part).neg_()
+    assert rows_of(y) == rows_of(make(JaggedTensor))
