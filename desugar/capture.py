@@ -79,6 +79,7 @@ class Capture(TorchFunctionMode):
         func, args = index_by_numbers(func, args)
         refuse.check_retained(func, args)
         refuse.check_write(func, args, kwargs)
+        refuse.check_sparse(func, args, kwargs, self.inputs.made)
         if isinstance(generator := kwargs.get("generator"), torch.Generator):
             self.inputs.note_generator(generator)
         func, args = as_in_eager_mode(func, args, kwargs)

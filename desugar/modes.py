@@ -93,6 +93,10 @@ _ASSERTED = {
         "the numbers in a tensor are read (tolist)",
         "read them outside the compiled function",
     ),
+    "data is not allocated yet": (
+        "the numbers in a tensor are read by an op that no trace knows (to tell a size, for instance)",
+        "give the op the size, or run it outside the compiled function",
+    ),
     "Cannot access data pointer": (
         "the memory of a tensor is read (copy.deepcopy, a kernel outside of torch)",
         "use clone(), or make the kernel an op with torch.library.custom_op",

@@ -34,7 +34,9 @@ _USE_EAGER = "run this part in eager mode, outside the compiled function"
 # ------------------------------------------------------------------------------------------ during a run
 
 _DATA, _GRAD = Tensor.data, Tensor.grad
-_NEEDS_MEMORY = frozenset({Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__})
+_NEEDS_MEMORY = frozenset(
+    {Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__, Tensor.to_mkldnn}
+)
 _OPERATORS = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
 _IN_PLACE = frozenset(f"__{name}__" for name in _OPERATORS.split())
 # End in an underscore and write no data.
@@ -50,6 +52,12 @@ def check_call(func: Any) -> None:
             f"Tensor.{func.__name__} is called inside the function; a trace has no memory to give",
             where=user_line(),
             instead="use torch ops, or " + _USE_EAGER,
+        )
+    if getattr(func, "__name__", "") == "_pack_padded_sequence":
+        raise DesugarError(
+            "pack_padded_sequence is called inside the function; how it packs is in the numbers of the lengths",
+            where=user_line(),
+            instead="mask the padded tensor, use a JaggedTensor (subclasses.ragged), or " + _USE_EAGER,
         )
     attribute, verb = getattr(func, "__self__", None), getattr(func, "__name__", None)
     if attribute is _DATA and verb == "__set__":
@@ -73,6 +81,39 @@ def check_retained(func: Any, args: tuple[Any, ...]) -> None:
             "retain_grad() is called inside the function on a tensor that the function makes",
             where=user_line(),
             instead="use torch.autograd.grad inside and return the gradient, or " + _USE_EAGER,
+        )
+
+
+_COMPRESSED = [f"sparse_{name}_tensor" for name in ("csr", "csc", "bsr", "bsc", "compressed")]
+_OF_COMPRESSED_PARTS = frozenset(getattr(torch, name) for name in _COMPRESSED)
+_TO_COMPRESSED = frozenset(getattr(Tensor, f"to_sparse_{name}") for name in ("csr", "csc", "bsr", "bsc"))
+_SPARSE = {torch.sparse_coo_tensor, Tensor.sparse_mask, *_OF_COMPRESSED_PARTS, *_TO_COMPRESSED}
+
+
+def check_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]) -> None:
+    """Raises for a sparse tensor through which a gradient would have to flow: a trace loses it on the way back.
+
+    Args:
+        func: A function of torch's.
+        args: Its arguments.
+        kwargs: Those by name.
+        made: References to the tensors that the function has made.
+    """
+    by_layout = func is Tensor.to_sparse and bool(kwargs)
+    if func not in _SPARSE and not by_layout and func is not Tensor.to_dense:
+        return
+    used = [leaf for leaf in optree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]  # type: ignore[arg-type]
+    if func is Tensor.to_dense:  # a functional tensor asks this of what is in it, which knows of no gradient
+        held = [tensor for ref in made if (tensor := ref()) is not None]
+        used = [tensor for tensor in held if getattr(tensor, "elem", None) is args[0]]
+    compressed = by_layout or func in _TO_COMPRESSED  # which autograd cannot even look at in a trace
+    needs_grad = compressed or any(tensor.requires_grad for tensor in used)
+    if (needs_grad and torch.is_grad_enabled()) or func in _OF_COMPRESSED_PARTS:
+        raise DesugarError(
+            f"a sparse tensor is made or read inside the function ({func.__name__}), where gradients are on",
+            where=user_line(),
+            instead="make it of detached tensors outside, use dense ones with index_add or scatter_add, or "
+            + _USE_EAGER,
         )
 
 

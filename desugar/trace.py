@@ -266,6 +266,12 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
     match value:
         case Plain(index):
             fake = outputs.items[index]
+            if fake.layout is not torch.strided:
+                raise DesugarError(
+                    "a result that requires grad is a sparse tensor",
+                    instead="return its values and indices, or to_dense() of what is detached",
+                    late="result",
+                )
             if not all_inner and not is_differentiable(fake):
                 return Constant(None, index)
             return Plain(flat.tensor(tangent_like(fake)))

@@ -311,6 +311,11 @@ def leaves_gradients_off(x):
     return y
 
 
+def packs(x):
+    padded, lengths = x.expand(2, 4, 3), torch.tensor([4, 2])
+    return nn.utils.rnn.pack_padded_sequence(padded, lengths, batch_first=True).data  # here
+
+
 def reads_sparse(x):
     return x.to_sparse().to_dense()  # here
 
@@ -438,8 +443,9 @@ REFUSED = [
     (makes_a_generator, (ONE,), ["torch.Generator is made inside", "outside"]),
     (retains, (GRAD,), ["retain_grad()", "torch.autograd.grad"]),
     (leaves_gradients_off, (GRAD,), ["leaves gradients turned off", "torch.no_grad"]),
-    (reads_sparse, (GRAD,), ["sparse tensor", "to_dense", "gradient", "scatter_add"]),
-    (makes_sparse, (GRAD,), ["sparse tensor", "sparse_coo_tensor", "gradient", "detached"]),
+    (packs, (GRAD,), ["pack_padded_sequence", "lengths", "JaggedTensor"]),
+    (reads_sparse, (GRAD,), ["sparse tensor", "to_dense", "gradients are on", "scatter_add"]),
+    (makes_sparse, (GRAD,), ["sparse tensor", "sparse_coo_tensor", "gradients are on", "detached"]),
     (returns_sparse, (GRAD,), ["sparse tensor", "result that requires grad", "values and indices"]),
     (hides_a_text, (ONE,), ["text", "outside the compiled function"]),
     (makes_a_parameter, (ONE,), ["requires grad because", "detach"]),
