@@ -40,7 +40,7 @@ def _root(x: Any) -> Any:
 
 def _sharers(root: Any, but: Any = None) -> list[Any]:
     """Who is still there of those that share the values of a root."""
-    found = (ref() for ref in _users.get(root, ()))
+    found = (ref() for ref in _users.get(root) or ())
     return [t for t in found if t is not None and t is not but]
 
 
