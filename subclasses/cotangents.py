@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload
 from subclasses.autograd import PRIMAL, is_differentiable
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.semantics import bump_versions
 
 aten = torch.ops.aten
@@ -106,9 +106,9 @@ def _is_sized(other: Any) -> bool:
 
 
 def _mixed(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
-    shown = [f"a {type(v).__name__}" + " cotangent" * is_cotangent(v) for v in (x, other)]
+    shown = [f"{one_of(type(v))}" + " cotangent" * is_cotangent(v) for v in (x, other)]
     return DispatchError(
-        f"{op} on {shown[0]} and {shown[1]}: cotangents of a {cls.__name__} are added to one another and scaled by "
+        f"{op} on {shown[0]} and {shown[1]}: cotangents of {one_of(cls)} are added to one another and scaled by "
         f"numbers only. If this is a backward, part of the function reads inner tensors with unwrap() and part uses "
         f"the value as a whole: let both read inner tensors"
     )

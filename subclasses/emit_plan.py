@@ -26,7 +26,7 @@ import torch
 from subclasses._torch import OpOverload, entry_of, set_storage_of
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.schema import Argument, OpFacts, op_facts
 from subclasses.semantics import bump_versions
 from subclasses.spec import InnerField, SubclassSpec
@@ -181,4 +181,4 @@ def raise_dtype(op: OpOverload, x: Any, field: str, expected: Any, got: Any) -> 
 
 def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
     """An op would write several values, one per inner tensor, into one plain tensor."""
-    raise DispatchError(f"{op} would write a {cls.__name__} into a plain tensor, which holds only one value")
+    raise DispatchError(f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value")

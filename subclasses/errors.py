@@ -9,3 +9,8 @@ class SpecError(TypeError):
 
 class DispatchError(NotImplementedError):
     """No rule, derivation, decomposition or fallback says how an op runs on a subclass."""
+
+
+def one_of(cls: type) -> str:
+    """A value of a class, in a message: "a Pair", "an Int8Tensor"."""
+    return f"{'an' if cls.__name__[0] in 'AEIOaeio' else 'a'} {cls.__name__}"

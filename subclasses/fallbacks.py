@@ -16,7 +16,7 @@ from subclasses import strictness
 from subclasses._torch import OpOverload, seeing_lazy_bits
 from subclasses.cotangents import check_materialize
 from subclasses.emit_plan import build_map_plan, can_emit, raise_mixed, raise_writes_plain
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.schema import op_facts, unsaid_writes
 from subclasses.semantics import bump_versions, follow_resize, with_semantics
 from subclasses.strided import STRIDED, check_strided_copy, map_strided
@@ -107,16 +107,14 @@ def _rewrap(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> Any:
     if isinstance(first, Tensor):
         if torch.Tag.dynamic_output_shape in op.tags and any(o.shape != first.shape for o in outs.values()):
             sizes = {n: tuple(o.shape) for n, o in outs.items()}
-            raise DispatchError(
-                f"{op}: the inner tensors of a {type(x).__name__} give results of sizes {sizes}"
-            )
+            raise DispatchError(f"{op}: the inner tensors of {one_of(type(x))} give results of sizes {sizes}")
         dynamics = [x.__dict__[f.name] for f in spec.dynamics]
         return type(x)._wrap(x._layout, *(outs.get(n) for n in spec.inner_names), *dynamics)
     if isinstance(first, list | tuple):
         parts = [_rewrap(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
         return parts if isinstance(first, list) else tuple(parts)
     if any(_differ(o, first) for o in outs.values()):
-        raise DispatchError(f"{op}: the inner tensors of a {type(x).__name__} disagree: {outs}")
+        raise DispatchError(f"{op}: the inner tensors of {one_of(type(x))} disagree: {outs}")
     return first
 
 
@@ -139,7 +137,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
             written = args[i] if i < len(args) else kwargs.get(facts.arguments[i].name)
             if wrappers_in(cls, written):
                 raise DispatchError(
-                    f"{op} writes to a {cls.__name__}, and writing to what it materializes to would be lost; "
+                    f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost; "
                     f"use the functional op, or {hint}"
                 )
         check_strided_copy(cls, op)

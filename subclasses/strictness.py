@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 
 # Called with the class and the op of each materializing fallback, for those who look on.
 watchers: list[Callable[[type, Any], None]] = []
@@ -28,6 +28,6 @@ def strict() -> Iterator[None]:
 def check_materialize(cls: type, op: Any) -> None:
     """Raises inside :func:`strict`; tells those who look on."""
     if _strict.get():
-        raise DispatchError(f"{op} would materialize a {cls.__name__}, and subclasses.strict() is in force")
+        raise DispatchError(f"{op} would materialize {one_of(cls)}, and subclasses.strict() is in force")
     for watcher in watchers:
         watcher(cls, op)

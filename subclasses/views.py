@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import DisableTorchFunctionSubclass, call_unruled, is_traceable_wrapper_subclass
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.plans import find_step
 
 # Functions of torch, and methods and attributes of Tensor, that may return a view of an argument. Those that keep a
@@ -80,7 +80,7 @@ def set_item(func: Any, x: Any, index: Any, value: Any) -> None:
         for op in (torch.ops.aten.select.int, torch.ops.aten.slice.Tensor):
             if find_step(cls, op) == "materialize":
                 raise DispatchError(
-                    f"x[...] = value writes to a {cls.__name__}, and writing to what it materializes to would be "
+                    f"x[...] = value writes to {one_of(cls)}, and writing to what it materializes to would be "
                     f"lost; use a functional op such as torch.where, or add rules for select, slice and copy_"
                 )
     return call_unruled(func, (), (x, index, value), {})

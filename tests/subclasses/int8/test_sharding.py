@@ -242,7 +242,7 @@ def send(mesh):
             lambda x=x: dist.all_reduce(x),
             lambda x=x: dist.all_gather([x] * mesh.size(), x),
         ):
-            with pytest.raises(DispatchError, match="writes to a Int8Tensor"):
+            with pytest.raises(DispatchError, match="writes to an Int8Tensor"):
                 refused()
     parts = [make(i, block_size=(4 if i else 1, 8)) for i in range(2)]
     with pytest.raises(DispatchError, match="src_data_rank=None"):
