@@ -131,6 +131,10 @@ def test_chains_of_moves(data):
             IndexError,
         ):  # cuts through a block, leaves no dimension, or selects from nothing
             return
+        except RuntimeError:  # a view of what is transposed
+            with pytest.raises(RuntimeError):
+                move(plain, dim, n)
+            return
         plain = move(plain, dim, n)
         if not isinstance(moved, Int8Tensor):
             return
