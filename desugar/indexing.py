@@ -22,6 +22,9 @@ def index_by_numbers(func: Any, args: Any) -> tuple[Any, Any]:
         return func, args
     x, index, *value = args
     parts = index if type(index) is tuple else (index,)
+    if not value and any(map(_is_old_mask, parts)):
+        parts = tuple(part != 0 if _is_old_mask(part) else part for part in parts)
+        args = (x, parts, *value)
     if not any(map(_has_number, parts)) or not all(map(_is_basic, parts)) or not _follows_torch(x):
         return func, args
     return (_write if value else _read), (x, parts, *value)
@@ -42,6 +45,11 @@ def _follows_torch(x: Any) -> bool:
     return isinstance(x, private.FunctionalTensor) or (
         type(x).__torch_function__ is disabled_torch_function_impl
     )
+
+
+def _is_old_mask(part: Any) -> bool:
+    """Whether a part is a mask of bytes, which fake tensors do not take."""
+    return isinstance(part, Tensor) and part.dtype is torch.uint8
 
 
 def _is_number(part: Any) -> bool:

@@ -132,6 +132,7 @@ class Inputs:
         first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
         parameters: Numbers of the argument leaves that are an `nn.Parameter`.
         generators, made: What the runs drew random numbers from; what torch functions gave in them.
+        is_inference: The call is in inference mode, which a trace leaves.
     """
 
     fakes: Fakes
@@ -152,6 +153,7 @@ class Inputs:
     parameters: set[int] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)
     made: list[weakref.ref[Tensor]] = field(default_factory=list)
+    is_inference: bool = field(default_factory=torch.is_inference_mode_enabled)
 
     def add_arguments(self, leaves: list[object]) -> None:
         """Takes the argument leaves apart, and gives every symbol a slot of its own.
@@ -225,7 +227,8 @@ class Inputs:
             return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)
         if not isinstance(fake, Tensor):
             return Constant(fake)
-        _check_nested(leaf)
+        if leaf.is_nested:  # its sizes are no ints, which layouts do not know
+            check_plain(leaf)
         value = unwrap_value(fake, Flat())
         name = ".".join([f"a{number}", *path])
         if isinstance(value, Plain):
@@ -317,7 +320,8 @@ class Inputs:
 
     def _add(self, leaf: object, *, dynamic: bool) -> Value:
         number = len(self.values)
-        _check_nested(leaf)
+        if isinstance(leaf, Tensor) and leaf.is_nested:
+            check_plain(leaf)
         value = unwrap_value(leaf, self.flat)
         if isinstance(leaf, Tensor):
             value = self._fakeify(value, leaf, number, (), dynamic)
@@ -381,12 +385,6 @@ class Inputs:
             self.fake_items[place.index] = self.fakes.canonical(extent)
             self.origins[place.index] = Origin(-1, (), text)
         return place
-
-
-def _check_nested(leaf: object) -> None:
-    """PyTorch's own nested tensors have sizes that are no ints, which layouts do not know."""
-    if isinstance(leaf, Tensor) and leaf.is_nested:
-        check_plain(leaf)
 
 
 def is_traced(tensor: Tensor) -> bool:

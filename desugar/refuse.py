@@ -227,10 +227,11 @@ def check_containers(call: Any, leaves: list[Any], treespec: optree.PyTreeSpec) 
 
 
 def check_run(run: Run, inputs: Inputs) -> None:
-    """Raises for new metadata of an input, a backward inside the function, and gradients that bypass the inputs."""
+    """Raises for what a whole run shows: new metadata of an input, a backward inside, a gradient that bypasses."""
     _check_metadata(run, inputs)
     _check_inner_backward(run)
     _check_bypass(run)
+    _check_inference(run, inputs)
 
 
 def _check_metadata(run: Run, inputs: Inputs) -> None:
@@ -281,6 +282,20 @@ def _check_inner_backward(run: Run) -> None:
             instead="return the loss and call backward() on it, or use torch.autograd.grad inside",
             late="backward",
         )
+
+
+def _check_inference(run: Run, inputs: Inputs) -> None:
+    """A tensor made in inference mode has no version counter, so eager mode refuses to write to it outside."""
+    is_allowed = (
+        inputs.is_inference or inputs.checked_by_others
+    )  # Dynamo does not say in which mode the call is
+    for number, value in enumerate(inputs.values if not is_allowed else ()):
+        for slot in changed_slots(value, run.items):
+            if inputs.flat.items[slot].is_inference():
+                raise DesugarError(
+                    f"{leaf_name(number, inputs)} was made in inference mode, and is written to outside of it",
+                    instead="make a clone of it outside of inference mode, or call the function in it",
+                )
 
 
 def _check_bypass(run: Run) -> None:

@@ -559,6 +559,10 @@ ELSEWHERE = {
         "tests/desugar/test_attributes.py",
         "a scripted module is called",
     ),
+    "was made in inference mode, and is written to outside of it": (
+        "tests/desugar/test_modes.py",
+        "made in inference mode",
+    ),
     f"{AGAIN}and its argument": ("tests/test_error_messages.py", "its argument 1 is gone"),
     "; by a hook, for instance), and holds no data after a trace": (
         "tests/desugar/test_leftovers.py",

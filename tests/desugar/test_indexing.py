@@ -60,3 +60,13 @@ def test_a_wrapper():
 def test_a_number_that_the_trace_would_have_to_know_is_refused(fn):
     with pytest.raises(desugar.DesugarError, match="depends on the data"):
         desugar.compile(fn, backend="eager")(torch.ones(2), torch.tensor(3))
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("fn", [lambda x, m: x[m] * 2, lambda x, m: x[m, 1:], lambda x, m: x[0, m]])
+@pytest.mark.parametrize("cls", [Tensor, Pair])
+def test_masks_of_bytes(cls, fn):
+    compiled = None
+    for mask in ([1, 0, 2, 0], [1, 1, 1, 0]):
+        make_arguments = lambda mask=mask: (make(cls, 4, 4), torch.tensor(mask, dtype=torch.uint8))  # noqa: E731
+        compiled = judge(fn, make_arguments, compiled)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from desugar import DesugarError
 from desugar.modes import function_modes, is_traced_by_others, without_saved_tensor_hooks
-from tests.desugar.classes import Pair, TwoTensor, make
+from tests.desugar.classes import Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import by_dynamo, by_pass, judge
 
 # ---- differentiation from outside ----------------------------------------------------------------------------
@@ -179,3 +179,21 @@ def test_gradients_left_off(cls, way):
                 assert torch.is_grad_enabled()
         finally:
             torch.set_grad_enabled(True)
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+def test_writes_to_what_inference_mode_has_made(cls):
+    """Refused outside of that mode, as in eager mode; a program for ordinary tensors is no program for these."""
+    with torch.inference_mode():
+        x = make(cls, 2, 3)
+    fn = lambda x: x.add_(1)  # noqa: E731
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+        fn(x)
+    before = [part.clone() for part in plain_parts(x)]
+    compiled = judge(fn, lambda: (make(cls, 2, 3),))
+    with pytest.raises(RuntimeError, match="made in inference mode, and is written to outside"):
+        compiled(x)
+    assert all(map(torch.equal, plain_parts(x), before))
+    with torch.inference_mode():
+        compiled(x)
+    assert all(torch.equal(part, old + 1) for part, old in zip(plain_parts(x), before, strict=True))
