@@ -369,7 +369,10 @@ class _Replay:
         if not self.traced._is_view():
             return base
         with private.DisableTorchFunctionSubclass():
-            return self.traced._view_func_unsafe(base, lambda extent: next(following))
+            view = self.traced._view_func_unsafe(base, lambda extent: next(following))
+        if hasattr(base, "took_view"):  # what a class's own rules for views do above autograd
+            base.took_view(view)
+        return view
 
 
 def replayed_views(outputs: Outputs) -> Iterator[Tensor]:

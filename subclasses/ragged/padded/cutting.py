@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.padded import checks
@@ -61,9 +62,20 @@ def slice_view(x: PaddedTensor, dim: int, start: Any, stop: Any, step: Any) -> P
     y = aten.slice.Tensor(x, dim, start, stop, step)
     # The derivative of a slice knows its size alone. (A later write to the view gives it another one, and then what
     # comes back is dense, with zeros in the padding.)
-    if y.grad_fn is not None and not torch.compiler.is_dynamo_compiling():
-        y.grad_fn.register_hook(_with_rows_of(x))
+    if not torch.compiler.is_dynamo_compiling():
+        x.took_view(y)
     return y
+
+
+def took_view(self: PaddedTensor, view: Tensor) -> None:
+    """Gives the first derivative on the way back from a view the rows of what it is a view of."""
+    node, end = view.grad_fn, get_gradient_edge(self).node if self.requires_grad else None
+    while node is not None and end is not None:
+        before = node.next_functions[0][0] if node.next_functions else None
+        if before is end:
+            node.register_hook(_with_rows_of(self))
+            return
+        node = before
 
 
 def _with_rows_of(x: PaddedTensor) -> Any:
@@ -74,6 +86,9 @@ def _with_rows_of(x: PaddedTensor) -> Any:
         return tuple(g if g is None or isinstance(g, PaddedTensor) else rows.wrap_cotangent(g) for g in grads)
 
     return wrap
+
+
+PaddedTensor.took_view = took_view  # stands here, beside the slices that need it
 
 
 # ---- parts of every row ----------------------------------------------------------------------------------------

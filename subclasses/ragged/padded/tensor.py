@@ -82,6 +82,9 @@ class PaddedTensor(TensorSubclass):
             row_count: Tensor | None = None,
         ) -> None: ...
 
+        def took_view(self, view: Tensor) -> None:
+            """What is done above autograd about a view of this one; stands in ``padded/cutting.py``."""
+
     # ---- making one --------------------------------------------------------------------------------------------
 
     @classmethod

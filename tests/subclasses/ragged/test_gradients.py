@@ -163,6 +163,15 @@ def test_a_leaf_of_which_slices_are_used(cut, way):
     torch.testing.assert_close(x.grad.to_dense(), wanted)
 
 
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
+def test_a_leaf_of_which_a_compiled_function_returns_slices(cut):
+    x = leaf_of(PaddedTensor)
+    for way in (eager, desugared):
+        part = way(cut)(x)
+        (grad,) = torch.autograd.grad(part, x, torch.ones_like(part))
+        assert type(grad) is PaddedTensor and grad.lengths is x.lengths
+
+
 @pytest.mark.parametrize("places", PLACES)
 def test_slices_of_other_layouts(places):
     table = make_table(places)
