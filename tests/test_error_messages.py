@@ -316,10 +316,6 @@ def packs(x):
     return nn.utils.rnn.pack_padded_sequence(padded, lengths, batch_first=True).data  # here
 
 
-def reads_sparse(x):
-    return x.to_sparse().to_dense()  # here
-
-
 def makes_sparse(x):
     return torch.sparse_coo_tensor(torch.arange(3)[None], x, (3,)) @ x  # here
 
@@ -444,7 +440,6 @@ REFUSED = [
     (retains, (GRAD,), ["retain_grad()", "torch.autograd.grad"]),
     (leaves_gradients_off, (GRAD,), ["leaves gradients turned off", "torch.no_grad"]),
     (packs, (GRAD,), ["pack_padded_sequence", "lengths", "JaggedTensor"]),
-    (reads_sparse, (GRAD,), ["sparse tensor", "to_dense", "gradients are on", "scatter_add"]),
     (makes_sparse, (GRAD,), ["sparse tensor", "sparse_coo_tensor", "gradients are on", "detached"]),
     (returns_sparse, (GRAD,), ["sparse tensor", "result that requires grad", "values and indices"]),
     (hides_a_text, (ONE,), ["text", "outside the compiled function"]),
