@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import desugar
+from subclasses import TensorSubclass, inner
 from tests.desugar.classes import Labeled, Nested, Pair, Tagged, TwoTensor, make, plain_parts
 from tests.desugar.judge import (
     WAYS,
@@ -379,3 +380,17 @@ def test_a_view_by_a_size_that_the_graph_computes_beside_gradients(cls):
     for length in (6, 8, 11):
         judge(fn, lambda: args(length), compiled)  # noqa: B023 - called at once
     assert len(compiled.programs) == 1
+
+
+def test_a_class_is_told_of_views_that_are_taken_again():
+    told = []
+
+    class Telling(TensorSubclass, fallback="map"):
+        a: Tensor = inner()
+
+        def took_view(self, view):
+            told.append((self, view))
+
+    x = Telling(torch.arange(6.0)).requires_grad_()
+    view, _ = by_pass(lambda x: (x[2:], x * 2))(x)
+    assert [(base is x, seen is view) for base, seen in told] == [(True, True)]
