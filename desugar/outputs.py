@@ -370,7 +370,9 @@ class _Replay:
             return base
         with private.DisableTorchFunctionSubclass():
             view = self.traced._view_func_unsafe(base, lambda extent: next(following))
-        if hasattr(base, "took_view"):  # a class may do something for views above autograd: see the author's guide
+        if hasattr(
+            base, "took_view"
+        ):  # a class may do something for views above autograd: see the author's guide
             base.took_view(view)
         return view
 

@@ -283,7 +283,9 @@ def test_writing_to_what_materializes_is_refused(case, mode):
 def test_strict():
     x = make_int8()
     with strict():
-        with pytest.raises(DispatchError, match=r"would materialize an Int8Weight, and subclasses.strict\(\)"):
+        with pytest.raises(
+            DispatchError, match=r"would materialize an Int8Weight, and subclasses.strict\(\)"
+        ):
             x + 1
         F.linear(torch.ones(1, 3), x)
         x.detach().clone()
