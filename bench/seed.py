@@ -170,3 +170,7 @@ TABLES = {"in isolation": make_isolated}
 if hasattr(runtime_wrappers, "_codegen_compiled_backward"):  # older releases have no such parts to call
     TABLES["the whole prologue"] = make_prologues
     TABLES["the whole prologue before compiled code"] = partial(make_prologues, reads_memory=True)
+COMPARED = (
+    "in isolation",
+    "the whole prologue",
+)  # like with like: before compiled code, ours alone looks for negation
