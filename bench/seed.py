@@ -34,7 +34,6 @@ from subclasses.emit import Emitter
 Call = Callable[[], Any]
 
 COUNTS = (5, 10, 20, 50)
-PUBLISHED = {5: 5.5, 10: 9.5, 20: 16.9, 50: 33.1}  # times faster, generated code than the loop
 
 # ---------------------------------------------------------------------------------------------------------
 # in isolation
@@ -170,7 +169,3 @@ TABLES = {"in isolation": make_isolated}
 if hasattr(runtime_wrappers, "_codegen_compiled_backward"):  # older releases have no such parts to call
     TABLES["the whole prologue"] = make_prologues
     TABLES["the whole prologue before compiled code"] = partial(make_prologues, reads_memory=True)
-COMPARED = (
-    "in isolation",
-    "the whole prologue",
-)  # like with like: before compiled code, ours alone looks for negation

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.seed import COMPARED, COUNTS, PUBLISHED, TABLES
+from bench.goals import COMPARED, PUBLISHED
+from bench.seed import COUNTS, TABLES
 from bench.timing import time_side_by_side
 
 
