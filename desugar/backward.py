@@ -293,8 +293,11 @@ class MemberEmitter:
         items = dict(known)
         for number, value in arrived:
             for slot, path in paths_of(value):
-                read = items.get(slot) or ".".join([f"tangent{number}", *path])
-                items[slot] = items.get(slot) or self.out.fresh_name(f"g{slot}")
+                if slot in items:
+                    read = items[slot]
+                else:
+                    read = ".".join([f"tangent{number}", *path])
+                    items[slot] = self.out.fresh_name(f"g{slot}")
                 text = read if self.reads_memory else self._laid_out(read, self.traced.tangent_items[slot])
                 self.out.writeline(f"{items[slot]} = {text}")
         if self.reads_memory:
@@ -323,11 +326,9 @@ class MemberEmitter:
                 tangents = tuple_of(f"tangent{number}" for number, _ in self.traced.tangents)
                 out.writeline(f"return {self.other}(ctx, {tangents})")
             out.writeline(f"{targets_of(names)} = settled")
-        for slot, name in items.items():
-            if any(
-                map(is_symbolic, self.traced.tangent_items[slot].size())
-            ):  # the check knows no order of those
-                out.writeline(f"{name} = {self._laid_out(name, self.traced.tangent_items[slot])}")
+        for name, fake in zip(names, fakes, strict=True):
+            if any(map(is_symbolic, fake.size())):  # the check knows no order of those
+                out.writeline(f"{name} = {self._laid_out(name, fake)}")
 
     def _emit_missing(self, member: Member, items: dict[int, str]) -> None:
         """Zeros where the pruned graph still reads a tangent that did not arrive."""

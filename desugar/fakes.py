@@ -104,14 +104,19 @@ def bare_alias(real: Tensor) -> Tensor:
         return blank.set_(real.untyped_storage(), real.storage_offset(), real.size(), real.stride())
 
 
-def check_plain(real: Tensor) -> None:
-    """Raises `DesugarError` for a plain tensor that is not an ordinary strided one."""
-    odd = None
-    if real.is_nested:
+def check_nested(leaf: object) -> None:
+    """Raises for PyTorch's own nested tensors, whose sizes layouts do not know."""
+    if isinstance(leaf, Tensor) and leaf.is_nested:
         raise DesugarError(
             "expected strided tensors, got one of PyTorch's nested tensors, whose sizes are no ints",
             instead="pass or return its values and offsets, or a JaggedTensor (subclasses.ragged)",
         )
+
+
+def check_plain(real: Tensor) -> None:
+    """Raises `DesugarError` for a plain tensor that is not an ordinary strided one."""
+    odd = None
+    check_nested(real)
     if real.layout is not torch.strided:
         odd = f"a {real.layout} tensor"
     elif real.is_quantized:
@@ -187,6 +192,11 @@ def _is_constant_extent(text: str, known: Mapping[str, Any]) -> bool:
         return False
     name, extent, dim = found.groups()
     return not isinstance(getattr(known[name], extent)()[int(dim)], SymInt)
+
+
+def fixed_extents(extents: Sequence[Any]) -> list[int | None]:
+    """Sizes or strides as a C++ check takes them; None for those that are symbols."""
+    return [None if isinstance(extent, SymInt) else extent for extent in extents]
 
 
 def is_symbolic(fake: Any) -> bool:

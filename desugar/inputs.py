@@ -18,7 +18,7 @@ from torch import SymInt, Tensor, nn
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.fakes import Fakes, check_plain, is_symbolic, symbolic_context
+from desugar.fakes import Fakes, check_nested, is_symbolic, symbolic_context
 from desugar.memory import whole_storage
 from desugar.values import (
     Constant,
@@ -227,8 +227,7 @@ class Inputs:
             return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)
         if not isinstance(fake, Tensor):
             return Constant(fake)
-        if leaf.is_nested:  # its sizes are no ints, which layouts do not know
-            check_plain(leaf)
+        check_nested(leaf)
         value = unwrap_value(fake, Flat())
         name = ".".join([f"a{number}", *path])
         if isinstance(value, Plain):
@@ -320,8 +319,7 @@ class Inputs:
 
     def _add(self, leaf: object, *, dynamic: bool) -> Value:
         number = len(self.values)
-        if isinstance(leaf, Tensor) and leaf.is_nested:
-            check_plain(leaf)
+        check_nested(leaf)
         value = unwrap_value(leaf, self.flat)
         if isinstance(leaf, Tensor):
             value = self._fakeify(value, leaf, number, (), dynamic)

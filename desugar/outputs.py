@@ -370,9 +370,7 @@ class _Replay:
             return base
         with private.DisableTorchFunctionSubclass():
             view = self.traced._view_func_unsafe(base, lambda extent: next(following))
-        if hasattr(
-            base, "took_view"
-        ):  # a class may do something for views above autograd: see the author's guide
+        if hasattr(base, "took_view"):  # what a class does for views above autograd
             base.took_view(view)
         return view
 

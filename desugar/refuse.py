@@ -286,10 +286,9 @@ def _check_inner_backward(run: Run) -> None:
 
 def _check_inference(run: Run, inputs: Inputs) -> None:
     """A tensor made in inference mode has no version counter, so eager mode refuses to write to it outside."""
-    is_allowed = (
-        inputs.is_inference or inputs.checked_by_others
-    )  # Dynamo does not say in which mode the call is
-    for number, value in enumerate(inputs.values if not is_allowed else ()):
+    if inputs.is_inference or inputs.checked_by_others:  # Dynamo does not say in which mode the call is
+        return
+    for number, value in enumerate(inputs.values):
         for slot in changed_slots(value, run.items):
             if inputs.flat.items[slot].is_inference():
                 raise DesugarError(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.fakes import is_symbolic
+from desugar.fakes import fixed_extents
 from desugar.values import inner_names, is_wrapper
 
 
@@ -43,8 +43,8 @@ def tensor_guards(fakes: Sequence[Tensor]) -> Any:
         alike = [torch.empty((0,) * fake.dim(), dtype=fake.dtype, device=fake.device) for fake in fakes]
     return private.TensorGuards(
         *alike,
-        dynamic_dims_sizes=[[None if is_symbolic(n) else n for n in fake.size()] for fake in fakes],
-        dynamic_dims_strides=[[None if is_symbolic(n) else n for n in fake.stride()] for fake in fakes],
+        dynamic_dims_sizes=[fixed_extents(fake.size()) for fake in fakes],
+        dynamic_dims_strides=[fixed_extents(fake.stride()) for fake in fakes],
     )
 
 

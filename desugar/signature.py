@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor, nn
+from torch import Tensor, nn
 
 from desugar import _torch as private
-from desugar.fakes import guard_expression
+from desugar.fakes import fixed_extents, guard_expression
 from desugar.inputs import Inputs
 from desugar.listening import note_left_out
 from desugar.memory import lie_alike, whole_storage
@@ -156,9 +156,7 @@ class SignatureEmitter:
             return
         self.names.slots[value.index] = name
         fake = self.inputs.fake_items[value.index]
-        sizes = [None if isinstance(extent, SymInt) else extent for extent in fake.size()]
-        strides = [None if isinstance(extent, SymInt) else extent for extent in fake.stride()]
-        self.guarded.append((name, tensor, sizes, strides))
+        self.guarded.append((name, tensor, fixed_extents(fake.size()), fixed_extents(fake.stride())))
 
     def _emit_wrapper(self, name: str, value: Wrapper, wrapper: Any) -> None:
         first = self.wrappers.setdefault(id(wrapper), name)

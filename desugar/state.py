@@ -30,9 +30,8 @@ def find_state(fn: Callable[..., Any], leaves: list[Any], ran: list[nn.Module]) 
     modules |= {id(module): module for module in root_modules(fn, leaves)}
     slots, hooks = [], []
     for module in modules.values():
-        for kind in (
-            () if isinstance(module, torch.jit.ScriptModule) else _TABLES
-        ):  # a script cannot be changed
+        is_script = isinstance(module, torch.jit.ScriptModule)  # which cannot be changed
+        for kind in () if is_script else _TABLES:
             slots += [(module, kind, name, held) for name, held in getattr(module, kind).items()]
         for kind in _HOOKS:
             hooks.append((module, kind, tuple(getattr(module, kind).values())))
