@@ -148,9 +148,7 @@ def places_of(x: Any, keys: Any) -> list[int]:
 def check_counts(counts: Any) -> None:
     """Raises unless these are whole numbers one after the other."""
     if not isinstance(counts, Sequence) or not all(isinstance(n, int) for n in counts):
-        wrong = (
-            DispatchError if isinstance(counts, int) else TypeError
-        )  # an int is what torch.split may be given
+        wrong = DispatchError if isinstance(counts, int) else TypeError  # torch.split may be given an int
         raise wrong(f"{_NAME}.split: expected how many keys each part has, such as [2, 1], got {counts!r}")
 
 

@@ -213,11 +213,8 @@ def implement_reductions(cls: Any, ways: Ways) -> None:
                 f"{func.__name__}: an index into all entries of {ways.shown(input)} has no meaning; give dim"
             )
         if function is torch.logsumexp:  # the least integer may count
-            input = (
-                input
-                if input.is_floating_point() or input.is_complex()
-                else input.to(torch.get_default_dtype())
-            )
+            counts = not (input.is_floating_point() or input.is_complex())
+            input = input.to(torch.get_default_dtype()) if counts else input
         return ways.reduce(function, input, dim, keepdim, *REDUCTIONS[function], **kwargs)
 
     @cls.implements(torch.aminmax)
@@ -286,9 +283,7 @@ def implement_along(cls: Any, ways: Ways) -> None:
     @cls.implements(*ALONG)
     def _(func: Any, input: Any, dim: int, *args: Any, **kwargs: Any) -> Any:
         function, kwargs = getattr(torch, func.__name__), without_out(func, input, kwargs, ways.shown)
-        if (
-            kwargs.get("dtype") is not None
-        ):  # converted first, as PyTorch does: what stands for none depends on it
+        if kwargs.get("dtype") is not None:  # first, as in PyTorch: what stands for none depends on it
             input = input.to(kwargs.pop("dtype"))
         return ways.run_along(function, input, dim, ALONG[function], *args, **kwargs)
 

@@ -59,6 +59,13 @@ NORMS = (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
 RANDOM = (F.dropout, F.alpha_dropout, F.rrelu, torch.dropout, torch.alpha_dropout, torch.rrelu)
 
 
+def implement_entrywise(cls: Any, ways: Entrywise, multiply: Callable[[Any, Any, Any], Any]) -> None:
+    """All rules of this module, for one layout; ``multiply`` as for the products."""
+    implement_layers(cls, ways)
+    implement_embedding(cls, ways)
+    implement_products(cls, ways, multiply)
+
+
 def implement_layers(cls: Any, ways: Entrywise) -> None:
     """The rules of ``linear``, norms over features and dropout."""
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.jagged import JaggedTensor
-from subclasses.ragged.layers import Entrywise, implement_embedding, implement_layers, implement_products
+from subclasses.ragged.layers import Entrywise, implement_entrywise
 from subclasses.ragged.rows import check_rows_match, shown
 
 # ---- matrix products by row ------------------------------------------------------------------------------------
@@ -76,6 +76,4 @@ ENTRYWISE = Entrywise(
     wrap=JaggedTensor.with_values,
     shown=shown,
 )
-implement_layers(JaggedTensor, ENTRYWISE)
-implement_embedding(JaggedTensor, ENTRYWISE)
-implement_products(JaggedTensor, ENTRYWISE, _multiply_padded)
+implement_entrywise(JaggedTensor, ENTRYWISE, _multiply_padded)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.layers import Entrywise, implement_embedding, implement_layers, implement_products
+from subclasses.ragged.layers import Entrywise, implement_entrywise
 from subclasses.ragged.padded.rows import check_rows_match, shown
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.sdpa import score_mask
@@ -70,9 +70,7 @@ ENTRYWISE = Entrywise(
     wrap=PaddedTensor.with_padded,
     shown=shown,
 )
-implement_layers(PaddedTensor, ENTRYWISE)
-implement_embedding(PaddedTensor, ENTRYWISE)
-implement_products(PaddedTensor, ENTRYWISE, _multiply)
+implement_entrywise(PaddedTensor, ENTRYWISE, _multiply)
 
 
 # ---- attention -------------------------------------------------------------------------------------------------
