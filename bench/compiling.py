@@ -75,7 +75,7 @@ def _measure(into: Compiled, way: str, fn: Callable, mode: str) -> None:
         if way == DIRECT:
             families = [program.family for program in compiled.programs]
             late = sum(family.late_seconds for family in families if family is not None)
-            into.stages["compile backward"].append(late)
+            into.stages["first backward"].append(late)
         into.warm.append(compile_once(way, fn, make_args(), mode)[0])
 
 

@@ -96,6 +96,11 @@ _LAZY = {
     "BoxedBool": "torch._inductor.utils",
     "inductor_config": "torch._inductor:config",
     "list_mode_options": "torch._inductor",
+    # Hands kernels to the C++ compiler and waits for them, the libraries loaded so far, and what they raise.
+    "AsyncCompile": "torch._inductor.async_compile",
+    "CppPythonBindingsCodeCache": "torch._inductor.codecache",
+    "CppCompileError": "torch._inductor.exc",
+    "InductorError": "torch._inductor.exc",
     # What Inductor's compilation of a graph gives, and the code inside it.
     "CompiledFxGraph": "torch._inductor.output_code",
     # The fake mode and the like that Inductor reads while it compiles.

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from desugar import _torch as private
 from desugar.fakes import same_ints
 from desugar.graphs import fake_inputs, keep_results_apart, output_nodes, result_names
+from desugar.overlap import Kernels, postponing
 from desugar.partition import min_cut
 from desugar.rechecks import checks_everything
 
@@ -39,6 +40,10 @@ class GraphKind:
     static_slots: tuple[int, ...] = ()
 
 
+def _no_wait(graph: fx.GraphModule) -> contextlib.AbstractContextManager[Kernels]:
+    return contextlib.nullcontext(Kernels())
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
     """How graphs are traced, split and compiled.
@@ -50,6 +55,7 @@ class Backend:
         compile_graph: Compiles one graph.
         reads_memory: Whether compiled graphs read the memory of their inputs as it is, past PyTorch's own kernels,
             which know of lazy negation.
+        postpone: Inside, a graph may be compiled without waiting for its kernels, which :meth:`Kernels.finish` does.
     """
 
     name: str
@@ -57,6 +63,7 @@ class Backend:
     split: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
     compile_graph: Callable[[fx.GraphModule, list[Any], GraphKind], CompiledGraph]
     reads_memory: bool = True
+    postpone: Callable[[fx.GraphModule], contextlib.AbstractContextManager[Kernels]] = _no_wait
 
 
 # ------------------------------------------------------------------------------------------------ choosing
@@ -130,7 +137,12 @@ def inductor_backend(mode: str | None, options: Mapping[str, Any] | None) -> Bac
         with _patched(_proved_sizes(graph, kind) | patches), torch.no_grad():
             return _compile_inductor(graph, inputs, kind)
 
-    return Backend("inductor", decompositions, split, compile_graph)
+    @contextlib.contextmanager
+    def postpone(graph: fx.GraphModule) -> Iterator[Kernels]:
+        with _patched(patches), postponing(graph) as kernels:
+            yield kernels
+
+    return Backend("inductor", decompositions, split, compile_graph, postpone=postpone)
 
 
 def _proved_sizes(graph: fx.GraphModule, kind: GraphKind) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""The backwards of one program: a family keyed by which results get a gradient, compiled when first met.
+"""The backwards of one program: a family keyed by which results get a gradient, written when first met.
 
-For gradients of the kind that was traced, a member runs a compiled graph against what the forward saved: the
-whole backward graph, or what is left of it when some gradients do not arrive. Anything else (a gradient of
-another type or metadata, a backward that is to be differentiated itself) is computed by differentiating the
-function again, from the arguments of the call: `torch.autograd.grad` over the function is a function like any
-other, and the pass compiles it. Its own gradients are right to any order, for autograd itself wrote them.
+A member is compiled then too, or ahead of that (:mod:`desugar.overlap`). For gradients of the kind that was
+traced, it runs a compiled graph against what the forward saved: the whole backward graph, or what is left of
+it when some gradients do not arrive. Anything else (a gradient of another type or metadata, a backward that
+is to be differentiated itself) is computed by differentiating the function again, from the arguments of the
+call: `torch.autograd.grad` over the function is a function like any other, and the pass compiles it. Its own
+gradients are right to any order, for autograd itself wrote them.
 
 The arguments are not kept alive for that, since eager mode would not keep all of them either. What the forward
 saved anyway comes from there, a leaf from the autograd graph, the rest by weak reference.
@@ -42,6 +43,7 @@ from desugar.inputs import Inputs
 from desugar.listening import stage
 from desugar.memory import base_of
 from desugar.modes import autocast_state, entering, is_autocast
+from desugar.overlap import Ahead
 from desugar.partition import BackwardInput, FromTangent, Partitioned
 from desugar.prune import prune_missing
 from desugar.refuse import check_first_order
@@ -131,14 +133,17 @@ class Family:
         self.autocast = autocast_state()
         self._watched = Watched((), frozenset(), (), ())
         self._random = first_random(partitioned.forward)
-        self._compiled: dict[tuple[bool, ...], CompiledGraph] = {}
+        self._ahead = Ahead()
         self._recompiled: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._lock = threading.RLock()
 
-    def compile_ahead(self) -> None:
-        """Compiles the member for all gradients now, so that what the compiler assumes of sizes is known."""
-        everything = (True,) * len(self.traced.tangents)
-        self._compiled[everything] = self._compile(self._graph(everything))
+    def compile_ahead(self, present: tuple[bool, ...]) -> None:
+        """Compiles a member now; its first call waits for its kernels."""
+        if any(present) and not self._type_depends_on(present):
+            graph = self._graph(present)
+            with self.backend.postpone(graph) as kernels:
+                compiled = self._compile(graph)
+            self._ahead.put(present, compiled, kernels)
 
     # ............................................................................................ members
 
@@ -167,7 +172,7 @@ class Family:
         compiled = None
         if any(present):
             with self._timed():
-                compiled = self._compiled.get(present) or self._compile_late(graph)
+                compiled = self._ahead.take(present) or self._compile_late(graph)
         out = Emitter()
         name = member_name(present)
         out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))

@@ -37,6 +37,7 @@ from desugar.leftovers import check_leftovers
 from desugar.listening import stage
 from desugar.modes import autocast_state, inlined_compiles, is_autocast
 from desugar.outputs import store_positions, token_positions, written_slots
+from desugar.overlap import Kernels, expected_tangents
 from desugar.partition import FromForward, partition
 from desugar.signature import State
 from desugar.state import root_modules
@@ -296,16 +297,31 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> 
     check.check_stores(partitioned.forward, stores)
     forward = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, tuple(static))
-    with stage("compile forward"):
+    with stage("compile forward"), backend.postpone(forward) as kernels:
         compiled, strides = compilers.compile_forward(backend, partitioned.forward, kind, mode)
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
             compilers.restride_saved(partitioned.backward, position, strides[source.index])
     family = Family(inputs, traced, replace(partitioned, forward=forward), backend, again)
-    if inputs.fakes.symbols:
-        with stage("compile backward"):
-            family.compile_ahead()
+    _compile_backward(family, kernels)
     return Stages(traced, joint, forward, compiled, family)
+
+
+def _compile_backward(family: Family, kernels: Kernels) -> None:
+    """Compiles a backward now, for what the compiler assumes of sizes, or while the forward's kernels are built."""
+    tangents = family.traced.tangents
+    if family.inputs.fakes.symbols:
+        with stage("compile backward"):
+            family.compile_ahead((True,) * len(tangents))
+    elif kernels.are_being_built():
+        with stage("compile backward"):
+            try:
+                family.compile_ahead(expected_tangents(family.traced))
+            except private.InductorError as error:  # whoever calls the backward meets it
+                log.info("the backward will be compiled when it is needed: %s", error)
+    if kernels.waits:
+        with stage("build kernels"):
+            kernels.finish()
 
 
 def _static_slots(inputs: Inputs) -> list[int]:

@@ -7,7 +7,9 @@ import sys
 
 # Two workers on two cores: a thread each. Read once by torch, so set before it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+# Inductor builds kernels in threads, as it does for users; only Triton needs its worker processes.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
+os.environ.setdefault("TORCH_WARM_POOL", "0")
 
 import pytest
 import torch

@@ -46,7 +46,7 @@ function python(line) {
 // ---- overview -------------------------------------------------------------------------------------------
 
 const stageNames = [...new Set(programs.flatMap(p => p.stages.map(s => s[0])))];
-const colors = { discover: 0, trace: 1, partition: 2, "compile": 3, "compile forward": 3, wrapper: 5, "compile backward": 4, "compile backward, late": 4 };
+const colors = { discover: 0, trace: 1, partition: 2, "compile": 3, "compile forward": 3, wrapper: 5, "compile backward": 4, "compile backward, late": 4, "build kernels": 3 };
 const color = name => `var(--s${colors[name] ?? stageNames.indexOf(name) % 6})`;
 
 function stageBar(program, widest, width) {
