@@ -20,9 +20,9 @@ from desugar.arguments import Unpacking
 from desugar.artifacts import recorded
 from desugar.assigning import break_at_assignments
 from desugar.compilers import choose_backend
+from desugar.differentiation import Again
 from desugar.errors import DesugarError
 from desugar.fakes import Fakes, check_memory
-from desugar.family import Again
 from desugar.inputs import DynamicPolicy, Inputs, TraceAgain
 from desugar.pipeline import compile_again
 from desugar.program import run_stages, wrap_program

@@ -142,21 +142,6 @@ def first_paths(values: Sequence[Value]) -> dict[int, tuple[int, tuple[str, ...]
     return found
 
 
-def sources_of_saved(inputs: Inputs, partitioned: Partitioned) -> set[int]:
-    """Input leaves that a saved intermediate was computed from."""
-    outputs = output_nodes(partitioned.forward)
-    stack = [outputs[s.index] for s in partitioned.backward_inputs if isinstance(s, FromForward)]
-    seen: set[fx.Node] = set()
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
-    paths = first_paths(inputs.values)
-    placeholders = partitioned.forward.graph.find_nodes(op="placeholder")
-    return {paths[n][0] for n, node in enumerate(placeholders) if node in seen and n in paths}
-
-
 def _companions(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Paths of the non-differentiable inner tensors that a tangent shares with its result."""
     match value:

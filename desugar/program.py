@@ -24,11 +24,12 @@ from desugar import (
 from desugar.arguments import Unpacking
 from desugar.attributes import ModuleAttributes
 from desugar.compilers import Backend, GraphKind
+from desugar.differentiation import Again, CompileAgain
 from desugar.direct import call_directly
 from desugar.effects import sink_tokens
 from desugar.errors import StateKept
 from desugar.fakes import Fakes
-from desugar.family import Again, CompileAgain, Family
+from desugar.family import Family
 from desugar.faults import Faults
 from desugar.files import WRAPPER_FILE
 from desugar.graphs import copy_graph

@@ -20,7 +20,8 @@ from torch import Tensor
 from desugar.arguments import Unpacking
 from desugar.backward import ForwardNames, differentiable_leaves, member_name, plan_backward
 from desugar.compilers import CompiledGraph
-from desugar.family import Family, Watched, tensor_leaves
+from desugar.differentiation import Watched, tensor_leaves
+from desugar.family import Family
 from desugar.graphs import output_nodes
 from desugar.inputs import Inputs
 from desugar.listening import note_left_out
@@ -296,7 +297,7 @@ def _emit_forward(out: Emitter, parts: Parts, family: Family) -> None:
     leaves = _emit_results(out, parts, names, results)
     plan = plan_backward(parts.inputs, parts.traced, family.partitioned, ForwardNames(names, results, leaves))
     family.plan = plan
-    watched = family.watch(parts.leaves)
+    watched = family.differentiation.watch(plan, parts.leaves)
     if plan.saved:
         out.writeline(f"ctx.save_for_backward({', '.join(plan.saved)})")
     for attribute in ("ints", "sizes", "companions"):
