@@ -309,17 +309,18 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> 
 
 
 def _compile_backward(family: Family, kernels: Kernels) -> None:
-    """Compiles a backward now, for what the compiler assumes of sizes, or while the forward's kernels are built."""
-    tangents = family.traced.tangents
-    if family.inputs.fakes.symbols:
-        with stage("compile backward"):
-            family.compile_ahead((True,) * len(tangents))
-    elif kernels.are_being_built():
+    """Compiles the expected backward, for what it assumes of sizes or while the forward's kernels are built."""
+    has_symbols = bool(family.inputs.fakes.symbols)
+    if has_symbols or kernels.are_being_built():
         with stage("compile backward"):
             try:
                 family.compile_ahead(expected_tangents(family.traced))
-            except private.InductorError as error:  # whoever calls the backward meets it
-                log.info("the backward will be compiled when it is needed: %s", error)
+            except private.InductorError as error:
+                if has_symbols:
+                    raise
+                log.info(
+                    "this backward will be compiled when it is needed: %s", error
+                )  # who calls it meets the error
     if kernels.waits:
         with stage("build kernels"):
             kernels.finish()

@@ -127,12 +127,14 @@ def test_other_gradients_than_expected_have_a_backward_of_their_own(
     assert len(backwards) == compilations
 
 
-def test_symbolic_sizes(empty_cache, backwards):
-    args = make(), make()
-    results = desugar.compile(chain, dynamic=True)(*args)
-    assert len(backwards) == 1
-    assert_same(gradients(results, args), gradients(chain(*args), args))
-    assert len(backwards) == 1
+@pytest.mark.parametrize(("which", "compilations"), [(slice(0, 1), 1), (slice(1, 2), 2), (slice(None), 2)])
+def test_symbolic_sizes(empty_cache, backwards, which, compilations):
+    compiled = desugar.compile(loss_and_logits, dynamic=True)
+    for rows in (3, 5):
+        args = [TwoTensor(torch.rand(rows, 4), torch.rand(rows, 4)).requires_grad_() for _ in range(2)]
+        found = gradients(compiled(*args), args, which)
+        assert_same(found, gradients(loss_and_logits(*args), args, which))
+    assert len(compiled.programs) == 1 and len(backwards) == compilations
 
 
 # ----------------------------------------------------------------------------------- when there is no time
