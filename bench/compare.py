@@ -16,7 +16,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,10 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bench import compiling, layers, layouts, memory, seed, signatures
+from bench import compiling, kinds, layers, layouts, memory, seed, signatures
 from bench.plots import Point, save_scaling
 from bench.report import Row, print_rows, save_rows
-from bench.subjects import MODES, SUBJECTS, Subject
+from bench.subjects import COUNTS, MODES, SUBJECTS, Subject
 from bench.timing import Timing, describe_machine, time_side_by_side
 
 RESULTS = Path(__file__).parent / "results"
@@ -94,6 +94,24 @@ def _wrapper_row(subject: Subject, timings: dict[Subject, Timing]) -> Row:
         "/ stock, plain": timing.median / stock["plain"],
     }
     return Row(group, f"{subject.kind}, {subject.way}", timing, ratios, ours=is_ours(subject.way))
+
+
+def measure_kinds(effort: Effort) -> list[Row]:
+    """Int8 weights, padded and jagged rows in each mode and number, against stock `torch.compile`."""
+    rows = []
+    for family, (mode, count) in product(kinds.FAMILIES, product(MODES, (1, 20) if effort.quick else COUNTS)):
+        torch.compiler.reset()
+        tell(group := f"{family}, {mode}, N = {count}")
+        timings = time_side_by_side(kinds.make_calls(family, mode, count), rounds=effort.rounds, round_ms=0.5)
+        stock = {kind: timing.median for (kind, way), timing in timings.items() if way == "torch.compile"}
+        for (kind, way), timing in timings.items():
+            ratios = {
+                f"/ stock, {heading}": timing.median / stock[of]
+                for heading, of in (("same kind", kind), ("plain", "plain"))
+                if of in stock
+            }
+            rows.append(Row(group, f"{kind}, {way}", timing, ratios, ours=is_ours(way)))
+    return rows
 
 
 def measure_layouts(effort: Effort) -> list[Row]:
@@ -204,6 +222,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "compiling": measure_compiling,
     "layouts": measure_layouts,
     "wrappers": measure_wrappers,
+    "kinds": measure_kinds,
 }
 
 # ---------------------------------------------------------------------------------------------------------
@@ -211,12 +230,15 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
 # ---------------------------------------------------------------------------------------------------------
 
 
-def wrapper_points(rows: list[Row]) -> list[Point]:
-    """The rows of `measure_wrappers` as points of a plot."""
+PLOTTED = ("wrappers", "kinds")
+
+
+def points_of(rows: list[Row]) -> list[Point]:
+    """The rows of `measure_wrappers` or `measure_kinds` as points of a plot."""
     points = []
     for row in rows:
-        (mode, count), (kind, way) = row.group.split(", N = "), row.name.split(", ")
-        points.append(Point(mode, int(count), kind, way, row.timing.median))
+        (panel, count), (kind, way) = row.group.split(", N = "), row.name.split(", ")
+        points.append(Point(panel, int(count), kind, way, row.timing.median))
     return points
 
 
@@ -240,8 +262,8 @@ def main() -> None:
         rows = MEASURES[name](effort)
         print_rows(rows)
         save_rows(rows, machine, options.out / f"{name}.json", rounds=effort.rounds)
-        if name == "wrappers":
-            save_scaling(wrapper_points(rows), options.out / "wrappers.png")
+        if name in PLOTTED:
+            save_scaling(points_of(rows), options.out / f"{name}.png")
 
 
 if __name__ == "__main__":
