@@ -1,4 +1,4 @@
-"""Graphs of Inductor's, called without what surrounds them.
+"""Graphs of Inductor's, and backwards, called without what surrounds them.
 
 Calling a `CompiledFxGraph` ends the autotuning of its compilation, asks whether debugging tools listen and looks
 for a profiler, which costs 0.7 µs. The first of these is work for the first call alone, the second is none of a
@@ -43,6 +43,18 @@ def call_directly(function: Any) -> None:
     for name, graph in list(scope.items()):
         if _is_inductors(graph) and graph.current_callable is not None:
             scope[name] = scope[_owner(name)] = FirstCall(graph, graph.current_callable, scope, name)
+
+
+def take_place_of_backward(function: Any, member: Callable[..., Any]) -> None:
+    """Has autograd call `member(ctx, *tangents)` for an autograd function.
+
+    Args:
+        function: The autograd function. Its node asks at each call whether `backward` or `vjp` is the one, and in
+            which form it takes gradients; the member is the node's own method instead.
+        member: What computes the gradients.
+    """
+    function.backward = staticmethod(member)
+    function._backward_cls.apply = member
 
 
 def graph_behind(scope: dict[str, Any], name: str) -> tuple[Graph, Graph]:

@@ -27,7 +27,7 @@ from desugar.backward import (
 from desugar.check import check_pruned
 from desugar.compilers import Backend, CompiledGraph, GraphKind
 from desugar.differentiation import Again, Differentiation
-from desugar.direct import call_directly
+from desugar.direct import call_directly, take_place_of_backward
 from desugar.files import WRAPPER_FILE, forget_with, graph_texts
 from desugar.graphs import copy_graph, output_nodes
 from desugar.inputs import Inputs
@@ -112,7 +112,7 @@ class Family:
             function = self._build_again() if self._type_depends_on(present) else self._build_member(present)
             self.members[present] = function
             if self.function is not None and self.is_replacing and present and all(present):
-                self.function.backward = staticmethod(function)  # type: ignore[method-assign]
+                take_place_of_backward(self.function, function)
             return function
 
     def _build_again(self) -> Backward:

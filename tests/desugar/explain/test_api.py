@@ -242,7 +242,7 @@ def test_the_text_has_every_part():
 
 def test_rich_shows_the_same_words(explained):
     shown = re.sub(r"\x1b\[[0-9;]*m", "", render_rich(explained, width=200))
-    for word in ("Line by line", "torch.nn.functional.linear", "Backward.apply", "primals_1"):
+    for word in ("Line by line", "torch.nn.functional.linear", "apply([", "primals_1"):
         assert word in shown
 
 
