@@ -21,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from bench import gpu_calls, gpu_decode, gpu_int8, gpu_rows
+from bench import gpu_calls, gpu_decode, gpu_int8, gpu_rows, memory
 from bench.report import MICROSECONDS, Row, load_rows
 
 RESULTS = Path(__file__).parent / "results"
@@ -137,6 +137,16 @@ def _compiling(rows: list[Row], torch: str) -> Iterator[Goal]:
             yield Goal(f"desugar.compile / stock, {row.group}", 0.9, row.ratios["/ stock"])
 
 
+def _memory(rows: list[Row], torch: str) -> Iterator[Goal]:
+    """Flat: less than a byte a call stays; a thing that each call kept would be dozens."""
+    for row in rows:
+        if row.group.startswith(memory.GROWTH) and row.name == DIRECT:
+            mode = row.group.rpartition(", ")[2]
+            yield Goal(
+                f"bytes kept by a call of desugar.compile, {mode}", 1, row.timing.median / memory.CALLS
+            )
+
+
 def _int8(rows: list[Row], torch: str) -> Iterator[Goal]:
     for row in rows:
         if row.name == gpu_int8.WEIGHT_ONLY and row.group.startswith("int8, M = 1,"):
@@ -178,6 +188,7 @@ def _events(rows: list[Row], torch: str) -> Iterator[Goal]:
 READERS: dict[str, Callable[[list[Row], str], Iterator[Goal]]] = {
     "wrappers": _wrappers,
     "seed": _seed,
+    "memory": _memory,
     "compiling": _compiling,
     "gpu-int8": _int8,
     "gpu-decode": _decode,

@@ -1,17 +1,17 @@
 """What is kept: for each cached program, for each wrapper instance over its inner tensors, and after many calls.
 
-Python's own allocations, as `tracemalloc` counts them, and for instances the growth of the process, in which the
-tensor's C++ half is too. Programs are those of backend "eager": what a compiler keeps for its kernels is not ours.
+Python's own allocations, as `tracemalloc` counts them, and for instances those of the tensor's C++ half, as the C
+library counts them. Programs are those of backend "eager": what a compiler keeps for its kernels is not ours.
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
-import os
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from bench.subjects import Pair, copy_function, double
 
 INSTANCES = 20_000
 CALLS = 10_000
+BLOCKS = 5
+GROWTH = f"growth over {CALLS:,} calls"
 PROGRAMS = 8
 
 
@@ -43,10 +45,24 @@ def traced_bytes() -> Iterator[Callable[[], int]]:
         tracemalloc.stop()
 
 
-def resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not say."""
-    statm = Path("/proc/self/statm")
-    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+class _Mallinfo(ctypes.Structure):
+    """`struct mallinfo2` of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+    ]
+
+
+def allocated_bytes() -> int:
+    """Bytes that `malloc` has given out, which are C++'s: Python's small objects lie elsewhere.
+
+    Raises:
+        AttributeError: The C library does not say.
+    """
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Mallinfo
+    return mallinfo().uordblks
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -75,10 +91,10 @@ def bytes_per_program(make: Callable[[Callable], Callable], *, grad: bool) -> fl
         return count() / PROGRAMS
 
 
-def growth_over_calls(make: Callable[[Callable], Callable], *, grad: bool) -> float:
-    """Bytes more in use after 20,000 calls of one program than after 10,000.
+def growth_over_calls(make: Callable[[Callable], Callable], *, grad: bool) -> list[float]:
+    """Bytes more in use after each further 10,000 calls of one program.
 
-    The first 10,000 replace what Python's free lists held before allocations were counted.
+    The first 10,000 are not counted: they replace what Python's free lists held before allocations were noted.
     """
     torch.compiler.reset()
     compiled = make(copy_function(double))
@@ -93,9 +109,11 @@ def growth_over_calls(make: Callable[[Callable], Callable], *, grad: bool) -> fl
 
     with traced_bytes() as count:
         run(CALLS)
-        before = count()
-        run(CALLS)
-        return float(count() - before)
+        marks = [count()]
+        for _ in range(BLOCKS):
+            run(CALLS)
+            marks.append(count())
+    return [float(after - before) for before, after in pairwise(marks)]
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -104,22 +122,24 @@ def growth_over_calls(make: Callable[[Callable], Callable], *, grad: bool) -> fl
 
 
 def bytes_per_instance(make: Callable[[], Any]) -> dict[str, float]:
-    """Bytes of one more instance over the same inner tensors: Python's, and those of the process."""
-    kept: list[Any] = [make() for _ in range(1000)]
-    with traced_bytes() as count:
-        kept.clear()
-        kept.extend([None] * INSTANCES)
-        before = count()
+    """Bytes of one more instance over the same inner tensors: Python's, and those of the tensor's C++ half."""
+    kept: list[Any] = [None] * INSTANCES
+
+    def fill() -> None:
         for n in range(INSTANCES):
             kept[n] = make()
-        python = (count() - before) / INSTANCES
-    kept.clear()
-    gc.collect()
-    more: list[Any] = [make() for _ in range(2 * INSTANCES)]  # beyond what has just been freed
-    resident = resident_bytes()
-    more += [make() for _ in range(4 * INSTANCES)]
-    grown = (resident_bytes() - resident) / (4 * INSTANCES)
-    return {"Python": python, "process": grown}
+
+    fill()  # what is made once, and free lists
+    kept[:] = [None] * INSTANCES
+    before = allocated_bytes()
+    fill()
+    outside = allocated_bytes() - before
+    kept[:] = [None] * INSTANCES
+    with traced_bytes() as count:
+        before = count()
+        fill()
+        inside = count() - before
+    return {"Python": inside / INSTANCES, "C++": outside / INSTANCES}
 
 
 def make_instances() -> dict[str, Callable[[], Any]]:

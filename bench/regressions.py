@@ -2,10 +2,12 @@
 
     python -m bench.regressions old/wrappers.json                  # against bench/results/wrappers.json
     python -m bench.regressions old/wrappers.json new/wrappers.json
+    python -m bench.regressions old [new]                          # every file that both folders hold
 
 On one machine with the same versions times are compared; otherwise the ratios to what was measured beside them, for
 those carry over. A figure is worse if it grew by more than a tenth *and* the middle halves of its rounds lie apart
-(`low` of the new run above `high` of the old one). Rivals and eager mode are shown and cannot fail.
+(`low` of the new run above `high` of the old one); a change that is within them is *noise*. Rivals and eager mode are
+shown and cannot fail.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ class Change:
 
     row: Row
     growth: float
-    verdict: str  # "worse", "better", "" within the noise, "new"
+    verdict: str  # "worse", "better", "noise", "new", "" where it did not change
 
 
 def compare_runs(before: Sequence[Row], after: Sequence[Row], *, by_ratio: bool) -> list[Change]:
@@ -50,9 +52,10 @@ def _compare(before: Row | None, after: Row, by_ratio: bool) -> Change:
     # In units of the old run: what the machine as a whole does faster or slower is divided out.
     pace = timed / growth
     apart = after.timing.low / pace > before.timing.high, after.timing.high / pace < before.timing.low
-    if growth > LEAST and apart[0]:
-        return Change(after, growth, "worse")
-    return Change(after, growth, "better" if growth < 1 / LEAST and apart[1] else "")
+    if 1 / LEAST <= growth <= LEAST:
+        return Change(after, growth, "")
+    named = ("worse" if growth > 1 else "better") if apart[0 if growth > 1 else 1] else "noise"
+    return Change(after, growth, named)
 
 
 def show_changes(changes: Sequence[Change]) -> None:
@@ -64,28 +67,51 @@ def show_changes(changes: Sequence[Change]) -> None:
     Console().print(table)
 
 
+def pair_files(before: Path, after: Path | None) -> list[tuple[Path, Path]]:
+    """The files to compare; of two folders, those of which both have one.
+
+    Raises:
+        ValueError: Two folders share none.
+    """
+    if not before.is_dir():
+        return [(before, after or RESULTS / before.name)]
+    after = after or RESULTS
+    pairs = [(old, after / old.name) for old in sorted(before.glob("*.json")) if (after / old.name).exists()]
+    if not pairs:
+        raise ValueError(
+            f"expected files that `make bench` wrote, such as wrappers.json, in {before} and {after}"
+        )
+    return pairs
+
+
+def show_comparison(old: Path, new: Path) -> int:
+    """Shows what changed in one file; returns how many of our figures are worse."""
+    before, old_machine = load_rows(old)
+    after, machine = load_rows(new)
+    changes = compare_runs(before, after, by_ratio=machine != old_machine)
+    show_changes(changes)
+    if machine != old_machine:
+        print("Another machine or other versions: ratios are compared, not times.")
+    worse = sum(change.verdict == "worse" and change.row.ours for change in changes)
+    gone = {(row.group, row.name) for row in before} - {(row.group, row.name) for row in after}
+    print(f"{new.name}: {worse} of our figures worse, {len(gone)} rows gone.")
+    return worse
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 1 if a figure of ours is worse, 2 if a file is no saved run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("before", type=Path)
-    parser.add_argument("after", type=Path, nargs="?", help="default: the file of that name in bench/results")
+    parser.add_argument("after", type=Path, nargs="?", help="default: what has that name in bench/results")
     options = parser.parse_args(arguments)
     try:
-        before, old_machine = load_rows(options.before)
-        after, machine = load_rows(options.after or RESULTS / options.before.name)
+        worse = [show_comparison(old, new) for old, new in pair_files(options.before, options.after)]
     except (OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
-    changes = compare_runs(before, after, by_ratio=machine != old_machine)
-    show_changes(changes)
-    if machine != old_machine:
-        print("Another machine or other versions: ratios are compared, not times.")
-    worse = [change for change in changes if change.verdict == "worse" and change.row.ours]
-    gone = {(row.group, row.name) for row in before} - {(row.group, row.name) for row in after}
-    print(f"{len(worse)} of our figures worse, {len(gone)} rows gone.")
-    return 1 if worse else 0
+    return 1 if any(worse) else 0
 
 
 if __name__ == "__main__":

@@ -33,7 +33,10 @@ class Timing:
         return cls(median(samples), low, high)
 
     def __str__(self) -> str:
-        return f"{self.median:.2f} ± {(self.high - self.low) / 2:.2f}"
+        if self.low == self.high:  # it was counted, or measured once
+            return f"{self.median:,.0f}" if self.median == round(self.median) else f"{self.median:,.1f}"
+        digits = 2 if abs(self.median) >= 1 else 3
+        return f"{self.median:.{digits}f} ± {(self.high - self.low) / 2:.{digits}f}"
 
 
 def time_side_by_side(

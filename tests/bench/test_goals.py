@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import goals, gpu_calls, gpu_decode, gpu_int8, gpu_rows
+from bench import goals, gpu_calls, gpu_decode, gpu_int8, gpu_rows, memory
 from bench.gpu import MEASURES
 from bench.gpu_timing import count_row
 from bench.report import Row, save_rows
@@ -55,6 +55,17 @@ def test_more_is_better_for_the_seed_table(tmp_path):
     (goal,) = goals.find_goals(tmp_path)
     assert not goal.is_reached
     assert goal.wanted == 5.5
+
+
+@pytest.mark.parametrize(("grown", "reached"), [(3000.0, True), (80 * memory.CALLS, False)])
+def test_what_each_call_keeps_is_noticed(tmp_path, grown, reached):
+    group = f"{memory.GROWTH}, training"
+    rows = [row(group, name, grown) for name in (goals.STOCK, goals.DIRECT)] + [
+        row("one more program, training", goals.DIRECT, 1e6)
+    ]
+    save_rows(rows, {"torch": "2.13.0"}, tmp_path / "memory.json")
+    (goal,) = goals.find_goals(tmp_path)
+    assert goal.is_reached == reached
 
 
 def test_an_empty_folder_is_named(tmp_path, monkeypatch, capsys):

@@ -20,8 +20,9 @@ def row(median, spread=1.0, name="declared", *, ratio=0.5, ours=True):
     [
         (row(100), row(100), ""),
         (row(100), row(150), "worse"),
-        (row(100, spread=60), row(150), ""),  # within the noise of the old run
-        (row(100), row(150, spread=60), ""),  # within that of the new one
+        (row(100, spread=60), row(150), "noise"),  # within that of the old run
+        (row(100), row(150, spread=60), "noise"),  # within that of the new one
+        (row(100), row(60, spread=60), "noise"),
         (row(100, spread=0.1), row(105, spread=0.1), ""),  # sure, but less than a tenth
         (row(100), row(60), "better"),
         (row(100, name="another"), row(100), "new"),
@@ -59,6 +60,18 @@ def test_no_saved_run(tmp_path, capsys):
     (tmp_path / "a.json").write_text("{}")
     assert main([str(tmp_path / "a.json")]) == 2
     assert main([str(tmp_path / "missing.json")]) == 2
+    assert "make bench" in capsys.readouterr().err
+
+
+def test_folders(tmp_path, capsys):
+    for folder, median in (("old", 100), ("new", 200)):
+        save_rows([row(median)], MACHINE, tmp_path / folder / "b.json")
+        save_rows([row(100)], MACHINE, tmp_path / folder / "a.json")
+    save_rows([row(100)], MACHINE, tmp_path / "old" / "vanished.json")
+    assert main([str(tmp_path / "old"), str(tmp_path / "new")]) == 1
+    shown = capsys.readouterr().out
+    assert "a.json: 0 of our figures worse" in shown and "b.json: 1 of our figures worse" in shown
+    assert main([str(tmp_path), str(tmp_path / "new")]) == 2
     assert "make bench" in capsys.readouterr().err
 
 
