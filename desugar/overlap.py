@@ -160,7 +160,13 @@ def _install() -> None:
         if kernels is None:
             wait(compiler, scope)
         else:
-            kernels.waits.append(functools.partial(wait, compiler, scope))
+            threads = private.inductor_config.compile_threads
+            kernels.waits.append(functools.partial(wait_as_begun, compiler, scope, threads))
+
+    def wait_as_begun(compiler: Any, scope: dict[str, Any], threads: int) -> None:
+        """Without threads Inductor has nothing to wait for, so it is to see the number that it saw before."""
+        with private.inductor_config.patch(compile_threads=threads):
+            wait(compiler, scope)
 
     private.AsyncCompile.submit = classmethod(submit_noted)
     private.AsyncCompile.wait = wait_later

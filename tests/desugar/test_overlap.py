@@ -175,6 +175,15 @@ def test_kernels_of_other_devices_are_not_put_off():
     assert not kernels.waits
 
 
+def test_threads_by_option_alone():
+    args = make(), make()
+    with private.inductor_config.patch(compile_threads=1), fresh_cache():
+        compiled = desugar.compile(chain, options={"compile_threads": 2})
+        results = compiled(*args)
+        assert len(pending(compiled)) == 1
+        assert_same(gradients(results, args), gradients(chain(*args), args))
+
+
 # ---------------------------------------------------------------------------------------- what may go wrong
 
 
