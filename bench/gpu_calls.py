@@ -46,14 +46,21 @@ def measure_overhead(rounds: int, counts: Sequence[int] = (1, 5, 20), device: st
 # ---------------------------------------------------------------------------------------------------------
 
 CALLS = "calls"  # a row's unit
-EVENTS = ("cudaEventRecord", "cudaStreamWaitEvent", "cudaStreamSynchronize", "cudaDeviceSynchronize")
+EVENTS = (
+    "cudaEventRecord",
+    "cudaEventRecordWithFlags",
+    "cudaStreamWaitEvent",
+    "cudaEventSynchronize",
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+)
 
 
-def measure_events(rounds: int, count: int = 20) -> list[Row]:
+def measure_events(rounds: int, count: int = 20, device: str = "cuda") -> list[Row]:
     """Calls of the CUDA runtime in one training step, and its time."""
     calls = {}
     for kind in ("plain", "declared"):
-        pairs = [torch.rand(2, 8, 8, device="cuda").unbind() for _ in range(count)]
+        pairs = [torch.rand(2, 8, 8, device=device).unbind() for _ in range(count)]
         args = [x.detach().requires_grad_() for a, b in pairs for x in KINDS[kind](a, b)]
         tangents = [x.detach().clone() for x in args]
         fn = desugar.compile(copy_function(double))

@@ -171,6 +171,18 @@ def test_the_table_of_overhead_is_whole(no_waiting):
         assert (row.ratios["/ same way, plain"] == 1) == row.name.startswith("plain")
 
 
+@pytest.mark.slow
+@on_the_cpu
+@pytest.mark.filterwarnings("ignore:CUDA is not available, disabling CUDA profiling")
+def test_what_is_called_in_a_step_is_counted(monkeypatch, no_waiting):
+    """With something that a step on the CPU calls in place of CUDA's events."""
+    monkeypatch.setattr(gpu_calls, "EVENTS", ("Backward", "BackwardBackward"))
+    rows = gpu_calls.measure_events(3, count=4, device="cpu")
+    counts = {(row.group, row.name): row.timing.median for row in rows if row.unit == gpu_calls.CALLS}
+    assert set(counts.values()) == {1}
+    assert len(rows) == 2 + 2 * 2 == 2 + len(counts)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("name", MEASURES)
 def test_with_a_gpu(tmp_path, name):
