@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bench import compiling, kinds, layers, layouts, memory, seed, signatures
+from bench import compiling, kinds, layers, layouts, memory, programs, seed, signatures
 from bench.plots import Point, save_scaling
 from bench.report import Row, print_rows, save_rows
 from bench.subjects import COUNTS, MODES, SUBJECTS, Subject
@@ -151,6 +151,22 @@ def _in_groups(calls: Mapping[tuple[str, str], Callable], effort: Effort, headin
     ]
 
 
+def measure_programs(effort: Effort) -> list[Row]:
+    """The cost of a call where there are several programs, against stock `torch.compile`."""
+    rows = []
+    with torch._dynamo.config.patch(recompile_limit=64):
+        for count in programs.COUNTS:
+            torch.compiler.reset()
+            calls = programs.make_calls(count)
+            with torch.no_grad():
+                timings = time_side_by_side(calls, rounds=effort.rounds, round_ms=0.5)
+            for (title, way), timing in timings.items():
+                references = {"/ stock": (title, "torch.compile"), "/ one program": ("one program", way)}
+                ratios = {name: timing.median / timings[of].median for name, of in references.items()}
+                rows.append(Row(f"N = {count}", f"{title}, {way}", timing, ratios, ours=is_ours(way)))
+    return rows
+
+
 def measure_seed(effort: Effort) -> list[Row]:
     """Arguments of a backward that are no gradients."""
     rows = []
@@ -219,6 +235,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "layers": measure_layers,
     "seed": measure_seed,
     "signatures": measure_signatures,
+    "programs": measure_programs,
     "memory": measure_memory,
     "compiling": measure_compiling,
     "layouts": measure_layouts,

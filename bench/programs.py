@@ -1,0 +1,54 @@
+"""Finding the program of a call among several: they are tried one after the other, the most recently used first.
+
+*One of them*: each call has the signature of the one before, so the first program fits, however many there are. *In
+turn*: each call has the signature that was met longest ago, so every program is tried before the one that fits, which
+is the worst that can happen. Signatures differ in a size, which is looked at last. Graphs run as they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+import desugar
+from bench.subjects import Pair, copy_function, double
+
+WAYS: dict[str, Callable[[Callable], Callable]] = {
+    "torch.compile": lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True, dynamic=False),
+    "desugar.compile": lambda fn: desugar.compile(fn, backend="eager", dynamic=False),
+}
+COUNTS = (1, 5, 20)
+PROGRAMS = (1, 8)
+ORDERS: dict[str, Callable[[list[Any]], Iterator[Any]]] = {
+    "one of them": lambda signatures: itertools.repeat(signatures[0]),
+    "in turn": itertools.cycle,
+}
+
+
+def make_calls(count: int) -> dict[tuple[str, str], Callable[[], Any]]:
+    """Calls by (which of how many programs, way), all compiled."""
+    calls: dict[tuple[str, str], Callable[[], Any]] = {}
+    for programs in PROGRAMS:
+        signatures = [
+            [Pair(torch.rand(8, size), torch.rand(8, size)) for _ in range(count)]
+            for size in range(2, 2 + programs)
+        ]
+        for (order, choose), (way, compile_) in itertools.product(ORDERS.items(), WAYS.items()):
+            if programs == 1 and order != "one of them":
+                continue
+            title = "one program" if programs == 1 else f"{programs} programs, {order}"
+            calls[title, way] = make_call(compile_(copy_function(double)), signatures, choose(signatures))
+    return calls
+
+
+def make_call(
+    compiled: Callable[..., Any], signatures: list[list[Any]], chosen: Iterator[list[Any]]
+) -> Callable[[], Any]:
+    """A call that takes the arguments that are chosen, after one with each signature."""
+    with torch.no_grad():
+        for args in signatures:
+            compiled(*args)
+    return lambda: compiled(*next(chosen))
