@@ -18,6 +18,7 @@ from desugar.decomposed import as_in_eager_mode
 from desugar.indexing import index_by_numbers
 from desugar.inputs import Inputs, is_traced, parts_key
 from desugar.notes import notes_in_progress
+from desugar.offsets import depends_on_offset
 from desugar.runs import Entered
 from desugar.trees import flatten
 from desugar.values import (
@@ -77,6 +78,7 @@ class Capture(TorchFunctionMode):
         call: Any = (args, kwargs)
         args, kwargs = optree.tree_map(self.replace, call, none_is_leaf=True)
         func, args = index_by_numbers(func, args)
+        self.inputs.fakes.offsets_matter |= depends_on_offset(func, args, kwargs)
         refuse.check_retained(func, args)
         refuse.check_write(func, args, kwargs)
         refuse.check_sparse(func, args, kwargs, self.inputs.made)

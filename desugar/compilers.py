@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from desugar import _torch as private
 from desugar.fakes import same_ints
 from desugar.graphs import fake_inputs, keep_results_apart, output_nodes, result_names
+from desugar.offsets import starts_of_windows
 from desugar.overlap import Kernels, postponing
 from desugar.partition import min_cut
 from desugar.rechecks import checks_everything
@@ -165,6 +166,9 @@ def _patched(patches: Mapping[str, Any]) -> Iterator[None]:
 def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
     if all(node.op != "call_function" for node in graph.graph.nodes):
         return run_as_is(graph, inputs, kind)  # nothing to compile, and Inductor keeps identity of no output
+    starts = starts_of_windows(graph)
+    if any(not isinstance(start, int) or start != 0 for start in starts):
+        return run_as_is(graph, inputs, kind)
     if kind.role == "inference":
         before = result_names(graph, kind.num_results)
         devices = private.get_inputs_devices(inputs, graph)
@@ -176,15 +180,15 @@ def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind)
         n for n, node in enumerate(output_nodes(graph)[:visible]) if isinstance(node, fx.Node)
     ]
     cudagraphs = private.BoxedBool(private.inductor_config.triton.cudagraphs)
-    compiled = private.compile_fx_inner(
-        graph,
-        inputs,
-        static_input_idxs=kind.static_slots,
-        cudagraphs=cudagraphs,
-        is_inference=kind.role == "inference",
-        is_backward=kind.role == "backward",
-    )
-    return compiled
+    with _patched({"fx_graph_cache": False} if starts else {}):
+        return private.compile_fx_inner(
+            graph,
+            inputs,
+            static_input_idxs=kind.static_slots,
+            cudagraphs=cudagraphs,
+            is_inference=kind.role == "inference",
+            is_backward=kind.role == "backward",
+        )
 
 
 # -------------------------------------------------------------------------------- one graph after the other

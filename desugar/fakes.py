@@ -35,12 +35,21 @@ class SizeSymbol:
 
 @dataclass(slots=True)
 class Fakes:
-    """Makes fakes under one shape environment and remembers what the guards are about."""
+    """Makes fakes under one shape environment and remembers what the guards are about.
+
+    Attributes:
+        env: The symbols.
+        mode: The fake mode.
+        guarded: Names and values that guards may speak of.
+        symbols: What each symbol stands for.
+        offsets_matter: Whether the function counts from the start of a storage (see :mod:`desugar.offsets`).
+    """
 
     env: Any = field(default_factory=lambda: private.ShapeEnv(duck_shape=False, specialize_zero_one=True))
     mode: Any = None
     guarded: list[tuple[str, Any]] = field(default_factory=list)
     symbols: dict[Any, SizeSymbol] = field(default_factory=dict)
+    offsets_matter: bool = False
 
     def __post_init__(self) -> None:
         if self.mode is None:
@@ -165,8 +174,7 @@ def symbolic_context(ndim: int, dynamic: Collection[int]) -> Any:
 _LOCAL = re.compile(r"L\['(\w+)'\]")
 # The C++ check of a plain tensor covers its constant sizes and strides.
 _EXTENT = re.compile(r"(t\d+)\.(size|stride)\(\)\[(\d+)\] == \d+")
-# The stand-in of an outer tensor (`o0`) has offset 0; a wrapper has no storage in which an offset would mean anything.
-_OUTER_OFFSET = re.compile(r"o\d\w*\.storage_offset\(\) == 0$")
+_OFFSET = re.compile(r"(?:\d+ <= )?([ot]\d\w*)\.storage_offset\(\)(?: == \d+)?")
 
 
 def guard_expression(fakes: Fakes) -> str | None:
@@ -181,8 +189,12 @@ def guard_expression(fakes: Fakes) -> str | None:
     )
     texts = dict.fromkeys(_LOCAL.sub(r"\1", clause) for clause in clauses)
     known = dict(fakes.guarded)
-    texts = [text for text in texts if not _is_constant_extent(text, known)]
-    return " and ".join(f"({text})" for text in texts if not _OUTER_OFFSET.match(text)) or None
+    texts = [
+        text
+        for text in texts
+        if not _is_constant_extent(text, known) and not _is_idle_offset(text, known, fakes.offsets_matter)
+    ]
+    return " and ".join(f"({text})" for text in texts) or None
 
 
 def _is_constant_extent(text: str, known: Mapping[str, Any]) -> bool:
@@ -192,6 +204,19 @@ def _is_constant_extent(text: str, known: Mapping[str, Any]) -> bool:
         return False
     name, extent, dim = found.groups()
     return not isinstance(getattr(known[name], extent)()[int(dim)], SymInt)
+
+
+def _is_idle_offset(text: str, known: Mapping[str, Any], offsets_matter: bool) -> bool:
+    """Whether a clause is about an offset that says nothing, or that the signature checks as a constant.
+
+    A wrapper has no storage in which the offset of its stand-in (`o0`) would mean anything.
+    """
+    found = _OFFSET.fullmatch(text)
+    if not found:
+        return False
+    name = found.group(1)
+    is_constant = name in known and not isinstance(known[name].storage_offset(), SymInt)
+    return is_constant or name.startswith("o") or not offsets_matter
 
 
 def fixed_extents(extents: Sequence[Any]) -> list[int | None]:

@@ -87,6 +87,7 @@ class SignatureEmitter:
             self._emit_leaf(name, value, leaf)
         self._emit_tensor_guards()
         self._emit_bases()
+        self._emit_offsets()
         self._emit_symbols()
         return self.names
 
@@ -238,6 +239,14 @@ class SignatureEmitter:
             name = self.names.slots[base] = self.out.fresh_name("storage")
             whole = self.out.bind(whole_storage, "whole_storage")
             self.out.writeline(f"{name} = {whole}({self.names.slots[slots[0]]})")
+
+    def _emit_offsets(self) -> None:
+        if not self.inputs.fakes.offsets_matter:
+            return
+        for slot, name in self.names.slots.items():
+            fake = self.inputs.fake_items[slot]
+            if isinstance(fake, Tensor) and isinstance(offset := fake.storage_offset(), int):
+                self.require(f"{name}.storage_offset() == {offset}")
 
     def _emit_symbols(self) -> None:
         expression = guard_expression(self.inputs.fakes)
