@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bench import compiling, kinds, layers, layouts, memory, programs, seed, signatures
+from bench import compiling, floor, kinds, layers, layouts, memory, programs, seed, signatures
 from bench.plots import Point, save_scaling
 from bench.report import Row, print_rows, save_rows
 from bench.subjects import COUNTS, MODES, SUBJECTS, Subject
@@ -133,12 +133,20 @@ def measure_layers(effort: Effort) -> list[Row]:
     return _in_groups(layers.make_calls(), effort, "/ first")
 
 
+def measure_floor(effort: Effort) -> list[Row]:
+    """How near a call is to the least that it could cost."""
+    return _in_groups(floor.make_all(), effort, "/ the floor", "the floor")
+
+
 def measure_signatures(effort: Effort) -> list[Row]:
     """Finding the tensors in nested arguments, against the generated text."""
     return _in_groups(signatures.make_calls(), effort, "/ generated")
 
 
-def _in_groups(calls: Mapping[tuple[str, str], Callable], effort: Effort, heading: str) -> list[Row]:
+def _in_groups(
+    calls: Mapping[tuple[str, str], Callable], effort: Effort, heading: str, reference: str | None = None
+) -> list[Row]:
+    """A table for each group; ratios are to the reference, or to what is named first."""
     with torch.no_grad():
         timings = time_side_by_side(calls, rounds=effort.rounds, round_ms=0.5)
     groups: dict[str, dict[str, Timing]] = defaultdict(dict)
@@ -147,7 +155,7 @@ def _in_groups(calls: Mapping[tuple[str, str], Callable], effort: Effort, headin
     return [
         row
         for group, members in groups.items()
-        for row in rows_of(group, members, **{heading: next(iter(members))})
+        for row in rows_of(group, members, **{heading: reference or next(iter(members))})
     ]
 
 
@@ -235,6 +243,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "layers": measure_layers,
     "seed": measure_seed,
     "signatures": measure_signatures,
+    "floor": measure_floor,
     "programs": measure_programs,
     "memory": measure_memory,
     "compiling": measure_compiling,

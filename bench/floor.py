@@ -1,0 +1,66 @@
+"""How near a call is to the least that it could cost: the compiled graph, and a constructor call for each result.
+
+*The graph*: what Inductor compiled, called with tensors that lie ready. *The floor*: and then one
+`_make_wrapper_subclass` with constants for each result, and one store for each inner tensor. What `desugar.compile`
+costs above that is finding the program: the state around the call, the arguments' classes, layouts and inner tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import desugar
+from bench.subjects import COUNTS, KINDS, SHAPE, copy_function, double
+from desugar.results import emit_graph_call, emit_value
+from subclasses.build import build_functions
+from subclasses.emit import Emitter
+
+Call = Callable[[], Any]
+
+
+def make_calls(count: int, kind: str = "declared") -> dict[str, Call]:
+    """Calls by name; inference, all warm."""
+    args: list[Any] = [KINDS[kind](torch.rand(SHAPE), torch.rand(SHAPE))[0] for _ in range(count)]
+    compiled = desugar.compile(copy_function(double))
+    with torch.no_grad():
+        for _ in range(3):
+            expected = compiled(*args)
+    (program,) = compiled.programs
+    graph = program.run.__globals__["compiled_graph"]
+    items = [inner for x in args for inner in (x.a, x.b)]
+    floor = make_floor(program, graph, items)
+    for found, wanted in zip(floor(), expected, strict=True):
+        torch.testing.assert_close((found.a, found.b), (wanted.a, wanted.b))
+    return {
+        "the graph": lambda: graph([*items]),
+        "the floor": floor,
+        "desugar.compile": lambda: compiled(*args),
+    }
+
+
+def make_floor(program: desugar.Program, graph: Any, items: list[Any]) -> Call:
+    """The part of a wrapper that comes after the arguments were taken apart."""
+    out = Emitter()
+    out.reserve("run")
+    out.writeline("def run():")
+    with out.indent():
+        hints = [f"r{n}" for n in range(len(items))]
+        results = emit_graph_call(out, graph, f"[*{out.bind(items, 'items')}]", hints, autocast=False)
+        leaves = [
+            emit_value(out, value, lambda slot: results[slot], f"out{n}")
+            for n, value in enumerate(program.outputs)
+        ]
+        out.writeline(f"return [{', '.join(leaves)}]")
+    return build_functions(out.source, out.namespace, filename="<floor>", owner=program)["run"]
+
+
+def make_all() -> dict[tuple[str, str], Call]:
+    """Calls by (N, what is called)."""
+    return {
+        (f"inference, N = {count}", name): call
+        for count in COUNTS
+        for name, call in make_calls(count).items()
+    }
