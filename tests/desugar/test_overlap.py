@@ -277,6 +277,9 @@ with fresh_cache():
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+@pytest.mark.skipif(
+    torch.version.cuda is not None, reason="a CUDA build's autograd starts threads, and takes no fork"
+)
 def test_a_fork_between_forward_and_backward(monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=240)
