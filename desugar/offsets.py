@@ -14,8 +14,13 @@ from torch import Tensor, fx
 
 from desugar.memory import storage_of
 
-# Functions that count an offset from the start of the storage, and its place among their arguments.
-_AT_AN_OFFSET = {
+# Ops and functions that count an offset from the start of the storage, and its place among their arguments.
+_OPS = {
+    torch.ops.aten.as_strided.default: 3,
+    torch.ops.aten.as_strided_copy.default: 3,
+    torch.ops.aten.as_strided_scatter.default: 4,
+}
+_FUNCTIONS = {
     torch.as_strided: 3,
     Tensor.as_strided: 3,
     Tensor.as_strided_: 3,
@@ -23,11 +28,8 @@ _AT_AN_OFFSET = {
     torch.as_strided_copy: 3,
     torch.as_strided_scatter: 4,
     Tensor.as_strided_scatter: 4,
-}
-_OPS = {
-    torch.ops.aten.as_strided.default: 3,
-    torch.ops.aten.as_strided_copy.default: 3,
-    torch.ops.aten.as_strided_scatter.default: 4,
+    **_OPS,
+    **{op.overloadpacket: place for op, place in _OPS.items()},
 }
 
 
@@ -35,7 +37,7 @@ def depends_on_offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """Whether the result of a function of torch's is another one for the same tensor elsewhere in a storage."""
     if func is Tensor.storage_offset:
         return True
-    place = _AT_AN_OFFSET.get(func)
+    place = _FUNCTIONS.get(func)
     return place is not None and (len(args) > place or kwargs.get("storage_offset") is not None)
 
 

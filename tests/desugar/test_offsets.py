@@ -41,6 +41,10 @@ def window_of_a_view_at(x):
     return torch.as_strided(x[1:], (2,), (1,), storage_offset=13) * 2
 
 
+def window_by_its_op(x):
+    return torch.ops.aten.as_strided.default(x, (2,), (1,), 13) + torch.ops.aten.as_strided(x, (2,), (1,), 13)
+
+
 def window_before(x):
     return x.as_strided((2,), (1,), 1) * 2
 
@@ -74,6 +78,7 @@ DEPENDENT = [
     as_many_ops_as_the_offset,
     window_at,
     window_of_a_view_at,
+    window_by_its_op,
     window_before,
     window_that_is_returned,
     written_window,
