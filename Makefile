@@ -3,7 +3,7 @@
 #   make demo      the main job, on real input          make docs   the pages, warnings are errors
 #   make test      what CI runs                         make lint   format, lint, types, layers
 #   make test-all  the slow tests too                   make bench  timings, side by side
-#   make bench-compare BASE=old/wrappers.json     what changed, fails on a regression
+#   make bench-compare BASE=old/wrappers.json     what changed (old: in all), fails on a regression
 #   make bench-gpu                                where CUDA is
 #   make readme    refresh README and docs from what the code and the demo print
 #
@@ -38,7 +38,7 @@ $(PINS): constraints.txt
 
 $(VENV)/.has-%: $(PINS) pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint $(PINS) --no-build-isolation --editable '.[$*]'
-	$(if $(filter dev,$*),$(BIN)/python -m pip install --quiet --no-deps --constraint $(PINS) torchao || echo "no torchao: tests that compare with it are skipped")
+	$(if $(filter dev bench,$*),$(BIN)/python -m pip install --quiet --no-deps --constraint $(PINS) torchao || echo "no torchao: what compares with it is skipped")
 	@touch $@
 
 # ---------------------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ bench: $(VENV)/.has-bench
 	$(BIN)/python -m bench.compare $(ARGS)
 
 bench-compare: $(VENV)/.has-bench
-	@test -n "$(BASE)" || { echo "expected a saved run: make bench-compare BASE=old/wrappers.json [NEW=...]"; exit 2; }
+	@test -n "$(BASE)" || { echo "expected a saved run: make bench-compare BASE=old/wrappers.json [NEW=...], or a folder of them"; exit 2; }
 	$(BIN)/python -m bench.regressions $(BASE) $(NEW)
 
 bench-gpu: $(VENV)/.has-bench

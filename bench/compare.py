@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.progress import track
 
 from bench import compiling, floor, kinds, layers, layouts, memory, programs, seed, signatures
+from bench.goals import show_goals
 from bench.plots import Point, save_scaling
 from bench.report import Row, print_rows, save_rows
 from bench.subjects import COUNTS, MODES, SUBJECTS, Subject
@@ -270,7 +271,7 @@ def points_of(rows: list[Row]) -> list[Point]:
 
 
 def main() -> None:
-    """Measures, prints, and writes `NAME.json` and `NAME.md`."""
+    """Measures, prints, and writes `NAME.json` and `NAME.md`, and what the goals make of them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -291,6 +292,7 @@ def main() -> None:
         save_rows(rows, machine, options.out / f"{name}.json", rounds=effort.rounds)
         if name in PLOTTED:
             save_scaling(points_of(rows), options.out / f"{name}.png")
+    show_goals(options.out)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """The figures that this project set itself, beside those that were measured.
 
     python -m bench.goals                                   # from bench/results
-    python -m bench.goals bench/results/torch-2.15.0        # of another run
+    python -m bench.goals bench/results/torch-2.15          # of another run
 
-Reads what `make bench` wrote, and `make bench-gpu` where there are such files, and measures nothing. The exit status is
-1 if a figure misses its goal. Writes `goals.md` beside the results.
+`make bench` does this in the end. Reads what it wrote, and `make bench-gpu` where there are such files, and measures
+nothing. The exit status is 1 if a figure misses its goal. Writes `goals.md` beside the results.
 
 *Growth* is what one more wrapped argument costs a call, over what the two plain tensors inside it cost as arguments of
 stock `torch.compile`: the slope between the smallest and the largest number of arguments.
@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from bench import gpu_calls, gpu_decode, gpu_int8, gpu_rows, memory
-from bench.report import MICROSECONDS, Row, load_rows
+from bench.report import MICROSECONDS, Row, load_rows, wide_console
 
 RESULTS = Path(__file__).parent / "results"
 MODES = ("inference", "training")
@@ -210,23 +209,29 @@ def format_markdown(goals: list[Goal]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(goal.cells())} |" for goal in goals)]) + "\n"
 
 
+def show_goals(results: Path) -> bool:
+    """Prints the table of a folder's figures and writes it there; returns whether all goals are reached."""
+    goals = find_goals(results)
+    table = Table(*HEADINGS)
+    for goal in goals:
+        table.add_row(*goal.cells())
+    if goals:
+        wide_console().print(table)
+        (results / "goals.md").write_text(format_markdown(goals))
+    return all(goal.is_reached for goal in goals)
+
+
 def main() -> int:
-    """Prints the table and writes it."""
+    """Returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("results", type=Path, nargs="?", default=RESULTS, help="a folder of results")
     results = parser.parse_args().results
-    goals = find_goals(results)
-    if not goals:
+    if not find_goals(results):
         files = ", ".join(f"{name}.json" for name in READERS)
         parser.error(f"expected a folder with one of {files}, got {results}")
-    table = Table(*HEADINGS)
-    for goal in goals:
-        table.add_row(*goal.cells())
-    Console().print(table)
-    (results / "goals.md").write_text(format_markdown(goals))
-    return 0 if all(goal.is_reached for goal in goals) else 1
+    return 0 if show_goals(results) else 1
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
-from bench.report import Row, load_rows
+from bench.report import Row, load_rows, wide_console
 
 RESULTS = Path(__file__).parent / "results"
 LEAST = 1.1  # growth that is worth a word
@@ -64,7 +63,7 @@ def show_changes(changes: Sequence[Change]) -> None:
     for change in changes:
         cells = change.row.group, change.row.name, str(change.row.timing), f"{change.growth:.2f}"
         table.add_row(*cells, change.verdict, style="bold" if change.verdict == "worse" else None)
-    Console().print(table)
+    wide_console().print(table)
 
 
 def pair_files(before: Path, after: Path | None) -> list[tuple[Path, Path]]:

@@ -15,6 +15,7 @@ from rich.table import Table
 from bench.timing import Timing
 
 MICROSECONDS = "µs a call"
+WIDTH = 120  # columns
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ def group_rows(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 # ---------------------------------------------------------------------------------------------------------
 
 
+def wide_console() -> Console:
+    """Where tables are shown; a log has no width, and the 80 columns it gets would cut ratios."""
+    return Console(width=max(WIDTH, Console().width))
+
+
 def print_rows(rows: Sequence[Row]) -> None:
     """One table per group."""
     for group, members in group_rows(rows):
@@ -64,7 +70,7 @@ def print_rows(rows: Sequence[Row]) -> None:
             table.add_column(heading, justify="right" if i else "left", no_wrap=i < 2)
         for row in members:
             table.add_row(*row.cells())
-        Console().print(table)
+        wide_console().print(table)
 
 
 def format_markdown(rows: Sequence[Row], machine: dict[str, Any], command: str = "bench.compare") -> str:
