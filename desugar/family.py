@@ -91,7 +91,7 @@ class Family:
 
     def compile_ahead(self, present: tuple[bool, ...]) -> None:
         """Compiles a member now; its first call waits for its kernels."""
-        if any(present) and not self._type_depends_on(present):
+        if any(present) and not self._is_differentiated(present):
             graph = self._graph(present)
             with self.backend.postpone(graph) as kernels:
                 compiled = self._compile(graph)
@@ -109,7 +109,9 @@ class Family:
         ):
             if present in self.members:
                 return self.members[present]
-            function = self._build_again() if self._type_depends_on(present) else self._build_member(present)
+            function = (
+                self._build_again() if self._is_differentiated(present) else self._build_member(present)
+            )
             self.members[present] = function
             if self.function is not None and self.is_replacing and present and all(present):
                 take_place_of_backward(self.function, function)
@@ -210,6 +212,12 @@ class Family:
         if len(env.guards) == known:
             return compiled
         return compilers.run_as_is(graph)
+
+    def _is_differentiated(self, present: tuple[bool, ...]) -> bool:
+        """Whether the graph for all gradients does not tell what some of them give."""
+        if self.traced.has_unfed and any(present) and not all(present):
+            return True
+        return self._type_depends_on(present)
 
     def _type_depends_on(self, present: tuple[bool, ...]) -> bool:
         """Whether a plain argument's gradient is a subclass only because of a gradient that does not arrive."""

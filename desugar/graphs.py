@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from desugar import _torch as private
 
@@ -71,7 +71,7 @@ def keep_results_apart(graph: fx.GraphModule, before: list[Any]) -> None:
     first: dict[fx.Node, str] = {}
     changed = False
     for n, (node, name) in enumerate(zip(outputs, before, strict=False)):
-        if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), torch.Tensor):
+        if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), Tensor):
             continue
         is_input = node.op == "placeholder" and name not in placeholders
         if is_input or first.setdefault(node, name) != name:
@@ -113,7 +113,7 @@ def _of_extent(value: torch.SymInt, nodes: list[fx.Node]) -> fx.Node | None:
     """A new node for an extent, read from the first of the nodes that has it."""
     for node in nodes:
         tensor = node.meta.get("val")
-        for dim, extent in enumerate(tensor.shape if isinstance(tensor, torch.Tensor) else ()):
+        for dim, extent in enumerate(tensor.shape if isinstance(tensor, Tensor) else ()):
             if isinstance(extent, torch.SymInt) and extent.node.expr == value.node.expr:
                 with node.graph.inserting_after(node):
                     size = node.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
@@ -128,3 +128,16 @@ def first_random(graph: fx.GraphModule) -> str | None:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             return str(node.target)
     return None
+
+
+def autograd_nodes(results: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of the autograd graph that leads to results, each once."""
+    stack = [leaf.grad_fn for leaf in results if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
+    seen = set()
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        yield node
+        stack.extend(parent for parent, _ in node.next_functions if parent is not None)

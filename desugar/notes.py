@@ -21,6 +21,7 @@ from torch import Tensor, fx
 
 from desugar import _torch as private
 from desugar.errors import is_library_file
+from desugar.graphs import autograd_nodes
 from desugar.listening import Line, Op, Recording, current
 from desugar.trees import flatten
 from desugar.values import is_wrapper
@@ -129,7 +130,7 @@ class Notes:
         """The backward from some results; every autograd node tells when it runs."""
         hooks = [
             node.register_prehook(functools.partial(self._enter, self._owner(node)))
-            for node in _autograd_nodes(results)
+            for node in autograd_nodes(results)
         ]
         self._last = _last_node()
         try:
@@ -272,14 +273,3 @@ def _mark(last: fx.Node | None, op: int, is_backward: bool) -> None:
             return
         if OP not in node.meta:
             node.meta[OP], node.meta[BACKWARD] = op, is_backward
-
-
-def _autograd_nodes(results: Sequence[Tensor]) -> list[Any]:
-    stack = [result.grad_fn for result in results if result.grad_fn is not None]
-    seen: dict[Any, None] = {}
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen[node] = None
-            stack.extend(following for following, _ in node.next_functions if following is not None)
-    return list(seen)

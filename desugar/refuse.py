@@ -17,6 +17,7 @@ from torch import SymInt, Tensor, fx
 
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
+from desugar.graphs import autograd_nodes
 from desugar.inputs import DynamoInside, is_traced
 from desugar.modes import are_compiles_inlined
 from desugar.runs import assigned_inners, changed_slots, identity, plain
@@ -299,7 +300,7 @@ def _check_inference(run: Run, inputs: Inputs) -> None:
 
 def _check_bypass(run: Run) -> None:
     """A real tensor that an `autograd.Function` took without a torch function seeing it gets no gradient."""
-    for node in _nodes_of(optree.tree_leaves(run.result)):
+    for node in autograd_nodes(optree.tree_leaves(run.result)):
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor) and not is_traced(variable):
             raise DesugarError(
@@ -315,7 +316,7 @@ def check_first_order(results: Iterable[Any]) -> None:
 
     It records the function's backward with gradients turned off, so what eager mode adds would be lost without a word.
     """
-    for node in _nodes_of(results):
+    for node in autograd_nodes(results):
         made_by = getattr(type(node), "_forward_cls", None)
         if getattr(made_by, "__qualname__", "").startswith("AutogradFunctionApply."):
             raise DesugarError(
@@ -323,19 +324,6 @@ def check_first_order(results: Iterable[Any]) -> None:
                 "backward without gradients",
                 instead="use desugar.compile, which differentiates it as eager mode does, or pass create_graph=False",
             )
-
-
-def _nodes_of(results: Iterable[Any]) -> Iterator[Any]:
-    """The nodes of the autograd graph that leads to results, each once."""
-    stack = [leaf.grad_fn for leaf in results if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-    seen = set()
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        yield node
-        stack.extend(parent for parent, _ in node.next_functions if parent is not None)
 
 
 def leaf_name(number: int, inputs: Inputs) -> str:
