@@ -136,7 +136,7 @@ def measure_layers(effort: Effort) -> list[Row]:
 
 def measure_floor(effort: Effort) -> list[Row]:
     """How near a call is to the least that it could cost."""
-    return _in_groups(floor.make_all(), effort, "/ the floor", "the floor")
+    return _in_groups(floor.make_all(), effort, "/ the floor", floor.FLOOR)
 
 
 def measure_signatures(effort: Effort) -> list[Row]:

@@ -3,6 +3,7 @@
 *The graph*: what Inductor compiled, called with tensors that lie ready. *The floor*: and then one
 `_make_wrapper_subclass` with constants for each result, and one store for each inner tensor. What `desugar.compile`
 costs above that is finding the program: the state around the call, the arguments' classes, layouts and inner tensors.
+Beside them stock `torch.compile` on the plain tensors inside.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from typing import Any
 import torch
 
 import desugar
-from bench.subjects import COUNTS, KINDS, SHAPE, copy_function, double
+from bench.subjects import COUNTS, KINDS, SHAPE, Subject, copy_function, double
 from desugar.results import emit_graph_call, emit_value
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
 
 Call = Callable[[], Any]
+FLOOR, PLAIN = "the floor", "plain, torch.compile"
 
 
 def make_calls(count: int, kind: str = "declared") -> dict[str, Call]:
@@ -36,8 +38,9 @@ def make_calls(count: int, kind: str = "declared") -> dict[str, Call]:
         torch.testing.assert_close((found.a, found.b), (wanted.a, wanted.b))
     return {
         "the graph": lambda: graph([*items]),
-        "the floor": floor,
+        FLOOR: floor,
         "desugar.compile": lambda: compiled(*args),
+        PLAIN: Subject("inference", count, "plain", "torch.compile").build(),
     }
 
 

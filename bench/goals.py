@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench import gpu_calls, gpu_decode, gpu_int8, gpu_rows, memory
+from bench import floor, gpu_calls, gpu_decode, gpu_int8, gpu_rows, memory
 from bench.report import MICROSECONDS, Row, load_rows, wide_console
 
 RESULTS = Path(__file__).parent / "results"
@@ -104,16 +104,22 @@ def _wrappers(rows: list[Row], torch: str) -> Iterator[Goal]:
         yield Goal(name, over_plain[mode], direct["/ stock, plain"])
         yield Goal(f"{BACKEND} / stock, N = 20, {mode}", 0.65, backend["/ stock, TwoTensor"])
         for kind in ("TwoTensor", "declared"):
-            growth = _slope(rows, mode, kind, DIRECT) / _slope(rows, mode, "plain", STOCK)
+            growth = _slope(rows, mode, f"{kind}, {DIRECT}") / _slope(rows, mode, floor.PLAIN)
             yield Goal(f"growth per wrapped argument over two plain ones, {mode}, {kind}", 1.2, growth)
 
 
-def _slope(rows: list[Row], mode: str, kind: str, way: str) -> float:
+def _floor(rows: list[Row], torch: str) -> Iterator[Goal]:
+    """No call can be under its floor: where that misses the goal of growth, every call does."""
+    growth = _slope(rows, "inference", floor.FLOOR) / _slope(rows, "inference", floor.PLAIN)
+    yield Goal("growth of the floor itself over two plain ones, inference", 1.2, growth)
+
+
+def _slope(rows: list[Row], mode: str, name: str) -> float:
     """Microseconds that one more argument costs."""
     points = sorted(
         (int(row.group.rpartition(" ")[2]), row.timing.median)
         for row in rows
-        if row.group.startswith(f"{mode}, N = ") and row.name == f"{kind}, {way}"
+        if row.group.startswith(f"{mode}, N = ") and row.name == name
     )
     (first, low), *_, (last, high) = points
     return (high - low) / (last - first)
@@ -186,6 +192,7 @@ def _events(rows: list[Row], torch: str) -> Iterator[Goal]:
 
 READERS: dict[str, Callable[[list[Row], str], Iterator[Goal]]] = {
     "wrappers": _wrappers,
+    "floor": _floor,
     "seed": _seed,
     "memory": _memory,
     "compiling": _compiling,

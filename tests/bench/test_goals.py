@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import goals, gpu_calls, gpu_decode, gpu_int8, gpu_rows, memory
+from bench import floor, goals, gpu_calls, gpu_decode, gpu_int8, gpu_rows, memory
 from bench.gpu import MEASURES
 from bench.gpu_timing import count_row
 from bench.report import Row, save_rows
@@ -66,6 +66,17 @@ def test_what_each_call_keeps_is_noticed(tmp_path, grown, reached):
     save_rows(rows, {"torch": "2.13.0"}, tmp_path / "memory.json")
     (goal,) = goals.find_goals(tmp_path)
     assert goal.is_reached == reached
+
+
+def test_the_growth_of_the_floor(tmp_path):
+    rows = [
+        row(f"inference, N = {count}", name, 2.0 + slope * count)
+        for count in (1, 5, 20)
+        for name, slope in ((floor.FLOOR, 1.5), (floor.PLAIN, 1.2), (goals.DIRECT, 9.0))
+    ]
+    save_rows(rows, {"torch": "2.15.0"}, tmp_path / "floor.json")
+    (goal,) = goals.find_goals(tmp_path)
+    assert goal.measured == pytest.approx(1.25) and not goal.is_reached
 
 
 def test_an_empty_folder_is_named(tmp_path, monkeypatch, capsys):
