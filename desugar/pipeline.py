@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.compiler import is_dynamo_compiling
 
 from desugar import _torch as private
 from desugar.artifacts import recorded
@@ -32,6 +33,10 @@ from desugar.state import find_state
 
 log = logging.getLogger("desugar")
 MAX_PROGRAMS = 64
+
+# Each call asks these; a name of this module is found faster than one of another.
+num_dispatch_modes, peek_interpreter_stack = private.num_dispatch_modes, private.peek_interpreter_stack
+forward_ad, profiler = private.forward_ad, private.profiler
 
 # -------------------------------------------------------------------------------------------- the public API
 
@@ -122,7 +127,18 @@ class CompiledFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function: runs the program for this signature, compiled now if there is none yet."""
-        return self._cache.call(args, kwargs)
+        # `ProgramCache.call` with the calls inside written out: what they cost is a tenth of a small program.
+        if (
+            is_dynamo_compiling()
+            or num_dispatch_modes()
+            or forward_ad._current_level >= 0
+            or peek_interpreter_stack() is not None
+            or profiler._is_profiler_enabled
+        ):
+            return self._cache.call(args, kwargs)
+        programs = self._cache.programs
+        result = programs[0].run(args, kwargs) if programs else MISS
+        return result if result is not MISS else self._cache.run(args, kwargs, tried=1)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction:
         """A compiled function without programs, of a copy of the function (itself, unless it is bound to an object)."""
@@ -221,12 +237,16 @@ class ProgramCache:
         self._warned = self._state_was_kept = False
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the first program that fits the call; compiles one if none does."""
+        """Runs the program that fits the call, or the function itself where others look at what it does."""
         if is_traced_by_others():
             return self.fn(*args, **kwargs)
-        if private.profiler._is_profiler_enabled and is_to_be_named():
+        if profiler._is_profiler_enabled and is_to_be_named():
             return call_named(self.call, self.name, self.programs, args, kwargs)
-        for program in self.programs:
+        return self.run(args, kwargs)
+
+    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any], tried: int = 0) -> Any:
+        """Runs the first program that fits the call; compiles one if none does. The first `tried` ones do not."""
+        for program in self.programs[tried:]:
             result = program.run(args, kwargs)
             if result is not MISS:
                 if program is not self.programs[0]:
