@@ -88,6 +88,9 @@ class PaddedByHand(Tensor):
         self.padded, self.lengths = padded, lengths
         return self
 
+    def __repr__(self, *, tensor_contents=None):
+        return f"PaddedByHand({self.padded}, {self.lengths})"
+
     def __tensor_flatten__(self):
         return ["padded", "lengths"], None
 
