@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import subprocess
 import sys
-from concurrent.futures import Future
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 import torch
@@ -185,6 +187,57 @@ def test_threads_by_option_alone():
 
 
 # ---------------------------------------------------------------------------------------- what may go wrong
+
+
+def test_two_functions_with_one_graph(empty_cache, backwards):
+    args, functions = (make(), make()), [desugar.compile(chain), desugar.compile(chain)]
+    results = [compiled(*args) for compiled in functions]
+    assert len(pending(functions[0])) == 1 and not pending(functions[1])  # one module of Inductor's for both
+    for one in reversed(results):
+        assert_same(gradients(one, args), gradients(chain(*args), args))
+
+
+def test_the_first_backward_in_several_threads(empty_cache, backwards):
+    args = make(), make()
+    results = desugar.compile(chain)(*args)
+    tangent = TwoTensor(torch.ones(3, 4), torch.ones(3, 4))
+    with ThreadPoolExecutor(3) as threads:
+        found = [
+            threads.submit(torch.autograd.grad, results, args, tangent, retain_graph=True) for _ in range(3)
+        ]
+    for gradient in found:
+        assert_same(gradient.result(), gradients(chain(*args), args))
+    assert len(backwards) == 1
+
+
+def test_a_program_is_gone_before_its_backward(empty_cache):
+    args = make(), make()
+    compiled = desugar.compile(chain)
+    results, family = compiled(*args), weakref.ref(compiled.programs[0].family)
+    del compiled
+    assert_same(gradients(results, args), gradients(chain(*args), args))
+    del results
+    gc.collect()
+    assert family() is None
+
+
+def test_an_interrupt_while_kernels_are_built(empty_cache, monkeypatch):
+    args, finish = (make(), make()), Kernels.finish
+
+    def interrupted(kernels):
+        raise KeyboardInterrupt
+
+    compiled = desugar.compile(chain)
+    monkeypatch.setattr(Kernels, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(*args)
+    monkeypatch.setattr(Kernels, "finish", finish)
+    results = compiled(*args)
+    monkeypatch.setattr(Kernels, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        torch.autograd.grad(results, args, TwoTensor(torch.ones(3, 4), torch.ones(3, 4)), retain_graph=True)
+    monkeypatch.setattr(Kernels, "finish", finish)
+    assert_same(gradients(results, args), gradients(chain(*args), args))
 
 
 def test_a_backward_that_inductor_refuses_fails_when_it_is_called(empty_cache, monkeypatch):
