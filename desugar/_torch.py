@@ -41,6 +41,8 @@ _LAZY = {
     "is_functional_tensor": "torch:_is_functional_tensor",
     # Tensors of vmap, grad and jvp, around a traced one where they are met in a trace.
     "is_functorch_wrapped_tensor": "torch._C._functorch",
+    # A tensor of theirs that was kept when the transform had ended; its storage cannot be read.
+    "is_dead_tensor_wrapper": "torch._C._functorch",
     # Batches that vmap goes through: functorch's, and the older one of `is_grads_batched=True`.
     "is_batchedtensor": "torch._C._functorch",
     "is_legacy_batchedtensor": "torch._C._functorch",

@@ -207,8 +207,13 @@ def dynamo_errors() -> Iterator[None]:
 
 
 def check_arguments(leaves: list[Any]) -> None:
-    """Raises for an iterator among the arguments: the first of two runs would use it up."""
+    """Raises for what cannot be traced: an iterator, which the first of two runs uses up; a tensor without storage."""
     for leaf in leaves:
+        if isinstance(leaf, Tensor) and private.is_dead_tensor_wrapper(leaf):
+            raise DesugarError(
+                "an argument is a tensor of a functorch transform that has ended",
+                instead="pass a clone of it, which is a tensor of its own",
+            )
         if isinstance(leaf, Iterator):
             raise DesugarError(
                 f"an argument is a {type(leaf).__name__}, which can be gone through once; a function is traced twice",

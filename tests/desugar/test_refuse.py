@@ -391,6 +391,20 @@ def test_a_class_that_sees_torch_functions_and_is_no_wrapper():
     judge(lambda x: x * 2, lambda: (PlainParameter(torch.ones(3)),))
 
 
+def test_a_tensor_of_a_transform_that_has_ended():
+    kept = []
+
+    def squares(x):
+        kept.append(x)
+        return (x * x).sum()
+
+    torch.func.grad(squares)(torch.rand(3))
+    compiled = desugar.compile(torch.sin, backend="eager")
+    with pytest.raises(DesugarError, match="transform that has ended"):
+        compiled(kept[0])
+    torch.testing.assert_close(compiled(kept[0].clone()), kept[0].sin())
+
+
 def test_an_iterator_among_the_arguments():
     tensors = [torch.ones(2), torch.zeros(2)]
     for iterator in (iter(tensors), (t for t in tensors), map(torch.sin, tensors)):
