@@ -37,6 +37,7 @@ from desugar.overlap import Ahead
 from desugar.partition import BackwardInput, FromTangent, Partitioned
 from desugar.prune import prune_missing
 from desugar.trace import Traced
+from desugar.unfed import may_give_else
 from desugar.values import Plain, Wrapper, slots_of
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
@@ -215,9 +216,9 @@ class Family:
 
     def _is_differentiated(self, present: tuple[bool, ...]) -> bool:
         """Whether the graph for all gradients does not tell what some of them give."""
-        if self.traced.has_unfed and any(present) and not all(present):
-            return True
-        return self._type_depends_on(present)
+        if not any(present) or all(present):
+            return False
+        return may_give_else(self.traced.calls, self._missing(present)) or self._type_depends_on(present)
 
     def _type_depends_on(self, present: tuple[bool, ...]) -> bool:
         """Whether a plain argument's gradient is a subclass only because of a gradient that does not arrive."""

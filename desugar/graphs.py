@@ -141,3 +141,16 @@ def autograd_nodes(results: Iterable[Any]) -> Iterator[Any]:
         seen.add(node)
         yield node
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
+
+
+def tangents_behind(graph: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
+    """Per node of a joint graph, the slots of the tangents from which it is computed."""
+    behind: dict[fx.Node, frozenset[int]] = {}
+    count = 0
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" and "tangents" in str(node.target):
+            behind[node] = frozenset({count})
+            count += 1
+        else:
+            behind[node] = frozenset().union(*(behind[parent] for parent in node.all_input_nodes))
+    return behind

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.graphs import keep_results_apart, output_nodes, result_names, set_outputs
+from desugar.graphs import keep_results_apart, output_nodes, result_names, set_outputs, tangents_behind
 from desugar.rooting import root_saved_views
 from desugar.trace import Traced
 
@@ -134,16 +134,9 @@ def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
 
     A gradient none of whose tangents arrives is `None` in eager mode, not zero.
     """
-    reach: dict[fx.Node, frozenset[int]] = {}
-    count = 0
-    for node in traced.graph.graph.nodes:
-        if node.op == "placeholder" and "tangents" in str(node.target):
-            reach[node] = frozenset({count})
-            count += 1
-        else:
-            reach[node] = frozenset().union(*(reach[parent] for parent in node.all_input_nodes))
+    behind = tangents_behind(traced.graph)
     gradients = output_nodes(traced.graph)[traced.num_forward :]
-    return tuple(reach[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
+    return tuple(behind[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
 
 
 # ---------------------------------------------------------------------------------- PyTorch's partitioner

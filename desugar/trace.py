@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx.graph import CodeGen
 
-from desugar import _torch as private, opaque, refuse
+from desugar import _torch as private, opaque, refuse, unfed
 from desugar.capture import Capture, enter, functional
 from desugar.effects import end_effects, start_effects
 from desugar.errors import DesugarError
@@ -30,7 +30,6 @@ from desugar.modes import tracing_modes
 from desugar.notes import noting, noting_backward
 from desugar.outputs import Outputs, Result, renumber, take_apart
 from desugar.runs import Entered, Reshape, Run, changed_slots, identity, plain
-from desugar.unfed import noting_given, take_unfed
 from desugar.values import (
     Constant,
     Flat,
@@ -62,7 +61,7 @@ class Traced:
         tangent_items: Fake tangents, by slot.
         grads: One value per input leaf that requires grad (None where it gets no gradient); slots index the
             graph's outputs after the forward's.
-        has_unfed: Whether an autograd function gives a gradient that no tangent has a part in.
+        calls: Of backwards of autograd functions, where there are several results.
     """
 
     graph: torch.fx.GraphModule
@@ -71,7 +70,7 @@ class Traced:
     tangents: tuple[tuple[int, Value], ...] = ()
     tangent_items: tuple[Tensor, ...] = ()
     grads: tuple[tuple[int, Value | None], ...] = ()
-    has_unfed: bool = False
+    calls: tuple[unfed.Call, ...] = ()
 
     @property
     def is_training(self) -> bool:
@@ -190,7 +189,7 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
             )
     if inputs.fakes.symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise StaticNeeded  # such zeros are recorded with the sizes of this call, not with its symbols
-    has_unfed = take_unfed(graph, recorder.given)
+    calls = unfed.take_calls(graph, recorder.calls)
     refuse.check_constants(graph)
     read_sizes_early(graph)
     graph.graph.set_codegen(CodeGen())
@@ -203,7 +202,7 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
         tangents,
         tangent_items,
         tuple(recorder.grads),
-        has_unfed,
+        calls,
     )
 
 
@@ -216,10 +215,10 @@ class _Recorder:
         self.call, self.inputs, self.tangents = call, inputs, tangents
         self.expected = self.outputs = outputs
         self.grads: list[tuple[int, Value | None]] = []
-        self.given: list[list[Tensor]] = []
+        self.calls: list[unfed.Call] = []
 
     def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
-        """Forward outputs, then gradients, then what autograd functions gave on the way, all plain."""
+        """Forward outputs, then gradients, then what autograd functions got and gave, all plain."""
         run = run_function(self.call, self.inputs, primals)
         found, result = take_apart(run)
         refuse.check_same_structure(self.expected, found)
@@ -240,7 +239,7 @@ class _Recorder:
                 late="result",
             )
         results = [leaves[number] for number, _ in self.tangents]
-        with noting_backward(results), noting_given(results) as self.given:
+        with noting_backward(results), unfed.noting_calls(results) as self.calls:
             gradients = torch.autograd.grad(
                 results, [run.entered[number].root for number in wanted], cotangents, allow_unused=True
             )
@@ -248,7 +247,7 @@ class _Recorder:
         for number, gradient in zip(wanted, gradients, strict=True):
             value = None if gradient is None else unwrap_gradient(gradient, flat, taken)
             self.grads.append((number, value))
-        return [plain(item) for item in flat.items] + [item for group in self.given for item in group]
+        return [plain(item) for item in flat.items] + unfed.tensors_of(self.calls)
 
 
 # ------------------------------------------------------------------------------------------------- tangents

@@ -1,4 +1,4 @@
-"""Gradients that an autograd function gives whatever arrives: they count where its backward runs."""
+"""Autograd functions whose gradients are not linear in those that arrive, which may be some of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 import desugar
 from desugar import DesugarError
 from desugar.backend import dynamo_backend
+from desugar.unfed import may_give_else
 from tests.desugar.classes import TwoTensor
 
 
@@ -37,6 +38,42 @@ def two(x, w):
 
 def three(x, w):
     return WithLoss.apply(x * 2, (w * w).sum()), x + w, torch.stack([w * 3, x])
+
+
+class Several(torch.autograd.Function):
+    """Looks which gradients are there."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx, first, second):
+        if first is None or second is None:
+            return (second if first is None else first) * 7
+        return first + second
+
+
+class Exponential(torch.autograd.Function):
+    """Gives something for a gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first.exp() + second.exp() * 3
+
+
+def several(x, w):
+    one, other = Several.apply(x)
+    return one, w + other
+
+
+def exponential(x, w):
+    return *Exponential.apply(x), w + x
 
 
 def plain():
@@ -72,8 +109,10 @@ def compiled_alone(fn):
 @pytest.mark.parametrize(
     ("compile", "make"), [(compiled_alone, plain), (compiled_alone, wrapped), (under_dynamo, plain)]
 )
-@pytest.mark.parametrize("fn", [one, two, three])
+@pytest.mark.parametrize("fn", [one, two, three, several, exponential])
 def test_whatever_gradients_arrive(fn, compile, make):
+    if fn is several and compile is under_dynamo:
+        pytest.skip("Dynamo runs its backward with all gradients before it asks a backend")
     args, compiled = make(), compile(fn)
     count = 1 if fn is one else len(fn(*args))
     for present in itertools.product((True, False), repeat=count):
@@ -96,9 +135,21 @@ def test_it_is_told_from_gradients_that_are_passed_on():
         def backward(ctx, gradient):
             return gradient * 2
 
-    args = plain()
-    for fn, expected in ((two, True), (three, True), (one, False), (lambda x, w: (Scale.apply(x), w), False)):
-        assert desugar.trace(fn, *args).family.traced.has_unfed is expected
+    args, some, none = plain(), frozenset({0}), frozenset()
+    for fn, unlike in (
+        (two, (some, none)),
+        (three, (some, none)),
+        (several, (some,)),
+        (lambda x, w: (Scale.apply(x), w * 2), ()),
+        (lambda x, w: (Several.apply(x)[0], w * 2), ()),
+        (lambda x, w: Several.apply(x), (some,)),
+    ):
+        calls = desugar.trace(fn, *args).family.traced.calls
+        assert [may_give_else(calls, missing) for missing in (some, none)] == [
+            some in unlike,
+            none in unlike,
+        ]
+    assert desugar.trace(one, *args).family.traced.calls == ()
 
 
 def test_what_was_noted_is_not_in_the_graph():
