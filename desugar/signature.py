@@ -9,7 +9,8 @@ autocast, modules' `training`, the identity of parameter slots). What it proves,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,12 @@ from subclasses import TensorSubclass
 from subclasses.emit import Emitter
 
 MISS = object()  # what a program's wrapper returns when the call does not fit its signature
+
+# A tensor that guards speak of, where something is read of it, and its extents.
+_GUARDED = re.compile(r"\b[to]\d\w*(?=\.)")
+_EXTENT = re.compile(
+    r"\b(?P<tensor>[to]\d\w*)\.(?P<extent>size|stride|storage_offset)\(\)(?:\[(?P<dim>\d+)\])?"
+)
 
 _SINGLETONS = (type(None), bool, type(Ellipsis), type(NotImplemented), torch.dtype, torch.layout, type)
 
@@ -250,13 +257,11 @@ class SignatureEmitter:
 
     def _emit_symbols(self) -> None:
         expression = guard_expression(self.inputs.fakes)
-        aliases = dict(self._guard_names(expression or ""))
-        for alias, name in aliases.items():
-            self.out.writeline(f"{alias} = {name}")
+        symbols: dict[str, str] = {}
         for slot, origin in self.inputs.origins.items():
             if origin.text is not None:
-                self.names.slots[slot] = symbol = self.out.fresh_name(f"s{slot}")
-                self.out.writeline(f"{symbol} = {origin.text}")
+                self.names.slots[slot] = symbols[origin.text] = symbol = self.out.fresh_name(f"s{slot}")
+                self.out.writeline(f"{symbol} = {self._by_names(origin.text)}")
         if expression:
             for name, function in private.SYMPY_INTERP.items():
                 if f"{name}(" in expression:
@@ -264,9 +269,24 @@ class SignatureEmitter:
             for module in (math, torch):
                 if f"{module.__name__}." in expression:
                     self.out.bind(module, module.__name__)
+            expression = _EXTENT.sub(lambda found: _extent(found, symbols), expression)
+            expression = self._by_names(expression)
             if "/" in expression or "%" in expression:
                 expression = self._undefined_misses(expression)
             self.require(expression)
+
+    def _by_names(self, text: str) -> str:
+        """A text about tensors as guards and symbols name them (`t3`, `o0_inner`), by their names here."""
+
+        def name_of(found: re.Match[str]) -> str:
+            name = found.group()
+            if name in self.inputs.outer_names:
+                leaf, path = self.inputs.outer_names[name]
+                return ".".join([self.names.leaves[leaf], *path])
+            slot = int(name[1:]) if name[1:].isdigit() else None
+            return self.names.slots.get(slot, name) if slot is not None else name
+
+        return _GUARDED.sub(name_of, text)
 
     def _undefined_misses(self, expression: str) -> str:
         """The name of the guards' answer; a division by a size that is 0 now is a miss."""
@@ -279,14 +299,11 @@ class SignatureEmitter:
             self.out.writeline(f"return {self.miss}")
         return answer
 
-    def _guard_names(self, expression: str) -> Iterator[tuple[str, str]]:
-        """Local names for the tensors that guards and symbols speak of as `t3` or `o0_inner`."""
-        texts = expression + " ".join(origin.text or "" for origin in self.inputs.origins.values())
-        for slot, name in self.names.slots.items():
-            if f"t{slot}." in texts and name != f"t{slot}":
-                yield f"t{slot}", name
-        for outer, (leaf, path) in self.inputs.outer_names.items():
-            yield outer, ".".join([self.names.leaves[leaf], *path])
+
+def _extent(found: re.Match[str], symbols: Mapping[str, str]) -> str:
+    """An extent as guards write it (`t3.size()[0]`): the symbol that holds it already, or a shorter way to read it."""
+    text = f"{found['tensor']}.{found['extent']}({found['dim'] or ''})"
+    return symbols.get(text, text)
 
 
 def _compares(constant: Any) -> bool:

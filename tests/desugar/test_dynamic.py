@@ -334,3 +334,15 @@ def test_gradients_of_wrappers_whose_size_depends_on_data(cls, name, way):
 def capturing(way):
     """With what Dynamo needs to take sizes that depend on data."""
     return lambda fn: torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)(way(fn))
+
+
+def test_the_signature_reads_an_extent_once_and_by_the_tensors_own_name():
+    compiled = desugar.compile(lambda x: x[: x.shape[0] // 2] * 2, backend="eager", dynamic=True)
+    for rows in (4, 7, 9):
+        x = Pair(torch.rand(rows, 3), torch.rand(rows, 3))
+        halves = compiled(x).unwrap()
+        for found, inner in zip(halves, x.unwrap(), strict=True):
+            torch.testing.assert_close(found, inner[: rows // 2] * 2)
+    (program,) = compiled.programs
+    assert program.wrapper.count("a0_a.size(0)") == 1
+    assert "t0" not in program.wrapper and ".size()" not in program.wrapper
