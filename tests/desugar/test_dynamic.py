@@ -345,4 +345,4 @@ def test_the_signature_reads_an_extent_once_and_by_the_tensors_own_name():
             torch.testing.assert_close(found, inner[: rows // 2] * 2)
     (program,) = compiled.programs
     assert program.wrapper.count("a0_a.size(0)") == 1
-    assert "t0" not in program.wrapper and ".size()" not in program.wrapper
+    assert " t0" not in program.wrapper and ".size()" not in program.wrapper
