@@ -149,8 +149,9 @@ def inductor_backend(mode: str | None, options: Mapping[str, Any] | None) -> Bac
 def _proved_sizes(graph: fx.GraphModule, kind: GraphKind) -> dict[str, Any]:
     """Leaves out Inductor's checks of sizes and strides where the signature has made them.
 
-    A backward keeps them, for what is inside a gradient comes from outside; so does a graph with an op that is not
-    PyTorch's own, for they compare its result with what its fake implementation promised.
+    A backward keeps them, for what was saved may be something else by then: a hook unpacks it, or another inner tensor
+    was assigned. So does a graph with an op that is not PyTorch's own, whose result they compare with what its fake
+    implementation promised.
     """
     targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
     foreign = any(getattr(target, "namespace", "aten") not in ("aten", "prims") for target in targets)
