@@ -540,6 +540,10 @@ ELSEWHERE = {
         "tests/desugar/test_backend.py",
         "test_an_argument_that_is_negated_lazily_is_refused",
     ),
+    "an argument is a tensor of a functorch transform that has ended": (
+        "tests/desugar/test_refuse.py",
+        "test_a_tensor_of_a_transform_that_has_ended",
+    ),
     f"{AGAIN}which would draw other random numbers (": (
         "tests/test_error_messages.py",
         "other random numbers",
