@@ -318,9 +318,8 @@ def _compile_backward(family: Family, kernels: Kernels) -> None:
             except private.InductorError as error:
                 if has_symbols:
                     raise
-                log.info(
-                    "this backward will be compiled when it is needed: %s", error
-                )  # who calls it meets the error
+                # Whoever calls it meets the error.
+                log.info("this backward will be compiled when it is needed: %s", error)
     if kernels.waits:
         with stage("build kernels"):
             kernels.finish()
