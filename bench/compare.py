@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bench import compiling, floor, kinds, layers, layouts, memory, programs, seed, signatures
+from bench import compiling, floor, kinds, layers, layouts, memory, programs, seed
 from bench.goals import show_goals
 from bench.plots import Point, save_scaling
 from bench.report import Row, print_rows, save_rows
@@ -139,11 +139,6 @@ def measure_floor(effort: Effort) -> list[Row]:
     return _in_groups(floor.make_all(), effort, "/ the floor", floor.FLOOR)
 
 
-def measure_signatures(effort: Effort) -> list[Row]:
-    """Finding the tensors in nested arguments, against the generated text."""
-    return _in_groups(signatures.make_calls(), effort, "/ generated")
-
-
 def _in_groups(
     calls: Mapping[tuple[str, str], Callable], effort: Effort, heading: str, reference: str | None = None
 ) -> list[Row]:
@@ -243,7 +238,6 @@ def _bytes(group: str, name: str, amounts: list[float]) -> Row:
 MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "layers": measure_layers,
     "seed": measure_seed,
-    "signatures": measure_signatures,
     "floor": measure_floor,
     "programs": measure_programs,
     "memory": measure_memory,

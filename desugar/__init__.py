@@ -1,8 +1,8 @@
 """Desugar: compiles functions over tensor subclasses down to plain tensors."""
 
+from desugar.api import compile, trace
 from desugar.errors import DesugarError
 from desugar.explain import Explanation, explain  # the function takes the package's name
-from desugar.pipeline import compile, trace
 from desugar.program import Program
 
 __all__ = ["DesugarError", "Explanation", "Program", "compile", "explain", "trace"]

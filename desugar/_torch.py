@@ -113,7 +113,7 @@ _LAZY = {
     "compiled_autograd": "torch._dynamo:compiled_autograd",
     # The dispatch keys of a tensor: what C++ knows of a wrapper besides its size and dtype.
     "dispatch_keys": "torch._C:_dispatch_keys",
-    # What higher-order ops raise when they cannot run Dynamo.
+    # What Dynamo raises for code that it cannot capture.
     "TorchDynamoException": "torch._dynamo.exc",
     # PyTorch's own backends, for graphs that the pass does not take.
     "lookup_backend": "torch._dynamo",
@@ -127,12 +127,22 @@ _LAZY = {
     "LazyGraphModule": "torch.fx._lazy_graph_module:_LazyGraphModule",
     # Keeps the text of every graph ever made, for tracebacks.
     "graph_text_loader": "torch.fx.graph_module:_loader",
+    # ---- the way in ----------------------------------------------------------------------------------------
+    # Makes a function's frames go to Dynamo; its stance, its cache of code and its list of backends.
+    "optimize": "torch._dynamo",
+    "eval_frame": "torch._dynamo:eval_frame",
+    # What `torch.compile` gives to Dynamo as a backend: it compares by value, so that functions share code.
+    "TorchCompileWrapper": "torch:_TorchCompileWrapper",
+    "TorchCompileInductorWrapper": "torch:_TorchCompileInductorWrapper",
+    # What Dynamo makes of an error in a backend.
+    "BackendCompilerFailed": "torch._dynamo.exc",
+    # Dynamo's hook in this thread, if it is set: its frames are being looked at.
+    "frame_callback": "torch._C._dynamo.eval_frame:get_eval_frame_callback",
     # ---- higher-order ops ----------------------------------------------------------------------------------
     # What torch.cond calls, and how it is called where its backward is recorded by ourselves.
     "cond_op": "torch._higher_order_ops.cond",
     "while_loop_op": "torch._higher_order_ops.while_loop",
     "BelowAutograd": "torch._C:_AutoDispatchBelowAutograd",
-    # Compiled functions run as they are in a trace, instead of complaining about it.
     "dynamo_config": "torch._dynamo:config",
     # Dynamo, which such ops run, is not to look at how a trace sees them.
     "disable_dynamo": "torch._compile:_disable_dynamo",
@@ -146,12 +156,8 @@ _LAZY = {
     # Writes what TORCH_TRACE collects and `tlparse` shows; the logger tells whether anything collects.
     "trace_structured": "torch._logging",
     "trace_log": "torch._logging._internal",
-    # Writes a stack as `tlparse` reads it.
-    "from_traceback": "torch._logging.structured",
-    # Files what is traced under one compilation.
-    "compile_context": "torch._guards",
+    # Which of Dynamo's compilations is in progress, and the conditions on sizes that become guards of it.
     "CompileContext": "torch._guards",
-    "CompileId": "torch._guards",
     # Says whether a profiler runs.
     "profiler": "torch.autograd:profiler",
     # ---- running -------------------------------------------------------------------------------------------
@@ -182,3 +188,64 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(module), attribute or name)
     globals()[name] = value
     return value
+
+
+# -------------------------------------------------------------------------------------- what Dynamo has compiled
+
+
+def cache_entries(code: Any) -> list[Any]:
+    """The code that Dynamo has made of a code object, with its guards, the most recently used first."""
+    return importlib.import_module("torch._dynamo.eval_frame")._debug_get_cache_entry_list(code)
+
+
+def register_backend(backend: Any) -> None:
+    """Has `torch._dynamo.reset` reset a backend: it forgets those that it knew, whose functions live on."""
+    importlib.import_module("torch._dynamo.eval_frame").cached_backends.setdefault(id(backend), backend)
+
+
+def undisabled(function: Any) -> Any:
+    """What Dynamo calls for a graph, without the wrapper that keeps Dynamo out of it."""
+    return getattr(function, "_torchdynamo_orig_callable", function)
+
+
+def source_names(graph: Any) -> list[str]:
+    """How Dynamo names each input of a graph, as an expression (`L['x'].values`); empty where it does not say."""
+    names = []
+    for node in graph.graph.find_nodes(op="placeholder"):
+        source = getattr(node, "_dynamo_source", None) or getattr(node.meta.get("grapharg"), "source", None)
+        name = getattr(source, "name", "")
+        names.append(name() if callable(name) else name)  # a method before 2.12
+    return names
+
+
+def is_argument(placeholder: Any) -> bool:
+    """Whether an input of a graph of Dynamo's comes from a parameter of the frame, not from a closure or a global."""
+    source = getattr(placeholder, "_dynamo_source", None) or getattr(
+        placeholder.meta.get("grapharg"), "source", None
+    )
+    while (base := getattr(source, "base", None)) is not None:
+        source = base
+    return source is None or getattr(source, "is_input", False)
+
+
+def recompile_reason() -> str | None:
+    """Why Dynamo compiles what it compiles at the moment, as it tells its own tools; None for a frame's first time."""
+    context = importlib.import_module("torch._dynamo.utils").get_metrics_context()
+    return context._metrics.get("recompile_reason") if context.in_progress() else None
+
+
+def ends_in_graph_break(graph: Any) -> bool:
+    """Whether a graph that Dynamo hands over is only a part of its frame; False for one that somebody else made."""
+    reason = getattr(graph, "compile_subgraph_reason", None)
+    return reason is not None and reason.graph_break
+
+
+def dict_version_guards(dicts: Any) -> Any:
+    """A C++ check, called with a tuple of these dictionaries, that none has changed since."""
+    guards = importlib.import_module("torch._C._dynamo.guards")
+    plain = importlib.import_module("torch._dynamo.guards").GuardManagerType.GUARD_MANAGER
+    root = guards.RootGuardManager()
+    for number, found in enumerate(dicts):
+        child = root.tuple_getitem_manager(number, f"dicts[{number}]", found, plain)
+        child.add_dict_version_guard(found, [f"version of dicts[{number}]"], None)
+    return root

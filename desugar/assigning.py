@@ -33,10 +33,7 @@ def break_at_assignments(backend: Callable[..., Any]) -> None:
                 context=f"{kind}.{name} = ...",
                 explanation=f"Dynamo's graph does not hold that {name} of a {kind} is replaced, so ops after it would "
                 "run on the old one.",
-                hints=[
-                    f"Without fullgraph=True the graph ends here, and the next one sees the new {name}.",
-                    "desugar.compile follows the assignment inside of one graph.",
-                ],
+                hints=[f"Without fullgraph=True the graph ends here, and the next one sees the new {name}."],
             )
         note(effects, item, name, *args, **kwargs)
 

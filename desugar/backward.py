@@ -23,9 +23,9 @@ from desugar.partition import BackwardInput, FromForward, FromInput, FromTangent
 from desugar.rechecks import emit_recheck, expect_plain
 from desugar.results import emit_constant, emit_graph_call, emit_value, zeros_expression
 from desugar.runtime import restride, settle, tensor_guards
-from desugar.signature import Names
 from desugar.text import join_saved, targets_of, tuple_of
 from desugar.trace import Traced
+from desugar.unpack import Names
 from desugar.values import Constant, Plain, Value, Wrapper, paths_of
 from subclasses import TensorSubclass
 from subclasses.emit import Emitter

@@ -18,7 +18,7 @@ from desugar import _torch as private, trace
 from desugar.capture import Capture
 from desugar.errors import DesugarError
 from desugar.fakes import Fakes
-from desugar.inputs import DynamicPolicy, Inputs
+from desugar.inputs import Inputs
 from desugar.memory import storage_of
 from desugar.outputs import Outputs
 from desugar.runs import identity
@@ -58,7 +58,7 @@ class BranchInputs(Inputs):
     def __init__(self, outer: Capture, operands: Sequence[Any]) -> None:
         env = outer.inputs.fakes.env
         fakes = Fakes(env, private.FakeTensorMode(shape_env=env))
-        super().__init__(fakes, DynamicPolicy(everything=True), checked_by_others=True)
+        super().__init__(fakes, is_dynamic=True, are_apart=True)
         self.outer, self.leaves = outer, []
         for operand in operands:
             self._add_leaf(operand)

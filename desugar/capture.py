@@ -16,21 +16,17 @@ from desugar import _torch as private, refuse
 from desugar.checkpoints import run_op
 from desugar.decomposed import as_in_eager_mode
 from desugar.indexing import index_by_numbers
-from desugar.inputs import Inputs, is_traced, parts_key
+from desugar.inputs import Inputs, is_traced
 from desugar.notes import notes_in_progress
 from desugar.offsets import depends_on_offset
 from desugar.runs import Entered
 from desugar.trees import flatten
 from desugar.values import (
-    Flat,
     Plain,
     Same,
     Value,
     Wrapper,
-    inner_names,
     is_whole,
-    is_wrapper,
-    unwrap_value,
     wrap_value,
 )
 
@@ -51,7 +47,6 @@ class Capture(TorchFunctionMode):
         super().__init__()
         self.inputs, self.items, self.arguments = inputs, items, arguments
         self.leaves: dict[int, Entered] = {}
-        self.built: dict[int, tuple[Tensor, Any]] = {}
         self.reshapes: list[tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = []
 
     @private.disable_dynamo
@@ -97,10 +92,7 @@ class Capture(TorchFunctionMode):
         if not isinstance(leaf, Tensor) or not is_whole(leaf):
             return leaf
         if is_traced(leaf) and not self.inputs.is_foreign(leaf):
-            self.replace_inner(leaf)
             return leaf
-        if self.inputs.built and is_wrapper(leaf) and parts_key(leaf)[0] in self.inputs.built:
-            return self.build_inside(leaf)
         if id(leaf) not in self.leaves:
             with private.without_functorch():  # it may be met inside vmap or grad, and is no part of those
                 with private.disable_current_modes():
@@ -111,25 +103,6 @@ class Capture(TorchFunctionMode):
             self.leaves[id(leaf)] = entered
             self.inputs.stand_ins[id(entered.leaf)] = leaf
         return self.leaves[id(leaf)].leaf
-
-    def replace_inner(self, leaf: Tensor) -> None:
-        """Puts stand-ins into a wrapper that the function built around tensors of the trace and from outside."""
-        for name in inner_names(leaf)[0] if is_wrapper(leaf) else ():
-            inner = getattr(leaf, name)
-            stand_in = self.replace(inner)
-            if stand_in is not inner:
-                setattr(leaf, name, stand_in)
-
-    def build_inside(self, leaf: Tensor) -> Any:
-        """A wrapper that the function built around tensors from outside, built around their stand-ins."""
-        if id(leaf) not in self.built:
-            flat = Flat()
-            value = unwrap_value(leaf, flat)
-            self.built[id(leaf)] = (
-                leaf,
-                self.inputs.rebuild(value, [self.replace(item) for item in flat.items]),
-            )
-        return self.built[id(leaf)][1]
 
     def replace_result(self, result: Any) -> Any:
         """What the function returned, with stand-ins for tensors from outside."""

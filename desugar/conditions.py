@@ -100,6 +100,7 @@ def _check_not_random(branches: Sequence[Branch]) -> None:
             raise DesugarError(
                 f"a branch of torch.cond draws random numbers ({op}), and its backward would draw others",
                 instead="draw them outside and pass them as operands",
+                stock_is_wrong=True,
             )
 
 

@@ -31,7 +31,7 @@ from desugar.trace import Call, Traced
 from desugar.trees import result_leaves
 from desugar.values import Constant, Plain, Same, View, Wrapper
 
-CompileAgain = Callable[[Callable[..., Any]], Callable[..., Any]]
+CompileAgain = Callable[[Call], Callable[..., Any]]
 
 # ------------------------------------------------------------------------------------------------- records
 
@@ -132,16 +132,16 @@ class Differentiation:
         given = tuple(tangent for tangent in tangents if tangent is not None)
         if are_batched(given):  # nothing compiled takes them
             with entering(self.autocast):
-                return None, None, *self._gradients_of(present)(leaves, given)
+                return None, None, *self._gradients_of(present)([*leaves, *given])
         with self._lock:
             again = self._compiled.get(present)
             if again is None:
                 again = self._compiled[present] = self.again.compile(self._gradients_of(present))
         with entering(self.autocast):
-            return None, None, *again(leaves, given)
+            return None, None, *again(*leaves, *given)
 
-    def _gradients_of(self, present: tuple[int, ...]) -> Callable[..., Any]:
-        """The function from argument leaves and gradients of results to gradients of arguments."""
+    def _gradients_of(self, present: tuple[int, ...]) -> Call:
+        """The function from argument leaves, then gradients of results, to gradients of arguments."""
         call, captured = self.again.call, self.inputs.captured
         wanted, num_arguments = differentiable_leaves(self.traced), self.inputs.num_arguments
         # What hidden results are: the bases of views that the user sees.
@@ -151,7 +151,8 @@ class Differentiation:
             if isinstance(value, View) and value.of == "output" and not value.detached
         }
 
-        def gradients(leaves: list[Any], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        def gradients(flat: list[Any]) -> tuple[Any, ...]:
+            leaves, tangents = flat[:num_arguments], flat[num_arguments:]
             twice = torch.is_grad_enabled()
             with torch.enable_grad():
                 results = dict(enumerate(result_leaves(call(leaves))))

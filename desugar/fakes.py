@@ -3,14 +3,12 @@
 Every plain tensor that reaches a program is replaced by a fake one with the same dtype, device, size and
 stride. A size that may change from call to call is a symbol of its own: sizes that are equal by chance stay
 separate (`duck_shape=False`), so that a program is not tied to the chance. What the trace then assumes of the
-symbols (equal, at least 2, divisible by 8, ...) the shape environment records, and `guard_expression` gives
-it back as Python text over the names `t0, t1, ...` (tensors) and `n0, ...` (ints).
+symbols (equal, at least 2, divisible by 8, ...) the shape environment records, and `size_guards` gives it back.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +39,7 @@ class Fakes:
         env: The symbols.
         mode: The fake mode.
         guarded: Names and values that guards may speak of.
+        real_of: Where what the guards speak of comes from at run time, by name.
         symbols: What each symbol stands for.
         offsets_matter: Whether the function counts from the start of a storage (see :mod:`desugar.offsets`).
     """
@@ -48,6 +47,7 @@ class Fakes:
     env: Any = field(default_factory=lambda: private.ShapeEnv(duck_shape=False, specialize_zero_one=True))
     mode: Any = None
     guarded: list[tuple[str, Any]] = field(default_factory=list)
+    real_of: dict[str, Any] = field(default_factory=dict)
     symbols: dict[Any, SizeSymbol] = field(default_factory=dict)
     offsets_matter: bool = False
 
@@ -55,20 +55,20 @@ class Fakes:
         if self.mode is None:
             self.mode = private.FakeTensorMode(shape_env=self.env)
 
-    def tensor(self, real: Tensor, name: str, dynamic: Collection[int]) -> Tensor:
+    def tensor(self, real: Tensor, name: str, *, is_dynamic: bool = False) -> Tensor:
         """A fake of a plain tensor, without autograd metadata.
 
         Args:
             real: A strided plain tensor.
-            name: How guards name it (`t3`).
-            dynamic: Dimensions whose extent is a symbol.
+            name: How guards name it (`a3.values`).
+            is_dynamic: Its sizes are symbols.
 
         Raises:
             DesugarError: For a layout that the pass does not take (sparse, quantized, lazily conjugated).
         """
         check_plain(real)
         source = private.LocalSource(name)
-        context = symbolic_context(real.dim(), dynamic)
+        context = symbolic_context(real.dim(), is_dynamic)
         with torch.no_grad():
             fake = self.mode.from_tensor(bare_alias(real), symbolic_context=context, source=source)
         fake.item_memo = None  # of one number torch keeps the value in a symbol, which no guard here is about
@@ -162,61 +162,47 @@ def check_memory(leaves: Iterable[Any]) -> None:
             )
 
 
-def symbolic_context(ndim: int, dynamic: Collection[int]) -> Any:
-    """The symbolic context with exactly the dimensions in `dynamic` symbolic."""
-    kinds = private.DimDynamic
-    sizes = [kinds.DYNAMIC if dim in dynamic else kinds.STATIC for dim in range(ndim)]
-    return private.StatelessSymbolicContext(dynamic_sizes=sizes)
+def symbolic_context(ndim: int, is_dynamic: bool) -> Any:
+    """The symbolic context in which all sizes are symbols, or none is."""
+    kind = private.DimDynamic.DYNAMIC if is_dynamic else private.DimDynamic.STATIC
+    return private.StatelessSymbolicContext(dynamic_sizes=[kind] * ndim)
 
 
 # -------------------------------------------------------------------------------------------------- guards
 
-_LOCAL = re.compile(r"L\['(\w+)'\]")
-# The C++ check of a plain tensor covers its constant sizes and strides.
-_EXTENT = re.compile(r"(t\d+)\.(size|stride)\(\)\[(\d+)\] == \d+")
-_OFFSET = re.compile(r"(?:\d+ <= )?([ot]\d\w*)\.storage_offset\(\)(?: == \d+)?")
 
+@dataclass(frozen=True, slots=True)
+class SizeGuards:
+    """What a trace assumed of its symbols, as PyTorch's shape environment tells it.
 
-def guard_expression(fakes: Fakes) -> str | None:
-    """What the trace assumed of the symbols, as a Python expression over the guarded names; None if nothing."""
-    symbolic = [(name, fake) for name, fake in fakes.guarded if is_symbolic(fake)]
-    if not symbolic:
-        return None
-    clauses = fakes.env.produce_guards(
-        [fake for _, fake in symbolic],
-        [private.LocalSource(name) for name, _ in symbolic],
-        ignore_static=False,
-    )
-    texts = dict.fromkeys(_LOCAL.sub(r"\1", clause) for clause in clauses)
-    known = dict(fakes.guarded)
-    texts = [
-        text
-        for text in texts
-        if not _is_constant_extent(text, known) and not _is_idle_offset(text, known, fakes.offsets_matter)
-    ]
-    return " and ".join(f"({text})" for text in texts) or None
-
-
-def _is_constant_extent(text: str, known: Mapping[str, Any]) -> bool:
-    """Whether a clause is about an extent that was no symbol from the start; one that became constant is not."""
-    found = _EXTENT.fullmatch(text)
-    if not found or found.group(1) not in known:
-        return False
-    name, extent, dim = found.groups()
-    return not isinstance(getattr(known[name], extent)()[int(dim)], SymInt)
-
-
-def _is_idle_offset(text: str, known: Mapping[str, Any], offsets_matter: bool) -> bool:
-    """Whether a clause is about an offset that says nothing, or that the signature checks as a constant.
-
-    A wrapper has no storage in which the offset of its stand-in (`o0`) would mean anything.
+    Attributes:
+        env: The shape environment.
+        expression: Its guards; None if nothing was assumed.
+        origins: Where what the guards speak of comes from, in the order that the environment expects.
     """
-    found = _OFFSET.fullmatch(text)
-    if not found:
-        return False
-    name = found.group(1)
-    is_constant = name in known and not isinstance(known[name].storage_offset(), SymInt)
-    return is_constant or name.startswith("o") or not offsets_matter
+
+    env: Any
+    expression: str | None
+    origins: tuple[Any, ...]
+
+    def hold(self, leaves: Sequence[Any]) -> bool:
+        """Whether the guards hold for other argument leaves."""
+        if self.expression is None:
+            return True
+        try:
+            found = [origin.find(leaves) for origin in self.origins]
+            return bool(self.env.evaluate_guards_expression(self.expression, found))
+        except ZeroDivisionError:  # by a size that is 0 now
+            return False
+
+
+def size_guards(fakes: Fakes) -> SizeGuards:
+    """What the trace assumed of the symbols in its arguments."""
+    symbolic = [(name, fake) for name, fake in fakes.guarded if is_symbolic(fake)]
+    expression = None
+    if symbolic:
+        expression = fakes.env.produce_guards_expression([fake for _, fake in symbolic], ignore_static=False)
+    return SizeGuards(fakes.env, expression, tuple(fakes.real_of[name] for name, _ in symbolic))
 
 
 def fixed_extents(extents: Sequence[Any]) -> list[int | None]:

@@ -72,6 +72,8 @@ class Family:
         function: The autograd function whose `backward` asks for members.
         is_replacing: Whether the member for all gradients takes the place of that `backward`, as it can where both
             have the same parameters: it is what nearly every call needs. Set when the function's text is written.
+        is_direct: Members call the code inside their graphs (:mod:`desugar.direct`).
+        functions: The generated functions of members.
     """
 
     def __init__(
@@ -85,6 +87,8 @@ class Family:
         self.plan = BackwardPlan()
         self.function: type[torch.autograd.Function] | None = None
         self.is_replacing = False
+        self.is_direct = False
+        self.functions: list[Backward] = []
         self.autocast = autocast_state()
         self.differentiation = Differentiation(inputs, traced, partitioned, again, self.autocast)
         self._ahead = Ahead()
@@ -97,6 +101,12 @@ class Family:
             with self.backend.postpone(graph) as kernels:
                 compiled = self._compile(graph)
             self._ahead.put(present, compiled, kernels)
+
+    def call_directly(self) -> None:
+        """Has members call the code inside their graphs, as whoever calls the program asks for profilers."""
+        self.is_direct = True
+        for function in self.functions:
+            call_directly(function)
 
     # ............................................................................................ members
 
@@ -134,7 +144,8 @@ class Family:
         emitter = self.emitter(out, present)
         emitter.emit(Member(name, present, graph, self._sources(graph), compiled))
         functions = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)
-        if not self.inputs.checked_by_others:
+        self.functions.append(functions[name])
+        if self.is_direct:
             call_directly(functions[name])
         self.sources.append(out.source)
         forget_with(self, graph_texts() - known)

@@ -8,8 +8,9 @@ that the function reaches by another way than its arguments (a parameter, a clos
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -31,84 +32,40 @@ from desugar.values import (
     Wrapper,
     inner_names,
     is_wrapper,
+    requires_grad,
+    slots_of,
     unwrap_value,
     wrap_value,
 )
 from subclasses import TensorSubclass
 
-# ------------------------------------------------------------------------------------------------ policies
-
-
-@dataclass(frozen=True, slots=True)
-class DynamicPolicy:
-    """Which dimensions and ints of the arguments are symbols.
-
-    Attributes:
-        dims: (leaf number, attribute path) -> dimensions, for inner and outer tensors alike.
-        ints: (leaf number, attribute path) of dynamic ints.
-        everything: All of them.
-    """
-
-    dims: dict[tuple[int, tuple[str, ...]], frozenset[int]] = field(default_factory=dict)
-    ints: frozenset[tuple[int, tuple[str, ...]]] = frozenset()
-    everything: bool = False
-
-    def dims_of(self, leaf: int, path: tuple[str, ...], tensor: Tensor) -> Collection[int]:
-        """Dimensions of the tensor at `path` of argument leaf `leaf` that are symbols."""
-        if self.everything:
-            return range(tensor.dim())
-        return self.dims.get((leaf, path), frozenset())
-
-    def is_symbol(self, leaf: int, path: tuple[str, ...]) -> bool:
-        """Whether the dynamic int at `path` of argument leaf `leaf` is a symbol."""
-        return self.everything or (leaf, path) in self.ints
-
-
 # -------------------------------------------------------------------------------------------------- inputs
 
 
-class TraceAgain(Exception):
-    """The call has to be traced once more, for a reason."""
-
-    reason: str
-
-
-class StaticNeeded(TraceAgain):
-    """With constant sizes."""
-
-    reason = "a zero gradient or memory that is shared would be traced with constant sizes"
-
-
-class BuiltInside(TraceAgain):
-    """Knowing that a wrapper is built by the function, around tensors from outside."""
-
-    reason = "it builds a tensor subclass around tensors from outside"
-
-    def __init__(self, wrapper: Tensor) -> None:
-        super().__init__(type(wrapper).__name__)
-        self.key, self.inner = parts_key(wrapper)
-
-
-class DynamoInside(TraceAgain):
-    """With functions that are compiled inside, by higher-order ops too, run as they are."""
-
-    reason = "it calls torch.compile or a higher-order op inside"
-
-
-def parts_key(wrapper: Tensor) -> tuple[Any, list[Any]]:
-    """By what a wrapper that is built anew in each run is known again: its class and plain tensors."""
-    flat = Flat()
-    unwrap_value(wrapper, flat)
-    return (type(wrapper), *map(id, flat.items)), flat.items
+class StaticNeeded(Exception):
+    """The call has to be traced with constant sizes: a zero gradient or memory that is shared would have them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a flat input comes from at run time: an attribute path of a leaf, or `text` over guarded names."""
+    """Where a flat input comes from at run time: an attribute path of a leaf, or `text` over the leaves' names."""
 
     leaf: int
     path: tuple[str, ...]
     text: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The attribute path as text, over the names that a program gives its arguments (`a0.values`)."""
+        return ".".join([f"a{self.leaf}", *self.path])
+
+    def field(self, name: str) -> Origin:
+        """An attribute of what is there."""
+        return Origin(self.leaf, (*self.path, name))
+
+    def find(self, leaves: Sequence[Any]) -> Any:
+        """The object itself, among argument leaves."""
+        return functools.reduce(getattr, self.path, leaves[self.leaf])
 
 
 @dataclass(slots=True)
@@ -117,16 +74,15 @@ class Inputs:
 
     Attributes:
         fakes: The fake mode, the symbols and the guards.
+        is_dynamic: Sizes and dynamic ints of the arguments are symbols.
         values: One value per leaf: argument leaves first, then captured tensors.
         captured: The captured tensors themselves, in the order of their values.
         flat: Real plain tensors and symbolic ints, by slot.
         fake_items: Fake tensors and symbolic ints, by slot.
         origins: Where each slot comes from at run time.
-        outer_names: Where the outer tensors that guards speak of (`o0`) come from.
         num_arguments: How many of `values` are argument leaves.
         bases: Slot of a whole storage -> slots of the tensors in it that overlap while one is written.
-        checked_by_others: Somebody else checks the signature, and knows nothing of overlap.
-        built: Wrappers that the function builds around tensors from outside: key -> those tensors.
+        are_apart: Inputs that share memory are traced as if they did not; the wrapper looks at each call.
         stand_ins: In the run at hand: id of what stands for a captured tensor -> that tensor.
         is_sealed: The first run is over: whatever comes from outside is known.
         first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
@@ -136,18 +92,16 @@ class Inputs:
     """
 
     fakes: Fakes
-    policy: DynamicPolicy
+    is_dynamic: bool = False
     values: list[Value] = field(default_factory=list)
     captured: list[Tensor] = field(default_factory=list)
     flat: Flat = field(default_factory=Flat)
     fake_items: dict[int, Any] = field(default_factory=dict)
     origins: dict[int, Origin] = field(default_factory=dict)
-    outer_names: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
     num_arguments: int = 0
     bases: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    checked_by_others: bool = False
+    are_apart: bool = False
     first_leaf: dict[int, int] = field(default_factory=dict)
-    built: dict[Any, list[Any]] = field(default_factory=dict)
     stand_ins: dict[int, Tensor] = field(default_factory=dict)
     is_sealed: bool = False
     parameters: set[int] = field(default_factory=set)
@@ -167,7 +121,7 @@ class Inputs:
             if isinstance(leaf, Tensor) and first.setdefault(id(leaf), number) != number:
                 self.values.append(Same("input", first[id(leaf)]))
             else:
-                self._add(leaf, dynamic=True)
+                self._add(leaf, dynamic=self.is_dynamic)
         for symbol in self.fakes.symbols.values():
             self._integer(symbol.value, symbol.text)
         self.num_arguments = len(self.values)
@@ -178,8 +132,6 @@ class Inputs:
         Raises:
             DesugarError: The first run did not meet it, so it is made anew in each.
         """
-        if self.is_sealed and self._is_around_captured(tensor):
-            raise BuiltInside(tensor)
         if self.is_sealed:
             raise DesugarError(
                 f"a {type(tensor).__name__} of size {tuple(tensor.shape)} is made inside the function in a way "
@@ -207,17 +159,42 @@ class Inputs:
             )
         self.generators.append(generator)
 
-    def add_faked(self, leaves: list[Any], fake_leaves: list[Any]) -> None:
-        """Takes the argument leaves apart by fakes that somebody else made (Dynamo, whose guards cover them).
+    def add_faked(self, leaves: list[Any], fake_leaves: list[Any], names: Sequence[str]) -> None:
+        """Takes the argument leaves apart by fakes that Dynamo made, whose guards cover them.
 
-        Nothing would check that a tensor that occurs twice does so again, so each occurrence is an input.
+        What two arguments hold may be one tensor in one call and two in the next, so each occurrence is an input. But
+        what Dynamo read of an argument, as `x.values`, is that inner tensor in every call.
+
+        Args:
+            leaves: The arguments.
+            fake_leaves: Their fakes.
+            names: How Dynamo names them.
         """
-        self.checked_by_others = True
-        for number, (leaf, fake) in enumerate(zip(leaves, fake_leaves, strict=True)):
-            if isinstance(leaf, nn.Parameter):
+        self.are_apart = True
+        values: dict[int, Value] = {}
+        for number in sorted(range(len(leaves)), key=lambda n: not is_wrapper(leaves[n])):
+            if isinstance(leaves[number], nn.Parameter):
                 self.parameters.add(number)
-            self.values.append(self._add_fake(leaf, fake, number, ()))
+            inside = self._find_inside(number, names)
+            plain = None if inside is None or is_wrapper(leaves[number]) else self._slot_at(inside)
+            if plain is None:
+                values[number] = self._add_fake(leaves[number], fake_leaves[number], number, ())
+            else:
+                values[number] = Plain(plain, leaves[number].requires_grad, leaves[number].is_leaf)
+        self.values += [values[number] for number in range(len(leaves))]
         self.num_arguments = len(self.values)
+
+    def _find_inside(self, number: int, names: Sequence[str]) -> Origin | None:
+        """The place of an argument inside of another one, by their names."""
+        parts = names[number].split(".") if number < len(names) else []
+        for length in range(len(parts) - 1, 0, -1):
+            owner = ".".join(parts[:length])
+            if owner in names:
+                return Origin(names.index(owner), tuple(parts[length:]))
+        return None
+
+    def _slot_at(self, place: Origin) -> int | None:
+        return next((slot for slot, origin in self.origins.items() if origin == place), None)
 
     def _add_fake(self, leaf: Any, fake: Any, number: int, path: tuple[str, ...]) -> Value:
         if isinstance(fake, SymInt) and fake.node.expr.is_number:  # a symbol that turned out to be one number
@@ -270,8 +247,8 @@ class Inputs:
             StaticNeeded: Their sizes are symbolic.
         """
         reals, fakes = ([items[slot] for slot in slots] for items in (self.flat.items, self.fake_items))
-        grads = any(isinstance(v, Plain) and v.index in slots and v.requires_grad for v in self.values)
-        if grads or self.checked_by_others or len({real.dtype for real in reals}) > 1:
+        grads = any(requires_grad(v) and not {*slots_of(v)}.isdisjoint(slots) for v in self.values)
+        if grads or len({real.dtype for real in reals}) > 1:
             sizes = [tuple(real.shape) for real in reals]
             raise DesugarError(
                 f"tensors of sizes {sizes} share memory, and one of them is changed in place",
@@ -281,15 +258,9 @@ class Inputs:
         if any(map(is_symbolic, fakes)):
             raise StaticNeeded
         base = self.flat.again(whole_storage(reals[0]))
-        self.fake_items[base] = self.fakes.tensor(self.flat.items[base], f"t{base}", ())
+        self.fake_items[base] = self.fakes.tensor(self.flat.items[base], f"storage{base}")
         self.origins[base] = Origin(-1, ())
         self.bases[base] = slots
-
-    def _is_around_captured(self, tensor: Tensor) -> bool:
-        """Whether it is a wrapper around tensors that the first run met; one with a history reaches them unseen."""
-        if not is_wrapper(tensor) or not tensor.is_leaf:
-            return False
-        return all(id(inner) in self.flat.known for inner in parts_key(tensor)[1])
 
     def is_foreign(self, tensor: Tensor) -> bool:
         """Whether a traced tensor belongs to another trace than this one."""
@@ -299,6 +270,11 @@ class Inputs:
     def homes(self) -> dict[int, int]:
         """Slot -> slot of the storage that it is a view of."""
         return {slot: base for base, slots in self.bases.items() for slot in slots}
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether some size or int is a symbol."""
+        return any(origin.text is not None for origin in self.origins.values())
 
     def primals(self) -> list[Any]:
         """Fake tensors and symbolic ints in slot order: what the traced graph takes."""
@@ -322,57 +298,55 @@ class Inputs:
         check_nested(leaf)
         value = unwrap_value(leaf, self.flat)
         if isinstance(leaf, Tensor):
-            value = self._fakeify(value, leaf, number, (), dynamic)
+            value = self._fakeify(value, leaf, Origin(number, ()), dynamic)
         self.values.append(value)
         return value
 
-    def _fakeify(self, value: Value, real: Any, leaf: int, path: tuple[str, ...], dynamic: bool) -> Value:
+    def _fakeify(self, value: Value, real: Any, origin: Origin, dynamic: bool) -> Value:
         """Makes the fakes of a tensor value, and symbols for its dynamic ints and outer sizes."""
         if isinstance(value, Plain):
             if value.index not in self.fake_items:
-                dims = self.policy.dims_of(leaf, path, real) if dynamic else ()
-                self.fake_items[value.index] = self.fakes.tensor(real, f"t{value.index}", dims)
-                self.origins[value.index] = Origin(leaf, path)
+                self.fake_items[value.index] = self.fakes.tensor(real, origin.name, is_dynamic=dynamic)
+                self.fakes.real_of[origin.name] = origin
+                self.origins[value.index] = origin
             return value
         assert isinstance(value, Wrapper)
         inner = tuple(
-            (name, self._fakeify(part, getattr(real, name), leaf, (*path, name), dynamic))
+            (name, self._fakeify(part, getattr(real, name), origin.field(name), dynamic))
             for name, part in value.inner
         )
         dynamics = tuple(
-            (name, self._dynamic_int(getattr(real, name), leaf, (*path, name), dynamic))
+            (name, self._dynamic_int(getattr(real, name), origin.field(name), dynamic))
             for name, _ in value.dynamics
         )
-        size, stride = self._outer_extents(value, real, leaf, path, dynamic)
+        size, stride = self._outer_extents(value, real, origin, dynamic)
         return replace(value, inner=inner, dynamics=dynamics, size=size, stride=stride)
 
-    def _dynamic_int(self, number: int, leaf: int, path: tuple[str, ...], dynamic: bool) -> Int:
-        if not (dynamic and self.policy.is_symbol(leaf, path)):
+    def _dynamic_int(self, number: int, origin: Origin, dynamic: bool) -> Int:
+        if not dynamic:
             return number
-        name = f"n{leaf}_{'_'.join(path)}"
-        symbol = self.fakes.integer(number, name)
-        return self._integer(symbol, name) if isinstance(symbol, SymInt) else symbol
+        symbol = self.fakes.integer(number, origin.name)
+        self.fakes.real_of[origin.name] = origin
+        return self._integer(symbol, origin.name) if isinstance(symbol, SymInt) else symbol
 
     def _outer_extents(
-        self, value: Wrapper, real: Tensor, leaf: int, path: tuple[str, ...], dynamic: bool
+        self, value: Wrapper, real: Tensor, origin: Origin, dynamic: bool
     ) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
         """Outer size and stride; symbols of their own for a class written by hand.
 
         A declared class computes its outer size from its inner tensors, so it needs none.
         """
-        dims = self.policy.dims_of(leaf, path, real) if dynamic else ()
-        if not dims or issubclass(value.cls, TensorSubclass):
+        if not dynamic or real.dim() == 0 or issubclass(value.cls, TensorSubclass):
             return value.size, value.stride
-        name = f"o{leaf}" + "".join(f"_{part}" for part in path)
         sizes, strides, _ = self.fakes.env.create_symbolic_sizes_strides_storage_offset(
-            real, private.LocalSource(name), symbolic_context=symbolic_context(real.dim(), dims)
+            real, private.LocalSource(origin.name), symbolic_context=symbolic_context(real.dim(), dynamic)
         )
         with self.fakes.mode:
             stand_in = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
-        self.fakes.guarded.append((name, stand_in))
-        self.outer_names[name] = (leaf, path)
-        size = tuple(self._integer(s, f"{name}.size({d})") for d, s in enumerate(sizes))
-        return size, tuple(self._integer(s, f"{name}.stride({d})") for d, s in enumerate(strides))
+        self.fakes.guarded.append((origin.name, stand_in))
+        self.fakes.real_of[origin.name] = origin
+        size = tuple(self._integer(s, f"{origin.name}.size({d})") for d, s in enumerate(sizes))
+        return size, tuple(self._integer(s, f"{origin.name}.stride({d})") for d, s in enumerate(strides))
 
     def _integer(self, extent: Any, text: str) -> Int:
         """A constant, the slot of a symbol, or a derived int as it is (a stride that sizes determine)."""

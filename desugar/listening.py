@@ -13,19 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from desugar.lines import Line
 from subclasses.emit import Emitter
 
 # ------------------------------------------------------------------------------------------------- records
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A line of the user's code: the file, the number, the function around it and that function's first line."""
-
-    filename: str
-    number: int
-    function: str = ""
-    first: int = 0
 
 
 @dataclass(slots=True)
@@ -54,9 +45,12 @@ class Recording:
     """One compilation.
 
     Attributes:
-        fn: The user's function or module.
+        fn: The user's function or module, if `desugar.compile` asked; else the graph, or a function of leaves.
         reason: Why it is compiled.
-        args, kwargs: The call; gone when the listeners have returned.
+        failed: What failed of an earlier program's guards, in words; empty for a first one.
+        args: The graph's leaves; gone when the listeners have returned, as are `graph`, `inputs` and `traced`.
+        graph: Dynamo's graph.
+        guards: Dynamo's guards of the frame; what they check is known once Dynamo has built them, after this.
         stages: (name, seconds) in order; a stage that is run again occurs again.
         ops: What the recorded run of the function ran.
         materialized: (class, op, line) of its materializing fallbacks.
@@ -69,7 +63,9 @@ class Recording:
     fn: Any
     reason: str
     args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    graph: Any = None
+    failed: str = ""
+    guards: tuple[Any, ...] = ()
     stages: list[tuple[str, float]] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
     materialized: list[tuple[str, str, Line | None]] = field(default_factory=list)
@@ -78,6 +74,25 @@ class Recording:
     program: Any = None
     error: BaseException | None = None
     seconds: float = 0.0
+
+
+class Caller:
+    """Who has something compiled.
+
+    Attributes:
+        what: The function or module, as the user has it.
+        reason: Why, where no guard of an earlier program has failed.
+    """
+
+    def __init__(self, what: Any, reason: str) -> None:
+        self.what, self.reason = what, reason
+
+    def add(self, program: Any, why: str) -> None:
+        """Gets a program that was compiled for the call in progress."""
+
+    def variables(self, compile_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The variables, in this call, of the frame that Dynamo compiled: local ones, global ones; none if unknown."""
+        return {}, {}
 
 
 # ----------------------------------------------------------------------------------------------- listening
@@ -109,27 +124,49 @@ def current() -> Recording | None:
 
 
 @contextlib.contextmanager
-def recording(
-    fn: Any, reason: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, also: Listener | None = None
-) -> Iterator[Recording | None]:
+def recording(made: Recording, *, also: Listener | None = None) -> Iterator[None]:
     """A compilation; `also` listens to this one besides those who listen to all."""
     listeners = [*_listeners, *([also] if also is not None else [])]
     if not listeners:
-        yield None
+        yield
         return
-    outer, start = current(), time.perf_counter()
-    made = _here.recording = Recording(fn, reason, args, kwargs)
     try:
-        yield made
+        with resumed(made):
+            yield
     except BaseException as error:
         made.error = error
         raise
     finally:
-        _here.recording = outer
-        made.seconds = time.perf_counter() - start
         for listener in listeners:
             listener(made)
-        made.args, made.kwargs, made.inputs, made.traced = (), {}, None, None
+        made.args, made.graph, made.inputs, made.traced = (), None, None, None
+
+
+@contextlib.contextmanager
+def resumed(made: Recording) -> Iterator[None]:
+    """Inside, what is compiled in this thread belongs to a recording."""
+    outer, start = current(), time.perf_counter()
+    _here.recording = made
+    try:
+        yield
+    finally:
+        _here.recording = outer
+        made.seconds += time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def called_by(caller: Caller) -> Iterator[None]:
+    """Inside, what is compiled in this thread is compiled for `caller`."""
+    outer, _here.caller = getattr(_here, "caller", None), caller
+    try:
+        yield
+    finally:
+        _here.caller = outer
+
+
+def caller() -> Caller | None:
+    """Whose call compiles in this thread, if `desugar` was called; None behind `torch.compile`."""
+    return getattr(_here, "caller", None)
 
 
 def note_left_out(out: Emitter, text: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -37,34 +36,15 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start * width, (last + 1) * width
 
 
-def group_by_storage(tensors: Iterable[Tensor]) -> dict[int, list[Tensor]]:
-    """Storage -> the tensors in it."""
-    groups: dict[int, list[Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault(storage_of(tensor), []).append(tensor)
-    return groups
-
-
-def are_apart(
-    written: tuple[Tensor, ...],
-    others: tuple[Tensor, ...],
-    held_written: Mapping[int, list[Tensor]],
-    held_others: Mapping[int, list[Tensor]],
-) -> bool:
+def are_apart(written: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
     """Whether no tensor that is written to shares memory with another.
 
     Args:
-        written: Arguments that are written to.
-        others: The other arguments.
-        held_written: Captured tensors that are written to, by storage; known to be apart from one another.
-        held_others: The other captured tensors.
+        written: Tensors that are written to.
+        others: The other tensors.
     """
-    for n, tensor in enumerate(written):
-        near = [*held_written.get(storage_of(tensor), ()), *held_others.get(storage_of(tensor), ())]
-        if any(may_overlap(tensor, other) for other in (*written[:n], *others, *near)):
-            return False
     return not any(
-        may_overlap(tensor, other) for other in others for tensor in held_written.get(storage_of(other), ())
+        may_overlap(tensor, other) for n, tensor in enumerate(written) for other in (*written[:n], *others)
     )
 
 
@@ -74,12 +54,3 @@ def whole_storage(tensor: Tensor) -> Tensor:
     with torch.no_grad():
         blank = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
         return blank.set_(storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))  # type: ignore[arg-type]
-
-
-def lie_alike(tensors: tuple[Tensor, ...], offsets: tuple[int, ...], nbytes: int) -> bool:
-    """Whether tensors are in one storage of that many bytes, at these offsets."""
-    storage = storage_of(tensors[0])
-    return tensors[0].untyped_storage().nbytes() == nbytes and all(
-        storage_of(tensor) == storage and tensor.storage_offset() == offset
-        for tensor, offset in zip(tensors, offsets, strict=True)
-    )

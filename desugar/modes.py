@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from desugar import _torch as private
-from desugar.errors import DesugarError, user_line
+from desugar.errors import DesugarError
+from desugar.lines import find_line_of
 from desugar.watching import functional_mode
 
 # ------------------------------------------------------------------------------------------------ for a trace
@@ -64,7 +64,7 @@ def _explaining() -> Iterator[None]:
         raise DesugarError(
             "the function depends on the data of a tensor in a way that a trace cannot follow "
             f"({type(error).__name__}: {str(error).splitlines()[0]})",
-            where=user_line(traceback.extract_tb(error.__traceback__)),
+            where=_place_of(error),
             instead="use torch.where instead of if, or run this part in eager mode",
         ) from error
     except (AssertionError, RuntimeError, TypeError) as error:
@@ -72,8 +72,13 @@ def _explaining() -> Iterator[None]:
         if known is None:
             raise
         what, instead = _ASSERTED[known]
-        where = user_line(traceback.extract_tb(error.__traceback__))
-        raise DesugarError(f"{what} ({str(error).splitlines()[0]})", where=where, instead=instead) from error
+        message = f"{what} ({str(error).splitlines()[0]})"
+        raise DesugarError(message, where=_place_of(error), instead=instead) from error
+
+
+def _place_of(error: BaseException) -> str | None:
+    line = find_line_of(error)
+    return None if line is None else str(line)
 
 
 _PRINT_OUTSIDE = "return it, and print it outside the compiled function"
@@ -129,57 +134,6 @@ def without_saved_tensor_hooks() -> Iterator[None]:
         private.rest_saved_tensors_hooks(resting)
         for pack, unpack in reversed(hooks):
             private.push_saved_tensors_hooks(pack, unpack)
-
-
-_inlining = threading.Lock()
-_inlined: list[None] = []  # one entry per trace in progress
-_stance = contextlib.ExitStack()
-
-
-@contextlib.contextmanager
-def inlined_compiles(wanted: bool) -> Iterator[None]:
-    """For a time functions compiled by `torch.compile`, and higher-order ops with them, run as they are.
-
-    PyTorch has one switch for the whole process, so compiled functions of other threads run in eager mode meanwhile.
-    """
-    if not wanted:
-        yield
-        return
-    with _inlining:
-        _inlined.append(None)
-        if len(_inlined) == 1:
-            _stance.enter_context(torch.compiler.set_stance("force_eager"))
-            _stance.enter_context(private.dynamo_config.patch(error_on_nested_fx_trace=False))
-    try:
-        yield
-    finally:
-        with _inlining:
-            _inlined.pop()
-            if not _inlined:
-                _stance.pop_all().close()
-
-
-def are_compiles_inlined() -> bool:
-    """Whether compiled functions run as they are."""
-    return bool(_inlined)
-
-
-# ------------------------------------------------------------------------------------------------ for a call
-
-
-def is_traced_by_others() -> bool:
-    """Whether Dynamo, functorch, forward-mode differentiation or a mode looks at every op: the function has to run."""
-    if torch.compiler.is_dynamo_compiling():
-        return True
-    if private.forward_ad._current_level >= 0:  # a tangent travels with a tensor and is not seen from outside
-        return True
-    return private.num_dispatch_modes() > 0 or private.peek_interpreter_stack() is not None
-
-
-def function_modes() -> tuple[Any, ...]:
-    """The torch function modes in force; two default devices are the same if they are equal."""
-    modes = (private.function_mode_at(n) for n in range(private.num_function_modes()))
-    return tuple(mode.device if isinstance(mode, private.DeviceContext) else mode for mode in modes)
 
 
 # ------------------------------------------------------------------------------------------------ autocast

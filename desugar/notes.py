@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import linecache
-import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,9 +17,9 @@ import torch
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.errors import is_library_file
 from desugar.graphs import autograd_nodes
-from desugar.listening import Line, Op, Recording, current
+from desugar.lines import Line, find_line
+from desugar.listening import Op, Recording, current
 from desugar.trees import flatten
 from desugar.values import is_wrapper
 from subclasses import TensorSubclass, strictness
@@ -33,41 +30,6 @@ from subclasses.rules import collect_function_rules, describe, find_op_rule
 
 OP = "desugar_op"  # in a node's metadata: the number of the op that it came from
 BACKWARD = "desugar_backward"  # and whether it belongs to that op's backward
-
-# --------------------------------------------------------------------------------------------- the user's line
-
-_TYPED_IN = ("<stdin>", "<python-input", "<ipython-input", "<doctest", "<console>")
-
-
-_GRAPH_LINE = re.compile(r"^\s*(\w+)(?: : [^=]+)? = ")
-_TRACE_LINE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
-
-
-def find_line() -> Line | None:
-    """The innermost line on the stack that is the user's; of a graph of Dynamo's, the line that it was made from."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if code.co_filename.startswith("<eval_with_key>") and (line := _line_of_graph(frame)) is not None:
-            return line
-        if code.co_filename.startswith(_TYPED_IN) or not is_library_file(code.co_filename):
-            return Line(code.co_filename, frame.f_lineno, code.co_qualname, code.co_firstlineno)
-        frame = frame.f_back
-    return None
-
-
-def _line_of_graph(frame: Any) -> Line | None:
-    """What the node that a frame of a graph's code is at says of its origin."""
-    graph = frame.f_locals.get("self")
-    text = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-    found = _GRAPH_LINE.match(text)
-    if found is None or not isinstance(graph, fx.GraphModule):
-        return None
-    nodes = (node.stack_trace for node in graph.graph.nodes if node.name == found[1])
-    lines = _TRACE_LINE.findall(next(nodes, None) or "")
-    mine = [line for line in lines if not is_library_file(line[0])]
-    return Line(mine[-1][0], int(mine[-1][1]), mine[-1][2]) if mine else None
-
 
 # ------------------------------------------------------------------------------------------------ the notes
 

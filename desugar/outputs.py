@@ -35,6 +35,7 @@ from desugar.values import (
     slots_of,
     unwrap_value,
 )
+from desugar.watching import plain_parts
 
 # ------------------------------------------------------------------------------------------------- records
 
@@ -343,8 +344,10 @@ def renumber(value: Value, slots: Sequence[int]) -> Value:
 # ---------------------------------------------------------------------------------------------------- views
 
 
-def _extents(tensor: Tensor) -> tuple[Any, Any]:
-    return tuple(tensor.size()), tuple(tensor.stride())
+def _extents(tensor: Tensor) -> tuple[Any, ...]:
+    """Size and stride, and where each plain tensor inside begins."""
+    offsets = tuple(part.storage_offset() for part in plain_parts(tensor))
+    return tuple(tensor.size()), tuple(tensor.stride()), offsets
 
 
 def _as_it_is(base: Any, ints: Sequence[int]) -> Any:

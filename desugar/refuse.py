@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import traceback
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,10 @@ from torch import SymInt, Tensor, fx
 
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
+from desugar.fakes import check_nested
 from desugar.graphs import autograd_nodes
-from desugar.inputs import DynamoInside, is_traced
-from desugar.modes import are_compiles_inlined
+from desugar.inputs import is_traced
 from desugar.runs import assigned_inners, changed_slots, identity, plain
-from desugar.trees import flatten
 from desugar.values import Constant, Plain, Wrapper, paths_of, wrap_value
 from desugar.watching import check_target
 
@@ -35,9 +33,6 @@ _USE_EAGER = "run this part in eager mode, outside the compiled function"
 # ------------------------------------------------------------------------------------------ during a run
 
 _DATA, _GRAD = Tensor.data, Tensor.grad
-_NEEDS_MEMORY = frozenset(
-    {Tensor.numpy, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__, Tensor.to_mkldnn}
-)
 _OPERATORS = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
 _IN_PLACE = frozenset(f"__{name}__" for name in _OPERATORS.split())
 # End in an underscore and write no data.
@@ -47,25 +42,14 @@ _NO_WRITE = frozenset(
 
 
 def check_call(func: Any) -> None:
-    """Raises for what no trace can follow: `.data` assigned, `.grad` read or assigned, a tensor's memory."""
-    if func in _NEEDS_MEMORY:
-        raise DesugarError(
-            f"Tensor.{func.__name__} is called inside the function; a trace has no memory to give",
-            where=user_line(),
-            instead="use torch ops, or " + _USE_EAGER,
-        )
-    if getattr(func, "__name__", "") == "_pack_padded_sequence":
-        raise DesugarError(
-            "pack_padded_sequence is called inside the function; how it packs is in the numbers of the lengths",
-            where=user_line(),
-            instead="mask the padded tensor, use a JaggedTensor (subclasses.ragged), or " + _USE_EAGER,
-        )
+    """Raises for what no trace can follow: `.data` assigned, `.grad` read or assigned."""
     attribute, verb = getattr(func, "__self__", None), getattr(func, "__name__", None)
     if attribute is _DATA and verb == "__set__":
         raise DesugarError(
             ".data of a tensor is assigned inside the function",
             where=user_line(),
             instead="write tensor.copy_(...) under torch.no_grad(), or assign outside the compiled function",
+            stock_is_wrong=True,
         )
     if attribute is _GRAD and verb in ("__get__", "__set__", "__delete__"):
         raise DesugarError(
@@ -88,6 +72,7 @@ def check_retained(func: Any, args: tuple[Any, ...]) -> None:
 _COMPRESSED = [f"sparse_{name}_tensor" for name in ("csr", "csc", "bsr", "bsc", "compressed")]
 _OF_COMPRESSED_PARTS = frozenset(getattr(torch, name) for name in _COMPRESSED)
 _TO_COMPRESSED = frozenset(getattr(Tensor, f"to_sparse_{name}") for name in ("csr", "csc", "bsr", "bsc"))
+_STOCK_LOSES_SPARSE = torch.__version__ < "2.15"  # the gradient, without a word
 _SPARSE = {torch.sparse_coo_tensor, Tensor.sparse_mask, *_OF_COMPRESSED_PARTS, *_TO_COMPRESSED}
 
 
@@ -115,6 +100,7 @@ def check_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made:
             where=user_line(),
             instead="make it of detached tensors outside, use dense ones with index_add or scatter_add, or "
             + _USE_EAGER,
+            stock_is_wrong=_STOCK_LOSES_SPARSE,
         )
 
 
@@ -163,73 +149,10 @@ def kept_grad_mode() -> Iterator[None]:
         raise DesugarError(
             f"the function leaves gradients turned {'off' if before else 'on'} for its caller",
             instead="use `with torch.no_grad():` inside, or set the mode outside the compiled function",
-            late="grad mode",
         )
-
-
-# What a compiled function says when it is called in a trace.
-_NESTED = "using FX to symbolically trace a dynamo-optimized function"
-
-
-@contextlib.contextmanager
-def dynamo_errors() -> Iterator[None]:
-    """What Dynamo cannot do, which higher-order ops and compiled functions run inside the function.
-
-    Raises:
-        DynamoInside: It was asked to look at what is being traced.
-        DesugarError: It was kept from it, and there is another reason.
-    """
-    try:
-        yield
-    except AssertionError as error:
-        if "can only be of" not in str(error) or not are_compiles_inlined():
-            raise
-        raise DesugarError(
-            "a higher-order op gets operands in nested containers",
-            where=user_line(traceback.extract_tb(error.__traceback__)),
-            instead="give them as a flat tuple of tensors, or let the function close over them",
-        ) from error
-    except RuntimeError as error:
-        if not isinstance(error, private.TorchDynamoException) and _NESTED not in str(error):
-            raise
-        if not are_compiles_inlined():
-            raise DynamoInside from error
-        raise DesugarError(
-            "torch.compile or a higher-order op (cond, while_loop, scan, flex_attention) inside the function "
-            "runs Dynamo, which cannot look at what is being traced",
-            where=user_line(traceback.extract_tb(error.__traceback__)),
-            instead="call it outside the compiled function; where operands are plain tensors, "
-            'torch.compile(fn, backend="desugar") takes it',
-        ) from error
 
 
 # ------------------------------------------------------------------------------------------- after a run
-
-
-def check_arguments(leaves: list[Any]) -> None:
-    """Raises for what cannot be traced: an iterator, which the first of two runs uses up; a tensor without storage."""
-    for leaf in leaves:
-        if isinstance(leaf, Tensor) and private.is_dead_tensor_wrapper(leaf):
-            raise DesugarError(
-                "an argument is a tensor of a functorch transform that has ended",
-                instead="pass a clone of it, which is a tensor of its own",
-            )
-        if isinstance(leaf, Iterator):
-            raise DesugarError(
-                f"an argument is a {type(leaf).__name__}, which can be gone through once; a function is traced twice",
-                instead="pass a list or tuple of what it gives",
-            )
-
-
-def check_containers(call: Any, leaves: list[Any], treespec: optree.PyTreeSpec) -> None:
-    """Raises when the function changed a list, dict or other container among its arguments."""
-    found, structure = flatten(call)
-    if structure != treespec or any(new is not old for new, old in zip(found, leaves, strict=True)):
-        raise DesugarError(
-            "the function changes a container (list, dict, dataclass) among its arguments",
-            instead="change a copy of it and return that, or write into its tensors in place",
-            late="container",
-        )
 
 
 def check_run(run: Run, inputs: Inputs) -> None:
@@ -249,7 +172,6 @@ def _check_metadata(run: Run, inputs: Inputs) -> None:
             raise DesugarError(
                 f"{leaf_name(number, inputs)} gets another size, stride or inner tensor in place",
                 instead="build a new tensor instead of resizing or assigning",
-                late="metadata",
             )
 
 
@@ -281,18 +203,36 @@ def _extents(tensor: Tensor) -> tuple[Any, Any]:
     return tuple(tensor.size()), tuple(tensor.stride())
 
 
+def check_results(run: Run) -> None:
+    """Raises for results that a program cannot give.
+
+    Raises:
+        DesugarError: A nested tensor of PyTorch's; or a tensor that requires grad where gradients are off.
+    """
+    known = {id(leaf) for leaf in run.leaves}
+    for leaf in optree.tree_leaves(run.result):
+        if not isinstance(leaf, Tensor) or id(leaf) in known:
+            continue
+        check_nested(leaf)
+        # A view of an argument says that it requires grad as soon as it is asked, in eager mode as well.
+        if leaf.requires_grad and not torch.is_grad_enabled() and not leaf._is_view():
+            raise DesugarError(
+                f"a result of size {tuple(leaf.shape)} requires grad although gradients are off around the call",
+                instead="call the compiled function with gradients on, and turn them off inside of it",
+            )
+
+
 def _check_inner_backward(run: Run) -> None:
     if any(isinstance(leaf, Tensor) and leaf.is_leaf and leaf.grad is not None for leaf in run.leaves):
         raise DesugarError(
             "backward() is called inside the function and would accumulate into .grad of its inputs",
             instead="return the loss and call backward() on it, or use torch.autograd.grad inside",
-            late="backward",
         )
 
 
 def _check_inference(run: Run, inputs: Inputs) -> None:
     """A tensor made in inference mode has no version counter, so eager mode refuses to write to it outside."""
-    if inputs.is_inference or inputs.checked_by_others:  # Dynamo does not say in which mode the call is
+    if inputs.is_inference or inputs.are_apart:  # Dynamo does not say in which mode the call is
         return
     for number, value in enumerate(inputs.values):
         for slot in changed_slots(value, run.items):
@@ -312,7 +252,6 @@ def _check_bypass(run: Run) -> None:
                 f"a tensor of size {tuple(variable.shape)} from outside the function reaches an "
                 "autograd.Function directly, so its gradient would be lost",
                 instead="pass that tensor to the function as an argument",
-                late="result",
             )
 
 
@@ -327,7 +266,8 @@ def check_first_order(results: Iterable[Any]) -> None:
             raise DesugarError(
                 "the gradient of a custom autograd.Function is to be differentiated, and torch.compile records its "
                 "backward without gradients",
-                instead="use desugar.compile, which differentiates it as eager mode does, or pass create_graph=False",
+                instead="run the function in eager mode where second derivatives are needed, or pass "
+                "create_graph=False",
             )
 
 
@@ -351,7 +291,6 @@ def check_constants(graph: fx.GraphModule) -> None:
                 f"the function keeps a tensor of size {tuple(constant.shape)} for its next call (in an attribute, "
                 "a global, functools.lru_cache), which holds no data after a trace",
                 instead="make that tensor before the first compiled call, and clear the cache that holds it now",
-                late="result",
             )
 
 
@@ -362,7 +301,6 @@ def check_same_structure(expected: Outputs, found: Outputs) -> None:
         raise DesugarError(
             "the function returned results of another structure when it ran a second time",
             instead="make it depend on its arguments only (no counters, no random Python branches)",
-            late="result",
         )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import optree
 import torch
 
 from desugar import _torch as private
@@ -133,19 +132,6 @@ def emit_int(extent: Int, read: Read) -> str:
 def emit_ints(extents: Sequence[Int], read: Read) -> str:
     """A tuple of ints."""
     return tuple_of(emit_int(extent, read) for extent in extents)
-
-
-def emit_result(out: Emitter, treespec: optree.PyTreeSpec, leaves: Sequence[str]) -> str:
-    """The expression of the whole result: display syntax for tuples and lists, else optree's unflatten."""
-    if treespec.is_leaf():
-        return leaves[0]
-    if treespec.is_one_level() and treespec.type in (tuple, list):
-        inner = ", ".join(leaves)
-        if treespec.type is list:
-            return f"[{inner}]"
-        return tuple_of(leaves)
-    unflatten = out.bind(treespec.unflatten, "unflatten")
-    return f"{unflatten}({tuple_of(leaves)})"
 
 
 def zeros_expression(out: Emitter, fake: torch.Tensor, size: str) -> str:

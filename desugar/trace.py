@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx.graph import CodeGen
 
-from desugar import _torch as private, opaque, refuse, unfed
+from desugar import _torch as private, refuse, unfed
 from desugar.capture import Capture, enter, functional
 from desugar.effects import end_effects, start_effects
 from desugar.errors import DesugarError
@@ -99,7 +99,7 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     inputs.stand_ins.clear()
     inputs.stand_ins.update({id(capture.leaves[id(t)].leaf): t for t in inputs.captured})
     tokens = start_effects()
-    with capture, refuse.dynamo_errors(), refuse.kept_grad_mode():
+    with capture, refuse.kept_grad_mode():
         result = capture.replace_result(call([leaf.leaf for leaf in arguments]))
     end_effects()
     entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
@@ -131,15 +131,14 @@ def discover(call: Call, inputs: Inputs) -> Outputs:
     with tracing_modes(inputs.fakes.mode) as mode, inputs.fakes.env.ignore_fresh_unbacked_symbols():
         run = run_function(call, inputs, inputs.primals())
         check_rng(mode.rng)
-        overlaps = find_overlaps(run, inputs)
+        overlaps = [] if inputs.are_apart else find_overlaps(run, inputs)
     if overlaps:
         for slots in overlaps:
             inputs.add_base(slots)
         return discover(call, inputs)
     with tracing_modes(inputs.fakes.mode), inputs.fakes.env.ignore_fresh_unbacked_symbols():
         refuse.check_run(run, inputs)
-        opaque.check_result(run.result, run.leaves)
-        opaque.check_texts(run.result, inputs.fakes)
+        refuse.check_results(run)
         outputs, _ = take_apart(run)
         inputs.is_sealed = True
         return outputs
@@ -187,7 +186,7 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
             graph = private.make_fx(joint, decomposition_table=dict(decompositions))(
                 inputs.primals(), list(tangent_items)
             )
-    if inputs.fakes.symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
+    if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise StaticNeeded  # such zeros are recorded with the sizes of this call, not with its symbols
     calls = unfed.take_calls(graph, recorder.calls)
     refuse.check_constants(graph)
@@ -236,7 +235,6 @@ class _Recorder:
             raise DesugarError(
                 "a result requires grad because of a tensor that the function makes, and no input does",
                 instead="make parameters outside the function, where their gradients can be seen, or detach the result",
-                late="result",
             )
         results = [leaves[number] for number, _ in self.tangents]
         with noting_backward(results), unfed.noting_calls(results) as self.calls:
@@ -275,7 +273,6 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
                 raise DesugarError(
                     "a result that requires grad is a sparse tensor",
                     instead="return its values and indices, or to_dense() of what is detached",
-                    late="result",
                 )
             if not all_inner and not is_differentiable(fake):
                 return Constant(None, index)
@@ -287,7 +284,10 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
             )
             return replace(value, inner=inner, requires_grad=False)
         case _:
-            raise TypeError(f"{value!r} has no tangent")
+            raise DesugarError(
+                f"a tensor subclass that requires grad holds {value!r}, which has no gradient",
+                instead="detach the result, or return its inner tensors",
+            )
 
 
 def is_differentiable(tensor: Tensor) -> bool:

@@ -1,23 +1,21 @@
 """The generated runtime wrapper of one program, and its autograd function.
 
-One function, `run(args, kwargs)`, checks the signature and, straight on, takes the arguments apart, calls the
-compiled graph and builds the result. With a backward, the graph is called inside the forward of a generated
-`torch.autograd.Function`, which takes the differentiable *outer* tensors as arguments, so that autograd's edges,
-hooks and version checks are on what the user holds; the inner tensors travel beside them in a list that
-autograd does not look at.
+One function, `run(a0, a1, ...)`, takes the arguments apart, calls the compiled graph and builds the result.
+With a backward, the graph is called inside the forward of a generated `torch.autograd.Function`, which takes
+the differentiable *outer* tensors as arguments, so that autograd's edges, hooks and version checks are on
+what the user holds; the inner tensors travel beside them in a list that autograd does not look at.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from desugar.arguments import Unpacking
 from desugar.backward import ForwardNames, differentiable_leaves, member_name, plan_backward
 from desugar.compilers import CompiledGraph
 from desugar.differentiation import Watched, tensor_leaves
@@ -25,16 +23,16 @@ from desugar.family import Family
 from desugar.graphs import output_nodes
 from desugar.inputs import Inputs
 from desugar.listening import note_left_out
-from desugar.memory import are_apart, group_by_storage
+from desugar.memory import are_apart
 from desugar.outputs import Outputs, unread_positions, written_slots
 from desugar.partition import FromForward
 from desugar.rechecks import Expected, emit_recheck, expect_plain
-from desugar.results import Read, emit_constant, emit_graph_call, emit_ints, emit_result, emit_value
+from desugar.results import Read, emit_constant, emit_graph_call, emit_ints, emit_value
 from desugar.runtime import note_versions, raise_versions
-from desugar.signature import Names, SignatureEmitter, State, TrustedEmitter
-from desugar.text import targets_of, tuple_of
+from desugar.text import negated, targets_of, tuple_of
 from desugar.trace import Traced
-from desugar.values import Constant, Plain, Same, Slot, Value, View, Wrapper, slots_of
+from desugar.unpack import Names, emit_unpacking
+from desugar.values import Constant, Plain, Same, Slot, Value, View, Wrapper
 from subclasses.emit import Emitter
 
 # ------------------------------------------------------------------------------------------------- records
@@ -47,21 +45,19 @@ class Parts:
     inputs: Inputs
     outputs: Outputs
     traced: Traced
-    state: State
     leaves: list[Any]  # the argument leaves that were traced
-    unpacking: Unpacking
     forward: CompiledGraph
     family: Family | None = None
     autocast: bool = False
-    trusted: bool = False  # somebody else has checked the signature
+    otherwise: Callable[..., Any] | None = (
+        None  # takes calls whose arguments share memory in a way that matters
+    )
 
 
 def emit_program(parts: Parts) -> Emitter:
     """The text of one program: `run`, and before it the autograd function if there is a backward."""
     out = Emitter()
-    out.reserve(
-        "run", "args", "kwargs", "items", "kept", "ctx", "Backward", "apply", *_guard_names(parts.inputs)
-    )
+    out.reserve("run", "items", "kept", "ctx", "Backward", "apply", "_")
     if parts.family is not None:
         _emit_function(out, parts, parts.family)
         out.writeline()
@@ -70,21 +66,15 @@ def emit_program(parts: Parts) -> Emitter:
     return out
 
 
-def _guard_names(inputs: Inputs) -> list[str]:
-    return [name for name, _ in inputs.fakes.guarded]
-
-
 # ------------------------------------------------------------------------------------------------------ run
 
 
 def _emit_run(out: Emitter, parts: Parts) -> None:
-    out.writeline("def run(args, kwargs):")
+    parameters = [out.fresh_name(f"a{n}") for n in range(len(parts.leaves))]
+    out.writeline(f"def run({', '.join(parameters)}):")
     with out.indent():
-        emitter = TrustedEmitter if parts.trusted else SignatureEmitter
-        signature = emitter(out, parts.inputs, parts.state)
-        leaf_names = parts.unpacking.emit(out, signature.require)
-        names = signature.emit(leaf_names, parts.leaves)
-        _emit_apart(signature, parts, names)
+        names = emit_unpacking(out, parts.inputs, parameters)
+        _emit_otherwise(out, parts, names, parameters)
         tensors = tensor_leaves(parts.inputs)
         arguments = Expected(
             "arguments", tuple(parts.inputs.values[n] for n in tensors), parts.inputs.fake_items
@@ -104,34 +94,45 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
         if written:
             out.writeline(written)
         _emit_views(out, parts, names, leaves, read)
-        treespec = parts.outputs.treespec
-        result = emit_result(out, treespec, [leaves[n] for n in range(treespec.num_leaves)])
-        out.writeline(f"return {result}")
+        out.writeline(f"return {tuple_of(leaves[n] for n in range(len(parts.outputs.visible)))}")
 
 
-def _emit_apart(signature: SignatureEmitter, parts: Parts, names: Names) -> None:
-    """The call misses if a written tensor shares memory with another, or if autograd would not allow the write."""
-    inputs, outputs, out = parts.inputs, parts.outputs, signature.out
-    for leaf, _ in outputs.writes:
-        value = inputs.values[leaf]
-        if isinstance(value, Plain | Wrapper) and value.requires_grad and leaf < inputs.num_arguments:
-            signature.require(f"not {names.leaves[leaf]}.is_leaf")
-    written = written_slots(inputs.values, outputs)
-    homes = inputs.homes
-    tensors = [n for n, item in inputs.fake_items.items() if isinstance(item, Tensor) and n not in homes]
-    held = {slot for value in inputs.values[inputs.num_arguments :] for slot in slots_of(value)}
-    if not written or not any(slot not in held for slot in tensors):
+def _emit_otherwise(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
+    """Another program takes the call if a written tensor shares memory with another, or begins elsewhere in it."""
+    if parts.otherwise is None:
         return
-    slots = {wanted: [slot for slot in tensors if (slot in written) is wanted] for wanted in (True, False)}
-    arguments = [
-        tuple_of(names.slots[slot] for slot in slots[wanted] if slot not in held) for wanted in (True, False)
+    conditions = [_apart(out, parts, names), *_offsets(parts, names)]
+    found = [condition for condition in conditions if condition]
+    if found:
+        out.writeline(f"if not ({' and '.join(found)}):" if len(found) > 1 else f"if {negated(found[0])}:")
+        with out.indent():
+            out.writeline(f"return {out.bind(parts.otherwise, 'another_program')}({', '.join(parameters)})")
+
+
+def _apart(out: Emitter, parts: Parts, names: Names) -> str | None:
+    """That no tensor which is written shares memory with another."""
+    inputs = parts.inputs
+    written = written_slots(inputs.values, parts.outputs)
+    tensors = [n for n, item in inputs.fake_items.items() if isinstance(item, Tensor)]
+    if not written or len(tensors) < 2:
+        return None
+    groups = [
+        tuple_of(names.slots[n] for n in tensors if (n in written) is wanted) for wanted in (True, False)
     ]
-    captured = [
-        out.bind(group_by_storage(inputs.flat.items[slot] for slot in slots[wanted] if slot in held), hint)
-        for wanted, hint in ((True, "captured_written"), (False, "captured_others"))
+    return f"{out.bind(are_apart, 'are_apart')}({groups[0]}, {groups[1]})"
+
+
+def _offsets(parts: Parts, names: Names) -> list[str]:
+    """That tensors begin where they did, if the function counts from there."""
+    inputs = parts.inputs
+    if not inputs.fakes.offsets_matter:
+        return []
+    offsets = {n: item.storage_offset() for n, item in inputs.fake_items.items() if isinstance(item, Tensor)}
+    return [
+        f"{names.slots[n]}.storage_offset() == {offset}"
+        for n, offset in offsets.items()
+        if isinstance(offset, int)
     ]
-    apart = out.bind(are_apart, "are_apart")
-    signature.require(f"{apart}({arguments[0]}, {arguments[1]}, {captured[0]}, {captured[1]})")
 
 
 def _emit_note_versions(out: Emitter, parts: Parts, names: Names) -> str | None:
@@ -223,8 +224,7 @@ def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, 
     ints = {slot: out.fresh_name(f"n{slot}") for slot in _view_ints(parts)}
     kept = tuple_of(names.leaves[leaf] for leaf in tensor_leaves(parts.inputs))
     differentiable = ", ".join(names.leaves[leaf] for leaf in differentiable_leaves(parts.traced))
-    apply = "Backward.apply" if parts.trusted else "apply"
-    call = f"{apply}({_items(parts, names)}, {kept}, {differentiable})"
+    call = f"apply({_items(parts, names)}, {kept}, {differentiable})"
     note_left_out(out, "a walk over the arguments, and a copy of their list: the items are named one by one")
     out.writeline(f"{', '.join([*leaves.values(), *ints.values()])} = {call}")
     for number, value in enumerate(parts.outputs.values):
@@ -284,11 +284,10 @@ def _emit_function(out: Emitter, parts: Parts, family: Family) -> None:
             present += "," * (len(arriving) == 1)
             members = out.bind(family.members, "backwards")
             out.writeline(f"return {members}[{present}](ctx, {', '.join(arriving.values())})")
-    if not parts.trusted:  # whoever checks the signature instead may let a functorch transform through
-        out.writeline()
-        out.writeline()
-        note_left_out(out, "a look for functorch transforms: under one, this text does not run")
-        out.writeline(f"apply = super({function}, Backward).apply")
+    out.writeline()
+    out.writeline()
+    note_left_out(out, "a look for functorch transforms: under one, guards do not match")
+    out.writeline(f"apply = super({function}, Backward).apply")
 
 
 def _emit_forward(out: Emitter, parts: Parts, family: Family) -> None:

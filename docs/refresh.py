@@ -35,6 +35,11 @@ def run_demo() -> str:
     return f"```text\n{table}\n```\n\n{where}\n\n![{CAPTION}]({PICTURE})\n"
 
 
+def _refresh(page: Path, folder: Path) -> int:
+    torch.compiler.reset()  # else sizes that differ from those of an earlier run would be symbols
+    return refresh_page(page, folder)
+
+
 def main() -> None:
     """Refreshes what the arguments ask for."""
     if "--pages" not in sys.argv:
@@ -42,9 +47,9 @@ def main() -> None:
         README.write_text(TABLE.sub(lambda match: match[1] + table + match[2], README.read_text()))
     with tempfile.TemporaryDirectory() as folder:
         for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:
-            stale = refresh_page(page, Path(folder))
+            stale = _refresh(page, Path(folder))
             if stale:  # a longer output moves the lines that a later one names
-                refresh_page(page, Path(folder))
+                _refresh(page, Path(folder))
             print(f"{page.relative_to(ROOT)}: {stale} outputs refreshed")
 
 

@@ -7,10 +7,15 @@ PyTorch is read against this one file (and `desugar/_torch.py`, which holds what
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._ops import (
+    # The type of torch.ops.higher_order.cond.
+    HigherOrderOperator as HigherOrderOperator,
     # The types of torch.ops.aten.mul.Tensor and torch.ops.aten.mul: public objects whose types have no name.
     OpOverload as OpOverload,
     OpOverloadPacket as OpOverloadPacket,
@@ -18,6 +23,8 @@ from torch._ops import (
 from torch.utils._python_dispatch import (
     # A mode that sees every op below autograd; the conformance kit notes with it which rules were reached.
     TorchDispatchMode as TorchDispatchMode,
+    # The modes in force, which a higher-order op asks before any subclass.
+    _get_current_dispatch_mode_stack as _dispatch_modes,
     # Is a tensor of the kind that PyTorch can take apart with __tensor_flatten__?
     is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
     # The same question about a type.
@@ -25,6 +32,16 @@ from torch.utils._python_dispatch import (
     # Gives a view made below autograd its base's storage and returns the mutated argument of an in-place op.
     return_and_correct_aliasing as return_and_correct_aliasing,
 )
+from torch.utils._pytree import (
+    # The containers in which a branch of a higher-order op may return its results are the ones that PyTorch's own
+    # implementations of the op flatten; optree knows fewer.
+    TreeSpec as TreeSpec,
+    tree_flatten as tree_flatten,
+    tree_map as tree_map,
+    tree_unflatten as tree_unflatten,
+)
+
+from subclasses.after_import import after_import
 
 # ---- making wrappers ---------------------------------------------------------------------------------------
 
@@ -142,6 +159,134 @@ def in_backward() -> bool:
     """Whether the autograd engine runs in this thread: what is computed then is a derivative."""
     # The engine's number for what it runs; -1 for nothing.
     return torch._C._current_graph_task_id() != -1
+
+
+# ---- higher-order ops ---------------------------------------------------------------------------------------
+
+
+def is_traced(op: Any, operands: Any) -> bool:
+    """Whether a call of a higher-order op is recorded or transformed, or its operands have no data."""
+    # Knows the fake mode of a compilation, of the modes in force, and of tensors.
+    from torch._guards import detect_fake_mode
+
+    # A mode counts that the op has an implementation for; any other one sees the ops of the branch instead. (One that
+    # counts operations would choose the branch with more of them.) Before autograd there is a stack of its own.
+    return (
+        any(type(mode) in op.python_key_table for mode in _dispatch_modes())
+        or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
+        or current_transform() is not None
+        or detect_fake_mode(operands) is not None
+    )
+
+
+def loop_in_python(op: Any, *args: Any) -> Any:
+    """``while_loop`` as a loop in Python, which is PyTorch's kernel for tensors with data; differentiable as it is."""
+    # The key under which PyTorch keeps that kernel.
+    return op.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args)  # type: ignore[attr-defined]
+
+
+def interpreted(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A graph run node by node where the nodes' metadata (the user's lines) is to be kept, any other function as is."""
+    # What PyTorch's own implementations of the ops do with each branch.
+    from torch._higher_order_ops.utils import _maybe_run_with_interpreter
+
+    return _maybe_run_with_interpreter(fn)
+
+
+def trace_graph(fn: Callable[..., Any], values: Sequence[Any], vary: bool) -> torch.fx.GraphModule:
+    """The graph of a function, traced on fake tensors apart from what is being traced; ints may vary between calls."""
+    # make_fx, within the trace that goes on if there is one.
+    from torch._guards import detect_fake_mode
+    from torch._higher_order_ops.utils import _maybe_reenter_make_fx
+
+    with on_fakes(values) as fakes:
+        env = detect_fake_mode(fakes).shape_env  # type: ignore[union-attr]
+        if vary and env is not None:
+            fakes = [env.create_unbacked_symint() if type(v) is int else v for v in fakes]
+        return _maybe_reenter_make_fx(fn)(*fakes)
+
+
+def is_recorded() -> bool:
+    """Whether ops are written to a graph, as opposed to being run for the sizes of their results."""
+    # Slow to import, needed by derivatives alone.
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
+
+
+@contextlib.contextmanager
+def on_fakes(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """A context in which nothing is recorded, with fresh fake tensors like the given ones; ints stay."""
+    # Functionalization below Python is no mode, and is switched off apart.
+    from torch._dispatch.python import suspend_functionalization
+    from torch._guards import detect_fake_mode
+
+    mode = detect_fake_mode(values) or fake_mode()
+    env = mode.shape_env
+    # What a run here makes up is not missing from the graph of whoever traces.
+    forgetting = contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
+    with suspend_functionalization(), disable_current_modes(), mode, torch.no_grad(), forgetting:
+        with torch.inference_mode(False):
+            fakes = [_fake_like(v) if isinstance(v, torch.Tensor) else v for v in values]
+        yield fakes
+
+
+def _fake_like(t: torch.Tensor) -> torch.Tensor:
+    if is_traceable_wrapper_subclass(t):
+        names, context = t.__tensor_flatten__()
+        inners = {name: _fake_like(getattr(t, name)) for name in names}
+        return type(t).__tensor_unflatten__(inners, context, t.size(), t.stride())
+    return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device)
+
+
+def storage_below(t: torch.Tensor) -> int:
+    """The storage of what a tensor stands for under functionalization, which gives each input one of its own."""
+    # The tensors by which AOTAutograd functionalizes.
+    from torch._subclasses.functional_tensor import FunctionalTensor
+
+    # Writes to it that wait are carried out first.
+    if isinstance(t, FunctionalTensor):
+        torch._sync(t)  # type: ignore[attr-defined]
+        return storage_key(torch._from_functional_tensor(t.elem))  # type: ignore[attr-defined]
+    return storage_key(t)
+
+
+def _answer_for_wrappers(home: Any, name: str, is_ours: Callable[[Any], bool], answer: Any) -> None:
+    """Replaces a function of PyTorch by one that gives an answer of ours where the argument is ours."""
+    ask = getattr(home, name, None)
+    if ask is not None:
+        ours = functools.wraps(ask)(lambda asked: answer(asked) if is_ours(asked) else ask(asked))
+        setattr(home, name, ours)
+
+
+def _outer_storage(t: torch.Tensor) -> set[Any]:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return {StorageWeakRef(t._typed_storage())}
+
+
+def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
+    """Makes Dynamo compare wrappers for which a predicate holds as it compares plain tensors: by their own storage.
+
+    It looks for aliases among the operands and results of a branch, and for operands that a loop writes to. Of a
+    wrapper it takes the first inner tensor, fails where that is a wrapper too, and refuses wrappers in loops, whatever
+    the body does. What inner tensors share is dealt with where wrappers are taken apart.
+    """
+    # The home of one of the two functions that Dynamo asks.
+    import torch._higher_order_ops.utils as utils
+
+    def example(nodes: Any) -> Any:
+        node = nodes[0] if len(nodes) == 1 else None
+        return getattr(getattr(node, "node", node), "meta", {}).get("example_value")
+
+    _answer_for_wrappers(
+        utils, "_collect_fake_inputs", lambda nodes: is_ours(example(nodes)), lambda nodes: [example(nodes)]
+    )
+
+    def patch(dynamo: Any) -> None:
+        _answer_for_wrappers(dynamo, "get_tensor_storages", is_ours, _outer_storage)
+
+    after_import("torch._dynamo.variables.higher_order_ops", patch)
 
 
 # ---- aliasing ----------------------------------------------------------------------------------------------

@@ -14,11 +14,14 @@ from subclasses._torch import call_unruled
 from subclasses.build_class import install
 from subclasses.errors import DispatchError, SpecError
 from subclasses.fields import dynamic, inner, static
+from subclasses.higher_order import intercept
 from subclasses.layout import Layout
 from subclasses.rules import BOOK, RuleBook, registering
 from subclasses.spec import SubclassSpec, collect_spec, raise_unknown_keywords
 
 RuleType = TypeVar("RuleType", bound=Callable[..., Any])
+
+intercept()
 
 
 @dataclass_transform(field_specifiers=(inner, static, dynamic))

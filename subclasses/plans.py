@@ -16,6 +16,7 @@ import torch
 from subclasses import structural
 from subclasses._torch import (
     DisableTorchFunctionSubclass,
+    HigherOrderOperator,
     OpOverload,
     is_composite,
     is_traceable_wrapper_subclass_type,
@@ -25,6 +26,7 @@ from subclasses.cotangents import with_arithmetic
 from subclasses.emit_plan import raise_writes_plain
 from subclasses.errors import DispatchError
 from subclasses.fallbacks import fallback_run, wrappers_in
+from subclasses.higher_order import higher_order_run
 from subclasses.rules import find_op_rule, find_tag_rule
 from subclasses.schema import functional_counterpart, op_facts
 from subclasses.semantics import with_normal_views, with_semantics, write_into
@@ -44,8 +46,10 @@ class Plan(NamedTuple):
 # ---- the order ---------------------------------------------------------------------------------------------
 
 
-def choose_plan(cls: Any, op: OpOverload) -> Plan:
+def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     """The first step of the resolution that applies to an op; the last one always does."""
+    if isinstance(op, HigherOrderOperator):
+        return Plan("higher-order", higher_order_run(cls, op))
     plan = _own_plan(cls, op) or Plan(cls.__spec__.fallback, fallback_run(cls, op))
     if cls.__spec__.fallback != "map":
         plan = plan._replace(run=with_arithmetic(cls, op, plan.run))

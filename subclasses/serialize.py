@@ -75,7 +75,8 @@ def rebuild(
         x = cls._new(cls, *(inners.get(n) for n in cls.__spec__.inner_names), **metadata)
     if flags["cotangent"]:
         x.__dict__["_layout"] = cotangent_layout(x._layout)
-    x.__dict__.update(extras)
+    if extras:  # Dynamo, which traces copy.copy, takes no update of nothing
+        x.__dict__.update(extras)
     _mark_dims(x, flags.get("dynamic_dims", {}))
     return x.requires_grad_() if flags["requires_grad"] else x
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import functools
 import json
+import threading
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from desugar import listening
+from desugar import program as desugar_program
+from desugar.api import calls_of, capture
 from desugar.compilers import Backend, choose_backend
-from desugar.explain.collect import collect_program
+from desugar.entry import Calls
+from desugar.explain.collect import collect_program, guards_of
 from desugar.explain.cost import measure_cost
-from desugar.explain.records import Program, Report
-from desugar.inputs import DynamicPolicy
-from desugar.pipeline import build_forgetting, compile_again, compiled_from
-from desugar.program import Request
-from desugar.state import find_state
+from desugar.explain.guards import TakenGuards
+from desugar.explain.records import Cost, Program, Report
+from desugar.listening import Recording, listen, resumed
+from desugar.outputs import Outputs
 
 
 class Explanation:
@@ -57,9 +59,9 @@ class Explanation:
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
     """Tells what becomes of one call: what is traced, what each line turns into, what is checked and what it costs.
 
-    The function is traced as by `desugar.trace`, anew each time. What `desugar.compile` returned is explained with
-    its own backend; anything else runs its plain graphs as they are. To measure what a call costs, the compiled
-    program is run on the arguments, unless it would write to them.
+    The function is captured as by `desugar.trace`, whole and anew each time, and not run. What `desugar.compile`
+    returned is explained with its own backend; anything else runs its plain graphs as they are. To measure what a
+    call costs, the compiled program is run on what the graph takes of this call, unless it would write to that.
 
     Args:
         fn: A function or module, or what `desugar.compile` made of one.
@@ -70,33 +72,62 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
         An explanation to print, to look through or to write as a page.
 
     Raises:
-        DesugarError: The function cannot be desugared.
+        DesugarError: The pass does not take the function.
+        torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
     """
-    cache = compiled_from(fn)
-    function = fn if cache is None else cache.fn
-    backend = choose_backend("eager") if cache is None else cache.backend
-    policy = DynamicPolicy() if cache is None else cache.history.policy_for(args, kwargs)
-    return Explanation(explain_call(function, backend, policy, args, kwargs))
+    calls = calls_of(fn)
+    backend = choose_backend("eager") if calls is None else _backend_of(calls)
+    return Explanation(_explain(fn, backend, None if calls is None else calls.backend.dynamic, args, kwargs))
 
 
-def explain_call(
-    fn: Any, backend: Backend, policy: DynamicPolicy, args: tuple[Any, ...], kwargs: dict[str, Any]
+def _backend_of(calls: Calls) -> Backend:
+    """What compiles the graphs of what `desugar.compile` returned."""
+    given = calls.backend.kwargs
+    options = {name: option for name, option in given.get("options", {}).items() if name != "strict"}
+    return choose_backend(options.pop("backend", "inductor"), given.get("mode"), options)
+
+
+def _explain(
+    fn: Any, backend: Backend, dynamic: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Program:
     """The record of one call, compiled for the purpose."""
-    state = functools.partial(find_state, fn)
-    again = functools.partial(compile_again, backend=backend)
-    found: list[Program] = []
+    found: list[_Explained] = []
+    thread = threading.get_ident()
 
-    def note(recording: listening.Recording) -> None:
-        if recording.program is not None:
-            cost = measure_cost(recording.program, recording.traced.outputs, args, kwargs)
-            found.append(collect_program(recording, backend.name, cost))
+    def note(recording: Recording) -> None:
+        if recording.program is not None and threading.get_ident() == thread and not found:
+            found.append(_Explained.of(recording, backend))
 
-    with listening.recording(fn, "to be explained", args, kwargs, also=note):
-        program = build_forgetting(Request(fn, args, kwargs, backend, policy, state, again))
+    with listen(note):
+        capture(fn, args, kwargs, backend, reason="to be explained", dynamic=dynamic)
+    return found[0].finish()
+
+
+@dataclass(frozen=True, slots=True)
+class _Explained:
+    """What is known when a compilation ends; Dynamo builds its guards afterwards, and nothing has been run."""
+
+    record: Program
+    guards: TakenGuards
+    program: desugar_program.Program
+    outputs: Outputs
+    leaves: tuple[Any, ...]
+
+    @staticmethod
+    def of(recording: Recording, backend: Backend) -> _Explained:
+        """Describes a compilation, with the backward for all gradients."""
+        program, outputs = recording.program, recording.traced.outputs
         if program.family is not None:
-            program.family.members[(True,) * len(program.family.traced.tangents)]
-    return found[0]
+            with resumed(recording):
+                program.family.members[(True,) * len(program.family.traced.tangents)]
+        record = collect_program(recording, backend.name)
+        return _Explained(record, guards_of(record, recording), program, outputs, recording.args)
+
+    def finish(self) -> Program:
+        """The record with guards and cost."""
+        cost = measure_cost(self.program, self.outputs, self.leaves)
+        measured = {"cost": cost} if isinstance(cost, Cost) else {"no_cost": cost}
+        return replace(self.record, guards=self.guards.describe(), **measured)
 
 
-__all__ = ["Explanation", "explain", "explain_call"]
+__all__ = ["Explanation", "explain"]

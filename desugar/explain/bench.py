@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from desugar.api import compile as desugar_compile
 from desugar.compilers import choose_backend
-from desugar.pipeline import compile as desugar_compile
 
 Call = Callable[[], Any]
 

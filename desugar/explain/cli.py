@@ -16,8 +16,10 @@ import torch
 import typer
 
 import subclasses
+from desugar import _torch as private
+from desugar.api import calls_of, compile as desugar_compile
 from desugar.compilers import choose_backend
-from desugar.errors import DesugarError, is_library_file
+from desugar.errors import DesugarError
 from desugar.explain.api import explain as explain_function
 from desugar.explain.bench import bench_function
 from desugar.explain.doctor import examine
@@ -25,7 +27,7 @@ from desugar.explain.page import render_page
 from desugar.explain.script import run_script, show_error
 from desugar.explain.targets import TargetError, find_arguments, find_factory, find_target
 from desugar.explain.text import duration, render_report_text
-from desugar.pipeline import compile as desugar_compile, compiled_from
+from desugar.lines import is_library_file
 from desugar.values import is_wrapper
 
 app = typer.Typer(
@@ -63,6 +65,10 @@ def users_errors() -> Iterator[None]:
         raise typer.BadParameter(str(error)) from error
     except DesugarError as error:
         typer.echo(f"cannot be desugared: {error}", err=True)
+        raise typer.Exit(1) from error
+    except private.TorchDynamoException as error:  # says itself where in the user's code
+        text = str(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0]
+        typer.echo(f"Dynamo cannot capture it as one graph: {text}", err=True)
         raise typer.Exit(1) from error
     except SystemExit as end:  # which would end the command in silence
         typer.echo(f"the code that was to be looked at called sys.exit({end.code!r})", err=True)
@@ -104,7 +110,7 @@ def explain(
     with users_errors():
         module, fn = find_target(target)
         args, kwargs = find_arguments(module, fn, inputs)
-        compiled = fn if compiled_from(fn) is not None else desugar_compile(fn, backend=backend)
+        compiled = fn if calls_of(fn) is not None else desugar_compile(fn, backend=backend)
         explanation = explain_function(compiled, *args, **kwargs)
     if as_json:
         typer.echo(explanation.to_json())

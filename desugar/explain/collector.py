@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import re
+import inspect
 import sys
 import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from desugar.explain.collect import collect_program, function_name, merge_materialized
+from desugar import _torch as private
+from desugar.explain.collect import collect_program, guards_of, merge_materialized
 from desugar.explain.cost import GRAPH, middle_cost
-from desugar.explain.guards import describe_left_out
-from desugar.explain.leaves import argument_names
-from desugar.explain.records import Cost, Leaf, Materialized, Program, Report
-from desugar.listening import Line, Recording, current, listen
-from desugar.misses import find_miss
-from desugar.notes import find_line
-from desugar.signature import MISS
+from desugar.explain.guards import TakenGuards, describe_left_out
+from desugar.explain.records import Cost, Materialized, Program, Report
+from desugar.lines import Line, find_line
+from desugar.listening import Recording, current, listen
+from desugar.user_names import function_name
 from subclasses import strictness
 
-_ARGUMENT = re.compile(
-    r"\ba(\d+)((?:_\w+)?)\b"
-)  # what a wrapper calls an argument leaf, and the tensors in it
 _SHORT = 1e-3  # seconds that are not worth a stage of their own
 _SAMPLES = 1000  # calls of one program whose times are kept
 
@@ -54,18 +50,17 @@ class Meter:
 
 def attach_meter(program: Any) -> Meter:
     """Counts and times the calls of a program from now on."""
-    meter, run, scope = Meter(), program.run, program.run.__globals__
+    meter, run, scope = Meter(), program.run, inspect.unwrap(program.run).__globals__
     compiled = scope.get(GRAPH)
 
     @functools.wraps(run)
-    def metered(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def metered(*leaves: Any) -> Any:
         meter.last_graph, start = 0.0, time.perf_counter()
-        result = run(args, kwargs)
-        if result is not MISS:
-            meter.calls += 1
-            if len(meter.whole) < _SAMPLES:
-                meter.whole.append(time.perf_counter() - start)
-                meter.graph.append(meter.last_graph)
+        result = run(*leaves)
+        meter.calls += 1
+        if len(meter.whole) < _SAMPLES:
+            meter.whole.append(time.perf_counter() - start)
+            meter.graph.append(meter.last_graph)
         return result
 
     def timed(items: list[Any]) -> Any:
@@ -87,17 +82,21 @@ def attach_meter(program: Any) -> Meter:
 @dataclass(slots=True)
 class _Seen:
     record: Program
-    fn: int
+    guards: TakenGuards | None = None
     program: Any = None  # a weak reference
     meter: Meter | None = None
 
     def finish(self) -> Program:
-        """The record with what came after the compilation: backwards, calls, costs."""
+        """The record with what came after the compilation: guards, backwards, calls, costs."""
         if self.meter is None:
             return self.record
         cost = self.meter.cost
         counted = replace(
-            self.record, calls=self.meter.calls, cost=cost, no_cost="" if cost else "it was not called"
+            self.record,
+            guards=() if self.guards is None else self.guards.describe(),
+            calls=self.meter.calls,
+            cost=cost,
+            no_cost="" if cost else "it was not called",
         )
         program = self.program()
         if program is None:  # collected by now
@@ -132,31 +131,16 @@ class Collector:
             strictness.watchers.remove(self._note_eager)
 
     def _note(self, recording: Recording) -> None:
-        with self._lock:
-            earlier = [
-                seen.program()
-                for seen in reversed(self._seen)
-                if seen.fn == id(recording.fn) and seen.program
-            ]
-        failed = [
-            find_miss(program, recording.args, recording.kwargs) for program in earlier if program is not None
-        ]
-        record = _describe(recording)
-        names = [leaf.name for leaf in record.inputs] or argument_names(
-            recording.fn, recording.args, recording.kwargs
-        )
-        failed = tuple(dict.fromkeys(_named(text, names, record.inputs) for text in failed if text))
-        record = replace(
-            record, reason=record.reason.split(": ")[0] if failed else record.reason, failed=failed
-        )
-        seen = _Seen(record, id(recording.fn))
+        seen = _describe(recording)
         if recording.program is not None:
             seen.program, seen.meter = weakref.ref(recording.program), attach_meter(recording.program)
         with self._lock:
             self._seen.append(seen)
 
     def _note_eager(self, cls: type, op: Any) -> None:
-        if current() is None:
+        if (
+            current() is None and private.CompileContext.try_get() is None
+        ):  # Dynamo runs each op once, on fakes
             self._eager.append((cls.__name__, str(op), find_line()))
 
     def report(self, title: str) -> Report:
@@ -175,34 +159,15 @@ class Collector:
         )
 
 
-def _describe(recording: Recording) -> Program:
+def _describe(recording: Recording) -> _Seen:
     """The record of a compilation; one that cannot be described is told of, for looking on must not end a script."""
     try:
-        return collect_program(recording)
+        record = collect_program(recording)
+        return _Seen(record, None if record.error else guards_of(record, recording))
     except Exception as error:  # noqa: BLE001 - whatever is wrong here is no error of the script
         what = f"it was compiled, and cannot be described: {type(error).__name__}: {error}"
-        return Program(function_name(recording.fn), recording.reason, "", recording.seconds, error=what)
-
-
-def _named(check: str, names: Sequence[str], leaves: Sequence[Leaf]) -> str:
-    """A check that speaks of arguments as the user does."""
-
-    def name(found: re.Match[str]) -> str:
-        number, inside = int(found[1]), found[2].removeprefix("_")
-        if number >= len(names):
-            return found[0]
-        path = _path(inside, leaves[number].inner if number < len(leaves) else ())
-        return ".".join(filter(None, [names[number], *path]))
-
-    return _ARGUMENT.sub(name, check)
-
-
-def _path(inside: str, inner: Sequence[Leaf]) -> list[str]:
-    """The inner tensors that a generated name goes through; the name itself where it is none of theirs."""
-    for leaf in inner:
-        if inside == leaf.name or inside.startswith(f"{leaf.name}_"):
-            return [leaf.name, *_path(inside.removeprefix(leaf.name).removeprefix("_"), leaf.inner)]
-    return [inside]
+        name = function_name(recording.fn, recording.graph)
+        return _Seen(Program(name, recording.reason, "", recording.seconds, error=what))
 
 
 def versions() -> tuple[tuple[str, str], ...]:

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import inspect
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymInt, Tensor
 
 from desugar.explain.records import Cost
+from desugar.fakes import hint
+from desugar.outputs import Outputs
+from desugar.program import Program
 
 GRAPH = "compiled_graph"  # what the generated text calls the forward or inference graph
 
 _SECONDS, _LEAST, _MOST = 0.2, 5, 2000
 
 
-def measure_cost(program: Any, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Cost | str:
-    """The cost of a call with these arguments, or why it is not measured.
+def measure_cost(program: Program, outputs: Outputs, given: Sequence[Any]) -> Cost | str:
+    """The cost of a call of a program with the leaves that it was made for, or why it is not measured.
 
     The program is run many times; random numbers go on afterwards as if it had not been.
     """
-    scope = program.run.__globals__
+    run = program.run
+    scope = inspect.unwrap(run).__globals__
     if outputs.has_effects:
         return "it writes to its arguments, and a measurement calls it many times"
     if GRAPH not in scope:
         return "it calls no graph"
     compiled, taken = scope[GRAPH], []
+    leaves = [hint(leaf) if isinstance(leaf, SymInt) else leaf for leaf in given]
 
     def take(items: list[Any]) -> Any:
         taken.append(list(items))
@@ -37,14 +43,12 @@ def measure_cost(program: Any, outputs: Any, args: tuple[Any, ...], kwargs: dict
     with torch.random.fork_rng(devices=devices):
         scope[GRAPH] = take
         try:
-            program.run(args, kwargs)
+            run(*leaves)
         finally:
             scope[GRAPH] = compiled
         if not taken:
             return "it calls no graph"
-        return _take_turns(
-            lambda: program.run(args, kwargs), _graph_alone(compiled, taken[0], program), taken[0]
-        )
+        return _take_turns(lambda: run(*leaves), _graph_alone(compiled, taken[0], program), taken[0])
 
 
 def _graph_alone(compiled: Any, items: list[Any], program: Any) -> Callable[[], Any]:

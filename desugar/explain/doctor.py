@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from desugar import _torch as private
-from desugar.pipeline import compile as desugar_compile
+from desugar.api import compile as desugar_compile
 
 _LEAST = (2, 11)
 

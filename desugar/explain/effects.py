@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -14,11 +14,25 @@ from desugar.fakes import hint
 from desugar.inputs import Inputs
 from desugar.outputs import Outputs
 from desugar.partition import FromForward, FromInput
-from desugar.values import Same, Value, View, paths_of
+from desugar.values import Same, Value, View, inner_names, is_wrapper, paths_of
 
 NameLeaf = Callable[[str, int], str]
 
 # ---------------------------------------------------------------------------------------------------- aliasing
+
+
+def describe_shared(leaves: Sequence[Any], leaf_name: NameLeaf) -> Iterator[str]:
+    """Which inner tensors of the arguments are one tensor in the call that was compiled."""
+    places: dict[int, list[str]] = {}
+    waiting = [(leaf_name("input", number), leaf) for number, leaf in enumerate(leaves)]
+    for name, leaf in waiting:  # which grows
+        if is_wrapper(leaf):
+            waiting += [(f"{name}.{field}", getattr(leaf, field)) for field in inner_names(leaf)[0]]
+        elif isinstance(leaf, Tensor):
+            places.setdefault(id(leaf), []).append(name)
+    for names in places.values():
+        if len(names) > 1:
+            yield f"{' and '.join(names)} are one tensor in this call"
 
 
 def describe_aliasing(inputs: Inputs, outputs: Outputs, leaf_name: NameLeaf) -> Iterator[str]:

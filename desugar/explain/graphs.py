@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from desugar.explain.records import Graph, Node, OuterOp, Place, Source
-from desugar.listening import Line, Op
+from desugar.lines import Line
+from desugar.listening import Op
 from desugar.notes import BACKWARD, OP
 from subclasses._torch import OpOverload
 
@@ -29,12 +30,19 @@ _NAMELESS = re.compile(r": _(?= \()|\.<locals>\._(?= \()")  # a rule that goes b
 _TARGET = re.compile(r"^    (\w+)(?:\s*:\s*[^=]+)? = ")
 
 
-def describe_graph(name: str, module: fx.GraphModule) -> Graph:
-    """One graph: its text, and which line and which outer op each node belongs to."""
+def describe_graph(name: str, module: fx.GraphModule, arguments: Sequence[str]) -> Graph:
+    """One graph: its text, and which line and which outer op each node belongs to.
+
+    Args:
+        name: What to call it.
+        module: The graph.
+        arguments: What the user calls each of its arguments.
+    """
     needs = tuple(
         target for target in _attributes(module) if not isinstance(getattr(module, target), fx.GraphModule)
     )
-    text = _HEADER + "\n".join(_function(name, module)) + "\n"
+    head, *body = _function(name, module)
+    text = _HEADER + "\n".join([*_with_comments(head, arguments), *body]) + "\n"
     at = {found[1]: n for n, line in enumerate(text.splitlines()) if (found := _TARGET.match(line))}
     nodes = tuple(
         Node(node.name, _shown(node), at[node.name], node.meta.get(OP))
@@ -68,6 +76,16 @@ def _head(line: str, name: str, keeps_self: bool) -> str:
         return line
     parameters = [part.strip() for part in ["self"] * keeps_self + found[1].split(", ") if part.strip()]
     return f"def {name}({', '.join(parameters)}):"
+
+
+def _with_comments(head: str, arguments: Sequence[str]) -> list[str]:
+    """The first line of a function as one line for each parameter, with what the user calls it."""
+    start, _, rest = head.partition("(")
+    parameters = rest.removesuffix("):").split(", ")
+    first = ["    self,"] if parameters[0] == "self" else []
+    named = zip(parameters[len(first) :], arguments, strict=False)
+    lines = [f"    {parameter},  # {argument}" for parameter, argument in named if parameter]
+    return [f"{start}(", *first, *lines, "):"] if lines else [head]
 
 
 def _annotated(text: str, module: fx.GraphModule, at: dict[str, int]) -> str:

@@ -1,53 +1,218 @@
-"""What a call has to meet, and which checks the wrapper does without."""
+"""What a call has to meet: Dynamo's guards in the user's names; and which checks the wrapper does without.
+
+What a guard checks is known once Dynamo has built the guards of a frame, which is after the backend's turn. So the
+guards are taken when a compilation ends, and described later. Guards on what Python and PyTorch are made of (a builtin
+is the same one, a module's `_parameters` is a dict, an object has no method of its own) are counted together: they
+fail if somebody patches those.
+"""
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from desugar.errors import is_library_file
-from desugar.explain.records import Guard, LeftOut, Place
-from desugar.text import negated
+from torch import fx
+
+from desugar import _torch as private
+from desugar.explain.records import Guard, Leaf, LeftOut, Place
+from desugar.explain.text import count, leaf_text
+from desugar.guard_filter import is_proved
+from desugar.lines import is_users_file
+from desugar.listening import Recording
+from desugar.user_names import readable
+from desugar.values import inner_names, is_wrapper
+
+# ---------------------------------------------------------------------------------------------- Dynamo's guards
+
+
+@dataclass(frozen=True, slots=True)
+class TakenGuards:
+    """The guards of one compilation, to be described once Dynamo has built them.
+
+    Attributes:
+        what: What the user compiled.
+        guards: Dynamo's own records; none where a call is compared with an earlier one in Python.
+        sizes: Conditions on sizes as Dynamo writes them, each with the user's line; filled when guards are built.
+        leaves: The records of arguments and inner tensors, by the user's names.
+        files: Files of the user's lines.
+    """
+
+    what: Any
+    guards: tuple[Any, ...]
+    sizes: list[str]
+    leaves: Mapping[str, Leaf]
+    files: tuple[str, ...]
+
+    def describe(self) -> tuple[Guard, ...]:
+        """The guards, each text once."""
+        if not self.guards:
+            alike = (
+                "types, metadata, dtypes and modes are what they were, and so is which arguments share memory"
+            )
+            return Guard(alike), *(Guard(text) for text in self.sizes)
+        found: dict[str, Guard] = {}
+        inner_workings = 0
+        for guard in sorted(self.guards):
+            if _is_about_inner_workings(guard):
+                inner_workings += 1
+                continue
+            for text in self._texts(guard):
+                found.setdefault(text, Guard(text, _place(guard)))
+        for text in self.sizes:
+            condition = readable(text.partition("  # ")[0].strip(), self.what)
+            found.setdefault(condition, Guard(condition, self._place_of_size(text)))
+        if inner_workings:
+            text = (
+                f"{count(inner_workings, 'guard')} on builtins, modules and the like: nobody has patched them"
+            )
+            found[text] = Guard(text)
+        return tuple(found.values())
+
+    def _texts(self, guard: Any) -> Iterator[str]:
+        name, kind = readable(guard.name, self.what), guard.create_fn_name()
+        if kind == "TENSOR_MATCH":
+            if not name.endswith("_carrier"):  # what holds a dynamic int is no tensor of the user's
+                yield f"{name}: {leaf_text(self.leaves[name]) if name in self.leaves else 'a tensor as it was'}"
+        elif kind == "TENSOR_SUBCLASS_METADATA_MATCH":
+            yield from _metadata(name, self.leaves.get(name))
+        elif kind == "EMPTY_NN_MODULE_HOOKS_DICT":
+            yield from {f"{name.rpartition('.')[0]} has no hooks" for _ in guard.code_list or ()}
+        elif kind in _MODES:
+            yield "modes are what they were: gradients, autocast, determinism, defaults, torch function modes"
+        elif kind != "SHAPE_ENV":
+            yield from (_in_words(code, self.what) for code in guard.code_list or ())
+
+    def _place_of_size(self, text: str) -> Place | None:
+        """The user's line that asked about a size; Dynamo leaves out the beginning of the file's name."""
+        found = _SIZE_LINE.search(text)
+        if found is None or "0/1 specialization" in text:  # which is on the first line that uses the size
+            return None
+        whole = next((file for file in self.files if file.endswith(found["file"])), None)
+        return None if whole is None else Place(whole, int(found["number"]), found["line"].strip())
+
+
+_MODES = frozenset(
+    {
+        "GRAD_MODE",
+        "DETERMINISTIC_ALGORITHMS",
+        "GLOBAL_STATE",
+        "TORCH_FUNCTION_STATE",
+        "DEFAULT_DEVICE",
+        "AUTOGRAD_SAVED_TENSORS_HOOKS",
+    }
+)
+_SIZE_LINE = re.compile(r"  # (?P<line>.*?)  # (?P<file>\S+):(?P<number>\d+) in ")
+_INNER = re.compile(r"^G\['__(?:import_torch_|builtins_dict_)|\._(?:modules|parameters|buffers)$|\.__dict__$")
+_ABOUT_VALUES = re.compile("CONSTANT|EQUALS|SEQUENCE|DICT|SET|ID_MATCH|BOOL|NONE|RANGE|HASATTR")
+
+
+def _is_about_inner_workings(guard: Any) -> bool:
+    if guard.create_fn_name() in ("MODULE_MATCH", "BUILTIN_MATCH", "NOT_PRESENT_IN_GENERIC_DICT"):
+        return True
+    return guard.create_fn_name() != "DICT_KEYS_MATCH" and _INNER.search(guard.name) is not None
+
+
+def _place(guard: Any) -> Place | None:
+    """The user's line that read a value; a tensor or a mode is read by any line."""
+    if _ABOUT_VALUES.match(guard.create_fn_name()) is None:
+        return None
+    frames = [frame for frame in guard.user_stack or () if is_users_file(frame.filename)]
+    if not frames:
+        return None
+    return Place(frames[-1].filename, frames[-1].lineno or 0, (frames[-1].line or "").strip())
+
+
+# What Dynamo writes -> what it means.
+_CODES: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
+    (
+        re.compile(r"___check_type_id\((.+), \d+\), type=<class '(?:.*\.)?(.+?)'>$"),
+        lambda found: f"type({found[1]}) is {found[2]}",
+    ),
+    (
+        re.compile(r"___check_obj_id\((.+), \d+\), type=<class 'NoneType'>$"),
+        lambda found: f"{found[1]} is None",
+    ),
+    (
+        re.compile(r"___check_obj_id\((.+?)(?:\.__code__)?, \d+\), type=<class '(?:.*\.)?(.+?)'>$"),
+        lambda found: f"{found[1]} is the same {'function' if found[2] == 'code' else found[2]}",
+    ),
+    (re.compile(r"list\(dict\.keys\((.+)\)\) == (.+)$"), lambda found: f"[*{found[1]}] == {found[2]}"),
+    (
+        re.compile(r"(.+)\.__tensor_flatten__\(\)\[0\] == (.+)$"),
+        lambda found: f"the inner tensors of {found[1]} are {found[2]}",
+    ),
+    (
+        re.compile(r"(not )?___dict_contains\((.+?), (.+)\)$"),
+        lambda found: f"{found[2]} {found[1] or ''}in {found[3]}",
+    ),
+    (
+        re.compile(r"(not )?\w+\.__contains__\((.+), (.+)\)$"),
+        lambda found: f"{found[3]} {found[1] or ''}in {found[2]}",
+    ),
+]
+
+
+def _metadata(name: str, leaf: Leaf | None) -> Iterator[str]:
+    if leaf is None:
+        yield f"the metadata of {name} is what it was"
+        return
+    yield f"{name} has the inner tensors {', '.join(inner.name for inner in leaf.inner)}"
+    yield from (f"{name}.{field} == {value}" for field, value in leaf.metadata)
+
+
+def _in_words(code: str, what: Any) -> str:
+    for pattern, describe in _CODES:
+        if (found := pattern.match(code)) is not None:
+            code = describe(found)
+            break
+    return readable(code, what)
+
+
+def take_guards(recording: Recording, leaves: Iterable[Leaf], files: Iterable[str]) -> TakenGuards:
+    """The guards of a compilation that has just ended, without those that `desugar.compile` leaves out.
+
+    Args:
+        recording: The compilation, with its arguments still there.
+        leaves: The records of the arguments.
+        files: Files of the user's lines.
+    """
+    context = private.CompileContext.try_get()
+    sizes = [str(guard.expr) for guard in recording.inputs.fakes.env.guards]
+    if recording.guards:
+        sizes = [] if context is None else context.shape_env_guards
+    wrappers = {} if isinstance(recording.fn, fx.GraphModule) else _wrappers(recording)
+    kept = tuple(
+        guard
+        for guard in recording.guards
+        if not is_proved(SimpleNamespace(guard_type=guard.create_fn_name(), name=guard.name), wrappers)
+    )
+    by_name = {name: leaf for one in leaves for name, leaf in _with_inner(one.name, one)}
+    return TakenGuards(recording.fn, kept, sizes, by_name, tuple(dict.fromkeys(files)))
+
+
+def _wrappers(recording: Recording) -> dict[str, Any]:
+    """The wrappers among the arguments and inside of them, by Dynamo's names."""
+    found: dict[str, Any] = {}
+    waiting = list(zip(private.source_names(recording.graph), recording.args, strict=True))
+    for name, leaf in waiting:  # which grows
+        if is_wrapper(leaf):
+            found[name] = leaf
+            waiting += [(f"{name}.{field}", getattr(leaf, field)) for field in inner_names(leaf)[0]]
+    return found
+
+
+def _with_inner(name: str, leaf: Leaf) -> Iterator[tuple[str, Leaf]]:
+    yield name, leaf
+    for inner in leaf.inner:
+        yield from _with_inner(f"{name}.{inner.name}", inner)
+
+
+# --------------------------------------------------------------------------------------------------- left out
 
 _LEFT_OUT = re.compile(r"^\s*# left out: (.*?): (.*)$")
-_OPPOSITE = re.compile(r"^(.*?) (is not|!=) (.*)$")
-
-
-def describe_guards(wrapper: str, env: Any) -> Iterator[Guard]:
-    """The wrapper's checks in their positive form, then what the trace assumed of symbols and on which line."""
-    lines = wrapper.splitlines()
-    for line, following in itertools.pairwise(lines):
-        if following.strip() == "return MISS" and line.strip().startswith("if "):
-            yield Guard(positive(line.strip().removeprefix("if ").rstrip(":")))
-    seen = set()
-    for guard in env.guards:
-        text = str(guard.expr)
-        if text not in seen:
-            seen.add(text)
-            yield Guard(text, _place_of(guard))
-
-
-def positive(condition: str) -> str:
-    """What holds when a check passes, from the condition under which it fails."""
-    if condition.startswith("not (") and condition.endswith(")"):
-        return condition[5:-1]
-    if condition.startswith("not "):
-        return condition[4:]
-    if found := _OPPOSITE.match(condition):
-        return f"{found[1]} {'is' if found[2] == 'is not' else '=='} {found[3]}"
-    return negated(condition)
-
-
-def _place_of(guard: Any) -> Place | None:
-    """The user's line that asked for something only some sizes meet."""
-    stack = getattr(guard, "stack", None)
-    frames = stack.summary() if stack is not None else ()
-    for frame in reversed(list(frames)):
-        if not is_library_file(frame.filename):
-            return Place(frame.filename, frame.lineno or 0, (frame.line or "").strip())
-    return None
 
 
 def describe_left_out(text: str) -> Iterator[LeftOut]:

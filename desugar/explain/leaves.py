@@ -2,80 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import SymInt, Tensor, nn
+from torch import SymInt, Tensor
 
 from desugar.explain.records import Leaf, Symbol
 from desugar.fakes import hint
 from desugar.inputs import Inputs
-from desugar.trees import flatten
 from desugar.values import Constant, Plain, Same, Slot, Value, View, Wrapper, wrap_value
 from subclasses import TensorSubclass
 
-_GUARDED = re.compile(r"\b[tnoa]\d\w*")
-
-# ------------------------------------------------------------------------------------------------------ names
-
-
-def argument_names(fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[str]:
-    """What the user calls each leaf of the arguments: a parameter, and the way from it to the leaf."""
-    call: Any = (args, dict(kwargs))
-    names = _parameters(fn, len(args))
-    found = []
-    for path in flatten(call)[1].paths():
-        side, first, *rest = path
-        head = names[first] if side == 0 else str(first)
-        found.append(head + "".join(f"[{entry!r}]" for entry in rest))
-    return found
-
-
-def _parameters(fn: Any, count: int) -> list[str]:
-    """Names of the positional arguments; one for each that goes into `*args`."""
-    target = fn.forward if isinstance(fn, nn.Module) else fn
-    names: list[str] = []
-    try:
-        parameters = inspect.signature(target).parameters.values()
-    except (TypeError, ValueError):  # a builtin tells nothing
-        parameters = ()
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_POSITIONAL:
-            names += [f"{parameter.name}[{n}]" for n in range(count - len(names))]
-        elif parameter.kind is not parameter.KEYWORD_ONLY:
-            names.append(parameter.name)
-    return names + [f"args[{n}]" for n in range(len(names), count)]
-
-
-def captured_names(fn: Any, captured: Sequence[Tensor]) -> list[str]:
-    """What the user calls tensors that the function reaches without an argument."""
-    known: dict[int, str] = {}
-    for prefix, holder in _holders(fn):
-        if isinstance(holder, Tensor):
-            known.setdefault(id(holder), prefix)
-        elif isinstance(holder, nn.Module):
-            for name, tensor in [*holder.named_parameters(), *holder.named_buffers()]:
-                known.setdefault(id(tensor), f"{prefix}.{name}")
-    return [known.get(id(tensor), f"captured {n}") for n, tensor in enumerate(captured)]
-
-
-def _holders(fn: Any) -> Iterator[tuple[str, Any]]:
-    """The function's module, closure and globals, by name."""
-    if isinstance(fn, nn.Module):
-        yield "self", fn
-        return
-    owner, function = getattr(fn, "__self__", None), getattr(fn, "__func__", fn)
-    if owner is not None:
-        yield "self", owner
-    if inspect.isfunction(function):
-        variables = inspect.getclosurevars(function)
-        yield from variables.nonlocals.items()
-        yield from variables.globals.items()
-
+_PARAMETER = re.compile(r"\ba(\d+)\b")  # what generated text calls an argument
 
 # ------------------------------------------------------------------------------------------------- the leaves
 
@@ -173,32 +114,30 @@ def with_outer_symbols(value: Value, inputs: Inputs) -> Value:
     return replace(value, inner=inner, size=size)
 
 
-def describe_symbols(inputs: Inputs, leaf_name: Callable[[str, int], str]) -> tuple[Symbol, ...]:
-    """The symbols of a program, and where the user finds the value of each."""
-    names = _names_in_guards(inputs, leaf_name)
-    return tuple(
-        Symbol(
-            str(symbol),
-            _GUARDED.sub(lambda found: names.get(found[0], found[0]), known.text),
-            int(hint(known.value)),
-        )
-        for symbol, known in inputs.fakes.symbols.items()
-    )
+def slot_names(inputs: Inputs, names: Sequence[str]) -> list[str]:
+    """What the user calls each flat input: the attribute path to a tensor, how the value of an int is read.
+
+    Args:
+        inputs: What a program was traced with.
+        names: What the user calls the arguments.
+    """
+    found = []
+    for slot in range(len(inputs.flat.items)):
+        origin = inputs.origins[slot]
+        if origin.text is not None:
+            found.append(_PARAMETER.sub(lambda parameter: names[int(parameter[1])], origin.text))
+        elif slot in inputs.bases:
+            found.append("the memory that some arguments share")
+        else:
+            found.append(".".join([names[origin.leaf], *origin.path]))
+    return found
 
 
-def _names_in_guards(inputs: Inputs, leaf_name: Callable[[str, int], str]) -> dict[str, str]:
-    """What the user calls that of which guards speak as `t3`, `n0_length`, `o0_inner` or, behind Dynamo, `a0`."""
-    places = {f"t{slot}": (origin.leaf, origin.path) for slot, origin in inputs.origins.items()}
-    places |= inputs.outer_names
-    for number, value in enumerate(inputs.values):
-        places[f"a{number}"] = number, ()
-        places |= {f"n{number}_{'_'.join(path)}": (number, path) for path in _dynamic_paths(value)}
-    return {name: ".".join([leaf_name("input", leaf), *path]) for name, (leaf, path) in places.items()}
-
-
-def _dynamic_paths(value: Value) -> Iterator[tuple[str, ...]]:
-    """The attribute path of each dynamic int of an argument."""
-    if isinstance(value, Wrapper):
-        yield from ((name,) for name, _ in value.dynamics)
-        for name, part in value.inner:
-            yield from ((name, *path) for path in _dynamic_paths(part))
+def describe_symbols(inputs: Inputs, sources: Sequence[str]) -> tuple[Symbol, ...]:
+    """The symbols of a program; `sources` says by slot where the user finds the value of each."""
+    found: dict[str, Symbol] = {}
+    for slot, source in enumerate(sources):
+        item = inputs.fake_items[slot]
+        if isinstance(item, SymInt):
+            found.setdefault(str(item), Symbol(str(item), source, int(hint(item))))
+    return tuple(found.values())

@@ -183,7 +183,7 @@ class LeftOut(Record):
 
 @dataclass(frozen=True, slots=True)
 class Cost(Record):
-    """Seconds of one call, medians: all of it, and the compiled graph in it."""
+    """Seconds of one call of the wrapper, medians: all of it, and the compiled graph in it; without Dynamo's guards."""
 
     call: float
     graph: float
@@ -206,13 +206,14 @@ class Program(Record):
 
     Attributes:
         name: The function.
-        reason: Why it was compiled; `failed` are the checks of earlier programs that the call failed.
+        reason: Why it was compiled; `failed` says which guard of the newest program before it failed, with both values.
         backend: What compiled the graphs.
         seconds: How long it took; `stages` are (name, seconds).
         error: What ended the compilation instead.
-        inputs, captured, outputs: What went in and out; captured tensors are held by reference.
+        inputs, captured, outputs: What goes into the graph, through parameters and through modules, closures and
+            globals, and what comes out of it. Python around the graph is Dynamo's, and has its say in the guards alone.
         aliasing, mutation: What was found, as sentences.
-        symbols, guards: What a call has to meet.
+        symbols, guards: What a call has to meet; Dynamo checks it.
         sources, ops, graphs: The user's lines, the outer ops and the plain graphs, tied by op numbers.
         saved: What the backward reads; `saved_bytes` what is kept for it besides inputs and results.
         wrapper: The generated text.

@@ -9,6 +9,7 @@ from pathlib import Path
 from desugar.explain.records import Leaf, Materialized, OuterOp, Place, Program, Report
 
 _MOST = 20  # fallbacks that a terminal is shown
+_MOST_GUARDS = 100  # and guards; each module and parameter has some
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def sections(program: Program) -> Iterator[Section]:
 
 def _overview(program: Program) -> Iterator[str]:
     yield f"compiled with {program.backend or 'a backend'} in {duration(program.seconds)}: {program.reason}"
-    yield from (f"  the call failed: {check}" for check in program.failed)
+    yield from (f"  {guard}" for guard in program.failed)
     if program.stages:
         yield "stages: " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in program.stages)
     if program.cost is not None:
@@ -119,8 +120,10 @@ def _saved(program: Program) -> Iterator[str]:
 
 
 def _guards(program: Program) -> Iterator[str]:
-    for guard in program.guards:
+    for guard in program.guards[:_MOST_GUARDS]:
         yield guard.text + (f"  because of {place_text(guard.place)}" if guard.place else "")
+    if len(program.guards) > _MOST_GUARDS:
+        yield f"{len(program.guards) - _MOST_GUARDS} more; the page and to_dict have them all"
 
 
 # ------------------------------------------------------------------------------------------------ a report
@@ -133,8 +136,7 @@ def render_report_text(report: Report) -> str:
         calls = "" if program.calls is None else f", {count(program.calls, 'call')}"
         share = f", wrapper {percent(program.cost.share)} of a call" if program.cost else ""
         lines.append(f"{number:>3} {program.name}: {duration(program.seconds)} to compile{calls}{share}")
-        lines.append(f"      {program.error or program.reason}")
-        lines += [f"      the call failed: {check}" for check in program.failed]
+        lines.append(f"      {program.error or ': '.join([program.reason, *program.failed])}")
     often = sorted(report.materialized, key=lambda found: -found.count)
     lines += [f"materialized: {materialized_text(found)}" for found in often[:_MOST]]
     if len(often) > _MOST:

@@ -19,7 +19,7 @@ from desugar.check import (
 )
 from desugar.fakes import Fakes
 from desugar.graphs import output_nodes, set_outputs
-from desugar.inputs import DynamicPolicy, Inputs
+from desugar.inputs import Inputs
 from desugar.outputs import store_positions
 from desugar.partition import FromForward, FromInput, FromTangent, min_cut, partition
 from desugar.trace import discover, trace_graph
@@ -37,7 +37,7 @@ def staged() -> Any:
         x, w = leaves
         return (x * w).sin(), x.sum()
 
-    inputs = Inputs(Fakes(), DynamicPolicy())
+    inputs = Inputs(Fakes())
     inputs.add_arguments([make(Pair, 2, 3, grad=True), torch.ones(3, requires_grad=True)])
     outputs = discover(call, inputs)
     return trace_graph(call, inputs, outputs, {}), inputs
@@ -199,7 +199,7 @@ def test_the_message_asks_for_a_report():
 @pytest.fixture
 def stored():
     """(graph, slots) of a function that writes to its first argument."""
-    inputs = Inputs(Fakes(), DynamicPolicy())
+    inputs = Inputs(Fakes())
     inputs.add_arguments([torch.ones(2, 3), torch.ones(3)])
 
     def call(leaves):

@@ -1,26 +1,33 @@
-"""The one error, and the user's line."""
+"""The error of the pass, errors of the user's own code, and interrupts; after each the next call works."""
 
 from __future__ import annotations
 
+import gc
 import traceback
+import weakref
 
 import optree
 import pytest
 import torch
 
 import desugar
-from desugar.errors import DesugarError, is_library_file, user_line
+from desugar.errors import DesugarError, user_line
+from desugar.lines import is_library_file
+from tests.desugar.classes import EVERY, Pair, TwoTensor, make
+from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.judge import by_pass, judge
+from tests.desugar.refusing import snapshot, strictly
+
+EVERY_DOOR = pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+
+# ---- the error of the pass -----------------------------------------------------------------------------------
 
 
 def test_the_message_says_what_where_and_what_to_do():
     error = DesugarError("x is odd", instead="use y", where="f.py:3: x")
     assert str(error) == "x is odd\n  where: f.py:3: x\n  instead: use y"
-    assert (error.what, error.instead, error.where, error.stock_is_wrong) == (
-        "x is odd",
-        "use y",
-        "f.py:3: x",
-        False,
-    )
+    assert (error.what, error.instead, error.where) == ("x is odd", "use y", "f.py:3: x")
+    assert not error.stock_is_wrong
     default = DesugarError("a", instead="b")
     assert default.where is not None and default.where.startswith(__file__), "the line that raises"
     assert isinstance(error, RuntimeError) and desugar.DesugarError is DesugarError
@@ -29,15 +36,15 @@ def test_the_message_says_what_where_and_what_to_do():
 def test_the_user_line_is_the_innermost_that_is_ours_nor_torchs():
     line = user_line()
     assert line is not None and line.startswith(__file__) and line.endswith("line = user_line()")
-    assert user_line(traceback.StackSummary.from_list([(torch.__file__, 3, "f", "x")])) is None
+
+
+def helper(x):
+    return x.expand(2, *x.shape).zero_()  # the inner line
 
 
 @pytest.mark.parametrize("folder", ["torch", "optree", "desugar"])
 def test_a_users_folder_may_have_a_librarys_name(folder, tmp_path):
-    path = tmp_path / folder / "model.py"
-    assert not is_library_file(str(path))
-    frames = [(str(path), 3, "f", "x"), (torch.__file__, 4, "g", "y")]
-    assert user_line(traceback.StackSummary.from_list(frames)).startswith(f"{path}:3")
+    assert not is_library_file(str(tmp_path / folder / "model.py"))
 
 
 @pytest.mark.parametrize("module", [torch, optree, desugar, traceback], ids=lambda m: m.__name__)
@@ -45,3 +52,113 @@ def test_library_files(module):
     assert is_library_file(module.__file__)
     assert is_library_file("<string>") and not is_library_file(__file__)
     assert not is_library_file(pytest.__file__), "what is installed beside torch is somebody's"
+
+
+class Writes(torch.nn.Module):
+    def forward(self, x):
+        helper(x)
+        return x * 2
+
+
+WRITES = {
+    "a function that it calls": lambda x: (helper(x), x * 2)[1],
+    "a module": Writes(),
+    "after a break": lambda x: (torch._dynamo.graph_break(), helper(x), x * 2)[2],
+}
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor])
+@pytest.mark.parametrize("name", WRITES)
+def test_the_line_of_the_user_is_named(name, cls):
+    with pytest.raises(DesugarError) as caught:
+        by_pass(WRITES[name])(make(cls, 3))
+    assert caught.value.where is not None and caught.value.where in str(caught.value)
+    assert caught.value.where.startswith(__file__) and caught.value.where.endswith("# the inner line")
+
+
+# ---- errors of the user's own code ---------------------------------------------------------------------------
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("cls", EVERY)
+def test_an_error_in_the_function_passes_through(cls, door):
+    def fn(x, y):
+        z = y.clone().add_(1)
+        if y.shape[0] == 3:
+            raise LookupError("mine")
+        return x.sin() + 0 * z.sum() if cls is TwoTensor else x.sin()
+
+    compiled = door(fn)
+    args = make(cls, 2, 6, grad=True), torch.ones(3)
+    before = snapshot(args)
+    with pytest.raises(LookupError, match="mine") as caught:
+        compiled(*args)
+    assert any(frame.line == 'raise LookupError("mine")' for frame in traceback.extract_tb(caught.tb))
+    assert snapshot(args) == before and torch.is_grad_enabled()
+    judge(fn, lambda: (make(cls, 2, 6, grad=True), torch.ones(4)), compiled)
+
+
+@EVERY_DOOR
+def test_errors_of_torch_pass_through(door):
+    """Dynamo's run on fake tensors raises them, in a class of its own that is a RuntimeError, too."""
+    fn = lambda x: x @ torch.ones(7, 7)  # noqa: E731
+    kinds = []
+    for way in (by_stock, door):
+        with pytest.raises(RuntimeError, match="same reduction dim") as caught:
+            way(fn)(make(Pair, 2, 3))
+        kinds.append(type(caught.value))
+    assert kinds[0] is kinds[1] is not DesugarError
+    assert "fn = lambda x: x @ torch.ones(7, 7)" in str(caught.value)
+
+
+def test_an_error_with_sizes_that_changed():
+    compiled = by_pass(lambda x, y: x @ y)
+    compiled(torch.ones(2, 3), torch.ones(3, 2))
+    with pytest.raises(RuntimeError, match=r"\[2, 3\] X \[2, 2\]|2x3 and 2x2|must have same reduction dim"):
+        compiled(torch.ones(2, 3), torch.ones(2, 2))
+
+
+# ---- interrupts and compilers that fail ----------------------------------------------------------------------
+
+
+@EVERY_DOOR
+def test_an_interrupt_leaves_everything_usable(door):
+    def fn(x):
+        if not done:
+            raise KeyboardInterrupt
+        return x * 2
+
+    done: list[int] = []
+    compiled = door(fn)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(torch.ones(2))
+    done.append(1)
+    judge(fn, lambda: (torch.ones(2, requires_grad=True),), compiled, calls=2)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, DesugarError])
+def test_an_error_of_the_compiler_leaves_everything_usable(error):
+    failed = []
+
+    def compile_graph(graph, inputs):
+        if not failed:
+            failed.append(graph)
+            raise DesugarError("not this time", instead="try again") if error is DesugarError else error
+        return graph.forward
+
+    compiled = by_pass(lambda x: x * 2, backend=compile_graph, strict=True)
+    with pytest.raises(error):
+        compiled(torch.ones(2))
+    assert compiled.programs == [] and torch.is_grad_enabled()
+    judge(lambda x: x * 2, lambda: (torch.ones(2, requires_grad=True),), compiled, calls=2)
+    assert len(compiled.programs) == 1
+
+
+def test_what_a_failed_call_was_given_is_not_kept_alive():
+    compiled, x = by_pass(lambda x: (helper(x), x + 1)[1]), torch.ones(2)
+    alive = weakref.ref(x)
+    with pytest.raises(DesugarError):
+        compiled(x)
+    del x
+    gc.collect()
+    assert alive() is None

@@ -245,6 +245,7 @@ def difference(got: Any, want: Any, where: str = "") -> str | None:
 
 def check(script: Script) -> str:
     """Plays one script on both sides; says what came of it."""
+    torch.compiler.reset()  # all scripts run the same code, by which Dynamo keeps what it compiled
     fn = function_of(script)
     try:
         want = play(fn, script, arguments_of(script))

@@ -5,10 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
 
-import desugar
 from tests.desugar.classes import Pair, make
-from tests.desugar.judge import judge
+from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.judge import by_pass, judge
+from tests.desugar.refusing import strictly
+
+EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
 
 INDEXED = {
     "select": lambda x, i: x[i] * 2,
@@ -33,40 +37,83 @@ def scale_row(x: Tensor, i: Tensor) -> Tensor:
     return x * 2
 
 
+@EVERY_DOOR
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", INDEXED)
-def test_numbers_of_tensors(name: str, grad: bool):
+def test_numbers_of_tensors(name: str, grad: bool, door):
     fn = INDEXED[name]
     compiled = None
     for i in (1, 3, 0, 2):
-        compiled = judge(fn, lambda i=i: (torch.randn(4, 4).requires_grad_(grad), torch.tensor(i)), compiled)
-    assert len(compiled.programs) == 1
+        make_args = lambda i=i: (torch.randn(4, 4).requires_grad_(grad), torch.tensor(i))  # noqa: E731
+        compiled = judge(fn, make_args, compiled, way=door)
 
 
+@pytest.mark.parametrize("name", INDEXED)
+def test_programs_for_numbers_of_tensors(name):
+    """Dynamo guards the number in an index."""
+    compiled = by_pass(INDEXED[name])
+    for i in (1, 3, 0, 2, 1):
+        judge(INDEXED[name], lambda i=i: (torch.randn(4, 4), torch.tensor(i)), compiled)
+    assert len(compiled.programs) <= 4
+
+
+@pytest.mark.parametrize("name", ["slice up to", "slice from", "item"])
+def test_numbers_in_a_graph_make_no_more_programs_than_in_pytorch(name):
+    counter, compiled = CompileCounterWithBackend("aot_eager"), by_pass(INDEXED[name])
+    stock = torch.compile(INDEXED[name], backend=counter)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for i in (1, 3, 0, 2, 1):
+            stock(torch.randn(4, 4), torch.tensor(i))
+        torch.compiler.reset()
+        for i in (1, 3, 0, 2, 1):
+            judge(INDEXED[name], lambda i=i: (torch.randn(4, 4), torch.tensor(i)), compiled)
+    assert len(compiled.programs) <= counter.frame_count
+
+
+@EVERY_DOOR
 @pytest.mark.parametrize("fn", [set_row, scale_row])
-def test_writes(fn):
+def test_writes(fn, door):
     compiled = None
     for i in (1, 3, 0, -1):
-        compiled = judge(fn, lambda i=i: (torch.randn(4, 4), torch.tensor(i)), compiled)
+        make_args = lambda i=i: (torch.randn(4, 4), torch.tensor(i))  # noqa: E731
+        compiled = judge(fn, make_args, compiled, way=door)
 
 
-def test_a_wrapper():
+@EVERY_DOOR
+@pytest.mark.parametrize("fn", [lambda x, i: x[i] * 2, lambda x, i: x[:i] * 2, scale_row])
+def test_a_wrapper(fn, door):
     compiled = None
     for i in (1, 3, 0):
-        compiled = judge(lambda x, i: x[i] * 2, lambda i=i: (make(Pair, 4, 4), torch.tensor(i)), compiled)
+        make_args = lambda i=i: (make(Pair, 4, 4), torch.tensor(i))  # noqa: E731
+        compiled = judge(fn, make_args, compiled, way=door)
 
 
+@EVERY_DOOR
 @pytest.mark.parametrize("fn", [lambda x, i: x if i.item() > 2 else -x, lambda x, i: x * int(i)])
-def test_a_number_that_the_trace_would_have_to_know_is_refused(fn):
-    with pytest.raises(desugar.DesugarError, match="depends on the data"):
-        desugar.compile(fn, backend="eager")(torch.ones(2), torch.tensor(3))
+def test_a_number_that_python_has_to_know(fn, door):
+    compiled = None
+    for i in (3, 1, 3):
+        make_args = lambda i=i: (torch.ones(2), torch.tensor(i))  # noqa: E731
+        compiled = judge(fn, make_args, compiled, way=door)
 
 
 @pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 @pytest.mark.parametrize("fn", [lambda x, m: x[m] * 2, lambda x, m: x[m, 1:], lambda x, m: x[0, m]])
 @pytest.mark.parametrize("cls", [Tensor, Pair])
-def test_masks_of_bytes(cls, fn):
+def test_masks_of_bytes_are_refused_by_dynamo(cls, fn):
+    x, mask = make(cls, 4, 4), torch.tensor([1, 0, 2, 0], dtype=torch.uint8)
+    for door in (by_stock, *DOORS.values()):
+        torch.compiler.reset()
+        with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="used as indices"):
+            door(fn)(x, mask)
+
+
+@EVERY_DOOR
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
+@pytest.mark.parametrize("cls", [Tensor, Pair])
+def test_masks_of_bytes_where_dynamo_does_not_look(cls, door):
+    inside = torch.compiler.disable(lambda x, m: x[m])
     compiled = None
     for mask in ([1, 0, 2, 0], [1, 1, 1, 0]):
-        make_arguments = lambda mask=mask: (make(cls, 4, 4), torch.tensor(mask, dtype=torch.uint8))  # noqa: E731
-        compiled = judge(fn, make_arguments, compiled)
+        make_args = lambda mask=mask: (make(cls, 4, 4), torch.tensor(mask, dtype=torch.uint8))  # noqa: E731
+        compiled = judge(lambda x, m: inside(x, m) * 2, make_args, compiled, way=door)

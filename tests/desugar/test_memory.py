@@ -8,8 +8,6 @@ from hypothesis import given, strategies as st
 from desugar.memory import (
     are_apart,
     base_of,
-    group_by_storage,
-    lie_alike,
     may_overlap,
     storage_of,
     whole_storage,
@@ -66,22 +64,13 @@ def test_bases():
     assert storage_of(w.view(-1)) == storage_of(w) != storage_of(w.clone())
 
 
-def test_groups():
-    x, y = torch.ones(4), torch.ones(4)
-    groups = group_by_storage([x, y[1:], x[:2]])
-    assert [len(g) for g in groups.values()] == [2, 1]
-
-
 def test_apart():
-    x, y, z = torch.ones(4), torch.ones(4), torch.ones(4)
-    held = group_by_storage([z])
-    assert are_apart((x,), (y,), {}, held)
-    assert not are_apart((x[:2],), (x[1:],), {}, {})
-    assert are_apart((x[:2],), (x[2:],), {}, {})
-    assert not are_apart((x[:2], x[1:]), (), {}, {})
-    assert not are_apart((z[1:],), (), {}, held)
-    assert not are_apart((), (z,), held, {})
-    assert are_apart((), (x[1:], x), held, {})  # reading alone does no harm
+    x, y = torch.ones(4), torch.ones(4)
+    assert are_apart((x,), (y,))
+    assert not are_apart((x[:2],), (x[1:],))
+    assert are_apart((x[:2],), (x[2:],))
+    assert not are_apart((x[:2], x[1:]), ())
+    assert are_apart((), (x[1:], x))  # reading alone does no harm
 
 
 def test_the_whole_storage():
@@ -89,11 +78,3 @@ def test_the_whole_storage():
     whole = whole_storage(x)
     assert whole.tolist() == list(range(12)) and not whole.requires_grad and not whole._is_view()
     assert storage_of(whole) == storage_of(x)
-
-
-def test_lying_alike():
-    x, y = torch.ones(8), torch.ones(8)
-    assert lie_alike((x[1:3], x[2:]), (1, 2), 32)
-    assert not lie_alike((x[1:3], x[2:]), (1, 3), 32)
-    assert not lie_alike((x[1:3], y[2:]), (1, 2), 32)
-    assert not lie_alike((x[1:3], x[2:]), (1, 2), 64)

@@ -15,7 +15,7 @@ from torch._inductor.utils import fresh_cache
 
 import desugar
 from desugar import _torch as private, compilers
-from desugar.backend import dynamo_backend
+from desugar.dynamo import dynamo_backend
 from desugar.listening import listen
 from desugar.overlap import Ahead, Kernels, expected_tangents, postponing
 from tests.desugar.classes import TwoTensor

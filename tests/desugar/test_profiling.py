@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 
+import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -20,8 +22,16 @@ def names_of(run):
     return [event.name for event in prof.events() if event.name.startswith("desugar")]
 
 
-def test_calls_and_graphs_have_names():
-    compiled, x = desugar.compile(double, backend="eager"), torch.ones(3)
+def through_dynamo(fn):
+    return torch.compile(fn, backend="desugar", options={"backend": "eager"})
+
+
+DOORS = pytest.mark.parametrize("door", [functools.partial(desugar.compile, backend="eager"), through_dynamo])
+
+
+@DOORS
+def test_calls_and_graphs_have_names(door):
+    compiled, x = door(double), torch.ones(3)
     compiled(x)
     assert names_of(lambda: compiled(x)) == ["desugar: double", "desugar graph: double, forward"]
     assert (
@@ -34,17 +44,19 @@ def test_calls_and_graphs_have_names():
     )
 
 
-def test_backwards_have_names_once_they_have_run():
-    compiled, x = desugar.compile(double, backend="eager"), torch.ones(3, requires_grad=True)
+@DOORS
+def test_backwards_have_names_once_they_have_run(door):
+    compiled, x = door(double), torch.ones(3, requires_grad=True)
     compiled(x).backward()
     assert "desugar graph: double, backward" in names_of(lambda: compiled(x).backward())
     torch.testing.assert_close(x.grad, torch.full((3,), 4.0))
 
 
-def test_a_call_that_compiles_or_fails_under_a_profiler():
-    compiled = desugar.compile(double, backend="eager")
+@DOORS
+def test_a_call_that_compiles_or_fails_under_a_profiler(door):
+    compiled = door(double)
     assert names_of(lambda: compiled(torch.ones(2)))[0] == "desugar: double"
-    failing = desugar.compile(lambda x: x @ torch.ones(7), backend="eager")
+    failing = door(lambda x: x @ torch.ones(7))
 
     def run():
         with contextlib.suppress(RuntimeError):
@@ -54,12 +66,32 @@ def test_a_call_that_compiles_or_fails_under_a_profiler():
     assert names_of(run).count("desugar: double") == 1
 
 
-def test_results_under_a_profiler_are_those_without():
-    compiled, x = desugar.compile(double, backend="eager"), torch.arange(3.0)
+@DOORS
+def test_results_under_a_profiler_are_those_without(door):
+    compiled, x = door(double), torch.arange(3.0)
     want, got = compiled(x), []
     names_of(lambda: got.append(compiled(x)))
     torch.testing.assert_close(got[0], want)
     torch.testing.assert_close(compiled(x), want)
+
+
+class Twice(torch.nn.Module):
+    def forward(self, x):
+        return x * 2
+
+
+def breaks(x):
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y + 1
+
+
+def test_modules_and_functions_that_break():
+    module, broken, x = (desugar.compile(f, backend="eager") for f in (Twice(), breaks)), None, torch.ones(3)
+    module, broken = module
+    module(x), broken(x)
+    assert names_of(lambda: module(x)) == ["desugar: Twice", "desugar graph: Twice, forward"]
+    assert names_of(lambda: broken(x)) == ["desugar: breaks", *["desugar graph: breaks, forward"] * 2]
 
 
 def test_without_a_profiler_graphs_keep_no_names():

@@ -46,8 +46,8 @@ def test_silent_with_dynamic_sizes(rechecking, cls):
 
 
 def test_silent_where_inductor_checks_no_sizes(rechecking):
-    compiled = by_pass(lambda x: x * 2, backend="inductor")
-    for rows in (2, 3, 4, 1):
+    compiled = by_pass(lambda x: x * 2, backend="inductor", dynamic=False)
+    for rows in (2, 1):
         for x in (make(Pair, rows, 4), make(Pair, 4, rows).t(), make(Pair, rows, 8)[:, ::2]):
             torch.testing.assert_close(plain_parts(compiled(x)), plain_parts(x * 2))
 

@@ -6,7 +6,7 @@ import torch
 
 from desugar import _torch as private
 from desugar.fakes import Fakes
-from desugar.inputs import DynamicPolicy, Inputs
+from desugar.inputs import Inputs
 from desugar.modes import tracing_modes
 from desugar.runs import assigned_inners, changed_slots, identity, plain
 from desugar.trace import run_function
@@ -16,7 +16,7 @@ from tests.desugar.classes import Nested, Pair, TwoTensor, make
 
 def run(fn, *args, look):
     """Runs `fn` once as the pass does; `look(run)` is called under the trace's modes."""
-    inputs = Inputs(Fakes(), DynamicPolicy())
+    inputs = Inputs(Fakes())
     inputs.add_arguments(list(args))
     with tracing_modes(inputs.fakes.mode):
         found = run_function(lambda leaves: fn(*leaves), inputs, inputs.primals())

@@ -204,7 +204,8 @@ def cycle(n: int) -> list[weakref.ref]:
     x = make(Pair, 2, 2, grad=True)
     out = compiled(x)
     out.backward(torch.ones_like(out))
-    (program,) = compiled.programs
+    program = compiled.programs[0]
+    torch.compiler.reset()  # Dynamo keeps what it compiled with the code of the function
     return [weakref.ref(o) for o in (compiled, program, program.joint, program.family, x, module)]
 
 

@@ -1,4 +1,4 @@
-"""PyTorch's sparse tensors inside the function: right without gradients, refused where a trace would lose them."""
+"""PyTorch's sparse tensors inside the function: a graph ends there, and values and gradients are eager's."""
 
 from __future__ import annotations
 
@@ -6,10 +6,19 @@ import pytest
 import torch
 
 from desugar import DesugarError
-from tests.desugar.judge import by_pass, judge
+from tests.desugar.classes import TwoTensor
+from tests.desugar.idioms.running import DOORS
+from tests.desugar.judge import judge
+from tests.desugar.refusing import assert_refused, assert_wrong_everywhere, strictly, unlooked_at
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Sparse"),
+    pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin"),
+]
 
 PLACES = torch.tensor([[0, 1, 2], [1, 0, 2]])
 ROWS, COLUMNS = torch.tensor([0, 1, 2, 3]), torch.tensor([0, 1, 2])
+KEEPS_GRADIENTS = torch.__version__ >= "2.15"  # of what a trace makes dense again
 
 
 def coo(values):
@@ -17,13 +26,11 @@ def coo(values):
 
 
 # From numbers, a dense matrix of 3 x 3, and one of 3 x 4.
-FINE = {
+INSIDE = {
     "a product": lambda v, d, x: torch.sparse.mm(coo(v.detach()), x),
     "a part of a dense one": lambda v, d, x: d.to_sparse() @ x,
     "its values": lambda v, d, x: d.to_sparse().coalesce().values() * 2,
     "read": lambda v, d, x: coo(v.detach()).to_dense() * d,
-}
-LOST = {
     "made of numbers": lambda v, d, x: torch.sparse.mm(coo(v), x),
     "made of numbers, by name": lambda v, d, x: torch.sparse_coo_tensor(
         indices=PLACES, values=v, size=(3, 3)
@@ -32,12 +39,9 @@ LOST = {
     "rows, compressed": lambda v, d, x: d.to_sparse_csr() @ x,
     "rows, by layout": lambda v, d, x: d.to_sparse(layout=torch.sparse_csr) @ x,
     "made of rows": lambda v, d, x: torch.sparse_csr_tensor(ROWS, COLUMNS, v, (3, 3)) @ x,
-    "the result": lambda v, d, x: d.to_sparse(),
-}
-
-READ = {
-    "at once": lambda v, d, x: d.to_sparse().to_dense() * 2,
-    "later": lambda v, d, x: torch.sparse.softmax(d.to_sparse(), 1).to_dense(),
+    "dense again": lambda v, d, x: d.to_sparse().to_dense() * 2,
+    "dense again, later": lambda v, d, x: torch.sparse.softmax(d.to_sparse(), 1).to_dense(),
+    "a size that is in the numbers": lambda v, d, x: torch.sparse_coo_tensor(PLACES, v).to_dense() * 2,
 }
 
 
@@ -45,50 +49,121 @@ def arguments(grad=True):
     return tuple(torch.randn(size, requires_grad=grad) for size in ((3,), (3, 3), (3, 4)))
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("name", FINE)
-def test_what_has_a_gradient(name):
-    judge(FINE[name], arguments, calls=2)
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@pytest.mark.parametrize("name", INSIDE)
+def test_sparse_tensors_inside(name, door):
+    compiled = judge(INSIDE[name], arguments, way=door, calls=2)
+    judge(INSIDE[name], lambda: arguments(grad=False), compiled, around=torch.no_grad, calls=2)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+def test_a_sparse_result_and_its_gradient(door, grad):
+    compiled = door(lambda d: (d * 2).to_sparse())
+    for _ in range(2):
+        d = torch.randn(3, 3, requires_grad=grad)
+        result = compiled(d)
+        assert result.layout is torch.sparse_coo and torch.equal(result.to_dense(), d * 2)
+        assert result.requires_grad is grad
+        if grad:
+            (result.to_dense() * 3).sum().backward()
+            assert torch.equal(d.grad, torch.full((3, 3), 6.0))
+
+
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+def test_a_sparse_gradient(door):
+    def fn(weight, indices):
+        return torch.nn.functional.embedding(indices, weight, sparse=True) * 2
+
+    weight, indices = torch.randn(4, 3, requires_grad=True), torch.tensor([1, 3, 1])
+    compiled = door(fn)
+    for _ in range(2):
+        gradients = [
+            torch.autograd.grad(function(weight, indices).sum(), weight)[0] for function in (fn, compiled)
+        ]
+        assert all(gradient.layout is torch.sparse_coo for gradient in gradients)
+        assert torch.equal(gradients[0].to_dense(), gradients[1].to_dense())
+
+
+SPARSE = {
+    "coo": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "coo that requires grad": lambda: torch.eye(3).to_sparse().requires_grad_(),
+}
+
+
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_arguments(name, door):
+    fn = lambda x, y: (x * 2, x @ y)  # noqa: E731
+    compiled = door(fn)
+    for _ in range(2):
+        calls, y = [], torch.randn(3, 2)
+        for function in (fn, compiled):
+            x, z = SPARSE[name](), y.clone().requires_grad_()
+            doubled, product = function(x, z)
+            product.sum().backward()
+            kinds = doubled.layout, doubled.requires_grad, product.requires_grad
+            grad = None if x.grad is None else x.grad.to_dense().tolist()
+            calls.append((kinds, doubled.to_dense().tolist(), product.tolist(), grad, z.grad.tolist()))
+        assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+def test_sparse_tensors_in_a_wrapper(door):
+    sparse = lambda: TwoTensor(torch.eye(3).to_sparse(), torch.eye(3).to_sparse() * 2)  # noqa: E731
+    compiled = door(lambda x: x * 3)
+    for _ in range(2):
+        doubled = compiled(sparse())
+        assert type(doubled) is TwoTensor and doubled.a.layout is torch.sparse_coo
+        assert torch.equal(doubled.a.to_dense(), torch.eye(3) * 3)
+        assert torch.equal(doubled.b.to_dense(), torch.eye(3) * 6)
+
+
+# ---- where Dynamo does not look ------------------------------------------------------------------------------
+
+LOST = {
+    "made of numbers": lambda v, d, x: coo(v).to_dense(),
+    "multiplied": lambda v, d, x: torch.sparse.mm(coo(v), x),
+    "masked": lambda v, d, x: d.sparse_mask(coo(torch.ones(3)).coalesce()).to_dense(),
+    "dense again": lambda v, d, x: d.to_sparse().to_dense() * 2,
+    "dense again, later": lambda v, d, x: torch.sparse.softmax(d.to_sparse(), 1).to_dense(),
+}
+
+
 @pytest.mark.parametrize("name", LOST)
-def test_what_would_lose_its_gradient(name):
-    args = arguments()
-    with pytest.raises(DesugarError, match="sparse tensor") as caught:
-        by_pass(LOST[name])(*args)
-    assert "test_sparse.py" in caught.value.where
-    if name not in ("made of rows", "the result"):
-        judge(LOST[name], lambda: arguments(grad=False), around=torch.no_grad)
+def test_gradients_through_sparse_tensors_that_a_trace_loses(name):
+    """Newer releases keep some of them; on others it is an error, never a lost gradient."""
+    inside = unlooked_at(LOST[name])
+    fn = lambda v, d, x: inside(v, d, x) * 1  # noqa: E731
+    if not KEEPS_GRADIENTS:
+        error = assert_wrong_everywhere(fn, arguments, "sparse tensor is made or read inside the function")
+        assert error.where is not None and "test_sparse.py" in error.where
+    elif "dense again" in name:
+        judge(fn, arguments, way=strictly, calls=2)
+    else:
+        assert_refused(fn, arguments, "sparse tensor is made or read inside the function")
+    torch.compiler.reset()
+    judge(fn, lambda: arguments(grad=False), around=torch.no_grad)
 
 
-def refusal(fn):
-    """What the pass says against a function; nothing where it does as eager mode does."""
-    try:
-        judge(fn, arguments)
-    except DesugarError as error:
-        return error.what
-    return ""
+# ---- mkldnn's layout -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:Sparse")
-@pytest.mark.parametrize("name", READ)
-def test_sparse_tensors_that_are_read(name):
-    """Newer releases keep the gradient; on others it is refused, never lost."""
-    refused = refusal(READ[name])
-    assert "sparse tensor" in refused or not refused
-    assert not refused or torch.__version__ < "2.15"
-    judge(READ[name], lambda: arguments(grad=False), around=torch.no_grad)
+MKLDNN = {
+    "a result": (lambda x: (x * 2).to_mkldnn(), lambda x: x),
+}
 
 
-def test_a_size_that_is_in_the_numbers():
-    with pytest.raises(DesugarError, match="numbers in a tensor are read"):
-        by_pass(lambda x: torch.sparse_coo_tensor(PLACES, x).to_dense())(torch.ones(3))
-
-
-def test_tensors_in_mkldnns_layout():
-    x = torch.randn(3, 3)
-    with pytest.raises(DesugarError, match="to_mkldnn is called inside"):
-        by_pass(lambda x: x.to_mkldnn().to_dense())(x)
-    with pytest.raises(DesugarError, match=r"expected strided tensors, got a torch\._mkldnn"):
-        by_pass(lambda x: x.to_dense() * 2)(x.to_mkldnn())
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@pytest.mark.parametrize("name", MKLDNN)
+def test_tensors_in_mkldnns_layout(name, door):
+    """Right or refused; in PyTorch's own compiler, a result may have the layout of the argument instead."""
+    fn, convert = MKLDNN[name]
+    compiled, x = door(fn), torch.randn(3, 3)
+    for _ in range(2):
+        try:
+            result = compiled(convert(x))
+        except (DesugarError, torch._dynamo.exc.BackendCompilerFailed):
+            continue
+        assert result.layout is fn(convert(x)).layout and torch.equal(result.to_dense(), x * 2)

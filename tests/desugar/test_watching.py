@@ -1,4 +1,4 @@
-"""Writes to tensors that stand for one element several times."""
+"""Writes to tensors that stand for one element several times, and random numbers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-import desugar
 from desugar import DesugarError
 from desugar.modes import tracing_modes
-from desugar.watching import check_target, plain_parts
-from tests.desugar.classes import Nested, Pair, make
-from tests.desugar.judge import by_dynamo, by_pass, judge
+from desugar.watching import check_target, functional_mode, plain_parts
+from tests.desugar.classes import Nested, Pair, TwoTensor, make
+from tests.desugar.idioms.running import DOORS
+from tests.desugar.judge import by_pass, judge
+from tests.desugar.refusing import assert_wrong_everywhere, strictly, unlooked_at
+
+EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
+
+# ---- writes --------------------------------------------------------------------------------------------------
 
 
 class Column(Tensor):
@@ -45,14 +50,10 @@ class Column(Tensor):
         return args[0] if func._schema.is_mutable else result
 
 
-@pytest.mark.parametrize("way", [by_pass, by_dynamo])
-def test_a_write_by_the_class_itself_is_refused(way):
-    x = Column(torch.ones(3))
-    with pytest.raises(
-        (DesugarError, torch._dynamo.exc.BackendCompilerFailed), match="writes to an expanded tensor"
-    ):
-        way(lambda x: x.zero_())(x)
-    assert torch.equal(x.column, torch.ones(3)) and x._version == 0
+def test_a_write_by_the_class_itself_is_refused():
+    assert_wrong_everywhere(
+        lambda x: x.zero_(), lambda: (Column(torch.ones(3)),), "writes to an expanded tensor"
+    )
 
 
 def test_reading_is_not():
@@ -87,11 +88,12 @@ def test_the_watching_mode_is_the_functional_one():
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch._subclasses.functional_tensor import FunctionalTensorMode
 
-    from desugar.watching import functional_mode
-
     assert isinstance(functional_mode(), FunctionalTensorMode)
     with tracing_modes(FakeTensorMode()), pytest.raises(DesugarError, match=r"aten\.zero_"):
         torch.ops.aten.zero_(torch.ops.aten.expand(torch.ones(3), (2, 3)))
+
+
+# ---- random numbers ------------------------------------------------------------------------------------------
 
 
 def seeded(x):
@@ -112,22 +114,46 @@ def seeded_for_others(x):
     return x + 1
 
 
-@pytest.mark.parametrize("fn", [seeded, seeded_and_restored, seeded_for_others])
-def test_a_seed_inside_is_refused(fn):
-    state = torch.get_rng_state()
-    with pytest.raises(DesugarError, match="random number generator"):
-        desugar.compile(fn, backend="eager")(torch.ones(3))
-    assert torch.equal(torch.get_rng_state(), state)
+def drawn_from_a_fresh_generator(x):
+    return x + torch.rand(3, generator=torch.Generator().manual_seed(1))
 
 
-def test_a_generator_made_inside_is_refused_and_others_are_used():
-    def fresh(x):
-        return x + torch.rand(3, generator=torch.Generator().manual_seed(1))
+SEEDED = [seeded, seeded_and_restored, seeded_for_others, drawn_from_a_fresh_generator]
 
-    with pytest.raises(DesugarError, match=r"torch\.Generator is made inside"):
-        desugar.compile(fresh, backend="eager")(torch.ones(3))
+
+@EVERY_DOOR
+@pytest.mark.parametrize("cls", [Tensor, TwoTensor])
+@pytest.mark.parametrize("fn", SEEDED)
+def test_a_seed_inside(fn, cls, door):
+    compiled = judge(fn, lambda: (make(cls, 3),), way=door, calls=3)
+    x, states = make(cls, 3), []
+    for function in (fn, compiled):
+        torch.manual_seed(7)
+        function(x)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("fn", SEEDED)
+def test_a_seed_where_dynamo_does_not_look_is_refused_or_right(fn, door):
+    inside = unlooked_at(fn)
+    compiled, state = door(lambda x: inside(x) * 1), torch.get_rng_state()
+    for _ in range(3):
+        torch.set_rng_state(state)
+        want = fn(torch.ones(3))
+        torch.set_rng_state(state)
+        try:
+            got = compiled(torch.ones(3))
+        except (DesugarError, torch._dynamo.exc.BackendCompilerFailed):
+            continue
+        assert torch.equal(got, want)
+
+
+@EVERY_DOOR
+def test_a_generator_from_outside(door):
     generator = torch.Generator().manual_seed(1)
-    compiled = desugar.compile(lambda x: x + torch.rand(3, generator=generator), backend="eager")
+    compiled = door(lambda x: x + torch.rand(3, generator=generator))
     got = [compiled(torch.ones(3)) for _ in range(3)]
     generator.manual_seed(1)
     assert all(torch.equal(one, torch.ones(3) + torch.rand(3, generator=generator)) for one in got)
@@ -144,11 +170,7 @@ def test_another_thread_that_draws_numbers_is_no_seed():
     thread.start()
     try:
         for size in range(1, 9):
-            desugar.compile(lambda x: torch.rand_like(x) + x, backend="eager")(torch.ones(size))
-        torch.manual_seed(4)
-        for fn in (seeded, seeded_and_restored):
-            with pytest.raises(DesugarError, match="random number generator"):
-                desugar.compile(fn, backend="eager")(torch.ones(3))
+            by_pass(lambda x: torch.rand_like(x) + x, strict=True)(torch.ones(size))
     finally:
         stop.set()
         thread.join()

@@ -8,10 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._higher_order_ops import utils as higher_order_utils
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.traceback import preserve_node_meta
 from torch.testing._internal.two_tensor import TwoTensor
 
 from subclasses import TensorSubclass, _torch, inner
-from tests.subclasses.subjects import Hostile, Pair, make_pair
+from tests.subclasses.subjects import Hostile, Nested, Pair, make_pair
 
 aten = torch.ops.aten
 
@@ -185,16 +189,20 @@ def in_backward():
     assert (seen, _torch.in_backward()) == ([True], False)
 
 
-def dispatch_mode():
-    class Seen(_torch.TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            seen.append(func)
-            return func(*args, **(kwargs or {}))
+class Seeing(_torch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
 
-    seen = []
-    with Seen():
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+def dispatch_mode():
+    with Seeing() as mode:
         torch.ones(2).cos()
-    assert aten.cos.default in seen
+    assert aten.cos.default in mode.seen
 
 
 def fake_mode():
@@ -283,7 +291,114 @@ def disable_current_modes():
         assert type(torch.ones(2)) is Tensor
 
 
+# ---- higher-order ops ---------------------------------------------------------------------------------------
+
+cond = torch.ops.higher_order.cond
+
+
+def higher_order_type():
+    assert isinstance(cond, _torch.HigherOrderOperator) and cond.name() == "cond"
+
+
+def trees():
+    leaves, treespec = _torch.tree_flatten({"a": [1, None]})
+    assert leaves == [1, None] and isinstance(treespec, _torch.TreeSpec)
+    assert _torch.tree_unflatten([2, 3], treespec) == {"a": [2, 3]}
+    assert _torch.tree_map(lambda v: v + 1, (1, [2])) == (2, [3])
+
+
+def is_traced():
+    x = torch.ones(2)
+    assert not _torch.is_traced(cond, (x,))
+    with Seeing():
+        assert not _torch.is_traced(cond, (x,)), "a mode that knows nothing of the op"
+    with _torch.fake_mode() as mode:
+        assert _torch.is_traced(cond, (x,))
+    assert _torch.is_traced(cond, (mode.from_tensor(x),))
+    seen = []
+    torch.vmap(lambda v: seen.append(_torch.is_traced(cond, (v,))) or v)(x)
+    make_fx(lambda v: seen.append(_torch.is_traced(cond, (v,))) or v)(x)
+    make_fx(lambda v: seen.append(_torch.is_traced(cond, (v,))) or v, pre_dispatch=True)(x)
+    assert seen == [True] * 3
+
+
+def loop_in_python():
+    x = torch.ones(1, requires_grad=True)
+    loop = torch.ops.higher_order.while_loop
+    (y,) = _torch.loop_in_python(loop, lambda x: x.sum() < 10, lambda x: (x * 3,), (x,), ())
+    y.backward()
+    assert (y.item(), x.grad) == (27, 27)
+
+
+def interpreted():
+    def plain(x):
+        return x
+
+    graph = make_fx(lambda x: x * 2)(torch.ones(2))
+    assert _torch.interpreted(plain) is plain and _torch.interpreted(graph) is graph
+    with preserve_node_meta():
+        assert _torch.interpreted(graph) is not graph
+
+
+def trace_graph():
+    graph = _torch.trace_graph(lambda x, n: x * n, [torch.ones(2), 3], vary=False)
+    assert graph(torch.ones(2), 3).tolist() == [3, 3]
+
+
+def is_recorded():
+    seen = []
+    make_fx(lambda x: seen.append(_torch.is_recorded()) or x)(torch.ones(2))
+    with _torch.fake_mode():
+        assert not _torch.is_recorded()
+    assert seen == [True]
+
+
+def on_fakes():
+    x = torch.ones(2, 3).t().requires_grad_()
+    with Seeing(), _torch.on_fakes([x, 3, make_pair(2)]) as (fake, number, pair):
+        assert type(fake) is not Tensor and (fake.shape, fake.stride()) == (x.shape, x.stride())
+        assert number == 3 and type(pair) is Pair and type(pair.a) is type(fake)
+        assert not (fake.requires_grad or torch.is_grad_enabled())
+
+
+def storage_below():
+    x = torch.ones(2)
+    assert _torch.storage_below(x) == _torch.storage_below(x[1:]) != _torch.storage_below(x.clone())
+    with FunctionalTensorMode():
+        views = FunctionalTensor.to_functional(x), FunctionalTensor.to_functional(x[1:])
+        assert _torch.storage_below(views[0]) == _torch.storage_below(views[1])
+    assert _torch.storage_key(views[0]) != _torch.storage_key(views[1])
+
+
+def patch_aliasing_checks():
+    """For what the predicate holds for, Dynamo is given the wrapper and its own storage."""
+    home = torch._dynamo.variables.higher_order_ops
+    nested, two = Nested(make_pair(2), torch.ones(2)), TwoTensor(torch.ones(2), torch.ones(2))
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    node.meta["example_value"] = nested
+    assert (
+        higher_order_utils._collect_fake_inputs([node]) == [nested]
+        and len(home.get_tensor_storages(nested)) == 1
+    )
+    with pytest.raises(NotImplementedError):
+        home.get_tensor_storages(two)
+
+
 CHECKS = {
+    "HigherOrderOperator": higher_order_type,
+    "TreeSpec": trees,
+    "tree_flatten": trees,
+    "tree_map": trees,
+    "tree_unflatten": trees,
+    "is_traced": is_traced,
+    "loop_in_python": loop_in_python,
+    "interpreted": interpreted,
+    "trace_graph": trace_graph,
+    "is_recorded": is_recorded,
+    "on_fakes": on_fakes,
+    "storage_below": storage_below,
+    "patch_aliasing_checks": patch_aliasing_checks,
     "print_options": printing,
     "printing_with": printing,
     "disable_current_modes": disable_current_modes,
@@ -335,5 +450,15 @@ def test_name(name):
 
 
 def test_every_name_has_its_check():
-    own = {n for n in vars(_torch) if not n.startswith("_")} - {"annotations", "Any", "torch"}
+    used = {
+        "annotations",
+        "Any",
+        "Callable",
+        "Iterator",
+        "Sequence",
+        "after_import",
+        "contextlib",
+        "functools",
+    }
+    own = {n for n in vars(_torch) if not n.startswith("_")} - {*used, "torch"}
     assert own == set(CHECKS)

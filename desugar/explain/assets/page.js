@@ -93,7 +93,7 @@ function programRow(p, n, widest) {
     el("span", { class: "timed" }, stageBar(p, widest, 70), el("small", {}, time(p.seconds))),
     el("span", { class: "calls" }, p.calls == null ? "" : many(p.calls, "call")),
     el("span", { class: "share" }, part == null ? null : [el("span", { class: "bar" }, el("i", { style: `width:${part * 100}%` })), el("small", {}, `wrapper ${percent(part)} of ${time(p.cost.call)}`)]),
-    el("span", { class: "why" + (p.error ? " error" : "") }, p.error ? p.error.split("\n")[0] : [p.reason, p.failed.slice(0, 1).map(f => " — " + f), p.failed.length > 1 ? ` (and a check of ${many(p.failed.length - 1, "older program")})` : ""]));
+    el("span", { class: "why" + (p.error ? " error" : "") }, p.error ? p.error.split("\n")[0] : [p.reason, p.failed.map(f => " — " + f)]));
 }
 
 function materialized(list) {
@@ -116,7 +116,7 @@ function program(n) {
     el("nav", {}, el("button", { onclick: () => location.hash = "", title: "All programs (Esc)" }, "All"),
       el("button", { disabled: n === 0, onclick: () => open(n - 1), title: "Previous ([)" }, "←"), el("button", { disabled: n === programs.length - 1, onclick: () => open(n + 1), title: "Next (])" }, "→")),
     el("h1", {}, p.name), el("p", {}, `Program ${n + 1}: ${p.reason}`), p.error ? null : el("p", { class: "words" }, inWords(p)),
-    p.failed.map(text => el("p", { class: "error" }, "The call failed a check of an earlier program: " + text)),
+    p.failed.map(text => el("p", { class: "error" }, "A guard of an earlier program failed: " + text)),
     p.error ? el("pre", { class: "card error row" }, p.error) : null,
     el("div", { class: "tiles" }, tile(time(p.seconds), "to compile" + (p.backend ? " with " + p.backend : "")), p.calls == null ? null : tile(p.calls, "calls"),
       p.cost ? tile(time(p.cost.call), "a call") : null, part == null ? null : tile(percent(part), `wrapper, ${time(p.cost.call * part)} of a call`),
@@ -139,7 +139,7 @@ function inWords(p) {
   const ran = Object.entries(kinds).sort((a, b) => b[1] - a[1]).map(([kind, n]) => `${n} by ${kind}`).join(", ");
   return [taken ? `${taken} among what goes in: taken apart into ${many(wrappers.reduce((sum, x) => sum + inside(x), 0), "tensor")}. ` : "No tensor subclass among what goes in. ",
     `What runs is ${graphs}. `, ran ? `Ops on tensor subclasses: ${ran}. ` : "",
-    p.cost ? `The wrapper makes ${many(p.guards.length, "check")}, does without ${p.left_out.length}, and takes ${time(Math.max(p.cost.call - p.cost.graph, 0))} of a call of ${time(p.cost.call)}.` : ""];
+    p.cost ? `Dynamo checks ${many(p.guards.length, "guard")}; the wrapper does without ${many(p.left_out.length, "check")} of its own, and takes ${time(Math.max(p.cost.call - p.cost.graph, 0))} of a call of ${time(p.cost.call)}.` : ""];
 }
 
 const pane = (title, body) => el("section", { class: "card pane" }, el("h2", {}, title), el("div", {}, body));
@@ -218,7 +218,7 @@ function leaf(x, arrow) {
 
 function signature(p) {
   return el("section", { class: "card" }, el("h2", {}, "Signature"), el("div", { class: "tree" }, p.inputs.map(x => leaf(x, "")),
-    p.captured.length ? el("details", { open: p.captured.length <= 8 }, el("summary", {}, `held by reference: ${many(p.captured.length, "tensor")}`), p.captured.map(x => leaf(x, ""))) : null,
+    p.captured.length ? el("details", { open: p.captured.length <= 8 }, el("summary", {}, `of modules, closures and globals: ${many(p.captured.length, "tensor")}`), p.captured.map(x => leaf(x, ""))) : null,
     p.symbols.length ? p.symbols.map(s => el("div", {}, el("code", { class: "symbolic" }, `${s.name} = ${s.source}`), el("span", { class: "tag" }, ` ${s.value} here`))) : null,
     el("p", {}, "results"), p.outputs.map(x => leaf(x, "→ "))));
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 import threading
@@ -12,11 +11,17 @@ import pytest
 import torch
 
 import desugar
-from desugar.explain.collector import Collector, Meter, _named
-from desugar.explain.records import Leaf, Materialized, Report
+from desugar.explain.collector import Collector, Meter
+from desugar.explain.records import Materialized, Report
 from desugar.explain.text import render_report_text
 from subclasses import strictness
 from tests.desugar.explain.subjects import layer, make_weight, make_x
+
+
+def breaks(x):
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y + 1
 
 
 @pytest.fixture
@@ -45,23 +50,29 @@ def test_the_wrappers_part_is_that_of_each_call_whatever_the_calls_take():
     assert meter.cost.call - meter.cost.graph == pytest.approx(0.1)  # the difference of the medians is 4.1
 
 
-def test_a_check_speaks_of_inner_tensors_as_the_user_does():
-    inner = (Leaf("q", "Pair", inner=(Leaf("first", "Tensor"),)), Leaf("row_scale", "Tensor"))
-    named = functools.partial(
-        _named, names=["x", "w"], leaves=(Leaf("x", "Tensor"), Leaf("w", "Int8", inner=inner))
-    )
-    assert named("tensor 'a0' size mismatch") == "tensor 'x' size mismatch"
-    assert named("tensor 'a1_row_scale'") == "tensor 'w.row_scale'"
-    assert named("a1_q_first is a0, a2") == "w.q.first is x, a2"
-    assert _named("a0_padded", ["tokens"], ()) == "tokens.padded"
-
-
-def test_a_recompile_names_the_check_that_failed(collector):
+def test_a_recompile_names_the_guard_that_failed(collector):
     w = make_weight()
     first, second, third = collect(collector, (make_x(), w), (make_x(5), w), (make_x(), make_weight(axis=1)))
-    assert first.failed == ()
-    assert second.failed == ("tensor 'x' size mismatch at index 0. expected 2, actual 5",)
-    assert all("layout of w" in text and "(1,)" in text for text in third.failed)
+    assert (first.reason, first.failed) == ("first call", ())
+    assert (second.reason, second.failed) == ("a guard failed", ("x.size(0): expected 2, got 5",))
+    assert (third.reason, third.failed) == ("a guard failed", ("w.axis: expected 0, got 1",))
+
+
+def test_a_recompile_behind_dynamo_names_the_guard_that_failed(collector):
+    compiled = torch.compile(layer, backend="desugar", options={"backend": "eager"})
+    with collector.collecting():
+        for w in (make_weight(), make_weight(axis=1)):
+            compiled(make_x(), w)
+    assert collector.report("test").programs[1].failed == ("w.axis: expected 0, got 1",)
+
+
+def test_guards_are_those_of_the_call_and_fail_when_that_says_so(collector):
+    (program,) = collect(collector, (make_x(), make_weight()))
+    assert [guard.text for guard in program.guards][:3] == [
+        "type(w) is Int8Weight",
+        "w has the inner tensors qdata, scale",
+        "w.axis == 0",
+    ]
 
 
 def test_another_mode_is_named(collector):
@@ -100,11 +111,22 @@ def test_fallbacks_are_counted_by_line_traced_and_eager(collector):
 
 
 def test_what_fails_to_compile_is_told(collector):
-    compiled = desugar.compile(lambda x: x + 1 if x.sum() > 0 else x, backend="eager")
+    compiled = desugar.compile(lambda x: x * 2, backend="eager", strict=True)
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged)
     with collector.collecting(), pytest.raises(desugar.DesugarError):
-        compiled(torch.ones(2))
+        compiled(nested)
     (program,) = collector.report("test").programs
     assert "instead" in program.error and program.graphs == ()
+
+
+def test_each_graph_of_a_function_that_breaks_is_told(collector):
+    compiled = desugar.compile(breaks, backend="eager")
+    with collector.collecting():
+        for _ in range(3):
+            assert compiled(torch.ones(2)).tolist() == [3, 3]
+    programs = collector.report("test").programs
+    assert [(program.name, program.calls) for program in programs] == [("breaks", 3), ("breaks", 3)]
+    assert [op.place.text for program in programs for op in program.ops] == ["y = x * 2", "return y + 1"]
 
 
 def test_what_cannot_be_described_does_not_end_the_script(collector, monkeypatch):
@@ -139,7 +161,8 @@ def test_programs_behind_dynamo_are_collected(collector):
 
 
 def test_other_threads_are_heard(collector):
-    compiled = [desugar.compile(lambda x, n=n: x * n, backend="eager") for n in range(4)]
+    fns = lambda x: x * 2, lambda x: x - 1, lambda x: x.sin(), lambda x: x[0]
+    compiled = [desugar.compile(fn, backend="eager") for fn in fns]
     with collector.collecting():
         threads = [threading.Thread(target=fn, args=(torch.ones(2),)) for fn in compiled]
         for thread in threads:
@@ -160,6 +183,7 @@ def test_nothing_is_left_behind(collector):
     watchers = len(strictness.watchers)
     collect(collector, (make_x(), make_weight()))
     assert len(strictness.watchers) == watchers
+    torch.compiler.reset()  # functions of one code share their programs
     compiled = desugar.compile(layer, backend="eager")
     compiled(make_x(), make_weight())
     assert "left out" not in compiled.programs[0].source
@@ -172,7 +196,7 @@ def test_the_report_is_json_and_text(collector):
     report = collector.report("some script")
     json.dumps(report.to_dict())
     text = render_report_text(report)
-    assert "some script: 2 programs" in text and "the call failed: tensor 'x' size" in text
+    assert "some script: 2 programs" in text and "a guard failed: x.size(0): expected 2, got 5" in text
 
 
 def test_a_terminal_is_not_flooded_with_fallbacks():

@@ -101,5 +101,5 @@ def test_a_longest_row_cannot_be_read_in_a_graph():
     import desugar
 
     compiled = desugar.compile(lambda v, n: KeyedJaggedTensor(["a"], v, n)["a"].sum(1), backend="eager")
-    with pytest.raises(ValueError, match="give max_length=, or build it outside"):
+    with pytest.raises(Exception, match="give max_length=, or build it outside"):  # by way of Dynamo's own
         compiled(V, L)

@@ -1,0 +1,398 @@
+"""`desugar.compile` and `desugar.trace`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import operator
+import sys
+import types
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from torch import nn
+
+from desugar import _torch as private, dynamo
+from desugar.compilers import Backend, choose_backend
+from desugar.entry import Calls, Entry, has_frame
+from desugar.errors import DesugarError
+from desugar.guard_filter import keep_guards
+from desugar.listening import Caller, called_by
+from desugar.program import Program
+from subclasses.build import build_functions
+from subclasses.emit import Emitter
+
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=nn.Module)
+
+# -------------------------------------------------------------------------------------------- the public API
+
+
+@overload
+def compile(
+    fn: M,
+    *,
+    backend: str | Callable[..., Any] = ...,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    mode: str | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    strict: bool = ...,
+) -> M: ...
+
+
+@overload
+def compile(
+    fn: Callable[P, R],
+    *,
+    backend: str | Callable[..., Any] = ...,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    mode: str | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    strict: bool = ...,
+) -> CompiledFunction[P, R]: ...
+
+
+@overload
+def compile(
+    fn: None = None,
+    *,
+    backend: str | Callable[..., Any] = ...,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    mode: str | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    strict: bool = ...,
+) -> Callable[[Callable[P, R]], CompiledFunction[P, R]]: ...
+
+
+def compile(  # noqa: PLR0913 - the options of `torch.compile`
+    fn: Any = None,
+    *,
+    backend: str | Callable[..., Any] = "inductor",
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    strict: bool = False,
+) -> Any:
+    """Compiles a function over tensor subclasses down to plain tensors, with the meaning that `torch.compile` gives it.
+
+    Dynamo captures the function and guards what it read; a call whose guards hold goes straight to its program.
+
+    Args:
+        fn: A function, a method, or an `nn.Module`, which gives a module that shares its parameters and state. Left
+            out, the result is a decorator.
+        backend: "inductor", "eager" (runs the plain graphs as they are) or `(gm, inputs) -> callable`.
+        fullgraph: A graph break is an error.
+        dynamic: True: sizes are symbolic from the first call on; False: never; None: those that changed.
+        mode: As for `torch.compile`, with Inductor.
+        options: As for `torch.compile`, with Inductor.
+        strict: What the pass does not take is a `DesugarError`, and does not go to PyTorch's AOTAutograd. The
+            environment variable `DESUGAR_STRICT=1` sets it for everything.
+
+    Returns:
+        A callable like `fn` with `.programs`, a list of the programs met so far, the newest first.
+
+    Raises:
+        ValueError: For an unknown backend, or `mode` or `options` with a backend that takes none.
+        TypeError: If `fn` cannot be called.
+    """
+    choose_backend(backend, mode, options)  # refuses what it does not know
+    rest = {"backend": backend} if backend != "inductor" else {}
+    rest |= {"strict": True} if strict else {}
+    choice = {
+        "backend": backend,
+        "fullgraph": fullgraph,
+        "dynamic": dynamic,
+        "mode": mode,
+        "options": options,
+        "strict": strict,
+    }
+    compile_with = _Compile(fullgraph, dynamic, mode, {**(options or {}), **rest}, choice)
+    return compile_with if fn is None else compile_with(fn)
+
+
+def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
+    """Desugars one call of a function, without running it and without a compiler.
+
+    Args:
+        fn: A function or module over tensors and tensor subclasses.
+        *args: The call's arguments; they are not changed.
+        **kwargs: Those by name.
+
+    Returns:
+        The program: `.forward`, `.backward`, `.joint` are graphs over plain tensors.
+
+    Raises:
+        DesugarError: The pass does not take the function.
+        torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
+    """
+    return capture(fn, args, kwargs, choose_backend("eager"))
+
+
+# -------------------------------------------------------------------------------------------------- capturing
+
+
+class _Captured(Exception):
+    """The graph was handed over; the call is not to go on."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+
+
+def capture(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    backend: Backend,
+    *,
+    reason: str = "traced",
+    dynamic: bool | None = None,
+) -> Program:
+    """Captures one call as a whole graph, and compiles that; the call itself does not run."""
+
+    def stop(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
+        program = dynamo.compile_graph(graph, inputs, backend)
+
+        def run(*leaves: Any) -> Any:
+            raise _Captured(program)
+
+        return run
+
+    target, bound = find_target(fn)
+    if has_frame(target):
+        target = _with_code_of_its_own(target)
+    try:
+        with called_by(Caller(_uncompiled(fn), reason)):
+            _dynamo_context(stop, True, dynamic)(target)(*bound, *args, **kwargs)
+    except _Captured as captured:
+        return captured.program
+    except private.BackendCompilerFailed as error:  # the user asked no backend, but this function
+        raise error.inner_exception from error.inner_exception.__cause__
+    raise DesugarError(
+        f"{getattr(fn, '__qualname__', type(fn).__name__)} computes nothing with tensors, so there is no graph",
+        instead="pass a call that runs ops on its tensors",
+    )
+
+
+def _with_code_of_its_own(fn: types.FunctionType) -> types.FunctionType:
+    """The function with another code object: Dynamo keeps by that what it has made."""
+    copied = types.FunctionType(
+        fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
+    )
+    copied.__kwdefaults__ = fn.__kwdefaults__
+    return copied
+
+
+# ------------------------------------------------------------------------------------------------- what is made
+
+
+@dataclass(frozen=True, slots=True)
+class _Compile:
+    """`compile` with its options, `choice` as the user wrote them."""
+
+    fullgraph: bool
+    dynamic: bool | None
+    mode: str | None
+    options: dict[str, Any]
+    choice: dict[str, Any]
+
+    def __reduce__(self) -> Any:
+        return functools.partial(compile, **self.choice), ()
+
+    def __call__(self, fn: Any) -> Any:
+        if not callable(fn):
+            raise TypeError(
+                f"expected a function or nn.Module, got {type(fn).__name__}; pass what is to be called"
+            )
+        return compiled_module(fn, self) if isinstance(fn, nn.Module) else CompiledFunction(fn, self)
+
+    def calls(self, what: Any, *, is_method: bool = False) -> Calls:
+        """What calls of a function, method or module go through."""
+        target, bound = find_target(what)
+        backend = private.TorchCompileWrapper("desugar", self.mode, self.options, self.dynamic)
+        compiled = _dynamo_context(backend, self.fullgraph, self.dynamic)(target)
+        if has_frame(target) and private.undisabled(compiled) is target:
+            return Entry(target, compiled, backend, what, bound=bound, is_method=is_method)
+        return Calls(functools.partial(compiled, *bound) if bound else compiled, backend, what)
+
+
+def _dynamo_context(backend: Any, fullgraph: bool, dynamic: bool | None) -> Any:
+    """What has Dynamo compile a function with a backend."""
+    context = private.optimize(backend, nopython=fullgraph, dynamic=dynamic, guard_filter_fn=keep_guards)
+    context.enter_exit_hooks.append(private.dynamo_config._make_closure_patcher(**_DYNAMO_OPTIONS))
+    return context
+
+
+# Dynamo's own options for what `desugar.compile` compiles.
+_DYNAMO_OPTIONS = {
+    "record_runtime_overhead": False,  # Dynamo's code is not to measure itself, which costs 1.5 µs a call
+    "skip_nnmodule_hook_guards": False,  # hooks that are added to a module later are to be noticed
+}
+
+
+class CompiledFunction(functools.partial, Generic[P, R]):
+    """A function whose calls run compiled programs.
+
+    It is a `functools.partial` of the generated entry, since nothing else that Python offers is called as fast.
+    """
+
+    __wrapped__: Callable[P, R]
+    _calls: Calls
+    _compile_with: _Compile
+
+    def __new__(cls, fn: Callable[P, R], compile_with: _Compile) -> CompiledFunction[P, R]:
+        """What `compile` makes of a function."""
+        calls = compile_with.calls(fn)
+        compiled = super().__new__(cls, calls.function)
+        functools.update_wrapper(compiled, fn)
+        compiled._calls, compiled._compile_with = calls, compile_with
+        return compiled
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+            """Calls the function: runs the program that fits, compiled now if there is none yet."""
+            ...
+
+    @property
+    def programs(self) -> list[Program]:
+        """The programs met so far, the newest first."""
+        return list(self._calls.programs)
+
+    def __copy__(self) -> CompiledFunction[P, R]:
+        return self._compile_with(self.__wrapped__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction[P, R]:
+        """A compiled function without programs, of a copy of the function (itself, unless it is bound to an object)."""
+        return self._compile_with(copy.deepcopy(self.__wrapped__, memo))
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        """By name where the name leads here, as for any function; else the function and how it is compiled."""
+        if _found_by_name(self):
+            return self.__qualname__  # type: ignore[attr-defined]
+        return self._compile_with, (self.__wrapped__,)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __repr__(self) -> str:
+        name = getattr(self, "__qualname__", self.__wrapped__)
+        return f"desugar.compile({name}, programs={len(self.programs)})"
+
+
+def _found_by_name(compiled: CompiledFunction) -> bool:
+    names = getattr(compiled, "__module__", None), getattr(compiled, "__qualname__", None)
+    if not all(isinstance(name, str) for name in names):
+        return False
+    try:
+        return operator.attrgetter(names[1])(sys.modules[names[0]]) is compiled  # type: ignore[index]
+    except (AttributeError, KeyError):
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------ modules
+
+
+def compiled_module(module: nn.Module, compile_with: _Compile) -> nn.Module:
+    """A module with the state of `module` (the same `__dict__`) whose calls run compiled programs."""
+    module = module_behind(module)
+    calls = compile_with.calls(module, is_method=True)
+
+    def copied(self: nn.Module, memo: dict[int, Any]) -> Any:
+        return compile_with(copy.deepcopy(module, memo))
+
+    def rebuild(self: nn.Module, protocol: Any) -> Any:
+        return compile_with, (module,)
+
+    body = {
+        "__call__": calls.function,
+        "__deepcopy__": copied,
+        "__reduce_ex__": rebuild,
+        "programs": property(lambda self: list(calls.programs)),
+        "_desugar_calls": calls,
+        "_desugar_module": module,
+        "__module__": type(module).__module__,
+        "__doc__": type(module).__doc__,
+    }
+    cls = type(f"Compiled{type(module).__name__}", (type(module),), body)
+    compiled = object.__new__(cls)
+    object.__setattr__(compiled, "__dict__", module.__dict__)
+    return compiled
+
+
+def module_behind(module: nn.Module) -> nn.Module:
+    """The module that was compiled, if it is a compiled one."""
+    return getattr(type(module), "_desugar_module", module)
+
+
+_makers: weakref.WeakKeyDictionary[type, dict[str, Callable[..., Any]]] = weakref.WeakKeyDictionary()
+
+
+def call_of(module: nn.Module) -> types.FunctionType:
+    """A function that calls the module; those of one class share their code, and so what Dynamo makes of it."""
+    parameters = _simple_parameters(module)
+    makers = _makers.setdefault(type(module), {})
+    if parameters not in makers:
+        makers[parameters] = _build_maker(type(module).__name__, parameters)
+    return makers[parameters](module)
+
+
+def _simple_parameters(module: nn.Module) -> str:
+    """The parameters of a module's forward, as text, if they are plain; else those that take anything."""
+    forward = type(module).forward
+    anything = "*args, **kwargs"
+    if "forward" in vars(module) or not isinstance(forward, types.FunctionType):
+        return anything
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    if any(p.kind is not p.POSITIONAL_OR_KEYWORD or p.default is not p.empty for p in parameters):
+        return anything
+    return ", ".join(p.name for p in parameters)
+
+
+def _build_maker(name: str, parameters: str) -> Callable[..., Any]:
+    out = Emitter()
+    out.reserve(*(text.strip(" *") for text in parameters.split(",")))
+    module = out.fresh_name("module")
+    out.writeline(f"def make({module}):")
+    with out.indent():
+        out.writeline(f"def call({parameters}):")
+        with out.indent():
+            out.writeline(f"return {module}({parameters})")
+        out.writeline("return call")
+    return build_functions(out.source, out.namespace, filename=f"<call of {name}>")["make"]
+
+
+# ------------------------------------------------------------------------------------------------- looking inside
+
+
+def find_target(fn: Any) -> tuple[Any, tuple[Any, ...]]:
+    """The function whose frame Dynamo compiles, and what its first parameters are bound to."""
+    if isinstance(fn, CompiledFunction):
+        return find_target(fn.__wrapped__)
+    if isinstance(fn, nn.Module):
+        return call_of(module_behind(fn)), ()
+    if isinstance(fn, types.MethodType) and has_frame(fn.__func__):
+        return fn.__func__, (fn.__self__,)
+    return fn, ()
+
+
+def _uncompiled(fn: Any) -> Any:
+    """What was compiled, if `compile` returned this."""
+    if isinstance(fn, CompiledFunction):
+        return fn.__wrapped__
+    return module_behind(fn) if isinstance(fn, nn.Module) else fn
+
+
+def calls_of(fn: Any) -> Calls | None:
+    """What the calls of something that `compile` returned go through; None for anything else."""
+    if isinstance(fn, CompiledFunction):
+        return fn._calls
+    return getattr(type(fn), "_desugar_calls", None)

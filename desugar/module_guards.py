@@ -1,0 +1,285 @@
+"""Guards of a whole module by what they read: versions of dictionaries, and one look at all parameters.
+
+Dynamo guards a module by a tree that follows every attribute that was read: at hundreds of parameters it outweighs all
+else in a call. Nearly everything in that tree is read from dictionaries (`module.__dict__`, `_modules`, `_parameters`,
+hooks), and CPython counts the changes of each dictionary. While none has changed, each entry is the same object as when
+the guards held. What an object can change in itself is still looked at: the type of a module, and the dtype, device,
+size, stride and `requires_grad` of a parameter, which one call in C++ compares.
+
+So a call checks Dynamo's guards without the part that is settled so, and that nothing has changed. If something has,
+Dynamo decides with all its guards, and the versions are noted anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from desugar import _torch as private
+from desugar.guard_filter import is_generated
+from desugar.values import inner_names, is_wrapper
+
+_FEWEST = 8  # parameters; below, Dynamo's tree is as cheap
+_TABLES = ("_modules", "_parameters", "_buffers")
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+
+# ------------------------------------------------------------------------------------------ what has not changed
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """A module as it was when Dynamo's guards held.
+
+    Attributes:
+        modules, types: All modules in it, and the type of each.
+        dicts: Their dictionaries, and those of their parameters, that hold something.
+        versions: A C++ check of the dictionaries' versions.
+        empty: The dictionaries that hold nothing; most hooks do.
+        tensors: The parameters, and what is inside of them.
+        same_tensors: A C++ check of these.
+        uses: One number: how many calls it was of use to.
+    """
+
+    modules: tuple[nn.Module, ...]
+    types: list[type]
+    dicts: tuple[dict[str, Any], ...]
+    versions: Any
+    empty: tuple[Any, ...]
+    tensors: tuple[Tensor, ...]
+    same_tensors: Any
+    uses: list[int]
+
+    @staticmethod
+    def of(module: nn.Module) -> Unchanged:
+        """The module as it is now."""
+        modules = tuple(module.modules())
+        tables = [vars(m)[name] for m in modules for name in (*_TABLES, *_HOOKS) if name in vars(m)]
+        parameters = tuple({id(p): p for p in module.parameters()}.values())
+        tensors = tuple({id(part): part for p in parameters for part in _with_parts(p)}.values())
+        found = [*map(vars, modules), *tables, *map(vars, tensors)]
+        dicts = tuple(one for one in found if one)
+        return Unchanged(
+            modules,
+            [type(m) for m in modules],
+            dicts,
+            private.dict_version_guards(dicts).check,
+            tuple(one for one in found if not one),
+            tensors,
+            private.TensorGuards(
+                *tensors,
+                dynamic_dims_sizes=[list(tensor.size()) for tensor in tensors],
+                dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+            ).check,
+            [0],
+        )
+
+    def holds(self) -> bool:
+        """Whether all of it is as it was."""
+        if (
+            self.versions(self.dicts)
+            and list(map(type, self.modules)) == self.types
+            and not any(self.empty)
+            and self.same_tensors(*self.tensors)
+        ):
+            self.uses[0] += 1
+            return True
+        return False
+
+
+def _with_parts(tensor: Tensor) -> Iterator[Tensor]:
+    yield tensor
+    for name in inner_names(tensor)[0] if is_wrapper(tensor) else ():
+        yield from _with_parts(getattr(tensor, name))
+
+
+# -------------------------------------------------------------------------------------- the rest of Dynamo's tree
+
+# Guards whose answer is settled by which object it is, as long as that object cannot change.
+_OF_IDENTITY = {
+    "TYPE_MATCH",
+    "ID_MATCH",
+    "EQUALS_MATCH",
+    "NONE_MATCH",
+    "TRUE_MATCH",
+    "FALSE_MATCH",
+    "NOT_NONE",
+}
+_OF_DICTS = {
+    "DICT_CONTAINS",
+    "DICT_LENGTH",
+    "LENGTH_CHECK",
+    "DICT_VERSION",
+    "MAPPING_KEYS_CHECK",
+    "MAPPING_KEYS_GUARD",
+}
+_OF_TENSORS = {"TENSOR_MATCH", "DIMENSION_DYNAMIC_MARKING_GUARD", "NO_TENSOR_ALIASING", "NO_HASATTR"}
+_IMMUTABLE = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    tuple,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+)
+
+_CHILD = re.compile(r"\._modules\['[^']*'\]$")
+_PARAMETER = re.compile(r"\._parameters\['[^']*'\]$")
+_TABLE = re.compile(r"\.(?:__dict__|_modules|_parameters|_\w*hooks\w*)$")
+
+
+def split_guards(root: Any, name: str, module: nn.Module) -> Any:
+    """Dynamo's guards without those of a module that :class:`Unchanged` settles.
+
+    Args:
+        root: Dynamo's root guard manager.
+        name: The variable of the frame that holds the module.
+        module: The module.
+
+    Returns:
+        A root guard manager; None if the module is small, or nothing would be gained.
+    """
+    if sum(1 for _ in module.parameters()) < _FEWEST:
+        return None
+    source = f"L[{name!r}]"
+    top = next((node for node in root.get_child_managers() if node.get_source() == source), None)
+    if top is None or _passes_parameters(root, source):
+        return None
+    settled: set[str] = set()
+    _collect_settled(top, source, settled)
+    if not settled:
+        return None
+    return root.clone_manager(lambda node: node.get_source() not in settled or node.get_source() == source)
+
+
+def _passes_parameters(root: Any, source: str) -> bool:
+    """Whether a parameter comes in by another way: only Dynamo's whole tree knows that it is none of the module's."""
+    others = (node for node in root.get_child_managers() if node.get_source() != source)
+    return any(map(_holds_parameter, others))
+
+
+def _holds_parameter(node: Any) -> bool:
+    kind = node.get_type_of_guarded_value()
+    if isinstance(kind, type) and issubclass(kind, nn.Parameter):
+        return True
+    return any(map(_holds_parameter, node.get_child_managers()))
+
+
+def _collect_settled(node: Any, source: str, settled: set[str]) -> bool:
+    """Notes the sources of nodes that are settled with all below; whether this one is."""
+    children = node.get_child_managers()
+    if _is_settled_by_class(node):
+        settled.add(source)
+        return True
+    found = [_collect_settled(child, child.get_source(), settled) for child in children]
+    if all(found) and _is_settled_itself(node, source, bool(children)):
+        settled.add(source)
+        return True
+    return False
+
+
+def _kinds(node: Any) -> set[str]:
+    return {type(guard).__name__ for guard in node.get_leaf_guards()}
+
+
+def _is_settled_by_class(node: Any) -> bool:
+    """A parameter of a declared class: its inner tensors and its layout stand in its dictionary."""
+    kind = node.get_type_of_guarded_value()
+    return bool(_PARAMETER.search(node.get_source())) and isinstance(kind, type) and is_generated(kind)
+
+
+def _is_settled_itself(node: Any, source: str, has_children: bool) -> bool:
+    kind, guards = node.get_type_of_guarded_value(), _kinds(node)
+    if not isinstance(kind, type):
+        return False
+    if issubclass(kind, nn.Module):
+        return (bool(_CHILD.search(source)) or "." not in source) and guards <= _OF_IDENTITY
+    if issubclass(kind, dict):
+        return bool(_TABLE.search(source)) and guards <= _OF_IDENTITY | _OF_DICTS
+    if kind in (Tensor, nn.Parameter):
+        return bool(_PARAMETER.search(source)) and guards <= _OF_TENSORS | _OF_IDENTITY and not has_children
+    return issubclass(kind, _IMMUTABLE) and guards <= _OF_IDENTITY | _OF_DICTS
+
+
+# ------------------------------------------------------------------------------------------------------ together
+
+_LEAST_USES = 20  # calls between one noting and the next, which costs as much as some ten calls
+_STRIKES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleGuards:
+    """The guards of one module in a frame.
+
+    Attributes:
+        name: The variable of the frame that holds it.
+        module: The module.
+        rest: Dynamo's guards without the module's.
+        unchanged: What the module's guards read, as it was when they held.
+        strikes: How often the module has changed soon after.
+    """
+
+    name: str
+    module: nn.Module
+    rest: Any
+    unchanged: Unchanged
+    strikes: int = 0
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether the module changes too often for this to be of use."""
+        return self.strikes >= _STRIKES
+
+    def hold(self) -> bool:
+        """Whether nothing has changed that the module's guards read."""
+        return self.unchanged.holds()
+
+
+def note_module_guards(
+    root: Any, frame: dict[str, Any], names: Sequence[str], earlier: ModuleGuards | None
+) -> ModuleGuards | None:
+    """Notes what the guards of a frame's module read, if all guards hold now.
+
+    Args:
+        root: Dynamo's root guard manager.
+        frame: The variables of the frame.
+        names: Those that are the same in every call.
+        earlier: What was noted before, and holds no more.
+
+    Returns:
+        None where there is no large module among them, or the guards do not hold; what was noted before, with a
+        strike, where it has changed too soon.
+    """
+    if earlier is not None and earlier.unchanged.uses[0] < _LEAST_USES:
+        earlier = replace(earlier, strikes=earlier.strikes + 1)
+        if earlier.is_given_up:
+            return earlier
+    for name in names:
+        module = frame[name]
+        if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule):
+            continue
+        rest = split_guards(root, name, module) if earlier is None else earlier.rest
+        if rest is None:
+            continue
+        unchanged = Unchanged.of(module)
+        if root.check(frame) and unchanged.holds():
+            strikes = 0 if earlier is None else earlier.strikes
+            return ModuleGuards(name, module, rest, unchanged, strikes)
+    return earlier

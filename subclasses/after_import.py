@@ -1,0 +1,40 @@
+"""Running a function on a module that is slow to import, as soon as somebody imports it."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def after_import(name: str, then: Callable[[Any], None]) -> None:
+    """Calls a function with the module of a name: now if it is imported already, else at the end of its import."""
+    module = sys.modules.get(name)
+    if module is None:
+        sys.meta_path.insert(0, _Finder(name, then))
+    else:
+        then(module)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module, once, as the finders after it do, and adds a function to its loader."""
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self.name, self.then = name, then
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                self.then(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

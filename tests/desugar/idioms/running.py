@@ -1,0 +1,189 @@
+"""Idioms of Python around tensors: how one is run, what is recorded of it, and how it is compared with eager mode.
+
+An idiom is a generator function. It gets `compile_`, calls what `compile_` makes of a function several times, changes
+the function's surroundings between the calls, and yields everything that a caller can see after each of them. What is
+yielded is recorded at once, so that later writes to it do not count. The idiom runs in eager mode, where `compile_`
+returns its argument, and behind a door; both records must be equal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import desugar
+from tests.desugar.classes import plain_parts
+from tests.desugar.judge import aliasing, facts, identities
+
+Compile = Callable[[Any], Any]
+Idiom = Callable[[Compile], Iterator[Any]]
+
+# ---------------------------------------------------------------------------------------------------- the doors
+
+
+def eager(fn: Any) -> Any:
+    """The judge."""
+    return fn
+
+
+def by_desugar(fn: Any) -> Any:
+    """The front door, its graphs run as they are."""
+    return desugar.compile(fn, backend="eager")
+
+
+def by_torch(fn: Any) -> Any:
+    """The pass as a backend of `torch.compile`, its graphs run as they are."""
+    return torch.compile(fn, backend="desugar", options={"backend": "eager"})
+
+
+def by_stock(fn: Any) -> Any:
+    """PyTorch without this library."""
+    return torch.compile(fn, backend="aot_eager")
+
+
+DOORS = {"desugar.compile": by_desugar, "torch.compile": by_torch}
+STOCK = "stock"
+
+# ------------------------------------------------------------------------------------------ idioms and exceptions
+
+
+@dataclasses.dataclass(frozen=True)
+class Unlike:
+    """An idiom with another outcome than in eager mode.
+
+    Args:
+        outcome: `differs`, or the name of the type of the error that eager mode does not raise; several of them
+            where they differ between releases of PyTorch.
+        reason: Why the outcome is right.
+        fixed_in: The first PyTorch release where the outcome is the one of eager mode.
+        doors: The doors that have this outcome; behind the others, the idiom is as in eager mode.
+    """
+
+    outcome: str | tuple[str, ...]
+    reason: str
+    fixed_in: str | None = None
+    doors: tuple[str, ...] = (*DOORS, STOCK)
+
+    def holds(self, door: str) -> bool:
+        return door in self.doors and not (self.fixed_in and torch.__version__ >= self.fixed_in)
+
+
+IDIOMS: dict[str, Idiom] = {}
+
+
+def idiom(scenario: Idiom) -> Idiom:
+    """Registers an idiom under its name."""
+    assert scenario.__name__ not in IDIOMS, f"there are two idioms {scenario.__name__}"
+    IDIOMS[scenario.__name__] = scenario
+    return scenario
+
+
+def check_idiom(name: str, door: str, unlike: Unlike | None = None) -> None:
+    """Runs an idiom in eager mode and compiled.
+
+    Args:
+        name: Which idiom.
+        door: How to compile; `STOCK` is PyTorch without this library.
+        unlike: The exception, if there is one for this idiom.
+
+    Raises:
+        AssertionError: The outcome is not the one that was expected.
+    """
+    compile_ = by_stock if door == STOCK else DOORS[door]
+    want = run(IDIOMS[name], eager)
+    if unlike is None or not unlike.holds(door):
+        assert_equal(run(IDIOMS[name], compile_), want)
+    else:
+        wanted = (unlike.outcome,) if isinstance(unlike.outcome, str) else unlike.outcome
+        assert outcome(IDIOMS[name], compile_, want) in wanted, unlike.reason
+
+
+def outcome(idiom: Idiom, compile_: Compile, want: list[Any]) -> str:
+    """`equal`, `differs`, or the name of the type of the error."""
+    try:
+        got = run(idiom, compile_)
+    except Exception as error:  # noqa: BLE001 - the table of exceptions names its type
+        return type(error).__name__
+    try:
+        assert_equal(got, want)
+    except AssertionError:
+        return "differs"
+    return "equal"
+
+
+# -------------------------------------------------------------------------------------------------- one run
+
+
+def run(idiom: Idiom, compile_: Compile) -> list[Any]:
+    """The records of one run, which starts from fixed seeds."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+    with contextlib.closing(idiom(compile_)) as steps:
+        return list(map(record, steps))  # a loop's variable would keep a result alive over the next call
+
+
+def raised(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The result of a call, or the type of the error and, if that is a user's, its text."""
+    try:
+        return fn(*args, **kwargs)
+    except (AttributeError, NameError, TypeError) as error:
+        return type(
+            error
+        ).__name__  # Python's text names the function that was called, which may be a wrapper
+    except (LookupError, ValueError) as error:
+        return type(error).__name__, error.args
+
+
+def record(value: Any) -> list[Any]:
+    """Structure, and of every tensor type, metadata, sizes, aliasing, values and `.grad`."""
+    tensors: list[Tensor] = []
+    structure = _structure(value, tensors)
+    for tensor in tensors:  # grows while it is read: a gradient may have one itself
+        if tensor.is_leaf and tensor.grad is not None:
+            structure = (structure, _structure(tensor.grad, tensors))
+    values = [[part.detach().clone() for part in plain_parts(tensor)] for tensor in tensors]
+    return [structure, [facts(tensor) for tensor in tensors], aliasing(tensors), identities(tensors), values]
+
+
+def _structure(value: Any, tensors: list[Tensor]) -> Any:
+    """The value with every tensor replaced by its number."""
+    kind = type(value).__qualname__
+    match value:
+        case Tensor():
+            tensors.append(value)
+            return f"tensor {len(tensors) - 1}"
+        case dict():
+            items = [(_structure(key, tensors), _structure(entry, tensors)) for key, entry in value.items()]
+            return kind, items
+        case tuple() | list() | deque():
+            return kind, [_structure(entry, tensors) for entry in value]
+        case set() | frozenset():
+            return kind, sorted(map(repr, value))
+        case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = dataclasses.fields(value)
+            return kind, [(field.name, _structure(getattr(value, field.name), tensors)) for field in fields]
+    return kind, value
+
+
+def assert_equal(got: list[Any], want: list[Any]) -> None:
+    """Compares the records of two runs."""
+    assert len(got) == len(want)
+    for number, (records, wanted) in enumerate(zip(got, want, strict=True)):
+        for name, g, w in zip(
+            ("structure", "facts", "aliasing", "identities"), records, wanted, strict=False
+        ):
+            assert g == w, f"{name} of record {number}: got {g}, expected {w}"
+        for tensor, (parts, expected) in enumerate(zip(records[4], wanted[4], strict=True)):
+            for part, other in zip(parts, expected, strict=True):
+                message = f"tensor {tensor} of record {number}: got {part}, expected {other}"
+                assert torch.allclose(part, other, rtol=1e-4, atol=1e-5, equal_nan=True), message

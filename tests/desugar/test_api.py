@@ -1,0 +1,424 @@
+"""`desugar.compile` and `desugar.trace` as their users meet them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import linecache
+import pickle
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import desugar
+from desugar import dynamo
+from tests.desugar.classes import Int8Like, Pair, TwoTensor, make, plain_parts
+from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
+
+# ---- functions -----------------------------------------------------------------------------------------------
+
+
+def test_a_decorator_with_options():
+    @desugar.compile(backend="eager", dynamic=True)
+    def double(x):
+        return x * 2
+
+    judge(lambda x: x * 2, lambda: (make(Pair, 3, grad=True),), double)
+    assert double.__name__ == "double" and double.programs[0].is_dynamic
+    with pytest.raises(TypeError, match="got int"):
+        desugar.compile(backend="eager")(3)
+    with pytest.raises(ValueError, match="backend"):
+        desugar.compile(backend="none such")
+
+
+def test_a_deep_copy_of_a_compiled_function():
+    compiled = by_pass(lambda x: x * 2)
+    compiled(torch.ones(2))
+    copied = copy.deepcopy(compiled)
+    assert len(compiled.programs) == 1 and copied.programs == []
+    judge(lambda x: x * 2, lambda: (make(Pair, 3, grad=True),), copied)
+    assert len(compiled.programs) == 1  # the copy has the same code, so it knows that program, too
+
+
+def test_a_deep_copy_of_what_holds_compiled_functions():
+    class Holder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inside = nn.Linear(2, 2)
+            self.run = desugar.compile(self.inside.forward, backend="eager")
+
+        def forward(self, x):
+            return self.run(x)
+
+    holder, x = Holder(), torch.ones(1, 2)
+    want = holder(x)
+    copied = copy.deepcopy(holder)
+    with torch.no_grad():
+        copied.inside.weight.zero_()
+        copied.inside.bias.zero_()
+    assert torch.equal(copied(x), torch.zeros(1, 2)) and torch.equal(holder(x), want)
+
+
+def test_a_deep_copy_of_a_compiled_module_keeps_the_backend():
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph
+
+    compiled = desugar.compile(nn.Linear(2, 2), backend=backend)
+    copied = copy.deepcopy(compiled)
+    copied(torch.ones(1, 2))
+    assert len(seen) == 1 and compiled.programs == [] and copied.weight is not compiled.weight
+
+
+def documented(x, *, by=2):
+    """Multiplies."""
+    return x * by
+
+
+def test_a_compiled_function_looks_like_the_function():
+    compiled = by_pass(documented)
+    assert (compiled.__name__, compiled.__doc__, compiled.__wrapped__) == (
+        "documented",
+        "Multiplies.",
+        documented,
+    )
+    assert "documented" in repr(compiled) and compiled.programs == []
+    compiled(torch.ones(2), by=3)
+    compiled(torch.ones(2), by=4)
+    assert len(compiled.programs) == 2 and compiled.programs[0].is_dynamic
+
+
+def test_the_newest_program_stands_first():
+    compiled = by_pass(documented)
+    compiled(torch.ones(2))
+    first = compiled.programs[0]
+    compiled(make(Pair, 2))
+    assert len(compiled.programs) == 2 and compiled.programs[1] is first
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_numbers_that_change_make_two_programs(kind):
+    compiled = by_pass(documented)
+    for by in range(2, 22):
+        assert torch.equal(compiled(torch.ones(2), by=kind(by)), torch.full((2,), float(by)))
+    assert len(compiled.programs) == 2
+
+
+def test_methods():
+    class Scaler:
+        def __init__(self, by):
+            self.by = by
+
+        @by_pass
+        def scaled(self, x):
+            return x * self.by
+
+    two, three, x = Scaler(2), Scaler(3), make(Pair, 3)
+    assert torch.equal(two.scaled(x).a, x.a * 2) and torch.equal(three.scaled(x).a, x.a * 3)
+    assert torch.equal(by_pass(F.relu)(x).b, F.relu(x.b))
+
+
+def test_bad_calls_of_compile():
+    with pytest.raises(TypeError, match="got int; pass what is to be called"):
+        desugar.compile(3)
+    with pytest.raises(ValueError, match="expected backend"):
+        desugar.compile(documented, backend="nothing")
+    with pytest.raises(ValueError, match='with backend="inductor" only'):
+        desugar.compile(documented, backend="eager", mode="max-autotune")
+
+
+def test_wrong_arguments_raise_as_in_eager_mode():
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        by_pass(documented)(torch.ones(2), wrong=1)
+    with pytest.raises(TypeError, match="missing 1 required"):
+        by_pass(documented)()
+
+
+# ---- modules -------------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """A module with a subclass parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.drop = nn.Linear(6, 6), nn.Dropout(0.5)
+        self.weight = nn.Parameter(make(TwoTensor, 6))
+        self.register_buffer("shift", torch.ones(6))
+
+    def forward(self, x):
+        return self.drop(self.linear(x) * self.weight + self.shift).relu()
+
+
+def test_training_a_module():
+    module = Net()
+    twin = copy.deepcopy(module)
+    compiled = by_pass(twin)
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1, momentum=0.9) for m in (module, compiled)]
+    for step in range(4):
+        x, grads = torch.randn(4, 6), []
+        for net, optimizer in zip((module, compiled), optimizers, strict=True):
+            torch.manual_seed(step)
+            loss = net(x).sum()
+            loss.backward(torch.ones_like(loss))
+            grads.append([p.grad for p in net.parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+        assert_same_values(grads[1], grads[0])
+    assert_same_values(list(twin.parameters()), list(module.parameters()))
+    assert len(compiled.programs) == 1
+
+
+def test_a_compiled_module_is_the_module():
+    module = Net().eval()
+    compiled = by_pass(module)
+    assert isinstance(compiled, Net) and compiled.__doc__ == Net.__doc__
+    assert list(compiled.state_dict()) == list(module.state_dict())
+    assert [id(p) for p in compiled.parameters()] == [id(p) for p in module.parameters()]
+    compiled.shift = torch.zeros(6)
+    assert module.shift.sum() == 0
+    assert not compiled.training and compiled.train().training and module.training
+
+
+def test_moving_a_module():
+    compiled, module = by_pass(Net().eval()), Net()
+    module.load_state_dict(compiled.state_dict())
+    compiled.double()
+    judge(module.eval().double(), lambda: (torch.randn(2, 6, dtype=torch.float64),), compiled)
+
+
+def test_copies_and_pickles_compile_anew():
+    compiled, x = by_pass(Net().eval()), torch.randn(2, 6)
+    want = compiled(x)
+    copied = copy.deepcopy(compiled)
+    assert copied.linear.weight is not compiled.linear.weight
+    assert_same_values([copied(x).detach()], [want.detach()])
+    pickled = pickle.loads(pickle.dumps(by_pass(nn.Linear(2, 2))))
+    assert isinstance(pickled, nn.Linear)
+
+
+def test_a_weight_that_is_a_subclass():
+    linear = nn.Linear(4, 3)
+    linear.weight = nn.Parameter(make(Int8Like, 3, 4), requires_grad=False)
+    judge(linear, lambda: (torch.randn(2, 4, requires_grad=True),), calls=2)
+
+
+# ---- many programs -------------------------------------------------------------------------------------------
+
+
+def test_beyond_the_limit_of_recompilations_it_runs_eager():
+    def fn(x, mode):
+        return x * len(mode)
+
+    compiled = by_pass(fn)
+    with torch._dynamo.config.patch(recompile_limit=3):
+        for n in range(6):
+            assert compiled(torch.ones(2), "a" * n)[0] == n
+    assert len(compiled.programs) == 3
+    torch._dynamo.reset()
+    strict = by_pass(fn, fullgraph=True)
+    with torch._dynamo.config.patch(recompile_limit=1):
+        strict(torch.ones(2), "")
+        with pytest.raises(torch._dynamo.exc.FailOnRecompileLimitHit):
+            strict(torch.ones(2), "a")
+
+
+# ---- one inside the other ------------------------------------------------------------------------------------
+
+
+def test_compiled_inside_compiled():
+    inside = by_pass(lambda x: x * 2)
+    judge(lambda x: inside(x) + 1, lambda: (make(TwoTensor, 3, grad=True),))
+
+
+def test_recursion():
+    @by_pass
+    def power(x, n):
+        return x if n == 0 else power(x * 2, n - 1)
+
+    assert power(torch.ones(2), 3)[0] == 8
+
+
+def test_inside_torch_compile():
+    compiled = by_pass(lambda x: x * 2)
+    outer = torch.compile(lambda x: compiled(x) + 1, backend="eager")
+    judge(lambda x: x * 2 + 1, lambda: (make(TwoTensor, 3, grad=True),), outer)
+
+
+def test_under_functorch_the_function_itself_runs():
+    compiled, x = by_pass(lambda x: x * x), torch.arange(3.0)
+    assert torch.equal(torch.func.vmap(compiled)(x), x * x)
+    assert torch.equal(torch.func.grad(lambda x: compiled(x).sum())(x), 2 * x)
+    assert compiled.programs == []
+
+
+def test_checkpoint_outside():
+    compiled = by_pass(lambda x: (x * x).sin())
+    judge(
+        lambda x: (x * x).sin(),
+        lambda: (make(TwoTensor, 3, grad=True),),
+        lambda x: checkpoint(compiled, x, use_reentrant=False),
+    )
+
+
+# ---- threads -------------------------------------------------------------------------------------------------
+
+
+def test_threads_compile_and_call(monkeypatch):
+    compiled, built, errors = by_pass(lambda x, y: (x * y).sin()), [], []
+    build = dynamo.compile_graph
+    monkeypatch.setattr(dynamo, "compile_graph", lambda *args: built.append(1) or build(*args))
+    barrier = threading.Barrier(6)
+
+    def work():
+        barrier.wait()
+        for _ in range(10):
+            x, y = make(TwoTensor, 2, 3, grad=True), torch.randn(3, requires_grad=True)
+            out = compiled(x, y)
+            out.backward(torch.ones_like(out))
+            torch.testing.assert_close(x.grad.a, torch.cos(x.a * y) * y)
+
+    def guarded():
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - reported by the main thread
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == [] and 1 <= len(built) <= 6  # Dynamo does not look again when it has waited for its lock
+
+
+# ---- nothing is kept -----------------------------------------------------------------------------------------
+
+
+def test_programs_and_their_text_go_with_the_function():
+    def once():
+        compiled = by_pass(lambda x: x * x)
+        out = compiled(make(TwoTensor, 3, grad=True))
+        out.backward(torch.ones_like(out))
+        (program,) = compiled.programs
+        return [weakref.ref(o) for o in (program, program.forward, program.backward, compiled)]
+
+    once()
+    torch.compiler.reset()  # Dynamo keeps what it compiled with the code of the function
+    gc.collect()
+    lines = {name for name in linecache.cache if "desugar_wrapper" in name}
+    alive = once()
+    torch.compiler.reset()
+    gc.collect()
+    assert alive[-1]() is None  # programs go when Dynamo lets go of the code
+    assert {name for name in linecache.cache if "desugar_wrapper" in name} <= lines
+
+
+def test_no_text_of_graphs_is_kept():
+    def once():
+        by_pass(lambda x: x * x)(make(TwoTensor, 3, grad=True).detach())
+        torch.compiler.reset()
+        gc.collect()
+        return len([name for name in linecache.cache if "desugar_wrapper" in name])
+
+    once()
+    assert once() >= once()  # what earlier tests left may go meanwhile
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_arguments_are_not_kept(grad):
+    compiled, x = by_pass(lambda x: x * x), make(TwoTensor, 3, grad=grad)
+    refs = [weakref.ref(t) for t in (x, *plain_parts(x))]
+    compiled(x)
+    del x
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 3
+
+
+def test_results_are_freed_at_once():
+    compiled, x = by_pass(lambda x: x * x), make(TwoTensor, 3, grad=True)
+    compiled(x)
+    gc.collect()
+    gc.disable()
+    try:
+        out = compiled(x)
+        refs = [weakref.ref(t) for t in (out, *plain_parts(out))]
+        del out
+        assert [ref() for ref in refs] == [None] * 3
+    finally:
+        gc.enable()
+
+
+# ---- trace ---------------------------------------------------------------------------------------------------
+
+
+def test_trace_gives_a_program_and_runs_nothing():
+    calls = []
+
+    def fn(x, k=None):
+        calls.append(x)
+        return x * 2 if k is None else (x * k, x + k)
+
+    x = make(TwoTensor, 3, grad=True)
+    program = desugar.trace(fn, x)
+    assert isinstance(program, desugar.Program) and not any(call is x for call in calls)
+    assert desugar.trace(fn, x, k=1).outputs != program.outputs
+
+
+def test_a_pickled_module_keeps_how_it_is_compiled():
+    pickled = pickle.loads(pickle.dumps(by_pass(nn.Linear(2, 2), dynamic=True)))
+    pickled(torch.ones(3, 2))
+    pickled(torch.ones(4, 2))
+    assert len(pickled.programs) == 1 and pickled.programs[0].is_dynamic
+    assert pickled._desugar_calls.backend.kwargs["options"] == {"backend": "eager"}
+    stored = io.BytesIO()
+    torch.save(pickled, stored)
+    stored.seek(0)
+    assert torch.load(stored, weights_only=False).programs == []
+
+
+def triple(x):
+    return x * 3
+
+
+@desugar.compile(backend="eager")
+def quadruple(x):
+    return x * 4
+
+
+def test_compiled_functions_are_pickled():
+    assert pickle.loads(pickle.dumps(quadruple)) is quadruple
+    compiled = by_pass(triple)
+    compiled(torch.ones(2))
+    pickled = pickle.loads(pickle.dumps(compiled))
+    assert pickled(torch.ones(2)).tolist() == [3, 3] and len(pickled.programs) == 1
+    assert pickled._calls.backend.kwargs["options"] == {"backend": "eager"}
+    with pytest.raises((AttributeError, pickle.PicklingError), match="lambda"):
+        pickle.dumps(by_pass(lambda x: x))
+
+
+def test_a_lazy_module_is_made_by_its_first_call():
+    for make_module in (lambda: nn.Sequential(nn.LazyLinear(3), nn.ReLU()), lambda: nn.LazyLinear(3)):
+        module, x = make_module(), torch.ones(2, 4)
+        compiled = by_pass(module)
+        first = compiled(x)
+        assert module.state_dict()
+        assert torch.equal(compiled(x), first) and torch.equal(module(x), first)
+
+
+def test_parameters_among_the_arguments_are_known():
+    def fn(x):
+        return x * 2 if isinstance(x, nn.Parameter) else x * 5
+
+    for way in (by_pass, by_dynamo):
+        compiled = way(fn)
+        for x in (torch.ones(2), nn.Parameter(torch.ones(2)), torch.ones(2), nn.Parameter(make(Pair, 2))):
+            assert_same_values([compiled(x).detach()], [fn(x).detach()])

@@ -1,0 +1,299 @@
+"""Sizes and ints that change from call to call: at most two programs for ever-new ones, and one for 0 and 1 each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import desugar
+from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, Tagged, TwoTensor, make
+from tests.desugar.idioms.running import by_stock
+from tests.desugar.judge import by_dynamo, by_pass, judge
+from tests.desugar.programs import assert_programs
+
+NEW = [4, 5, 6, 7, 2, 9, 30]
+
+
+def rows(*classes, grad=True, width=6):
+    """Calls with ever-new numbers of rows, one argument of each class."""
+    return [lambda n=n: tuple(make(cls, n, width, grad=grad) for cls in classes) for n in NEW]
+
+
+# ---- sizes ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [*EVERY, torch.Tensor])
+def test_ever_new_sizes_take_two_programs(cls):
+    compiled = assert_programs(lambda x: (x * 2, x.sin().sum()), rows(cls), 2)
+    assert [p.is_dynamic for p in compiled.programs] == [True, cls is Labeled]  # which has a dynamic int
+
+
+@pytest.mark.parametrize("cls", [TwoTensor, Pair, Labeled, Tagged, Nested])
+def test_several_arguments_and_dimensions(cls):
+    calls = [
+        lambda n=n: (make(cls, n, n + 3, grad=True), torch.randn(n + 3, 2, requires_grad=True)) for n in NEW
+    ]
+    assert_programs(lambda x, y: (x @ y, y.shape[0]), calls, 2)
+
+
+@pytest.mark.parametrize("cls", [TwoTensor, Pair])
+def test_dynamic_from_the_start(cls):
+    assert_programs(lambda x: (x * 2, x.cos()), rows(cls), 1, dynamic=True)
+
+
+def test_static():
+    calls = rows(Pair)
+    assert_programs(lambda x: x * 2, [*calls, *calls], len(NEW), dynamic=False)
+
+
+@pytest.mark.parametrize("cls", [TwoTensor, Pair, Halves])
+def test_zero_and_one_have_programs_of_their_own(cls):
+    calls = [lambda n=n: (make(cls, n, 6, grad=True),) for n in (4, 5, 0, 1, 2, 0, 1, 8)]
+    assert_programs(lambda x: (x * 2, x.sum()), calls, 4)
+
+
+def test_sizes_equal_by_chance_are_not_tied():
+    sizes = [(4, 4), (5, 5), (6, 7), (8, 3)]
+    calls = [lambda n=n: (make(TwoTensor, n[0], 3, grad=True), torch.randn(n[1], 2)) for n in sizes]
+    assert_programs(lambda x, y: (x * 2, y * 2), calls, 2)
+
+
+def split(cls, left, right):
+    return lambda: (cls(torch.randn(3, left), torch.randn(3, right)).requires_grad_(),)
+
+
+@pytest.mark.parametrize("cls", [Halves, Beside])
+def test_outer_sizes_that_are_sums_of_inner_ones(cls):
+    """Dynamo takes no symbol of an outer size that is a sum, in PyTorch's own compiler as well."""
+    sizes = [(2, 2), (3, 3), (4, 5), (7, 2)]
+    assert_programs(lambda x: x * 2, [split(cls, *size) for size in sizes], len(sizes), dynamic=False)
+    for door in (by_stock, by_pass):
+        torch.compiler.reset()
+        compiled = door(lambda x: x * 2)
+        compiled(*split(cls, 2, 2)())
+        with pytest.raises(AssertionError, match="only expect to bind basic symbols"):
+            compiled(*split(cls, 3, 3)())
+        compiled(*split(cls, 2, 2)())
+
+
+@pytest.mark.parametrize(
+    ("fn", "count"),
+    [
+        (lambda x: x * x.shape[0] + 1, 2),
+        (lambda x: (x * 2).view(-1), 2),
+        (lambda x: x * 2 if x.shape[0] > 10 else x + 1, 3),
+        (lambda x: (x @ x.t()).relu(), 2),
+        (lambda x: torch.cat([x, x]).sum(0), 2),
+        (lambda x: x.unsqueeze(0).expand(2, -1, -1) * 1, 2),
+        (lambda x: (x.shape[0], x.size(0) * 2 + 1, x * 2), 2),
+    ],
+    ids=["arithmetic", "view", "branch", "matmul", "cat", "expand", "ints"],
+)
+def test_what_functions_do_with_sizes(fn, count):
+    assert_programs(fn, rows(TwoTensor), count)
+
+
+def test_a_divisible_size_is_a_guard():
+    calls = [lambda n=n: (make(Pair, n, 3, grad=True),) for n in (4, 6, 8, 10)]
+    assert_programs(lambda x: (x * 2).reshape(2, -1), calls, 2)
+
+
+def test_strides_that_follow_from_sizes():
+    calls = [
+        lambda n=n: (TwoTensor(torch.randn(3, n).t(), torch.randn(3, n).t()).requires_grad_(),) for n in NEW
+    ]
+    assert_programs(lambda x: x * 2, calls, 2)
+
+
+def test_offset_into_storage():
+    calls = [
+        lambda n=n: (TwoTensor(torch.randn(n, 6)[:, 1:4], torch.randn(n, 6)[:, 1:4]).requires_grad_(),)
+        for n in NEW
+    ]
+    assert_programs(lambda x: x * 2, calls, 2)
+
+
+def test_sizes_in_the_result():
+    assert_programs(lambda x: (x.shape, x * 2), rows(Pair), 2)
+
+
+def test_missing_tangents_of_dynamic_results():
+    fn = lambda x, y: (x * 2, (x * y).sum(), y.sin())  # noqa: E731
+    compiled = by_pass(fn)
+    for n, missing in zip(NEW, [[], [0], [1], [2], [0, 1], [0, 2], [1, 2]], strict=True):
+        judge(
+            fn,
+            lambda n=n: (make(TwoTensor, n, 3, grad=True), torch.randn(n, 3, requires_grad=True)),
+            compiled,
+            missing=missing,
+        )
+    assert len(compiled.programs) == 2
+
+
+# ---- dynamic ints --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_dynamic_ints(grad):
+    def call(count):
+        x = Labeled(torch.randn(2, 3), torch.randn(2, 3), count=count)
+        return (x.requires_grad_(grad),)
+
+    assert_programs(lambda x: x * x.count, [lambda n=n: call(n) for n in NEW], 2)
+
+
+def test_dynamic_ints_zero_and_one():
+    calls = [lambda n=n: (Labeled(torch.randn(3), count=n),) for n in (3, 4, 0, 1, 5, 0, 1)]
+    assert_programs(lambda x: (x * x.count, x.count), calls, 4)
+
+
+def test_a_dynamic_int_of_a_result():
+    calls = [lambda n=n: (torch.randn(n, 2),) for n in NEW]
+    assert_programs(lambda x: Labeled(x * 2, count=x.shape[0], label="w"), calls, 2)
+
+
+# ---- numbers as results --------------------------------------------------------------------------------------
+
+NUMBERS = {
+    "a quotient": lambda x: (x * 2, x.shape[0] / 2),
+    "a quotient alone": lambda x: x.shape[0] / 4,
+    "a product and a quotient": lambda x: (x.shape[0] * 2, x.shape[0] * 2.0, x.sin()),
+    "a root": lambda x: (x.shape[0] ** 0.5, x * 2),
+    "a comparison": lambda x: (x.shape[0] > 5, x * 2),
+    "a comparison alone": lambda x: x.shape[0] == 6,
+    "a division that leaves no rest": lambda x: (x.shape[0] // 2, x.shape[0] % 2, x * 2),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_numbers_computed_from_sizes(name, grad, dynamic):
+    compiled = by_pass(NUMBERS[name], dynamic=dynamic)
+    for n in NEW:
+        judge(NUMBERS[name], lambda n=n: (torch.randn(n, 2, requires_grad=grad),), compiled)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.bool])
+@pytest.mark.parametrize(
+    "fn", [lambda x: x.sum().item(), lambda x: x.tolist(), lambda x: (x * 2, x[0].item())]
+)
+def test_numbers_that_only_data_tells_as_results(fn, dtype):
+    compiled = by_pass(fn)
+    for first in (1, 0):
+        judge(fn, lambda first=first: (torch.tensor([first, 1], dtype=dtype),), compiled)
+
+
+def test_numbers_in_training():
+    def fn(x):
+        return x.sin(), x.detach().sum().item(), x.shape[0] / 2
+
+    compiled = by_pass(fn)
+    for n in NEW:
+        judge(fn, lambda n=n: (torch.randn(n, requires_grad=True),), compiled)
+
+
+def test_numbers_through_inductor():
+    def fn(x):
+        return x.sin(), x.detach().sum().item(), x.shape[0] / 2
+
+    judge(fn, lambda: (torch.arange(4.0, requires_grad=True),), desugar.compile(fn, dynamic=True))
+
+
+# ---- marks ---------------------------------------------------------------------------------------------------
+
+
+def marked(mark, n):
+    x = torch.randn(n, 3, requires_grad=True)
+    mark(x, 0)
+    return (x,)
+
+
+@pytest.mark.parametrize("mark", [torch._dynamo.mark_dynamic, torch._dynamo.maybe_mark_dynamic])
+def test_marked_dynamic(mark):
+    assert_programs(lambda x: x * 2, [lambda n=n: marked(mark, n) for n in NEW], 1)
+
+
+def test_marked_static():
+    mark = torch._dynamo.mark_static
+    assert_programs(lambda x: x * 2, [lambda n=n: marked(mark, n) for n in NEW], len(NEW))
+
+
+def test_a_size_that_became_a_constant_is_checked():
+    compiled = by_pass(lambda x: x.sum() if x.shape[0] == 5 else x * 2, dynamic=True)
+    for rows in (5, 7, 5, 9):
+        x = torch.ones(rows)
+        assert torch.equal(compiled(x), x.sum() if rows == 5 else x * 2)
+
+
+def test_gradients_of_results_whose_size_depends_on_data():
+    def fn(x, repeats):
+        return x.repeat_interleave(repeats, dim=1) * 2, x.transpose(1, 2)[:, :, repeats > 0]
+
+    compiled = None
+    for repeats in ([0, 1, 2], [3, 1, 0]):
+        compiled = judge(
+            fn,
+            lambda repeats=repeats: (torch.randn(2, 3, 4, requires_grad=True), torch.tensor(repeats)),
+            compiled,
+        )
+
+
+MASKED = {
+    "rows": lambda x, keep: x[keep] * 2,
+    "rows and their number": lambda x, keep: (x[keep].sin(), x[keep].shape[0]),
+    "both kinds": lambda x, keep: (x[keep] * 2, x[~keep].sin()),
+    "in another shape": lambda x, keep: (x[keep] * 2).view(-1, 2, 3),
+    "transposed": lambda x, keep: (x[keep] * 2).t(),
+}
+
+
+def capturing(way):
+    """With what Dynamo needs to take sizes and numbers that depend on data into a graph."""
+    options = {"capture_dynamic_output_shape_ops": True, "capture_scalar_outputs": True}
+    return lambda fn: torch._dynamo.config.patch(options)(way(fn))
+
+
+def whole(fn):
+    return by_pass(fn, fullgraph=True, strict=True)
+
+
+@pytest.mark.parametrize("way", [by_pass, capturing(whole), capturing(by_dynamo)])
+@pytest.mark.parametrize("name", MASKED)
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Halves, Labeled])
+def test_gradients_of_wrappers_whose_size_depends_on_data(cls, name, way):
+    """Their outer size is a result of the forward, and no gradient is there yet to read it from."""
+    compiled = None
+    for keep in ([True, False, True, False], [True, True, True, False], [False] * 4):
+        compiled = judge(
+            MASKED[name],
+            lambda keep=keep: (make(cls, 4, 6, grad=True), torch.tensor(keep)),
+            compiled,
+            way=way,
+        )
+
+
+UNBACKED = {
+    "item": lambda x: x * x.sum().item(),
+    "nonzero": lambda x: x.nonzero() * 2,
+    "mask": lambda x: x[x > 0] * 2,
+    "unique": lambda x: x.detach().round().unique() + 1,
+    "results": lambda x: (x.sin(), x.detach().sum().item(), x.shape[0] / 2),
+}
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", UNBACKED)
+def test_numbers_and_sizes_that_only_data_tells_in_one_graph(name, grad):
+    compiled = capturing(whole)(UNBACKED[name])
+    judge(UNBACKED[name], lambda: (torch.randn(5, requires_grad=grad),), compiled, calls=3)
+
+
+def test_a_size_is_read_once():
+    compiled = by_pass(lambda x: x[: x.shape[0] // 2] * 2, dynamic=True)
+    for count in (4, 7, 9):
+        x = Pair(torch.rand(count, 3), torch.rand(count, 3))
+        for found, inner in zip(compiled(x).unwrap(), x.unwrap(), strict=True):
+            torch.testing.assert_close(found, inner[: count // 2] * 2)
+    (program,) = compiled.programs
+    assert program.wrapper.count("size(0)") <= 1 and ".size()" not in program.wrapper

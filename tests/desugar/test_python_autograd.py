@@ -1,0 +1,309 @@
+"""Autograd used inside of a compiled function, tensors that change in place, and modes around and left behind."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+import pytest
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from desugar import DesugarError
+from tests.desugar.classes import Pair, TwoTensor, make, plain_parts
+from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.judge import by_pass, judge
+from tests.desugar.refusing import strictly
+
+EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
+CLASSES = pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
+REFUSED = (DesugarError, torch._dynamo.exc.BackendCompilerFailed)
+
+# ---- tensors that change -------------------------------------------------------------------------------------
+
+CHANGES = {
+    "resize_": lambda x, y: (y.resize_(5), x * 2)[1],
+    "set_": lambda x, y: (y.set_(torch.zeros(3)), x * 2)[1],
+    "grad": lambda x, y: (setattr(y, "grad", None), x * 2)[1],
+    "grad, given": lambda x, y: (setattr(y, "grad", y.detach() * 2), x * 2)[1],
+    "requires_grad_": lambda x, y: (y.requires_grad_(), x * y)[1],
+    "requires_grad_ of a wrapper": lambda x, y: (x.requires_grad_(), x * y)[1],
+}
+
+
+@EVERY_DOOR
+@CLASSES
+@pytest.mark.parametrize("name", CHANGES)
+def test_arguments_that_are_changed_as_tensors(name, cls, door):
+    judge(CHANGES[name], lambda: (make(cls, 2, 3), torch.ones(2, 3)), way=door, calls=3)
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("size", [(0,), (7,), (3, 2)])
+def test_an_out_that_gets_another_size(size, door):
+    fn = lambda x, out: torch.mul(x, 2, out=out)  # noqa: E731
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, on resizing
+        judge(fn, lambda: (torch.ones(2, 3), torch.zeros(size)), way=door, calls=3)
+
+
+# ---- autograd inside -----------------------------------------------------------------------------------------
+
+
+def backward_inside(x):
+    (x * 2).sum().backward()
+    return x * 3
+
+
+def retain_grad_inside(x):
+    y = x * 2
+    y.retain_grad()
+    return (y * y).sum(), y
+
+
+def parameter_inside(x):
+    return nn.Parameter(torch.ones(3)) * x
+
+
+table, weight = torch.randn(3), torch.ones(3, requires_grad=True)
+
+
+class Looks(torch.autograd.Function):
+    """Its backward uses a tensor from outside."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * table
+
+
+class Bypass(torch.autograd.Function):
+    """Gives a gradient to a tensor that it does not compute with."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, g * 2
+
+
+INSIDE = {
+    "backward": backward_inside,
+    "retain_grad": retain_grad_inside,
+    "a parameter": parameter_inside,
+    "a buffer": lambda x: torch.frombuffer(bytearray(12), dtype=torch.float32) * x,
+    "a wrapper around a buffer": lambda x: (
+        TwoTensor(x.detach(), torch.frombuffer(bytearray(12), dtype=torch.float32)) * x
+    ),
+    "a function that looks outside": lambda x: Looks.apply(x),
+    "a function with a parameter": lambda x: Bypass.apply(x, weight),
+}
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("name", INSIDE)
+def test_autograd_inside(name, door):
+    weight.grad = None
+    judge(INSIDE[name], lambda: (torch.ones(3, requires_grad=True),), way=door, calls=3)
+
+
+@EVERY_DOOR
+def test_the_gradient_of_a_retained_result(door):
+    compiled = door(retain_grad_inside)
+    for _ in range(2):
+        grads = []
+        for function in (retain_grad_inside, compiled):
+            loss, y = function(torch.arange(3.0, requires_grad=True))
+            loss.backward()
+            grads.append(y.grad)
+        assert torch.equal(*grads)
+
+
+@EVERY_DOOR
+def test_the_gradient_of_a_parameter_from_outside(door):
+    compiled, grads = door(INSIDE["a function with a parameter"]), []
+    for function in (INSIDE["a function with a parameter"], compiled, compiled):
+        weight.grad = None
+        function(torch.ones(3, requires_grad=True)).sum().backward()
+        grads.append(weight.grad.tolist())
+    assert grads == [[2.0] * 3] * 3
+
+
+# ---- modes ---------------------------------------------------------------------------------------------------
+
+
+def off_inside(x):
+    y = x * 3
+    torch.set_grad_enabled(False)
+    z = y * 2
+    torch.set_grad_enabled(True)
+    return y, z
+
+
+@EVERY_DOOR
+@CLASSES
+def test_gradients_off_for_a_part(cls, door):
+    judge(off_inside, lambda: (make(cls, 2, 3, grad=True),), way=door, calls=2)
+
+
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@CLASSES
+def test_writes_to_what_inference_mode_has_made(cls, door):
+    """Refused outside of that mode, as in eager mode; a program for ordinary tensors is no program for these."""
+    fn = lambda x: x.add_(1)  # noqa: E731
+    for function in (fn, by_stock(fn)):
+        with torch.inference_mode():
+            x = make(cls, 2, 3)
+        with pytest.raises(RuntimeError, match="Inplace update to inference tensor outside InferenceMode"):
+            function(x)
+    with torch.inference_mode():
+        x = make(cls, 2, 3)
+    compiled = judge(fn, lambda: (make(cls, 2, 3),), way=door)
+    with pytest.raises(RuntimeError, match=r"inference mode|InferenceMode"):
+        compiled(x)
+    before = [part.clone() for part in plain_parts(x)]
+    with torch.inference_mode():
+        compiled(x)
+    assert all(torch.equal(part, old + 1) for part, old in zip(plain_parts(x), before, strict=True))
+
+
+# ---- differentiation from outside ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+@pytest.mark.parametrize("cls", [Tensor, Pair])
+def test_forward_mode_derivatives(cls, door):
+    def fn(x):
+        return (x * x).sin()
+
+    compiled, tangents = door(fn), []
+    compiled(make(cls, 3))
+    primal, tangent = make(cls, 3), make(cls, 3)
+    for function in (fn, compiled):
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(primal, tangent)
+            tangents.append(forward_ad.unpack_dual(function(x)).tangent)
+    assert all(tangent is not None for tangent in tangents)
+    assert all(map(torch.equal, *map(plain_parts, tangents)))
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "grad of grad": lambda f, x: torch.func.grad(lambda x: torch.func.grad(lambda x: f(x).sum())(x).sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](x)[0],
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
+    "vmap": lambda f, x: torch.func.vmap(f)(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(lambda x: f(x).sum()))(x),
+    "functional_call": lambda f, x: torch.func.functional_call(
+        nn.Linear(2, 2), {"weight": f(x), "bias": x[0]}, x
+    ),
+}
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_functorch_over_a_compiled_function(transform, door):
+    fn = lambda x: (x * x).sin()  # noqa: E731
+    compiled, x = door(lambda x: (x * x).sin()), torch.randn(2, 2)
+    for _ in range(2):
+        torch.testing.assert_close(transform(compiled, x), transform(fn, x))
+        torch.testing.assert_close(compiled(x), fn(x))
+
+
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+def test_a_tensor_of_a_transform_that_has_ended(door):
+    kept = []
+
+    def squares(x):
+        kept.append(x)
+        return (x * x).sum()
+
+    torch.func.grad(squares)(torch.rand(3))
+    compiled, want = door(lambda x: x.sin()), kept[0].sin()
+    for x in (kept[0], kept[0].clone(), kept[0]):
+        try:
+            got = compiled(x)
+        except REFUSED:
+            continue
+        torch.testing.assert_close(got, want)
+        assert got.requires_grad is want.requires_grad
+
+
+# ---- modes that look at every function or op -----------------------------------------------------------------
+
+
+class Count(TorchDispatchMode):
+    calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **kwargs or {})
+
+
+@EVERY_DOOR
+def test_a_dispatch_mode_sees_what_it_sees_of_stock(door):
+    fn, x = lambda x: (x * 2).sin(), torch.ones(2)
+    seen = []
+    for compiled in (by_stock(fn), door(fn)):
+        torch.compiler.reset()
+        for _ in range(2):
+            with Count() as mode:
+                assert torch.equal(compiled(x), fn(x))
+            compiled(x)
+            seen.append(mode.calls)
+    assert seen[:2] == seen[2:]
+
+
+class Double(TorchFunctionMode):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        return out * 2 if func is torch.sin else out
+
+
+@EVERY_DOOR
+def test_a_function_mode_has_a_program_of_its_own(door):
+    fn = lambda x: torch.sin(x)  # noqa: E731
+    compiled = door(fn)
+    for _ in range(2):
+        judge(fn, lambda: (torch.ones(2),), compiled)
+        with Double():
+            judge(fn, lambda: (torch.ones(2, requires_grad=True),), compiled)
+    assert door is not strictly or len(compiled.programs) == 2
+
+
+def test_equal_default_devices_are_one():
+    fn = lambda x: x + torch.ones(2)  # noqa: E731
+    compiled = by_pass(fn)
+    for _ in range(2):
+        judge(fn, lambda: (make(Pair, 2),), compiled, around=lambda: torch.device("cpu"))
+    assert len(compiled.programs) == 1
+
+
+# ---- logs ----------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_the_user_is_logged_as_often_as_by_pytorch(caplog):
+    """Dynamo's run on fake tensors reports it; the pass, which would run it again, does not come to it."""
+    log, counts = logging.getLogger("torch._subclasses.fake_tensor"), []
+    log.addHandler(caplog.handler)
+    try:
+        for door in (by_stock, by_pass):
+            torch.compiler.reset()
+            caplog.clear()
+            compiled = door(lambda x: x @ torch.ones(7, 7))
+            with pytest.raises(RuntimeError, match="same reduction dim"):
+                compiled(torch.ones(2, 3))
+            counts.append(len([record for record in caplog.records if record.name == log.name]))
+    finally:
+        log.removeHandler(caplog.handler)
+    assert counts[0] == counts[1] and log.filters == []

@@ -1,0 +1,257 @@
+"""Python around tensors that a graph alone does not hold: values and effects are eager's, call by call.
+
+`idioms/` has the common ways to write such code; here are what gradients, modules and odd results add to them.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import desugar
+from tests.desugar.classes import Pair, TwoTensor, make
+from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.judge import assert_same_values, judge, leaves_of
+from tests.desugar.refusing import strictly
+
+EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
+
+# ---- data in Python ------------------------------------------------------------------------------------------
+
+DATA: dict[str, Callable[..., Any]] = {
+    "branch": lambda x: x * 2 if x.sum() > 0 else x,
+    "int": lambda x: x * int(x[0]),
+    "equal": lambda x: x * 2 if torch.equal(x, x) else x,
+    "size": lambda x: torch.ones(int((x > 0).sum())) * x.sum(),
+    "item": lambda x: x * x.sum().item(),
+    "nonzero": lambda x: x.nonzero() * 2,
+    "mask": lambda x: x[x > 0] * 2,
+    "tolist": lambda x: x * x.tolist()[0],
+    "unique": lambda x: x.detach().round().unique() + 1,
+    "results": lambda x: (x * 2, x.tolist(), x[0].item(), x.sum().item()),
+    "memory": lambda x: (x.detach().numpy().sum() > 0, x.data_ptr() > 0, x * 2),
+}
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", DATA)
+def test_what_only_data_tells(name, grad, door):
+    judge(DATA[name], lambda: (torch.randn(5, requires_grad=grad),), way=door, calls=4)
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool])
+def test_numbers_of_every_type(dtype, door):
+    compiled = door(lambda x: (x.tolist(), x[0].item(), type(x[0].item()).__name__))
+    for first in (1, 0):
+        x = torch.tensor([first, 1], dtype=dtype)
+        assert str(compiled(x)) == str((x.tolist(), x[0].item(), type(x[0].item()).__name__))
+
+
+def test_an_array_made_inside_is_refused_by_dynamo():
+    for door in (*DOORS.values(), by_stock):
+        with pytest.raises(torch._dynamo.exc.TorchRuntimeError, match="numpy"):
+            door(lambda x: (x.__array__(), x * 2)[1])(torch.ones(3))
+
+
+# ---- sizes ---------------------------------------------------------------------------------------------------
+
+# What takes ints and may take no symbols, and what shows a symbol as text.
+OF_SIZES: dict[str, Callable[..., Any]] = {
+    "text": lambda x: (x * 2, f"{x.shape[0]} rows"),
+    "printed size": lambda x: str(x.shape),
+    "printed int": lambda x: [repr(x.shape[0])],
+    "key of text": lambda x: {f"rows {x.shape[0]}": x * 2},
+    "key": lambda x: {x.shape[0]: x * 2},
+    "looked up": lambda x: {3: "three", 4: "four"}.get(x.shape[0]),
+    "slice": lambda x: slice(0, x.shape[0]),
+    "divmod": lambda x: divmod(x.shape[0], 3),
+    "numpy": lambda x: x * float(np.sqrt(x.shape[0])),
+    "json": lambda x: json.dumps([x.shape[0]]),
+    "set": lambda x: len({x.shape[0], 4}),
+    "ceil": lambda x: x[: math.ceil(x.shape[0] / 2)] * 2,
+    "floor": lambda x: x[: math.floor(x.shape[0] / 2)] * 2,
+    "divided by a size": lambda x: [part * 2 for part in x.split(max(1, x.shape[0] // 2))],
+    "chunks": lambda x: [part * 2 for part in x.chunk(3)],
+    "padded": lambda x: F.pad(x, (0, 0, 0, 8 - x.shape[0])),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", OF_SIZES)
+def test_sizes_where_symbols_do_not_go(name, dynamic):
+    fn = OF_SIZES[name]
+    compiled = desugar.compile(fn, backend="eager", dynamic=dynamic)
+    for n in (3, 4, 5, 8, 1, 0):
+        x = torch.arange(2.0 * n).view(n, 2)
+        got, want = compiled(x), fn(x)
+        assert_same_values(leaves_of(got), leaves_of(want))
+        assert str(got) == str(want)
+
+
+# ---- texts and objects ---------------------------------------------------------------------------------------
+
+SHOWN: dict[str, Callable[..., Any]] = {
+    "text of a tensor": lambda x: str(x.sum()),
+    "text in a list": lambda x: [x * 2, f"sum: {x.sum()}"],
+    "text of a number": lambda x: repr(x.sum().item()),
+    "key": lambda x: {repr(x.sum()): x},
+    "format": lambda x: f"{x.sum().item():.2f}",
+    "class": lambda x: type(x),
+    "name of the class": lambda x: type(x).__name__,
+    "storage": lambda x: x.untyped_storage().nbytes(),
+    "node of autograd": lambda x: type((x * x.detach().requires_grad_()).grad_fn).__name__,
+    "deep copy": lambda x: copy.deepcopy(x.detach()),
+}
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("cls", [Tensor, TwoTensor])
+@pytest.mark.parametrize("name", SHOWN)
+def test_texts_and_objects_of_tensors(name, cls, door):
+    compiled = door(SHOWN[name])
+    for seed in (1, 2, 2):
+        torch.manual_seed(seed)
+        x = make(cls, 2, 2)
+        got, want = compiled(x), SHOWN[name](x)
+        assert type(got) is type(want) and str(got) == str(want)
+
+
+@EVERY_DOOR
+def test_a_tensor_written_into_a_text(door):
+    fn = lambda x: (f"{x.sum():.2f}", f"{x.sum()}", x * 2)  # noqa: E731
+    judge(fn, lambda: (torch.randn(3),), way=door, calls=3)
+
+
+@dataclasses.dataclass
+class Holder:
+    y: Tensor
+
+
+class Box:
+    def __init__(self, y):
+        self.y = y
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("cls", [Tensor, TwoTensor, Pair])
+def test_results_in_containers_that_are_none_of_pytorchs(cls, door):
+    def fn(x):
+        return Box(x * 2), {x * 3}, Holder(x * 4), (x * n for n in (5, 6))
+
+    compiled = door(fn)
+    for _ in range(3):
+        x = make(cls, 2, 3)
+        found = []
+        for function in (fn, compiled):
+            box, held, holder, generated = function(x)
+            assert type(box) is Box and type(held) is set and type(holder) is Holder
+            found.append([box.y, *held, holder.y, *generated])
+        assert_same_values(found[1], found[0])
+
+
+@EVERY_DOOR
+def test_a_dataclass_given_and_built(door):
+    holder = Holder(make(TwoTensor, 2, 3))
+    judge(lambda h, x: h.y * x, lambda: (holder, torch.ones(3)), way=door, calls=2)
+    fn = lambda h: dataclasses.replace(h, y=h.y * 2)  # noqa: E731
+    compiled = door(fn)
+    for _ in range(2):
+        assert_same_values([compiled(holder).y], [fn(holder).y])
+
+
+CHANGED = {
+    "new key": (lambda d: d.update(y=d["x"] * 2), lambda: {"x": torch.ones(2)}),
+    "other value": (lambda d: d.update(x=d["x"] * 2), lambda: {"x": torch.ones(2)}),
+    "append": (lambda xs: xs.append(xs[0] * 2), lambda: [torch.ones(2)]),
+    "pop": (lambda xs: xs.pop() * 2, lambda: [torch.ones(2), torch.ones(3)]),
+    "nested": (lambda xs: xs[0].clear() or xs[1] * 2, lambda: [[torch.ones(2)], torch.ones(3)]),
+    "dataclass": (lambda h: setattr(h, "y", h.y * 2), lambda: Holder(torch.ones(2))),
+}
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("name", CHANGED)
+def test_containers_that_the_function_changes(name, door):
+    fn, make_argument = CHANGED[name]
+    compiled = door(fn)
+    for _ in range(2):
+        arguments = make_argument(), make_argument()
+        results = [function(argument) for function, argument in zip((fn, compiled), arguments, strict=True)]
+        assert repr(arguments[0]) == repr(arguments[1]) and repr(results[0]) == repr(results[1])
+
+
+def test_keyword_arguments_may_be_popped():
+    for door in DOORS.values():
+        assert door(lambda **named: named.pop("x") * 2)(x=torch.ones(2)).tolist() == [2, 2]
+
+
+@EVERY_DOOR
+def test_iterators_among_the_arguments_are_gone_through_once(door):
+    tensors = [torch.ones(2), torch.zeros(2)]
+    compiled = door(lambda ts: sum(ts))
+    for make_iterator in (
+        lambda: iter(tensors),
+        lambda: (t for t in tensors),
+        lambda: map(torch.cos, tensors),
+    ):
+        for _ in range(2):
+            iterator = make_iterator()
+            assert torch.equal(compiled(iterator), sum(make_iterator()))
+            assert list(iterator) == []
+
+
+# ---- what is kept from call to call --------------------------------------------------------------------------
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("cls", [Tensor, Pair])
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+def test_tensors_kept_in_caches_are_real(cls, door):
+    kept: dict[str, Tensor] = {}
+
+    @functools.lru_cache
+    def table():
+        return torch.arange(3.0) * 2
+
+    def fn(x):
+        kept.setdefault("first", x * 2)
+        kept["last"] = x * 3
+        return x + table() + kept["first"]
+
+    records = []
+    for function in (fn, door(fn)):
+        kept.clear()
+        table.cache_clear()
+        torch.manual_seed(0)
+        records.append([[function(make(cls, 2, 3)), *kept.values()] for _ in range(3)])
+        assert torch.equal(table(), torch.arange(3.0) * 2)
+    for got, want in zip(records[1], records[0], strict=True):
+        assert_same_values(got, want)
+
+
+@EVERY_DOOR
+def test_what_is_dropped_again(door):
+    def cycle(x):
+        holder: list[object] = [x * 2]
+        holder.append(holder)  # only the collector frees it
+        return x + 1
+
+    def views(x):
+        return x[0], x.t(), (x * 2).view(-1)
+
+    for fn in (cycle, views):
+        for grad in (False, True):
+            judge(fn, lambda grad=grad: (torch.randn(2, 3, requires_grad=grad),), way=door, calls=2)

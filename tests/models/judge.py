@@ -1,0 +1,69 @@
+"""What a call of a model gave and changed, in a form that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def content(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every leaf inside a value, with its path; the class of every container counts as a leaf.
+
+    Containers are tuples, lists, dictionaries (outputs of models are), and the caches of transformers.
+    """
+    if isinstance(value, dict | tuple | list) or type(value).__module__.startswith(
+        "transformers.cache_utils"
+    ):
+        yield path, type(value)
+        for key, inner in inside(value):
+            yield from content(inner, f"{path}.{key}")
+    else:
+        yield path, value
+
+
+def inside(value: Any) -> Iterator[tuple[Any, Any]]:
+    match value:
+        case dict():
+            yield from value.items()
+        case tuple() | list():
+            yield from enumerate(value)
+        case _:
+            yield from vars(value).items()
+
+
+def assert_same(got: Any, want: Any, **tolerance: float) -> None:
+    """The same classes, keys in the same order, tensors and other leaves."""
+    got, want = list(content(got)), list(content(want))
+    assert [path for path, _ in got] == [path for path, _ in want]
+    for (path, g), (_, w) in zip(got, want, strict=True):
+        if isinstance(w, Tensor):
+            assert_same_tensor(g, w, path, **tolerance)
+        else:
+            assert g == w, path
+
+
+def assert_same_tensor(got: Tensor, want: Tensor, path: str, **tolerance: float) -> None:
+    assert type(got) is type(want), path
+    assert (got.requires_grad, got.is_leaf) == (want.requires_grad, want.is_leaf), path
+    assert got.stride() == want.stride(), path
+    torch.testing.assert_close(
+        got, want, equal_nan=True, msg=lambda message: f"{path}: {message}", **tolerance
+    )
+
+
+def state(model: nn.Module) -> dict[str, Any]:
+    """What the modules hold: parameters, buffers, and attributes that are tensors or numbers."""
+    attributes = {
+        f"{name}.{key}": value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if isinstance(value, Tensor | float | None)
+    }
+    return dict(model.state_dict()) | attributes
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}

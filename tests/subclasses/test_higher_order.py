@@ -1,0 +1,651 @@
+"""``torch.cond`` and ``while_loop`` over declared classes; the judge is Python's own ``if`` and ``while``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._higher_order_ops.while_loop import while_loop
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from subclasses import DispatchError, TensorSubclass, dynamic, inner
+from subclasses.int8 import Int8Tensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.subclasses.subjects import (
+    FACTORIES,
+    Hostile,
+    Int8Weight,
+    Optional,
+    Pair,
+    Tagged,
+    assert_same,
+    make_int8,
+    make_pair,
+)
+
+cond_op, loop_op = torch.ops.higher_order.cond, torch.ops.higher_order.while_loop
+
+WAYS = ["eager", "aot_eager"]
+
+
+def ready(fn: Callable[..., Any], way: str) -> Callable[..., Any]:
+    """A function for eager mode, or compiled."""
+    return fn if way == "eager" else torch.compile(fn, backend=way, fullgraph=True)
+
+
+# ---- the judge ---------------------------------------------------------------------------------------------
+
+
+def python_cond(pred, true_fn, false_fn, operands=()):
+    return (true_fn if pred else false_fn)(*operands)
+
+
+def python_loop(cond_fn, body_fn, carried):
+    while cond_fn(*carried):
+        carried = body_fn(*carried)
+    return carried
+
+
+def check_cond(fn, make, way):
+    """``fn(c, ...)`` calls ``c`` as ``torch.cond`` without the predicate; both branches are compared."""
+
+    def with_op(op):
+        return lambda pred, *args: fn(lambda *branches: op(pred, *branches), *args)
+
+    call = ready(with_op(torch.cond), way)
+    for pred in (torch.tensor(True), torch.tensor(False)):
+        compare(
+            lambda *args, pred=pred: call(pred, *args),
+            lambda *args, pred=pred: with_op(python_cond)(pred, *args),
+            make,
+        )
+
+
+def check_loop(fn, make, way):
+    compare(ready(lambda *args: fn(while_loop, *args), way), lambda *args: fn(python_loop, *args), make)
+
+
+def compare(call, judge, make):
+    """Values, types, metadata and gradients of two calls."""
+    torch.manual_seed(0)
+    args = make()
+    torch.manual_seed(0)
+    twins = make()
+    pairs = list(zip(tree_leaves(call(*args)), tree_leaves(judge(*twins)), strict=True))
+    for found, expected in pairs:
+        assert_same(found.detach(), expected.detach())
+    roots = [(found, expected) for found, expected in pairs if expected.requires_grad]
+    if roots:
+        backward([found for found, _ in roots])
+        backward([expected for _, expected in roots])
+    for arg, twin in zip(args, twins, strict=True):
+        assert_same_gradient(arg.grad, twin.grad)
+
+
+def backward(results):
+    """Another cotangent for each result; of the class where the result is a wrapper."""
+    plain = [t for result in results for t in unwrapped(result) if t.requires_grad]
+    sum((t * torch.arange(1.0, t.numel() + 1).reshape(t.shape)).sum() for t in plain).backward()
+
+
+def unwrapped(value):
+    """The plain inner tensors, differentiably."""
+    if not isinstance(value, TensorSubclass):
+        return [value]
+    return [t for part in value.unwrap() if part is not None for t in unwrapped(part)]
+
+
+def assert_same_gradient(found, expected):
+    """A compiled ``cond`` has zeros where the branch that was taken has no gradient, as for plain tensors."""
+    if expected is not None:
+        assert_same(found, expected)
+    elif found is not None:
+        assert all(not t.any() for t in unwrapped(found))
+
+
+# ---- cond: every kind of class -----------------------------------------------------------------------------
+
+
+def changed(x):
+    """Of the class where it maps, else plain."""
+    return x.sin() * 2
+
+
+# Each is given the call with its predicate bound, a wrapper and a plain tensor.
+CASES = {
+    "one operand": lambda c, x, t: c(lambda x: changed(x), lambda x: x.cos() + 1, (x,)),
+    "mixed": lambda c, x, t: c(
+        lambda x, t: {"both": x * t, "plain": t + 1},
+        lambda x, t: {"both": t * x.sin(), "plain": t * 3},
+        (x, t),
+    ),
+    "captured": lambda c, x, t: c(lambda t: x * t, lambda t: x + t, (t,)),
+    "twice": lambda c, x, t: c(lambda x, y: x + y, lambda x, y: x * y, (x, x)),
+    "copies": lambda c, x, t: c(lambda x, t: (x.clone(), t.sin()), lambda x, t: (x.clone(), t * 3), (x, t)),
+}
+MAPPING = [
+    "pair",
+    "rows",
+    "tagged",
+    "nested",
+    "nested twice",
+    "optional, absent",
+    "optional, there",
+    "shadow",
+]
+
+
+def with_scalar(make, grad):
+    return lambda: (make().requires_grad_(grad), torch.randn(()).requires_grad_(grad))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("kind", "grad"), [*((kind, True) for kind in MAPPING), ("tagged", False)])
+def test_a_class_that_maps(kind, grad, way):
+    every = lambda c, x, t: [case(c, x, t) for case in CASES.values()]  # noqa: E731
+    check_cond(every, with_scalar(FACTORIES[kind], grad), way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+@pytest.mark.parametrize("case", CASES)
+def test_a_class_that_materializes(case, grad, way):
+    check_cond(CASES[case], with_scalar(FACTORIES["int8 with zero"], grad), way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+def test_a_class_without_rules(grad, way):
+    check_cond(CASES["copies"], with_scalar(FACTORIES["hostile"], grad), way)
+
+
+@pytest.mark.parametrize("kind", ["tagged", "int8"])
+def test_inductor(kind):
+    check_cond(CASES["mixed"], with_scalar(FACTORIES[kind], True), "inductor")
+
+
+# ---- cond: what goes in and comes out ----------------------------------------------------------------------
+
+
+def pairs_of(grad, number=1):
+    return lambda: tuple(make_pair(3).requires_grad_(grad) for _ in range(number))
+
+
+def plain_of(grad):
+    return lambda: (torch.randn(3).requires_grad_(grad),)
+
+
+SHAPES = {
+    "a wrapper from plain operands": (
+        lambda c, t: c(lambda t: Pair(t.sin(), t * 2), lambda t: Pair(t * 3, t.cos()), (t,)),
+        plain_of,
+    ),
+    "results that are an operand": (
+        lambda c, t: c(lambda t: Pair(t, t * 2), lambda t: Pair(t * 3, t), (t,)),
+        plain_of,
+    ),
+    "a plain tensor from a wrapper": (
+        lambda c, x: c(lambda x: x.unwrap("a") * 2, lambda x: x.unwrap("b") * 3, (x,)),
+        pairs_of,
+    ),
+    "two classes": (
+        lambda c, x: c(
+            lambda x, y: (x * 2, y.sin()), lambda x, y: (x.sin(), y * 2), (x, Tagged(x.unwrap("a"), tag="t"))
+        ),
+        pairs_of,
+    ),
+    "a cond in a branch": (
+        lambda c, x: c(
+            lambda x: torch.cond(x.unwrap("a").sum() > 9, lambda x: x * 2, lambda x: x * 3, (x,)),
+            lambda x: x.sin(),
+            (x,),
+        ),
+        pairs_of,
+    ),
+    "a gradient in one branch only": (
+        lambda c, x, y: c(lambda x, y: x * 2, lambda x, y: x * y, (x, y)),
+        lambda grad: pairs_of(grad, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_operands_and_results(shape, grad, way):
+    fn, make = SHAPES[shape]
+    check_cond(fn, make(grad), way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_of_different_classes_become_one(way):
+    """The true branch has a gradient of the weight's class, the false one a plain gradient; a graph gives the first."""
+    x, w = torch.randn(2, 4), Int8Tensor.from_float(torch.randn(8, 4)).requires_grad_()
+    call = ready(
+        lambda pred, x, w: torch.cond(pred, F.linear, lambda x, w: x @ (w * 1.0).t(), (x, w)),
+        way,
+    )
+    (expected,) = torch.autograd.grad(F.linear(x, w).sum(), w)
+    for pred in (True, False):
+        (found,) = torch.autograd.grad(call(torch.tensor(pred), x, w).sum(), w)
+        if way == "eager" and not pred:
+            assert type(found) is Tensor
+            found = w.wrap_cotangent(found)
+        assert_close_scales(found, expected)
+
+
+def assert_close_scales(found, expected):
+    assert type(found) is type(expected) is Int8Tensor
+    torch.testing.assert_close(found.scale, expected.scale)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_shared_inner_tensors_stay_shared(way):
+    t = torch.randn(3)
+    x, y = Pair(t, t * 2), Pair(t, t * 3)
+    found = ready(lambda pred, x, y: torch.cond(pred, lambda x, y: x + y, lambda x, y: x * y, (x, y)), way)(
+        torch.tensor(True), x, y
+    )
+    assert_same(found, Pair(t * 2, t * 5))
+    # The scale is new, the data the operand's, in both branches.
+    w = make_int8()
+    found = ready(
+        lambda pred, w: torch.cond(
+            pred, lambda w: Int8Weight(w.qdata, w.scale * 2), lambda w: Int8Weight(w.qdata, w.scale * 3), (w,)
+        ),
+        way,
+    )(torch.tensor(False), w)
+    assert found.qdata is w.qdata and found.scale.equal(w.scale * 3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode], ids=["no_grad", "inference_mode"])
+def test_without_gradients(mode, way):
+    x, fn = (
+        make_pair(3).requires_grad_(),
+        lambda pred, x: torch.cond(pred, lambda x: x * 2, lambda x: x * 3, (x,)),
+    )
+    with mode():
+        found = ready(fn, way)(torch.tensor(True), x)
+        assert not found.requires_grad and found.is_inference() == (mode is torch.inference_mode)
+        assert_same(found, x * 2)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_branches_that_write(way):
+    def fn(pred, x):
+        return torch.cond(pred, lambda x: x.mul_(2), lambda x: x.add_(1), (x,))
+
+    x = make_pair(3)
+    expected = x.clone() * 2
+    with torch.no_grad():
+        assert_same(ready(fn, way)(torch.tensor(True), x), expected)
+    assert_same(x, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_predicates(way):
+    def fn(x, pred=None):
+        pred = x.shape[0] > 4 if pred is None else pred
+        return torch.cond(pred, lambda x: x * 2, lambda x: x * 3, (x,))
+
+    for size in (3, 6):
+        x = make_pair(size)
+        dynamic = fn if way == "eager" else torch.compile(fn, backend=way, fullgraph=True, dynamic=True)
+        assert_same(dynamic(x), x * 2 if size > 4 else x * 3)
+        assert_same(ready(fn, way)(x, torch.tensor([False])), x * 3)
+
+
+def test_one_program_serves_all_sizes_and_dynamic_ints():
+    counter = CompileCounterWithBackend("aot_eager")
+    call = torch.compile(
+        lambda pred, x: torch.cond(pred, lambda x: x * 2, lambda x: x.sin(), (x,)),
+        backend=counter,
+        fullgraph=True,
+    )
+    for length in (3, 6, 9):
+        x = Tagged(torch.randn(3, 4), tag="t", length=length)
+        assert_same(call(torch.tensor(True), x), x * 2)
+    assert counter.frame_count == 1
+
+
+class Span(TensorSubclass, fallback="map"):
+    data_: Tensor = inner()
+    length: int = dynamic()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_branches_may_give_different_dynamic_ints(way):
+    call = ready(
+        lambda pred, x: torch.cond(
+            pred, lambda x: Span(x.data_ * 2, length=x.length), lambda x: Span(x.data_ * 3, length=5), (x,)
+        ),
+        way,
+    )
+    x = Span(torch.randn(3), length=7)
+    assert_same(call(torch.tensor(True), x), Span(x.data_ * 2, length=7))
+    assert_same(call(torch.tensor(False), x), Span(x.data_ * 3, length=5))
+
+
+def second_derivative(y, x):
+    ones = Pair(torch.ones(3), torch.ones(3))
+    (gradient,) = torch.autograd.grad(y, x, ones, create_graph=True)
+    return torch.autograd.grad(gradient, x, ones)[0]
+
+
+def test_eager_mode_runs_a_branch_as_python_does():
+    """With random numbers, a second derivative, and under a mode that knows nothing of the op."""
+    x = make_pair(3).requires_grad_()
+    torch.manual_seed(0)
+    found = torch.cond(torch.tensor(True), lambda x: F.dropout(x**3, 0.5), lambda x: x * 2, (x,))
+    torch.manual_seed(0)
+    expected = F.dropout(x**3, 0.5)
+    assert_same(found.detach(), expected.detach())
+    twice = [second_derivative(result, x) for result in (found, expected)]
+    assert_same(*twice)
+    with FlopCounterMode(display=False):
+        assert_same(cond_op(torch.tensor(False), torch.sin, torch.cos, (x.detach(),)), x.detach().cos())
+
+
+# ---- the classes of the package ----------------------------------------------------------------------------
+
+
+def jagged(grad):
+    return JaggedTensor(torch.randn(6, 4), torch.tensor([0, 2, 3, 6])).requires_grad_(grad)
+
+
+def padded(grad):
+    return PaddedTensor(torch.randn(3, 4, 4), torch.tensor([2, 4, 1])).requires_grad_(grad)
+
+
+def ragged_cases(c, x, t):
+    summed = c(lambda x: x.sum(1), lambda x: x.mean(1), (x,))
+    soft = c(lambda x: x.softmax(1), lambda x: x.relu(), (x,)) + x
+    linear = c(lambda: F.linear(x, t.unsqueeze(0)), lambda: F.linear(x, t.unsqueeze(0) * 2))
+    shared = c(lambda x, y: (x + y, x * t), lambda x, y: (x * y, y.sin()), (x, x * 3))
+    return summed, soft, linear, shared
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+@pytest.mark.parametrize("make", [jagged, padded])
+def test_ragged(make, grad, way):
+    check_cond(ragged_cases, lambda: (make(grad), torch.randn(4).requires_grad_(grad)), way)
+
+
+@pytest.mark.parametrize("make", [jagged, pytest.param(padded, marks=pytest.mark.slow)])
+def test_ragged_inductor(make):
+    case = lambda c, x, t: c(lambda x: x.softmax(1) * t, lambda x: x.relu() + t, (x,)) + x  # noqa: E731
+    check_cond(case, lambda: (make(True), torch.randn(4).requires_grad_()), "inductor")
+
+
+def test_one_program_serves_all_lengths():
+    counter = CompileCounterWithBackend("aot_eager")
+    call = torch.compile(
+        lambda pred, x: torch.cond(pred, lambda x: x * 2, lambda x: x.softmax(1), (x,)),
+        backend=counter,
+        fullgraph=True,
+    )
+    for lengths in ([2, 1, 3], [4, 2], [5, 1, 1, 2]):
+        x = JaggedTensor.from_tensors([torch.randn(n, 4) for n in lengths])
+        found = call(torch.tensor(False), x)
+        assert_same(found, x.softmax(1))
+        assert found.offsets is x.offsets
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+def test_int8(grad, way):
+    def fn(c, x, w):
+        return c(F.linear, lambda x, w: F.linear(x, w) * 2, (x, w)), c(
+            lambda x: F.linear(x, w), lambda x: x @ w.t(), (x,)
+        )
+
+    make = lambda: (torch.randn(2, 4).requires_grad_(grad), Int8Tensor.from_float(torch.randn(8, 4)))  # noqa: E731
+    check_cond(fn, make, way)
+
+
+# ---- while_loop --------------------------------------------------------------------------------------------
+
+
+def times(number, step):
+    """A loop that makes a step a number of times."""
+    return lambda loop, x: loop(lambda i, x: i < number, lambda i, x: (i + 1, step(x)), (torch.tensor(0), x))[
+        1
+    ]
+
+
+LOOPS = {
+    "three times": times(3, lambda x: (x * 1.5).sin()),
+    "never": times(0, lambda x: (x * 1.5).sin()),
+    "captured": lambda loop, x: loop(
+        lambda i, y: i < 3, lambda i, y: (i + 1, y + x), (torch.tensor(0), x * 2)
+    )[1],
+    "two": lambda loop, x: loop(
+        lambda i, x, y: i < 2, lambda i, x, y: (i + 1, x + y, y.sin()), (torch.tensor(0), x, x * 2)
+    )[1:],
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("kind", "grad"), [("pair", True), ("rows", True), ("nested", True), ("shadow", True), ("tagged", False)]
+)
+def test_loop(kind, grad, way):
+    every = lambda loop, x: [case(loop, x) for case in LOOPS.values()]  # noqa: E731
+    check_loop(every, lambda: (FACTORIES[kind]().requires_grad_(grad),), way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+@pytest.mark.parametrize("make", [jagged, padded])
+def test_ragged_loop(make, grad, way):
+    def fn(loop, x):
+        halved = loop(lambda x: x.sum(1).abs().sum() > 0.5, lambda x: (x * 0.5,), (x,))[0]
+        return LOOPS["two"](loop, x), LOOPS["captured"](loop, x) + x, halved
+
+    check_loop(fn, lambda: (make(grad),), way)
+
+
+@pytest.mark.parametrize(
+    "make", [jagged, lambda grad: make_pair(3).requires_grad_(grad)], ids=["jagged", "pair"]
+)
+@pytest.mark.slow
+def test_loop_inductor(make):
+    check_loop(LOOPS["three times"], lambda: (make(True),), "inductor")
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loop_over_plain_tensors_that_reads_a_wrapper(way):
+    """The carried tensor requires no grad, what is read does: PyTorch's own derivative forgets iterations here."""
+
+    def fn(loop, x):
+        return loop(
+            lambda i, t: i < 3, lambda i, t: (i + 1, t * x.unwrap("a")), (torch.tensor(0), torch.ones(3))
+        )[1]
+
+    check_loop(fn, pairs_of(True), way)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loop_with_an_int(way):
+    def fn(x):
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (0, x))
+
+    x = make_pair(3)
+    number, found = ready(fn, way)(x)
+    assert number == 3
+    assert_same(found, x * 8)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_loop_that_writes_to_what_it_captures(way):
+    def fn(x, sums):
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + sums.add_(1)), (torch.tensor(0), x))[1]
+
+    x, sums = make_pair(3), make_pair(3)
+    expected = x + 3 * sums.clone() + 6, sums.clone() + 3
+    with torch.no_grad():
+        assert_same(ready(fn, way)(x, sums), expected[0])
+    assert_same(sums, expected[1])
+
+
+def test_what_the_body_leaves_is_no_state():
+    """The offsets, which both carried values and the results share; ``make_fx`` shows what the op is given."""
+
+    def fn(values, offsets):
+        x = JaggedTensor(values, offsets, max_length=3)
+        _, y, z = loop_op(
+            lambda i, x, y: i < 3, lambda i, x, y: (i + 1, x + y, y * 2), (torch.tensor(0), x, x.sin()), ()
+        )
+        assert y.offsets is offsets and z.offsets is offsets
+        return y.values
+
+    graph = make_fx(fn, tracing_mode="fake")(torch.randn(6, 4), torch.tensor([0, 2, 3, 6]))
+    (node,) = graph.graph.find_nodes(op="call_function", target=loop_op)
+    _, _, carried, read = node.args
+    shapes = [[tuple(n.meta["val"].shape) for n in nodes] for nodes in (carried, read)]
+    # A counter and the values twice, with the carriers of the padded extent; the offsets once.
+    assert sorted(shapes[0]) == [(), (3, 0), (3, 0), (6, 4), (6, 4)]
+    assert shapes[1] == [(4,)]
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------
+
+
+def message_of(call, *args):
+    """What is raised, by us or by Dynamo in whose hands it was raised, on one line."""
+    with pytest.raises((TypeError, DispatchError, RuntimeError)) as caught:
+        call(*args)
+    return re.sub(r"\s+", " ", str(caught.value))
+
+
+PAIR = "Pair(a=float32[3], b=float32[3])"
+DIFFERENT = {
+    "class": (
+        lambda x: x * 2,
+        lambda x: x.unwrap("a") * 2,
+        f"true_fn gives ({PAIR}), false_fn gives (float32[3])",
+    ),
+    "static": (
+        lambda x: Tagged(x.unwrap("a") * 2, tag="s", length=2),
+        lambda x: Tagged(x.unwrap("a") * 2, tag="t", length=2),
+        "true_fn gives (Tagged(held=float32[3], tag='s', mode=0, length=2)), "
+        "false_fn gives (Tagged(held=float32[3], tag='t', mode=0, length=2))",
+    ),
+    "optional": (
+        lambda x: Optional(x.unwrap("a") * 2),
+        lambda x: Optional(x.unwrap("a") * 2, x.unwrap("b") * 2),
+        "true_fn gives (Optional(base=float32[3], extra=None)), "
+        "false_fn gives (Optional(base=float32[3], extra=float32[3]))",
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_branches_that_differ(what, way):
+    true_fn, false_fn, text = DIFFERENT[what]
+    call = ready(lambda pred, x: torch.cond(pred, true_fn, false_fn, (x,)), way)
+    message = message_of(call, torch.tensor(True), make_pair(3)).replace("\\", "")
+    assert f"the branches of torch.cond give different results: {text}" in message
+    assert "return the same structure, classes and metadata from both" in message
+
+
+def test_branches_that_differ_in_structure():
+    def fn(pred, a):
+        return cond_op(pred, lambda x: (x * 2, x), lambda x: (x * 2,), (Pair(a, a * 2),))
+
+    text = message_of(make_fx(fn), torch.tensor(True), torch.randn(3))
+    assert f"true_fn gives ({PAIR}, {PAIR}), false_fn gives ({PAIR})" in text
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_conditions_that_are_wrappers(way):
+    call = ready(lambda x: torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,)), way)
+    text = "expected a bool or a plain bool tensor of one element as the predicate, got a Pair"
+    assert text in message_of(call, make_pair(3))
+    loop = lambda a: loop_op(lambda x: x.sum() < 3, lambda x: (x * 2,), (Pair(a, a * 2),), ())  # noqa: E731
+    text = "expected cond_fn to return a bool or a plain bool tensor of one element, got a Pair"
+    assert text in message_of(make_fx(loop), torch.randn(3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_body_that_changes_the_class(way):
+    call = ready(lambda x: times(3, lambda x: x.unwrap("a") * 1)(while_loop, x), way)
+    text = message_of(call, make_pair(3))
+    assert f"the body of while_loop is given (int64[], {PAIR}) and returns (int64[], float32[3])" in text
+
+
+def test_random_numbers_in_what_is_differentiated():
+    x = make_pair(3).requires_grad_()
+    branch = ready(
+        lambda pred, x: torch.cond(pred, lambda x: F.dropout(x), lambda x: x * 2, (x,)), "aot_eager"
+    )
+    body = ready(lambda x: times(3, lambda x: F.dropout(x))(while_loop, x), "aot_eager")
+    for call, args in ((branch, (torch.tensor(True), x)), (body, (x,))):
+        assert "draws random numbers" in message_of(call, *args)
+        with torch.no_grad():
+            call(*args)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_pytorch_refuses_stays_refused(way):
+    """A branch that returns its operand; a class with no rule for what a branch does; classes written by hand."""
+    pred = torch.tensor(True)
+    itself = ready(lambda pred, x: torch.cond(pred, lambda x: x, lambda x: x * 2, (x,)), way)
+    assert "do not support aliasing" in message_of(itself, pred, make_pair(3))
+    sine = ready(lambda pred, x: torch.cond(pred, torch.sin, torch.cos, (x,)), way)
+    assert "Hostile has no rule for aten.sin" in message_of(sine, pred, Hostile(torch.randn(3)))
+    assert "expected both a and b to be FakeTensor" in message_of(
+        sine, pred, TwoTensor(torch.ones(3), torch.ones(3))
+    )
+
+
+def test_other_higher_order_ops():
+    op = torch.ops.higher_order.associative_scan
+    with pytest.raises(
+        DispatchError, match=r"Pair has no rule for the higher-order op associative_scan; pass it the"
+    ):
+        Pair.__torch_dispatch__(op, (Pair,), (make_pair(),))
+
+
+def test_a_rule_for_a_higher_order_op():
+    class Ruled(TensorSubclass, fallback="map"):
+        data_: Tensor = inner()
+
+    Ruled.implements(cond_op)(lambda func, pred, true_fn, false_fn, operands: "ruled")
+    assert cond_op(torch.tensor(True), torch.sin, torch.cos, (Ruled(torch.ones(1)),)) == "ruled"
+
+
+# ---- what is resolved --------------------------------------------------------------------------------------
+
+
+def test_a_graph_over_plain_tensors():
+    graph = make_fx(lambda pred, a, b: cond_op(pred, lambda x: x * 2, lambda x: x + 1, (Pair(a, b),)).a)(
+        torch.tensor(True), torch.randn(3), torch.randn(3)
+    )
+    (node,) = graph.graph.find_nodes(op="call_function", target=cond_op)
+    assert [n.name for n in node.args[3]] == ["a_1", "b_1"]
+    assert graph.true_graph_0.code.count("torch.ops.aten.mul") == 2
+    assert "Pair" not in graph.print_readable(print_output=False)
+
+
+def test_the_plan_is_kept_like_that_of_any_op():
+    class Kept(TensorSubclass, fallback="map"):
+        data_: Tensor = inner()
+
+    plans = Kept.__torch_dispatch__.__func__.__globals__["_plans"]
+    assert cond_op not in plans
+    cond_op(torch.tensor(True), torch.sin, torch.cos, (Kept(torch.ones(1)),))
+    assert cond_op in plans
