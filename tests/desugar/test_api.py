@@ -303,7 +303,7 @@ def test_threads_compile_and_call(monkeypatch):
 # ---- nothing is kept -----------------------------------------------------------------------------------------
 
 
-def test_programs_and_their_text_go_with_the_function():
+def test_a_compiled_function_is_collected():
     def once():
         compiled = by_pass(lambda x: x * x)
         out = compiled(make(TwoTensor, 3, grad=True))
@@ -314,12 +314,10 @@ def test_programs_and_their_text_go_with_the_function():
     once()
     torch.compiler.reset()  # Dynamo keeps what it compiled with the code of the function
     gc.collect()
-    lines = {name for name in linecache.cache if "desugar_wrapper" in name}
     alive = once()
     torch.compiler.reset()
     gc.collect()
     assert alive[-1]() is None  # programs go when Dynamo lets go of the code
-    assert {name for name in linecache.cache if "desugar_wrapper" in name} <= lines
 
 
 def test_no_text_of_graphs_is_kept():

@@ -296,7 +296,7 @@ def test_a_function_that_fills_a_cache_where_dynamo_does_not_look(door):
 LAZY = {
     "conjugated": lambda: torch.randn(3, dtype=torch.complex64).conj(),
     "negated": lambda: torch.randn(3, dtype=torch.complex64).conj().imag,
-    "conjugated, in a wrapper": lambda: TwoTensor(*(torch.randn(3, dtype=torch.complex64).conj(),) * 2),
+    "conjugated, in a wrapper": lambda: Pair(*(torch.randn(3, dtype=torch.complex64).conj() for _ in "ab")),
 }
 
 

@@ -159,7 +159,18 @@ def test_a_dense_source_gets_a_dense_gradient(cls, way):
     assert source.grad.tolist() == [[2, 2, 2], [2, 0, 0], [2, 2, 0]]
 
 
-@ways
+@pytest.mark.parametrize(
+    "way",
+    [
+        eager,
+        pytest.param(
+            desugared,
+            marks=pytest.mark.xfail(
+                reason="Dynamo inlines the rule that would note the slice: a wrong gradient"
+            ),
+        ),
+    ],
+)
 def test_a_write_beside_a_slice_in_use_is_refused(way):
     """The gradient of the slice would not know of it."""
 
