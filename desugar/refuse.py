@@ -232,7 +232,7 @@ def _check_inner_backward(run: Run) -> None:
 
 def _check_inference(run: Run, inputs: Inputs) -> None:
     """A tensor made in inference mode has no version counter, so eager mode refuses to write to it outside."""
-    if inputs.is_inference or inputs.are_apart:  # Dynamo does not say in which mode the call is
+    if inputs.is_inference:
         return
     for number, value in enumerate(inputs.values):
         for slot in changed_slots(value, run.items):
