@@ -64,8 +64,9 @@ def unwrap_value(value: Any, leaves: list[Any]) -> Part:
 
 
 def _carrier_of(x: Any, name: str) -> Tensor:
+    """The carrier of a dynamic int; made anew where there is none, or one of another kind that a compiler supplied."""
     held = x.__dict__.get(carrier(name))
-    return make_carrier(x, x.__dict__[name]) if held is None else held
+    return held if held is not None and held.dtype is torch.uint8 else make_carrier(x, x.__dict__[name])
 
 
 def with_carriers(value: Any) -> Any:

@@ -176,26 +176,67 @@ def test_compiled_functions_inside_run_as_they_are():
 
 TRUE = torch.tensor(True)
 REFUSED = {
-    "operands in a dict": lambda x: torch.cond(TRUE, lambda d: d["x"] * 2, lambda d: d["x"], ({"x": x},)),
-    "a subclass as predicate": lambda x: torch.cond(x.sum() > 0, lambda x: x * 1, lambda x: -x, (x,)),
-    "a write": lambda x: torch.cond(TRUE, lambda x: x.add_(1), lambda x: x * 2, (x,)),
-    "a write around it": lambda x: torch.cond(
-        TRUE, lambda: weight.detach().add_(1), lambda: weight.detach() * 2
+    "a subclass as predicate": (
+        lambda x: torch.cond(x.sum() > 0, lambda x: x * 1, lambda x: -x, (x,)),
+        "plain bool tensor of one element as the predicate, got a Pair",
     ),
-    "an operand as it is": lambda x: torch.cond(TRUE, lambda x: x, lambda x: x * 2, (x,)),
-    "sizes": lambda x: torch.cond(TRUE, lambda x: x[:1] * 1, lambda x: x * 2, (x,)),
-    "types": lambda x: torch.cond(TRUE, lambda x: x.a * 1, lambda x: x * 2, (x,)),
-    "structure": lambda x: torch.cond(TRUE, lambda x: (x + 1, x), lambda x: x * 2, (x,)),
+    "a write": (
+        lambda x: torch.cond(TRUE, lambda x: x.add_(1) * 1, lambda x: x * 2, (x * 2,)),
+        "input mutation",
+    ),
+    "a write around it": (
+        lambda x: torch.cond(TRUE, lambda: weight.detach().add_(1) * 1, lambda: weight.detach() * 2),
+        "input mutation",
+    ),
+    "an operand as it is": (
+        lambda x: torch.cond(TRUE, lambda x: x, lambda x: x * 2, (x,)),
+        "do not support aliasing",
+    ),
+    "sizes, with a gradient": (
+        lambda x: torch.cond(TRUE, lambda x: x[:1] * 1, lambda x: x * 2, (x,)),
+        "Mismatch in shape",
+    ),
+    "types": (
+        lambda x: torch.cond(TRUE, lambda x: x.a * 1, lambda x: x * 2, (x,)),
+        "branches of torch.cond give different results",
+    ),
+    "structure": (
+        lambda x: torch.cond(TRUE, lambda x: (x + 1, x * 2), lambda x: x * 2, (x,)),
+        "branches of torch.cond give different results",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
-    """By Dynamo or by the pass; in either case nothing is changed."""
+    """By Dynamo, by PyTorch's op or by the class; in either case nothing is changed."""
+    fn, match = REFUSED[name]
     before = weight.detach().clone()
-    with pytest.raises((DesugarError, RuntimeError)):
-        by_pass(REFUSED[name])(make(Pair, 3, 4, grad=True))
+    with pytest.raises(RuntimeError, match=match):
+        by_pass(fn)(make(Pair, 3, 4, grad=True))
     assert torch.equal(weight, before)
+
+
+@pytest.mark.parametrize("pred", [True, False])
+def test_operands_in_a_dict(pred):
+    x = make(Pair, 3, 4, grad=True)
+    compiled = by_pass(
+        lambda pred, x: torch.cond(pred, lambda d: d["x"] * 2, lambda d: d["x"].sin(), ({"x": x},))
+    )
+    want = x * 2 if pred else x.sin()
+    got = compiled(torch.tensor(pred), x)
+    assert type(got) is Pair
+    torch.testing.assert_close(plain_parts(got.detach()), plain_parts(want.detach()))
+
+
+@pytest.mark.parametrize("pred", [True, False])
+def test_branches_of_different_sizes(pred):
+    x = make(Pair, 3, 4)
+    compiled = by_pass(lambda pred, x: torch.cond(pred, lambda x: x[:1] * 1, lambda x: x * 2, (x,)))
+    want = x[:1] if pred else x * 2
+    got = compiled(torch.tensor(pred), x)
+    assert type(got) is Pair and got.shape == want.shape
+    torch.testing.assert_close(plain_parts(got), plain_parts(want))
 
 
 def test_random_numbers_with_gradients_are_refused():

@@ -10,7 +10,8 @@ import torch
 from torch._higher_order_ops import associative_scan, map as map_rows, scan, while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from tests.desugar.classes import Beside, Nested, Pair, TwoTensor, make, plain_parts
+from subclasses.ragged import JaggedTensor
+from tests.desugar.classes import Beside, Labeled, Nested, Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import by_pass
 
 outside = torch.full((4,), 2.0)
@@ -35,7 +36,9 @@ def same(got, want):
     torch.testing.assert_close(plain_parts(got.detach()), plain_parts(want.detach()))
 
 
-@pytest.mark.parametrize("kind", [torch.Tensor, Pair, Beside, Nested], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [torch.Tensor, Pair, Beside, Nested, Labeled], ids=lambda kind: kind.__name__
+)
 @pytest.mark.parametrize("body", [lambda x: x * 2, lambda x: x.sin() + outside], ids=["own", "closure"])
 def test_loops(kind, body):
     loop, python = thrice(body)
@@ -44,6 +47,37 @@ def test_loops(kind, body):
         x = torch.randn(3, 4) if kind is torch.Tensor else make(kind, 3, 4)
         same(compiled(x), python(x))
     assert len(compiled.programs) == 1
+
+
+def test_the_condition_looks_into_a_subclass():
+    compiled = by_pass(lambda x: while_loop(lambda x: x.a.sum() < 100, lambda x: (x * 2,), (x,))[0])
+    for size in (1.0, 30.0, 200.0):
+        want = Pair(torch.full((3,), size), torch.ones(3))
+        while want.a.sum() < 100:
+            want = want * 2
+        same(compiled(Pair(torch.full((3,), size), torch.ones(3))), want)
+
+
+@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="refused as if an output were an input")
+def test_inner_tensors_that_are_one_at_first():
+    loop, python = thrice(lambda x: Pair(x.a * 2, x.b * 3))
+    shared = torch.ones(3)
+    same(by_pass(loop)(Pair(shared, shared)), python(Pair(shared, shared)))
+
+
+def test_a_closure_over_a_traced_tensor():
+    def fn(x, way):
+        y = x * 2
+        return thrice(lambda z: z * y)[way](torch.ones_like(x))
+
+    x = make(Pair, 3, 4)
+    same(by_pass(lambda x: fn(x, 0))(x), fn(x, 1))
+
+
+def test_ragged():
+    loop, python = thrice(lambda x: x * 2)
+    x = JaggedTensor.from_tensors([torch.randn(2, 3), torch.randn(4, 3)])
+    torch.testing.assert_close(by_pass(lambda x: loop(x).sum(1))(x), python(x).sum(1))
 
 
 def test_gradients_through_plain_loops():
@@ -59,18 +93,28 @@ def test_through_inductor():
 
 
 REFUSED = {
-    "a class written by hand": lambda x: thrice(lambda x: x * 2)[0](TwoTensor(x, x + 1)),
-    "another type": lambda x: while_loop(lambda x: x.a.sum() < 9, lambda x: (x.a * 1,), (Pair(x, x + 1),)),
-    "another size": lambda x: while_loop(lambda x: x.a.sum() < 9, lambda x: (x[:1] * 1,), (Pair(x, x + 1),)),
-    "map": lambda x: map_rows(lambda row: row.sin(), Pair(x, x + 1)),
+    "a class written by hand": (
+        lambda x: thrice(lambda x: x * 2)[0](TwoTensor(x, x + 1)),
+        "traceable wrapper subclasses",
+    ),
+    "another type": (
+        lambda x: while_loop(lambda x: x.a.sum() < 9, lambda x: (x.a * 1,), (Pair(x, x + 1),)),
+        "same structure, classes and metadata",
+    ),
+    "another size": (
+        lambda x: while_loop(lambda x: x.a.sum() < 9, lambda x: (x[:1] * 1,), (Pair(x, x + 1),)),
+        "same metadata",
+    ),
+    "map": (lambda x: map_rows(lambda row: row.sin(), Pair(x, x + 1)), "map_impl"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     """By Dynamo, as in stock, or by the class."""
-    with pytest.raises(RuntimeError):
-        by_pass(REFUSED[name])(torch.ones(3, 4))
+    fn, match = REFUSED[name]
+    with pytest.raises(RuntimeError, match=match):
+        by_pass(fn)(torch.ones(3, 4))
 
 
 # ---- over plain tensors PyTorch's own ops are traced as they are ---------------------------------------------
