@@ -50,7 +50,7 @@ demo: $(VENV)/.has-demo
 test: $(VENV)/.has-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
-test-all: $(VENV)/.has-dev
+test-all: $(VENV)/.has-dev $(VENV)/.has-models
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "slow or not slow" $(ARGS)
 
 bench: $(VENV)/.has-bench

@@ -96,11 +96,14 @@ class Calls(Caller):
 
     def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         private.register_backend(self.backend)
+        private.shared_nested_tensor()  # which PyTorch makes once: not of the fake tensors of a trace
         outer, self._here.call = getattr(self._here, "call", None), (args, kwargs)
         try:
             with called_by(self):
                 return self.compiled(*args, **kwargs)
         except private.BackendCompilerFailed as error:  # the user asked no backend, but this function
+            if isinstance(error, private.InductorError):
+                raise
             raise error.inner_exception from error.inner_exception.__cause__
         finally:
             self._here.call = outer

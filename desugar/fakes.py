@@ -137,6 +137,16 @@ def check_plain(real: Tensor) -> None:
             f"expected strided tensors, got {odd}",
             instead="convert it first (to_dense(), dequantize(), resolve_conj(), resolve_neg(), to_padded_tensor())",
         )
+    check_class(real)
+
+
+def check_class(real: Tensor) -> None:
+    """Raises for a tensor of a transform that is over, and for one whose class a program cannot take apart or call."""
+    if private.is_dead_tensor_wrapper(real):
+        raise DesugarError(
+            "an argument is a tensor of a functorch transform that has ended",
+            instead="pass its detach(), or return tensors from the transformed function",
+        )
     cls = type(real)
     if cls is not Tensor and cls.__torch_function__ is not disabled_torch_function_impl:
         raise DesugarError(

@@ -20,6 +20,9 @@ _NAMES = ".__tensor_flatten__()[0]"  # how Dynamo names the list of inner tensor
 
 def keep_guards(entries: Sequence[Any]) -> list[bool]:
     """Per guard of a compilation, whether it is checked (`guard_filter_fn` of Dynamo)."""
+    for entry in entries:
+        # Dynamo makes the guards that stay anew, of other tensors where it reads properties, and would compare them.
+        entry.orig_guard.obj_weakref = None
     wrappers = {entry.name: entry.value for entry in entries if entry.has_value and is_wrapper(entry.value)}
     return [not is_proved(entry, wrappers) for entry in entries]
 

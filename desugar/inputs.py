@@ -19,7 +19,7 @@ from torch import SymInt, Tensor, nn
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.fakes import Fakes, check_nested, is_symbolic, symbolic_context
+from desugar.fakes import Fakes, check_class, check_nested, is_symbolic, symbolic_context
 from desugar.memory import whole_storage
 from desugar.values import (
     Constant,
@@ -88,7 +88,6 @@ class Inputs:
         first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
         parameters: Numbers of the argument leaves that are an `nn.Parameter`.
         generators, made: What the runs drew random numbers from; what torch functions gave in them.
-        is_inference: The call is in inference mode, which a trace leaves.
     """
 
     fakes: Fakes
@@ -107,7 +106,6 @@ class Inputs:
     parameters: set[int] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)
     made: list[weakref.ref[Tensor]] = field(default_factory=list)
-    is_inference: bool = field(default_factory=torch.is_inference_mode_enabled)
 
     def add_arguments(self, leaves: list[object]) -> None:
         """Takes the argument leaves apart, and gives every symbol a slot of its own.
@@ -208,6 +206,7 @@ class Inputs:
         value = unwrap_value(fake, Flat())
         name = ".".join([f"a{number}", *path])
         if isinstance(value, Plain):
+            check_class(leaf)
             slot = self.flat.tensor(leaf) if id(leaf) not in self.flat.known else self.flat.again(leaf)
             self.fake_items[slot] = fake.detach() if slot != self.flat.tensor(leaf) else fake
             self.origins[slot] = Origin(number, path)

@@ -160,7 +160,6 @@ def check_run(run: Run, inputs: Inputs) -> None:
     _check_metadata(run, inputs)
     _check_inner_backward(run)
     _check_bypass(run)
-    _check_inference(run, inputs)
 
 
 def _check_metadata(run: Run, inputs: Inputs) -> None:
@@ -228,19 +227,6 @@ def _check_inner_backward(run: Run) -> None:
             "backward() is called inside the function and would accumulate into .grad of its inputs",
             instead="return the loss and call backward() on it, or use torch.autograd.grad inside",
         )
-
-
-def _check_inference(run: Run, inputs: Inputs) -> None:
-    """A tensor made in inference mode has no version counter, so eager mode refuses to write to it outside."""
-    if inputs.is_inference:
-        return
-    for number, value in enumerate(inputs.values):
-        for slot in changed_slots(value, run.items):
-            if inputs.flat.items[slot].is_inference():
-                raise DesugarError(
-                    f"{leaf_name(number, inputs)} was made in inference mode, and is written to outside of it",
-                    instead="make a clone of it outside of inference mode, or call the function in it",
-                )
 
 
 def _check_bypass(run: Run) -> None:

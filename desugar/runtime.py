@@ -55,6 +55,24 @@ def settle(gradients: Sequence[Tensor | None], orders: Sequence[Sequence[int]]) 
     return [restride(g.resolve_neg(), order) for g, order in zip(gradients, orders, strict=True)]  # type: ignore[union-attr]
 
 
+# ------------------------------------------------------------------------------------------ inference tensors
+
+
+def check_inference_mode(tensors: Sequence[Tensor]) -> None:
+    """Raises, as eager mode does, if tensors made in inference mode are about to be written outside of it.
+
+    Raises:
+        RuntimeError: The call is not in inference mode.
+    """
+    if torch.is_inference_mode_enabled():
+        return
+    sizes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+    raise RuntimeError(
+        f"the function writes to a tensor made in inference mode (of size {sizes}), and is called outside of that "
+        "mode: call it in torch.inference_mode(), or pass clone()s made outside of it"
+    )
+
+
 # ------------------------------------------------------------------------------------------ version counters
 
 

@@ -28,7 +28,7 @@ from desugar.outputs import Outputs, unread_positions, written_slots
 from desugar.partition import FromForward
 from desugar.rechecks import Expected, emit_recheck, expect_plain
 from desugar.results import Read, emit_constant, emit_graph_call, emit_ints, emit_value
-from desugar.runtime import note_versions, raise_versions
+from desugar.runtime import check_inference_mode, note_versions, raise_versions
 from desugar.text import negated, targets_of, tuple_of
 from desugar.trace import Traced
 from desugar.unpack import Names, emit_unpacking
@@ -80,6 +80,7 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
             "arguments", tuple(parts.inputs.values[n] for n in tensors), parts.inputs.fake_items
         )
         emit_recheck(out, [names.leaves[n] for n in tensors], arguments)
+        _emit_inference_check(out, parts, names)
         written = _emit_note_versions(out, parts, names)
         leaves, read = (_emit_training if parts.family else _emit_inference)(out, parts, names)
         for leaf, name, number in parts.outputs.assigns:
@@ -133,6 +134,15 @@ def _offsets(parts: Parts, names: Names) -> list[str]:
         for n, offset in offsets.items()
         if isinstance(offset, int)
     ]
+
+
+def _emit_inference_check(out: Emitter, parts: Parts, names: Names) -> None:
+    """Has each call asked for its mode if tensors made in inference mode are written, since Dynamo guards no mode."""
+    written = written_slots(parts.inputs.values, parts.outputs)
+    made_there = [slot for slot in sorted(written) if parts.inputs.flat.items[slot].is_inference()]
+    if made_there:
+        check = out.bind(check_inference_mode, "check_inference_mode")
+        out.writeline(f"{check}({tuple_of(names.slots[slot] for slot in made_there)})")
 
 
 def _emit_note_versions(out: Emitter, parts: Parts, names: Names) -> str | None:

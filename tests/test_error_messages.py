@@ -475,7 +475,7 @@ ELSEWHERE = {
         "test_an_argument_that_is_negated_lazily_is_refused",
     ),
     "an argument is a tensor of a functorch transform that has ended": (
-        "tests/desugar/test_refuse.py",
+        "tests/desugar/test_python_autograd.py",
         "test_a_tensor_of_a_transform_that_has_ended",
     ),
     f"{AGAIN}which would draw other random numbers (": (
@@ -520,7 +520,6 @@ UNMET = {
     "a zero gradient would be traced with constant sizes, and the sizes of this call are symbols",
     "computes nothing with tensors, so there is no graph",
     "the higher-order op",
-    "was made in inference mode, and is written to outside of it",
     "a tensor subclass that requires grad holds",  # a DTensor
 }
 

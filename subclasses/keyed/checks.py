@@ -92,11 +92,11 @@ def check_features(features: Any, what: str) -> None:
             raise TypeError(f"{_NAME}.{what}: expected a JaggedTensor for {key!r}, got {_kind(x)}")
         if x.ragged_dim != 1:
             raise ValueError(f"{_NAME}.{what}: {key!r} is ragged along {x.ragged_dim}; transpose it to 1")
-        one, other = (_entry(f) for f in (x, features[first]))
-        if one != other:
+        other = features[first]
+        if x.shape[0] != other.shape[0] or x.dtype != other.dtype or x.shape[2:] != other.shape[2:]:
             raise ValueError(
-                f"{_NAME}.{what}: expected as many rows and entries of one dtype and shape, got {one} for {key!r} and "
-                f"{other} for {first!r}"
+                f"{_NAME}.{what}: expected as many rows and entries of one dtype and shape, got {_entry(x)} for "
+                f"{key!r} and {_entry(other)} for {first!r}"
             )
 
 

@@ -246,6 +246,7 @@ def difference(got: Any, want: Any, where: str = "") -> str | None:
 def check(script: Script) -> str:
     """Plays one script on both sides; says what came of it."""
     torch.compiler.reset()  # all scripts run the same code, by which Dynamo keeps what it compiled
+    graphs = num_graphs()
     fn = function_of(script)
     try:
         want = play(fn, script, arguments_of(script))
@@ -271,8 +272,13 @@ def check(script: Script) -> str:
     assert found is None, found
     again = play(compiled, script, arguments_of(script), write)
     assert difference(again, want) is None, "the second call differs"
-    assert compiled.programs
-    return "right"
+    assert compiled.programs or num_graphs() == graphs, "Dynamo made a graph, and no program came of it"
+    return "right" if compiled.programs else "nothing to compute"
+
+
+def num_graphs() -> int:
+    """How many graphs Dynamo has made so far."""
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
 # ------------------------------------------------------------------------------------------------ the tests
