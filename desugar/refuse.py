@@ -19,7 +19,7 @@ from desugar.errors import DesugarError, user_line
 from desugar.fakes import check_nested
 from desugar.graphs import autograd_nodes
 from desugar.inputs import is_traced
-from desugar.runs import assigned_inners, changed_slots, identity, plain
+from desugar.runs import assigned_inners, changed_slots, has_other_storage, identity, plain
 from desugar.values import Constant, Plain, Wrapper, paths_of, wrap_value
 from desugar.watching import check_target
 
@@ -185,7 +185,7 @@ def _has_new_metadata(number: int, value: Plain | Wrapper, leaf: Any, run: Run, 
         if len(path) == 1 and path[0] in assigned:
             continue
         item = functools.reduce(getattr, path, leaf)
-        if identity(item) != identity(run.items[slot]) or private.was_storage_changed(item.elem):
+        if identity(item) != identity(run.items[slot]) or has_other_storage(slot, run):
             return True
         fake = inputs.fake_items[slot]
         if _extents(item) != _extents(fake) or _is_resized(item, fake):

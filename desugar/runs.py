@@ -49,6 +49,7 @@ class Run:
     Attributes:
         items: Functional tensors and symbolic ints, by input slot.
         versions: Their version counters before the run.
+        storages: Their storages before the run; 0 for what came in later.
         entered: The argument and captured leaves, in order of `Inputs.values`.
         homes: Slot -> slot of the storage that it is a view of, for inputs that overlap.
         reshapes: In-place ops on input leaves that change their size or stride alone (`t_`, `unsqueeze_`).
@@ -58,6 +59,7 @@ class Run:
 
     items: list[Any]
     versions: list[int]
+    storages: list[int]
     entered: list[Entered]
     homes: dict[int, int]
     reshapes: tuple[Reshape, ...]
@@ -84,6 +86,19 @@ def plain(tensor: Any) -> Any:
 def identity(item: Any) -> int:
     """Which functional tensor this is, whatever Python object stands around it."""
     return id(item.elem) if isinstance(item, private.FunctionalTensor) else id(item)
+
+
+def storage_number(item: Any) -> int:
+    """Which storage a functional tensor lies in; 0 for a symbolic int."""
+    return item.elem.untyped_storage()._cdata if isinstance(item, private.FunctionalTensor) else 0
+
+
+def has_other_storage(slot: int, run: Run) -> bool:
+    """Whether an input was given another storage: not where it is its own, as in `module.to(dtype)` without effect."""
+    elem = run.items[slot].elem
+    if not private.was_storage_changed(elem):
+        return False
+    return storage_number(run.items[slot]) != run.storages[slot] or bool(private.get_view_meta_sequence(elem))
 
 
 def changed_slots(value: Value, items: Sequence[Any]) -> list[int]:

@@ -29,7 +29,7 @@ from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
 from desugar.notes import noting, noting_backward
 from desugar.outputs import Outputs, Result, renumber, take_apart
-from desugar.runs import Entered, Reshape, Run, changed_slots, identity, plain
+from desugar.runs import Entered, Reshape, Run, changed_slots, identity, plain, storage_number
 from desugar.values import (
     Constant,
     Flat,
@@ -88,6 +88,7 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
         for slot in slots:
             items[slot] = part_of(items[base], inputs.fake_items[slot])
     versions = [item._version if isinstance(item, Tensor) else 0 for item in items]
+    storages = [storage_number(item) for item in items]
     entered: list[Entered] = []
     for value in inputs.values:
         entered.append(enter(value, inputs, items, entered))
@@ -104,13 +105,14 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     end_effects()
     entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
+    storages += [0] * (len(items) - len(storages))
     reshapes = tuple(
         Reshape(n, method, args, tuple(kwargs.items()))
         for leaf, method, args, kwargs in capture.reshapes
         for n, one in enumerate(entered)
         if one.leaf is leaf and not isinstance(one.value, Same)
     )
-    return Run(items, versions, entered, inputs.homes, reshapes, result, tuple(tokens.values()))
+    return Run(items, versions, storages, entered, inputs.homes, reshapes, result, tuple(tokens.values()))
 
 
 def part_of(base: Any, fake: Tensor) -> Any:

@@ -50,6 +50,38 @@ def test_an_out_that_gets_another_size(size, door):
         judge(fn, lambda: (torch.ones(2, 3), torch.zeros(size)), way=door, calls=3)
 
 
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+def test_a_module_that_is_converted_to_the_type_it_has(door):
+    """Dynamo writes `set_` for the assignment of `.data`; here of a tensor to itself."""
+    linear = nn.Linear(3, 3)
+
+    def fn(x):
+        return linear.to(x.dtype)(x)
+
+    compiled = door(fn)
+    for _ in range(2):
+        x, version = torch.randn(2, 3), linear.weight._version
+        grads = [torch.autograd.grad(f(x).sum(), [*linear.parameters()]) for f in (fn, compiled)]
+        assert all(map(torch.equal, *grads)) and linear.weight._version == version
+
+
+SET = {
+    "to itself": lambda x: (x.set_(x), x * 2)[1],
+    "to itself, then written": lambda x: (x.set_(x), x.add_(1), x * 2)[2],
+    "to its detached self": lambda x: (x.set_(x.detach()), x.mul_(3), x * 2)[2],
+    "to a part of itself": lambda x: (x.set_(x[1:]), x * 2)[1],
+    "to what lies behind it": lambda x: (x.set_(torch.as_strided(x, (2,), (1,), 1)), x * 2)[1],
+    "to another": lambda x: (x.set_(torch.zeros(4)), x * 2)[1],
+}
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("name", SET)
+def test_a_tensor_that_is_set(name, whole, door):
+    judge(SET[name], lambda: (torch.arange(6.0) if whole else torch.arange(6.0)[1:3],), way=door, calls=2)
+
+
 # ---- autograd inside -----------------------------------------------------------------------------------------
 
 
