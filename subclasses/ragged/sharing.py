@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
+from subclasses._torch import is_fake, leave_in_graph
 from subclasses.errors import DispatchError
 from subclasses.ragged import checks
 from subclasses.semantics import bump_versions
@@ -25,11 +26,11 @@ _roots: WeakIdKeyDictionary = WeakIdKeyDictionary()
 _users: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
+@leave_in_graph
 def sharing(x: Any, of: Any) -> Any:
     """``x``, of which is noted that it has the values of another one."""
-    if not torch.compiler.is_dynamo_compiling():
-        root = _roots[x] = _root(of)
-        _users[root] = [weakref.ref(t) for t in (*_sharers(root), x)]
+    root = _roots[x] = _root(of)
+    _users[root] = [weakref.ref(t) for t in (*_sharers(root), x)]
     return x
 
 
@@ -48,6 +49,8 @@ def check_writable(func: Any, x: Any, *operands: Any) -> None:
     """Raises where autograd would record a write and not know who else sees it."""
     root, base = _root(x), x._base if x._is_view() else x
     if (root is base and not _sharers(root, base)) or not checks.is_recorded(x, *operands):
+        return
+    if is_fake(x.values):  # Dynamo, which would break its graph; whoever compiles that asks again
         return
     name = getattr(func, "__name__", func)
     if root is base:
