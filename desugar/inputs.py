@@ -154,6 +154,7 @@ class Inputs:
             raise DesugarError(
                 "a torch.Generator is made inside the function; a program would go on with that of the trace",
                 instead="make it outside the function",
+                stock_is_wrong=True,
             )
         self.generators.append(generator)
 

@@ -7,6 +7,7 @@ lies between the windows of `unfold`.
 from __future__ import annotations
 
 import functools
+import secrets
 import threading
 from typing import Any
 
@@ -57,6 +58,8 @@ def _watching_class() -> type:
         supports_higher_order_operators = True
 
         def __enter__(self) -> Any:
+            # Dynamo has called the function on fakes before, so the seed that it sets may be in force: not a fresh one.
+            torch.default_generator.manual_seed(secrets.randbits(63))
             self.rng = _rng_state()
             return super().__enter__()
 
@@ -103,6 +106,7 @@ def check_rng(before: tuple[int, Tensor]) -> None:
         "the function sets the state of the random number generator (torch.manual_seed, set_rng_state)",
         where=user_line(),
         instead="seed outside the compiled function, or pass a torch.Generator",
+        stock_is_wrong=True,
     )
 
 

@@ -134,9 +134,6 @@ def test_a_seed_inside(fn, cls, door):
     assert torch.equal(*states)
 
 
-@pytest.mark.xfail(
-    strict=False, reason="a seed set in a rule that Dynamo does not inline is not always noticed"
-)
 @EVERY_DOOR
 @pytest.mark.parametrize("fn", SEEDED)
 def test_a_seed_where_dynamo_does_not_look_is_refused_or_right(fn, door):
