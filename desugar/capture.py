@@ -19,7 +19,7 @@ from desugar.indexing import index_by_numbers
 from desugar.inputs import Inputs, is_traced
 from desugar.notes import notes_in_progress
 from desugar.offsets import depends_on_offset
-from desugar.runs import Entered
+from desugar.runs import Entered, Storages, storages_of
 from desugar.trees import flatten
 from desugar.values import (
     Plain,
@@ -43,9 +43,11 @@ HIGHER_ORDER: dict[str, Callable[..., Any]] = {}
 class Capture(TorchFunctionMode):
     """Turns tensors from outside the trace into inputs when a torch function first touches them."""
 
-    def __init__(self, inputs: Inputs, items: list[Any], arguments: list[Entered]) -> None:
+    def __init__(
+        self, inputs: Inputs, items: list[Any], storages: list[Storages], arguments: list[Entered]
+    ) -> None:
         super().__init__()
-        self.inputs, self.items, self.arguments = inputs, items, arguments
+        self.inputs, self.items, self.storages, self.arguments = inputs, items, storages, arguments
         self.leaves: dict[int, Entered] = {}
         self.reshapes: list[tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = []
 
@@ -99,6 +101,7 @@ class Capture(TorchFunctionMode):
                     value = self.inputs.add_captured(leaf)
                 for slot in range(len(self.items), len(self.inputs.flat.items)):
                     self.items.append(functional(self.inputs.fake_items[slot]))
+                    self.storages.append(storages_of(self.items[slot]))
                 entered = enter(value, self.inputs, self.items, self.arguments)
             self.leaves[id(leaf)] = entered
             self.inputs.stand_ins[id(entered.leaf)] = leaf

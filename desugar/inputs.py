@@ -214,6 +214,11 @@ class Inputs:
             self._note_extents(fake, name)
             return Plain(slot, leaf.requires_grad and not path, leaf.is_leaf)
         assert isinstance(value, Wrapper)
+        if type(fake) is not type(leaf):
+            raise DesugarError(
+                f"{type(leaf).__name__}.__tensor_unflatten__ gives a {type(fake).__name__}",
+                instead=f"define it in {type(leaf).__name__}, and return one of that class",
+            )
         inner = tuple(
             (field, self._add_fake(getattr(leaf, field), getattr(fake, field), number, (*path, field)))
             for field, _ in value.inner

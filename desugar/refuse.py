@@ -19,8 +19,8 @@ from desugar.errors import DesugarError, user_line
 from desugar.fakes import check_nested
 from desugar.graphs import autograd_nodes
 from desugar.inputs import is_traced
-from desugar.runs import assigned_inners, changed_slots, has_other_storage, identity, plain
-from desugar.values import Constant, Plain, Wrapper, paths_of, wrap_value
+from desugar.runs import assigned_inners, changed_slots, has_other_storage, identity, plain, storages_of
+from desugar.values import Constant, Plain, Wrapper, paths_of, slots_of, wrap_value
 from desugar.watching import check_target
 
 if TYPE_CHECKING:
@@ -157,9 +157,22 @@ def kept_grad_mode() -> Iterator[None]:
 
 def check_run(run: Run, inputs: Inputs) -> None:
     """Raises for what a whole run shows: new metadata of an input, a backward inside, a gradient that bypasses."""
+    _check_memory(run, inputs)
     _check_metadata(run, inputs)
     _check_inner_backward(run)
     _check_bypass(run)
+
+
+def _check_memory(run: Run, inputs: Inputs) -> None:
+    """`.data` that a class assigns where no torch function is seen leaves the functional tensor as it was."""
+    for number, value in enumerate(inputs.values):
+        for slot in slots_of(value):
+            if storages_of(run.items[slot]).outer != run.storages[slot].outer:
+                raise DesugarError(
+                    f".data of {leaf_name(number, inputs)} is assigned by a rule or __torch_dispatch__",
+                    instead="write tensor.copy_(...) there",
+                    stock_is_wrong=True,
+                )
 
 
 def _check_metadata(run: Run, inputs: Inputs) -> None:

@@ -42,6 +42,14 @@ class Reshape:
     kwargs: tuple[tuple[str, Any], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Storages:
+    """Which storages stand for the memory of an input: of the functional tensor, and of the object around it."""
+
+    functional: int
+    outer: int
+
+
 @dataclass(slots=True)
 class Run:
     """One run of the function on functional tensors.
@@ -49,7 +57,7 @@ class Run:
     Attributes:
         items: Functional tensors and symbolic ints, by input slot.
         versions: Their version counters before the run.
-        storages: Their storages before the run; 0 for what came in later.
+        storages: The storages they lay in when the function got them.
         entered: The argument and captured leaves, in order of `Inputs.values`.
         homes: Slot -> slot of the storage that it is a view of, for inputs that overlap.
         reshapes: In-place ops on input leaves that change their size or stride alone (`t_`, `unsqueeze_`).
@@ -59,7 +67,7 @@ class Run:
 
     items: list[Any]
     versions: list[int]
-    storages: list[int]
+    storages: list[Storages]
     entered: list[Entered]
     homes: dict[int, int]
     reshapes: tuple[Reshape, ...]
@@ -88,9 +96,11 @@ def identity(item: Any) -> int:
     return id(item.elem) if isinstance(item, private.FunctionalTensor) else id(item)
 
 
-def storage_number(item: Any) -> int:
-    """Which storage a functional tensor lies in; 0 for a symbolic int."""
-    return item.elem.untyped_storage()._cdata if isinstance(item, private.FunctionalTensor) else 0
+def storages_of(item: Any) -> Storages:
+    """The storages of a functional tensor; a symbolic int has none."""
+    if not isinstance(item, private.FunctionalTensor):
+        return Storages(0, 0)
+    return Storages(item.elem.untyped_storage()._cdata, item.untyped_storage()._cdata)
 
 
 def has_other_storage(slot: int, run: Run) -> bool:
@@ -98,7 +108,8 @@ def has_other_storage(slot: int, run: Run) -> bool:
     elem = run.items[slot].elem
     if not private.was_storage_changed(elem):
         return False
-    return storage_number(run.items[slot]) != run.storages[slot] or bool(private.get_view_meta_sequence(elem))
+    now = storages_of(run.items[slot]).functional
+    return now != run.storages[slot].functional or bool(private.get_view_meta_sequence(elem))
 
 
 def changed_slots(value: Value, items: Sequence[Any]) -> list[int]:

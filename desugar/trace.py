@@ -29,7 +29,7 @@ from desugar.memory import may_overlap, storage_of
 from desugar.modes import tracing_modes
 from desugar.notes import noting, noting_backward
 from desugar.outputs import Outputs, Result, renumber, take_apart
-from desugar.runs import Entered, Reshape, Run, changed_slots, identity, plain, storage_number
+from desugar.runs import Entered, Reshape, Run, changed_slots, identity, plain, storages_of
 from desugar.values import (
     Constant,
     Flat,
@@ -88,14 +88,14 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
         for slot in slots:
             items[slot] = part_of(items[base], inputs.fake_items[slot])
     versions = [item._version if isinstance(item, Tensor) else 0 for item in items]
-    storages = [storage_number(item) for item in items]
+    storages = [storages_of(item) for item in items]
     entered: list[Entered] = []
     for value in inputs.values:
         entered.append(enter(value, inputs, items, entered))
         if len(entered) - 1 in inputs.parameters:
             entered[-1].leaf._is_param = True  # by which isinstance knows an nn.Parameter
     arguments, captured = entered[: inputs.num_arguments], entered[inputs.num_arguments :]
-    capture = Capture(inputs, items, arguments)
+    capture = Capture(inputs, items, storages, arguments)
     capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
     inputs.stand_ins.clear()
     inputs.stand_ins.update({id(capture.leaves[id(t)].leaf): t for t in inputs.captured})
@@ -105,7 +105,6 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
     end_effects()
     entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
-    storages += [0] * (len(items) - len(storages))
     reshapes = tuple(
         Reshape(n, method, args, tuple(kwargs.items()))
         for leaf, method, args, kwargs in capture.reshapes

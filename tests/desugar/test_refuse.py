@@ -291,6 +291,38 @@ def test_a_function_that_fills_a_cache_where_dynamo_does_not_look(door):
     assert door is not strictly or "keeps a tensor of size (3,) for its next call" in str(caught.value)
 
 
+class Assigns(TwoTensor):
+    """Its dispatch assigns `.data` of an inner tensor."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.mul.Tensor:
+            args[0].a.data = args[0].a.data + 1
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, outer_size, outer_stride):
+        return Assigns(inner["a"], inner["b"])
+
+
+def test_data_that_a_dispatch_assigns():
+    """Where no torch function is seen; PyTorch's own compiler loses the assignment."""
+    x = lambda: (Assigns(torch.ones(3), torch.ones(3)),)  # noqa: E731
+    assert_wrong_everywhere(lambda x: x * 2, x, "is assigned by a rule or __torch_dispatch__")
+
+
+class Misbuilt(TwoTensor):
+    """Inherits how it is rebuilt, as another class."""
+
+
+@pytest.mark.parametrize("door", [strictly, *DOORS.values()])
+def test_a_class_that_is_rebuilt_as_another(door):
+    x = Misbuilt(torch.ones(3), torch.ones(3))
+    refused = (DesugarError, AssertionError, torch._dynamo.exc.BackendCompilerFailed)
+    with pytest.raises(refused, match=r"Misbuilt\.__tensor_unflatten__ gives a TwoTensor|got .*Misbuilt"):
+        door(lambda x: x * 2)(x)
+
+
 # ---- odd arguments -------------------------------------------------------------------------------------------
 
 LAZY = {
