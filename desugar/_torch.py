@@ -72,16 +72,12 @@ _LAZY = {
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes",
     "StatelessSymbolicContext": "torch.fx.experimental.symbolic_shapes",
     "DimDynamic": "torch.fx.experimental.symbolic_shapes",
-    "SYMPY_INTERP": "torch.fx.experimental.symbolic_shapes",
     # What a trace raises when only data can say: a branch, an op whose result is no tensor or has any size.
     "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes",
     "DataDependentOutputException": "torch._subclasses.fake_tensor",
     "DynamicOutputShapeException": "torch._subclasses.fake_tensor",
     # Names an input in the guards that the shape environment prints.
     "LocalSource": "torch._dynamo.source",
-    # ---- containers ----------------------------------------------------------------------------------------
-    # Classes that are registered with PyTorch's own pytree: users' containers, which optree does not know.
-    "torch_pytree_nodes": "torch.utils._pytree:SUPPORTED_NODES",
     # ---- compiling -----------------------------------------------------------------------------------------
     # The fake mode and sources of a Dynamo graph, so that guards reach Dynamo; read by Inductor too.
     "TracingContext": "torch._guards",
@@ -138,13 +134,8 @@ _LAZY = {
     "BackendCompilerFailed": "torch._dynamo.exc",
     # Dynamo's hook in this thread, if it is set: its frames are being looked at.
     "frame_callback": "torch._C._dynamo.eval_frame:get_eval_frame_callback",
-    # ---- higher-order ops ----------------------------------------------------------------------------------
-    # What torch.cond calls, and how it is called where its backward is recorded by ourselves.
-    "cond_op": "torch._higher_order_ops.cond",
-    "while_loop_op": "torch._higher_order_ops.while_loop",
-    "BelowAutograd": "torch._C:_AutoDispatchBelowAutograd",
     "dynamo_config": "torch._dynamo:config",
-    # Dynamo, which such ops run, is not to look at how a trace sees them.
+    # Dynamo, which higher-order ops run, is not to look at how a trace sees them.
     "disable_dynamo": "torch._compile:_disable_dynamo",
     # Tracing patches torch.fx for the whole process; Dynamo's own lock keeps compilations of any kind apart.
     "compile_lock": "torch._dynamo.convert_frame",
@@ -172,10 +163,8 @@ _LAZY = {
     # The functorch transform in force, if any, and how many modes look at every op.
     "peek_interpreter_stack": "torch._C._functorch",
     "num_dispatch_modes": "torch._C:_len_torch_dispatch_stack",
-    # The torch function modes in force; that of a default device says which one.
+    # The torch function modes in force.
     "num_function_modes": "torch._C:_len_torch_function_stack",
-    "function_mode_at": "torch._C:_get_function_stack_at",
-    "DeviceContext": "torch.utils._device",
 }
 
 NAMES = tuple(_LAZY)

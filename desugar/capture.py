@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+
 from dataclasses import replace
 from typing import Any
 
@@ -36,10 +36,6 @@ RESHAPES = frozenset(
 )
 
 
-# Higher-order ops by name, and what is done for them: called with the capture and the op's arguments.
-HIGHER_ORDER: dict[str, Callable[..., Any]] = {}
-
-
 class Capture(TorchFunctionMode):
     """Turns tensors from outside the trace into inputs when a torch function first touches them."""
 
@@ -61,8 +57,6 @@ class Capture(TorchFunctionMode):
 
     def call_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls an op that takes functions."""
-        if func.name() in HIGHER_ORDER:
-            return HIGHER_ORDER[func.name()](self, *args, **kwargs)
         with refuse.higher_order_errors(func.name()):
             result = self.call(func, args, kwargs)
             if result is NotImplemented:
@@ -93,7 +87,7 @@ class Capture(TorchFunctionMode):
         """The traced stand-in of a tensor from outside; anything else as it is."""
         if not isinstance(leaf, Tensor) or not is_whole(leaf):
             return leaf
-        if is_traced(leaf) and not self.inputs.is_foreign(leaf):
+        if is_traced(leaf):
             return leaf
         if id(leaf) not in self.leaves:
             with private.without_functorch():  # it may be met inside vmap or grad, and is no part of those

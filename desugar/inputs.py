@@ -267,10 +267,6 @@ class Inputs:
         self.origins[base] = Origin(-1, ())
         self.bases[base] = slots
 
-    def is_foreign(self, tensor: Tensor) -> bool:
-        """Whether a traced tensor belongs to another trace than this one."""
-        return False
-
     @property
     def homes(self) -> dict[int, int]:
         """Slot -> slot of the storage that it is a view of."""

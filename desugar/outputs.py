@@ -376,12 +376,3 @@ class _Replay:
         if hasattr(base, "took_view"):  # what a class does for views above autograd
             base.took_view(view)
         return view
-
-
-def replayed_views(outputs: Outputs) -> Iterator[Tensor]:
-    """The traced views that are held to be taken again, and what they are views of."""
-    for value in outputs.values:
-        if isinstance(value, View) and isinstance(value.replay, _Replay):
-            yield value.replay.traced
-            if value.replay.traced._is_view():
-                yield value.replay.traced._base  # type: ignore[misc]

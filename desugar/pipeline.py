@@ -15,9 +15,7 @@ from desugar import (
     _torch as private,
     check,
     compilers,
-    conditions as conditions,
     listening,
-    loops as loops,
 )
 from desugar.compilers import Backend, GraphKind
 from desugar.differentiation import Again

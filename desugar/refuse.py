@@ -17,7 +17,7 @@ from torch import SymInt, Tensor, fx
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.fakes import check_nested
-from desugar.graphs import autograd_nodes
+from desugar.graphs import autograd_nodes, first_random, tangents_behind
 from desugar.inputs import is_traced
 from desugar.runs import assigned_inners, changed_slots, has_other_storage, identity, plain, storages_of
 from desugar.values import Constant, Plain, Wrapper, paths_of, slots_of, wrap_value
@@ -291,6 +291,23 @@ def check_constants(graph: fx.GraphModule) -> None:
                 "a global, functools.lru_cache), which holds no data after a trace",
                 instead="make that tensor before the first compiled call, and clear the cache that holds it now",
             )
+
+
+def check_recomputed(graph: fx.GraphModule) -> None:
+    """Raises when the backward of a higher-order op runs a function again that draws random numbers."""
+    for node, tangents in tangents_behind(graph).items():
+        op: Any = node.target
+        if not tangents or not isinstance(op, private.HigherOrderOperator):
+            continue
+        names = [str(given.target) for given in node.all_input_nodes if given.op == "get_attr"]
+        for function in [part for name in names if isinstance(part := getattr(graph, name), fx.GraphModule)]:
+            if draws := first_random(function):
+                raise DesugarError(
+                    f"a function given to {op.name()} draws random numbers ({draws}), and its backward would "
+                    "draw others",
+                    instead="draw them outside and pass them as operands",
+                    stock_is_wrong=True,
+                )
 
 
 def check_same_structure(expected: Outputs, found: Outputs) -> None:

@@ -195,6 +195,7 @@ def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Ma
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
     graph.recompile()
+    refuse.check_recomputed(graph)
     return Traced(
         graph,
         recorder.outputs,

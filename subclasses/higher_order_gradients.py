@@ -77,10 +77,12 @@ def _filled(fn: Call, mine: Results, other: Results, wanted: Sequence[int], *onc
         match mine.parts[n], other.parts[n]:
             case Constant(), Plain() | Wrapper():
                 gradient = _zeros(other, n, plain)
-            case Plain(), Wrapper() if is_declared(once[wanted[n]]):
+            case Plain(), Wrapper(layout) if is_declared(once[wanted[n]]) and layout is cotangent_layout(
+                layout
+            ):
                 gradient = _of_class(once[wanted[n]], gradient)
             case Plain(), Wrapper():
-                gradient = _zeros(other, n, plain) + gradient
+                gradient = _contiguous(_zeros(other, n, plain) + gradient)
             case Wrapper(layout), Wrapper(expected) if expected is cotangent_layout(layout):
                 gradient = as_cotangent(gradient)
         found.append(gradient)
@@ -95,6 +97,11 @@ def _zeros(results: Results, number: int, plain: Sequence[Any]) -> Any:
         zeros = torch.zeros(like.size(), dtype=like.dtype, device=like.device)
         leaves.append(zeros if source is None else plain[source])
     return wrap_value(results.parts[number], iter(leaves))
+
+
+def _contiguous(gradient: Any) -> Any:
+    """A gradient of a class, with the strides that the same one of the other branch has."""
+    return rebuild(gradient, lambda _, t: t.contiguous())
 
 
 def _of_class(primal: Any, cotangent: Tensor) -> Any:

@@ -15,7 +15,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._higher_order_ops.while_loop import while_loop
 
 import desugar
 import subclasses
@@ -331,18 +330,6 @@ def conds(x, true, false, pred=None):
     return torch.cond(pred, true, false, (x,))  # here
 
 
-def loops(x, condition, body):
-    return while_loop(condition, body, (x,))[0]  # here
-
-
-def loop_of_a_pair(x):
-    return loops(x, lambda x: x.sum() < 9, lambda x: x * 2)
-
-
-def loop_with_a_gradient(x):
-    return loops(x, lambda x: x.first.sum() < 9, lambda x: x * 2)
-
-
 def bypasses(x):
     return x + Doubled.apply(GRAD)  # here
 
@@ -380,10 +367,8 @@ REFUSED = [
     (makes_sparse, (GRAD,), ["sparse tensor", "sparse_coo_tensor", "gradients are on", "detached"]),
     (returns_sparse, (GRAD,), ["sparse tensor", "result that requires grad", "values and indices"]),
     (makes_a_parameter, (ONE,), ["requires grad because", "detach"]),
-    (loop_of_a_pair, (pair(),), ["condition of a while_loop", "bool"]),
-    (loop_with_a_gradient, (pair(True),), ["while_loop", "gradient", "in Python"]),
     (makes_from_a_buffer, (ONE,), ["made inside", "torch.frombuffer", "torch.tensor"]),
-    (draws, (pair(True),), ["branch of torch.cond draws random numbers", "rand_like", "as operands"]),
+    (draws, (GRAD,), ["function given to cond draws random numbers", "rand_like", "as operands"]),
     (writes_a_part, (ONE, ONE.view(torch.int32)), ["share memory", "(3,)", "clones"]),
     (makes_nested, (ONE,), ["nested tensors", "JaggedTensor"]),
     (nests_for_a_while, (ONE,), ["nested tensors", "values and offsets", "JaggedTensor"]),
@@ -452,7 +437,7 @@ def test_functions(fn, args, words):
     assert error.where is not None and error.where.startswith(f"{HERE}:"), explain(error)
 
 
-OF_DYNAMOS_GRAPHS = (loop_of_a_pair, loop_with_a_gradient, draws)  # which these ops run themselves
+OF_DYNAMOS_GRAPHS = (draws,)  # which the op runs itself
 
 
 def refuse(fn, *args):
@@ -513,17 +498,11 @@ ELSEWHERE = {
 # Those that no known function meets: what is tried first takes it, or says more.
 UNMET = {
     "a result is one of PyTorch's nested tensors, whose sizes are no ints",
-    "a branch of torch.cond writes to a tensor from outside of it",
     "without being a view of it",
     f"{AGAIN}and a tensor of size",
     "torch.compile or a higher-order op (cond, while_loop, scan, flex_attention) inside the function "
     "runs Dynamo, which cannot look at what is being traced",
     "unknown value",
-    # Dynamo or the operator itself says so before the pass is asked.
-    "a branch of torch.cond writes to an operand in place",
-    "the predicate of torch.cond is a",
-    "the branches of torch.cond give different results:",
-    "the body of a while_loop gives something else than it gets:",
     # Not met by a call that is known.
     "a zero gradient would be traced with constant sizes, and the sizes of this call are symbols",
     "computes nothing with tensors, so there is no graph",

@@ -58,7 +58,6 @@ def test_the_condition_looks_into_a_subclass():
         same(compiled(Pair(torch.full((3,), size), torch.ones(3))), want)
 
 
-@pytest.mark.xfail(strict=True, raises=RuntimeError, reason="refused as if an output were an input")
 def test_inner_tensors_that_are_one_at_first():
     loop, python = thrice(lambda x: Pair(x.a * 2, x.b * 3))
     shared = torch.ones(3)
