@@ -94,8 +94,8 @@ class Capture(TorchFunctionMode):
                     value = self.inputs.add_captured(leaf)
                 for slot in range(len(self.items), len(self.inputs.flat.items)):
                     self.items.append(functional(self.inputs.fake_items[slot]))
-                    self.storages.append(storages_of(self.items[slot]))
                 entered = enter(value, self.inputs, self.items, self.arguments)
+                self.storages += [storages_of(item) for item in self.items[len(self.storages) :]]
             self.leaves[id(leaf)] = entered
             self.inputs.stand_ins[id(entered.leaf)] = leaf
         return self.leaves[id(leaf)].leaf

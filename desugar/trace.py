@@ -88,12 +88,12 @@ def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
         for slot in slots:
             items[slot] = part_of(items[base], inputs.fake_items[slot])
     versions = [item._version if isinstance(item, Tensor) else 0 for item in items]
-    storages = [storages_of(item) for item in items]
     entered: list[Entered] = []
     for value in inputs.values:
         entered.append(enter(value, inputs, items, entered))
         if len(entered) - 1 in inputs.parameters:
             entered[-1].leaf._is_param = True  # by which isinstance knows an nn.Parameter
+    storages = [storages_of(item) for item in items]
     arguments, captured = entered[: inputs.num_arguments], entered[inputs.num_arguments :]
     capture = Capture(inputs, items, storages, arguments)
     capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
