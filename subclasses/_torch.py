@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -288,12 +287,6 @@ def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
         _answer_for_wrappers(dynamo, "get_tensor_storages", is_ours, _outer_storage)
 
     after_import("torch._dynamo.variables.higher_order_ops", patch)
-
-
-def is_fake(t: torch.Tensor) -> bool:
-    """Whether a tensor is one of those that stand for the tensors of a call while it is traced."""
-    fakes = sys.modules.get("torch._subclasses.fake_tensor")  # slow to import; there are none before
-    return fakes is not None and isinstance(t, fakes.FakeTensor)
 
 
 def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from subclasses._torch import is_fake, leave_in_graph
+from subclasses._torch import leave_in_graph
 from subclasses.errors import DispatchError
 from subclasses.ragged import checks
 from subclasses.semantics import bump_versions
@@ -50,7 +50,9 @@ def check_writable(func: Any, x: Any, *operands: Any) -> None:
     root, base = _root(x), x._base if x._is_view() else x
     if (root is base and not _sharers(root, base)) or not checks.is_recorded(x, *operands):
         return
-    if is_fake(x.values):  # Dynamo, which would break its graph; whoever compiles that asks again
+    if hasattr(
+        x.values, "fake_mode"
+    ):  # Dynamo, which would break its graph; whoever compiles that asks again
         return
     name = getattr(func, "__name__", func)
     if root is base:

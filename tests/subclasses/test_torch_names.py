@@ -370,6 +370,24 @@ def storage_below():
     assert _torch.storage_key(views[0]) != _torch.storage_key(views[1])
 
 
+def leave_in_graph():
+    """Dynamo calls the function where it would trace into it, and where it has not been imported before as well."""
+    graphs = []
+
+    @_torch.leave_in_graph
+    def opaque(x):
+        return x * 2
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    assert torch.equal(
+        torch.compile(lambda x: opaque(x) + 1, backend=backend)(torch.ones(3)), torch.full((3,), 3.0)
+    )
+    assert opaque in [node.target for node in graphs[0].graph.nodes]
+
+
 def patch_aliasing_checks():
     """For what the predicate holds for, Dynamo is given the wrapper and its own storage."""
     home = torch._dynamo.variables.higher_order_ops
@@ -399,6 +417,7 @@ CHECKS = {
     "on_fakes": on_fakes,
     "storage_below": storage_below,
     "patch_aliasing_checks": patch_aliasing_checks,
+    "leave_in_graph": leave_in_graph,
     "print_options": printing,
     "printing_with": printing,
     "disable_current_modes": disable_current_modes,
