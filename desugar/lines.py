@@ -22,7 +22,7 @@ _PACKAGES += [Path(module.__file__).resolve().parent for module in (torch, optre
 _LIBRARIES = ("<", *(f"{folder}{os.sep}" for folder in _PACKAGES))
 _TYPED_IN = ("<stdin>", "<python-input", "<ipython-input", "<doctest", "<console>")
 
-_GRAPH_LINE = re.compile(r"^\s*(\w+)(?: : [^=]+)? = ")
+_GRAPH_LINE = re.compile(r"^\s*(?:\w+\[.*\] = .*;\s+)?(\w+)(?: : [^=]+)? = ")  # x[0] = 1;  setitem = x
 _TRACE_LINE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 
