@@ -1,17 +1,20 @@
-"""Everything side by side in one process: tables on the screen; JSON, Markdown and plots in `bench/results/`.
+"""Everything side by side: tables on the screen; JSON, Markdown and plots in `bench/results/`.
 
     python -m bench.compare                     # all of it, some minutes
     python -m bench.compare --quick             # fewer sizes and rounds
     python -m bench.compare --only layers       # eager mode alone, seconds
 
-One thread. Compiling and the first calls are not timed, except where they are the subject. Each figure is the median
-over the rounds, with half the distance between the quartiles as its spread.
+One thread, and a process for each table, so that none depends on what was measured before. Compiling and the first
+calls are not timed, except where they are the subject. Each figure is the median over the rounds, with half the
+distance between the quartiles as its spread.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import subprocess
+import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -24,7 +27,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bench import compiling, floor, kinds, layers, layouts, memory, programs, seed
+from bench import compiling, floor, kinds, layers, layouts, memory, modules, programs, seed
 from bench.goals import show_goals
 from bench.plots import Point, save_scaling
 from bench.report import Row, print_rows, save_rows
@@ -126,6 +129,17 @@ def measure_layouts(effort: Effort) -> list[Row]:
             named = {f"{kind}, {way}": timing for (kind, way), timing in timings.items()}
             first = next(iter(named)).split(",")[0]
             rows += rows_of(f"{name}, {mode}", named, **{"/ stock, plain": f"{first}, torch.compile"})
+    return rows
+
+
+def measure_modules(effort: Effort) -> list[Row]:
+    """Modules with many layers, against stock `torch.compile` on the same module."""
+    rows = []
+    for name in modules.SUBJECTS:
+        torch.compiler.reset()
+        tell(name)
+        timings = time_side_by_side(modules.make_calls(name), rounds=effort.rounds)
+        rows += rows_of(name, timings, **{"/ stock": "torch.compile"})
     return rows
 
 
@@ -244,6 +258,7 @@ MEASURES: dict[str, Callable[[Effort], list[Row]]] = {
     "compiling": measure_compiling,
     "layouts": measure_layouts,
     "wrappers": measure_wrappers,
+    "modules": measure_modules,
     "kinds": measure_kinds,
 }
 
@@ -274,19 +289,23 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
+    if options.only is None or len(options.only) > 1:
+        for name in options.only or MEASURES:
+            subprocess.run([sys.executable, "-m", "bench.compare", *sys.argv[1:], "--only", name], check=True)
+        show_goals(options.out)
+        return
     effort = Effort(options.rounds or (20 if options.quick else 100), options.quick)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "\\w+ does not implement _stable_hash", UserWarning)  # classes by hand
     warnings.filterwarnings("ignore", "The PyTorch API of nested tensors", UserWarning)
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     machine: dict[str, Any] = describe_machine()
-    for name in options.only or MEASURES:
-        rows = MEASURES[name](effort)
-        print_rows(rows)
-        save_rows(rows, machine, options.out / f"{name}.json", rounds=effort.rounds)
-        if name in PLOTTED:
-            save_scaling(points_of(rows), options.out / f"{name}.png")
-    show_goals(options.out)
+    (name,) = options.only
+    rows = MEASURES[name](effort)
+    print_rows(rows)
+    save_rows(rows, machine, options.out / f"{name}.json", rounds=effort.rounds)
+    if name in PLOTTED:
+        save_scaling(points_of(rows), options.out / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,93 @@
+"""Calls of modules with many layers: what is asked about submodules and parameters at each of them.
+
+*396 parameters*: 36 layers, compiled by a backend whose graphs return at once, so that guards and the way to them
+are all that is timed. *12 layers, int8 weights*: the same for weights that are wrappers; and with Inductor, at a
+width of 64 and a batch of 4, where what runs is small beside what is asked. Without gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+import desugar
+from subclasses.int8 import Int8WeightOnlyConfig, quantize_
+
+Call = Callable[[], Any]
+BATCH = 4
+
+# ---------------------------------------------------------------------------------------------------------
+# subjects
+# ---------------------------------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    """Eleven parameters, and a number that `forward` reads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.mix = nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 2 * width, bias=False), nn.Linear(2 * width, width, bias=False)
+        self.act, self.scale = nn.GELU(), 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.before(x)
+        x = x + self.mix(self.query(h) * self.scale + self.key(h) + self.value(h))
+        return x + self.down(self.act(self.up(self.between(x))))
+
+
+def make_deep(layers: int = 36, width: int = 4) -> nn.Module:
+    """Layers in a row."""
+    return nn.Sequential(*(Layer(width) for _ in range(layers)))
+
+
+def make_int8(layers: int = 12, width: int = 64) -> nn.Module:
+    """Linear layers whose weights are wrappers around int8 values and scales, with an activation after each."""
+    model = nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())))
+    quantize_(model, Int8WeightOnlyConfig())
+    return model
+
+
+def return_at_once(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., tuple[Any, ...]]:
+    """A backend that computes nothing: its graphs give an input that has the size of a batch."""
+    place = next(
+        n for n, given in enumerate(inputs) if isinstance(given, Tensor) and given.shape[:1] == (BATCH,)
+    )
+    return lambda *args: (args[place],)
+
+
+WAYS: dict[str, Callable[..., Any]] = {
+    "torch.compile": lambda model, backend: torch.compile(model, backend=backend),
+    "desugar.compile": lambda model, backend: desugar.compile(model, backend=backend),
+}
+SUBJECTS: dict[str, tuple[Callable[[], nn.Module], int, Any]] = {
+    "396 parameters, what is asked": (lambda: make_deep(width=8), 8, return_at_once),
+    "12 layers, int8 weights, what is asked": (make_int8, 64, return_at_once),
+    "12 layers, int8 weights, with Inductor": (make_int8, 64, "inductor"),
+}
+
+
+def make_calls(name: str) -> dict[str, Call]:
+    """Calls by way, all compiled, of one module."""
+    make, width, backend = SUBJECTS[name]
+    x, calls = torch.randn(BATCH, width), {}
+    for way, compile_ in WAYS.items():
+        compiled = compile_(make(), backend)
+        with torch.no_grad():
+            for _ in range(4):
+                compiled(x)
+        calls[way] = _without_grad(compiled, x)
+    return calls
+
+
+def _without_grad(compiled: Callable[..., Any], x: Tensor) -> Call:
+    def call() -> None:
+        with torch.no_grad():
+            compiled(x)
+
+    return call
