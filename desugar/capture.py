@@ -56,6 +56,7 @@ class Capture(TorchFunctionMode):
 
     def call_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls an op that takes functions."""
+        refuse.check_loop(func, args)
         with refuse.higher_order_errors(func.name()):
             result = self.call(func, args, kwargs)
             if result is NotImplemented:

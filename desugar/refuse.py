@@ -20,7 +20,7 @@ from desugar.fakes import check_nested
 from desugar.graphs import autograd_nodes, first_random, tangents_behind
 from desugar.inputs import is_traced
 from desugar.runs import assigned_inners, changed_slots, has_other_storage, identity, plain, storages_of
-from desugar.values import Constant, Plain, Wrapper, paths_of, slots_of, wrap_value
+from desugar.values import Constant, Plain, Wrapper, is_wrapper, paths_of, slots_of, wrap_value
 from desugar.watching import check_target
 
 if TYPE_CHECKING:
@@ -117,6 +117,18 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
     written: Any = (args[:1] if in_place else (), kwargs.get("out"))
     targets = optree.tree_leaves(written)
     return [target for target in targets if isinstance(target, Tensor)]
+
+
+def check_loop(func: Any, args: tuple[Any, ...]) -> None:
+    """Raises for a loop over wrappers that is differentiated: PyTorch reads the number of rounds from data."""
+    carried = [leaf for leaf in optree.tree_leaves(args) if isinstance(leaf, Tensor)]  # type: ignore[arg-type]
+    needs_grad = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in carried)
+    if func.name() == "while_loop" and needs_grad and any(map(is_wrapper, carried)):
+        raise DesugarError(
+            "a while_loop over a tensor subclass, through which a gradient would have to flow",
+            where=user_line(),
+            instead="write the loop in Python, or carry the inner tensors",
+        )
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._higher_order_ops.while_loop import while_loop
 
 import desugar
 import subclasses
@@ -330,6 +331,10 @@ def conds(x, true, false, pred=None):
     return torch.cond(pred, true, false, (x,))  # here
 
 
+def loop_with_a_gradient(x):
+    return while_loop(lambda x: x.first.sum() < 9, lambda x: (x * 2,), (x,))[0]  # here
+
+
 def bypasses(x):
     return x + Doubled.apply(GRAD)  # here
 
@@ -367,6 +372,7 @@ REFUSED = [
     (makes_sparse, (GRAD,), ["sparse tensor", "sparse_coo_tensor", "gradients are on", "detached"]),
     (returns_sparse, (GRAD,), ["sparse tensor", "result that requires grad", "values and indices"]),
     (makes_a_parameter, (ONE,), ["requires grad because", "detach"]),
+    (loop_with_a_gradient, (pair(True),), ["while_loop", "gradient", "in Python"]),
     (makes_from_a_buffer, (ONE,), ["made inside", "torch.frombuffer", "torch.tensor"]),
     (draws, (GRAD,), ["function given to cond draws random numbers", "rand_like", "as operands"]),
     (writes_a_part, (ONE, ONE.view(torch.int32)), ["share memory", "(3,)", "clones"]),
@@ -437,7 +443,7 @@ def test_functions(fn, args, words):
     assert error.where is not None and error.where.startswith(f"{HERE}:"), explain(error)
 
 
-OF_DYNAMOS_GRAPHS = (draws,)  # which the op runs itself
+OF_DYNAMOS_GRAPHS = (draws, loop_with_a_gradient)  # which the op runs itself
 
 
 def refuse(fn, *args):
