@@ -114,6 +114,11 @@ _LAZY = {
     # PyTorch's own backends, for graphs that the pass does not take.
     "lookup_backend": "torch._dynamo",
     "aot_autograd": "torch._dynamo.backends.common",
+    # How Dynamo reads an attribute of a tensor that is no inner tensor of it, and what it names what it reads by.
+    "TensorVariable": "torch._dynamo.variables.tensor",
+    "VariableTracker": "torch._dynamo.variables.base",
+    "AttrSource": "torch._dynamo.source",
+    "TypeSource": "torch._dynamo.source",
     # What Dynamo notes of assignments to attributes, and how it ends a graph.
     "SideEffects": "torch._dynamo.side_effects",
     "unimplemented": "torch._dynamo.exc",

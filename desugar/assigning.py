@@ -26,7 +26,11 @@ def break_at_assignments(backend: Callable[..., Any]) -> None:
     @functools.wraps(note)
     def store_attr(effects: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> None:
         value = _value_of(item)
-        if value is not None and _is_part(value, name) and _backend_of(effects) is backend:
+        if (
+            value is not None
+            and _is_part(value, name)
+            and backend_of(effects.output_graph_weakref()) is backend
+        ):
             kind = type(value).__name__
             private.unimplemented(
                 gb_type="desugar: assigning to a part of a tensor subclass",
@@ -52,8 +56,7 @@ def _is_part(value: Tensor, name: str) -> bool:
     return name in value.__dict__ or name in value.__tensor_flatten__()[0]  # type: ignore[attr-defined]
 
 
-def _backend_of(effects: Any) -> object:
-    """The function that the graph in the making goes to."""
-    graph = effects.output_graph_weakref()
+def backend_of(graph: Any) -> object:
+    """The function that a graph in the making goes to."""
     given = inspect.unwrap(graph.compiler_fn) if graph is not None else None
     return getattr(given, "compiler_fn", given)

@@ -27,6 +27,7 @@ from desugar.listening import Caller, Recording, caller
 from desugar.pipeline import build_program
 from desugar.profiling import naming_itself
 from desugar.program import Program
+from desugar.properties import trace_properties
 from desugar.specialize import Specialized
 from desugar.user_names import function_name, leaf_names
 
@@ -151,3 +152,4 @@ def _stock(inner: Any, mode: str | None, options: Mapping[str, Any]) -> Callable
 
 
 break_at_assignments(dynamo_backend)
+trace_properties(dynamo_backend)

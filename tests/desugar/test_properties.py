@@ -1,0 +1,110 @@
+"""Properties of a tensor subclass in a compiled function: eager mode is the judge, after writes as well."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subclasses import TensorSubclass, inner, static
+from tests.desugar.idioms.running import DOORS
+from tests.desugar.judge import by_pass, judge
+
+EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values())
+
+
+class Ends(TensorSubclass, fallback="map"):
+    """Two tensors of one size, and what follows from them."""
+
+    low: Tensor = inner()
+    high: Tensor = inner()
+    unit: str = static(default="m")
+
+    @property
+    def width(self):
+        return self.high - self.low
+
+    @property
+    def both(self):
+        return self.low, self.high
+
+    @property
+    def label(self):
+        return f"in {self.unit}"
+
+    @property
+    def rows(self):
+        return self.low.shape[0]
+
+    @property
+    def middle(self):
+        return self.low + self.width / 2
+
+    @property
+    def absent(self):
+        raise AttributeError("there is none")
+
+    @property
+    def recent(self):
+        return self.noted
+
+
+def ends(rows=3, grad=False):
+    return Ends(torch.arange(float(rows)), torch.arange(float(rows)) * 2 + 1).requires_grad_(grad)
+
+
+FUNCTIONS = {
+    "alone": lambda x: x.width * 1,
+    "after a write": lambda x: (x.mul_(3), x.width * 1)[1],
+    "after a write to an inner tensor": lambda x: (x.low.mul_(3), x.width * 1)[1],
+    "after a write through a view": lambda x: (x[1:].mul_(3), x.width * 1)[1],
+    "before and after a write": lambda x: (x.width * 1, x.mul_(3), x.width * 1)[::2],
+    "of another property": lambda x: (x.mul_(3), x.middle * 1)[1],
+    "a tuple": lambda x: (x.mul_(3), x.both[0] * x.both[1])[1],
+    "a text": lambda x: x * 2 if x.label == "in m" else x + 1,
+    "a size": lambda x: x * x.rows,
+    "of an intermediate": lambda x: (x * 3).width * 1,
+    "of an intermediate, a text": lambda x: x * 2 if (x * 3).label == "in m" else x + 1,
+    "absent": lambda x: x * getattr(x, "absent", 5),
+    "hasattr": lambda x: (x * hasattr(x, "width"), x + hasattr(x, "absent")),
+    "as it is": lambda x: (x.both, x.width),
+}
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_properties(name, door):
+    judge(FUNCTIONS[name], lambda: (ends(),), way=door, calls=3)
+
+
+@EVERY_DOOR
+def test_an_attribute_that_a_property_reads_may_change(door):
+    fn, x = lambda x: x * x.recent, ends()
+    compiled = door(fn)
+    for noted in (1, 2, 5):
+        x.noted = noted
+        assert compiled(x).equal(fn(x))
+
+
+@EVERY_DOOR
+def test_of_a_parameter(door):
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.ends = nn.Parameter(ends(), requires_grad=False)
+
+        def forward(self, x):
+            return x * self.ends.width
+
+    module = Scale()
+    compiled = door(module)
+    for factor in (1, 2):
+        module.ends.data.mul_(factor)
+        torch.testing.assert_close(compiled(torch.ones(3)), module(torch.ones(3)))
+
+
+def test_ever_new_sizes_take_two_programs():
+    compiled = by_pass(lambda x: x.width * x.rows)
+    for rows in (3, 4, 5, 9):
+        judge(lambda x: x.width * x.rows, lambda rows=rows: (ends(rows),), compiled)
+    assert len(compiled.programs) == 2
