@@ -142,7 +142,7 @@ _IMMUTABLE = (
 
 _CHILD = re.compile(r"\._modules\['[^']*'\]$")
 _PARAMETER = re.compile(r"\._parameters\['[^']*'\]$")
-_TABLE = re.compile(r"\.(?:__dict__|_modules|_parameters|_\w*hooks\w*)$")
+_TABLE = re.compile(rf"\.(?:{'|'.join(('__dict__', '_modules', '_parameters', *_HOOKS))})$")
 
 
 def split_guards(root: Any, name: str, module: nn.Module) -> Any:
@@ -182,17 +182,41 @@ def _holds_parameter(node: Any) -> bool:
     return any(map(_holds_parameter, node.get_child_managers()))
 
 
-def _collect_settled(node: Any, source: str, settled: set[str]) -> bool:
-    """Notes the sources of nodes that are settled with all below; whether this one is."""
+def _collect_settled(node: Any, source: str, settled: set[str], *, is_same: bool = True) -> bool:
+    """Notes the sources of nodes that are settled with all below; whether this one is.
+
+    Args:
+        node: A guard manager.
+        source: What it is about.
+        settled: Takes the sources.
+        is_same: It is the same object as long as :class:`Unchanged` holds, for it is read from what that looks at. What
+            a list, an object of the user's or a class holds may be another one the next time.
+    """
     children = node.get_child_managers()
-    if _is_settled_by_class(node):
+    if is_same and _is_settled_by_class(node):
         settled.add(source)
         return True
-    found = [_collect_settled(child, child.get_source(), settled) for child in children]
-    if all(found) and _is_settled_itself(node, source, bool(children)):
+    below = is_same and _is_looked_at(node, source)
+    found = [_collect_settled(child, child.get_source(), settled, is_same=below) for child in children]
+    if is_same and all(found) and _is_settled_itself(node, source, bool(children)):
         settled.add(source)
         return True
     return False
+
+
+def _is_looked_at(node: Any, source: str) -> bool:
+    """Whether what an object holds stays the same: :class:`Unchanged` looks at it, or it cannot change."""
+    kind = node.get_type_of_guarded_value()
+    if not isinstance(kind, type):
+        return False
+    if issubclass(kind, nn.Module):
+        return _is_module_inside(source)
+    return bool(_TABLE.search(source)) if issubclass(kind, dict) else kind is tuple
+
+
+def _is_module_inside(source: str) -> bool:
+    """Whether a source is that of the module itself, or of one that it has registered."""
+    return bool(_CHILD.search(source)) or "." not in source
 
 
 def _kinds(node: Any) -> set[str]:
@@ -210,7 +234,7 @@ def _is_settled_itself(node: Any, source: str, has_children: bool) -> bool:
     if not isinstance(kind, type):
         return False
     if issubclass(kind, nn.Module):
-        return (bool(_CHILD.search(source)) or "." not in source) and guards <= _OF_IDENTITY
+        return _is_module_inside(source) and guards <= _OF_IDENTITY
     if issubclass(kind, dict):
         return bool(_TABLE.search(source)) and guards <= _OF_IDENTITY | _OF_DICTS
     if kind in (Tensor, nn.Parameter):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -105,6 +107,57 @@ def test_changes_are_noticed(name, declared):
         got, want = compiled(x), net(x)
         torch.testing.assert_close(got, want)
         assert got.requires_grad == want.requires_grad
+    assert direct(compiled, x)[1]
+
+
+class Config:
+    """No module: nobody tells when something in it changes."""
+
+    def __init__(self):
+        self.factor = 2.0
+
+
+class Reader(Net):
+    """Reads what is held by its configuration, by lists and dicts, by a module it has not registered, by its class."""
+
+    shared = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.config, self.listed, self.nested = Config(), [1.0, 2.0], {"a": {"b": 3.0}}
+        self.config.inner = Config()
+        self._my_hooks = {"c": 4.0}
+        object.__setattr__(self, "apart", Block())
+
+    def forward(self, x):
+        x = super().forward(x) * self.config.factor + self.config.inner.factor + self.listed[1]
+        return x + self.nested["a"]["b"] + self._my_hooks["c"] + self.apart.scale + self.shared
+
+
+HELD = {
+    "an object": lambda net: setattr(net.config, "factor", 7.0),
+    "an object in an object": lambda net: setattr(net.config.inner, "factor", 7.0),
+    "a list": lambda net: net.listed.__setitem__(1, 7.0),
+    "a dict in a dict": lambda net: net.nested["a"].update(b=7.0),
+    "a dict": lambda net: net._my_hooks.update(c=7.0),
+    "a module that is not registered": lambda net: setattr(net.apart, "scale", 7.0),
+    "the class": lambda net: setattr(type(net), "shared", 7.0),
+    "the object itself": lambda net: setattr(net, "config", copy.deepcopy(net.config)),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_is_held_by_others_is_looked_at(name, monkeypatch):
+    """Of these no dictionary of the module says that they have changed, nor do they change any of it."""
+    monkeypatch.setattr(Reader, "shared", 1.0)
+    net, x = Reader(), torch.randn(2, 4)
+    compiled = desugar.compile(net, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), net(x))
+    assert direct(compiled, x)[1] and noted(compiled) is not None
+    HELD[name](net)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), net(x))
     assert direct(compiled, x)[1]
 
 
