@@ -125,6 +125,7 @@ _OF_DICTS = {
     "MAPPING_KEYS_CHECK",
     "MAPPING_KEYS_GUARD",
 }
+_OF_LAYOUTS = {"LAMBDA_GUARD"}  # the metadata of a declared class: its layout, which stands in its dictionary
 _OF_TENSORS = {"TENSOR_MATCH", "DIMENSION_DYNAMIC_MARKING_GUARD", "NO_TENSOR_ALIASING", "NO_HASATTR"}
 _IMMUTABLE = (
     bool,
@@ -141,7 +142,7 @@ _IMMUTABLE = (
 )
 
 _CHILD = re.compile(r"\._modules\['[^']*'\]$")
-_PARAMETER = re.compile(r"\._parameters\['[^']*'\]$")
+_PART = re.compile(r"\._parameters\['[^']*'\](?:\.\w+)*$")  # a parameter, or what a field of it holds
 _TABLE = re.compile(rf"\.(?:{'|'.join(('__dict__', '_modules', '_parameters', *_HOOKS))})$")
 
 
@@ -162,8 +163,9 @@ def split_guards(root: Any, name: str, module: nn.Module) -> Any:
     top = next((node for node in root.get_child_managers() if node.get_source() == source), None)
     if top is None or _passes_parameters(root, source):
         return None
-    settled: set[str] = set()
-    _collect_settled(top, source, settled)
+    found: dict[str, bool] = {}
+    _collect_settled(top, source, found)
+    settled = {name for name, is_settled in found.items() if is_settled}
     if not settled:
         return None
     return root.clone_manager(lambda node: node.get_source() not in settled or node.get_source() == source)
@@ -179,39 +181,62 @@ def _holds_parameter(node: Any) -> bool:
     kind = node.get_type_of_guarded_value()
     if isinstance(kind, type) and issubclass(kind, nn.Parameter):
         return True
-    return any(map(_holds_parameter, node.get_child_managers()))
+    return any(map(_holds_parameter, _children(node)))
 
 
-def _collect_settled(node: Any, source: str, settled: set[str], *, is_same: bool = True) -> bool:
-    """Notes the sources of nodes that are settled with all below; whether this one is.
+def _children(node: Any) -> list[Any]:
+    """The nodes below one; where the order of a dictionary is guarded, those of its keys and values stand apart."""
+    pairs = node.get_key_value_managers().values() if hasattr(node, "get_key_value_managers") else ()
+    return [*node.get_child_managers(), *(part for pair in pairs for part in pair if part is not None)]
+
+
+def _collect_settled(node: Any, source: str, found: dict[str, bool], *, is_same: bool = True) -> bool:
+    """Whether a node is settled with all below.
 
     Args:
         node: A guard manager.
         source: What it is about.
-        settled: Takes the sources.
+        found: Takes the answer for each source; where several nodes are about one, all have to be settled.
         is_same: It is the same object as long as :class:`Unchanged` holds, for it is read from what that looks at. What
             a list, an object of the user's or a class holds may be another one the next time.
     """
-    children = node.get_child_managers()
-    if is_same and _is_settled_by_class(node):
-        settled.add(source)
-        return True
-    below = is_same and _is_looked_at(node, source)
-    found = [_collect_settled(child, child.get_source(), settled, is_same=below) for child in children]
-    if is_same and all(found) and _is_settled_itself(node, source, bool(children)):
-        settled.add(source)
-        return True
-    return False
+    children = _children(node)
+    below = [
+        _collect_settled(
+            child, child.get_source(), found, is_same=is_same and _stays(node, source, child.get_source())
+        )
+        for child in children
+    ]
+    is_empty = not children and not node.get_leaf_guards()
+    is_settled = is_empty or (is_same and all(below) and _is_settled_itself(node, source, bool(children)))
+    found[source] = found.get(source, True) and is_settled
+    return is_settled
 
 
-def _is_looked_at(node: Any, source: str) -> bool:
-    """Whether what an object holds stays the same: :class:`Unchanged` looks at it, or it cannot change."""
+def _stays(node: Any, source: str, read: str) -> bool:
+    """Whether what is read from an object stays the same: :class:`Unchanged` looks there, or it cannot change.
+
+    Args:
+        node: Of the object.
+        source: The object.
+        read: What is read from it.
+    """
     kind = node.get_type_of_guarded_value()
     if not isinstance(kind, type):
         return False
     if issubclass(kind, nn.Module):
         return _is_module_inside(source)
-    return bool(_TABLE.search(source)) if issubclass(kind, dict) else kind is tuple
+    if issubclass(kind, dict):
+        return bool(_TABLE.search(source))
+    if is_generated(kind):
+        return bool(_PART.search(source)) and read.removeprefix(f"{source}.") in _fields(kind)
+    return kind is tuple
+
+
+def _fields(cls: Any) -> set[str]:
+    """What stands in the dictionary of a value of a declared class, by its declaration."""
+    spec = cls.__spec__
+    return {*spec.inner_names, *(field.name for field in (*spec.statics, *spec.dynamics))}
 
 
 def _is_module_inside(source: str) -> bool:
@@ -223,12 +248,6 @@ def _kinds(node: Any) -> set[str]:
     return {type(guard).__name__ for guard in node.get_leaf_guards()}
 
 
-def _is_settled_by_class(node: Any) -> bool:
-    """A parameter of a declared class: its inner tensors and its layout stand in its dictionary."""
-    kind = node.get_type_of_guarded_value()
-    return bool(_PARAMETER.search(node.get_source())) and isinstance(kind, type) and is_generated(kind)
-
-
 def _is_settled_itself(node: Any, source: str, has_children: bool) -> bool:
     kind, guards = node.get_type_of_guarded_value(), _kinds(node)
     if not isinstance(kind, type):
@@ -238,7 +257,9 @@ def _is_settled_itself(node: Any, source: str, has_children: bool) -> bool:
     if issubclass(kind, dict):
         return bool(_TABLE.search(source)) and guards <= _OF_IDENTITY | _OF_DICTS
     if kind in (Tensor, nn.Parameter):
-        return bool(_PARAMETER.search(source)) and guards <= _OF_TENSORS | _OF_IDENTITY and not has_children
+        return bool(_PART.search(source)) and guards <= _OF_TENSORS | _OF_IDENTITY and not has_children
+    if is_generated(kind):
+        return bool(_PART.search(source)) and guards <= _OF_TENSORS | _OF_IDENTITY | _OF_LAYOUTS
     return issubclass(kind, _IMMUTABLE) and guards <= _OF_IDENTITY | _OF_DICTS
 
 

@@ -117,21 +117,37 @@ class Config:
         self.factor = 2.0
 
 
+class Weighted(Pair):
+    """A wrapper with an attribute of its class."""
+
+    bonus = 1.0
+
+
 class Reader(Net):
-    """Reads what is held by its configuration, by lists and dicts, by a module it has not registered, by its class."""
+    """Reads what is held by its configuration, lists, dicts, parameters, a module it has not registered, classes."""
 
     shared = 1.0
 
     def __init__(self):
         super().__init__()
+        self.pair = nn.Parameter(Weighted(torch.ones(4), torch.ones(4)), requires_grad=False)
+        for parameter in (self.pair, self.layers[0].up.weight):
+            parameter.config, parameter.listed = Config(), [1.0]
         self.config, self.listed, self.nested = Config(), [1.0, 2.0], {"a": {"b": 3.0}}
         self.config.inner = Config()
         self._my_hooks = {"c": 4.0}
+        for layer in self.layers:
+            layer.config, layer.listed = Config(), [1.0]
         object.__setattr__(self, "apart", Block())
 
     def forward(self, x):
         x = super().forward(x) * self.config.factor + self.config.inner.factor + self.listed[1]
-        return x + self.nested["a"]["b"] + self._my_hooks["c"] + self.apart.scale + self.shared
+        x = x + self.nested["a"]["b"] + self._my_hooks["c"] + self.apart.scale + self.shared + self.pair.bonus
+        for layer in self.layers:
+            x = x * layer.config.factor + layer.listed[0]
+        for parameter in (self.pair, self.layers[0].up.weight):
+            x = x * parameter.config.factor + parameter.listed[0]
+        return x * self.pair.a
 
 
 HELD = {
@@ -140,8 +156,16 @@ HELD = {
     "a list": lambda net: net.listed.__setitem__(1, 7.0),
     "a dict in a dict": lambda net: net.nested["a"].update(b=7.0),
     "a dict": lambda net: net._my_hooks.update(c=7.0),
+    "an object of a layer": lambda net: setattr(net.layers[1].config, "factor", 7.0),
+    "a list of a layer": lambda net: net.layers[2].listed.__setitem__(0, 7.0),
     "a module that is not registered": lambda net: setattr(net.apart, "scale", 7.0),
     "the class": lambda net: setattr(type(net), "shared", 7.0),
+    "the class of a wrapper": lambda net: setattr(Weighted, "bonus", 7.0),
+    "an object of a wrapper": lambda net: setattr(net.pair.config, "factor", 7.0),
+    "a list of a wrapper": lambda net: net.pair.listed.__setitem__(0, 7.0),
+    "an inner tensor of a wrapper": lambda net: setattr(net.pair, "a", torch.full((4,), 7.0)),
+    "an object of a parameter": lambda net: setattr(net.layers[0].up.weight.config, "factor", 7.0),
+    "a list of a parameter": lambda net: net.layers[0].up.weight.listed.__setitem__(0, 7.0),
     "the object itself": lambda net: setattr(net, "config", copy.deepcopy(net.config)),
 }
 
@@ -150,6 +174,7 @@ HELD = {
 def test_what_is_held_by_others_is_looked_at(name, monkeypatch):
     """Of these no dictionary of the module says that they have changed, nor do they change any of it."""
     monkeypatch.setattr(Reader, "shared", 1.0)
+    monkeypatch.setattr(Weighted, "bonus", 1.0)
     net, x = Reader(), torch.randn(2, 4)
     compiled = desugar.compile(net, backend="eager")
     for _ in range(2):
