@@ -83,12 +83,11 @@ def find_goals(results: Path) -> list[Goal]:
     for name, read in READERS.items():
         path = results / f"{name}.json"
         if path.exists():
-            rows, machine = load_rows(path)
-            goals += read(rows, str(machine["torch"]))
+            goals += read(load_rows(path)[0])
     return goals
 
 
-def _wrappers(rows: list[Row], torch: str) -> Iterator[Goal]:
+def _wrappers(rows: list[Row]) -> Iterator[Goal]:
     found = {(row.group, row.name): row for row in rows}
     for mode, wanted in OVER_STOCK.items():
         for count, most in wanted.items():
@@ -109,13 +108,13 @@ def _wrappers(rows: list[Row], torch: str) -> Iterator[Goal]:
             yield Goal(f"growth per wrapped argument over two plain ones, {mode}, {kind}", 1.2, growth)
 
 
-def _floor(rows: list[Row], torch: str) -> Iterator[Goal]:
+def _floor(rows: list[Row]) -> Iterator[Goal]:
     """No call can be under its floor: where that misses the goal of growth, every call does."""
     growth = _slope(rows, "inference", floor.FLOOR) / _slope(rows, "inference", floor.PLAIN)
     yield Goal("growth of the floor itself over two plain ones, inference", 1.2, growth)
 
 
-def _modules(rows: list[Row], torch: str) -> Iterator[Goal]:
+def _modules(rows: list[Row]) -> Iterator[Goal]:
     for row in rows:
         if row.name == DIRECT and row.group in OF_MODULES:
             yield Goal(f"desugar.compile / stock, {row.group}", OF_MODULES[row.group], row.ratios["/ stock"])
@@ -132,7 +131,7 @@ def _slope(rows: list[Row], mode: str, name: str) -> float:
     return (high - low) / (last - first)
 
 
-def _seed(rows: list[Row], torch: str) -> Iterator[Goal]:
+def _seed(rows: list[Row]) -> Iterator[Goal]:
     for row in rows:
         title, _, rest = row.group.rpartition(", ")
         if "/ generated" not in row.ratios or row.ratios["/ generated"] == 1:
@@ -143,13 +142,13 @@ def _seed(rows: list[Row], torch: str) -> Iterator[Goal]:
         yield Goal(name, PUBLISHED[int(rest.split()[0])], row.ratios["/ generated"], at_least=True)
 
 
-def _compiling(rows: list[Row], torch: str) -> Iterator[Goal]:
+def _compiling(rows: list[Row]) -> Iterator[Goal]:
     for row in rows:
         if row.group.startswith("cold start") and row.name == DIRECT:
             yield Goal(f"desugar.compile / stock, {row.group}", 0.9, row.ratios["/ stock"])
 
 
-def _memory(rows: list[Row], torch: str) -> Iterator[Goal]:
+def _memory(rows: list[Row]) -> Iterator[Goal]:
     """Flat: less than a byte a call stays; a thing that each call kept would be dozens."""
     for row in rows:
         if row.group.startswith(memory.GROWTH) and row.name == DIRECT:
@@ -159,7 +158,7 @@ def _memory(rows: list[Row], torch: str) -> Iterator[Goal]:
             )
 
 
-def _int8(rows: list[Row], torch: str) -> Iterator[Goal]:
+def _int8(rows: list[Row]) -> Iterator[Goal]:
     for row in rows:
         if row.name == gpu_int8.WEIGHT_ONLY and row.group.startswith("int8, M = 1,"):
             faster, of_limit = 1 / row.ratios[f"/ {gpu_int8.PLAIN}"], row.ratios["limit / this"]
@@ -167,7 +166,7 @@ def _int8(rows: list[Row], torch: str) -> Iterator[Goal]:
             yield Goal(f"weight-only decode, share of the limit, {row.group}", 0.8, of_limit, at_least=True)
 
 
-def _decode(rows: list[Row], torch: str) -> Iterator[Goal]:
+def _decode(rows: list[Row]) -> Iterator[Goal]:
     for row in rows:
         if row.name != gpu_decode.BUCKETS:
             continue
@@ -183,13 +182,13 @@ def _decode(rows: list[Row], torch: str) -> Iterator[Goal]:
             )
 
 
-def _uneven(rows: list[Row], torch: str) -> Iterator[Goal]:
+def _uneven(rows: list[Row]) -> Iterator[Goal]:
     for row in rows:
         if row.name == gpu_rows.JAGGED:
             yield Goal(f"JaggedTensor / (dense * fill), {row.group}", 1.15, row.ratios["/ (dense * fill)"])
 
 
-def _events(rows: list[Row], torch: str) -> Iterator[Goal]:
+def _events(rows: list[Row]) -> Iterator[Goal]:
     counts = {(row.group, row.name): row.timing.median for row in rows if row.unit == gpu_calls.CALLS}
     for (group, name), count in counts.items():
         if not name.startswith("plain"):
@@ -197,7 +196,7 @@ def _events(rows: list[Row], torch: str) -> Iterator[Goal]:
             yield Goal(f"{group}, {name}, as on plain tensors", plain, count, exactly=True)
 
 
-READERS: dict[str, Callable[[list[Row], str], Iterator[Goal]]] = {
+READERS: dict[str, Callable[[list[Row]], Iterator[Goal]]] = {
     "wrappers": _wrappers,
     "modules": _modules,
     "floor": _floor,

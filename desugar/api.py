@@ -17,11 +17,12 @@ from torch import nn
 
 from desugar import _torch as private, dynamo
 from desugar.compilers import Backend, choose_backend
-from desugar.entry import Calls, Entry, has_frame
+from desugar.entry import Calls, Entry, has_frame, raise_own
 from desugar.errors import DesugarError
 from desugar.guard_filter import keep_guards
 from desugar.listening import Caller, called_by
 from desugar.program import Program
+from desugar.user_names import are_simple
 from subclasses.build import build_functions
 from subclasses.emit import Emitter
 
@@ -174,8 +175,8 @@ def capture(
             _dynamo_context(stop, True, dynamic)(target)(*bound, *args, **kwargs)
     except _Captured as captured:
         return captured.program
-    except private.BackendCompilerFailed as error:  # the user asked no backend, but this function
-        raise error.inner_exception from error.inner_exception.__cause__
+    except private.BackendCompilerFailed as error:
+        raise_own(error)
     raise DesugarError(
         f"{getattr(fn, '__qualname__', type(fn).__name__)} computes nothing with tensors, so there is no graph",
         instead="pass a call that runs ops on its tensors",
@@ -352,9 +353,7 @@ def _simple_parameters(module: nn.Module) -> str:
     if "forward" in vars(module) or not isinstance(forward, types.FunctionType):
         return anything
     parameters = list(inspect.signature(forward).parameters.values())[1:]
-    if any(p.kind is not p.POSITIONAL_OR_KEYWORD or p.default is not p.empty for p in parameters):
-        return anything
-    return ", ".join(p.name for p in parameters)
+    return ", ".join(p.name for p in parameters) if are_simple(parameters) else anything
 
 
 def _build_maker(name: str, parameters: str) -> Callable[..., Any]:

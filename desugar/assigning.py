@@ -25,7 +25,7 @@ def break_at_assignments(backend: Callable[..., Any]) -> None:
 
     @functools.wraps(note)
     def store_attr(effects: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> None:
-        value = _value_of(item)
+        value = wrapper_of(item)
         if (
             value is not None
             and _is_part(value, name)
@@ -44,8 +44,8 @@ def break_at_assignments(backend: Callable[..., Any]) -> None:
     private.SideEffects.store_attr = store_attr
 
 
-def _value_of(item: Any) -> Tensor | None:
-    """The fake value of what Dynamo assigns to, if that is a tensor subclass which wraps tensors."""
+def wrapper_of(item: Any) -> Tensor | None:
+    """The fake value that one of Dynamo's variables stands for, if that is a tensor subclass which wraps tensors."""
     proxy = getattr(item, "proxy", None)
     value = proxy.node.meta.get("example_value") if proxy is not None else None
     return value if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value) else None  # type: ignore[return-value]

@@ -17,7 +17,7 @@ import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from desugar import _torch as private
 from desugar.files import WRAPPER_FILE
@@ -35,6 +35,13 @@ _ABSENT = type("absent", (), {"__repr__": lambda self: "..."})()  # an argument 
 _NO_FRAME = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 # ------------------------------------------------------------------------------------------------------ entries
+
+
+def raise_own(error: Any) -> NoReturn:
+    """Raises what the pass raised, of what Dynamo made of it, for the user asked no backend; Inductor's errors stay."""
+    if isinstance(error, private.InductorError):
+        raise error
+    raise error.inner_exception from error.inner_exception.__cause__
 
 
 class Calls(Caller):
@@ -101,10 +108,8 @@ class Calls(Caller):
         try:
             with called_by(self):
                 return self.compiled(*args, **kwargs)
-        except private.BackendCompilerFailed as error:  # the user asked no backend, but this function
-            if isinstance(error, private.InductorError):
-                raise
-            raise error.inner_exception from error.inner_exception.__cause__
+        except private.BackendCompilerFailed as error:
+            raise_own(error)
         finally:
             self._here.call = outer
             self._look_again(args, kwargs)

@@ -17,8 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.assigning import backend_of
-from subclasses._torch import is_traceable_wrapper_subclass
+from desugar.assigning import backend_of, wrapper_of
 
 
 def trace_properties(backend: Callable[..., Any]) -> None:
@@ -27,7 +26,7 @@ def trace_properties(backend: Callable[..., Any]) -> None:
 
     @functools.wraps(evaluate)
     def dynamic_getattr(self: Any, tx: Any, name: str) -> Any:
-        getter = _getter_of(self.proxy.node.meta.get("example_value"), name)
+        getter = _getter_of(wrapper_of(self), name)
         if getter is None or backend_of(tx.output) is not backend:
             return evaluate(self, tx, name)
         source = None
@@ -38,11 +37,9 @@ def trace_properties(backend: Callable[..., Any]) -> None:
     private.TensorVariable.dynamic_getattr = dynamic_getattr
 
 
-def _getter_of(value: Any, name: str) -> Callable[..., Any] | None:
+def _getter_of(value: Tensor | None, name: str) -> Callable[..., Any] | None:
     """The function behind a property that the author of a wrapper's class wrote; PyTorch's own classes Dynamo knows."""
-    if not (isinstance(value, Tensor) and is_traceable_wrapper_subclass(value)):
-        return None
-    if hasattr(Tensor, name) or type(value).__module__.startswith("torch."):
+    if value is None or hasattr(Tensor, name) or type(value).__module__.startswith("torch."):
         return None
     found = inspect.getattr_static(type(value), name, None)
     return found.fget if isinstance(found, property) and isinstance(found.fget, FunctionType) else None

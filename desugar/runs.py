@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from desugar import _torch as private
+from desugar.memory import storage_of
 from desugar.values import Plain, Value, Wrapper, slots_of
 
 # ------------------------------------------------------------------------------------------------- records
@@ -100,7 +101,7 @@ def storages_of(item: Any) -> Storages:
     """The storages of a functional tensor; a symbolic int has none."""
     if not isinstance(item, private.FunctionalTensor):
         return Storages(0, 0)
-    return Storages(item.elem.untyped_storage()._cdata, item.untyped_storage()._cdata)
+    return Storages(storage_of(item.elem), storage_of(item))
 
 
 def has_other_storage(slot: int, run: Run) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx, nn
@@ -54,7 +55,7 @@ def _name_in_call(found: re.Match[str], parameters: list[inspect.Parameter]) -> 
     if found[1]:
         # A parameter of that name has it for itself.
         return (
-            "self" if (found[2] is not None) == ("module" in plain and _is_simple(parameters)) else found[0]
+            "self" if (found[2] is not None) == ("module" in plain and are_simple(parameters)) else found[0]
         )
     if found[4]:
         return found[4]
@@ -72,7 +73,8 @@ def _parameters(module: nn.Module) -> list[inspect.Parameter]:
         return []
 
 
-def _is_simple(parameters: list[inspect.Parameter]) -> bool:
+def are_simple(parameters: Sequence[inspect.Parameter]) -> bool:
+    """Whether parameters are given by position or name, and have no defaults."""
     return all(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
 
 
