@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
 
 from bench.subjects import KINDS, SHAPE, WAYS, copy_function, double
-from desugar.listening import Recording, listen
+from desugar.recording.listeners import Recording, listen
 
 STOCK, DIRECT = "torch.compile", "desugar.compile"
 COMPILED = (STOCK, 'torch.compile(backend="desugar")', DIRECT)

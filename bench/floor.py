@@ -15,9 +15,9 @@ import torch
 
 import desugar
 from bench.subjects import COUNTS, KINDS, SHAPE, Subject, copy_function, double
-from desugar.results import emit_graph_call, emit_value
-from subclasses.build import build_functions
-from subclasses.emit import Emitter
+from desugar.codegen.build_values import emit_graph_call, emit_value
+from subclasses.codegen.build import build_functions
+from subclasses.codegen.emitter import Emitter
 
 Call = Callable[[], Any]
 FLOOR, PLAIN = "the floor", "plain, torch.compile"

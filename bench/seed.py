@@ -25,11 +25,11 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 import desugar
 from bench.subjects import copy_function
-from desugar.backward import MemberEmitter
-from desugar.partition import FromTangent
-from desugar.text import join_saved
-from subclasses.build import build_functions
-from subclasses.emit import Emitter
+from desugar.codegen.text import join_saved
+from desugar.passes.partition import FromTangent
+from desugar.wrapper.backward import MemberEmitter
+from subclasses.codegen.build import build_functions
+from subclasses.codegen.emitter import Emitter
 
 Call = Callable[[], Any]
 

@@ -10,7 +10,7 @@ def main() -> None:
     """Runs the command line; says what to install where typer is missing."""
     if importlib.util.find_spec("typer") is None:
         sys.exit("python -m desugar needs typer, which is not installed: pip install 'desugar[cli]'")
-    from desugar.explain.cli import app
+    from desugar.cli.commands import app
 
     app(prog_name="python -m desugar")
 

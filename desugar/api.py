@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 
 from torch import nn
 
-from desugar import _torch as private, dynamo
-from desugar.compilers import Backend, choose_backend
-from desugar.entry import Calls, Entry, has_frame, raise_own
+from desugar import _torch as private
+from desugar.backends.choose import Backend, choose_backend
+from desugar.dynamo import backend as dynamo
+from desugar.dynamo.entry import Calls, Entry, has_frame, raise_own
+from desugar.dynamo.guard_filter import keep_guards
 from desugar.errors import DesugarError
-from desugar.guard_filter import keep_guards
-from desugar.listening import Caller, called_by
 from desugar.program import Program
-from desugar.user_names import are_simple
-from subclasses.build import build_functions
-from subclasses.emit import Emitter
+from desugar.recording.listeners import Caller, called_by
+from desugar.recording.user_names import are_simple
+from subclasses.codegen.build import build_functions
+from subclasses.codegen.emitter import Emitter
 
 P = ParamSpec("P")
 R = TypeVar("R")

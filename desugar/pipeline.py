@@ -11,29 +11,27 @@ from typing import Any
 import torch
 from torch import fx
 
-from desugar import (
-    _torch as private,
-    check,
-    compilers,
-    listening,
-)
-from desugar.compilers import Backend, GraphKind
-from desugar.differentiation import Again
-from desugar.effects import sink_tokens
-from desugar.family import Family
-from desugar.files import WRAPPER_FILE, forget_texts, forget_with, graph_texts
-from desugar.graphs import copy_graph
-from desugar.inputs import Inputs
-from desugar.listening import stage
-from desugar.modes import autocast_state, is_autocast
-from desugar.outputs import store_positions, token_positions, written_slots
-from desugar.overlap import Kernels, expected_tangents
-from desugar.partition import FromForward, partition
+from desugar import _torch as private
+from desugar.backends import choose
+from desugar.backends.choose import Backend, GraphKind
+from desugar.backends.parallel_build import Kernels, expected_tangents
+from desugar.frontend.inputs import Inputs
+from desugar.ir.fx_utils import copy_graph
+from desugar.passes import verify
+from desugar.passes.mutations import keep_old_values, store_results
+from desugar.passes.partition import FromForward, partition
 from desugar.program import Program
-from desugar.trace import Traced, discover, trace_graph
-from desugar.wrappers import Parts, emit_program
-from desugar.writes import keep_old_values, store_results
-from subclasses.build import build_functions
+from desugar.recording import listeners
+from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with, graph_texts
+from desugar.recording.listeners import stage
+from desugar.tracing.effect_tokens import sink_tokens
+from desugar.tracing.modes import autocast_state, is_autocast
+from desugar.tracing.outputs import store_positions, token_positions, written_slots
+from desugar.tracing.trace import Traced, discover, trace_graph
+from desugar.wrapper.backward_variants import Family
+from desugar.wrapper.recompute import Again
+from desugar.wrapper.run import Parts, emit_program
+from subclasses.codegen.build import build_functions
 
 log = logging.getLogger("desugar")
 
@@ -80,7 +78,7 @@ def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:
             outputs = discover(again.call, inputs)
         with stage("trace"):
             traced = trace_graph(again.call, inputs, outputs, backend.decompositions())
-        check.check_traced(traced, len(inputs.flat.items))
+        verify.check_traced(traced, len(inputs.flat.items))
         return _compile(backend, inputs, traced, again)
 
 
@@ -126,7 +124,7 @@ def wrap_program(
     program.run = functions["run"]
     if stages.family is not None:
         stages.family.function = functions["Backward"]
-    if (recording := listening.current()) is not None:
+    if (recording := listeners.current()) is not None:
         recording.program, recording.inputs, recording.traced = program, inputs, stages.traced
     inputs.release_arguments()
     return program
@@ -146,7 +144,7 @@ class Stages:
     traced: Traced
     joint: fx.GraphModule
     forward: fx.GraphModule
-    compiled_forward: compilers.CompiledGraph
+    compiled_forward: choose.CompiledGraph
     family: Family | None = None
 
 
@@ -159,26 +157,26 @@ def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> 
     if not traced.is_training:
         sink_tokens(traced.graph, token_positions(traced.outputs))
         store_results(traced.graph, stores)
-        check.check_stores(traced.graph, stores)
+        verify.check_stores(traced.graph, stores)
         kind = GraphKind("inference", traced.num_forward, tuple(static))
         with stage("compile"):
-            compiled, _ = compilers.compile_forward(backend, traced.graph, kind, mode)
+            compiled, _ = choose.compile_forward(backend, traced.graph, kind, mode)
         return Stages(traced, joint, joint, compiled)
-    with compilers.compiling(mode), stage("partition"):
+    with choose.compiling(mode), stage("partition"):
         partitioned = partition(traced, inputs.primals(), static, backend.split)
-    check.check_partitioned(partitioned, traced, len(inputs.flat.items))
+    verify.check_partitioned(partitioned, traced, len(inputs.flat.items))
     partitioned = keep_old_values(partitioned, written_slots(inputs.values, traced.outputs))
     kept = {source.index for source in partitioned.backward_inputs if isinstance(source, FromForward)}
     sink_tokens(partitioned.forward, token_positions(traced.outputs))
     store_results(partitioned.forward, stores, kept)
-    check.check_stores(partitioned.forward, stores)
+    verify.check_stores(partitioned.forward, stores)
     forward = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, tuple(static))
     with stage("compile forward"), backend.postpone(forward) as kernels:
-        compiled, strides = compilers.compile_forward(backend, partitioned.forward, kind, mode)
+        compiled, strides = choose.compile_forward(backend, partitioned.forward, kind, mode)
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
-            compilers.restride_saved(partitioned.backward, position, strides[source.index])
+            choose.restride_saved(partitioned.backward, position, strides[source.index])
     family = Family(inputs, traced, replace(partitioned, forward=forward), backend, again)
     _compile_backward(family, kernels)
     return Stages(traced, joint, forward, compiled, family)

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import fx
 
-from desugar.direct import call_directly
-from desugar.family import Family
-from desugar.values import Value, describe
+from desugar.ir.values import Value, describe
+from desugar.wrapper.backward_variants import Family
+from desugar.wrapper.direct_calls import call_directly
 
 
 @dataclass(eq=False)

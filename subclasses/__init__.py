@@ -3,8 +3,8 @@
 from subclasses.base import TensorSubclass
 from subclasses.coverage import Coverage, coverage
 from subclasses.errors import DispatchError, SpecError
-from subclasses.fields import Outer, dynamic, inner, static
-from subclasses.strictness import strict
+from subclasses.spec.fields import Outer, dynamic, inner, static
+from subclasses.strict_mode import strict
 
 __all__ = [
     "Coverage",

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transfo
 
 from torch import Tensor
 
-from subclasses import autograd
 from subclasses._torch import call_unruled
-from subclasses.build_class import install
+from subclasses.autograd import construct
+from subclasses.dispatch.rules import BOOK, RuleBook, registering
 from subclasses.errors import DispatchError, SpecError
-from subclasses.fields import dynamic, inner, static
-from subclasses.higher_order import intercept
+from subclasses.generate.install import install
+from subclasses.higher_order.dispatch import intercept
 from subclasses.layout import Layout
-from subclasses.rules import BOOK, RuleBook, registering
-from subclasses.spec import SubclassSpec, collect_spec, raise_unknown_keywords
+from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
+from subclasses.spec.fields import dynamic, inner, static
 
 RuleType = TypeVar("RuleType", bound=Callable[..., Any])
 
@@ -125,12 +125,12 @@ class TensorSubclass(Tensor):
         """
         names = type(self).__spec__.inner_names
         if name is None:
-            return autograd.unwrap(self, names)
+            return construct.unwrap(self, names)
         if name not in names:
             raise AttributeError(
                 f"{type(self).__name__} has no inner tensor {name!r}; they are {', '.join(names)}"
             )
-        return autograd.unwrap(self, (name,))[0]
+        return construct.unwrap(self, (name,))[0]
 
     def wrap_cotangent(self, cotangent: Tensor) -> Any:
         """A plain cotangent of the outer size as one of this class: same metadata, same fixed inner tensors.
@@ -142,7 +142,7 @@ class TensorSubclass(Tensor):
         """
         if not type(self).__spec__.has_materialize:
             raise DispatchError(f"{type(self).__name__} does not say what a plain cotangent means for it")
-        return autograd.pull_back(self, cotangent)
+        return construct.pull_back(self, cotangent)
 
 
 def _refresh(cls: Any) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from subclasses._torch import OpOverload, all_aten_ops
+from subclasses.dispatch.resolution import find_step
+from subclasses.dispatch.schema import op_facts
 from subclasses.errors import DispatchError, SpecError
-from subclasses.plans import find_step
-from subclasses.schema import op_facts
 
 # In the order in which they are tried; the first word of a step is its kind.
 KINDS = ("rule", "derived", "structure", "tag", "decomposition", "map", "materialize", "error", "ambiguous")

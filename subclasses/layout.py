@@ -1,6 +1,6 @@
 """Layouts: what is constant about one value of a subclass.
 
-A :class:`~subclasses.spec.SubclassSpec` describes a class; a :class:`Layout` describes one value of it, with
+A :class:`~subclasses.spec.collect.SubclassSpec` describes a class; a :class:`Layout` describes one value of it, with
 everything that is no tensor and no size left in: class, static metadata, which inner tensors are there, the
 layouts of those that are wrappers themselves. Layouts are immutable and *interned*: two values have equal
 metadata exactly if their layouts are the same object, so that comparing metadata is an identity test.

@@ -16,7 +16,8 @@ from torch.utils.hooks import warn_if_has_hooks
 
 from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
 from subclasses.layout import cotangent_layout
-from subclasses.spec import SubclassSpec
+from subclasses.spec.collect import SubclassSpec
+from subclasses.spec.values import carrier
 
 # ---- what there is to keep ---------------------------------------------------------------------------------
 
@@ -33,7 +34,7 @@ def _metadata(x: Any) -> dict[str, Any]:
 
 def _extras(x: Any) -> dict[str, Any]:
     """Attributes that the user or torch set on the value, such as the mark of an ``nn.Parameter``."""
-    own = {*type(x).__spec__.names, "_layout", *(f"_{f.name}_carrier" for f in type(x).__spec__.dynamics)}
+    own = {*type(x).__spec__.names, "_layout", *(carrier(f.name) for f in type(x).__spec__.dynamics)}
     return {k: v for k, v in x.__dict__.items() if k not in own and not k.startswith("_dynamo_")}
 
 

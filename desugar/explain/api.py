@@ -11,14 +11,14 @@ from typing import Any
 
 from desugar import program as desugar_program
 from desugar.api import calls_of, capture
-from desugar.compilers import Backend, choose_backend
-from desugar.entry import Calls
+from desugar.backends.choose import Backend, choose_backend
+from desugar.dynamo.entry import Calls
 from desugar.explain.collect import collect_program, guards_of
 from desugar.explain.cost import measure_cost
 from desugar.explain.guards import TakenGuards
 from desugar.explain.records import Cost, Program, Report
-from desugar.listening import Recording, listen, resumed
-from desugar.outputs import Outputs
+from desugar.recording.listeners import Recording, listen, resumed
+from desugar.tracing.outputs import Outputs
 
 
 class Explanation:

@@ -15,9 +15,9 @@ from desugar.explain.graphs import describe_graph, describe_ops, describe_place,
 from desugar.explain.guards import TakenGuards, describe_left_out, take_guards
 from desugar.explain.leaves import describe_leaf, describe_symbols, slot_names, with_outer_symbols
 from desugar.explain.records import Leaf, Materialized, Program
-from desugar.lines import Line, line_of_node
-from desugar.listening import Recording
-from desugar.user_names import function_name
+from desugar.recording.listeners import Recording
+from desugar.recording.user_names import function_name
+from desugar.user_code import Line, line_of_node
 
 
 def collect_program(recording: Recording, backend: str = "") -> Program:

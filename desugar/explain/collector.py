@@ -21,10 +21,10 @@ from desugar.explain.collect import collect_program, guards_of, merge_materializ
 from desugar.explain.cost import GRAPH, middle_cost
 from desugar.explain.guards import TakenGuards, describe_left_out
 from desugar.explain.records import Cost, Materialized, Program, Report
-from desugar.lines import Line, find_line
-from desugar.listening import Recording, current, listen
-from desugar.user_names import function_name
-from subclasses import strictness
+from desugar.recording.listeners import Recording, current, listen
+from desugar.recording.user_names import function_name
+from desugar.user_code import Line, find_line
+from subclasses import strict_mode
 
 _SHORT = 1e-3  # seconds that are not worth a stage of their own
 _SAMPLES = 1000  # calls of one program whose times are kept
@@ -123,12 +123,12 @@ class Collector:
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
         """Inside, compilations and materializing fallbacks of all threads are collected."""
-        strictness.watchers.append(self._note_eager)
+        strict_mode.watchers.append(self._note_eager)
         try:
             with listen(self._note):
                 yield
         finally:
-            strictness.watchers.remove(self._note_eager)
+            strict_mode.watchers.remove(self._note_eager)
 
     def _note(self, recording: Recording) -> None:
         seen = _describe(recording)

@@ -12,9 +12,9 @@ import torch
 from torch import SymInt, Tensor
 
 from desugar.explain.records import Cost
-from desugar.fakes import hint
-from desugar.outputs import Outputs
+from desugar.frontend.fakes import hint
 from desugar.program import Program
+from desugar.tracing.outputs import Outputs
 
 GRAPH = "compiled_graph"  # what the generated text calls the forward or inference graph
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from desugar.explain.leaves import extent_text
 from desugar.explain.records import Saved
-from desugar.fakes import hint
-from desugar.inputs import Inputs
-from desugar.outputs import Outputs
-from desugar.partition import FromForward, FromInput
-from desugar.values import Same, Value, View, inner_names, is_wrapper, paths_of
+from desugar.frontend.fakes import hint
+from desugar.frontend.inputs import Inputs
+from desugar.ir.values import Same, Value, View, inner_names, is_wrapper, paths_of
+from desugar.passes.partition import FromForward, FromInput
+from desugar.tracing.outputs import Outputs
 
 NameLeaf = Callable[[str, int], str]
 

@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor, fx
 
 from desugar.explain.records import Graph, Node, OuterOp, Place, Source
-from desugar.lines import Line
-from desugar.listening import Op
-from desugar.notes import BACKWARD, OP
+from desugar.recording.listeners import Op
+from desugar.recording.ops import BACKWARD, OP
+from desugar.user_code import Line
 from subclasses._torch import OpOverload
 
 # ----------------------------------------------------------------------------------------------------- graphs

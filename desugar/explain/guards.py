@@ -17,13 +17,13 @@ from typing import Any
 from torch import fx
 
 from desugar import _torch as private
+from desugar.dynamo.guard_filter import is_proved
 from desugar.explain.records import Guard, Leaf, LeftOut, Place
 from desugar.explain.text import count, leaf_text
-from desugar.guard_filter import is_proved
-from desugar.lines import is_users_file
-from desugar.listening import Recording
-from desugar.user_names import readable
-from desugar.values import inner_names, is_wrapper
+from desugar.ir.values import inner_names, is_wrapper
+from desugar.recording.listeners import Recording
+from desugar.recording.user_names import readable
+from desugar.user_code import is_users_file
 
 # ---------------------------------------------------------------------------------------------- Dynamo's guards
 

@@ -11,9 +11,9 @@ import torch
 from torch import SymInt, Tensor
 
 from desugar.explain.records import Leaf, Symbol
-from desugar.fakes import hint
-from desugar.inputs import Inputs
-from desugar.values import Constant, Plain, Same, Slot, Value, View, Wrapper, wrap_value
+from desugar.frontend.fakes import hint
+from desugar.frontend.inputs import Inputs
+from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper, wrap_value
 from subclasses import TensorSubclass
 
 _PARAMETER = re.compile(r"\ba(\d+)\b")  # what generated text calls an argument

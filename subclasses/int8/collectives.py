@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from subclasses.cotangents import check_materialize
+from subclasses.dispatch.aliasing import bump_versions
+from subclasses.dispatch.cotangents import check_materialize
 from subclasses.errors import DispatchError
 from subclasses.int8.parts import map_parts, rows_apart
 from subclasses.int8.tensor import Int8Tensor
-from subclasses.semantics import bump_versions
 
 aten = torch.ops.aten
 

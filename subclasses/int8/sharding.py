@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses.fsdp import Gathered, post_all_gather, pre_all_gather
+from subclasses.generate.fsdp import Gathered, post_all_gather, pre_all_gather
 from subclasses.int8.parts import rows_apart
 
 
@@ -39,7 +39,7 @@ def gather(x: Any, mesh: Any, outer_size: Any, dtype: torch.dtype | None) -> Any
 
 
 def rebuild(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gathered | None:
-    """The whole parameter; see :func:`subclasses.fsdp.post_all_gather`."""
+    """The whole parameter; see :func:`subclasses.generate.fsdp.post_all_gather`."""
     if not isinstance(metadata, Packed):
         return post_all_gather(outputs, metadata, out)
     shard, rows = metadata

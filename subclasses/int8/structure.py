@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.cotangents import check_materialize, is_cotangent
+from subclasses.dispatch.cotangents import check_materialize, is_cotangent
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
 from subclasses.int8.parts import map_parts, with_parts

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from subclasses.base import TensorSubclass
-from subclasses.fields import Outer, inner, static
 from subclasses.int8 import affine, blocks, sharding
+from subclasses.spec.fields import Outer, inner, static
 
 Activation = Literal["row", "tensor"] | None
 

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.cotangents import check_materialize
+from subclasses.dispatch.aliasing import bump_versions
+from subclasses.dispatch.cotangents import check_materialize
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
 from subclasses.int8.parts import map_parts, with_parts
 from subclasses.int8.tensor import Int8Tensor
-from subclasses.semantics import bump_versions
 
 aten = torch.ops.aten
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from subclasses.aliases import tagged_functions
+from subclasses.autograd.python_functions import tagged_functions
 from subclasses.errors import DispatchError
 
 aten = torch.ops.aten

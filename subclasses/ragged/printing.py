@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import disable_current_modes, print_options, printing_with
-from subclasses.checks import repr_tail
+from subclasses.spec.construction import repr_tail
 
 _MANY = 20  # rows: beyond them only the first and last are shown, however few elements they have
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from subclasses._torch import leave_in_graph
+from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError
 from subclasses.ragged import checks
-from subclasses.semantics import bump_versions
 
 # Which value another one shares its values with, and who shares those of a root. Not kept on the values themselves,
 # where a copy or a pickle would meet it.

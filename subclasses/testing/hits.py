@@ -9,8 +9,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from subclasses._torch import TorchDispatchMode, is_composite
-from subclasses.aliases import python_functions, twins
-from subclasses.rules import BOOK, RuleBook
+from subclasses.autograd.python_functions import python_functions, twins
+from subclasses.dispatch.rules import BOOK, RuleBook
 from subclasses.testing.cases import Case
 from subclasses.testing.promise import Attempt
 from subclasses.testing.subject import Subject

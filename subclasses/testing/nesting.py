@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subclasses.base import TensorSubclass
-from subclasses.fields import inner
+from subclasses.spec.fields import inner
 from subclasses.testing.cases import Case, accepted
 from subclasses.testing.compare import leaves, value_difference
 from subclasses.testing.ops import collect_problems

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import desugar
-from desugar import dynamo
+from desugar.dynamo import backend
 from tests.desugar.classes import Int8Like, Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
 
@@ -274,8 +274,8 @@ def test_checkpoint_outside():
 
 def test_threads_compile_and_call(monkeypatch):
     compiled, built, errors = by_pass(lambda x, y: (x * y).sin()), [], []
-    build = dynamo.compile_graph
-    monkeypatch.setattr(dynamo, "compile_graph", lambda *args: built.append(1) or build(*args))
+    build = backend.compile_graph
+    monkeypatch.setattr(backend, "compile_graph", lambda *args: built.append(1) or build(*args))
     barrier = threading.Barrier(6)
 
     def work():

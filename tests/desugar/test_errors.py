@@ -12,7 +12,7 @@ import torch
 
 import desugar
 from desugar.errors import DesugarError, user_line
-from desugar.lines import is_library_file
+from desugar.user_code import is_library_file
 from tests.desugar.classes import EVERY, Pair, TwoTensor, make
 from tests.desugar.idioms.running import DOORS, by_stock
 from tests.desugar.judge import by_pass, judge

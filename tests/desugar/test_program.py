@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import desugar
-from desugar.graphs import output_nodes
-from desugar.values import Plain, Wrapper
+from desugar.ir.fx_utils import output_nodes
+from desugar.ir.values import Plain, Wrapper
 from tests.desugar.classes import EVERY, Labeled, Pair, make
 from tests.desugar.judge import backward
 

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import desugar
-from desugar.graphs import output_nodes
+from desugar.ir.fx_utils import output_nodes
 from tests.desugar.classes import Nested, Pair, Tagged, TwoTensor, make, plain_parts
 from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge, random_like
 

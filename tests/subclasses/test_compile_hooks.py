@@ -15,7 +15,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
 from subclasses import TensorSubclass, inner, static
-from subclasses.caching import describe_value, fingerprint
+from subclasses.generate.compile_cache import describe_value, fingerprint
 from tests.subclasses.subjects import (
     FACTORIES,
     Nested,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from subclasses import Coverage, SpecError, TensorSubclass, coverage, inner
 from subclasses.coverage import KINDS
-from subclasses.plans import choose_plan
+from subclasses.dispatch.resolution import choose_plan
 from tests.subclasses.subjects import Hostile, Int8Weight, Pair
 
 aten = torch.ops.aten

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from subclasses.dispatch.aliasing import bump_versions
 from subclasses.ragged.elementwise import Operands, implement_copies, implement_equal, implement_pointwise
 from subclasses.ragged.padded.rows import aligned, as_wide, check_fits, first_padded, shown
 from subclasses.ragged.padded.tensor import PaddedTensor
-from subclasses.semantics import bump_versions
 
 # ---- what stands beside the table ------------------------------------------------------------------------------
 

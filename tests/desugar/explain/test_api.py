@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import desugar
-from desugar import listening
 from desugar.explain.graphs import kind_of
 from desugar.explain.records import Guard
 from desugar.explain.terminal import render_rich
 from desugar.explain.text import percent, render_text
+from desugar.recording import listeners
 from subclasses.ragged import JaggedTensor
 from tests.desugar.explain import subjects
 from tests.desugar.explain.subjects import Net, effects, layer, make_weight, make_x
@@ -326,7 +326,7 @@ def test_the_dictionary_is_json(explained):
 
 def test_nothing_listens_afterwards():
     desugar.explain(layer, make_x(), make_weight())
-    assert not listening.has_listeners() and listening.current() is None
+    assert not listeners.has_listeners() and listeners.current() is None
     assert subjects.layer is layer
 
 

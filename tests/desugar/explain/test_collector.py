@@ -14,7 +14,7 @@ import desugar
 from desugar.explain.collector import Collector, Meter
 from desugar.explain.records import Materialized, Report
 from desugar.explain.text import render_report_text
-from subclasses import strictness
+from subclasses import strict_mode
 from tests.desugar.explain.subjects import layer, make_weight, make_x
 
 
@@ -180,9 +180,9 @@ def test_a_fallback_in_a_pool_of_threads_is_on_no_line_of_the_standard_librarys(
 
 
 def test_nothing_is_left_behind(collector):
-    watchers = len(strictness.watchers)
+    watchers = len(strict_mode.watchers)
     collect(collector, (make_x(), make_weight()))
-    assert len(strictness.watchers) == watchers
+    assert len(strict_mode.watchers) == watchers
     torch.compiler.reset()  # functions of one code share their programs
     compiled = desugar.compile(layer, backend="eager")
     compiled(make_x(), make_weight())

@@ -1,0 +1,248 @@
+"""The commands of `python -m desugar`."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+import subclasses
+from desugar import _torch as private
+from desugar.api import calls_of, compile as desugar_compile
+from desugar.backends.choose import choose_backend
+from desugar.cli.compare import bench_function
+from desugar.cli.doctor import examine
+from desugar.cli.script import run_script, show_error
+from desugar.cli.targets import TargetError, find_arguments, find_factory, find_target
+from desugar.errors import DesugarError
+from desugar.explain.api import explain as explain_function
+from desugar.explain.page import render_page
+from desugar.explain.text import duration, render_report_text
+from desugar.ir.values import is_wrapper
+from desugar.user_code import is_library_file
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="What desugaring did to your code, and whether it will work here.",
+)
+
+Target = Annotated[
+    str, typer.Argument(metavar="MODULE:FUNCTION", help="A dotted module or a file, and a name in it.")
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[MODULE:]FACTORY",
+        help="A function that makes the arguments: a tuple, or a dict by name. Default: FUNCTION_inputs.",
+    ),
+]
+BackendName = Annotated[
+    str, typer.Option(help='"eager" runs the plain graphs as they are; "inductor" compiles them.')
+]
+
+# What stands on the stack between the shell and the user's own code.
+_COMMAND_LINE = tuple(str(Path(inspect.getfile(cls)).parent) for cls in (typer.Typer, typer.BadParameter))
+
+
+@contextlib.contextmanager
+def users_errors() -> Iterator[None]:
+    """A wrong target is a mistake on the command line: exit code 2; an error of the user's own code has 1."""
+    try:
+        yield
+    except TargetError as error:
+        raise typer.BadParameter(str(error)) from error
+    except DesugarError as error:
+        typer.echo(f"cannot be desugared: {error}", err=True)
+        raise typer.Exit(1) from error
+    except private.TorchDynamoException as error:  # says itself where in the user's code
+        text = str(error).partition("\n\nSet TORCHDYNAMO_VERBOSE")[0]
+        typer.echo(f"Dynamo cannot capture it as one graph: {text}", err=True)
+        raise typer.Exit(1) from error
+    except SystemExit as end:  # which would end the command in silence
+        typer.echo(f"the code that was to be looked at called sys.exit({end.code!r})", err=True)
+        raise typer.Exit(1) from end
+    except Exception as error:
+        show_error(error, _is_users)
+        raise typer.Exit(1) from error
+
+
+def _is_users(file: str) -> bool:
+    return not is_library_file(file) and not file.startswith(_COMMAND_LINE)
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Says before anything is run that a file cannot be written."""
+    for path in filter(None, paths):
+        if not path.resolve().parent.is_dir():
+            raise typer.BadParameter(f"there is no folder {path.resolve().parent} to write {path.name} into")
+        if path.is_dir():
+            raise typer.BadParameter(f"{path} is a folder; expected a file to write")
+        if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+            raise typer.BadParameter(f"{path} may not be written here")
+
+
+# ------------------------------------------------------------------------------------------------ commands
+
+
+@app.command()
+def explain(
+    target: Target,
+    inputs: Inputs = None,
+    backend: BackendName = "eager",
+    html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Tells what becomes of one call: its lines, ops, graphs and cost."""
+    check_writable(html)
+    check_backend(backend)
+    with users_errors():
+        module, fn = find_target(target)
+        args, kwargs = find_arguments(module, fn, inputs)
+        compiled = fn if calls_of(fn) is not None else desugar_compile(fn, backend=backend)
+        explanation = explain_function(compiled, *args, **kwargs)
+    if as_json:
+        typer.echo(explanation.to_json())
+    elif html is not None:
+        typer.echo(f"wrote {explanation.to_html(html)}", err=True)
+    else:
+        typer.echo(str(explanation))
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def report(
+    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, metavar="SCRIPT.py")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own; after -- all are.")
+    ] = None,
+    out: Annotated[Path, typer.Option("-o", "--report", help="The page to write.")] = Path("report.html"),
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
+) -> None:
+    """Runs a script and writes a page about what was compiled in it."""
+    check_writable(out, json_out)
+    page, data = out.resolve(), None if json_out is None else json_out.resolve()  # a script may go elsewhere
+    found, code = run_script(script, arguments or [])
+    page.write_text(render_page(found), encoding="utf-8")
+    if data is not None:
+        data.write_text(json.dumps(found.to_dict()), encoding="utf-8")
+    typer.echo(render_report_text(found), err=True, nl=False)
+    typer.echo(f"wrote {out}", err=True)
+    if code:
+        typer.echo(f"{script.name} ended with exit code {code}", err=True)
+        raise typer.Exit(code)
+
+
+@app.command()
+def coverage(
+    target: Annotated[str, typer.Argument(metavar="MODULE:CLASS")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print every op as JSON.")] = False,
+) -> None:
+    """Tells, op by op, how a class runs it.
+
+    By a rule, by its structure, by decomposition, or not at all.
+    """
+    with users_errors():
+        cls = find_target(target)[1]
+        try:
+            found = subclasses.coverage(cls)
+        except subclasses.SpecError as error:
+            raise TargetError(str(error)) from error
+    typer.echo(json.dumps(found.steps, indent=1) if as_json else str(found))
+
+
+@app.command()
+def check(target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY")]) -> None:
+    """Puts a class to the conformance kit's test.
+
+    FACTORY takes nothing and gives a value of the class.
+    """
+    from subclasses import testing
+
+    start = time.perf_counter()
+    with users_errors(), progress() as tell:
+        factory = find_factory(target)
+        check_makes_subclass(target, factory())
+        found = testing.examine(factory, tell=tell)
+    typer.echo(str(found))
+    typer.echo(f"in {duration(time.perf_counter() - start)}", err=True)
+    if found.broken:
+        raise typer.Exit(1)
+
+
+@app.command()
+def bench(
+    target: Target,
+    inputs: Inputs = None,
+    backend: BackendName = "inductor",
+    rounds: Annotated[int, typer.Option(min=2, help="In each, every way takes a turn.")] = 50,
+) -> None:
+    """Times a function in eager mode and compiled, side by side."""
+    check_backend(backend)
+    with users_errors(), progress() as tell:
+        module, fn = find_target(target)
+        args, kwargs = find_arguments(module, fn, inputs)
+        found = bench_function(fn, args, kwargs, backend=backend, rounds=rounds, tell=tell)
+    width = max(map(len, found))
+    for name, timing in found.items():
+        shown = timing if isinstance(timing, str) else f"{duration(timing[0]):>9} ± {duration(timing[1])}"
+        typer.echo(f"{name:<{width}}  {shown}")
+    typer.echo(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads", err=True)
+    if any(
+        isinstance(timing, str) for name, timing in found.items() if name.startswith(("eager", "desugar"))
+    ):
+        raise typer.Exit(1)
+
+
+@app.command()
+def doctor(
+    inductor: Annotated[bool, typer.Option(help="Compile with Inductor as well.")] = False,
+) -> None:
+    """Looks at versions, compiler, GPU, caches; tries a training step."""
+    broken = False
+    for finding in examine(inductor=inductor):
+        typer.echo(f"{finding.state:<8} {finding.what:<20} {finding.detail}")
+        broken |= finding.state == "broken"
+    if broken:
+        raise typer.Exit(1)
+
+
+# ------------------------------------------------------------------------------------------------- helpers
+
+
+def check_backend(name: str) -> None:
+    """A name that is no backend's is a mistake on the command line."""
+    try:
+        choose_backend(name)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def check_makes_subclass(target: str, made: object) -> None:
+    """Raises for a factory whose values the conformance kit cannot put to the test."""
+    if not (isinstance(made, torch.Tensor) and is_wrapper(made)):
+        raise TargetError(
+            f"expected {target} to make a tensor subclass that holds other tensors, got {type(made).__name__}"
+        )
+
+
+@contextlib.contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function that says on a terminal what is going on, each time in the place of what it said before."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    try:
+        yield lambda text: typer.echo(f"\r\x1b[2K{text} ...", err=True, nl=False)
+    finally:
+        typer.echo("\r\x1b[2K", err=True, nl=False)

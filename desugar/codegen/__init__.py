@@ -1,0 +1,1 @@
+"""Text of the generated wrappers, and the functions that this text calls."""

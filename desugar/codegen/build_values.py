@@ -1,0 +1,144 @@
+"""Text that builds results and gradients from plain tensors.
+
+After a signature has matched, what a result is made of is known: class, constant metadata, which inner tensors
+there are, how the outer size follows. So the text holds one constructor call per wrapper with constants in it,
+and one store per inner tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from desugar import _torch as private
+from desugar.codegen.text import targets_of, tuple_of
+from desugar.ir.values import Constant, Int, Plain, Slot, Value, Wrapper
+from desugar.recording.listeners import note_left_out
+from subclasses import TensorSubclass
+from subclasses._torch import make_wrapper_subclass
+from subclasses.codegen.emitter import Emitter
+
+Read = Callable[[int], str]  # slot -> expression
+
+_DEVICES: dict[torch.device, torch.device] = {}  # one object a device, so that a text binds it once
+
+# ------------------------------------------------------------------------------------------------- one leaf
+
+
+def emit_value(out: Emitter, value: Value, read: Read, hint: str) -> str:
+    """Writes what builds one leaf; returns the expression of the leaf."""
+    match value:
+        case Plain(index):
+            return read(index)
+        case Constant(_, int(index)):
+            return read(index)
+        case Constant(constant):
+            return emit_constant(out, constant)
+        case Wrapper() if issubclass(value.cls, TensorSubclass):
+            return _emit_declared(out, value, read, hint)
+        case Wrapper():
+            return _emit_by_hand(out, value, read, hint)
+        case _:
+            raise TypeError(f"{value!r} is not built from tensors")
+
+
+def emit_constant(out: Emitter, constant: object) -> str:
+    """A literal where Python has one, else a bound name."""
+    if constant is None or isinstance(constant, (bool, int, str)):
+        return repr(constant)
+    return out.bind(constant, "constant")
+
+
+def _emit_declared(out: Emitter, value: Wrapper, read: Read, hint: str) -> str:
+    parts = {name: emit_value(out, part, read, f"{hint}_{name}") for name, part in value.inner}
+    fields = {field.name: parts.get(field.name, "None") for field in value.cls.__spec__.inners}  # type: ignore[attr-defined]
+    fields |= {name: emit_int(extent, read) for name, extent in value.dynamics}
+    result, attributes = out.fresh_name(hint), out.fresh_name(f"{hint}_dict")
+    note_left_out(
+        out, f"the checks of {value.cls.__name__}(...): dtypes and sizes are those that were traced"
+    )
+    out.writeline(f"{result} = {_constructor(out, value, read)}")
+    out.writeline(f"{attributes} = {result}.__dict__")
+    for name, text in fields.items():
+        out.writeline(f'{attributes}["{name}"] = {text}')
+    out.writeline(f'{attributes}["_layout"] = {out.bind(value.context, "layout")}')
+    return result
+
+
+def _constructor(out: Emitter, value: Wrapper, read: Read) -> str:
+    make, cls = (
+        out.bind(make_wrapper_subclass, "make_wrapper_subclass"),
+        out.bind(value.cls, value.cls.__name__),
+    )
+    # By position: size, stride, offset, memory format, dtype, layout, device. Keywords cost a quarter more, and a
+    # stride that torch would choose itself a tenth.
+    stride = "None" if _is_default_stride(value) else emit_ints(value.stride, read)
+    extents = f"{emit_ints(value.size, read)}, {stride}, None, None"
+    dtype, strided = out.bind(value.dtype, str(value.dtype)[6:]), out.bind(torch.strided, "strided")
+    device = out.bind(_DEVICES.setdefault(value.device, value.device), value.device.type)
+    return f"{make}({cls}, {extents}, {dtype}, {strided}, {device})"
+
+
+def _is_default_stride(value: Wrapper) -> bool:
+    if not all(type(extent) is int for extent in (*value.size, *value.stride)):
+        return False
+    return torch.empty(value.size, device="meta").stride() == value.stride  # type: ignore[arg-type]
+
+
+def _emit_by_hand(out: Emitter, value: Wrapper, read: Read, hint: str) -> str:
+    parts = {name: emit_value(out, part, read, f"{hint}_{name}") for name, part in value.inner}
+    result = out.fresh_name(hint)
+    if value.plainly_built:
+        out.writeline(f"{result} = {_constructor(out, value, read)}")
+        for name, text in parts.items():
+            out.writeline(f"{result}.{name} = {text}")
+        return result
+    context = emit_constant(out, value.context)
+    inner = ", ".join(f'"{name}": {text}' for name, text in parts.items())
+    extents = f"{emit_ints(value.size, read)}, {emit_ints(value.stride, read)}"
+    cls = out.bind(value.cls, value.cls.__name__)
+    out.writeline(f"{result} = {cls}.__tensor_unflatten__({{{inner}}}, {context}, {extents})")
+    return result
+
+
+# --------------------------------------------------------------------------------------------------- graphs
+
+
+def emit_graph_call(
+    out: Emitter, compiled: object, items: str, hints: Sequence[str], autocast: bool
+) -> list[str]:
+    """Calls a compiled graph with the list `items`; returns the names of its outputs (`_` stays `_`)."""
+    names = [text if text == "_" else out.fresh_name(text) for text in hints]
+    target = f"{targets_of(names)} = " if names else ""
+    call = f"{target}{out.bind(compiled, 'compiled_graph')}({items})"
+    if not autocast:
+        out.writeline(call)
+        return names
+    out.writeline(f"with {out.bind(private.DisableAutocast, 'DisableAutocast')}():  # casts are in the graph")
+    with out.indent():
+        out.writeline(call)
+    return names
+
+
+# ------------------------------------------------------------------------------------------ ints and pytrees
+
+
+def emit_int(extent: Int, read: Read) -> str:
+    """An int: a literal or the expression of its slot."""
+    return read(extent.index) if isinstance(extent, Slot) else str(extent)
+
+
+def emit_ints(extents: Sequence[Int], read: Read) -> str:
+    """A tuple of ints."""
+    return tuple_of(emit_int(extent, read) for extent in extents)
+
+
+def zeros_expression(out: Emitter, fake: torch.Tensor, size: str) -> str:
+    """Zeros for a tangent that did not arrive."""
+    zeros = out.bind(torch.zeros, "zeros")
+    dtype, device = (
+        out.bind(fake.dtype, str(fake.dtype)[6:]),
+        out.bind(_DEVICES.setdefault(fake.device, fake.device), fake.device.type),
+    )
+    return f"{zeros}({size}, dtype={dtype}, device={device})"

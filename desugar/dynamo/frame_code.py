@@ -1,0 +1,128 @@
+"""Code that Dynamo has made of a whole frame, as a function that can be called with the frame's parameters."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from desugar import _torch as private
+from desugar.dynamo.module_guards import ModuleGuards
+from desugar.program import Program
+
+_VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS
+_numbers = itertools.count()
+
+# -------------------------------------------------------------------------------------------------- parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters of a function, by kind, in order.
+
+    Attributes:
+        positional: Names of those that may be given by position; the first `positional_only` must be.
+        keyword: Names of those that are given by name.
+        variadic, variadic_keyword: The names of `*args` and `**kwargs`, if there are any.
+    """
+
+    positional: tuple[str, ...]
+    positional_only: int
+    keyword: tuple[str, ...]
+    variadic: str | None
+    variadic_keyword: str | None
+
+    @staticmethod
+    def of(code: types.CodeType) -> Parameters:
+        """The parameters of a code object."""
+        names = iter(code.co_varnames)
+        positional = tuple(itertools.islice(names, code.co_argcount))
+        keyword = tuple(itertools.islice(names, code.co_kwonlyargcount))
+        return Parameters(
+            positional,
+            code.co_posonlyargcount,
+            keyword,
+            next(names) if code.co_flags & inspect.CO_VARARGS else None,
+            next(names) if code.co_flags & inspect.CO_VARKEYWORDS else None,
+        )
+
+    @property
+    def all(self) -> list[str]:
+        """Every name, in the order of the code's local variables."""
+        variadic = [name for name in (self.variadic, self.variadic_keyword) if name is not None]
+        return [*self.positional, *self.keyword, *variadic]
+
+    def declaration(self, skip: int) -> str:
+        """The text of a parameter list, without the first `skip` parameters and without defaults."""
+        positional = [*self.positional[skip:]]
+        if (bound := self.positional_only - skip) > 0:
+            positional.insert(bound, "/")
+        star = [f"*{self.variadic}"] if self.variadic else ["*"] if self.keyword else []
+        double = [f"**{self.variadic_keyword}"] if self.variadic_keyword else []
+        return ", ".join([*positional, *star, *self.keyword, *double])
+
+    def forwarding(self, skip: int) -> str:
+        """The text of a call that hands the parameters on, without the first `skip`."""
+        star = [f"*{self.variadic}"] if self.variadic else []
+        double = [f"**{self.variadic_keyword}"] if self.variadic_keyword else []
+        named = [f"{name}={name}" for name in self.keyword]
+        return ", ".join([*self.positional[skip:], *star, *named, *double])
+
+
+# --------------------------------------------------------------------------------------------- code of Dynamo's
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Admitted:
+    """Code that Dynamo made of a whole frame, and when it may be called.
+
+    Attributes:
+        manager: Dynamo's guard manager; its `cache_entry` is None once it is no longer valid.
+        check: Takes the frame's variables by name; whether the guards hold.
+        call: The code as a function of all parameters by position.
+        program: What its graph was compiled to.
+        graph_name: The global name by which the code calls the program.
+        code: Dynamo's own code object: globals that the code uses live as long as it.
+        module: The guards of a large module, by what they read; None where `check` looks at everything.
+    """
+
+    manager: Any
+    check: Callable[[dict[str, Any]], bool]
+    call: Callable[..., Any]
+    program: Program
+    graph_name: str
+    code: types.CodeType
+    module: ModuleGuards | None = None
+
+
+def admit(cache_entry: Any, fn: types.FunctionType, count: int) -> Admitted | None:
+    """Takes one of Dynamo's cache entries, if its code is all of the frame and calls one program.
+
+    Args:
+        cache_entry: Of the code of `fn`.
+        fn: The function.
+        count: How many parameters it has, `*args` and `**kwargs` included.
+    """
+    code, scope = cache_entry.code, fn.__globals__
+    graphs = [name for name in code.co_names if name.startswith("__compiled_fn")]
+    if len(graphs) != 1 or any(name.startswith("__resume_at") for name in code.co_names):
+        return None
+    program = getattr(private.undisabled(scope.get(graphs[0])), "program", None)
+    if program is None or not program.is_whole:
+        return None
+    program.call_directly()
+    name = f"__desugar_{next(_numbers)}"
+    scope[name] = program.run
+    plain = code.replace(
+        co_names=tuple(name if other == graphs[0] else other for other in code.co_names),
+        co_argcount=count,
+        co_posonlyargcount=0,
+        co_kwonlyargcount=0,
+        co_flags=code.co_flags & ~_VARIADIC,
+    )
+    call = types.FunctionType(plain, scope, fn.__name__, None, fn.__closure__)
+    manager = cache_entry.guard_manager
+    return Admitted(manager, manager.root.check, call, program, name, code)

@@ -1,0 +1,279 @@
+"""Why Dynamo compiles a function again: which guard of the newest program failed, and both values, in the user's names.
+
+Dynamo says it in a text of its own, and looks no further than the first guard that fails. Some texts hold both values,
+others the guard alone: then what came is looked up in the call. A guard on the metadata of a tensor subclass has no
+text at all: the layouts of the earlier program and of this call are compared.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from desugar import _torch as private
+from desugar.dynamo.user_values import (
+    UNKNOWN,
+    compare_metadata,
+    find_value,
+    short,
+    unless_unknown,
+    value_named,
+)
+from desugar.ir.values import Wrapper
+from desugar.program import Program
+from desugar.recording.listeners import Caller
+from desugar.recording.user_names import readable
+
+# ------------------------------------------------------------------------------------------------- one failure
+
+_programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A call that Dynamo compiles again.
+
+    Attributes:
+        what: What the user compiled, if that is known.
+        leaves: The arguments of the new graph, by the user's names.
+        frame: The local variables with which the frame begins; empty if nobody knows them.
+        scope: The global variables of the frame.
+        earlier: The program whose guard failed, if it is still there.
+    """
+
+    what: Any = None
+    leaves: Mapping[str, Any] = field(default_factory=dict)
+    frame: Mapping[str, Any] = field(default_factory=dict)
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    earlier: Program | None = None
+
+    def name(self, text: str) -> str:
+        """An expression of Dynamo's in the user's names."""
+        return readable(text, self.what)
+
+    def find(self, path: str) -> Any:
+        """What an expression of Dynamo's stands for in this call; `UNKNOWN` if that cannot be told."""
+        return find_value(path, self.frame, self.scope)
+
+    def expected(self, name: str, expected: str, value: Any) -> str:
+        """The sentence about a value."""
+        return f"{name}: expected {expected}" + ("" if value is UNKNOWN else f", got {short(value)}")
+
+
+def note_program(program: Program) -> None:
+    """Remembers which program Dynamo's compilation in progress gives, to compare later calls with it."""
+    number = private.CompileContext.current_compile_id()
+    if number is not None:
+        _programs[str(number)] = program
+
+
+def describe_failure(caller: Caller | None, leaves: Mapping[str, Any]) -> str:
+    """Why Dynamo's compilation in progress is not the first of its frame; empty if it is.
+
+    No error in what the user wrote (`__repr__`, `__eq__`, `__getattr__`) ends a compilation for the sake of this.
+
+    Args:
+        caller: Whose call it is.
+        leaves: The arguments of the new graph, by the user's names.
+    """
+    reason = private.recompile_reason()
+    if reason is None or "BACKEND_MATCH" in reason:  # compiled by another backend before
+        return ""
+    number, _, guard = reason.partition(": ")
+    what = None if caller is None else caller.what
+    try:
+        frame, scope = ({}, {}) if caller is None else caller.variables(number)
+        return in_words(guard, Failure(what, leaves, frame, scope, _programs.get(number)))
+    except Exception:  # noqa: BLE001 - whatever it is, it is no error of the compilation
+        return readable(guard.partition("\nUser stack trace")[0], what)
+
+
+def in_words(reason: str, failure: Failure) -> str:
+    """A reason of Dynamo's, by the first kind of text that it is."""
+    guard = reason.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
+    for pattern, describe in _KINDS:
+        found = pattern.match(guard)
+        if found is not None and (words := describe(found, failure)) is not None:
+            return words
+    return failure.name(guard)
+
+
+# ---------------------------------------------------------------------------------------------- kinds of guards
+
+_SCALARS = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "Byte": "uint8",
+    "Bool": "bool",
+}
+
+
+def _extent(found: re.Match[str], failure: Failure) -> str:
+    name, kind, dim, expected, got = found.groups()
+    return f"{failure.name(name)}.{kind}({dim}): expected {expected}, got {got}"
+
+
+def _rank(found: re.Match[str], failure: Failure) -> str:
+    return f"{failure.name(found[1])}.dim(): expected {found[2]}, got {found[3]}"
+
+
+def _dtype(found: re.Match[str], failure: Failure) -> str:
+    expected, got = (_SCALARS.get(name, name) for name in found.groups()[1:])
+    return f"{failure.name(found[1])}.dtype: expected {expected}, got {got}"
+
+
+def _device(found: re.Match[str], failure: Failure) -> str:
+    return f"{failure.name(found[1])}.device.index: expected {found[2]}, got {found[3]}"
+
+
+def _requires_grad(found: re.Match[str], failure: Failure) -> str:
+    expected = bool(int(found[2]))
+    return f"{failure.name(found[1])}.requires_grad: expected {expected}, got {not expected}"
+
+
+def _dispatch_keys(found: re.Match[str], failure: Failure) -> str:
+    wanted, came = ({key.strip() for key in keys.split(",")} for keys in found.groups()[1:])
+    missing, more = wanted - came, came - wanted
+    kinds = ["an ordinary tensor", "a tensor made in inference mode"]
+    for without, with_, (expected, got) in ((missing, more, kinds), (more, missing, kinds[::-1])):
+        if not with_ and all(key.startswith(("Autograd", "ADInplaceOrView")) for key in without):
+            return f"{failure.name(found[1])}: expected {expected}, got {got}"
+    expected, got = (", ".join(sorted(keys)) or "none" for keys in (missing, more))
+    return f"dispatch keys of {failure.name(found[1])}: expected {expected}, got {got}"
+
+
+def _tensor_type(found: re.Match[str], failure: Failure) -> str:
+    name, got = failure.name(found[1]), found[3].rpartition(".")[2]
+    if found[2] is not None:  # since 2.15
+        return f"type of {name}: expected {found[2].rpartition('.')[2]}, got {got}"
+    value = value_named(name, failure.earlier)
+    expected = value.cls.__name__ if isinstance(value, Wrapper) else "Tensor"
+    return f"type of {name}: expected {'Parameter' if expected == got else expected}, got {got}"
+
+
+def _type(found: re.Match[str], failure: Failure) -> str:
+    value = failure.find(found[1])
+    got = UNKNOWN if value is UNKNOWN else type(value)
+    return failure.expected(f"type of {failure.name(found[1])}", found[2].rpartition(".")[2], got)
+
+
+def _identity(found: re.Match[str], failure: Failure) -> str:
+    path = found[1].removesuffix(".__code__")
+    kind = {"code": "function", "builtin_function_or_method": "function", "NoneType": "None"}.get(
+        found[2], found[2]
+    )
+    expected = "None" if kind == "None" else f"the same {kind.rpartition('.')[2]} as before"
+    return failure.expected(failure.name(path), expected, failure.find(path))
+
+
+def _length(found: re.Match[str], failure: Failure) -> str | None:
+    value = failure.find(found[1])
+    return failure.expected(f"len({failure.name(found[1])})", found[2], unless_unknown(len, value))
+
+
+def _keys(found: re.Match[str], failure: Failure) -> str:
+    name, keys = failure.name(found[1]), unless_unknown(list, failure.find(found[1]))
+    if found[2] is None:
+        return failure.expected(f"keys of {name}", found[3], keys)
+    return failure.expected(
+        f"key {found[2]} of {name}", found[3], unless_unknown(lambda k: k[int(found[2])], keys)
+    )
+
+
+def _contains(found: re.Match[str], failure: Failure) -> str:
+    is_in = found[1] is None
+    return f"{found['key']} in {failure.name(found['name'])}: expected {is_in}, got {not is_in}"
+
+
+def _same(found: re.Match[str], failure: Failure) -> str:
+    if found[2] == "None":
+        return failure.expected(failure.name(found[1]), "None", failure.find(found[1]))
+    return f"{failure.name(found[0])}: expected True, got False"
+
+
+def _duplicates(found: re.Match[str], failure: Failure) -> str:
+    names = [failure.name(name) for name in re.findall(r'"([^"]+)"', found[1])]
+    return f"{' is '.join(names)}: expected False, got True"
+
+
+def _equal(found: re.Match[str], failure: Failure) -> str | None:
+    return failure.expected(failure.name(found[1]), found[2], failure.find(found[1]))
+
+
+def _sizes(found: re.Match[str], failure: Failure) -> str | None:
+    """A condition on sizes and ints: the values of all that it speaks of."""
+    paths = dict.fromkeys(_PATH.findall(found[0]))
+    values = [
+        f"{failure.name(path)} = {failure.find(path)}" for path in paths if failure.find(path) is not UNKNOWN
+    ]
+    return f"expected {failure.name(found[0])}" + (f", got {', '.join(values)}" if values else "")
+
+
+def _metadata(found: re.Match[str], failure: Failure) -> str:
+    for name, leaf in failure.leaves.items():
+        value = value_named(name, failure.earlier)
+        if value is not None and (words := compare_metadata(name, value, leaf)):
+            return words
+    return "metadata of a tensor subclass"
+
+
+def _state(found: re.Match[str], failure: Failure) -> str:
+    return f"another mode: {found[1].strip()}"
+
+
+def _says(text: str) -> Callable[[re.Match[str], Failure], str]:
+    return lambda found, failure: text
+
+
+_PATH = re.compile(r"(?<![\w.'\"])(?:[A-Za-z_]\w*)(?:\.\w+(?:\(\))?|\[(?:'[^']*'|\d+)\])*(?![\w(])")
+_TENSOR = r"tensor '(.+)' "
+_KINDS: list[tuple[re.Pattern[str], Callable[[re.Match[str], Failure], str | None]]] = [
+    (
+        re.compile(_TENSOR + r"(size|stride) mismatch at index (\d+)\. expected (-?\d+), actual (-?\d+)"),
+        _extent,
+    ),
+    (re.compile(_TENSOR + r"rank mismatch\. expected (\d+), actual (\d+)"), _rank),
+    (re.compile(_TENSOR + r"dtype mismatch\. expected (\w+), actual (\w+)"), _dtype),
+    (re.compile(_TENSOR + r"requires_grad mismatch\. expected requires_grad=(\d)"), _requires_grad),
+    (re.compile(_TENSOR + r"Tensor device index mismatch\. .* to be (-?\d+), actual (-?\d+)"), _device),
+    (
+        re.compile(
+            _TENSOR
+            + r"dispatch key set mismatch\. expected DispatchKeySet\((.*)\), actual DispatchKeySet\((.*)\)"
+        ),
+        _dispatch_keys,
+    ),
+    (
+        re.compile(
+            r"expected type of '(.+)' to be (?:a tensor type, '|<class '(.+)'>,) ?but found <class '(.+)'>"
+        ),
+        _tensor_type,
+    ),
+    (re.compile(r"___check_type_id\((.+), \d+\), type=<class '(.+?)'>"), _type),
+    (re.compile(r"___check_obj_id\((.+), \d+\), type=<class '(.+?)'>"), _identity),
+    (re.compile(r"___check_metadata_"), _metadata),
+    (re.compile(r"GLOBAL_STATE changed: (.*)"), _state),
+    (re.compile(r"___check_torch_function_mode_stack"), _says("another mode: torch function modes")),
+    (re.compile(r".*Duplicate tensors? found.*?(\[.*\])"), _duplicates),
+    (
+        re.compile(r"_has_dynamo_dim_marking is present"),
+        _says("a tensor has marked dimensions, and had none"),
+    ),
+    (re.compile(r"Unable to find|Unexpected recompilation"), _says("no guard fails any more")),
+    (re.compile(r"(not )?___dict_contains\((?P<key>.+?), (?P<name>.+)\)$"), _contains),
+    (re.compile(r"(not )?\w+\.__contains__\((?P<name>.+), (?P<key>.+)\)$"), _contains),
+    (re.compile(r"list\(dict\.keys\((.+)\)\)(?:\[(\d+)\])? == (.+)$"), _keys),
+    (re.compile(r"len\((.+)\) [!=]= (\d+)$"), _length),  # != is what was found, == what should have been
+    (re.compile(r"([^\s=]+) is ([^\s=]+)$"), _same),
+    (re.compile(r"(?=.*(?:size\(\)|stride\(\)|[<>%]))(?:[^'\"]|\['[^']*'\])+$"), _sizes),
+    (re.compile(rf"({_PATH.pattern}) == (.+)$"), _equal),
+]

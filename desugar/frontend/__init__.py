@@ -1,0 +1,1 @@
+"""The arguments of a captured graph, flattened into plain tensors, as fake tensors."""

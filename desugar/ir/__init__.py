@@ -1,0 +1,1 @@
+"""Records that all stages read: values, graphs, storages."""

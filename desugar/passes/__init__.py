@@ -1,0 +1,1 @@
+"""Passes over plain graphs: the partitioner, mutations, pruning, verification."""

@@ -1,0 +1,149 @@
+"""The joint graph split into a forward and a backward, and where each input of the backward comes from.
+
+PyTorch's min-cut partitioner decides what is saved and what is computed again. Its result is brought into the
+form the wrappers need: the forward returns its results and, after them, only those saved values that are
+neither an input nor a result (those the wrapper has at hand already), each once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from desugar import _torch as private
+from desugar.ir.fx_utils import keep_results_apart, output_nodes, result_names, set_outputs, tangents_behind
+from desugar.passes.saved_views import root_saved_views
+from desugar.tracing.trace import Traced
+
+# ------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class FromInput:
+    """A backward input that is input slot `index` of the forward."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromForward:
+    """A backward input that is output `index` of the forward graph (a result or a saved value)."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromTangent:
+    """A backward input that is tangent slot `index`."""
+
+    index: int
+
+
+BackwardInput = FromInput | FromForward | FromTangent
+
+
+@dataclass(frozen=True, slots=True)
+class Partitioned:
+    """Forward and backward graphs.
+
+    Attributes:
+        forward: Takes all input slots; returns `num_forward` results, then the saved values.
+        backward: Takes `backward_inputs`; returns the gradients.
+        backward_inputs: Where each comes from.
+        depends: Per gradient output, the tangent slots that it depends on.
+    """
+
+    forward: fx.GraphModule
+    backward: fx.GraphModule
+    num_forward: int
+    backward_inputs: tuple[BackwardInput, ...]
+    depends: tuple[frozenset[int], ...]
+
+    @property
+    def saved_bytes(self) -> int | None:
+        """Bytes of the intermediates saved for the backward; None if a size is symbolic."""
+        total = 0
+        for node in output_nodes(self.forward)[self.num_forward :]:
+            value = node.meta["val"]
+            if isinstance(value, Tensor):
+                numel = value.numel()
+                if not isinstance(numel, int):
+                    return None
+                total += numel * value.element_size()
+        return total
+
+
+# ------------------------------------------------------------------------------------------------ the split
+
+Split = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
+
+
+def partition(traced: Traced, primals: list[Any], static_slots: list[int], split: Split) -> Partitioned:
+    """Splits a joint graph.
+
+    Args:
+        traced: A traced function with a backward. Its graph may be changed.
+        primals: The joint graph's inputs, for `split`.
+        static_slots: Input slots that outlive the call anyway (parameters), so that saving them is free.
+        split: A partitioner with the interface of PyTorch's (`min_cut_rematerialization_partition`).
+    """
+    depends = tangent_dependence(traced)
+    joint_inputs = [*primals, *traced.tangent_items]
+    before = result_names(traced.graph, traced.num_forward)
+    forward, backward = split(
+        traced.graph,
+        joint_inputs,
+        num_fwd_outputs=traced.num_forward,
+        static_lifetime_input_indices=static_slots,
+    )
+    keep_results_apart(forward, before)
+    placeholders = {node.name: n for n, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
+    results = output_nodes(forward)
+    owners = set(forward.graph.find_nodes(op="placeholder"))
+    owners.update(node for node in results[: traced.num_forward] if isinstance(node, fx.Node))
+    root_saved_views(forward, backward, owners)
+    needed = {node.name for node in backward.graph.find_nodes(op="placeholder")}
+    outputs = list(results[: traced.num_forward])
+    for node in results[traced.num_forward :]:
+        if node.name in needed and node.name not in placeholders and node not in outputs:
+            outputs.append(node)
+    set_outputs(forward, outputs)
+    positions = {node.name: n for n, node in reversed(list(enumerate(outputs))) if isinstance(node, fx.Node)}
+    tangents = {
+        node.name: n
+        for n, node in enumerate(
+            node for node in traced.graph.graph.find_nodes(op="placeholder") if "tangents" in str(node.target)
+        )
+    }
+    sources: list[BackwardInput] = []
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if node.name in tangents:
+            sources.append(FromTangent(tangents[node.name]))
+        elif node.name in placeholders:
+            sources.append(FromInput(placeholders[node.name]))
+        else:
+            sources.append(FromForward(positions[node.name]))
+    return Partitioned(forward, backward, traced.num_forward, tuple(sources), depends)
+
+
+def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
+    """Per gradient output of the joint graph, the tangent slots from which it is computed.
+
+    A gradient none of whose tangents arrives is `None` in eager mode, not zero.
+    """
+    behind = tangents_behind(traced.graph)
+    gradients = output_nodes(traced.graph)[traced.num_forward :]
+    return tuple(behind[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
+
+
+# ---------------------------------------------------------------------------------- PyTorch's partitioner
+
+
+def min_cut(
+    graph: fx.GraphModule, joint_inputs: list[Any], **options: Any
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """PyTorch's partitioner, for backends that bring none of their own."""
+    return private.min_cut_rematerialization_partition(graph, joint_inputs, **options)

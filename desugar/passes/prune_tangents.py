@@ -1,0 +1,79 @@
+"""The backward graph for gradients that arrive for only some of the results.
+
+Autograd formulas are linear in the incoming gradients, and eager mode does not run the ones that no gradient
+reaches. So a value computed from missing tangents alone is a zero that nobody needs: adding it is dropped, and
+what is left without a reader goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, fx
+
+from desugar.frontend.fakes import same_ints
+from desugar.ir.fx_utils import copy_graph, output_nodes, set_outputs
+
+
+def prune_missing(
+    backward: fx.GraphModule,
+    tangents: dict[str, int],
+    missing: Collection[int],
+    depends: list[frozenset[int]],
+) -> fx.GraphModule:
+    """A copy of the backward without what only missing tangents feed.
+
+    Args:
+        backward: The graph for all tangents.
+        tangents: Placeholder name -> tangent slot.
+        missing: Slots of the tangents that do not arrive.
+        depends: Per output the tangent slots it is computed from; one that no arriving tangent feeds is None.
+    """
+    graph = copy_graph(backward)
+    zeros = _find_zeros(graph, tangents, missing)
+    for node in list(graph.graph.nodes):
+        if node not in zeros and node.target is torch.ops.aten.add.Tensor and not node.kwargs:
+            _drop_zero_summand(node, zeros)
+    outputs = [
+        node if not depends[n] or depends[n] - set(missing) else None
+        for n, node in enumerate(output_nodes(graph))
+    ]
+    set_outputs(graph, outputs)
+    for node in reversed(graph.graph.find_nodes(op="placeholder")):
+        if not node.users:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    return graph
+
+
+def _find_zeros(graph: fx.GraphModule, tangents: dict[str, int], missing: Collection[int]) -> set[fx.Node]:
+    """Nodes that are computed from tangents, all of which are missing."""
+    live, zeros = set[fx.Node](), set[fx.Node]()
+    for node in graph.graph.nodes:
+        if node.op == "placeholder":
+            if node.name in tangents:
+                (zeros if tangents[node.name] in missing else live).add(node)
+            continue
+        parents = node.all_input_nodes
+        if any(parent in live for parent in parents):
+            live.add(node)
+        elif any(parent in zeros for parent in parents):
+            zeros.add(node)
+    return zeros
+
+
+def _drop_zero_summand(node: fx.Node, zeros: Collection[fx.Node]) -> None:
+    left, right = node.args[:2]
+    for zero, other in ((left, right), (right, left)):
+        if zero in zeros and isinstance(other, fx.Node) and _same_kind(node, other):
+            node.replace_all_uses_with(other)
+            return
+
+
+def _same_kind(one: fx.Node, other: fx.Node) -> bool:
+    """Whether two nodes hold tensors of the same size and dtype."""
+    a, b = (n.meta.get("val") for n in (one, other))
+    if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+        return False
+    return a.dtype == b.dtype and same_ints(a.size(), b.size())

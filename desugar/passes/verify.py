@@ -1,0 +1,138 @@
+"""What must hold after each stage; a broken invariant raises instead of reaching the user as a wrong result.
+
+Each check names the stage, the node and the invariant. They run after every compilation: they cost
+milliseconds where tracing costs hundreds.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor, fx
+
+from desugar import _torch as private
+from desugar.ir.fx_utils import output_nodes
+from desugar.passes.partition import FromForward, FromInput, FromTangent, Partitioned
+from desugar.tracing.trace import Traced
+
+
+class InvariantError(AssertionError):
+    """A stage produced what it never should: a bug of this project, not of the user's code."""
+
+    def __init__(self, stage: str, what: str) -> None:
+        super().__init__(f"after {stage}: {what} (this is a bug in desugar; please report it)")
+
+
+VARIABLE = "DESUGAR_RECHECK"
+
+
+def checks_everything() -> bool:
+    """Whether programs that are compiled now check what is proved."""
+    return os.environ.get(VARIABLE, "0") not in ("", "0")
+
+
+# ------------------------------------------------------------------------------------------------ one graph
+
+
+def check_plain_graph(graph: fx.GraphModule, stage: str) -> None:
+    """Every value is a plain fake tensor, a symbolic number or None, and no op writes to its arguments."""
+    graph.graph.lint()
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" or node.op == "call_function":
+            for value in _leaves(node.meta.get("val")):
+                _check_value(value, node, stage)
+        if node.op == "call_function":
+            _check_functional(node, stage)
+        if node.op in ("call_method", "call_module"):
+            raise InvariantError(stage, f"node {node.name} is a {node.op}")
+
+
+def _leaves(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (tuple, list)) else (value,)
+
+
+def _check_value(value: Any, node: fx.Node, stage: str) -> None:
+    if isinstance(value, Tensor):
+        if type(value) is not private.FakeTensor:
+            raise InvariantError(
+                stage, f"node {node.name} holds a {type(value).__name__}, not a plain tensor"
+            )
+    elif value is not None and not isinstance(value, (int, float, bool, SymInt, SymFloat, SymBool)):
+        raise InvariantError(stage, f"node {node.name} holds a {type(value).__name__}")
+
+
+def _check_functional(node: fx.Node, stage: str) -> None:
+    schema = getattr(node.target, "_schema", None)
+    if schema is not None and schema.is_mutable and node.target not in _ALLOWED_WRITES:
+        raise InvariantError(stage, f"node {node.name} ({node.target}) writes to its arguments")
+
+
+_ALLOWED_WRITES = frozenset({torch.ops.aten._assert_async.msg, torch.ops.aten._assert_async.default})
+
+
+# ------------------------------------------------------------------------------------------------- stages
+
+
+def check_traced(traced: Traced, num_primals: int) -> None:
+    """After tracing: a plain functional graph whose inputs and outputs are the ones that are recorded."""
+    check_plain_graph(traced.graph, "tracing")
+    placeholders = traced.graph.graph.find_nodes(op="placeholder")
+    expected = num_primals + len(traced.tangent_items)
+    if len(placeholders) != expected:
+        raise InvariantError("tracing", f"the graph takes {len(placeholders)} inputs, expected {expected}")
+    for node in output_nodes(traced.graph)[: traced.num_forward]:
+        if not isinstance(node, fx.Node):
+            raise InvariantError("tracing", f"the forward returns the constant {node!r}")
+
+
+def check_partitioned(partitioned: Partitioned, traced: Traced, num_primals: int) -> None:
+    """After partitioning: plain graphs, backward inputs that exist, and as many gradients as were traced."""
+    check_plain_graph(partitioned.forward, "partitioning (forward)")
+    check_plain_graph(partitioned.backward, "partitioning (backward)")
+    outputs = len(output_nodes(partitioned.forward))
+    limits = {FromInput: num_primals, FromForward: outputs, FromTangent: len(traced.tangent_items)}
+    for source in partitioned.backward_inputs:
+        if not 0 <= source.index < limits[type(source)]:
+            raise InvariantError("partitioning", f"the backward reads {source}, which does not exist")
+    gradients = len(output_nodes(partitioned.backward))
+    if gradients != len(partitioned.depends):
+        raise InvariantError("partitioning", f"{gradients} gradients, expected {len(partitioned.depends)}")
+    for node in partitioned.forward.graph.nodes:
+        if "tangents" in node.name and node.op == "placeholder":
+            raise InvariantError("partitioning", f"the forward takes tangent {node.name}")
+
+
+def check_stores(graph: fx.GraphModule, slots: Collection[int]) -> None:
+    """After stores were added: each goes to an input that is to be written, once, and nothing reads it later."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    wanted = {placeholders[slot] for slot in slots}
+    written: set[fx.Node] = set()
+    for node in graph.graph.nodes:
+        if node.op != "call_function":
+            continue
+        is_store = node.target is torch.ops.aten.copy_.default
+        late = written.intersection(node.all_input_nodes[1:] if is_store else node.all_input_nodes)
+        if late:
+            raise InvariantError(
+                "storing", f"node {node.name} reads {late.pop().name}, which is written already"
+            )
+        if not is_store:
+            _check_functional(node, "storing")
+        elif node.args[0] not in wanted or node.args[0] in written:
+            raise InvariantError("storing", f"node {node.name} writes to {node.args[0]}")
+        else:
+            written.add(node.args[0])
+    if written != wanted:
+        names = sorted(node.name for node in wanted - written)
+        raise InvariantError("storing", f"nothing is stored in {', '.join(names)}")
+
+
+def check_pruned(graph: fx.GraphModule, known: Collection[str]) -> None:
+    """After pruning: a plain graph that takes nothing but what the whole backward took."""
+    check_plain_graph(graph, "pruning")
+    for node in graph.graph.find_nodes(op="placeholder"):
+        if node.name not in known:
+            raise InvariantError("pruning", f"the backward takes {node.name}, which the whole one did not")

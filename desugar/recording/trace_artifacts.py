@@ -1,0 +1,61 @@
+"""What PyTorch's own tools get to see of a compilation: `TORCH_TRACE`, which `tlparse` shows, and the logger.
+
+With `TORCH_TRACE` set, each compilation leaves its layouts, graphs, wrapper text, stages and reason as artifacts
+under Dynamo's compile id. The logger `desugar` says at `INFO` what is compiled and why, and at `DEBUG` shows the same
+texts: `TORCH_LOGS="desugar"` and `TORCH_LOGS="+desugar"` set these levels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+from collections.abc import Iterator
+
+from desugar import _torch as private
+from desugar.ir.values import describe
+from desugar.recording.listeners import Recording, recording
+from desugar.recording.user_names import function_name
+
+log = logging.getLogger("desugar")
+
+
+@contextlib.contextmanager
+def recorded(made: Recording) -> Iterator[None]:
+    """A compilation that listeners, `TORCH_TRACE` and the logger hear of."""
+    # torch's own handler is there from the start, and knows a folder only if TORCH_TRACE names one.
+    is_traced = any(getattr(handler, "root_dir", None) for handler in private.trace_log.handlers)
+    with recording(made, also=emit if is_traced or log.isEnabledFor(logging.DEBUG) else None):
+        yield
+
+
+def emit(made: Recording) -> None:
+    """Hands a compilation's texts on."""
+    function = function_name(made.fn, made.graph)
+    for name, text in collect_texts(made).items():
+        kind = "json" if name in ("stages", "reason") else "string"
+        private.trace_structured(
+            "artifact",
+            metadata_fn=lambda name=name, kind=kind: {"name": f"desugar_{name}", "encoding": kind},
+            payload_fn=lambda text=text: text,
+        )
+        log.debug("%s: %s\n%s", function, name.replace("_", " "), text)
+
+
+def collect_texts(made: Recording) -> dict[str, str]:
+    """Name of an artifact -> its text."""
+    function = function_name(made.fn, made.graph)
+    reason = {"function": function, "reason": made.failed or made.reason, "seconds": made.seconds}
+    if made.error is not None:
+        reason["error"] = f"{type(made.error).__name__}: {made.error}"
+    texts = {"reason": json.dumps(reason), "stages": json.dumps(dict(made.stages))}
+    program = made.program
+    if program is None:
+        return texts
+    layouts = ["inputs", *(describe(value, "  ") for value in program.inputs)]
+    layouts += ["results", *(describe(value, "  ") for value in program.outputs)]
+    texts["layouts"] = "\n".join(layouts)
+    texts["forward_graph"] = program.forward.print_readable(print_output=False)
+    if program.backward is not None:
+        texts["backward_graph"] = program.backward.print_readable(print_output=False)
+    return texts | {"wrapper": program.source}

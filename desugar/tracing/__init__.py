@@ -1,0 +1,1 @@
+"""From a graph over tensor subclasses to one graph over plain tensors."""

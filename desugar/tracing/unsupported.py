@@ -1,0 +1,359 @@
+"""What the pass does not take, found during the first run and refused before anything is changed.
+
+Each check raises `DesugarError` with the user's line where there is one, and with what to do instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import optree
+import torch
+from torch import SymInt, Tensor, fx
+
+from desugar import _torch as private
+from desugar.errors import DesugarError, user_line
+from desugar.frontend.fakes import check_nested
+from desugar.frontend.inputs import is_traced
+from desugar.ir.fx_utils import autograd_nodes, first_random, tangents_behind
+from desugar.ir.values import Constant, Plain, Wrapper, is_wrapper, paths_of, slots_of, wrap_value
+from desugar.tracing.functionalize import check_target
+from desugar.tracing.run import (
+    assigned_inners,
+    changed_slots,
+    has_other_storage,
+    identity,
+    plain,
+    storages_of,
+)
+
+if TYPE_CHECKING:
+    from desugar.frontend.inputs import Inputs
+    from desugar.tracing.outputs import Outputs
+    from desugar.tracing.run import Run
+
+_USE_EAGER = "run this part in eager mode, outside the compiled function"
+
+# ------------------------------------------------------------------------------------------ during a run
+
+_DATA, _GRAD = Tensor.data, Tensor.grad
+_OPERATORS = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
+_IN_PLACE = frozenset(f"__{name}__" for name in _OPERATORS.split())
+# End in an underscore and write no data.
+_NO_WRITE = frozenset(
+    "requires_grad_ detach_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ share_memory_".split()
+)
+
+
+def check_call(func: Any) -> None:
+    """Raises for what no trace can follow: `.data` assigned, `.grad` read or assigned."""
+    attribute, verb = getattr(func, "__self__", None), getattr(func, "__name__", None)
+    if attribute is _DATA and verb == "__set__":
+        raise DesugarError(
+            ".data of a tensor is assigned inside the function",
+            where=user_line(),
+            instead="write tensor.copy_(...) under torch.no_grad(), or assign outside the compiled function",
+            stock_is_wrong=True,
+        )
+    if attribute is _GRAD and verb in ("__get__", "__set__", "__delete__"):
+        raise DesugarError(
+            ".grad of a tensor is used inside the function; a trace does not know it",
+            where=user_line(),
+            instead="pass the gradient as an argument, or " + _USE_EAGER,
+        )
+
+
+def check_retained(func: Any, args: tuple[Any, ...]) -> None:
+    """Raises for `retain_grad` on a tensor of the trace: no backward will come to its `.grad`."""
+    if func is Tensor.retain_grad and not args[0].is_leaf:
+        raise DesugarError(
+            "retain_grad() is called inside the function on a tensor that the function makes",
+            where=user_line(),
+            instead="use torch.autograd.grad inside and return the gradient, or " + _USE_EAGER,
+        )
+
+
+_COMPRESSED = [f"sparse_{name}_tensor" for name in ("csr", "csc", "bsr", "bsc", "compressed")]
+_OF_COMPRESSED_PARTS = frozenset(getattr(torch, name) for name in _COMPRESSED)
+_TO_COMPRESSED = frozenset(getattr(Tensor, f"to_sparse_{name}") for name in ("csr", "csc", "bsr", "bsc"))
+_STOCK_LOSES_SPARSE = torch.__version__ < "2.15"  # the gradient, without a word
+_SPARSE = {torch.sparse_coo_tensor, Tensor.sparse_mask, *_OF_COMPRESSED_PARTS, *_TO_COMPRESSED}
+
+
+def check_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]) -> None:
+    """Raises for a sparse tensor through which a gradient would have to flow: a trace loses it on the way back.
+
+    Args:
+        func: A function of torch's.
+        args: Its arguments.
+        kwargs: Those by name.
+        made: References to the tensors that the function has made.
+    """
+    by_layout = func is Tensor.to_sparse and bool(kwargs)
+    if func not in _SPARSE and not by_layout and func is not Tensor.to_dense:
+        return
+    used = [leaf for leaf in optree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]  # type: ignore[arg-type]
+    if func is Tensor.to_dense:  # a functional tensor asks this of what is in it, which knows of no gradient
+        held = [tensor for ref in made if (tensor := ref()) is not None]
+        used = [tensor for tensor in held if getattr(tensor, "elem", None) is args[0]]
+    compressed = by_layout or func in _TO_COMPRESSED  # which autograd cannot even look at in a trace
+    needs_grad = compressed or any(tensor.requires_grad for tensor in used)
+    if (needs_grad and torch.is_grad_enabled()) or func in _OF_COMPRESSED_PARTS:
+        raise DesugarError(
+            f"a sparse tensor is made or read inside the function ({func.__name__}), where gradients are on",
+            where=user_line(),
+            instead="make it of detached tensors outside, use dense ones with index_add or scatter_add, or "
+            + _USE_EAGER,
+            stock_is_wrong=_STOCK_LOSES_SPARSE,
+        )
+
+
+def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises for a mutation that functionalization replays incorrectly (:mod:`desugar.tracing.functionalize`)."""
+    for target in _written(func, args, kwargs):
+        check_target(getattr(func, "__name__", str(func)), target)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    name = str(getattr(func, "__name__", "")).partition(".")[0]
+    in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
+    in_place = in_place or name in _IN_PLACE or kwargs.get("inplace")
+    written: Any = (args[:1] if in_place else (), kwargs.get("out"))
+    targets = optree.tree_leaves(written)
+    return [target for target in targets if isinstance(target, Tensor)]
+
+
+def check_loop(func: Any, args: tuple[Any, ...]) -> None:
+    """Raises for a loop over wrappers that is differentiated: PyTorch reads the number of rounds from data."""
+    carried = [leaf for leaf in optree.tree_leaves(args) if isinstance(leaf, Tensor)]  # type: ignore[arg-type]
+    needs_grad = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in carried)
+    if func.name() == "while_loop" and needs_grad and any(map(is_wrapper, carried)):
+        raise DesugarError(
+            "a while_loop over a tensor subclass, through which a gradient would have to flow",
+            where=user_line(),
+            instead="write the loop in Python, or carry the inner tensors",
+        )
+
+
+@contextlib.contextmanager
+def higher_order_errors(name: str) -> Iterator[None]:
+    """What PyTorch's higher-order ops do not take: tensor subclasses, tensors of a trace in a closure."""
+    try:
+        yield
+    except (NotImplementedError, RuntimeError) as error:
+        if "no rule registered for HOP" in str(error):
+            what, instead = "gets a tensor subclass", "call it on the inner tensors"
+        elif "FunctionalTensor on its own" in str(error):
+            what, instead = (
+                "gets a function that closes over a traced tensor",
+                "pass that tensor as an operand",
+            )
+        else:
+            raise
+        raise DesugarError(
+            f"the higher-order op {name} {what}", where=user_line(), instead=instead
+        ) from error
+
+
+@contextlib.contextmanager
+def kept_grad_mode() -> Iterator[None]:
+    """For a run of the function: a program calls ops, so it cannot leave the caller's grad mode changed."""
+    before = torch.is_grad_enabled()
+    yield
+    if torch.is_grad_enabled() is not before:
+        torch.set_grad_enabled(before)
+        raise DesugarError(
+            f"the function leaves gradients turned {'off' if before else 'on'} for its caller",
+            instead="use `with torch.no_grad():` inside, or set the mode outside the compiled function",
+        )
+
+
+# ------------------------------------------------------------------------------------------- after a run
+
+
+def check_run(run: Run, inputs: Inputs) -> None:
+    """Raises for what a whole run shows: new metadata of an input, a backward inside, a gradient that bypasses."""
+    _check_memory(run, inputs)
+    _check_metadata(run, inputs)
+    _check_inner_backward(run)
+    _check_bypass(run)
+
+
+def _check_memory(run: Run, inputs: Inputs) -> None:
+    """`.data` that a class assigns where no torch function is seen leaves the functional tensor as it was."""
+    for number, value in enumerate(inputs.values):
+        for slot in slots_of(value):
+            if storages_of(run.items[slot]).outer != run.storages[slot].outer:
+                raise DesugarError(
+                    f".data of {leaf_name(number, inputs)} is assigned by a rule or __torch_dispatch__",
+                    instead="write tensor.copy_(...) there",
+                    stock_is_wrong=True,
+                )
+
+
+def _check_metadata(run: Run, inputs: Inputs) -> None:
+    reshaped = {reshape.leaf for reshape in run.reshapes}
+    for number, (value, leaf) in enumerate(zip(inputs.values, run.leaves, strict=True)):
+        if not isinstance(value, Plain | Wrapper):
+            continue
+        if number not in reshaped and _has_new_metadata(number, value, leaf, run, inputs):
+            raise DesugarError(
+                f"{leaf_name(number, inputs)} gets another size, stride or inner tensor in place",
+                instead="build a new tensor instead of resizing or assigning",
+            )
+
+
+def _has_new_metadata(number: int, value: Plain | Wrapper, leaf: Any, run: Run, inputs: Inputs) -> bool:
+    recorded = changed_slots(value, run.items) and leaf.grad_fn is not None
+    if leaf.requires_grad != value.requires_grad and not recorded:
+        return True
+    assigned = assigned_inners(run.entered[number], run.items)
+    if assigned and leaf.requires_grad:
+        return True
+    for slot, path in paths_of(value):
+        if len(path) == 1 and path[0] in assigned:
+            continue
+        item = functools.reduce(getattr, path, leaf)
+        if identity(item) != identity(run.items[slot]) or has_other_storage(slot, run):
+            return True
+        fake = inputs.fake_items[slot]
+        if _extents(item) != _extents(fake) or _is_resized(item, fake):
+            return True
+    return isinstance(value, Wrapper) and _extents(leaf) != _extents(wrap_value(value, inputs.primals()))
+
+
+def _is_resized(item: Any, fake: Tensor) -> bool:
+    """Whether an op gave its `out=` another size, which the functional tensor around it does not show."""
+    return private.has_data_mutation(item) and tuple(plain(item).size()) != tuple(fake.size())
+
+
+def _extents(tensor: Tensor) -> tuple[Any, Any]:
+    return tuple(tensor.size()), tuple(tensor.stride())
+
+
+def check_results(run: Run) -> None:
+    """Raises for results that a program cannot give.
+
+    Raises:
+        DesugarError: A nested tensor of PyTorch's; or a tensor that requires grad where gradients are off.
+    """
+    known = {id(leaf) for leaf in run.leaves}
+    for leaf in optree.tree_leaves(run.result):
+        if not isinstance(leaf, Tensor) or id(leaf) in known:
+            continue
+        check_nested(leaf)
+        # A view of an argument says that it requires grad as soon as it is asked, in eager mode as well.
+        if leaf.requires_grad and not torch.is_grad_enabled() and not leaf._is_view():
+            raise DesugarError(
+                f"a result of size {tuple(leaf.shape)} requires grad although gradients are off around the call",
+                instead="call the compiled function with gradients on, and turn them off inside of it",
+            )
+
+
+def _check_inner_backward(run: Run) -> None:
+    if any(isinstance(leaf, Tensor) and leaf.is_leaf and leaf.grad is not None for leaf in run.leaves):
+        raise DesugarError(
+            "backward() is called inside the function and would accumulate into .grad of its inputs",
+            instead="return the loss and call backward() on it, or use torch.autograd.grad inside",
+        )
+
+
+def _check_bypass(run: Run) -> None:
+    """A real tensor that an `autograd.Function` took without a torch function seeing it gets no gradient."""
+    for node in autograd_nodes(optree.tree_leaves(run.result)):
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, Tensor) and not is_traced(variable):
+            raise DesugarError(
+                f"a tensor of size {tuple(variable.shape)} from outside the function reaches an "
+                "autograd.Function directly, so its gradient would be lost",
+                instead="pass that tensor to the function as an argument",
+            )
+
+
+def check_first_order(results: Iterable[Any]) -> None:
+    """For results whose gradient is to be differentiated: raises where Dynamo has recorded an `autograd.Function`.
+
+    It records the function's backward with gradients turned off, so what eager mode adds would be lost without a word.
+    """
+    for node in autograd_nodes(results):
+        made_by = getattr(type(node), "_forward_cls", None)
+        if getattr(made_by, "__qualname__", "").startswith("AutogradFunctionApply."):
+            raise DesugarError(
+                "the gradient of a custom autograd.Function is to be differentiated, and torch.compile records its "
+                "backward without gradients",
+                instead="run the function in eager mode where second derivatives are needed, or pass "
+                "create_graph=False",
+            )
+
+
+def leaf_name(number: int, inputs: Inputs) -> str:
+    """How messages name an input leaf."""
+    if number < inputs.num_arguments:
+        return f"argument leaf {number}"
+    tensor = inputs.captured[number - inputs.num_arguments]
+    return f"a captured {type(tensor).__name__} of size {tuple(tensor.shape)}"
+
+
+# ------------------------------------------------------------------------------------------ of the results
+
+
+def check_constants(graph: fx.GraphModule) -> None:
+    """Raises when the graph holds a fake tensor that an earlier run of the function kept somewhere."""
+    for node in graph.graph.find_nodes(op="get_attr"):
+        constant = getattr(graph, node.target)
+        if isinstance(constant, private.FakeTensor):
+            raise DesugarError(
+                f"the function keeps a tensor of size {tuple(constant.shape)} for its next call (in an attribute, "
+                "a global, functools.lru_cache), which holds no data after a trace",
+                instead="make that tensor before the first compiled call, and clear the cache that holds it now",
+            )
+
+
+def check_recomputed(graph: fx.GraphModule) -> None:
+    """Raises when the backward of a higher-order op runs a function again that draws random numbers."""
+    for node, tangents in tangents_behind(graph).items():
+        op: Any = node.target
+        if not tangents or not isinstance(op, private.HigherOrderOperator):
+            continue
+        names = [str(given.target) for given in node.all_input_nodes if given.op == "get_attr"]
+        for function in [part for name in names if isinstance(part := getattr(graph, name), fx.GraphModule)]:
+            if draws := first_random(function):
+                raise DesugarError(
+                    f"a function given to {op.name()} draws random numbers ({draws}), and its backward would "
+                    "draw others",
+                    instead="draw them outside and pass them as operands",
+                    stock_is_wrong=True,
+                )
+
+
+def check_same_structure(expected: Outputs, found: Outputs) -> None:
+    """Raises when the recorded run returned another structure than the first one."""
+    kinds = [[_shape_of(value) for value in outputs.values] for outputs in (expected, found)]
+    if kinds[0] != kinds[1] or _outline(expected) != _outline(found):
+        raise DesugarError(
+            "the function returned results of another structure when it ran a second time",
+            instead="make it depend on its arguments only (no counters, no random Python branches)",
+        )
+
+
+def _outline(outputs: Outputs) -> tuple[Any, ...]:
+    return outputs.treespec, outputs.inputs, outputs.writes, outputs.stores, outputs.reshapes, outputs.assigns
+
+
+def _shape_of(value: Any) -> Any:
+    match value:
+        case Wrapper():
+            return (
+                value.cls,
+                tuple((name, _shape_of(part)) for name, part in value.inner),
+                value.requires_grad,
+            )
+        case Plain(index, grad):
+            return index, grad
+        case Constant(constant, index):
+            return (index, None) if isinstance(constant, SymInt) else (index, type(constant))
+        case _:
+            return value

@@ -1,0 +1,364 @@
+"""Text of the backwards of one program.
+
+A program has a family of backwards, one per set of results that a gradient arrives for. What they share is
+decided once, when the forward is written: which objects it saves, and by what expression a backward reads each
+of its inputs from them (`BackwardPlan`). A member checks that the gradients are what was traced, reads what it
+needs, calls its compiled graph and builds the gradients of the arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+
+from desugar.backends.choose import CompiledGraph
+from desugar.codegen.build_values import emit_constant, emit_graph_call, emit_value, zeros_expression
+from desugar.codegen.rechecks import emit_recheck, expect_plain
+from desugar.codegen.runtime import restride, settle, tensor_guards
+from desugar.codegen.text import join_saved, targets_of, tuple_of
+from desugar.codegen.unpack import Names
+from desugar.frontend.fakes import hint, is_symbolic
+from desugar.frontend.inputs import Inputs
+from desugar.ir.fx_utils import output_nodes
+from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of
+from desugar.passes.partition import BackwardInput, FromForward, FromInput, FromTangent, Partitioned
+from desugar.recording.listeners import note_left_out
+from desugar.tracing.trace import Traced
+from subclasses import TensorSubclass
+from subclasses.codegen.emitter import Emitter
+from subclasses.layout import cotangent_layout
+
+# ------------------------------------------------------------------------------------------- what is saved
+
+
+@dataclass(slots=True)
+class BackwardPlan:
+    """What the forward keeps, and how a backward reads it.
+
+    Attributes:
+        saved: Expressions in the forward, of the objects given to `save_for_backward`.
+        ints: Expressions in the forward, of ints.
+        sizes: Expressions in the forward, of the sizes of results that may get no gradient.
+        companions: Expressions in the forward, of inner tensors that a gradient shares with its result.
+        leaves: Input leaf -> place in `saved`, for those saved whole.
+        reads: Backward input -> expression in the backward.
+        size_reads: Tangent slot -> expression in the backward of its size.
+        companion_reads: (result number, attribute path) -> expression in the backward.
+    """
+
+    saved: list[str] = field(default_factory=list)
+    ints: list[str] = field(default_factory=list)
+    sizes: list[str] = field(default_factory=list)
+    companions: list[str] = field(default_factory=list)
+    leaves: dict[int, int] = field(default_factory=dict)
+    reads: dict[BackwardInput, str] = field(default_factory=dict)
+    size_reads: dict[int, str] = field(default_factory=dict)
+    companion_reads: dict[tuple[int, tuple[str, ...]], str] = field(default_factory=dict)
+
+    def save(self, source: BackwardInput, obj: str, path: Sequence[str]) -> int:
+        """A tensor that the backward reads as attribute `path` of a saved object; returns the object's place."""
+        place = self.keep(obj)
+        self.reads[source] = ".".join([f"saved[{place}]", *path])
+        return place
+
+    def keep(self, obj: str) -> int:
+        """Saves an object; returns its place."""
+        if obj not in self.saved:
+            self.saved.append(obj)
+        return self.saved.index(obj)
+
+    def save_int(self, source: BackwardInput, text: str) -> None:
+        """An int that the backward reads."""
+        self.reads[source] = f"ctx.ints[{len(self.ints)}]"
+        self.ints.append(text)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardNames:
+    """Expressions in the forward: of input leaves and slots, of the graph's outputs, of result leaves."""
+
+    inputs: Names
+    results: Sequence[str]
+    leaves: Mapping[int, str]
+
+
+def plan_backward(
+    inputs: Inputs, traced: Traced, partitioned: Partitioned, names: ForwardNames
+) -> BackwardPlan:
+    """Decides for each backward input what object is saved and how the backward reads it.
+
+    A tensor inside an input or a result is read through that outer object, so that autograd checks the version
+    counter of what the user may write to.
+    """
+    plan = BackwardPlan()
+    input_paths, output_paths = first_paths(inputs.values), first_paths(traced.outputs.values)
+    forward_outputs = output_nodes(partitioned.forward)
+    returned = traced.outputs.returned
+    written = {leaf for leaf, _, _ in traced.outputs.versions} | {r.leaf for r in traced.outputs.reshapes}
+    for source in partitioned.backward_inputs:
+        match source:
+            case FromInput(index) if input_paths.get(index, (None,))[0] in written:
+                plan.save(
+                    source, names.inputs.slots[index], ()
+                )  # the outer object's version is about to rise
+            case FromInput(index) if isinstance(inputs.fake_items[index], Tensor):
+                leaf, path = input_paths[index]
+                plan.leaves[leaf] = plan.save(source, names.inputs.leaves[leaf], path)
+            case FromInput(index):
+                plan.save_int(source, names.inputs.slots[index])
+            case FromForward(index) if index < traced.num_forward and returned[index] in output_paths:
+                leaf, path = output_paths[returned[index]]
+                plan.save(source, names.leaves[leaf], path)
+            case FromForward(index) if isinstance(forward_outputs[index].meta["val"], Tensor):
+                plan.save(source, names.results[index], ())
+            case FromForward(index):
+                plan.save_int(source, names.results[index])
+            case FromTangent():
+                pass
+    _plan_tangents(plan, traced, names.leaves)
+    return plan
+
+
+def _plan_tangents(plan: BackwardPlan, traced: Traced, leaves: Mapping[int, str]) -> None:
+    for number, value in traced.tangents:
+        for path in _companions(value):
+            plan.companion_reads[number, path] = f"ctx.companions[{len(plan.companions)}]"
+            plan.companions.append(".".join([leaves[number], *path]))
+        for slot, path in paths_of(value) if len(traced.tangents) > 1 else ():
+            if is_symbolic(traced.tangent_items[slot]):
+                plan.size_reads[slot] = f"ctx.sizes[{len(plan.sizes)}]"
+                plan.sizes.append(".".join([leaves[number], *path, "size()"]))
+
+
+def first_paths(values: Sequence[Value]) -> dict[int, tuple[int, tuple[str, ...]]]:
+    """Slot -> (leaf, attribute path) of its first occurrence."""
+    found: dict[int, tuple[int, tuple[str, ...]]] = {}
+    for leaf, value in enumerate(values):
+        for slot, path in paths_of(value):
+            found.setdefault(slot, (leaf, path))
+    return found
+
+
+def _companions(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Paths of the non-differentiable inner tensors that a tangent shares with its result."""
+    match value:
+        case Constant():
+            yield path
+        case Wrapper(inner=inner):
+            for name, part in inner:
+                yield from _companions(part, (*path, name))
+        case _:
+            return
+
+
+# -------------------------------------------------------------------------------------------------- a member
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One backward: its graph and where the graph's inputs come from.
+
+    Attributes:
+        name: The function's name in the generated text.
+        present: Per tangent, whether it arrives.
+        graph: The graph that was compiled; outputs that get no gradient are None.
+        sources: Where each of its inputs comes from.
+        compiled: The compiled graph; None where no gradient arrives at all.
+    """
+
+    name: str
+    present: tuple[bool, ...]
+    graph: fx.GraphModule
+    sources: tuple[BackwardInput, ...]
+    compiled: CompiledGraph | None
+
+
+def member_name(present: tuple[bool, ...]) -> str:
+    """The name of the generated function for the gradients that arrive: `backward_10` for the first of two."""
+    return "backward_" + "".join("1" if there else "0" for there in present)
+
+
+class MemberEmitter:
+    """Writes one member of the family.
+
+    Attributes:
+        out: What is written.
+        traced, plan: The trace, and what the forward keeps.
+        other: The name of what takes the gradients that the member does not take.
+        autocast: Whether autocast is on for some device.
+        reads_memory: Whether the compiled graph knows nothing of lazy negation and of batches of gradients.
+    """
+
+    def __init__(
+        self,
+        out: Emitter,
+        traced: Traced,
+        plan: BackwardPlan,
+        other: str,
+        *,
+        autocast: bool,
+        reads_memory: bool,
+    ) -> None:
+        self.out, self.traced, self.plan, self.other = out, traced, plan, other
+        self.autocast, self.reads_memory = autocast, reads_memory
+
+    def emit(self, member: Member) -> None:
+        """Writes `def <name>(ctx, tangent0, ...)`."""
+        out = self.out
+        tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
+        out.writeline(f"def {member.name}(ctx, {', '.join(tangents.values())}):")
+        with out.indent():
+            if member.compiled is None:
+                out.writeline(f"return {', '.join(['None'] * (2 + len(differentiable_leaves(self.traced))))}")
+                return
+            arrived = [
+                (number, value)
+                for (number, value), present in zip(self.traced.tangents, member.present, strict=True)
+                if present
+            ]
+            items = self.emit_arrived(arrived, self.emit_check(tangents, arrived))
+            self._emit_missing(member, items)
+            self._emit_gradients(member, items)
+
+    def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> dict[int, str]:
+        """Whatever is not as it was traced goes elsewhere: None is of another type, too.
+
+        Returns:
+            Slot -> name of the plain tensors that the check has read.
+        """
+        out, items = self.out, {}
+        unexpected = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
+        for number, value in arrived:
+            unexpected += self._unexpected(tangents[number], number, value, (), items)
+        out.writeline(f"if {unexpected[0]}" + "".join(f" or {text}" for text in unexpected[1:]) + ":")
+        with out.indent():
+            out.writeline(f"return {self.other}(ctx, {tuple_of(tangents.values())})")
+        return items
+
+    def _unexpected(
+        self, name: str, number: int, value: Value, path: tuple[str, ...], items: dict[int, str]
+    ) -> Iterator[str]:
+        out = self.out
+        match value:
+            case Plain() if self.reads_memory:
+                return
+            case Plain(index) if path and index not in items:
+                items[index] = out.fresh_name(f"g{index}")
+                yield f"type({items[index]} := {name}) is not {out.bind(Tensor, 'Tensor')}"
+            case Plain():
+                yield f"type({name}) is not {out.bind(Tensor, 'Tensor')}"
+            case Constant():
+                held, equal = self.plan.companion_reads[number, path], out.bind(torch.equal, "equal")
+                yield f"{name} is not {held} and not {equal}({name}, {held})"
+            case Wrapper():
+                yield f"type({name}) is not {out.bind(value.cls, value.cls.__name__)}"
+                yield from self._other_metadata(name, value)
+                for field_name, part in value.inner:
+                    if not (isinstance(part, Plain) and issubclass(value.cls, TensorSubclass)):
+                        inner = f"{name}.{field_name}", number, part, (*path, field_name)
+                        yield from self._unexpected(*inner, items)
+
+    def _other_metadata(self, name: str, value: Wrapper) -> Iterator[str]:
+        out = self.out
+        if issubclass(value.cls, TensorSubclass):
+            layouts = [out.bind(value.context, "layout")]
+            if value.cls._marks_cotangents:  # type: ignore[attr-defined]
+                layouts.append(out.bind(cotangent_layout(value.context), "cotangent_layout"))
+            yield " and ".join(f"{name}._layout is not {layout}" for layout in dict.fromkeys(layouts))
+        elif not value.fixed_flatten:
+            names = [inner for inner, _ in value.inner]
+            context = emit_constant(out, value.context)
+            yield f"tuple({name}.__tensor_flatten__()) != ({names!r}, {context})"
+
+    def emit_arrived(self, arrived: list[tuple[int, Value]], known: Mapping[int, str]) -> dict[int, str]:
+        """Takes the tangents apart as far as that is not done, their memory laid out as it was traced; slot -> name."""
+        items = dict(known)
+        for number, value in arrived:
+            for slot, path in paths_of(value):
+                if slot in items:
+                    read = items[slot]
+                else:
+                    read = ".".join([f"tangent{number}", *path])
+                    items[slot] = self.out.fresh_name(f"g{slot}")
+                text = read if self.reads_memory else self._laid_out(read, self.traced.tangent_items[slot])
+                self.out.writeline(f"{items[slot]} = {text}")
+        if self.reads_memory:
+            self._emit_settling(items)
+        return items
+
+    def _laid_out(self, read: str, fake: Tensor) -> str:
+        """An expression of a tensor in the memory order that was traced: itself, where it has that already."""
+        order = stride_order(fake)
+        if order == tuple(range(fake.dim())):
+            return f"{read}.contiguous()"
+        return f"{self.out.bind(restride, 'restride')}({read}, {order})"
+
+    def _emit_settling(self, items: dict[int, str]) -> None:
+        """One C++ call sees that all are as they were traced; what is not is brought into that form, if it can be."""
+        out, names = self.out, list(items.values())
+        fakes = [self.traced.tangent_items[slot] for slot in items]
+        note_left_out(out, "type, memory order and lazy negation one by one: one C++ call looks at all")
+        check = out.bind(tensor_guards(fakes).check, "same_gradients")
+        out.writeline(f"if not {check}({', '.join(names)}):")
+        with out.indent():
+            orders = tuple_of(str(stride_order(fake)) for fake in fakes)
+            out.writeline(f"settled = {out.bind(settle, 'settle')}({tuple_of(names)}, {orders})")
+            out.writeline("if settled is None:")
+            with out.indent():
+                tangents = tuple_of(f"tangent{number}" for number, _ in self.traced.tangents)
+                out.writeline(f"return {self.other}(ctx, {tangents})")
+            out.writeline(f"{targets_of(names)} = settled")
+        for name, fake in zip(names, fakes, strict=True):
+            if any(map(is_symbolic, fake.size())):  # the check knows no order of those
+                out.writeline(f"{name} = {self._laid_out(name, fake)}")
+
+    def _emit_missing(self, member: Member, items: dict[int, str]) -> None:
+        """Zeros where the pruned graph still reads a tangent that did not arrive."""
+        for source in member.sources:
+            if isinstance(source, FromTangent) and source.index not in items:
+                items[source.index] = self.out.fresh_name(f"g{source.index}")
+                fake = self.traced.tangent_items[source.index]
+                size = self.plan.size_reads.get(source.index) or repr(tuple(fake.size()))
+                self.out.writeline(f"{items[source.index]} = {zeros_expression(self.out, fake, size)}")
+
+    def _emit_gradients(self, member: Member, items: dict[int, str]) -> None:
+        out = self.out
+        if any(self.plan.reads.get(source, "").startswith("saved") for source in member.sources):
+            note_left_out(out, "type, dtype and size of what was saved: the compiled forward made it")
+            out.writeline("saved = ctx.saved_tensors")
+        arguments = [
+            items[source.index] if isinstance(source, FromTangent) else self.plan.reads[source]
+            for source in member.sources
+        ]
+        fakes = [node.meta["val"] for node in member.graph.graph.find_nodes(op="placeholder")]
+        emit_recheck(out, arguments, expect_plain("saved_and_tangents", fakes))
+        nodes = output_nodes(member.graph)
+        gradients = emit_graph_call(
+            out,
+            member.compiled,
+            f"[{', '.join(join_saved(arguments, len(self.plan.saved)))}]",
+            ["_" if node is None else f"grad{n}" for n, node in enumerate(nodes)],
+            self.autocast,
+        )
+        returned = ["None", "None"]
+        for number in differentiable_leaves(self.traced):
+            value = dict(self.traced.grads)[number]
+            assert value is not None
+            if any(isinstance(nodes[slot], fx.Node) for slot, _ in paths_of(value)):
+                returned.append(emit_value(out, value, lambda slot: gradients[slot], f"d{number}"))
+            else:
+                returned.append("None")
+        out.writeline(f"return {', '.join(returned)}")
+
+
+def differentiable_leaves(traced: Traced) -> list[int]:
+    """Input leaves that get a gradient."""
+    return [number for number, value in traced.grads if value is not None]
+
+
+def stride_order(fake: Tensor) -> tuple[int, ...]:
+    """Dimensions from the largest stride to the smallest."""
+    return tuple(sorted(range(fake.dim()), key=lambda dim: -hint(fake.stride(dim))))

@@ -1,0 +1,246 @@
+"""The backwards of one program: a family keyed by which results get a gradient, written when first met.
+
+A member is compiled then too, or ahead of that (:mod:`desugar.backends.parallel_build`). For gradients of the
+kind that was traced, it runs a compiled graph against what the forward saved: the whole backward graph, or what is left
+of it when some gradients do not arrive. Anything else (a gradient of another type or metadata, a backward that
+is to be differentiated itself) goes to :mod:`desugar.wrapper.recompute`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from desugar import _torch as private
+from desugar.backends import choose
+from desugar.backends.choose import Backend, CompiledGraph, GraphKind
+from desugar.backends.parallel_build import Ahead
+from desugar.frontend.inputs import Inputs
+from desugar.ir.fx_utils import copy_graph, output_nodes
+from desugar.ir.values import Plain, Wrapper, slots_of
+from desugar.passes.partition import BackwardInput, FromTangent, Partitioned
+from desugar.passes.prune_tangents import prune_missing
+from desugar.passes.verify import check_pruned
+from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
+from desugar.recording.listeners import stage
+from desugar.tracing.modes import autocast_state, is_autocast
+from desugar.tracing.nonlinear_gradients import may_give_else
+from desugar.tracing.trace import Traced
+from desugar.wrapper.backward import (
+    BackwardPlan,
+    Member,
+    MemberEmitter,
+    member_name,
+)
+from desugar.wrapper.direct_calls import call_directly, take_place_of_backward
+from desugar.wrapper.recompute import Again, Differentiation
+from subclasses.codegen.build import build_functions
+from subclasses.codegen.emitter import Emitter
+
+Backward = Callable[..., tuple[Any, ...]]
+
+
+class Members(dict[tuple[bool, ...], Backward]):
+    """Presence of each gradient -> the generated function; built when first asked for."""
+
+    def __init__(self, build: Callable[[tuple[bool, ...]], Backward]) -> None:
+        super().__init__()
+        self.build = build
+
+    def __missing__(self, present: tuple[bool, ...]) -> Backward:
+        return self.build(present)
+
+
+# --------------------------------------------------------------------------------------------- the family
+
+
+class Family:
+    """All backwards of one program.
+
+    Attributes:
+        partitioned: Forward and backward graphs as they were split.
+        members: The generated functions so far.
+        sources: Their texts.
+        late_seconds: How long they took to compile when they were first needed.
+        plan: What the forward saves; set when its text is written.
+        differentiation: What takes gradients of another kind.
+        function: The autograd function whose `backward` asks for members.
+        is_replacing: Whether the member for all gradients takes the place of that `backward`, as it can where both
+            have the same parameters: it is what nearly every call needs. Set when the function's text is written.
+        is_direct: Members call the code inside their graphs (:mod:`desugar.wrapper.direct_calls`).
+        functions: The generated functions of members.
+    """
+
+    def __init__(
+        self, inputs: Inputs, traced: Traced, partitioned: Partitioned, backend: Backend, again: Again
+    ) -> None:
+        self.inputs, self.traced, self.partitioned = inputs, traced, partitioned
+        self.backend = backend
+        self.members = Members(self._build)
+        self.sources: list[str] = []
+        self.late_seconds = 0.0
+        self.plan = BackwardPlan()
+        self.function: type[torch.autograd.Function] | None = None
+        self.is_replacing = False
+        self.is_direct = False
+        self.functions: list[Backward] = []
+        self.autocast = autocast_state()
+        self.differentiation = Differentiation(inputs, traced, partitioned, again, self.autocast)
+        self._ahead = Ahead()
+        self._lock = threading.RLock()
+
+    def compile_ahead(self, present: tuple[bool, ...]) -> None:
+        """Compiles a member now; its first call waits for its kernels."""
+        if any(present) and not self._is_differentiated(present):
+            graph = self._graph(present)
+            with self.backend.postpone(graph) as kernels:
+                compiled = self._compile(graph)
+            self._ahead.put(present, compiled, kernels)
+
+    def call_directly(self) -> None:
+        """Has members call the code inside their graphs, as whoever calls the program asks for profilers."""
+        self.is_direct = True
+        for function in self.functions:
+            call_directly(function)
+
+    # ............................................................................................ members
+
+    @private.disable_dynamo  # compiled autograd may be tracing, and would trace the compiler
+    def _build(self, present: tuple[bool, ...]) -> Backward:
+        with (
+            private.compile_lock,
+            self._lock,
+            private.use_lazy_graph_module(True),
+            private.without_functorch(),
+        ):
+            if present in self.members:
+                return self.members[present]
+            function = (
+                self._build_again() if self._is_differentiated(present) else self._build_member(present)
+            )
+            self.members[present] = function
+            if self.function is not None and self.is_replacing and present and all(present):
+                take_place_of_backward(self.function, function)
+            return function
+
+    def _build_again(self) -> Backward:
+        return lambda ctx, *tangents: self.differentiation(ctx, tangents)
+
+    def _build_member(self, present: tuple[bool, ...]) -> Backward:
+        known = graph_texts()
+        graph = self._graph(present)
+        compiled = None
+        if any(present):
+            with self._timed():
+                compiled = self._ahead.take(present) or self._compile_late(graph)
+        out = Emitter()
+        name = member_name(present)
+        out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))
+        emitter = self.emitter(out, present)
+        emitter.emit(Member(name, present, graph, self._sources(graph), compiled))
+        functions = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)
+        self.functions.append(functions[name])
+        if self.is_direct:
+            call_directly(functions[name])
+        self.sources.append(out.source)
+        forget_with(self, graph_texts() - known)
+        return functions[name]  # type: ignore[return-value]
+
+    def emitter(self, out: Emitter, present: tuple[bool, ...]) -> MemberEmitter:
+        """Writes the text of one member."""
+        other = out.bind(
+            *(
+                (self.otherwise, "another_backward")
+                if all(present)
+                else (self.differentiation, "differentiate_again")
+            )
+        )
+        return MemberEmitter(
+            out,
+            self.traced,
+            self.plan,
+            other,
+            autocast=is_autocast(self.autocast),
+            reads_memory=self.backend.reads_memory,
+        )
+
+    def otherwise(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the member for all gradients does not take: some do not arrive, or they are of another kind."""
+        present = tuple(tangent is not None for tangent in tangents)
+        return self.differentiation(ctx, tangents) if all(present) else self.members[present](ctx, *tangents)
+
+    def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
+        if all(present):
+            return self.partitioned.backward
+        names = self._source_names()
+        tangents = {name: source.index for name, source in names.items() if isinstance(source, FromTangent)}
+        graph = prune_missing(
+            self.partitioned.backward, tangents, self._missing(present), list(self.partitioned.depends)
+        )
+        check_pruned(graph, names)
+        return graph
+
+    def _missing(self, present: tuple[bool, ...]) -> frozenset[int]:
+        return frozenset(
+            slot
+            for (_, value), there in zip(self.traced.tangents, present, strict=True)
+            if not there
+            for slot in slots_of(value)
+        )
+
+    def _source_names(self) -> dict[str, BackwardInput]:
+        placeholders = self.partitioned.backward.graph.find_nodes(op="placeholder")
+        return {
+            n.name: source for n, source in zip(placeholders, self.partitioned.backward_inputs, strict=True)
+        }
+
+    def _sources(self, graph: fx.GraphModule) -> tuple[BackwardInput, ...]:
+        names = self._source_names()
+        return tuple(names[node.name] for node in graph.graph.find_nodes(op="placeholder"))
+
+    def _compile(self, graph: fx.GraphModule) -> CompiledGraph:
+        sources = self._sources(graph)
+        saved = tuple(n for n, source in enumerate(sources) if not isinstance(source, FromTangent))
+        kind = GraphKind("backward", len(output_nodes(graph)), saved)
+        return choose.compile_backward(self.backend, copy_graph(graph), kind, self.inputs.fakes.mode)
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        with stage("compile backward"):
+            yield
+        self.late_seconds += time.perf_counter() - start
+
+    def _compile_late(self, graph: fx.GraphModule) -> CompiledGraph:
+        """Compiles when the signature is settled: a graph that would need more of it runs as it is."""
+        env = self.inputs.fakes.env
+        known = len(env.guards)
+        compiled = self._compile(graph)
+        if len(env.guards) == known:
+            return compiled
+        return choose.run_as_is(graph)
+
+    def _is_differentiated(self, present: tuple[bool, ...]) -> bool:
+        """Whether the graph for all gradients does not tell what some of them give."""
+        if not any(present) or all(present):
+            return False
+        return may_give_else(self.traced.calls, self._missing(present)) or self._type_depends_on(present)
+
+    def _type_depends_on(self, present: tuple[bool, ...]) -> bool:
+        """Whether a plain argument's gradient is a subclass only because of a gradient that does not arrive."""
+        arriving, missing = set[int](), set[int]()
+        for (_, value), there in zip(self.traced.tangents, present, strict=True):
+            if isinstance(value, Wrapper):
+                (arriving if there else missing).update(slots_of(value))
+        for leaf, value in self.traced.grads:
+            if isinstance(self.inputs.values[leaf], Plain) and isinstance(value, Wrapper):
+                feeding = frozenset().union(*(self.partitioned.depends[slot] for slot in slots_of(value)))
+                if feeding & missing and not feeding & arriving:
+                    return any(present)
+        return False

@@ -1,0 +1,1 @@
+"""Differentiable construction, and rules that run above autograd."""

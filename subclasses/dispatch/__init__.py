@@ -1,0 +1,1 @@
+"""How a class runs an op: rules, schemas, aliasing, fallbacks."""

@@ -1,0 +1,123 @@
+"""Arithmetic of cotangents: inner tensor by inner tensor, whatever the class means.
+
+For a class that stands for a plain tensor, ``x + y`` is a sum of what two values stand for. The sum of two cotangents,
+which the autograd engine asks for by the same op, is the sum of their inner tensors. The two are told apart by the
+layout: a value that a backward made is marked as a cotangent, and so is the gradient of a leaf. Ops of a vector space
+on marked values run on the differentiable inner tensors; the others are those of the first. Whatever else would
+materialize a marked value is refused, since it stands for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import OpOverload
+from subclasses.autograd.construct import PRIMAL, is_differentiable
+from subclasses.dispatch.aliasing import bump_versions
+from subclasses.errors import DispatchError, one_of
+
+aten = torch.ops.aten
+
+SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor})
+MULTIPLES = frozenset(
+    {
+        aten.mul.Tensor,
+        aten.mul_.Tensor,
+        aten.mul.Scalar,
+        aten.mul_.Scalar,
+        aten.div.Tensor,
+        aten.div_.Tensor,
+        aten.neg.default,
+        aten.neg_.default,
+        aten.zero_.default,
+        aten.zeros_like.default,
+    }
+)
+
+
+def is_cotangent(x: Any) -> bool:
+    """Whether a value is marked as a cotangent."""
+    layout = _layout_of(x)
+    return layout is not None and layout.cotangent
+
+
+def _layout_of(x: Any) -> Any:
+    return getattr(x, "_layout", None) if isinstance(x, Tensor) else None
+
+
+def with_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run``, but marked values are added and scaled inner tensor by inner tensor."""
+    if op not in SUMS and op not in MULTIPLES:
+        return run
+
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        other = args[0] if args else None
+        if not (is_cotangent(x) or is_cotangent(other)):
+            return run(x, *args, **kwargs)
+        if op is aten.add.Tensor and not kwargs:
+            x, other = wrap_plain(x, other)
+            args = (other,)
+        alike = isinstance(x, cls) and isinstance(other, cls) and _layout_of(x) is _layout_of(other)
+        if op in SUMS and not alike:
+            raise _mixed(cls, op, x, other)
+        if op in MULTIPLES and (not isinstance(x, cls) or _is_sized(other)):
+            raise _mixed(cls, op, x, other)
+        return _apply(op, x, args, kwargs)
+
+    return plan
+
+
+def wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
+    """Two cotangents of one value, a plain one of them as one of the class.
+
+    That is what the autograd engine adds where a function reads inner tensors with ``unwrap`` and uses the value as a
+    whole besides. Left alone where no derivative of the sum would follow, or where nothing is known of the value.
+    """
+    primal = next((v.__dict__[PRIMAL] for v in (x, y) if is_cotangent(v) and PRIMAL in v.__dict__), None)
+    differentiable = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
+    if primal is None or differentiable or x.shape != y.shape:
+        return x, y
+    return tuple(v if is_cotangent(v) else primal.wrap_cotangent(v) for v in (x, y))  # type: ignore[return-value]
+
+
+def _apply(op: OpOverload, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    spec, other = type(x).__spec__, args[0] if args else None
+    done = []
+    for name in spec.inner_names:
+        t = x.__dict__[name]
+        if is_differentiable(t):
+            t = op(t, *([other.__dict__[name], *args[1:]] if isinstance(other, type(x)) else args), **kwargs)
+        done.append(t)
+    if op.overloadpacket.__name__.endswith("_"):
+        bump_versions([t for t in done if is_differentiable(t)])
+        return x
+    out = type(x)._wrap(x._layout, *done, *(x.__dict__[f.name] for f in spec.dynamics))
+    if PRIMAL in x.__dict__ or (isinstance(other, type(x)) and PRIMAL in other.__dict__):
+        out.__dict__[PRIMAL] = x.__dict__.get(PRIMAL) or other.__dict__[PRIMAL]
+    return out
+
+
+def _is_sized(other: Any) -> bool:
+    return isinstance(other, Tensor) and other.dim() > 0
+
+
+def _mixed(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
+    shown = [f"{one_of(type(v))}" + " cotangent" * is_cotangent(v) for v in (x, other)]
+    return DispatchError(
+        f"{op} on {shown[0]} and {shown[1]}: cotangents of {one_of(cls)} are added to one another and scaled by "
+        f"numbers only. If this is a backward, part of the function reads inner tensors with unwrap() and part uses "
+        f"the value as a whole: let both read inner tensors"
+    )
+
+
+def check_materialize(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
+    """Raises if a marked value would be materialized."""
+    if any(x._layout.cotangent for x in wrappers):
+        raise DispatchError(
+            f"{op} on a cotangent of {cls.__name__} (a gradient, say), which stands for no plain tensor; "
+            f"read its inner tensors instead"
+        )

@@ -1,0 +1,184 @@
+"""Straight-line plans: one op run once per inner tensor.
+
+For an op and a class the text says which argument may be a wrapper, reads its inner tensors by name, calls the
+op once for each, and wraps. ``aten.mul.Tensor`` on a pair of ``a`` and ``b`` comes out as::
+
+    def mul_Tensor(self, other):
+        _is_self = isinstance(self, _Cls)
+        _is_other = isinstance(other, _Cls)
+        _x = self if _is_self else other
+        _layout = _x._layout
+        if _is_other and (other._layout is not _layout):
+            _raise_mixed(_op, _x, other)
+        _out_a = _call(self.a if _is_self else self, other.a if _is_other else other)
+        _out_b = _call(self.b if _is_self else self, other.b if _is_other else other)
+        return _wrap(_layout, _out_a, _out_b)
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from subclasses._torch import OpOverload, entry_of, set_storage_of
+from subclasses.codegen.build import build_functions
+from subclasses.codegen.emitter import Emitter
+from subclasses.dispatch.aliasing import bump_versions
+from subclasses.dispatch.schema import Argument, OpFacts, op_facts
+from subclasses.errors import DispatchError, one_of
+from subclasses.spec.collect import InnerField, SubclassSpec
+
+
+def can_emit(op: OpOverload) -> bool:
+    """Whether the plan of an op is straight-line: tensors in, no lists, one tensor out."""
+    facts = op_facts(op)
+    names = [a.name for a in facts.arguments]
+    tensors = [a for a in facts.arguments if a.kind == "tensor"]
+    return (
+        bool(tensors)
+        and facts.returns == ("tensor",)
+        and (not facts.written or facts.returned[0] is not None)
+        and not facts.changes_metadata
+        and torch.Tag.dynamic_output_shape not in op.tags
+        and all(a.kind != "tensors" for a in facts.arguments)
+        and not any(a.keyword for a in tensors)
+        and not any(keyword.iskeyword(n) or n.startswith("_") for n in names)
+    )
+
+
+def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
+    """The compiled plan that maps an op over the inner tensors of a class."""
+    spec: SubclassSpec = cls.__spec__
+    e = Emitter()
+    name = op.overloadpacket.__name__ + "_" + op._overloadname
+    facts = op_facts(op)
+    e.reserve(*(a.name for a in facts.arguments))
+    emit_map_plan(e, spec, facts, name)
+    supplied = {
+        "_op": op,
+        "_call": entry_of(op),
+        "_Cls": cls,
+        "_wrap": cls._wrap,
+        "_raise_mixed": raise_mixed,
+    }
+    supplied |= {"_raise_dtype": raise_dtype, "_raise_plain": raise_writes_plain, "_bump": bump_versions}
+    supplied |= {"_alias": _alias}
+    made = build_functions(e.source, e.namespace | supplied, filename=f"<{spec.name} {op}>", owner=cls)
+    return made[name]  # type: ignore[return-value]
+
+
+def emit_map_plan(e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str) -> None:
+    """Writes the plan; see the module's docstring for what comes out."""
+    tensors = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor"]
+    params = facts.arguments[: tensors[-1] + 1]
+    wrappers = [a for a in params if a.kind == "tensor"]
+    signature = [a.name + "".join(f"={e.bind(d, f'{a.name}_default')}" for d in a.default) for a in params]
+    left = facts.arguments[len(params) :]
+    rest = ["*_rest"] * any(not a.keyword for a in left) + ["**_kwargs"] * any(a.keyword for a in left)
+    e.writeline(f"def {name}({', '.join((*signature, *rest))}):")
+    with e.indent():
+        _emit_find(e, spec, wrappers)
+        for index in facts.written:
+            _emit_written(e, facts.arguments[index], len(wrappers) > 1)
+        for field in spec.inners:
+            _emit_call(e, field, params, rest)
+        _emit_result(e, spec, facts)
+
+
+def _emit_find(e: Emitter, spec: SubclassSpec, wrappers: list[Argument]) -> None:
+    """Which arguments are wrappers, and that all have the same layout."""
+    first, *others = [a.name for a in wrappers]
+    if not others:
+        e.writeline(f"_x = {first}")
+        e.writeline("_layout = _x._layout")
+        return
+    for name in (first, *others):
+        e.writeline(f"_is_{name} = isinstance({name}, _Cls)")
+    chain = "".join(f"{n} if _is_{n} else " for n in (first, *others[:-1])) + others[-1]
+    e.writeline(f"_x = {chain}")
+    e.writeline("_layout = _x._layout")
+    for name in others:
+        differs = [f"{name}._layout is not _layout"]
+        differs += [f"{name}.{f.name} != _x.{f.name}" for f in spec.dynamics]
+        e.writeline(f"if _is_{name} and ({' or '.join(differs)}):")
+        e.writeline(f"    _raise_mixed(_op, _x, {name})")
+
+
+def _emit_written(e: Emitter, written: Argument, several: bool) -> None:
+    if several:
+        e.writeline(f"if not _is_{written.name}:")
+        e.writeline("    _raise_plain(_op, _Cls)")
+
+
+def _emit_call(e: Emitter, field: InnerField, params: tuple[Argument, ...], rest: list[str]) -> None:
+    """The op on the inner tensors of one name."""
+    parts, several = [], sum(a.kind == "tensor" for a in params) > 1
+    for a in params:
+        inner = f"{a.name}.{field.name}"
+        choice = f"{inner} if _is_{a.name} else {a.name}" if several else inner
+        parts.append(choice if a.kind == "tensor" else a.name)
+    call = f"_call({', '.join((*parts, *rest))})"
+    if field.optional:
+        call = f"None if _x.{field.name} is None else {call}"
+    e.writeline(f"_out_{field.name} = {call}")
+
+
+def _emit_result(e: Emitter, spec: SubclassSpec, facts: OpFacts) -> None:
+    outs = [f"_out_{f.name}" for f in spec.inners]
+    if facts.written:
+        e.writeline(f"_bump(({', '.join(outs)},))")
+        (returned,) = facts.returned
+        assert returned is not None, "an op that writes and returns one tensor returns what it wrote"
+        e.writeline(f"return {facts.arguments[returned].name}")
+        return
+    for field in spec.inners:
+        if field.dtype is not None:
+            dtype, out = e.bind(field.dtype, str(field.dtype).removeprefix("torch.")), f"_out_{field.name}"
+            maybe = f"{out} is not None and " if field.optional else ""
+            e.writeline(f"if {maybe}{out}.dtype is not {dtype}:")
+            e.writeline(f"    _raise_dtype(_op, _x, {field.name!r}, {dtype}, {out}.dtype)")
+    dynamics = [f"_x.{f.name}" for f in spec.dynamics]
+    wrap = f"_wrap(_layout, {', '.join((*outs, *dynamics))})"
+    if not facts.viewed:
+        e.writeline(f"return {wrap}")
+        return
+    base = facts.arguments[facts.viewed[0][0]].name
+    e.writeline(f"return _alias({wrap}, {base})")
+
+
+# ---- what plans call ---------------------------------------------------------------------------------------
+
+
+def _alias(view: Any, base: Any) -> Any:
+    if type(view) is type(base):
+        set_storage_of(view, base)
+    return view
+
+
+def raise_mixed(op: OpOverload, x: Any, y: Any) -> NoReturn:
+    """Two wrappers with different metadata cannot be mapped over together."""
+    raise DispatchError(
+        f"{op} on two {type(x).__name__} with different metadata: {_metadata(x)} and {_metadata(y)}; "
+        f"write a rule that says what the result has: @{type(x).__name__}.implements(torch.ops.{op})"
+    )
+
+
+def _metadata(x: Any) -> str:
+    dynamics = "".join(f", {f.name}={x.__dict__[f.name]}" for f in type(x).__spec__.dynamics)
+    return f"{x._layout}{dynamics}"
+
+
+def raise_dtype(op: OpOverload, x: Any, field: str, expected: Any, got: Any) -> NoReturn:
+    """The op gives an inner tensor a dtype that its field does not allow."""
+    raise DispatchError(
+        f"{op} makes {type(x).__name__}.{field} {got}, which is declared {expected}; "
+        f"write a rule for it: @{type(x).__name__}.implements(torch.ops.{op})"
+    )
+
+
+def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
+    """An op would write several values, one per inner tensor, into one plain tensor."""
+    raise DispatchError(f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value")

@@ -1,0 +1,200 @@
+"""The rules of a class: who may write one, which of several applies.
+
+Each class has a :class:`RuleBook` of its own. A rule is found along the class's bases, the nearest first; two
+that are equally near (on two unrelated bases, or two tags of one op) raise an error that names both.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+
+from subclasses._torch import OpOverload, OpOverloadPacket, is_composite, is_dispatched, schema_of
+from subclasses.autograd.intercept import check_interceptable, intercept_packet
+from subclasses.autograd.python_functions import python_functions, twins
+from subclasses.errors import DispatchError, SpecError
+
+Rule = Callable[..., Any]
+
+
+@dataclass
+class RuleBook:
+    """The rules registered on one class.
+
+    Attributes:
+        overloads: rules for one ``OpOverload``.
+        packets: rules for a whole packet, listed by the functional overloads it has.
+        functions: rules for Python-level functions as the author named them.
+        implied: rules for their twins.
+        composite: functions that reach a composite op with a rule, and the packet that they reach.
+        tags: rules for all ops that carry a ``torch.Tag``.
+    """
+
+    overloads: dict[OpOverload, Rule] = field(default_factory=dict)
+    packets: dict[OpOverload, Rule] = field(default_factory=dict)
+    functions: dict[Any, Rule] = field(default_factory=dict)
+    implied: dict[Any, Rule] = field(default_factory=dict)
+    composite: dict[Any, OpOverloadPacket] = field(default_factory=dict)
+    tags: dict[torch.Tag, Rule] = field(default_factory=dict)
+
+
+BOOK = "_rulebook"
+
+
+# ---- registering -------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def registering(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[Any, Rule], None]]:
+    """Gives a function that files a rule under a key, and refreshes; an error takes all of them out again."""
+    before: RuleBook = vars(cls)[BOOK]
+    shelves = {f.name: dict(getattr(before, f.name)) for f in fields(RuleBook)}
+    setattr(cls, BOOK, RuleBook(**shelves))
+    try:
+        yield functools.partial(register_rule, cls)
+        refresh()
+    except BaseException:
+        setattr(cls, BOOK, before)
+        refresh()
+        raise
+
+
+def register_rule(cls: type, key: Any, rule: Rule) -> None:
+    """Files a rule under an op, a packet, a tag or a Python-level function.
+
+    Raises:
+        SpecError: the key is none of these, the class has a rule for it already, or it is a composite op
+            that cannot be intercepted; or the rule is no function.
+    """
+    book: RuleBook = vars(cls)[BOOK]
+    if not callable(rule):
+        raise SpecError(
+            f"{cls.__name__}: expected a function as the rule for {key}, got {rule!r} of type {type(rule).__name__}; "
+            f"write `@{cls.__name__}.implements(...)` above `def rule(func, *args, **kwargs)`"
+        )
+    if isinstance(key, OpOverload):
+        _register_ops(cls, book, book.overloads, [key], rule)
+    elif isinstance(key, OpOverloadPacket):
+        ops = [getattr(key, name) for name in key.overloads()]
+        ops = [op for op in ops if is_dispatched(op) and not schema_of(op).is_mutable]
+        _register_ops(cls, book, book.packets, ops, rule)
+    elif isinstance(key, torch.Tag):
+        _file(cls, book.tags, key, rule)
+    elif callable(key) and not isinstance(key, type):
+        _file(cls, book.functions, key, rule)
+        for twin in twins(key):
+            book.implied.setdefault(twin, rule)
+    else:
+        raise SpecError(
+            f"{cls.__name__}.implements takes ops (torch.ops.aten.mul.Tensor), packets (torch.ops.aten.mul), "
+            f"functions (torch.sum, F.linear) and tags (torch.Tag.pointwise), got {key!r}"
+        )
+
+
+def _register_ops(cls: type, book: RuleBook, shelf: Any, ops: list[OpOverload], rule: Rule) -> None:
+    """Files a rule under ops, and puts packets with a composite one among those to intercept."""
+    composite = [op for op in ops if is_composite(op)]
+    if len(composite) == len(ops):
+        for op in composite:
+            check_interceptable(cls, op)
+    for op in ops:
+        _file(cls, shelf, op, rule)
+    for op in composite:
+        # The op itself too: a call of it that carries a wrapper is taken apart like any other.
+        functions = (*python_functions(op), op, op.overloadpacket)
+        book.composite.update((function, op.overloadpacket) for function in functions)
+
+
+def _file(cls: type, shelf: dict[Any, Rule], key: Any, rule: Rule) -> None:
+    if key in shelf:
+        raise SpecError(
+            f"{cls.__name__} has two rules for {key}: {describe(shelf[key])} and {describe(rule)}; remove one"
+        )
+    shelf[key] = rule
+
+
+# ---- finding -----------------------------------------------------------------------------------------------
+
+
+def find_rule(cls: type, shelves: tuple[str, ...], key: Any) -> Rule | None:
+    """The rule of the nearest base that has one, on the first of its shelves; raises if two are equally near."""
+    found = {b: r for b in cls.__mro__ if (r := _own_rule(b, shelves, key)) is not None}
+    nearest = [b for b in found if not any(o is not b and issubclass(o, b) for o in found)]
+    rules = list(dict.fromkeys(found[b] for b in nearest))
+    if len(rules) > 1:
+        raise _ambiguous(cls, key, rules)
+    return rules[0] if rules else None
+
+
+def _own_rule(base: type, shelves: tuple[str, ...], key: Any) -> Rule | None:
+    book = vars(base).get(BOOK)
+    rules = (getattr(book, shelf).get(key) for shelf in shelves if book is not None)
+    return next((rule for rule in rules if rule is not None), None)
+
+
+def find_op_rule(cls: type, op: OpOverload) -> Rule | None:
+    """The rule for exactly this op: on one class, one for the overload before one for the packet."""
+    return find_rule(cls, ("overloads", "packets"), op)
+
+
+def find_tag_rule(cls: type, op: OpOverload) -> Rule | None:
+    """The rule for a tag of this op; raises if two of its tags have one."""
+    rules = list(dict.fromkeys(r for tag in op.tags if (r := find_rule(cls, ("tags",), tag)) is not None))
+    if len(rules) > 1:
+        raise _ambiguous(cls, op, rules)
+    return rules[0] if rules else None
+
+
+def all_rules(cls: type) -> list[tuple[Any, Rule]]:
+    """Every rule on a class or its bases, with the op, function or tag that it is for."""
+    books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
+    shelves = [s for b in books for s in (b.overloads, b.packets, b.functions, b.tags)]
+    return [item for shelf in shelves for item in shelf.items()]
+
+
+def collect_function_rules(cls: type) -> dict[Any, Rule]:
+    """Every Python-level function with the rule that applies to it.
+
+    On one class a rule that names the function comes before an implied one.
+    """
+    table: dict[Any, Rule] = {}
+    for base in reversed([b for b in cls.__mro__ if BOOK in vars(b)]):
+        book: RuleBook = vars(base)[BOOK]
+        find = functools.cache(functools.partial(find_op_rule, cls))
+        table |= {f: intercept_packet(p, find) for f, p in book.composite.items()}
+        table |= {f: _checked(cls, f, r) for f, r in (book.implied | book.functions).items()}
+    return table
+
+
+def _checked(cls: type, function: Any, rule: Rule) -> Rule:
+    """The rule, or if another base has an equally near one, a rule that raises."""
+    try:
+        find_rule(cls, ("functions", "implied"), function)
+    except DispatchError as error:
+        text = str(error)
+
+        def ambiguous(func: Any, *args: Any, **kwargs: Any) -> Any:
+            raise DispatchError(text)
+
+        return ambiguous
+    return rule
+
+
+def _ambiguous(cls: type, key: Any, rules: list[Rule]) -> DispatchError:
+    both = " and ".join(describe(r) for r in rules)
+    return DispatchError(
+        f"{cls.__name__}: two rules apply to {key}, equally specific: {both}; give {cls.__name__} its own"
+    )
+
+
+def describe(rule: Rule) -> str:
+    """Where a rule was written."""
+    rule = getattr(rule, "__wrapped__", rule)
+    code = getattr(rule, "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f"{getattr(rule, '__qualname__', rule)}{where}"

@@ -1,0 +1,145 @@
+"""Ops that keep a value's structure: each inner tensor is copied, moved or aliased, whatever the class means.
+
+``clone``, ``detach``, ``_to_copy`` and the like need no rule. A change of dtype converts the inner tensors that
+have the outer dtype and declare none of their own: a scale becomes ``bfloat16``, quantized data and offsets stay.
+An inner tensor declared ``device="any"`` stays where it is when the rest moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from subclasses._torch import OpOverload
+from subclasses.dispatch.aliasing import with_semantics, write_into
+from subclasses.spec.collect import InnerField
+from subclasses.spec.values import rebuild
+
+aten = torch.ops.aten
+
+Structural = Callable[..., Any]
+
+
+# ---- one function per op -----------------------------------------------------------------------------------
+
+
+def _each(op: OpOverload) -> Structural:
+    """The op on every inner tensor."""
+    return lambda x, *args, **kwargs: rebuild(x, lambda _, t: op(t, *args, **kwargs))
+
+
+def _to_copy(x: Any, *, dtype: torch.dtype | None = None, device: Any = None, **kwargs: Any) -> Any:
+    def change(field: InnerField, t: Any) -> Any:
+        own = dtype if follows_dtype(x, field, t) else None
+        if field.device == "any":
+            return aten._to_copy.default(t, dtype=own)
+        return aten._to_copy.default(t, dtype=own, device=device, **kwargs)
+
+    return rebuild(x, change)
+
+
+def _empty_like(x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    def change(field: InnerField, t: Any) -> Any:
+        # Integers may be offsets or indices, which must stay valid.
+        if not (t.is_floating_point() or t.is_complex()):
+            return _to_copy_one(t, field, kwargs)
+        own = dtype if follows_dtype(x, field, t) else None
+        return aten.empty_like.default(t, dtype=own, **kwargs)
+
+    return rebuild(x, change)
+
+
+def _to_copy_one(t: Any, field: InnerField, kwargs: dict[str, Any]) -> Any:
+    device = None if field.device == "any" else kwargs.get("device")
+    return aten._to_copy.default(t, device=device)
+
+
+def _copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
+    write_into(aten.copy_.default, x, source)
+    return x
+
+
+def _pin_memory(x: Any, device: Any = None) -> Any:
+    return rebuild(x, lambda _, t: t.pin_memory())
+
+
+def _is_pinned(x: Any, device: Any = None) -> bool:
+    return all(t.is_pinned() for t in _there(x))
+
+
+def _record_stream(x: Any, stream: Any) -> None:
+    for t in _there(x):
+        t.record_stream(stream)
+
+
+def _there(x: Any) -> list[Any]:
+    return [x.__dict__[name] for name in x._layout.present]
+
+
+def follows_dtype(x: Any, field: InnerField, t: Any) -> bool:
+    """Whether an inner tensor changes its dtype with the outer one."""
+    return field.dtype is None and t.dtype == x.dtype
+
+
+# ---- facts -------------------------------------------------------------------------------------------------
+
+# What the outer tensor itself answers. Ops of the dispatcher, which a trace with symbolic sizes may ask by.
+_FACTS: dict[OpOverload, Structural] = {
+    aten.size.default: lambda x: list(x.size()),
+    aten.size.int: lambda x, dim: x.size(dim),
+    aten.sym_size.default: lambda x: list(x.size()),
+    aten.sym_size.int: lambda x, dim: x.size(dim),
+    aten.stride.default: lambda x: list(x.stride()),
+    aten.stride.int: lambda x, dim: x.stride(dim),
+    aten.sym_stride.default: lambda x: list(x.stride()),
+    aten.sym_stride.int: lambda x, dim: x.stride(dim),
+    aten.dim.default: lambda x: x.dim(),
+    aten.numel.default: lambda x: x.numel(),
+    aten.sym_numel.default: lambda x: x.numel(),
+    aten.storage_offset.default: lambda x: x.storage_offset(),
+    aten.sym_storage_offset.default: lambda x: x.storage_offset(),
+    aten.is_contiguous.default: lambda x: x.is_contiguous(),
+}
+
+
+# ---- the table ---------------------------------------------------------------------------------------------
+
+_TABLE: dict[OpOverload, Structural] = {
+    aten.detach.default: _each(aten.detach.default),
+    aten.alias.default: _each(aten.alias.default),
+    aten.clone.default: _each(aten.clone.default),
+    aten.lift_fresh.default: _each(aten.lift_fresh.default),
+    aten.lift.default: _each(aten.lift.default),
+    aten._to_copy.default: _to_copy,
+    aten.empty_like.default: _empty_like,
+    aten.copy_.default: _copy_,
+    aten._pin_memory.default: _pin_memory,
+    aten.is_pinned.default: _is_pinned,
+    aten.record_stream.default: _record_stream,
+    **_FACTS,
+}
+
+
+def find_structural(op: OpOverload) -> Structural | None:
+    """How an op that keeps structure runs, or None for any other op."""
+    run = _TABLE.get(op)
+    return None if run is None else with_semantics(op, run)
+
+
+def applies(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether structure can be kept for these arguments.
+
+    It cannot where a dtype is asked for that the class cannot take on, nor where a plain tensor and a wrapper,
+    or two wrappers with different metadata, are copied onto each other.
+    """
+    if op is aten.copy_.default:
+        x, source = args[:2]
+        return type(x) is cls and type(source) is cls and x._layout is source._layout
+    dtype = kwargs.get("dtype")
+    if dtype is None or dtype == args[0].dtype:
+        return True
+    x = args[0]
+    source = next(f for f in cls.__spec__.inners if f.name == cls.__spec__.dtype_from)  # type: ignore[attr-defined]
+    return x.__dict__[source.name] is not None and follows_dtype(x, source, x.__dict__[source.name])

@@ -1,0 +1,1 @@
+"""The generated methods of a declared class."""

@@ -1,0 +1,94 @@
+"""The attributes of a value: what reading and assigning a field means, and what goes with a dynamic int."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from subclasses.spec.construction import raise_not_a_tensor
+from subclasses.spec.values import carrier
+
+# ---- dynamic ints ------------------------------------------------------------------------------------------
+
+
+class DynamicDims:
+    """Tells Dynamo which outer dims follow a dynamic int, so that its first program serves every value.
+
+    A non-data descriptor under a name that torch reads: what torch itself notes on an instance comes first.
+    """
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def __get__(self, x: Any, owner: type | None = None) -> set[int]:
+        if x is None:
+            return set()
+        # Comparing symbolic ints would add guards, and those are dynamic already.
+        counts = [c for name in self.names if type(c := x.__dict__.get(name)) is int and c > 1]
+        return {i for i, size in enumerate(x.shape) if type(size) is int and size in counts}
+
+
+# ---- assigning ---------------------------------------------------------------------------------------------
+
+
+def set_field(x: Any, name: str, value: Any) -> None:
+    """Assigns an inner tensor, checked as at construction.
+
+    Raises:
+        AttributeError: the field is metadata, which is constant.
+        ValueError: the inner tensor requires grad, or would change the outer size, dtype or device.
+    """
+    cls, spec = type(x), type(x).__spec__
+    if name == "data":
+        return _set_data(x, value)
+    if name not in spec.inner_names:
+        raise AttributeError(
+            f"{cls.__name__}.{name} is metadata and constant; construct a new {cls.__name__}"
+        )
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise ValueError(
+            f"{cls.__name__}.{name}: inner tensors are stored raw and never require grad; assign .detach(), or "
+            f"construct a new {cls.__name__} to be differentiable in it"
+        )
+    inners = {n: x.__dict__[n] for n in spec.inner_names} | {name: value}
+    meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
+    new = cls(**inners, **meta)
+    for what in ("shape", "dtype", "device"):
+        if getattr(new, what) != getattr(x, what):
+            raise ValueError(
+                f"{cls.__name__}.{name}: would change the outer {what} from {getattr(x, what)} to "
+                f"{getattr(new, what)}; construct a new {cls.__name__}"
+            )
+    x.__dict__[name] = new.__dict__[name]
+    x.__dict__["_layout"] = new._layout
+
+
+def _set_data(x: Any, value: Any) -> None:
+    """``x.data = value``: the inner tensors, metadata and outer facts of another value of the class."""
+    if type(value) is not type(x):
+        raise_not_a_tensor(type(x).__name__, "data", type(x), value)
+    object.__setattr__(x, "data", value)
+    for name in (*type(x).__spec__.inner_names, *(f.name for f in type(x).__spec__.dynamics), "_layout"):
+        x.__dict__[name] = value.__dict__[name]
+    for field in type(x).__spec__.dynamics:
+        x.__dict__.pop(carrier(field.name), None)
+
+
+# ---- reading -----------------------------------------------------------------------------------------------
+
+
+class StaticField:
+    """Reads static metadata from a value's layout.
+
+    Not a ``property``, for then Dynamo would trace into the getter; of this it takes the value as a constant.
+    """
+
+    def __init__(self, name: str, index: int) -> None:
+        self.name, self.index = name, index
+
+    def __get__(self, x: Any, owner: type | None = None) -> Any:
+        return self if x is None else x._layout.statics[self.index]
+
+    def __set__(self, x: Any, value: Any) -> None:
+        set_field(x, self.name, value)

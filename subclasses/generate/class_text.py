@@ -1,0 +1,345 @@
+"""From a spec to the text of a class's methods.
+
+One function per method, each writing to the emitter it is given. All methods of a class are one file and are
+compiled once. Fields appear under their own names, so every other name in the text starts with an underscore
+or was handed out by the emitter, which keeps clear of them. Global names with an underscore need the class
+itself and are supplied by :mod:`subclasses.generate.install`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function
+
+from subclasses import serialize
+from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
+from subclasses.codegen.emitter import Emitter
+from subclasses.generate import fsdp
+from subclasses.spec import construction
+from subclasses.spec.collect import InnerField, SubclassSpec
+from subclasses.spec.fields import MISSING
+from subclasses.spec.values import carrier
+
+
+def may_require_grad(field: InnerField) -> bool:
+    """Whether an inner tensor of this field can ever require grad."""
+    return field.dtype is None or field.dtype.is_floating_point or field.dtype.is_complex
+
+
+# ---- construction ------------------------------------------------------------------------------------------
+
+
+def emit_new(e: Emitter, spec: SubclassSpec) -> None:
+    """``Cls(...)``: every check, then either a plain wrap or a differentiable one.
+
+    A torch function mode sees it as it sees any other function that makes a tensor.
+    """
+    e.writeline(f"def __new__(_cls, {_parameters(e, spec)}):")
+    with e.indent():
+        in_mode, handle = (
+            e.bind(in_function_mode, "in_function_mode"),
+            e.bind(handle_torch_function, "handle"),
+        )
+        metadata = "".join(f", {f.name}={f.name}" for f in (*spec.statics, *spec.dynamics))
+        e.writeline(f"if {in_mode}():")
+        e.writeline(f"    return {handle}(__new__, (), _cls, {', '.join(spec.inner_names)}{metadata})")
+        for field in spec.inners:
+            _emit_inner_check(e, spec, field)
+        for field in spec.dynamics:
+            bad = e.bind(construction.raise_not_a_count, "raise_not_a_count")
+            ints = e.bind((int, torch.SymInt), "ints")
+            e.writeline(f"if not isinstance({field.name}, {ints}) or {field.name}.__class__ is bool or (")
+            e.writeline(f"    {field.name}.__class__ is int and {field.name} < 0")
+            e.writeline("):")
+            e.writeline(f"    {bad}({spec.name!r}, {field.name!r}, {field.name})")
+        transform = e.bind(current_transform, "current_transform")
+        e.writeline(f"if {transform}() is not None:")
+        bad_transform = e.bind(construction.check_not_transformed, "check_not_transformed")
+        e.writeline(f"    {bad_transform}({spec.name!r}, {', '.join(spec.inner_names)})")
+        _emit_find_layout(e, spec)
+        for field in filter(may_require_grad, spec.inners):
+            _emit_detach(e, spec, field)
+        e.writeline(f"return _wrap(_layout, {_values(spec)})")
+    e.writeline()
+
+
+def _parameters(e: Emitter, spec: SubclassSpec) -> str:
+    """Inner tensors first, then metadata by keyword. None is a default only where nothing required follows."""
+    required = [i for i, f in enumerate(spec.inners) if not f.optional]
+    last = max(required, default=-1)
+    parts = [f.name if i <= last else f"{f.name}=None" for i, f in enumerate(spec.inners)]
+    meta = (*spec.statics, *spec.dynamics)
+    parts += ["*"] * bool(meta)
+    for field in meta:
+        default = "" if field.default is MISSING else f"={e.bind(field.default, f'default_{field.name}')}"
+        parts.append(field.name + default)
+    return ", ".join(parts)
+
+
+def _values(spec: SubclassSpec) -> str:
+    """What ``wrap`` takes beside the layout: inner tensors and dynamic ints."""
+    return ", ".join((*spec.inner_names, *(f.name for f in spec.dynamics)))
+
+
+def _emit_inner_check(e: Emitter, spec: SubclassSpec, field: InnerField) -> None:
+    name, kind = field.name, e.bind(field.subclass, field.subclass.__name__)
+    anchor = next((f.name for f in spec.inners if f.device is None and not f.optional), None)
+    maybe = f"{name} is not None and " if field.optional else ""
+    e.writeline(f"if {maybe}not isinstance({name}, {kind}):")
+    bad_type = e.bind(construction.raise_not_a_tensor, "raise_not_a_tensor")
+    e.writeline(f"    {bad_type}({spec.name!r}, {name!r}, {kind}, {name})")
+    if field.dtype is not None:
+        dtype = e.bind(field.dtype, str(field.dtype).removeprefix("torch."))
+        bad_dtype = e.bind(construction.raise_wrong_dtype, "raise_wrong_dtype")
+        e.writeline(f"if {maybe}{name}.dtype is not {dtype}:")
+        e.writeline(f"    {bad_dtype}({spec.name!r}, {name!r}, {dtype}, {name}.dtype)")
+    if may_require_grad(field):
+        e.writeline(f"if {maybe}({name}.is_conj() or {name}.is_neg()):")
+        e.writeline(f"    {name} = {name}.resolve_conj().resolve_neg()")
+    if field.device is None and anchor not in (None, name):
+        bad_device = e.bind(construction.raise_mixed_devices, "raise_mixed_devices")
+        e.writeline(f"if {maybe}{name}.device != {anchor}.device:")
+        e.writeline(f"    {bad_device}({spec.name!r}, {name!r}, {name}.device, {anchor!r}, {anchor}.device)")
+
+
+def _emit_find_layout(e: Emitter, spec: SubclassSpec) -> None:
+    """The layout from a small table where every inner tensor is plain, else by the long way."""
+    tensor = e.bind(Tensor, "Tensor")
+    optional = [f.name for f in spec.inners if f.optional]
+    plain = [
+        f"({f.name} is None or {f.name}.__class__ is {tensor})"
+        if f.optional
+        else f"{f.name}.__class__ is {tensor}"
+        for f in spec.inners
+    ]
+    statics = [f.name for f in spec.statics]
+    key = [*statics, *(f"{n}.__class__" for n in statics), *(f"{n} is None" for n in optional)]
+    e.writeline(f"_key = ({', '.join(key)}{',' * (len(key) == 1)})")
+    e.writeline("try:")
+    e.writeline(f"    _layout = _layouts.get(_key) if {' and '.join(plain)} else None")
+    e.writeline("except TypeError:")
+    e.writeline("    _layout = None")
+    e.writeline("if _layout is None:")
+    inners = ", ".join(spec.inner_names)
+    e.writeline(f"    _layout = _make_layout(_key, ({inners},), ({', '.join(statics)}{',' * bool(statics)}))")
+    grads = [
+        f"{f.name} is not None and {f.name}.requires_grad" if f.optional else f"{f.name}.requires_grad"
+        for f in spec.inners
+        if may_require_grad(f)
+    ]
+    if grads:
+        grad_on = e.bind(torch.is_grad_enabled, "is_grad_enabled")
+        e.writeline(f"if ({' or '.join(grads)}) and {grad_on}():")
+        dynamics = "".join(f"{f.name}, " for f in spec.dynamics)
+        e.writeline(f"    return _construct(_layout, ({dynamics}), {inners})")
+
+
+def _emit_detach(e: Emitter, spec: SubclassSpec, field: InnerField) -> None:
+    maybe = f"{field.name} is not None and " if field.optional else ""
+    e.writeline(f"if {maybe}{field.name}.requires_grad:")
+    e.writeline(f"    {field.name} = {field.name}.detach()")
+
+
+def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
+    """``wrap``: a value from a layout and what varies, with no check at all."""
+    make = e.bind(make_wrapper_subclass, "make_wrapper_subclass")
+    # By position: size, stride, offset, memory format, dtype, layout, device. Keywords cost a third more.
+    strided = e.bind(torch.strided, "strided")
+    carriers = "".join(f", {carrier(f.name)}=None" for f in spec.dynamics)
+    e.writeline(f"def _wrap(_layout, {_values(spec)}{carriers}):")
+    with e.indent():
+        size, dtype = spec.size_from, spec.dtype_from
+        if spec.outer_args is None:
+            e.writeline(f"_self = {make}(")
+            e.writeline(f"    _Cls, {size}.size(), {size}.stride(), {size}.storage_offset(),")
+            e.writeline(f"    None, {dtype}.dtype, {strided}, {size}.device,")
+        else:
+            statics = {f.name: f"_layout.statics[{i}]" for i, f in enumerate(spec.statics)}
+            args = ", ".join(f"{a}={statics.get(a, a)}" for a in spec.outer_args)
+            e.writeline(f"_outer = _outer_of({args})")
+            e.writeline(f"_self = {make}(")
+            e.writeline("    _Cls, _outer.size, _outer.stride, _outer.storage_offset,")
+            e.writeline(
+                f"    None, _outer.dtype or {dtype}.dtype, {strided}, _outer.device or {size}.device,"
+            )
+        e.writeline(")")
+        e.writeline("_dict = _self.__dict__")
+        for name in (*spec.inner_names, *(f.name for f in spec.dynamics)):
+            e.writeline(f"_dict[{name!r}] = {name}")
+        e.writeline('_dict["_layout"] = _layout')
+        if spec.dynamics:
+            _emit_keep_carriers(e, spec)
+        e.writeline("return _self")
+    e.writeline()
+
+
+def _emit_keep_carriers(e: Emitter, spec: SubclassSpec) -> None:
+    """Under a trace carriers come with the value or are made with it, where the trace's modes are in force.
+
+    A value of plain inner tensors makes them when it is first taken apart, marked as dynamic.
+    """
+    first = min(spec.inners, key=lambda f: f.optional)
+    e.writeline(f"if {first.name}.__class__ is not {e.bind(Tensor, 'Tensor')}:")
+    with e.indent():
+        for field in spec.dynamics:
+            name = carrier(field.name)
+            e.writeline(f"_dict[{name!r}] = _make_carrier(_self, {field.name}) if {name} is None else {name}")
+
+
+# ---- taking apart and putting together ---------------------------------------------------------------------
+
+
+def emit_flatten(e: Emitter, spec: SubclassSpec) -> None:
+    """``__tensor_flatten__``: the names of what is there, and the layout."""
+    carriers = [carrier(f.name) for f in spec.dynamics]
+    e.writeline("def __tensor_flatten__(_self):")
+    with e.indent():
+        e.writeline("_dict = _self.__dict__")
+        for field, name in zip(spec.dynamics, carriers, strict=True):
+            e.writeline(f"if {name!r} not in _dict:")
+            e.writeline(f"    _dict[{name!r}] = _make_carrier(_self, _dict[{field.name!r}])")
+        if any(f.optional for f in spec.inners):
+            e.writeline('_layout = _dict["_layout"]')
+            quoted = "".join(f", {name!r}" for name in carriers)
+            e.writeline(f"return [*_layout.present{quoted}], _layout")
+        else:
+            quoted = ", ".join(repr(name) for name in (*spec.inner_names, *carriers))
+            e.writeline(f'return [{quoted}], _dict["_layout"]')
+    e.writeline()
+
+
+def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
+    """``__tensor_unflatten__``: no checks, the outer size from the inner tensors."""
+    e.writeline("def __tensor_unflatten__(_inner_tensors, _layout, _outer_size, _outer_stride):")
+    with e.indent():
+        args = [
+            f"_inner_tensors.get({f.name!r})" if f.optional else f"_inner_tensors[{f.name!r}]"
+            for f in spec.inners
+        ]
+        for name in (carrier(f.name) for f in spec.dynamics):
+            e.writeline(f"{name} = _inner_tensors[{name!r}]")
+        carriers = [carrier(f.name) for f in spec.dynamics]
+        args += [*(f"{name}.size(0)" for name in carriers), *carriers]
+        e.writeline(f"return _wrap(_layout, {', '.join(args)})")
+    e.writeline()
+
+
+# ---- dispatch ----------------------------------------------------------------------------------------------
+
+
+def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
+    """``__torch_dispatch__``: one table look-up, then the plan."""
+    e.writeline("def __torch_dispatch__(_cls, _func, _types, _args=(), _kwargs=None):")
+    with e.indent():
+        e.writeline("_plan = _plans.get(_func)")
+        e.writeline("if _plan is None:")
+        e.writeline("    _plan = _resolve(_func)")
+        e.writeline("if len(_types) > 1 and _is_foreign(_func, _types, _args):")
+        e.writeline("    return NotImplemented")
+        e.writeline("return _plan(*_args, **_kwargs) if _kwargs else _plan(*_args)")
+    e.writeline()
+
+
+def emit_function(e: Emitter, spec: SubclassSpec) -> None:
+    """``__torch_function__``, put to use once a rule for a Python-level function is there."""
+    e.writeline("def __torch_function__(_cls, _func, _types, _args=(), _kwargs=None):")
+    with e.indent():
+        e.writeline("_rule = _functions.get(_func)")
+        e.writeline("if _rule is None:")
+        e.writeline("    return _call_unruled(_func, _types, _args, _kwargs or {})")
+        e.writeline("return _rule(_func, *_args, **_kwargs) if _kwargs else _rule(_func, *_args)")
+    e.writeline()
+
+
+# ---- attributes and printing -------------------------------------------------------------------------------
+
+
+def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
+    """``__setattr__``: an inner tensor is checked as at construction, metadata is constant."""
+    fields = e.bind(frozenset({*spec.names, "data"}), "fields")
+    plain = e.bind(object.__setattr__, "set_attribute")
+    e.writeline("def __setattr__(_self, _name, _value):")
+    with e.indent():
+        e.writeline(f"if _name in {fields}:")
+        e.writeline("    _set_field(_self, _name, _value)")
+        e.writeline("else:")
+        e.writeline(f"    {plain}(_self, _name, _value)")
+    e.writeline()
+
+
+def emit_repr(e: Emitter, spec: SubclassSpec) -> None:
+    """``__repr__``: the call that would make this value, and how it hangs in the autograd graph."""
+    tail = e.bind(construction.repr_tail, "repr_tail")
+    shown = ", ".join(f"{n}={{_self.{n}!r}}" for n in spec.names)
+    e.writeline("def __repr__(_self, *, tensor_contents=None):")
+    e.writeline(f'    return f"{spec.name}({shown}{{{tail}(_self)}})"')
+    e.writeline()
+
+
+# ---- hooks of torch.compile --------------------------------------------------------------------------------
+
+
+def emit_compile_hooks(e: Emitter, spec: SubclassSpec) -> None:
+    """Guards, cache keys and tangents: comparing metadata is an identity test."""
+    e.writeline("def __metadata_guard__(_cls, _saved, _now):")
+    e.writeline("    return _saved is _now")
+    e.writeline()
+    e.writeline("def _stable_hash_for_caching(_self):")
+    e.writeline("    return _stable_hash(_self)")
+    e.writeline()
+    e.writeline("def __coerce_tangent_metadata__(_self):")
+    e.writeline("    return _self" if spec.fallback == "map" else "    return _as_cotangent(_self)")
+    e.writeline()
+    e.writeline("def __coerce_same_metadata_as_tangent__(_self, _metadata, _type=None):")
+    e.writeline("    return _coerce_tangent(_self, _metadata, _type)")
+    e.writeline()
+
+
+# ---- hooks of the rest of PyTorch --------------------------------------------------------------------------
+
+
+def emit_storage_hooks(e: Emitter, spec: SubclassSpec) -> None:
+    """Pickling, copying, shared memory, FSDP2: what torch would do by way of a storage that a wrapper lacks."""
+    for name, parameters, call in (
+        ("__reduce_ex__", "_self, _protocol", f"{e.bind(serialize.reduce, 'reduce')}(_self)"),
+        ("__deepcopy__", "_self, _memo", f"{e.bind(serialize.deepcopy, 'deepcopy')}(_self, _memo)"),
+        ("share_memory_", "_self", f"{e.bind(serialize.share_memory, 'share_memory')}(_self)"),
+        ("is_shared", "_self", f"{e.bind(serialize.is_shared, 'is_shared')}(_self)"),
+        (
+            "fsdp_pre_all_gather",
+            "_self, mesh, outer_size, outer_stride, module, mp_policy",
+            f"{e.bind(fsdp.pre_all_gather, 'pre_all_gather')}(_self, mesh, outer_size, mp_policy)",
+        ),
+        (
+            "fsdp_post_all_gather",
+            "_self, all_gather_outputs, metadata, param_dtype, *, out=None",
+            f"{e.bind(fsdp.post_all_gather, 'post_all_gather')}(all_gather_outputs, metadata, out)",
+        ),
+    ):
+        e.writeline(f"def {name}({parameters}):")
+        e.writeline(f"    return {call}")
+        e.writeline()
+
+
+EMITTERS = (
+    emit_new,
+    emit_wrap,
+    emit_flatten,
+    emit_unflatten,
+    emit_dispatch,
+    emit_function,
+    emit_setattr,
+    emit_repr,
+    emit_compile_hooks,
+    emit_storage_hooks,
+)
+
+
+def emit_class(spec: SubclassSpec) -> Emitter:
+    """The whole generated text of a class."""
+    e = Emitter()
+    e.reserve(*spec.names, "is_shared", "share_memory_")
+    for emit in EMITTERS:
+        emit(e, spec)
+    return e

@@ -1,0 +1,130 @@
+"""What stands for a value in the key of AOTAutograd's cache.
+
+The cache outlives the process, so the key must be the same in every process (no ``hash()``, no ids, no order of
+a set), and it must change with whatever the compiled program depends on. That is more than the metadata of the
+value: a rule that was edited gives another program for the same Dynamo graph, so the text of the class and the
+files that its rules come from are part of the key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import hashlib
+import inspect
+import pickle
+import types
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.dispatch.rules import all_rules
+from subclasses.layout import Layout, layout_of
+
+# ---- values ------------------------------------------------------------------------------------------------
+
+
+def stable_hash(x: Tensor) -> str:
+    """A digest of all that a compiled program depends on of a value: class, metadata, inner tensors."""
+    return _digest(repr((_describe_layout(layout_of(x)), _describe_tensor(x))))
+
+
+def _describe_layout(layout: Layout) -> str:
+    nested = [(name, _describe_layout(inside)) for name, inside in layout.nested]
+    cls = layout.cls
+    parts = (fingerprint(cls), describe_value(layout.statics), layout.present, nested, layout.cotangent)
+    return f"{cls.__module__}.{cls.__qualname__}{parts}"
+
+
+def _describe_tensor(t: Tensor) -> tuple[Any, ...]:
+    facts = (
+        [str(s) for s in t.shape],
+        [str(s) for s in t.stride()],
+        str(t.storage_offset()),
+        str(t.dtype),
+        str(t.device),
+        t.requires_grad,
+        t.is_conj(),
+        t.is_neg(),
+        t.is_inference(),
+    )
+    if not is_traceable_wrapper_subclass(t):
+        return facts
+    names, _ = t.__tensor_flatten__()
+    return (*facts, [(name, _describe_tensor(getattr(t, name))) for name in names])
+
+
+def describe_value(value: Any) -> str:
+    """Text for static metadata that is equal in every process, and different for different values."""
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    match value:
+        case enum.Enum():
+            return f"{kind}.{value.name}"
+        case tuple():
+            return f"{kind}({', '.join(map(describe_value, value))})"
+        case frozenset():
+            return f"{kind}({', '.join(sorted(map(describe_value, value)))})"
+        case type() | types.FunctionType() | types.BuiltinFunctionType():
+            return f"{value.__module__}.{value.__qualname__}"
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            return f"{kind}:{value!r}"
+        case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
+            return f"{kind}:{value}"
+    if dataclasses.is_dataclass(value):
+        fields = [(f.name, describe_value(getattr(value, f.name))) for f in dataclasses.fields(value)]
+        return f"{kind}{fields}"
+    return f"{kind}:{hashlib.blake2b(pickle.dumps(value)).hexdigest()}"
+
+
+# ---- classes -----------------------------------------------------------------------------------------------
+
+# class -> (how many rules it had, digest); a rule that comes later makes another digest.
+_fingerprints: weakref.WeakKeyDictionary[type, tuple[int, str]] = weakref.WeakKeyDictionary()
+
+
+def fingerprint(cls: type) -> str:
+    """A digest of the code behind a class: its text, the files of its bases and rules, this package."""
+    rules = all_rules(cls)
+    known = _fingerprints.get(cls)
+    if known is None or known[0] != len(rules):
+        code = {*map(_code_of, cls.__mro__), *(_code_of(rule) for _, rule in rules)}
+        keys = sorted(getattr(key, "__qualname__", str(key)) for key, _ in rules)
+        text = repr((getattr(cls, "__source__", ""), keys, torch.__version__, _own_files(), sorted(code)))
+        known = _fingerprints[cls] = len(rules), _digest(text)
+    return known[1]
+
+
+def _code_of(made: Any) -> str:
+    """The file that a class or function stands in; without a file, its byte code."""
+    if getattr(made, "__module__", "").split(".")[0] in ("torch", "builtins"):
+        return ""
+    made = inspect.unwrap(made)
+    try:
+        path = inspect.getsourcefile(made)
+    except (TypeError, OSError):  # built in, or typed at a prompt
+        path = None
+    if path and Path(path).is_file():
+        return _digest(Path(path).read_text())
+    code = getattr(made, "__code__", None)
+    return _digest(repr((code.co_code, _plain_constants(code), code.co_names))) if code else repr(made)
+
+
+def _plain_constants(code: types.CodeType) -> list[Any]:
+    """Constants without addresses: code objects inside by their own byte code."""
+    return [
+        (c.co_code, _plain_constants(c), c.co_names) if isinstance(c, types.CodeType) else describe_value(c)
+        for c in code.co_consts
+    ]
+
+
+def _own_files() -> str:
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return _digest("".join(f.read_text() for f in files))
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,138 @@
+"""From a spec to a working class: the generated text compiled, and put in place."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+
+from subclasses._torch import (
+    call_unruled,
+    disabled_torch_function_impl,
+    dynamic_dims_name,
+)
+from subclasses.autograd import construct
+from subclasses.codegen.build import build_functions
+from subclasses.dispatch import resolution
+from subclasses.dispatch.rules import collect_function_rules
+from subclasses.dispatch.views import view_functions
+from subclasses.generate.attributes import DynamicDims, StaticField, set_field
+from subclasses.generate.class_text import emit_class
+from subclasses.generate.compile_cache import stable_hash
+from subclasses.layout import Layout, intern_layout, nested_layouts
+from subclasses.serialize import allow_loading
+from subclasses.spec.collect import SubclassSpec
+from subclasses.spec.construction import check_statics
+from subclasses.spec.values import make_carrier
+
+_STATIC_METHODS = frozenset({"__new__", "__tensor_unflatten__", "_wrap"})
+_CLASS_METHODS = frozenset({"__torch_dispatch__", "__torch_function__", "__metadata_guard__"})
+
+
+def install(cls: Any, root: type) -> None:
+    """Generates the methods of a class and puts them in place; one that the class body defines stays."""
+    spec: SubclassSpec = cls.__spec__
+    e = emit_class(spec)
+    plan_table: dict[Any, Any] = {}
+    function_table: dict[Any, Any] = {}
+    made = build_functions(
+        e.source,
+        e.namespace | _supplied(cls, spec, plan_table, function_table),
+        filename=f"<subclasses {spec.name}>",
+        owner=cls,
+    )
+    cls.__source__ = e.source
+    cls._handwritten = frozenset(name for name in made if name in vars(cls))
+    for i, field in enumerate(spec.statics):
+        setattr(cls, field.name, StaticField(field.name, i))
+    if names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
+        setattr(cls, dynamic_dims_name, DynamicDims(names))
+    cls._new = staticmethod(made["__new__"])
+    for name, function in made.items():
+        if not _is_overridden(cls, name, root):
+            setattr(cls, name, _as_method(cls, name, function))
+    allow_loading(cls)
+    cls._saves_inners = spec.stands_for_plain or cls.wrap_cotangent is not root.wrap_cotangent  # type: ignore[attr-defined]
+    cls._refresh = functools.partial(_refresh, weakref.ref(cls), plan_table, function_table, made, root)
+    cls._refresh()
+
+
+def _is_overridden(cls: Any, name: str, root: type) -> bool:
+    """Whether the class body, or that of a base, defines a method that would be generated."""
+    bases = cls.__mro__[: cls.__mro__.index(root)]
+    return any(name in vars(b).get("_handwritten", vars(b)) for b in bases)
+
+
+def _as_method(cls: Any, name: str, function: Any) -> Any:
+    function.__qualname__ = f"{cls.__qualname__}.{name}"
+    if name in _STATIC_METHODS:
+        return staticmethod(function)
+    return classmethod(function) if name in _CLASS_METHODS else function
+
+
+def _refresh(
+    ref: Any, plan_table: dict[Any, Any], functions: dict[Any, Any], made: dict[str, Any], root: type
+) -> None:
+    """Forgets what was resolved, and intercepts above autograd if there is a rule that needs it."""
+    cls = ref()
+    plan_table.clear()
+    functions.clear()
+    if cls.__spec__.fallback == "materialize":
+        functions.update(view_functions)
+    functions.update(collect_function_rules(cls))
+    cls._marks_cotangents = resolution.marks_cotangents(cls)
+    name = "__torch_function__"
+    if not _is_overridden(cls, name, root):
+        found = classmethod(made[name]) if functions else disabled_torch_function_impl
+        setattr(cls, name, found)
+
+
+# ---- what the generated text calls -------------------------------------------------------------------------
+
+
+def _supplied(
+    cls: Any, spec: SubclassSpec, plan_table: dict[Any, Any], functions: dict[Any, Any]
+) -> dict[str, object]:
+    layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
+
+    def resolve(op: Any) -> Any:
+        plan = plan_table[op] = resolution.choose_plan(cls, op).run
+        return plan
+
+    return {
+        "_Cls": cls,
+        "_as_cotangent": construct.as_cotangent,
+        "_call_unruled": call_unruled,
+        "_coerce_tangent": construct.coerce_tangent,
+        "_construct": construct.construct,
+        "_functions": functions,
+        "_is_foreign": functools.partial(resolution.is_foreign, cls),
+        "_layouts": layouts,
+        "_make_carrier": make_carrier,
+        "_make_layout": functools.partial(make_layout, cls, spec, layouts),
+        "_outer_of": cls.outer if spec.has_outer else None,
+        "_plans": plan_table,
+        "_resolve": resolve,
+        "_set_field": set_field,
+        "_stable_hash": stable_hash,
+    }
+
+
+# Values of these types are equal only if they are the same to a program; others, such as tuples, may hold
+# 1 and True, which are equal and not the same.
+_ATOMS = (int, bool, str, bytes, type(None), torch.dtype, torch.device)
+
+
+def make_layout(
+    cls: Any, spec: SubclassSpec, layouts: Any, key: Any, inners: tuple[Any, ...], statics: tuple[Any, ...]
+) -> Layout:
+    """The layout of a construction that is not in the class's small table yet."""
+    check_statics(spec.name, tuple(f.name for f in spec.statics), statics)
+    pairs = [(n, t) for n, t in zip(spec.inner_names, inners, strict=True) if t is not None]
+    nested = nested_layouts(pairs)
+    layout = intern_layout(cls, statics, tuple(n for n, _ in pairs), nested)
+    if not nested and all(type(s) in _ATOMS for s in statics):
+        layouts[key] = layout
+    return layout

@@ -1,0 +1,112 @@
+"""``torch.cond`` and ``while_loop`` over tensors of declared classes.
+
+PyTorch's implementations of these ops know plain tensors only: the one for fake tensors cannot merge the wrappers that
+two branches return, and the derivative replaces wrappers by plain tensors of their size. So each op looks at its
+operands before it dispatches. If one of them is of a declared class, ``__torch_dispatch__`` of that class gets the op,
+above autograd, and
+
+- where nothing is traced, runs the branch that the predicate chooses, or the loop, as Python would;
+- under a trace, unwraps the operands, makes functions over plain tensors of the branches, calls the op again on these,
+  and wraps the results.
+
+A ``cond`` has a derivative of its own, another ``cond`` over wrappers. A loop is differentiated by PyTorch, over plain
+tensors, between an unwrapping and a wrapping that are differentiable.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import (
+    HigherOrderOperator,
+    interpreted,
+    is_traced,
+    loop_in_python,
+    patch_aliasing_checks,
+    tree_map,
+)
+from subclasses.errors import DispatchError, one_of
+from subclasses.higher_order.branches import example_results
+from subclasses.higher_order.cond import call_cond
+from subclasses.higher_order.values import is_declared, with_carriers
+from subclasses.higher_order.while_loop import call_while_loop
+
+Call = Callable[..., Any]
+
+
+# ---- the plan ----------------------------------------------------------------------------------------------
+
+
+def higher_order_run(cls: Any, op: HigherOrderOperator) -> Call:
+    """How a class runs a higher-order op."""
+    run = _RUNS.get(op.name())
+    return functools.partial(_unknown, cls, op) if run is None else functools.partial(run, op)
+
+
+def _unknown(cls: Any, op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
+    raise DispatchError(
+        f"{cls.__name__} has no rule for the higher-order op {op.name()}; pass it the inner tensors, or add a rule "
+        f"with @{cls.__name__}.implements(torch.ops.higher_order.{op.name()})"
+    )
+
+
+def _run_cond(op: HigherOrderOperator, pred: Any, true_fn: Call, false_fn: Call, operands: Any = ()) -> Any:
+    if is_declared(pred):
+        raise TypeError(
+            f"torch.cond: expected a bool or a plain bool tensor of one element as the predicate, got "
+            f"{one_of(type(pred))}; read an inner tensor, or reduce to a plain tensor"
+        )
+    if not is_traced(op, (pred, operands)):
+        return tree_map(with_carriers, (true_fn if pred else false_fn)(*operands))
+    return call_cond(op, pred, (interpreted(true_fn), interpreted(false_fn)), operands)
+
+
+def _run_while_loop(
+    op: HigherOrderOperator, cond_fn: Call, body_fn: Call, carried: Any, additional: Any = (), **kwargs: Any
+) -> Any:
+    if not is_traced(op, (carried, additional)):
+        return loop_in_python(op, cond_fn, body_fn, carried, additional)
+    return call_while_loop(op, (interpreted(cond_fn), interpreted(body_fn)), carried, additional, **kwargs)
+
+
+_RUNS = {"cond": _run_cond, "while_loop": _run_while_loop}
+
+
+# ---- asking ------------------------------------------------------------------------------------------------
+
+
+def intercept() -> None:
+    """Lets the ops of the table above ask the class of a declared operand first."""
+    for name in _RUNS:
+        op = getattr(torch.ops.higher_order, name)
+        op.dispatch = _asking(op, op.dispatch)
+    patch_aliasing_checks(is_declared)
+
+
+def _asking(op: HigherOrderOperator, dispatch: Call) -> Call:
+    @functools.wraps(dispatch)
+    def ask_or_dispatch(key: Any, /, *args: Any, **kwargs: Any) -> Any:
+        cls = _declared_class(args)
+        if cls is None:
+            return dispatch(key, *args, **kwargs)
+        return cls.__torch_dispatch__(op, (cls,), args, kwargs)
+
+    return ask_or_dispatch
+
+
+def _declared_class(args: Iterable[Any]) -> Any:
+    """The first declared class among operands, or among what Dynamo noted of the results of branches."""
+    for arg in args:
+        if isinstance(arg, Tensor | list | tuple):
+            values: Iterable[Any] = arg if isinstance(arg, list | tuple) else (arg,)
+        else:
+            values = example_results(arg)
+        for value in values:
+            if is_declared(value):
+                return type(value)
+    return None

@@ -1,0 +1,1 @@
+"""From a class statement to a frozen declaration."""

@@ -1,0 +1,189 @@
+"""Backends: the graphs as they are, anybody's compiler, Inductor."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+
+import desugar
+from desugar.backends.choose import choose_backend
+from tests.desugar.classes import Beside, Halves, Int8Like, Pair, TwoTensor, make
+from tests.desugar.judge import by_pass, judge
+
+# ---- choosing ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        (("nothing",), 'expected backend "inductor", "eager" or a callable'),
+        ((3,), "expected backend"),
+        (("eager", "max-autotune"), "expected mode and options"),
+        (("eager", None, {"x": 1}), "expected mode and options"),
+        ((lambda gm, inputs: gm, "reduce-overhead"), "expected mode and options"),
+    ],
+)
+def test_bad_backends(arguments, match):
+    with pytest.raises(ValueError, match=match):
+        choose_backend(*arguments)
+
+
+def test_names():
+    assert choose_backend("eager").name == "eager" and choose_backend("inductor").name == "inductor"
+    assert choose_backend(len).name == "len" and choose_backend("eager", "default").name == "eager"
+
+
+# ---- anybody's compiler --------------------------------------------------------------------------------------
+
+
+def test_a_callable_gets_plain_graphs_and_their_inputs():
+    seen = []
+
+    def backend(graph, inputs):
+        assert isinstance(graph, fx.GraphModule)
+        assert all(type(t) is not Pair and isinstance(t, Tensor) for t in inputs)
+        assert len(inputs) == len(graph.graph.find_nodes(op="placeholder"))
+        seen.append(graph)
+        return graph.forward
+
+    judge(
+        lambda x, w: x * w,
+        lambda: (make(Pair, 2, 3, grad=True), torch.ones(3)),
+        by_pass(torch.mul, backend=backend),
+    )
+    assert len(seen) == 2, "forward and backward"
+    judge(lambda x: x * 2, lambda: (make(Pair, 2),), by_pass(lambda x: x * 2, backend=backend))
+    assert len(seen) == 3, "inference"
+
+
+def test_an_error_of_the_backend_passes_through():
+    def backend(graph, inputs):
+        raise ZeroDivisionError("not today")
+
+    compiled, x = by_pass(torch.sin, backend=backend), make(Pair, 2)
+    with pytest.raises(ZeroDivisionError, match="not today"):
+        compiled(x)
+    assert compiled.programs == [] and x._version == 0
+
+
+# ---- Inductor ------------------------------------------------------------------------------------------------
+
+
+def by_inductor(fn, **options):
+    return desugar.compile(fn, backend="inductor", **options)
+
+
+def test_inductor_trains_a_mix():
+    def fn(x, w, y):
+        return F.gelu(x @ w) * y, (x * 2).sum(), y
+
+    judge(
+        fn,
+        lambda: (make(TwoTensor, 4, 6, grad=True), torch.randn(6, 6, requires_grad=True), torch.randn(6)),
+        way=by_inductor,
+        calls=2,
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@pytest.mark.parametrize("cls", [Pair, Halves, Beside])
+def test_inductor_infers(cls):
+    judge(
+        lambda x: ((x * 2).sin(), x.cos()),
+        lambda: (make(cls, 4, 6),),
+        way=by_inductor,
+        around=torch.no_grad,
+    )
+
+
+def test_inductor_with_dynamic_sizes_and_missing_gradients():
+    def fn(x, y):
+        return (x * y).sin(), x.sum()
+
+    compiled = by_inductor(fn)
+    for n, missing in ((4, []), (5, []), (7, [0]), (9, [1])):
+        judge(
+            fn,
+            lambda n=n: (make(Pair, n, 3, grad=True), torch.randn(3, requires_grad=True)),
+            compiled,
+            missing=missing,
+        )
+    assert len(compiled.programs) == 2
+
+
+def test_inductor_and_a_rule_above_autograd():
+    judge(
+        F.linear,
+        lambda: (torch.randn(2, 4, requires_grad=True), make(Int8Like, 3, 4, grad=True)),
+        way=by_inductor,
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_inductor_keeps_random_numbers_apart():
+    compiled = by_inductor(lambda x: F.dropout(x, 0.5))
+    x = make(Pair, 64, grad=True)
+    torch.manual_seed(1)
+    one = compiled(x)
+    one.backward(torch.ones_like(one))
+    assert torch.equal(one.a, x.a.detach() * x.grad.a), "forward and backward drop the same"
+    two = compiled(x)
+    torch.manual_seed(1)
+    three = compiled(x)
+    assert torch.equal(one.a, three.a) and not torch.equal(one.a, two.a)
+
+
+def test_nothing_to_compile():
+    judge(lambda x: (x, 3), lambda: (make(Pair, 2),), way=by_inductor)
+
+
+def test_mode_and_options(monkeypatch):
+    import torch._inductor.config as config
+
+    seen = []
+    from desugar import _torch as private
+
+    compile_inner = private.compile_fx_inner
+
+    def spy(*args, **kwargs):
+        seen.append((config.max_autotune, config.epilogue_fusion))
+        return compile_inner(*args, **kwargs)
+
+    monkeypatch.setattr(private, "compile_fx_inner", spy)
+    compiled = by_inductor(
+        lambda x: x.sin(), mode="max-autotune-no-cudagraphs", options={"epilogue-fusion": False}
+    )
+    compiled(make(Pair, 3))
+    assert seen == [(True, False)] and not config.max_autotune
+
+
+def test_a_failed_graph_does_not_stay(caplog):
+    with (
+        caplog.at_level(logging.WARNING, logger="desugar"),
+        pytest.raises(ValueError, match="expected backend"),
+    ):
+        desugar.compile(torch.sin, backend="inductr")
+
+
+def test_a_backward_does_not_read_past_what_it_was_given_instead_of_what_was_saved():
+    compiled, ones = desugar.compile(lambda x: x * x * 2), TwoTensor(torch.ones(64, 64), torch.ones(64, 64))
+
+    def smaller(saved):
+        return TwoTensor(torch.rand(2, 2), torch.rand(2, 2))
+
+    x = TwoTensor(torch.rand(64, 64), torch.rand(64, 64)).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, smaller):
+        y = compiled(x)
+    with pytest.raises(AssertionError, match="size"):
+        torch.autograd.grad(y, x, ones)
+    y = compiled(x)
+    with torch.no_grad():
+        x.a = torch.rand(2, 2)
+    with pytest.raises(AssertionError, match="size"):
+        torch.autograd.grad(y, x, ones)

@@ -1,0 +1,343 @@
+"""The backward is compiled while the C++ compiler works on the forward, and only then."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import subprocess
+import sys
+import types
+import weakref
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+import torch
+from torch._inductor.utils import fresh_cache
+
+import desugar
+from desugar import _torch as private
+from desugar.backends import choose
+from desugar.backends.parallel_build import Ahead, Kernels, expected_tangents, postponing
+from desugar.dynamo.backend import dynamo_backend
+from desugar.recording.listeners import listen
+from tests.desugar.classes import TwoTensor
+
+
+def make():
+    return TwoTensor(torch.rand(3, 4), torch.rand(3, 4)).requires_grad_()
+
+
+def chain(x, w):
+    for _ in range(3):
+        x = torch.sigmoid(x * w) + x
+    return x
+
+
+def loss_and_logits(x, w):
+    logits = torch.tanh(x * w)
+    return (logits * logits).sum(), logits
+
+
+@pytest.fixture
+def empty_cache():
+    """Inductor's caches, empty, and two threads that build kernels."""
+    with private.inductor_config.patch(compile_threads=2), fresh_cache():
+        yield
+
+
+@pytest.fixture
+def backwards(monkeypatch):
+    """How often a backward graph was compiled."""
+    counted = []
+    compile_backward = choose.compile_backward
+
+    def counting(*args):
+        counted.append(args[1])
+        return compile_backward(*args)
+
+    monkeypatch.setattr(choose, "compile_backward", counting)
+    return counted
+
+
+def gradients(results, args, which=slice(None)):
+    results = ([results] if isinstance(results, torch.Tensor) else list(results))[which]
+    tangents = [
+        TwoTensor(torch.ones(r.shape), torch.ones(r.shape))
+        if isinstance(r, TwoTensor)
+        else torch.ones(r.shape)
+        for r in results
+    ]
+    return torch.autograd.grad(results, args, tangents, allow_unused=True)
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.a, other.a)
+        torch.testing.assert_close(one.b, other.b)
+
+
+def pending(compiled):
+    """The kernels of the backward that was compiled ahead, if one was."""
+    return [kernels for _, kernels in compiled.programs[0].family._ahead._found.values()]
+
+
+# ----------------------------------------------------------------------------------------- what is expected
+
+
+def test_the_backward_is_compiled_beside_the_forward(empty_cache, backwards):
+    args, recordings = (make(), make()), []
+    compiled = desugar.compile(chain)
+    with listen(recordings.append):
+        results = compiled(*args)
+    assert len(backwards) == 1 and len(pending(compiled)) == 1
+    stages = [name for name, _ in recordings[0].stages]
+    assert stages.index("compile forward") < stages.index("compile backward") < stages.index("build kernels")
+    assert_same(gradients(results, args), gradients(chain(*args), args))
+    assert len(backwards) == 1 and not pending(compiled)
+
+
+def test_behind_dynamo(empty_cache, backwards):
+    args = make(), make()
+    results = torch.compile(chain, backend=dynamo_backend)(*args)
+    assert len(backwards) == 1
+    assert_same(gradients(results, args), gradients(chain(*args), args))
+    assert len(backwards) == 1
+
+
+@pytest.mark.parametrize(
+    ("fn", "expected"),
+    [
+        (chain, (True,)),
+        (loss_and_logits, (True, False)),
+        (lambda x, w: (x * w, x + w), (True, True)),
+        (lambda x, w: ((x * w).sum(), (x + w).sum(), x), (True, True)),
+        (lambda x, w: (x, torch.tanh(w), w.sum()), (False, True)),
+    ],
+)
+def test_a_result_without_dimensions_is_a_loss(fn, expected):
+    compiled = desugar.compile(fn, backend="eager")
+    compiled(make(), make())
+    assert expected_tangents(compiled.programs[0].family.traced) == expected
+
+
+@pytest.mark.parametrize(("which", "compilations"), [(slice(0, 1), 1), (slice(1, 2), 2), (slice(None), 2)])
+def test_other_gradients_than_expected_have_a_backward_of_their_own(
+    empty_cache, backwards, which, compilations
+):
+    args = make(), make()
+    results = desugar.compile(loss_and_logits)(*args)
+    assert len(backwards) == 1
+    assert_same(gradients(results, args, which), gradients(loss_and_logits(*args), args, which))
+    assert len(backwards) == compilations
+
+
+@pytest.mark.parametrize(("which", "compilations"), [(slice(0, 1), 1), (slice(1, 2), 2), (slice(None), 2)])
+def test_symbolic_sizes(empty_cache, backwards, which, compilations):
+    compiled = desugar.compile(loss_and_logits, dynamic=True)
+    for rows in (3, 5):
+        args = [TwoTensor(torch.rand(rows, 4), torch.rand(rows, 4)).requires_grad_() for _ in range(2)]
+        found = gradients(compiled(*args), args, which)
+        assert_same(found, gradients(loss_and_logits(*args), args, which))
+    assert len(compiled.programs) == 1 and len(backwards) == compilations
+
+
+# ----------------------------------------------------------------------------------- when there is no time
+
+
+def test_nothing_is_compiled_ahead_when_the_forward_is_there(empty_cache, backwards):
+    args = make(), make()
+    desugar.compile(chain)(*args)
+    torch.compiler.reset()
+    compiled = desugar.compile(chain)
+    results = compiled(*args)  # its kernels are in Inductor's cache
+    assert len(backwards) == 1 and not pending(compiled)
+    assert_same(gradients(results, args), gradients(chain(*args), args))
+
+
+@pytest.mark.parametrize("options", [{"max_autotune": True}, {"compile_threads": 1}])
+def test_nothing_is_compiled_ahead_where_inductor_does_not_wait(empty_cache, backwards, options):
+    args = make(), make()
+    compiled = desugar.compile(chain, options=options)
+    results = compiled(*args)
+    assert not backwards
+    assert_same(gradients(results, args), gradients(chain(*args), args))
+
+
+def test_other_backends_compile_a_backward_when_it_is_called(backwards):
+    args = make(), make()
+    results = desugar.compile(chain, backend="eager")(*args)
+    assert not backwards
+    gradients(results, args)
+    assert len(backwards) == 1
+
+
+def test_kernels_of_other_devices_are_not_put_off():
+    graph = private.make_fx(lambda x: x * 2, tracing_mode="fake")(torch.rand(3, device="meta"))
+    with private.inductor_config.patch(compile_threads=2), postponing(graph) as kernels:
+        waited = []
+        private.AsyncCompile().wait({"kernel": lambda: waited})
+    assert not kernels.waits
+
+
+def test_threads_by_option_alone():
+    args = make(), make()
+    with private.inductor_config.patch(compile_threads=1), fresh_cache():
+        compiled = desugar.compile(chain, options={"compile_threads": 2})
+        results = compiled(*args)
+        assert len(pending(compiled)) == 1
+        assert_same(gradients(results, args), gradients(chain(*args), args))
+
+
+# ---------------------------------------------------------------------------------------- what may go wrong
+
+
+def test_two_functions_with_one_graph(empty_cache, backwards):
+    other = types.FunctionType(chain.__code__.replace(co_name="other"), chain.__globals__)
+    args, functions = (make(), make()), [desugar.compile(chain), desugar.compile(other)]
+    results = [compiled(*args) for compiled in functions]
+    assert len(pending(functions[0])) == 1 and not pending(functions[1])  # one module of Inductor's for both
+    for one in reversed(results):
+        assert_same(gradients(one, args), gradients(chain(*args), args))
+
+
+def test_the_first_backward_in_several_threads(empty_cache, backwards):
+    args = make(), make()
+    results = desugar.compile(chain)(*args)
+    tangent = TwoTensor(torch.ones(3, 4), torch.ones(3, 4))
+    with ThreadPoolExecutor(3) as threads:
+        found = [
+            threads.submit(torch.autograd.grad, results, args, tangent, retain_graph=True) for _ in range(3)
+        ]
+    for gradient in found:
+        assert_same(gradient.result(), gradients(chain(*args), args))
+    assert len(backwards) == 1
+
+
+def test_a_program_is_gone_before_its_backward(empty_cache):
+    args = make(), make()
+    compiled = desugar.compile(chain)
+    results, family = compiled(*args), weakref.ref(compiled.programs[0].family)
+    del compiled
+    assert_same(gradients(results, args), gradients(chain(*args), args))
+    del results
+    torch.compiler.reset()  # Dynamo keeps what it compiled with the code of the function
+    while gc.collect():
+        pass
+    assert family() is None
+
+
+def test_an_interrupt_while_kernels_are_built(empty_cache, monkeypatch):
+    args, finish = (make(), make()), Kernels.finish
+
+    def interrupted(kernels):
+        raise KeyboardInterrupt
+
+    compiled = desugar.compile(chain)
+    monkeypatch.setattr(Kernels, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compiled(*args)
+    monkeypatch.setattr(Kernels, "finish", finish)
+    results = compiled(*args)
+    monkeypatch.setattr(Kernels, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        torch.autograd.grad(results, args, TwoTensor(torch.ones(3, 4), torch.ones(3, 4)), retain_graph=True)
+    monkeypatch.setattr(Kernels, "finish", finish)
+    assert_same(gradients(results, args), gradients(chain(*args), args))
+
+
+def test_a_backward_that_inductor_refuses_fails_when_it_is_called(empty_cache, monkeypatch):
+    compile_inductor = choose._compile_inductor
+
+    def refuse_backward(graph, inputs, kind):
+        if kind.role == "backward":
+            raise private.InductorError(NotImplementedError("no such kernel"), None)
+        return compile_inductor(graph, inputs, kind)
+
+    monkeypatch.setattr(choose, "_compile_inductor", refuse_backward)
+    args = make(), make()
+    results = desugar.compile(chain)(*args)
+    torch.testing.assert_close(results.a, chain(*args).a)
+    with pytest.raises(private.InductorError, match="no such kernel"):
+        gradients(results, args)
+
+
+def test_the_compilers_own_error_is_raised_by_the_call(empty_cache):
+    args = make(), make()
+    with (
+        private.inductor_config.patch({"cpp.cxx": (None, "false")}),  # a compiler that always fails
+        pytest.raises((private.CppCompileError, private.InductorError)),
+    ):
+        desugar.compile(chain)(*args)
+    assert_same(
+        gradients(desugar.compile(chain)(*args), args), gradients(chain(*args), args)
+    )  # nothing is left of it
+
+
+def test_the_cache_is_gone_before_the_backward(empty_cache, backwards):
+    args = make(), make()
+    compiled = desugar.compile(chain)
+    results = compiled(*args)
+    for kernels in pending(compiled):
+        assert [build.result(60) for build in kernels.builds] == [None]
+    shutil.rmtree(torch._inductor.runtime.runtime_utils.cache_dir())
+    assert_same(gradients(results, args), gradients(chain(*args), args))
+    assert len(backwards) == 2
+
+
+def test_waits_are_made_once_and_again_after_an_error():
+    waited = []
+
+    def fail_first():
+        waited.append("tried")
+        if len(waited) == 1:
+            raise OSError("the disk is full")
+
+    kernels, ahead = Kernels(waits=[fail_first, lambda: waited.append("other")]), Ahead()
+    ahead.put("graph", sum, kernels)
+    assert ahead.take("graph") is None
+    assert kernels.finish() and kernels.finish()
+    assert waited == ["tried", "tried", "other"]
+    assert ahead.take("graph") is None and ahead.take("other") is None
+
+
+def test_another_process_does_not_wait_for_this_ones_compiler():
+    build = Future()
+    kernels = Kernels(builds=[build], process=-1)
+    assert kernels.are_being_built() and not kernels.finish()
+    build.set_result(None)
+    assert kernels.finish()
+
+
+FORKED = """
+import os
+import torch
+import desugar
+from torch._inductor.utils import fresh_cache
+
+def chain(x, w):
+    for _ in range(3):
+        x = torch.sigmoid(x * w) + x
+    return x
+
+args = [torch.rand(3, 4, requires_grad=True) for _ in range(2)]
+with fresh_cache():
+    results = desugar.compile(chain)(*args)
+    child = os.fork()
+    found = torch.autograd.grad(results, args, torch.ones(3, 4))
+    expected = torch.autograd.grad(chain(*args), args, torch.ones(3, 4))
+    torch.testing.assert_close(found, expected)
+    if child == 0:
+        y = torch.rand(5)
+        torch.testing.assert_close(desugar.compile(lambda y: y.cos() * 3)(y), y.cos() * 3)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+@pytest.mark.skipif(
+    torch.version.cuda is not None, reason="a CUDA build's autograd starts threads, and takes no fork"
+)
+def test_a_fork_between_forward_and_backward(monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "2")
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=240)

@@ -1,0 +1,206 @@
+"""`torch.compile(backend="desugar")`, the installed entry point."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from importlib.metadata import entry_points
+
+import pytest
+import torch
+from torch import nn
+
+from desugar import DesugarError
+from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make
+from tests.desugar.judge import assert_same_values, by_dynamo, judge
+
+
+def quiet(caplog):
+    return [r.getMessage() for r in caplog.records if r.name == "desugar" and r.levelno >= logging.WARNING]
+
+
+# ---- the entry point -----------------------------------------------------------------------------------------
+
+
+def test_the_entry_point_is_installed():
+    (point,) = entry_points(group="torch_dynamo_backends", name="desugar")
+    assert point.value == "desugar.dynamo.backend:dynamo_backend"
+    assert "desugar" in torch._dynamo.list_backends()
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_no_graph_is_handed_on(cls, caplog):
+    judge(
+        lambda x, w: ((x * w).sin(), x.sum()),
+        lambda: (make(cls, 2, 6, grad=True), torch.randn(6, requires_grad=True)),
+        way=by_dynamo,
+    )
+    assert quiet(caplog) == []
+
+
+def test_with_inductor():
+    compiled = torch.compile(lambda x, w: (x * w).sin(), backend="desugar")
+    judge(
+        lambda x, w: (x * w).sin(),
+        lambda: (make(Pair, 2, 6, grad=True), torch.randn(6, requires_grad=True)),
+        compiled,
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{"mode": "max-autotune-no-cudagraphs"}, {"options": {"epilogue_fusion": False}}]
+)
+def test_mode_and_options_are_inductors(options):
+    compiled = torch.compile(lambda x: (x * 2).sin(), backend="desugar", **options)
+    judge(lambda x: (x * 2).sin(), lambda: (make(Pair, 3),), compiled)
+
+
+def test_a_callable_as_inner_backend():
+    seen = []
+
+    def inner(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(torch.sin, backend="desugar", options={"backend": inner})
+    judge(torch.sin, lambda: (make(Pair, 3, grad=True),), compiled)
+    assert len(seen) == 2
+
+
+# ---- what Dynamo does ----------------------------------------------------------------------------------------
+
+
+def test_graph_breaks():
+    def fn(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y.sin()
+
+    compiled = torch.compile(fn, backend="desugar", options={"backend": "eager"})
+    judge(fn, lambda: (make(TwoTensor, 3, grad=True),), compiled, calls=2)
+
+
+def test_recompiles():
+    def fn(x, n):
+        return x * n
+
+    compiled = by_dynamo(fn)
+    for n in (1, 2, 1):
+        judge(fn, lambda n=n: (make(Pair, 3, grad=True), n), compiled)
+
+
+def test_a_module_with_parameters():
+    module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    module[0].weight = nn.Parameter(make(TwoTensor, 4, 3))
+    twin = copy.deepcopy(module)
+    judge(module, lambda: (torch.randn(2, 3, requires_grad=True),), by_dynamo(twin))
+    grads, want = ([p.grad for p in m.parameters()] for m in (twin, module))
+    assert_same_values(grads, want)
+    assert type(grads[0]) is TwoTensor
+
+
+def test_modes_around():
+    for around in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", dtype=torch.bfloat16)):
+        torch.compiler.reset()
+        judge(
+            lambda x, w: x @ w,
+            lambda: (make(Pair, 3, 3, grad=True), torch.randn(3, 3)),
+            way=by_dynamo,
+            around=around,
+        )
+
+
+def test_dynamic_int():
+    judge(lambda x: x * 2, lambda: (Labeled(torch.randn(3), count=3).requires_grad_(),), way=by_dynamo)
+
+
+@pytest.mark.parametrize("dynamic", [True, False, None])
+def test_dynamic(dynamic):
+    compiled = by_dynamo(lambda x: (x * 2, x.sum()), dynamic=dynamic)
+    for n in (4, 5, 6):
+        judge(lambda x: (x * 2, x.sum()), lambda n=n: (make(TwoTensor, n, n + 2, grad=True),), compiled)
+
+
+def test_one_argument_twice():
+    judge(lambda x, y: x * y, lambda: (make(TwoTensor, 3, grad=True),) * 2, way=by_dynamo)
+
+
+def test_shared_inner_tensors():
+    def make_args():
+        a, b = torch.randn(3), torch.randn(3)
+        return TwoTensor(a, b).requires_grad_(), TwoTensor(b, a).requires_grad_()
+
+    compiled = by_dynamo(lambda x, y: x * y)
+    judge(lambda x, y: x * y, make_args, compiled)
+    judge(
+        lambda x, y: x * y, lambda: (make(TwoTensor, 3, grad=True), make(TwoTensor, 3, grad=True)), compiled
+    )
+
+
+# ---- what goes to AOTAutograd, and what does not -------------------------------------------------------------
+
+
+def test_the_reason_is_logged_where_aotautograd_takes_over(caplog):
+    x = torch.nested.nested_tensor([torch.randn(2), torch.randn(3)], layout=torch.jagged)
+    out = by_dynamo(lambda x: x * 2)(x)
+    (message,) = quiet(caplog)
+    assert "AOTAutograd compiles this graph instead" in message and "nested tensor" in message
+    assert torch.equal(out.values(), x.values() * 2)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x, y: (x.a.add_(1), x * 2)[1], lambda x, y: (x.add_(1), y * 2)[1]],
+    ids=["an inner tensor", "a wrapper that shares"],
+)
+def test_known_wrong_is_not_left_to_stock(fn):
+    def shared():
+        a, b = torch.zeros(3), torch.zeros(3)
+        return TwoTensor(a, b), TwoTensor(a, b)
+
+    compiled = by_dynamo(fn)
+    for make_args in (shared, lambda: (make(TwoTensor, 3), make(TwoTensor, 3)), shared):
+        judge(fn, make_args, compiled)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda cls: cls.__name__)
+def test_symbols_that_are_equal_reach_inductor_under_one_name(cls, grad):
+    def block(x, w):
+        return x + torch.relu(torch.nn.functional.linear(x, w))
+
+    compiled, w = torch.compile(block, backend="desugar", fullgraph=True), torch.randn(4, 4)
+    for lengths in ([3, 1, 2], [2, 4]):
+        x = cls.from_tensors([torch.randn(n, 4) for n in lengths]).detach().requires_grad_(grad)
+        torch.testing.assert_close(compiled(x, w).to_tensors(), block(x, w).to_tensors())
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_an_int_that_turns_out_to_be_one_number(dynamic):
+    def power(x, n):
+        out = x * 1
+        while n != 0:
+            out, n = out * n, n - 1
+        return out
+
+    compiled = by_dynamo(power, dynamic=dynamic)
+    for n in (3, 4, 5, 4):
+        x = make(TwoTensor, 2, 3, grad=True)
+        assert torch.equal(compiled(x, n).a, power(x, n).a)
+
+
+def test_an_argument_that_is_negated_lazily_is_refused_where_compiled_code_would_read_its_memory():
+    def fn(x):
+        return x * 2
+
+    negated = torch.complex(torch.zeros(3), torch.ones(3)).conj().imag
+    assert negated.is_neg()
+    for x in (negated, TwoTensor(torch.ones(3), torch._neg_view(torch.ones(3)))):
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="resolve_neg") as caught:
+            torch.compile(fn, backend="desugar")(x)
+        assert isinstance(caught.value.inner_exception, DesugarError)
+    assert torch.equal(by_dynamo(fn)(negated), torch.full((3,), -2.0))
+    torch.testing.assert_close(
+        torch.compile(fn, backend="desugar")(negated.resolve_neg()), torch.full((3,), -2.0)
+    )

@@ -1,0 +1,261 @@
+"""The generated entry: the function's own parameters, Dynamo's guards, and what goes another way."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import inspect
+import logging
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import desugar
+from desugar.dynamo.entry import Entry
+from desugar.dynamo.frame_code import Parameters
+from tests.desugar.classes import Pair, TwoTensor, make
+from tests.desugar.judge import assert_same_values, by_pass, leaves_of
+
+
+def entry_of(compiled):
+    calls = compiled._calls if hasattr(compiled, "_calls") else type(compiled)._desugar_calls
+    assert isinstance(calls, Entry)
+    return calls
+
+
+def is_direct(compiled, *args, **kwargs):
+    """Whether a call goes straight to its program."""
+    calls, slow = entry_of(compiled), []
+    scope = calls.function.__globals__
+    original = scope["compile_or_call"]
+    scope["compile_or_call"] = lambda *a, **k: slow.append(1) or original(*a, **k)
+    try:
+        compiled(*args, **kwargs)
+    finally:
+        scope["compile_or_call"] = original
+    return not slow
+
+
+# ---- parameters ----------------------------------------------------------------------------------------------
+
+
+def many(a, b=2, /, c=3, *rest, d, e=5, **more):
+    return a * b * c + sum(rest) * d - e + sum(more.values())
+
+
+def none():
+    return torch.ones(2) * 2
+
+
+CALLS = [
+    (many, (2,), {"d": 1}),
+    (many, (2, 3, 4, 5, 6), {"d": 1, "e": 2, "z": 3}),
+    (many, (2, 3), {"c": 7, "d": 1, "y": 1, "z": 3}),
+    (none, (), {}),
+    (lambda *xs: xs[0] + len(xs), (1, 2), {}),
+    (lambda **kw: kw["x"] * 2 + len(kw), (), {"x": 1, "y": 2}),
+]
+
+
+@pytest.mark.parametrize(("fn", "args", "kwargs"), CALLS, ids=range(len(CALLS)))
+def test_calls_of_every_kind(fn, args, kwargs):
+    args = tuple(torch.full((2,), float(arg)) for arg in args)
+    kwargs = {name: torch.full((2,), float(arg)) for name, arg in kwargs.items()}
+    compiled = by_pass(fn)
+    for _ in range(2):
+        assert_same_values([compiled(*args, **kwargs)], [fn(*args, **kwargs)])
+    assert is_direct(compiled, *args, **kwargs)
+    assert inspect.signature(compiled) == inspect.signature(fn)
+
+
+def test_parameters_of_code():
+    found = Parameters.of(many.__code__)
+    assert found == Parameters(("a", "b", "c"), 2, ("d", "e"), "rest", "more")
+    assert found.declaration(0) == "a, b, /, c, *rest, d, e, **more"
+    assert found.declaration(1) == "b, /, c, *rest, d, e, **more"
+    assert found.forwarding(0) == "a, b, c, *rest, d=d, e=e, **more"
+    assert Parameters.of((lambda x, *, y: x).__code__).declaration(0) == "x, *, y"
+
+
+def test_defaults_are_those_of_the_moment():
+    def fn(x, by=2.0, *, plus=1.0):
+        return x * by + plus
+
+    compiled, x = by_pass(fn), torch.ones(2)
+    assert compiled(x)[0] == compiled(x)[0] == 3
+    fn.__defaults__, fn.__kwdefaults__ = (5.0,), {"plus": 7.0}
+    assert compiled(x)[0] == fn(x)[0] == 12
+
+
+def test_names_that_the_entry_uses_itself():
+    def fn(frame, fn, code, eval_frame, entry, self):
+        return frame * fn + code * eval_frame - entry + self
+
+    compiled, args = by_pass(fn), [torch.full((2,), float(n)) for n in range(6)]
+    for _ in range(2):
+        assert torch.equal(compiled(*args), fn(*args))
+    assert is_direct(compiled, *args)
+
+
+# ---- what is compiled ----------------------------------------------------------------------------------------
+
+
+class Scaler:
+    def __init__(self, by):
+        self.by = by
+
+    def scaled(self, x):
+        return x * self.by
+
+    def __call__(self, x):
+        return x * self.by * 2
+
+
+def test_a_bound_method_sees_its_object_change():
+    scaler, x = Scaler(2), torch.ones(2)
+    compiled = by_pass(scaler.scaled)
+    for by in (2, 3, 3, 4):
+        scaler.by = by
+        assert compiled(x)[0] == by
+    assert is_direct(compiled, x)
+
+
+def test_what_has_no_frame_of_its_own():
+    x, scaler = torch.ones(2), Scaler(2)
+    for fn in (torch.sin, scaler, torch.nn.functional.relu, nn.Linear(2, 2).forward):
+        compiled = by_pass(fn)
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), fn(x))
+    compiled = by_pass(lambda x: (x * n for n in (1, 2)))
+    assert [part[0] for part in compiled(x)] == [1, 2]
+
+
+def test_a_decorated_method():
+    class Holder:
+        by = 2
+
+        @desugar.compile(backend="eager")
+        def scaled(self, x):
+            return x * self.by
+
+    holder, x = Holder(), make(Pair, 3)
+    for by in (2, 3):
+        holder.by = by
+        assert_same_values([holder.scaled(x)], [x * by])
+    assert Holder.scaled.programs
+
+
+# ---- what goes another way -----------------------------------------------------------------------------------
+
+
+def double(x):
+    return x * 2
+
+
+@pytest.mark.parametrize("way", ["reset", "stance", "disable", "code", "mode", "profiler"])
+def test_what_a_call_asks_besides_the_guards(way):
+    compiled, x = by_pass(double), torch.ones(2)
+    compiled(x)
+    assert is_direct(compiled, x)
+    code = double.__code__
+    around = contextlib.nullcontext()
+    if way == "reset":
+        torch.compiler.reset()
+    elif way == "stance":
+        around = torch.compiler.set_stance("force_eager")
+    elif way == "code":
+        double.__code__ = (lambda x: x * 3).__code__
+    elif way == "mode":
+        around = torch.utils.flop_counter.FlopCounterMode(display=False)
+    elif way == "profiler":
+        around = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
+    elif way == "disable":
+        around = torch._dynamo.config.patch(disable=True)
+    try:
+        with around:
+            expected = double(x)
+            assert way == "disable" or not is_direct(compiled, x)
+            assert torch.equal(compiled(x), expected)
+    finally:
+        double.__code__ = code
+    assert torch.equal(compiled(x), double(x))
+
+
+def test_a_graph_break_goes_through_the_frame_hook():
+    seen = []
+
+    def fn(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        seen.append(len(seen))
+        return y + 1
+
+    compiled, x = by_pass(fn), make(TwoTensor, 3)
+    for n in range(3):
+        assert_same_values([compiled(x)], [x * 2 + 1])
+        assert seen == list(range(n + 1))
+    assert not is_direct(compiled, x) and len(compiled.programs) >= 2
+    torch.compiler.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        by_pass(fn, fullgraph=True)(x)
+
+
+def test_forward_mode_tangents_are_kept():
+    compiled, x = by_pass(double), torch.ones(2)
+    compiled(x)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.full((2,), 3.0))
+        out = compiled(dual)
+        assert torch.autograd.forward_ad.unpack_dual(out).tangent.tolist() == [6, 6]
+    assert torch.func.jvp(compiled, (x,), (x,))[1].tolist() == [2, 2]
+
+
+def test_the_reason_is_logged_with_both_values(caplog):
+    def fn(x, mode):
+        return x * 2 if mode == "double" else x
+
+    with caplog.at_level(logging.INFO, logger="desugar"):
+        compiled = by_pass(fn)
+        compiled(torch.ones(2), "double")
+        compiled(torch.ones(2) * 2, "double")
+        compiled(make(Pair, 2), "double")
+    first, second = (record.getMessage() for record in caplog.records if "compiled program" in record.message)
+    assert "first call" in first and "x" in second
+
+
+# ---- the names of programs -----------------------------------------------------------------------------------
+
+
+def test_functions_with_the_same_code_share_what_was_compiled():
+    def make_function(by):
+        return lambda x: x * by
+
+    two, again = by_pass(make_function(2)), by_pass(make_function(2))
+    two(torch.ones(2))
+    assert again(torch.ones(2))[0] == 2 and again.programs == two.programs
+
+
+def test_globals_do_not_fill_up():
+    before = {name for name in globals() if name.startswith("__desugar_")}
+
+    def once():
+        compiled = by_pass(double)
+        compiled(torch.ones(2))
+        assert is_direct(compiled, torch.ones(2))
+        return weakref.ref(compiled)
+
+    gone = once()
+    torch.compiler.reset()
+    gc.collect()
+    assert gone() is None
+    assert {name for name in globals() if name.startswith("__desugar_")} <= before
+
+
+def test_several_results_and_none():
+    compiled = by_pass(lambda x: {"x": x, "none": None, "two": [x * 2, 3, "text"]})
+    for _ in range(2):
+        result = compiled(x := torch.ones(2))
+        assert result["x"] is x and result["none"] is None and result["two"][1:] == [3, "text"]
+        assert len(leaves_of(result)) == 5

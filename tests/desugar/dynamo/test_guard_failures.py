@@ -1,0 +1,412 @@
+"""Why something is compiled again, in words: what failed, by the user's names, and both values."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import re
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+import desugar
+from desugar.dynamo.guard_failures import Failure, in_words
+from desugar.dynamo.user_values import UNKNOWN, find_value, short
+from desugar.recording.listeners import listen
+from subclasses import TensorSubclass, inner
+from subclasses.ragged import JaggedTensor
+from tests.desugar.classes import Labeled, Pair, Tagged
+
+
+class Color(enum.Enum):
+    RED = 1
+    BLUE = 2
+
+
+@dataclass
+class Config:
+    scale: int = 1
+
+
+class Optional(TensorSubclass, fallback="map"):
+    values: torch.Tensor = inner()
+    zero: torch.Tensor | None = inner(optional=True)
+
+
+def ones(*size, **options):
+    return torch.ones(*size, **options)
+
+
+def jagged(*lengths):
+    return JaggedTensor.from_tensors([ones(length, 3) for length in lengths])
+
+
+def reasons_of(compiled, *calls):
+    """Why each program is compiled while the calls are made."""
+    found = []
+    with listen(lambda recording: found.append(recording.failed)):
+        for call in calls:
+            call(compiled)
+    return found
+
+
+def add(x, y):
+    return x + y
+
+
+def twice(x):
+    return x * 2
+
+
+def times(x, n):
+    return x * n
+
+
+def either(x, y=None):
+    return x * 2 if y is None else x * y
+
+
+def total(xs):
+    return sum(xs.values()) if isinstance(xs, dict) else sum(xs)
+
+
+X = ones(2)
+SAME_COLOR = "c: expected the same Color as before, got <Color.BLUE: 2>"
+BY = "d['by'][0]: expected 2, got 3"
+TAGS = "metadata of x: expected {'tag': 'a'}, got {'tag': 'b'}"
+
+# function, arguments of the first call, of the second, and what is said.
+FAILURES = [
+    (add, (ones(2), ones(2)), (ones(3), ones(3)), "x.size(0): expected 2, got 3"),
+    (twice, (ones(2),), (ones(2, 2),), "x.dim(): expected 1, got 2"),
+    (twice, (ones(2),), (ones(2).double(),), "x.dtype: expected float32, got float64"),
+    (twice, (ones(2),), (ones(2, requires_grad=True),), "x.requires_grad: expected False, got True"),
+    (twice, (ones(2),), (Pair(X, X),), "type of x: expected Tensor, got Pair"),
+    (twice, (Pair(X, X),), (ones(2),), "type of x: expected Pair, got Tensor"),
+    (twice, (ones(2),), (nn.Parameter(X),), "type of x: expected Tensor, got Parameter"),
+    (twice, (nn.Parameter(X),), (ones(2),), "type of x: expected Parameter, got Tensor"),
+    (times, (ones(2), ones(2)), (ones(2), 3), "type of n: expected Tensor, got int"),
+    (times, (ones(2), 3), (ones(2), ones(2)), "n: expected 3, got a Tensor"),
+    (times, (ones(2), 3), (ones(2), 4), "n: expected 3, got 4"),
+    (times, (ones(2), 0.5), (ones(2), 0.25), "n: expected 0.5, got 0.25"),
+    (times, (ones(2), True), (ones(2), False), "n: expected True, got False"),
+    (either, (X,), (X, X), "y: expected None, got a Tensor"),
+    (either, (X, X), (X,), "type of y: expected Tensor, got NoneType"),
+    (lambda x, o: x * 2 if o == "a" else x * 3, (X, "a"), (X, "b"), "o: expected 'a', got 'b'"),
+    (lambda x, c: x * c.value, (X, Color.RED), (X, Color.BLUE), SAME_COLOR),
+    (
+        lambda x, t: x.to(t),
+        (X, torch.float64),
+        (X, torch.half),
+        "t: expected torch.float64, got torch.float16",
+    ),
+    (lambda x, c: x * c.scale, (X, Config(1)), (X, Config(2)), "c.scale: expected 1, got 2"),
+    (total, ([X, X],), ([X, X, X],), "len(xs): expected 2, got 3"),
+    (total, ((X, X),), ([X, X],), "type of xs: expected tuple, got list"),
+    (total, ({"a": X},), ({"b": X},), "key 0 of xs: expected 'a', got 'b'"),
+    (total, ({"a": X},), ({"a": X, "b": X},), "len(xs): expected 1, got 2"),
+    (lambda d: d["x"] * d["by"][0], ({"x": X, "by": [2]},), ({"x": X, "by": [3]},), BY),
+    (add, (X, X), (X, ones(2)), "x is y: expected True, got False"),
+    (add, (X, ones(2)), (X, X), "x is y: expected False, got True"),
+    (twice, (Labeled(X, X, label="a"),), (Labeled(X, X, label="b"),), "x.label: expected 'a', got 'b'"),
+    (twice, (Tagged(X, X, "a"),), (Tagged(X, X, "b"),), TAGS),
+    (twice, (Optional(X, X),), (Optional(X),), "inner tensors of x: expected values, zero, got values"),
+    (twice, (Pair(X, ones(2)),), (Pair(X, ones(2).double()),), "x.b.dtype: expected float32, got float64"),
+]
+IDS = [failure[3] for failure in FAILURES]
+
+# What Dynamo's text has of both values, or layouts tell.
+IN_TEXT = re.compile(
+    r"size|dim|dtype: |requires_grad| is |expected (Tensor|Parameter)|label|metadata|inner tensors"
+)
+
+
+@pytest.mark.parametrize(("fn", "first", "second", "says"), FAILURES, ids=IDS)
+def test_what_failed_is_said_with_both_values(fn, first, second, says):
+    compiled = desugar.compile(fn, backend="eager")
+    assert reasons_of(compiled, lambda f: f(*first), lambda f: f(*second)) == ["", says]
+
+
+@pytest.mark.parametrize(("fn", "first", "second", "says"), FAILURES, ids=IDS)
+def test_behind_dynamo_values_that_only_the_frame_knows_are_left_out(fn, first, second, says):
+    compiled = torch.compile(fn, backend="desugar", options={"backend": "eager"})
+    found = reasons_of(compiled, lambda f: f(*first), lambda f: f(*second))
+    assert found == ["", says if IN_TEXT.search(says) else says.partition(", got ")[0]]
+
+
+def test_strides():
+    compiled = desugar.compile(twice, backend="eager", dynamic=False)
+    found = reasons_of(compiled, lambda f: f(ones(2, 3)), lambda f: f(ones(3, 2).t()))
+    assert found[1] == "x.stride(0): expected 3, got 1"
+
+
+# ------------------------------------------------------------------------------------------------------- sizes
+
+SMALL = "expected 2 <= x.size(0) <= 9, got x.size(0) = 40"
+SIZES = [
+    (lambda x: x * 2 if x.shape[0] < 10 else x, ones(4), ones(40), SMALL),
+    (
+        lambda x: x * 2 if x.shape[0] % 4 else x,
+        ones(5),
+        ones(8),
+        "expected (x.size(0) % 4) != 0, got x.size(0) = 8",
+    ),
+    (lambda x: x * 2, ones(4), ones(1), "expected 2 <= x.size(0), got x.size(0) = 1"),
+    (lambda x: x * 2, jagged(2, 3), jagged(2), "expected 2 <= x.size(0), got x.size(0) = 1"),
+]
+
+
+@pytest.mark.parametrize(("fn", "first", "second", "says"), SIZES)
+def test_a_condition_on_sizes_is_said_with_what_came(fn, first, second, says):
+    compiled = desugar.compile(fn, backend="eager", dynamic=True)
+    assert reasons_of(compiled, lambda f: f(first), lambda f: f(second)) == ["", says]
+
+
+def test_a_condition_on_two_sizes_has_both():
+    compiled = desugar.compile(lambda x, y: x + y, backend="eager", dynamic=True)
+    found = reasons_of(compiled, lambda f: f(ones(4), ones(4)), lambda f: f(ones(4), ones(1)))
+    assert found[1] == "expected y.size(0) == x.size(0), got y.size(0) = 1, x.size(0) = 4"
+
+
+def test_an_int_that_is_a_symbol():
+    compiled = desugar.compile(lambda x, n: x * n if n < 5 else x, backend="eager", dynamic=True)
+    found = reasons_of(compiled, lambda f: f(X, 3), lambda f: f(X, 7))
+    assert found[1] == "expected n <= 4, got n = 7"
+
+
+# ------------------------------------------------------------------------------- what is no argument of the call
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.1)
+        self.layers = nn.ModuleList([nn.Linear(3, 3)])
+
+    def forward(self, x, *more, scale=1.0, **rest):
+        for layer in self.layers:
+            x = layer(x)
+        return self.drop(x) * scale * len(more) + rest.get("bias", 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda net: setattr(net.drop, "p", 0.5), "self.drop.p: expected 0.1, got 0.5"),
+        (lambda net: net.eval(), "self.drop.training: expected True, got False"),
+        (
+            lambda net: net.requires_grad_(False),
+            "self.layers[0].bias.requires_grad: expected True, got False",
+        ),
+        (lambda net: net.layers.append(nn.Linear(3, 3)), "len(self.layers._modules): expected 1, got 2"),
+        (
+            lambda net: setattr(net, "drop", nn.Identity()),
+            "type of self.drop: expected Dropout, got Identity",
+        ),
+    ],
+)
+def test_attributes_of_a_module(change, says):
+    net = Net()
+    compiled, x = desugar.compile(net, backend="eager"), ones(2, 3)
+    assert reasons_of(compiled, lambda f: f(x, x), lambda f: change(net), lambda f: f(x, x)) == ["", says]
+
+
+def test_arguments_of_a_module_have_the_names_of_its_forward():
+    compiled, x = desugar.compile(Net(), backend="eager"), ones(2, 3)
+    calls = [
+        lambda f: f(x, X, scale=2.0),
+        lambda f: f(x.t().contiguous().t(), X, scale=2.0),
+        lambda f: f(x, X, X, scale=2.0),
+        lambda f: f(x, X, scale=3.0),
+        lambda f: f(x, X, scale=2.0, bias=1),
+    ]
+    assert reasons_of(compiled, *calls) == [
+        "",
+        "x.stride(0): expected 3, got 1",
+        "len(args): expected 2, got 3",
+        "len(args): expected 3, got 2",
+        "len(kwargs): expected 1, got 2",
+    ]
+
+
+class Holder:
+    def __init__(self):
+        self.n, self.t = 2, ones(2)
+
+    def run(self, x):
+        return x * self.n + self.t
+
+
+def test_attributes_of_an_object():
+    holder = Holder()
+    compiled = desugar.compile(holder.run, backend="eager")
+    found = reasons_of(
+        compiled,
+        lambda f: f(X),
+        lambda f: setattr(holder, "n", 3),
+        lambda f: f(X),
+        lambda f: setattr(holder, "t", ones(2).double()),
+        lambda f: f(X),
+    )
+    assert found == ["", "self.n: expected 2, got 3", "self.t.dtype: expected float32, got float64"]
+
+
+FACTOR = 2
+
+
+def helper(x):
+    return x * FACTOR
+
+
+def calls_helper(x):
+    return helper(x) + 1
+
+
+def test_globals_and_functions(monkeypatch):
+    compiled, here = desugar.compile(calls_helper, backend="eager"), globals()
+    found = reasons_of(
+        compiled,
+        lambda f: f(X),
+        lambda f: monkeypatch.setitem(here, "FACTOR", 3),
+        lambda f: f(X),
+        lambda f: monkeypatch.setitem(here, "helper", twice),
+        lambda f: f(X),
+    )
+    assert found == [
+        "",
+        "FACTOR: expected 2, got 3",
+        "helper: expected the same function as before, got twice",
+    ]
+
+
+def test_closures():
+    sizes, factor = [1, 2], 3
+
+    def fn(x):
+        return x * len(sizes) * factor
+
+    def grow(_):
+        sizes.append(3)
+
+    def raise_factor(_):
+        nonlocal factor
+        factor = 4
+
+    compiled = desugar.compile(fn, backend="eager")
+    found = reasons_of(compiled, lambda f: f(X), grow, lambda f: f(X), raise_factor, lambda f: f(X))
+    assert found == ["", "len(sizes): expected 2, got 3", "factor: expected 3, got 4"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        (torch.no_grad, "another mode: grad_mode"),
+        (functools.partial(torch.autocast, "cpu"), "another mode: autocast(cpu)_enabled"),
+        (functools.partial(torch.device, "cpu"), "another mode: torch function modes"),
+    ],
+)
+def test_modes_are_named(mode, says):
+    def call(f):
+        with mode():
+            f(X)
+
+    assert reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(X), call) == ["", says]
+
+
+def test_tensors_of_inference_mode():
+    with torch.inference_mode():
+        x = ones(2)
+    found = reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(ones(2)), lambda f: f(x))
+    assert found[1] == "x: expected an ordinary tensor, got a tensor made in inference mode"
+
+
+def test_marked_dimensions():
+    x = ones(4)
+    torch._dynamo.maybe_mark_dynamic(x, 0)
+    found = reasons_of(desugar.compile(twice, backend="eager"), lambda f: f(ones(4)), lambda f: f(x))
+    assert found[1] == "a tensor has marked dimensions, and had none"
+
+
+# --------------------------------------------------------------------------------------------------- and else
+
+
+def breaks(x, n):
+    y = x * n
+    torch._dynamo.graph_break()
+    return y + n
+
+
+def test_a_function_that_breaks_says_it_for_each_part():
+    compiled = desugar.compile(breaks, backend="eager")
+    found = reasons_of(compiled, lambda f: f(X, 2), lambda f: f(ones(3), 2))
+    assert found == ["", "", "x.size(0): expected 2, got 3", "y.size(0): expected 2, got 3"]
+
+
+def test_what_the_call_holds_is_not_kept():
+    compiled = desugar.compile(twice, backend="eager")
+    compiled(X)
+    assert compiled._calls._here.call is None
+
+
+class Odd:
+    """What a user's class may do."""
+
+    scale = 2
+
+    def __getattr__(self, name):
+        raise ValueError(name)
+
+    def __repr__(self):
+        raise ValueError("no")
+
+
+def test_an_error_in_a_users_class_does_not_end_a_compilation():
+    compiled = desugar.compile(lambda x, o: x * 2 if o is None else x * o.scale, backend="eager")
+    found = reasons_of(compiled, lambda f: f(X, None), lambda f: f(X, Odd()))
+    assert found[1].startswith("o: expected None, got <Odd instance at")
+
+
+def test_a_value_that_cannot_be_read_is_left_out():
+    assert find_value("x.y", {"x": Odd()}, {}) is UNKNOWN
+    assert find_value("x.y[0]['k'].size()[1]", {"x": SimpleNamespace(y=[{"k": ones(2, 3)}])}, {}) == 3
+    assert find_value("G['k'][1]", {}, {"k": "ab"}) == "b" and find_value("k()", {"k": 1}, {}) is UNKNOWN
+    assert in_words("x.y == 3", Failure(frame={"x": Odd()})) == "x.y: expected 3"
+    assert in_words("len(x) == 3", Failure(frame={"x": 5})) == "len(x): expected 3"
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("a text of a later release about L['x']._modules['a']", "a text of a later release about x.a"),
+        (
+            "not ___dict_contains('p', L['self'].__dict__)  # code",
+            "'p' in self.__dict__: expected False, got True",
+        ),
+        ("set.__contains__(L['s'], 'a')", "'a' in s: expected True, got False"),
+        ("o == 'a < b'", "o: expected 'a < b', got 'c'"),
+        (
+            "Cache line invalidated because L['x'] got deallocated",
+            "Cache line invalidated because x got deallocated",
+        ),
+        ("Unable to find recompilation reasons", "no guard fails any more"),
+        (
+            "tensor 'x' Tensor device index mismatch. Expected device index to be 0, actual 1",
+            "x.device.index: expected 0, got 1",
+        ),
+        (
+            "tensor 'x' dispatch key set mismatch. expected DispatchKeySet(CPU, ADInplaceOrView, AutogradCPU), actual "
+            "DispatchKeySet(CUDA, ADInplaceOrView, AutogradCUDA)",
+            "dispatch keys of x: expected AutogradCPU, CPU, got AutogradCUDA, CUDA",
+        ),
+    ],
+)
+def test_texts_of_dynamos(reason, says):
+    assert in_words(reason, Failure(frame={"o": "c"})) == says
+
+
+def test_values_are_short():
+    assert short(X) == "a Tensor" and short(int) == "int" and short(twice) == "twice"
+    assert len(short("x" * 200)) == 80 and len(short([*range(10**6)])) < 80

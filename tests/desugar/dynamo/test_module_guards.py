@@ -1,0 +1,259 @@
+"""Guards of large modules by what they read: every change is noticed, and a call without one goes straight on."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import desugar
+from desugar import _torch as private
+from desugar.dynamo.module_guards import Unchanged
+from tests.desugar.classes import Pair, make
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.act, self.scale = nn.LayerNorm(4), nn.Linear(4, 4), nn.ReLU(), 0.5
+
+    def forward(self, x):
+        return x + self.act(self.up(self.norm(x))) * self.scale
+
+
+class Net(nn.Module):
+    def __init__(self, declared=False):
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(4))
+        self.register_buffer("shift", torch.zeros(4))
+        self.sizes = [1, 2]
+        self.weight = nn.Parameter(make(Pair, 4), requires_grad=False) if declared else None
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        x = x + self.shift * len(self.sizes)
+        return x if self.weight is None else x * self.weight.a
+
+
+def noted(compiled):
+    """The guards that are noted by what they read, of the newest code."""
+    (newest, *_) = type(compiled)._desugar_calls._admitted
+    return newest.module
+
+
+def direct(compiled, x):
+    """Calls, and tells whether the call went straight to its program."""
+    calls = type(compiled)._desugar_calls
+    scope = calls.function.__globals__
+    original, slow = scope["compile_or_call"], []
+    scope["compile_or_call"] = lambda *args: slow.append(1) or original(*args)
+    try:
+        out = compiled(x)
+    finally:
+        scope["compile_or_call"] = original
+    return out, not slow
+
+
+def set_class(net):
+    net.layers[2].up.__class__ = type(
+        "Tripled", (nn.Linear,), {"forward": lambda s, x: nn.Linear.forward(s, x) * 3}
+    )
+
+
+def add_hook(net):
+    net.layers[1].up.register_forward_hook(lambda module, args, out: out * 2)
+
+
+def add_hook_by_hand(net):
+    net.layers[1].act._forward_hooks[7] = lambda module, args, out: out * 2
+
+
+CHANGES = {
+    "a number": lambda net: setattr(net.layers[3], "scale", 0.25),
+    "a parameter": lambda net: setattr(net.layers[0].up, "weight", nn.Parameter(torch.zeros(4, 4))),
+    "a parameter's data": lambda net: setattr(net.layers[0].up.weight, "data", torch.zeros(4, 4)),
+    "a table of parameters": lambda net: net.layers[0].up._parameters.update(bias=None),
+    "a layer": lambda net: net.layers[1]._modules.update(act=nn.GELU()),
+    "a layer less": lambda net: net.layers.__delitem__(3),
+    "a layer more": lambda net: net.layers.append(Block()),
+    "the class of a layer": set_class,
+    "a hook": add_hook,
+    "a hook by hand": add_hook_by_hand,
+    "a forward": lambda net: setattr(net.layers[0], "forward", lambda x: x * 5),
+    "a dtype": lambda net: net.double(),
+    "gradients": lambda net: net.layers[0].up.weight.requires_grad_(False),
+    "eval": lambda net: net.eval(),
+    "a buffer": lambda net: setattr(net, "shift", torch.ones(4)),
+    "a list": lambda net: net.sizes.append(3),
+    "in place": lambda net: net.layers[0].up.weight.data.mul_(2),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("declared", [False, True])
+def test_changes_are_noticed(name, declared):
+    torch.manual_seed(0)
+    net, x = Net(declared), torch.randn(2, 4)
+    compiled = desugar.compile(net, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), net(x))
+    assert direct(compiled, x)[1] and noted(compiled) is not None
+    CHANGES[name](net)
+    x = x.to(net.layers[0].up.weight.dtype)
+    for _ in range(3):
+        got, want = compiled(x), net(x)
+        torch.testing.assert_close(got, want)
+        assert got.requires_grad == want.requires_grad
+    assert direct(compiled, x)[1]
+
+
+class Config:
+    """No module: nobody tells when something in it changes."""
+
+    def __init__(self):
+        self.factor = 2.0
+
+
+class Weighted(Pair):
+    """A wrapper with an attribute of its class."""
+
+    bonus = 1.0
+
+
+class Reader(Net):
+    """Reads what is held by its configuration, lists, dicts, parameters, a module it has not registered, classes."""
+
+    shared = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.pair = nn.Parameter(Weighted(torch.ones(4), torch.ones(4)), requires_grad=False)
+        for parameter in (self.pair, self.layers[0].up.weight):
+            parameter.config, parameter.listed = Config(), [1.0]
+        self.config, self.listed, self.nested = Config(), [1.0, 2.0], {"a": {"b": 3.0}}
+        self.config.inner = Config()
+        self._my_hooks = {"c": 4.0}
+        for layer in self.layers:
+            layer.config, layer.listed = Config(), [1.0]
+        object.__setattr__(self, "apart", Block())
+
+    def forward(self, x):
+        x = super().forward(x) * self.config.factor + self.config.inner.factor + self.listed[1]
+        x = x + self.nested["a"]["b"] + self._my_hooks["c"] + self.apart.scale + self.shared + self.pair.bonus
+        for layer in self.layers:
+            x = x * layer.config.factor + layer.listed[0]
+        for parameter in (self.pair, self.layers[0].up.weight):
+            x = x * parameter.config.factor + parameter.listed[0]
+        return x * self.pair.a
+
+
+HELD = {
+    "an object": lambda net: setattr(net.config, "factor", 7.0),
+    "an object in an object": lambda net: setattr(net.config.inner, "factor", 7.0),
+    "a list": lambda net: net.listed.__setitem__(1, 7.0),
+    "a dict in a dict": lambda net: net.nested["a"].update(b=7.0),
+    "a dict": lambda net: net._my_hooks.update(c=7.0),
+    "an object of a layer": lambda net: setattr(net.layers[1].config, "factor", 7.0),
+    "a list of a layer": lambda net: net.layers[2].listed.__setitem__(0, 7.0),
+    "a module that is not registered": lambda net: setattr(net.apart, "scale", 7.0),
+    "the class": lambda net: setattr(type(net), "shared", 7.0),
+    "the class of a wrapper": lambda net: setattr(Weighted, "bonus", 7.0),
+    "an object of a wrapper": lambda net: setattr(net.pair.config, "factor", 7.0),
+    "a list of a wrapper": lambda net: net.pair.listed.__setitem__(0, 7.0),
+    "an inner tensor of a wrapper": lambda net: setattr(net.pair, "a", torch.full((4,), 7.0)),
+    "an object of a parameter": lambda net: setattr(net.layers[0].up.weight.config, "factor", 7.0),
+    "a list of a parameter": lambda net: net.layers[0].up.weight.listed.__setitem__(0, 7.0),
+    "the object itself": lambda net: setattr(net, "config", copy.deepcopy(net.config)),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_is_held_by_others_is_looked_at(name, monkeypatch):
+    """Of these no dictionary of the module says that they have changed, nor do they change any of it."""
+    monkeypatch.setattr(Reader, "shared", 1.0)
+    monkeypatch.setattr(Weighted, "bonus", 1.0)
+    net, x = Reader(), torch.randn(2, 4)
+    compiled = desugar.compile(net, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), net(x))
+    assert direct(compiled, x)[1] and noted(compiled) is not None
+    HELD[name](net)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), net(x))
+    assert direct(compiled, x)[1]
+
+
+def test_an_inner_tensor_of_a_parameter():
+    net, x = Net(declared=True), torch.randn(2, 4)
+    compiled = desugar.compile(net, backend="eager")
+    compiled(x)
+    assert direct(compiled, x)[1]
+    net.weight.a = torch.full((4,), 7.0)
+    torch.testing.assert_close(compiled(x), net(x))
+
+
+def test_a_parameter_as_the_argument():
+    net = Net()
+    compiled, own = desugar.compile(net, backend="eager"), nn.Parameter(torch.randn(4))
+    for x in (torch.randn(4), own, net.layers[0].up.bias, torch.randn(4)):
+        for _ in range(2):
+            torch.testing.assert_close(compiled(x), net(x))
+
+
+def test_training_goes_straight_on():
+    net = Net()
+    compiled, optimizer = desugar.compile(net, backend="eager"), torch.optim.SGD(net.parameters(), 0.1)
+    for step in range(4):
+        out, went = direct(compiled, torch.randn(2, 4))
+        out.sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert went == (step > 0)
+
+
+def test_a_module_that_changes_all_the_time_has_dynamos_guards():
+    class Counting(Net):
+        last = None
+
+        def forward(self, x):
+            self.last = x.detach()
+            return super().forward(x)
+
+    net, x = Counting(), torch.randn(2, 4)
+    compiled = desugar.compile(net, backend="eager")
+    for _ in range(12):
+        torch.testing.assert_close(compiled(x), Net.forward(net, x))
+    assert torch.equal(net.last, x) and direct(compiled, x)[1]
+    found = noted(compiled)
+    assert found is None or found.is_given_up
+
+
+def test_a_function_that_holds_a_module():
+    net, x = Net(), torch.randn(2, 4)
+    compiled = desugar.compile(lambda x: net(x) * 2, backend="eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), net(x) * 2)
+    (admitted,) = compiled._calls._admitted
+    assert admitted.module.module is net
+    first, net = net, Net()
+    torch.testing.assert_close(compiled(x), net(x) * 2)
+    assert first is not net
+
+
+def test_what_is_looked_at():
+    net = Net()
+    found = Unchanged.of(net)
+    assert found.holds() and len(found.modules) == len(list(net.modules()))
+    vars(net)["another"] = 1
+    assert not found.holds() and Unchanged.of(net).holds()
+
+
+def test_versions_of_dictionaries():
+    one, other = {"a": 1}, {}
+    check = private.dict_version_guards([one, other]).check
+    assert check((one, other))
+    other["b"] = 2
+    assert not check((one, other))

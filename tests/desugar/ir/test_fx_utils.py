@@ -1,0 +1,103 @@
+"""Small operations on graphs, and results that a compiler's passes have made one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+import desugar
+from desugar import _torch as private
+from desugar.ir.fx_utils import (
+    copy_graph,
+    fake_inputs,
+    is_view,
+    keep_results_apart,
+    output_nodes,
+    result_names,
+    set_outputs,
+)
+from tests.desugar.classes import Pair, make, plain_parts
+
+aten = torch.ops.aten
+
+
+def traced(fn, *sizes):
+    with private.FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(torch.ones(size)) for size in sizes]
+        return private.make_fx(fn)(*fakes)
+
+
+def targets(graph):
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def test_outputs_are_read_and_set():
+    graph = traced(lambda x, y: (x + y, x * y), (2,), (2,))
+    total, product = output_nodes(graph)
+    assert (total.target, product.target) == (aten.add.Tensor, aten.mul.Tensor)
+    set_outputs(graph, [product, None])
+    assert targets(graph) == [aten.mul.Tensor]  # what nobody reads is gone
+    assert graph(torch.ones(2) * 2, torch.ones(2) * 3)[1] is None
+    assert [tuple(fake.shape) for fake in fake_inputs(graph)] == [(2,), (2,)]
+    assert result_names(graph, 2) == [product.name, None]
+
+
+def test_a_copy_is_a_graph_of_its_own():
+    graph = traced(lambda x: (x.sin() + 1,), (2,))
+    copy = copy_graph(graph)
+    assert [n.name for n in copy.graph.nodes] == [n.name for n in graph.graph.nodes]
+    assert all(a is not b for a, b in zip(copy.graph.nodes, graph.graph.nodes, strict=True))
+    set_outputs(copy, [copy.graph.find_nodes(op="placeholder")[0]])
+    assert targets(copy) == [] and len(targets(graph)) == 2
+    torch.testing.assert_close(graph(torch.zeros(2)), (torch.ones(2),))
+
+
+def test_views():
+    graph = traced(lambda x: (x.t(), x.view(-1), x.sin(), x.split(1)[0], x.clone()), (2, 2))
+    views = {node.target for node in graph.graph.nodes if is_view(node)}
+    assert {aten.t.default, aten.view.default} <= views
+    assert not views & {aten.sin.default, aten.clone.default}
+    assert not any(is_view(node) for node in graph.graph.nodes if node.op != "call_function")
+
+
+def test_results_that_became_one_are_copied_apart():
+    graph = traced(lambda x, y: (x + y, x * y, x.sin()), (2,), (2,))
+    before = result_names(graph, 3)
+    x, _ = graph.graph.find_nodes(op="placeholder")
+    total = output_nodes(graph)[0]
+    set_outputs(graph, [total, total, x])  # as passes do: two equal values, and an identity
+    keep_results_apart(graph, before)
+    a, b, c = graph((t := torch.ones(2)), torch.ones(2))
+    assert len({a.data_ptr(), b.data_ptr(), c.data_ptr(), t.data_ptr()}) == 4
+    assert targets(graph).count(aten.clone.default) == 2
+
+
+def test_results_that_always_were_one_stay_so():
+    graph = traced(lambda x, y: (x, x + y, y), (2,), (2,))
+    total = output_nodes(graph)[1]
+    set_outputs(graph, [*output_nodes(graph), total, None])
+    before = result_names(graph, 5)
+    keep_results_apart(graph, before)
+    assert aten.clone.default not in targets(graph)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_inductor_gives_no_argument_for_a_result(grad):
+    """`x + 0` is `x` after Inductor's passes; eager gives a new tensor."""
+    compiled = desugar.compile(lambda x: (torch.zeros(3, 4) + x, x * 1))
+    x = make(Pair, 3, 4, grad=grad)
+    kept = [part.clone() for part in plain_parts(x)]
+    with torch.no_grad():
+        outs = compiled(x)
+        for out in outs:
+            for part in plain_parts(out):
+                part.add_(1)
+    for part, old in zip(plain_parts(x), kept, strict=True):
+        torch.testing.assert_close(part, old)
+    storages = {part.untyped_storage().data_ptr() for t in (x, *outs) for part in plain_parts(t)}
+    assert len(storages) == 6
+
+
+def test_a_graph_module_is_needed():
+    assert isinstance(copy_graph(traced(lambda x: (x.sin(),), (1,))), fx.GraphModule)

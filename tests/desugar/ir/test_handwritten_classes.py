@@ -1,0 +1,168 @@
+"""What can be proved of a class written by hand: that its methods do very little."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+from desugar.ir.handwritten_classes import flattens_to_constants, is_plainly_built
+from tests.desugar.classes import Halves, Tagged, TwoTensor, make
+from tests.desugar.judge import judge
+
+
+class Probe(Tensor):
+    """As little as a class can be; the others add one thing each."""
+
+    a: Tensor
+    options: ClassVar[dict[str, Any]] = {}
+
+    @staticmethod
+    def __new__(cls, a):
+        options: ClassVar[dict[str, Any]] = {
+            "dtype": a.dtype,
+            "strides": a.stride(),
+            "device": a.device,
+        } | cls.options
+        return torch.Tensor._make_wrapper_subclass(cls, a.size(), **options)
+
+    def __init__(self, a):
+        self.a = a
+
+    def __tensor_flatten__(self):
+        return ["a"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+        return cls(inner_tensors["a"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        def bare(leaf):
+            return leaf.a if isinstance(leaf, Probe) else leaf
+
+        out = func(*(bare(arg) for arg in args), **(kwargs or {}))
+        return cls(out) if isinstance(out, Tensor) else out
+
+
+class Counted(Probe):
+    """A further attribute."""
+
+    def __init__(self, a):
+        super().__init__(a)
+        self.seen = 1
+
+
+class Slotted(Probe):
+    """Its attribute is not in a dictionary."""
+
+    __slots__ = ("hidden",)
+
+
+class Offset(Probe):
+    """Another storage offset than a bare wrapper has."""
+
+    options: ClassVar[dict[str, Any]] = {"storage_offset": 3}
+
+
+class Conjugate(Probe):
+    """A dispatch key of its own."""
+
+    options: ClassVar[dict[str, Any]] = {
+        "_extra_dispatch_keys": torch._C.DispatchKeySet(torch._C.DispatchKey.Negative)
+    }
+
+
+class Copying(Probe):
+    """Makes something of its inner tensor."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+        return cls(inner_tensors["a"].clone())
+
+
+class Other(Probe):
+    """Gives an instance of another class."""
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+        return Probe(inner_tensors["a"])
+
+
+class Asking(Probe):
+    """Asks itself what to give."""
+
+    def __tensor_flatten__(self):
+        return ["a"] if self.a is not None else [], None
+
+
+class Reading(Probe):
+    """Reads a global."""
+
+    def __tensor_flatten__(self):
+        return NAMES, None
+
+
+NAMES = ["a"]
+
+
+def test_what_does_nothing_is_seen_to():
+    assert is_plainly_built(Probe(torch.ones(2, 3)), ("a",), None)
+    assert is_plainly_built(Probe(torch.ones(2, 3).t()), ("a",), None)
+    assert is_plainly_built(make(Halves, 2, 6), ("left", "right"), None)
+
+
+@pytest.mark.parametrize("cls", [Counted, Slotted, Offset, Conjugate, Copying, Other])
+def test_what_does_more_is_seen_to(cls):
+    assert not is_plainly_built(cls(torch.ones(2, 3)), ("a",), None)
+
+
+def test_metadata_in_the_dictionary():
+    assert not is_plainly_built(make(Tagged, 2, 3), ("data_", "extra"), {"tag": "left"})
+
+
+def test_nothing_is_added_to_the_tensor_that_is_looked_at():
+    x = Probe(torch.ones(2))
+    before = dict(x.__dict__)
+    is_plainly_built(x, ("a",), None)
+    assert x.__dict__ == before
+
+
+@pytest.mark.parametrize(
+    ("cls", "constant"),
+    [
+        (Probe, True),
+        (Counted, True),
+        (TwoTensor, True),
+        (Halves, True),
+        (Asking, False),
+        (Reading, False),
+        (Tagged, False),
+    ],
+)
+def test_flattening(cls, constant):
+    assert flattens_to_constants(cls) == constant
+
+
+def test_a_method_that_is_no_python_function():
+    class Builtin(Probe):
+        __tensor_flatten__ = len  # type: ignore[assignment]
+
+    assert not flattens_to_constants(Builtin)
+
+
+@pytest.mark.parametrize("cls", [Probe, Counted, Asking, Reading])
+@pytest.mark.parametrize("grad", [False, True])
+def test_results_are_eagers(cls, grad):
+    compiled = judge(lambda x: (x * 2).sin(), lambda: (cls(torch.randn(2, 3)).requires_grad_(grad),))
+    (program,) = compiled.programs
+    own = "__tensor_unflatten__" in program.wrapper
+    assert own == (cls is Counted)
+
+
+def test_a_class_that_gives_another_is_taken_as_it_comes():
+    out = desugar.compile(lambda x: x * 2, backend="eager")(Other(torch.ones(2)))
+    assert type(out) in (Probe, Other)

@@ -1,0 +1,109 @@
+"""What graphs return as optree sees it, and containers of every class around compiled functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections import OrderedDict, defaultdict, namedtuple
+
+import pytest
+import torch
+
+from desugar.ir.pytree import flatten, result_leaves
+from tests.desugar.classes import Pair, TwoTensor, make
+from tests.desugar.idioms.running import DOORS
+from tests.desugar.judge import assert_same_values, by_pass
+from tests.desugar.refusing import strictly
+
+Point = namedtuple("Point", "x y")
+
+
+@pytest.mark.parametrize("result", [3, None, (1, None), (1, [2, (3,)]), torch.ones(2).max(0)], ids=str)
+def test_round_trip(result):
+    leaves, spec = flatten(result)
+    again = spec.unflatten(leaves)
+    assert type(again) is type(result) and str(again) == str(result)
+    assert all(a is b for a, b in zip(result_leaves(result), leaves, strict=True))
+
+
+# ---- arguments and results -----------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    tokens: torch.Tensor
+    name: str
+    mask: torch.Tensor | None = None
+
+
+class Ours:
+    """Known to PyTorch's own pytree."""
+
+    def __init__(self, parts):
+        self.parts = parts
+
+
+torch.utils._pytree.register_pytree_node(
+    Ours, lambda x: (x.parts, {"n": 1}), lambda parts, context: Ours(parts)
+)
+
+
+def of_batch(batch):
+    return Batch(batch.tokens * 2, batch.name), Ours([batch.tokens + 1])
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+def test_dataclasses_and_classes_of_pytorchs_pytree(cls):
+    compiled = by_pass(of_batch)
+    for _ in range(3):
+        tokens = make(cls, 2, 3)
+        batch, ours = compiled(Batch(tokens, "a"))
+        assert type(batch) is Batch and type(ours) is Ours and batch.name == "a" and batch.mask is None
+        assert_same_values([batch.tokens, *ours.parts], [tokens * 2, tokens + 1])
+    assert len(compiled.programs) == 1
+    assert compiled(Batch(make(cls, 2, 3), "b"))[0].name == "b"
+
+
+def test_attributes_beside_the_fields_of_a_dataclass():
+    compiled = by_pass(lambda batch: batch.tokens * batch.extra)
+    for extra in (5, 6):
+        batch = Batch(torch.ones(2), "a")
+        object.__setattr__(batch, "extra", extra)
+        assert compiled(batch).tolist() == [extra] * 2
+
+
+def test_a_namespace():
+    compiled = by_pass(lambda d: types.SimpleNamespace(out=d.x * d.k))
+    d = types.SimpleNamespace(x=torch.ones(2), k=2)
+    assert compiled(d).out.tolist() == [2, 2]
+    d.x = torch.full((2,), 3.0)
+    assert compiled(d).out.tolist() == [6, 6] and len(compiled.programs) == 1
+    d.k = 5
+    assert compiled(d).out.tolist() == [15, 15]
+
+
+CALLS = {
+    "nothing": ((), {}),
+    "by position": ((1, None, "s"), {}),
+    "by name": ((2,), {"b": 2, "a": 3}),
+    "nested": (([1, (2, 3)], {"k": [4], 5: ()}), {"z": {"y": {"x": 6}}}),
+    "empty": (((), [], {}), {}),
+    "named tuple": ((Point(1, 2),), {}),
+    "ordered": ((OrderedDict(b=1, a=2),), {}),
+    "with a default": ((defaultdict(list, b=1, a=2),), {}),
+    "key that is a tuple": (({(1, 2): 3},), {}),
+    "size": ((torch.Size([2, 3]), (torch.Size([]), 4)), {}),
+}
+
+
+@pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
+def test_structures_come_and_go_as_they_are(door):
+    def fn(x, *args, **kwargs):
+        return args, kwargs, x * 2, {"y": [x + 1, None]}
+
+    compiled, x = door(fn), make(TwoTensor, 2)
+    for args, kwargs in [*CALLS.values()] * 2:
+        got, want = compiled(x, *args, **kwargs), fn(x, *args, **kwargs)
+        assert repr(got[:2]) == repr(want[:2])
+        assert list(map(type, got[0])) == list(map(type, want[0]))
+        assert_same_values([got[2], got[3]["y"][0]], [want[2], want[3]["y"][0]])

@@ -1,0 +1,80 @@
+"""Which tensors share memory."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, strategies as st
+
+from desugar.ir.storage import (
+    are_apart,
+    base_of,
+    may_overlap,
+    storage_of,
+    whole_storage,
+)
+from tests.desugar.classes import Pair, make
+
+
+@given(st.data())
+def test_ranges(data):
+    """Never apart where two tensors have a byte in common."""
+    buffer = torch.zeros(24)
+
+    def part():
+        rows, cols = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 3))
+        strides = data.draw(st.integers(0, 4)), data.draw(st.integers(0, 2))
+        return buffer.as_strided((rows, cols), strides, data.draw(st.integers(0, 8)))
+
+    one, other = part(), part()
+    seen = [
+        {
+            p
+            for row in torch.arange(24.0).as_strided(t.size(), t.stride(), t.storage_offset()).tolist()
+            for p in row
+        }
+        for t in (one, other)
+    ]
+    if seen[0] & seen[1]:
+        assert may_overlap(one, other) and may_overlap(other, one)
+    assert may_overlap(one, other) == may_overlap(other, one)
+
+
+def test_side_by_side_and_elsewhere():
+    buffer = torch.zeros(8)
+    assert not may_overlap(buffer[:4], buffer[4:])
+    assert may_overlap(buffer[::2], buffer[1::2])  # by ranges: may
+    assert not may_overlap(buffer, buffer.clone())
+    assert not may_overlap(buffer[:0], buffer)
+    assert may_overlap(buffer, buffer.view(torch.int32)[3:4])
+
+
+def test_the_dtype_counts():
+    """Offsets are in elements of each tensor's own size."""
+    buffer = torch.zeros(4, dtype=torch.float64)
+    halves = buffer.view(torch.float32)
+    assert may_overlap(buffer[2:3], halves[4:5])
+    assert not may_overlap(buffer[1:2], halves[4:5])
+
+
+def test_bases():
+    x = torch.ones(2, 3)
+    assert base_of(x) is x and base_of(x[0]) is x and base_of(x[0][1]) is x
+    assert base_of(x.detach()) is not x and storage_of(x.detach()) == storage_of(x)
+    w = make(Pair, 2, 3)
+    assert storage_of(w.view(-1)) == storage_of(w) != storage_of(w.clone())
+
+
+def test_apart():
+    x, y = torch.ones(4), torch.ones(4)
+    assert are_apart((x,), (y,))
+    assert not are_apart((x[:2],), (x[1:],))
+    assert are_apart((x[:2],), (x[2:],))
+    assert not are_apart((x[:2], x[1:]), ())
+    assert are_apart((), (x[1:], x))  # reading alone does no harm
+
+
+def test_the_whole_storage():
+    x = torch.arange(12.0)[3:9].view(2, 3).t().requires_grad_()
+    whole = whole_storage(x)
+    assert whole.tolist() == list(range(12)) and not whole.requires_grad and not whole._is_view()
+    assert storage_of(whole) == storage_of(x)

@@ -1,0 +1,126 @@
+"""Writes at the end of the forward graph: one store each; a saved value that is overwritten is copied first."""
+
+from __future__ import annotations
+
+import torch
+
+import desugar
+from desugar.backends.choose import choose_backend
+from desugar.dynamo.specialize import Specialized
+from desugar.ir.fx_utils import copy_graph, output_nodes
+from desugar.passes.partition import FromForward, FromInput
+from tests.desugar.classes import Nested, Pair, TwoTensor, make, plain_parts
+from tests.desugar.judge import judge
+
+aten = torch.ops.aten
+
+
+def compiled_graph(fn, *args):
+    """(program, the first graph that reached the compiler): the stores are put in after the kept graphs."""
+    backend, seen = keeping_graphs()
+    compiled = desugar.compile(fn, backend=backend)
+    compiled(*args)
+    return compiled.programs[0], seen[0]
+
+
+def keeping_graphs():
+    """(a backend that runs graphs as they are, the list of those that reached it)."""
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(copy_graph(graph))
+        return graph
+
+    return backend, seen
+
+
+def targets(graph):
+    return [node.target for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def stores(graph):
+    return [node for node in graph.graph.nodes if node.target is aten.copy_.default]
+
+
+def test_many_writes_are_one_store():
+    def fn(x):
+        x.add_(1)
+        x.mul_(2)
+        x[0].sin_()
+        return x.sum()
+
+    program, graph = compiled_graph(fn, make(TwoTensor, 2, 3))
+    ops = targets(graph)
+    assert len(stores(graph)) == 2  # one per inner tensor
+    assert ops[-2:] == [aten.copy_.default] * 2  # after everything that reads
+    assert not {aten.add_.Tensor, aten.mul_.Tensor, aten.sin_.default} & set(ops)
+    assert not stores(program.joint) and not stores(program.forward)  # which stay functional
+
+
+def test_what_is_not_written_is_not_stored():
+    _, graph = compiled_graph(lambda x, y: (x.add_(y), None)[1], make(Nested, 3), make(Nested, 3))
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    assert [node.args[0] for node in stores(graph)] == placeholders[:3]
+    assert output_nodes(graph) == [None] * 3  # a stored value is not returned as well
+
+
+def overwritten(x, w):
+    y = x.clone() * w
+    x.zero_()
+    return y
+
+
+def test_a_saved_input_that_is_written_is_cloned():
+    x, w = torch.randn(3), torch.randn(3, requires_grad=True)
+    program, graph = compiled_graph(overwritten, x, w)
+    split = program.family.partitioned
+    assert aten.clone.default in targets(graph)
+    assert FromInput(0) not in split.backward_inputs
+    assert any(isinstance(s, FromForward) and s.index >= split.num_forward for s in split.backward_inputs)
+    judge(overwritten, lambda: (torch.randn(3), torch.randn(3, requires_grad=True)))
+    judge(overwritten, lambda: (make(Pair, 3), make(Pair, 3, grad=True)))
+
+
+def test_a_saved_view_of_an_input_that_is_written_is_cloned():
+    def fn(x, w):
+        y = x.t().clone() @ w
+        x.zero_()
+        return y
+
+    judge(fn, lambda: (torch.randn(2, 3), torch.randn(2, 3, requires_grad=True)))
+    judge(fn, lambda: (make(TwoTensor, 2, 3), make(TwoTensor, 2, 3, grad=True)))
+
+
+def test_a_saved_input_that_nobody_writes_is_not_cloned():
+    program, graph = compiled_graph(lambda x, w: x * w, torch.randn(3), torch.randn(3, requires_grad=True))
+    assert targets(graph) == [aten.mul.Tensor]
+    assert FromInput(0) in program.family.partitioned.backward_inputs
+
+
+def overlapping():
+    buffer = torch.arange(6.0)
+    return buffer[:4], buffer[2:]
+
+
+def test_overlapping_inputs_are_written_through_their_storage():
+    def fn(x, y):
+        x.add_(1)
+        return y * 2
+
+    graph = torch.fx.symbolic_trace(fn)
+    backend, seen = keeping_graphs()
+    specialized = Specialized(lambda leaves: (fn(*leaves),), choose_backend(backend), "", graph, ("x", "y"))
+    judge(fn, overlapping, lambda x, y: specialized(x, y)[0])
+    assert len(specialized.entries) == 1
+    (store,) = stores(seen[0])
+    assert tuple(store.meta["val"].shape) == (6,)
+    judge(fn, overlapping, calls=2)
+
+
+def test_the_real_memory_is_written():
+    x = make(TwoTensor, 2, 3)
+    parts = plain_parts(x)
+    places = [part.data_ptr() for part in parts]
+    desugar.compile(lambda x: x.fill_(7), backend="eager")(x)
+    assert [part.data_ptr() for part in plain_parts(x)] == places
+    assert all((part == 7).all() for part in parts)

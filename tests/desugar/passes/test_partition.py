@@ -1,0 +1,93 @@
+"""The joint graph split in two, and where each input of the backward comes from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import desugar
+from desugar.frontend.fakes import hint
+from desugar.ir.fx_utils import output_nodes
+from desugar.passes.partition import FromForward, FromInput, FromTangent
+from tests.desugar.classes import EVERY, Pair, TwoTensor, make
+from tests.desugar.judge import judge
+
+
+def split_of(fn, *args):
+    program = desugar.trace(fn, *args)
+    return program, program.family.partitioned
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_both_halves_compute_what_the_joint_graph_does(cls):
+    program, split = split_of(
+        lambda x, w: ((x * w).sin(), x.sum()), make(cls, 2, 6, grad=True), torch.randn(6)
+    )
+
+    def real(fake):
+        if not isinstance(fake, torch.Tensor):
+            return hint(fake)  # a dynamic int
+        return (
+            torch.randn(fake.shape, dtype=fake.dtype) if fake.is_floating_point() else torch.zeros_like(fake)
+        )
+
+    arguments = [real(n.meta["val"]) for n in program.joint.graph.find_nodes(op="placeholder")]
+    primals = len(program.forward.graph.find_nodes(op="placeholder"))
+    results = program.forward(*arguments[:primals])
+    sources = {FromInput: arguments[:primals], FromForward: results, FromTangent: arguments[primals:]}
+    gradients = program.backward(*(sources[type(s)][s.index] for s in split.backward_inputs))
+    for got, want in zip([*results[: split.num_forward], *gradients], program.joint(*arguments), strict=True):
+        assert (got is None) == (want is None)
+        if want is not None:
+            torch.testing.assert_close(got, want)
+
+
+def test_a_value_that_is_at_hand_already_is_not_returned_again():
+    program, split = split_of(
+        lambda x, y: (x * y, (x * y).exp()), make(Pair, 3, grad=True), make(Pair, 3, grad=True)
+    )
+    outputs = output_nodes(program.forward)
+    assert len(set(outputs)) == len(outputs)
+    assert len(outputs) - split.num_forward <= 2
+    assert program.saved_bytes == sum(n.meta["val"].nbytes for n in outputs[split.num_forward :])
+
+
+def test_inputs_are_read_from_the_arguments():
+    program, split = split_of(lambda x, w: x * w, make(Pair, 3, grad=True), torch.ones(3, requires_grad=True))
+    assert {type(s) for s in split.backward_inputs} == {FromInput, FromTangent}
+    assert program.saved_bytes == 0
+
+
+def test_what_each_gradient_depends_on():
+    _, split = split_of(lambda x, y: (x * 2, y * 3, x * y), *(make(TwoTensor, 2, grad=True) for _ in "xy"))
+    assert [sorted(d) for d in split.depends] == [[0, 4], [1, 5], [2, 4], [3, 5]]
+
+
+def test_symbolic_sizes_have_no_bytes():
+    compiled = desugar.compile(lambda x: x.sin().cos().sin(), backend="eager", dynamic=True)
+    compiled(make(Pair, 4, 4, grad=True))
+    assert compiled.programs[0].saved_bytes in (None, 0)
+
+
+def saved_under(**knobs):
+    def fn(x):
+        for _ in range(4):
+            x = (x @ x).sin().cos()
+        return x
+
+    with torch._functorch.config.patch(**knobs):
+        return desugar.trace(fn, make(Pair, 4, 4, grad=True)).saved_bytes
+
+
+def test_the_partitioners_knobs_are_reachable():
+    usual = saved_under()
+    assert saved_under(activation_memory_budget=0.0) < usual
+    assert saved_under(aggressive_recomputation=True) <= usual
+    assert saved_under(ban_recompute_reductions=False) <= usual
+
+
+def test_recomputing_is_left_to_the_partitioner():
+    def fn(x):
+        return torch.utils.checkpoint.checkpoint(lambda y: (y @ y).sin() @ y, x, use_reentrant=False)
+
+    judge(fn, lambda: (make(TwoTensor, 4, 4, grad=True),))

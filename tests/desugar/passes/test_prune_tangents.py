@@ -1,0 +1,102 @@
+"""Backwards for some of the gradients: nothing is left that only missing ones feed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import desugar
+from desugar.ir.fx_utils import output_nodes
+from desugar.passes.partition import FromTangent
+from desugar.passes.prune_tangents import prune_missing
+from tests.desugar.classes import EVERY, Pair, Tensor, make
+
+aten = torch.ops.aten
+
+
+def pruned(fn, missing, *args):
+    """(the whole backward, what is left of it); `missing` are tangent slots."""
+    program = desugar.trace(fn, *args)
+    split = program.family.partitioned
+    placeholders = split.backward.graph.find_nodes(op="placeholder")
+    sources = zip(placeholders, split.backward_inputs, strict=True)
+    names = {n.name: source.index for n, source in sources if isinstance(source, FromTangent)}
+    return split.backward, prune_missing(split.backward, names, missing, list(split.depends))
+
+
+def targets(graph):
+    """The ops, but for those that do nothing."""
+    ops = [node.target for node in graph.graph.nodes if node.op == "call_function"]
+    return [op for op in ops if op is not aten.detach.default]
+
+
+def leaf(*size):
+    return torch.randn(size, requires_grad=True)
+
+
+def test_an_op_that_only_a_missing_tangent_feeds_is_gone():
+    whole, left = pruned(lambda x: (x.sin(), x.exp()), {0}, leaf(3))
+    assert aten.cos.default in targets(whole) and aten.add.Tensor in targets(whole)
+    assert targets(left) == [aten.mul.Tensor]  # exp's own
+    assert len(left.graph.find_nodes(op="placeholder")) < len(whole.graph.find_nodes(op="placeholder"))
+
+
+def test_the_other_half():
+    _, left = pruned(lambda x: (x.sin(), x.exp()), {1}, leaf(3))
+    assert sorted(map(str, targets(left))) == ["aten.cos.default", "aten.mul.Tensor"]
+
+
+def test_the_whole_graph_is_not_changed():
+    whole, left = pruned(lambda x: (x.sin(), x.exp()), {0, 1}, leaf(3))
+    assert targets(left) == [] and output_nodes(left) == [None]
+    assert targets(whole) and output_nodes(whole) != [None]
+
+
+def test_nothing_is_missing():
+    whole, left = pruned(lambda x: (x.sin(), x.exp()), set(), leaf(3))
+    assert targets(left) == targets(whole)
+
+
+def test_a_gradient_that_no_tangent_reaches_is_none():
+    _, left = pruned(lambda x, y: (x * 2, y * 3), {0}, leaf(3), leaf(3))
+    first, second = output_nodes(left)
+    assert first is None and second.target is aten.mul.Tensor
+
+
+def test_what_saved_values_alone_feed_stays_if_it_is_needed():
+    _, left = pruned(lambda x, y: (x * y, x.sin() * y.sin()), {0}, leaf(3), leaf(3))
+    text = left.print_readable(print_output=False)
+    assert aten.add.Tensor not in targets(left), text
+    assert targets(left).count(aten.mul.Tensor) == 4, text
+
+
+def test_a_broadcast_zero_is_kept():
+    """A sum that changes the size is no copy of its other half."""
+    _, left = pruned(lambda x: (x.sum(), x * 2), {1}, leaf(3))
+    (gradient,) = output_nodes(left)
+    assert tuple(gradient.meta["val"].shape) == (3,)
+
+
+@pytest.mark.parametrize("cls", [Tensor, *EVERY])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_members_have_no_op_of_the_missing_result(cls, missing):
+    compiled = desugar.compile(lambda x: (x.cos(), x.tanh()), backend="eager")
+    x = make(cls, 2, 6, grad=True)
+    outs = compiled(x)
+    outs[1 - missing].backward(torch.ones_like(outs[1 - missing]))
+    family = compiled.programs[0].family
+    (text,) = family.sources
+    present = tuple(number != missing for number in range(2))
+    assert f"def backward_{''.join('1' if p else '0' for p in present)}(ctx" in text
+    assert "zeros" not in text  # the missing gradient is not made up
+    ops = targets(family._graph(present))
+    assert (aten.sin.default in ops) == (missing == 1)
+    assert (aten.tanh_backward.default in ops) == (missing == 0)
+    assert list(family.members) == [present]
+
+
+def test_no_gradient_at_all():
+    program = desugar.trace(lambda x: (x * 2, x * 3), make(Pair, 3, grad=True))
+    backward = program.family.members[False, False]
+    assert backward(None, None, None) == (None, None, None)
+    assert "compiled_graph" not in program.family.sources[0]

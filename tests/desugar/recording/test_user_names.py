@@ -1,0 +1,134 @@
+"""Dynamo's names in those of the user."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from desugar import _torch as private
+from desugar.recording import listeners
+from desugar.recording.user_names import function_name, leaf_names, readable
+from subclasses.ragged import JaggedTensor
+
+NAMES = [
+    ("L['x']", "x"),
+    ("L['xs'][0]", "xs[0]"),
+    ("L['d']['q'][0].values", "d['q'][0].values"),
+    ("L['self']._modules['layer']._parameters['weight']", "self.layer.weight"),
+    ("L['self']._modules['layers']._modules['0']._buffers['mean']", "self.layers[0].mean"),
+    ("L['self'].__dict__['p']", "self.p"),
+    ("L['self']._parameters['odd-name']", "self._parameters['odd-name']"),
+    ("G['K']", "K"),
+    ("G['__import___main__'].K", "K"),
+    ("G['__import_torch_dot_nn_dot_modules_dot_linear'].F.linear", "torch.nn.modules.linear.F.linear"),
+    ("G['__builtins_dict___2']['len']", "len"),
+    (
+        "dict(type(G['net']).__dict__)['forward'].__kwdefaults__['scale']",
+        "type(net).forward.__kwdefaults__['scale']",
+    ),
+    ("L['x'].size()[0] == 1 + L['y'].stride()[1]", "x.size(0) == 1 + y.stride(1)"),
+    ("L['j']._max_length_carrier.size()[0]", "j.max_length"),
+]
+
+
+@pytest.mark.parametrize(("dynamos", "users"), NAMES)
+def test_expressions(dynamos, users):
+    assert readable(dynamos) == users
+    without_scope = re.sub(r"L\['(\w+)'\]", r"\1", dynamos)  # as reasons of recompilations have it
+    assert readable(without_scope) == users
+
+
+class Plain(nn.Module):
+    def forward(self, x, module): ...
+
+
+class Any(nn.Module):
+    def forward(self, x, *more, module=None, **rest): ...
+
+
+@pytest.mark.parametrize(
+    ("module", "dynamos", "users"),
+    [
+        (nn.ReLU(), "L['module'].inplace == False", "self.inplace == False"),
+        (Plain(), "L['module'].a + L['module_1'].b", "module.a + self.b"),
+        (Any(), "module.a + args[0] + args[2] + kwargs['module']", "self.a + x + more[1] + module"),
+        (Any(), "x.module == 'module' and kwargs['b'].args[0]", "x.module == 'module' and b.args[0]"),
+    ],
+)
+def test_names_in_the_call_of_a_module(module, dynamos, users):
+    assert readable(dynamos, module) == users
+    assert readable("module.a + args[0]") == "module.a + args[0]", "of a function, these are the user's own"
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x, *, scale):
+        return self.inner(x) * scale
+
+
+SCALE = torch.ones(3)
+LAYER = Layer()
+
+
+def fn(xs, d, n):
+    return LAYER(xs[0], scale=SCALE) + d["j"].values.sum() * n
+
+
+def test_leaves_and_functions():
+    found = []
+    with listeners.listen(lambda r: found.append((leaf_names(r.graph), function_name(r.fn, r.graph)))):
+        for n in (2.5, 3.5):
+            j = JaggedTensor.from_tensors([torch.ones(2, 3), torch.ones(1, 3)])
+            torch.compile(fn, backend="desugar", options={"backend": "eager"})(
+                [torch.ones(2, 3)], {"j": j}, n
+            )
+    names, function = found[0]
+    assert function == "fn" and set(names) >= {"xs[0]", "LAYER.inner.weight", "LAYER.inner.bias", "SCALE"}
+    assert any(name.startswith("d['j']") for name in names)
+    assert (
+        function_name(Layer()) == "Layer" and function_name(fn) == "fn" and function_name(None) == "a graph"
+    )
+
+
+def global_and_closure(x, by):
+    return x * SCALE + by["k"]
+
+
+def test_which_leaves_come_from_parameters():
+    found = {}
+    with listeners.listen(
+        lambda r: found.update(zip(leaf_names(r.graph), placeholders(r.graph), strict=True))
+    ):
+        torch.compile(global_and_closure, backend="desugar", options={"backend": "eager"})(
+            torch.ones(3), {"k": torch.ones(3)}
+        )
+    assert {name: private.is_argument(node) for name, node in found.items()} == {
+        "x": True,
+        "SCALE": False,
+        "by['k']": True,
+    }
+
+
+def placeholders(graph):
+    return graph.graph.find_nodes(op="placeholder")
+
+
+def test_dynamo_says_why_it_compiles_again():
+    reasons = []
+    compiled = torch.compile(fn_of_size, backend="desugar", options={"backend": "eager"})
+    with listeners.listen(lambda recording: reasons.append(private.recompile_reason())):
+        compiled(torch.ones(2)), compiled(torch.ones(3))
+    assert reasons[0] is None and reasons[1].startswith(
+        "0/0: tensor 'x' size mismatch at index 0. expected 2, actual 3"
+    )
+    assert private.recompile_reason() is None, "nothing is compiled now"
+
+
+def fn_of_size(x):
+    return x * 2

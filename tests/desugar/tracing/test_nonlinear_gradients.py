@@ -1,0 +1,166 @@
+"""Autograd functions whose gradients are not linear in those that arrive, which may be some of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+import desugar
+from desugar import DesugarError
+from desugar.dynamo.backend import dynamo_backend
+from desugar.tracing.nonlinear_gradients import may_give_else
+from tests.desugar.classes import TwoTensor
+
+
+class WithLoss(torch.autograd.Function):
+    """Brings a loss in on the side."""
+
+    @staticmethod
+    def forward(ctx, x, loss):
+        ctx.save_for_backward(loss)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (loss,) = ctx.saved_tensors
+        return gradient, torch.full_like(loss, 0.5)
+
+
+def one(x, w):
+    return WithLoss.apply(x, (w * w).sum())
+
+
+def two(x, w):
+    return WithLoss.apply(x * 2, (w * w).sum()), w + 1
+
+
+def three(x, w):
+    return WithLoss.apply(x * 2, (w * w).sum()), x + w, torch.stack([w * 3, x])
+
+
+class Several(torch.autograd.Function):
+    """Looks which gradients are there."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx, first, second):
+        if first is None or second is None:
+            return (second if first is None else first) * 7
+        return first + second
+
+
+class Exponential(torch.autograd.Function):
+    """Gives something for a gradient of zeros."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1, x * 2
+
+    @staticmethod
+    def backward(ctx, first, second):
+        return first.exp() + second.exp() * 3
+
+
+def several(x, w):
+    one, other = Several.apply(x)
+    return one, w + other
+
+
+def exponential(x, w):
+    return *Exponential.apply(x), w + x
+
+
+def plain():
+    return torch.rand(3, requires_grad=True), torch.rand(3, requires_grad=True)
+
+
+def wrapped():
+    return tuple(TwoTensor(torch.rand(3), torch.rand(3)).requires_grad_() for _ in range(2))
+
+
+def gradients(results, args):
+    tangents = [torch.ones_like(result) for result in results]
+    return torch.autograd.grad(results, args, tangents, allow_unused=True)
+
+
+def assert_same(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        assert (one is None) == (other is None) and type(one) is type(other)
+        pairs = [(one.a, other.a), (one.b, other.b)] if isinstance(one, TwoTensor) else [(one, other)]
+        for pair in pairs if one is not None else ():
+            torch.testing.assert_close(*pair)
+
+
+def under_dynamo(fn):
+    torch._dynamo.reset()
+    return torch.compile(fn, backend=dynamo_backend, options={"backend": "eager"})
+
+
+def compiled_alone(fn):
+    return desugar.compile(fn, backend="eager")
+
+
+@pytest.mark.parametrize(
+    ("compile", "make"), [(compiled_alone, plain), (compiled_alone, wrapped), (under_dynamo, plain)]
+)
+@pytest.mark.parametrize("fn", [one, two, three, several, exponential])
+def test_whatever_gradients_arrive(fn, compile, make):
+    if fn is several:
+        pytest.skip("Dynamo runs its backward with all gradients before it asks a backend")
+    args, compiled = make(), compile(fn)
+    count = 1 if fn is one else len(fn(*args))
+    for present in itertools.product((True, False), repeat=count):
+        if not any(present):
+            continue
+        found, expected = (
+            list(itertools.compress(call(*args) if count > 1 else [call(*args)], present))
+            for call in (compiled, fn)
+        )
+        assert_same(gradients(found, args), gradients(expected, args))
+
+
+def test_it_is_told_from_gradients_that_are_passed_on():
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    args, some, none = plain(), frozenset({0}), frozenset()
+    for fn, unlike in (
+        (two, (some, none)),
+        (three, (some, none)),
+        (several, (some,)),
+        (lambda x, w: (Scale.apply(x), w * 2), ()),
+        (lambda x, w: (Several.apply(x)[0], w * 2), ()),
+        (lambda x, w: Several.apply(x), (some,)),
+    ):
+        calls = desugar.trace(fn, *args).family.traced.calls
+        assert [may_give_else(calls, missing) for missing in (some, none)] == [
+            some in unlike,
+            none in unlike,
+        ]
+    assert desugar.trace(one, *args).family.traced.calls == ()
+
+
+def test_what_was_noted_is_not_in_the_graph():
+    traced = desugar.trace(two, *plain()).family.traced
+    (output,) = traced.graph.graph.find_nodes(op="output")
+    assert len(output.args[0]) == traced.num_forward + 2
+
+
+def test_with_random_numbers_it_is_refused():
+    args = plain()
+    drop = desugar.compile(lambda x, w: two(torch.dropout(x, 0.5, True), w), backend="eager")
+    gradients(drop(*args), args)
+    with pytest.raises(DesugarError, match="run the function again"):
+        gradients(drop(*args)[:1], args)

@@ -1,0 +1,184 @@
+"""What the forward saves and how a backward reads it; the text of a backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import desugar
+from desugar.codegen.text import join_saved
+from desugar.ir.values import Flat, Wrapper, unwrap_value
+from desugar.passes.partition import FromForward, FromInput
+from desugar.wrapper.backward import BackwardPlan, differentiable_leaves, first_paths, stride_order
+from tests.desugar.classes import EVERY, Int8Like, Nested, Pair, TwoTensor, make, plain_parts
+from tests.desugar.judge import assert_same_values, backward, judge, random_like
+
+
+def program_of(fn, *args):
+    """(program, the text of its backward for all gradients), after one call."""
+    compiled = desugar.compile(fn, backend="eager")
+    backward(compiled(*args))
+    (program,) = compiled.programs
+    (text,) = program.family.sources
+    return program, text
+
+
+def test_an_object_is_saved_once():
+    plan = BackwardPlan()
+    assert plan.save(FromInput(0), "x", ("a",)) == 0
+    assert plan.save(FromInput(1), "x", ("b",)) == 0
+    assert plan.save(FromForward(2), "extra", ()) == 1
+    plan.save_int(FromInput(3), "n")
+    assert plan.saved == ["x", "extra"] and plan.ints == ["n"]
+    assert plan.reads == {
+        FromInput(0): "saved[0].a",
+        FromInput(1): "saved[0].b",
+        FromForward(2): "saved[1]",
+        FromInput(3): "ctx.ints[0]",
+    }
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_what_lies_in_an_argument_is_saved_as_the_argument(cls):
+    """So that autograd sees a write to what the user holds."""
+    program, text = program_of(lambda x, y: x * y, make(cls, 2, 6, grad=True), make(cls, 2, 6, grad=True))
+    plan = program.family.plan
+    assert len(plan.saved) == 2 and plan.leaves == {0: plan.leaves[0], 1: 1 - plan.leaves[0]}
+    assert text.count("ctx.saved_tensors") == 1
+    assert program.saved_bytes == 0
+
+
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair, Nested])
+def test_what_lies_in_a_result_is_saved_as_the_result(cls):
+    program, _ = program_of(lambda x: x.exp(), make(cls, 2, 3, grad=True))
+    plan = program.family.plan
+    assert len(plan.saved) == 1 and plan.leaves == {}
+    assert all(read.startswith("saved[0]") for read in plan.reads.values())
+
+
+def test_an_input_that_is_written_is_not_saved_as_the_argument():
+    def fn(x, w):
+        y = x.clone() * w
+        x.zero_()
+        return y
+
+    program, _ = program_of(fn, make(Pair, 3), make(Pair, 3, grad=True))
+    assert 0 not in program.family.plan.leaves
+
+
+def test_first_paths():
+    flat = Flat()
+    x = make(Nested, 2)
+    values = [unwrap_value(x.pair, flat), unwrap_value(x, flat)]
+    assert first_paths(values) == {0: (0, ("a",)), 1: (0, ("b",)), 2: (1, ("flat",))}
+
+
+def test_leaves_that_get_a_gradient():
+    program = desugar.trace(
+        lambda x, y, z: x * y.detach() * z,
+        make(Pair, 2, grad=True),
+        make(Pair, 2, grad=True),
+        torch.ones(2, requires_grad=True),
+    )
+    assert len(differentiable_leaves(program.family.traced)) == 2 and len(program.inputs) == 3
+
+
+@pytest.mark.parametrize("size_and_order", [((2, 3), (0, 1)), ((3,), (0,)), ((), ())])
+def test_stride_order(size_and_order):
+    size, order = size_and_order
+    assert stride_order(torch.ones(size)) == order
+    assert stride_order(torch.ones(2, 3).t()) == (1, 0)
+    assert stride_order(torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last)) == (0, 2, 3, 1)
+
+
+def test_a_dense_gradient_is_not_permuted():
+    _, text = program_of(lambda x: x * 2, make(Pair, 2, 3, grad=True))
+    assert "restride" not in text and text.count(".contiguous()") == 2
+
+
+def test_a_transposed_result_wants_a_transposed_gradient():
+    def fn(x):
+        return x.t().sin()
+
+    _, text = program_of(fn, torch.randn(2, 3, requires_grad=True))
+    assert "restride(" in text and "(1, 0)" in text
+    judge(fn, lambda: (make(TwoTensor, 2, 3, grad=True),))
+
+
+def test_the_gradient_of_a_single_result_needs_no_size():
+    program, _ = program_of(lambda x: x.sin(), make(Pair, 3, grad=True))
+    assert program.family.plan.sizes == []
+
+
+def test_sizes_are_kept_where_a_gradient_may_be_missing():
+    compiled = desugar.compile(lambda x: (x.sin(), x * 2), backend="eager", dynamic=True)
+    compiled(make(Pair, 3, grad=True))
+    (program,) = compiled.programs
+    assert len(program.family.plan.sizes) == len(program.family.traced.tangent_items)
+    static = desugar.trace(lambda x: (x.sin(), x * 2), make(Pair, 3, grad=True))
+    assert static.family.plan.sizes == []  # they are in the text
+
+
+def test_what_has_no_gradient_is_shared_with_the_result():
+    """int8 data of a gradient: compared by identity, then by value, and no input of the backward."""
+    x = make(Int8Like, 2, 3, grad=True)
+    compiled = desugar.compile(torch.clone, backend="eager")
+    out = compiled(x)
+    tangent = random_like(out, torch.Generator())
+    (got,) = torch.autograd.grad(out, x, tangent)
+    (want,) = torch.autograd.grad(x.clone(), x, tangent)
+    assert_same_values([got], [want])
+    (program,) = compiled.programs
+    assert isinstance(program.outputs[0], Wrapper)
+    assert program.family.plan.companions == [f"{program.family.plan.companions[0].split('.')[0]}.qdata"]
+    assert len(program.family.traced.tangent_items) == 1
+    assert "equal(" in program.family.sources[0]
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_the_check_of_a_gradient(cls):
+    _, text = program_of(lambda x: x * 2, make(cls, 2, 6, grad=True))
+    checks = text.split("if ", 1)[1].split(":\n", 1)[0]
+    assert checks.startswith("is_grad_enabled() or type(tangent0) is not ")
+    assert ("_layout is not" in checks) == (cls not in (TwoTensor, *EVERY[:3]))
+    assert "isinstance" not in checks
+
+
+def test_gradients_are_not_changed_and_may_be_shared():
+    x, y = make(Pair, 2, 3, grad=True), make(Pair, 2, 3, grad=True)
+    outs = desugar.compile(lambda x, y: (x.sin(), y * 2), backend="eager")(x, y)
+    g = random_like(outs[0], torch.Generator().manual_seed(1))
+    kept = g.clone()
+    torch.autograd.backward(outs, [g, g])
+    torch.testing.assert_close(g.a, kept.a)
+    torch.testing.assert_close(y.grad.b, 2 * kept.b)
+
+
+# ---- saved tensors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "joined"),
+    [
+        (["saved[0]", "saved[1]", "saved[2]", "g0"], ["*saved", "g0"]),
+        (["saved[0]", "saved[1]", "saved[2]", "saved[3].a", "g0"], ["*saved[:3]", "saved[3].a", "g0"]),
+        (["saved[3]", "saved[1]", "saved[2]", "saved[3]"], ["saved[3]", "*saved[1:4]"]),
+        (["saved[0]", "saved[1]"], ["saved[0]", "saved[1]"]),
+        (["saved[2]", "saved[1]", "saved[0]"], ["saved[2]", "saved[1]", "saved[0]"]),
+    ],
+)
+def test_saved_tensors_in_a_row_are_one_slice(arguments, joined):
+    assert join_saved(arguments, 4 if "saved[3]" in " ".join(arguments) else 3) == joined
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("cls", [None, TwoTensor, Pair])
+def test_a_gradient_that_is_negated_lazily(cls, backend):
+    """As the backward of `torch.complex(...).conj()` gives: its memory holds the opposite."""
+    negated = torch._neg_view(torch.arange(1.0, 4.0))
+    x = torch.ones(3) if cls is None else cls(torch.ones(3), torch.ones(3))
+    out = desugar.compile(lambda x: x * 2, backend=backend)(x.requires_grad_())
+    gradient = negated if cls is None else cls(negated, torch.ones(3))
+    assert cls is Pair or plain_parts(gradient)[0].is_neg()
+    (grad,) = torch.autograd.grad(out, x, gradient)
+    torch.testing.assert_close(plain_parts(grad)[0], torch.tensor([-2.0, -4.0, -6.0]))

@@ -1,0 +1,463 @@
+"""Op resolution against eager: each fallback, what follows from the schema, decompositions, structure."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, strategies as st
+from torch import Tensor
+
+from subclasses import DispatchError, TensorSubclass, inner, strict
+from subclasses.dispatch.resolution import choose_plan
+from tests.subclasses.subjects import (
+    FACTORIES,
+    Hostile,
+    Int8Weight,
+    Nested,
+    Optional,
+    Pair,
+    Rows,
+    Scaled,
+    Tagged,
+    assert_same,
+    make_int8,
+    make_pair,
+)
+
+aten = torch.ops.aten
+
+# ---- map ---------------------------------------------------------------------------------------------------
+
+MAPPED = {
+    "pointwise": lambda x: (x * 2 + 1).sin().clamp(-0.5, 0.5),
+    "both ways": lambda x: 1 - x / 2,
+    "two of them": lambda x: x * x.cos(),
+    "plain beside": lambda x: x + torch.arange(4.0),
+    "plain first": lambda x: torch.arange(4.0).view(1, 4) - x,
+    "reduction": lambda x: x.sum(0, keepdim=True),
+    "to a scalar": lambda x: x.mean(),
+    "several results": lambda x: torch.topk(x, 2)[0],
+    "list of results": lambda x: x.split(2, 1)[1],
+    "unbind": lambda x: x.unbind(0)[2],
+    "list of tensors": lambda x: torch.cat([x, x * 2], 1),
+    "list with plain ones": lambda x: torch.stack([x, torch.zeros(3, 4)]),
+    "views": lambda x: x.t()[1:].reshape(-1)[2:5],
+    "index": lambda x: x[:, [0, 2]],
+    "index by tensor": lambda x: x[torch.tensor([True, False, True])],
+    "where": lambda x: torch.where(torch.eye(3, 4) > 0, x, 0),
+    "matmul": lambda x: x @ x.mT,
+    "linear": lambda x: F.linear(x, torch.ones(2, 4), torch.ones(2)),
+    "softmax": lambda x: x.softmax(-1),
+    "layer norm": lambda x: F.layer_norm(x, (4,)),
+    "norm": lambda x: torch.linalg.vector_norm(x, dim=0),
+    "std": lambda x: x.std(1),
+    "embedding": lambda x: F.embedding(torch.tensor([0, 2]), x),
+    "keyword tensor": lambda x: torch.searchsorted(torch.arange(4.0), x, sorter=torch.arange(4)),
+    "foreach": lambda x: torch._foreach_add([x, x], 1.0)[1],
+    "like": lambda x: torch.zeros_like(x) + torch.ones_like(x) + torch.full_like(x, 2.0),
+    "new": lambda x: x.new_zeros(2, 2) + x.new_full((2, 2), 3.0),
+    "expand": lambda x: x.unsqueeze(0).expand(2, 3, 4).sum(0),
+    "dtype": lambda x: x.to(torch.bfloat16).float(),
+    "sort": lambda x: x.sort(descending=True).values,
+    "cumsum": lambda x: x.cumsum(0),
+    "gather": lambda x: x.gather(1, torch.zeros(3, 1, dtype=torch.int64)),
+    "pad": lambda x: F.pad(x, (1, 2)),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("case", MAPPED)
+def test_map_is_eager_on_each_inner_tensor(case, mode):
+    fn, x = MAPPED[case], make_pair()
+    with mode():
+        out = fn(x)
+        assert_same(out, Pair(fn(x.a), fn(x.b)))
+        assert_same(fn(Nested(x, x.a)), Nested(fn(x), fn(x.a)))
+
+
+@pytest.mark.parametrize("case", MAPPED)
+def test_map_under_torch_compile(case):
+    fn, x = MAPPED[case], make_pair()
+    assert_same(torch.compile(fn, backend="aot_eager", fullgraph=True)(x), fn(x))
+
+
+NO_GRADIENT = ("keyword tensor", "like", "new")
+
+
+@pytest.mark.parametrize("case", [c for c in MAPPED if c not in NO_GRADIENT])
+def test_gradients_of_mapped_ops(case):
+    fn = MAPPED[case]
+    x = make_pair().requires_grad_()
+    a, b = (t.detach().clone().requires_grad_() for t in (x.a, x.b))
+    fn(x).sum().backward()
+    for plain, grad in ((a, x.grad.a), (b, x.grad.b)):
+        out = fn(plain)
+        if out.requires_grad:
+            (expected,) = torch.autograd.grad(out.sum(), plain, allow_unused=True)
+            torch.testing.assert_close(grad, torch.zeros_like(plain) if expected is None else expected)
+
+
+def test_what_is_absent_keeps_being_absent():
+    x = Optional(torch.ones(3))
+    y = torch.cat([x * 2, x])
+    assert y.extra is None and y.base.tolist() == [2, 2, 2, 1, 1, 1]
+
+
+def test_metadata_is_kept():
+    x = Tagged(torch.ones(3), tag="t", mode=2, length=5)
+    y = (x * x).sum()
+    assert (y.tag, y.mode, y.length, y.held) == ("t", 2, 5, 3)
+
+
+@pytest.mark.parametrize(
+    "other", [{"tag": "u"}, {"mode": 1}, {"length": 6}, {"tag": "t", "length": 6}], ids=str
+)
+@pytest.mark.parametrize("op", [torch.add, lambda x, y: torch.cat([x, y])], ids=["emitted", "general"])
+def test_different_metadata_is_refused(other, op):
+    x = Tagged(torch.ones(3), tag="t", length=5)
+    y = Tagged(torch.ones(3), **({"tag": "t", "length": 5} | other))
+    with pytest.raises(DispatchError, match=r"on two Tagged with different metadata.*Tagged.implements"):
+        op(x, y)
+
+
+def test_answers_that_are_no_tensors():
+    x = Pair(torch.ones(2), torch.ones(2))
+    assert torch.equal(x, x) and not torch.equal(x, x + 1)
+    assert Pair(torch.tensor(2.0), torch.tensor(2.0)).item() == 2
+    with pytest.raises(DispatchError, match="the inner tensors of a Pair disagree"):
+        Pair(torch.tensor(2.0), torch.tensor(3.0)).item()
+
+
+def test_results_of_data_dependent_size_must_agree():
+    x = Pair(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 3.0]))
+    assert x.nonzero().a.tolist() == [[1]]
+    with pytest.raises(DispatchError, match="give results of sizes"):
+        Pair(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 3.0])).nonzero()
+
+
+def test_an_outer_size_of_ones_own():
+    x = Rows(torch.ones(4), count=3)
+    y = x * 2
+    assert (y.shape, y.count, y.row.tolist()) == ((3, 4), 3, [2, 2, 2, 2])
+
+
+def test_a_declared_dtype_is_kept():
+    class Ints(TensorSubclass, fallback="map"):
+        a: Tensor = inner(dtype=torch.int64)
+
+    x = Ints(torch.arange(3))
+    assert (x * 2).a.tolist() == [0, 2, 4]
+    with pytest.raises(DispatchError, match=r"makes Ints.a torch.float32, which is declared torch.int64"):
+        x / 2
+
+
+def test_lazy_bits_are_carried_out():
+    c, t = torch.randn(3, dtype=torch.complex64), torch.randn(3)
+    negated = torch.complex(t, t).conj().imag
+    assert c.conj().is_conj() and negated.is_neg()
+    assert (Pair(c.conj(), c) * 2).a.equal(c.conj() * 2)
+    assert (Pair(negated, t) * 2).a.equal(negated * 2)
+    assert (Pair(c, c).conj() * 2).a.equal(c.conj() * 2)
+    x = Pair(c, c)
+    x.a = c.conj()
+    assert (x * 2).a.equal(c.conj() * 2)
+
+
+def test_gradients_of_complex_values():
+    c = torch.randn(3, dtype=torch.complex64)
+    x, plain = Pair(c, c).requires_grad_(), c.clone().requires_grad_()
+    for leaf in (x, plain):
+        torch.view_as_real(leaf * leaf * (1 + 2j)).sum().backward()
+    torch.testing.assert_close(x.grad.a, plain.grad)
+
+
+OPS = [
+    lambda x: x * 2,
+    lambda x: x.sin(),
+    lambda x: x + x.mean(),
+    lambda x: x.t().contiguous().t(),
+    lambda x: x - x.amax(1, keepdim=True),
+    lambda x: torch.relu(x),
+    lambda x: x.flip(0),
+    lambda x: x.roll(1, 1),
+    lambda x: torch.cat([x[1:], x[:1]]),
+    lambda x: x.double().float(),
+    lambda x: x.clone().mul_(0.5),
+]
+
+
+@given(st.lists(st.integers(0, len(OPS) - 1), max_size=6), st.integers(0, 3), st.integers(1, 3))
+def test_any_chain_of_ops(chain, rows, columns):
+    def fn(x):
+        for i in chain:
+            x = OPS[i](x) if x.size(0) or i not in (2, 8) else x
+        return x
+
+    a, b = torch.randn(rows, columns), torch.randn(columns, rows).t()
+    assert_same(fn(Pair(a, a + 1)), Pair(fn(a), fn(a + 1)))
+    assert_same(fn(Pair(b, b)), Pair(fn(b), fn(b)))
+
+
+# ---- materialize -------------------------------------------------------------------------------------------
+
+MATERIALIZED = {k: v for k, v in MAPPED.items() if k not in ("linear", "dtype")}  # ruled; rounds
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("case", MATERIALIZED)
+def test_materialize_is_eager_on_what_it_stands_for(case, mode):
+    fn, x = MATERIALIZED[case], make_int8(size=(3, 4), zero=True)
+    with mode():
+        out, expected = fn(x), fn(x.materialize())
+    if isinstance(out, Int8Weight):
+        out = out.materialize()
+    torch.testing.assert_close(out, expected)
+
+
+VIEWS = {
+    "view": lambda x: x.view(-1),
+    "index": lambda x: x[1:],
+    "T": lambda x: x.T,
+    "mT": lambda x: x.mT,
+    "t": lambda x: x.t(),
+    "reshape": lambda x: x.reshape(-1),
+    "split": lambda x: x.split(1)[0],
+    "unbind": lambda x: x.unbind()[0],
+    "expand": lambda x: x.expand(2, 4, 3),
+    "flatten": torch.flatten,
+    "iterate": lambda x: next(iter(x)),
+    "narrow": lambda x: torch.narrow(x, 0, 1, 2),
+    "op": lambda x: aten.view.default(x, (12,)),
+    "packet": lambda x: aten.transpose(x, 0, 1),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("case", VIEWS)
+def test_what_should_be_a_view_is_a_copy_and_says_so(case, compiled, mode):
+    x = make_int8()
+    version, before = x._version, x.materialize()
+    run = torch.compile(VIEWS[case], backend="aot_eager", fullgraph=True) if compiled else VIEWS[case]
+    with mode():
+        v = run(x)
+        assert type(v) is Tensor and not v._is_view() and v._base is None
+        torch.testing.assert_close(v, VIEWS[case](before))
+        v.add_(1)
+    assert x._version == version and x.materialize().equal(before)
+
+
+@pytest.mark.parametrize("case", VIEWS)
+def test_gradients_flow_through_the_copy(case):
+    x, plain = (
+        Scaled(torch.randn(4, 3), torch.tensor(2.0)).requires_grad_(),
+        torch.randn(4, 3).requires_grad_(),
+    )
+    for leaf in (x, plain):
+        (VIEWS[case](leaf) * 3).sum().backward()
+    torch.testing.assert_close(x.grad, plain.grad)
+
+
+WRITES = {
+    "in place": lambda x: x.add_(1),
+    "copy_ of a plain tensor": lambda x: x.copy_(torch.ones(4, 3)),
+    "zero_": lambda x: x.zero_(),
+    "out": lambda x: torch.add(torch.ones(4, 3), 1, out=x),
+    "index_put": lambda x: x.__setitem__(0, 1.0),
+    "foreach": lambda x: torch._foreach_add_([x], 1.0),
+    "derived": lambda x: x.square_(),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("case", WRITES)
+def test_writing_to_what_materializes_is_refused(case, mode):
+    x = make_int8()
+    before = x.qdata.clone(), x.scale.clone()
+    with mode(), pytest.raises(DispatchError, match=r"writ.*Int8Weight"):
+        WRITES[case](x)
+    assert x.qdata.equal(before[0]) and x.scale.equal(before[1])
+
+
+def test_strict():
+    x = make_int8()
+    with strict():
+        with pytest.raises(
+            DispatchError, match=r"would materialize an Int8Weight, and subclasses.strict\(\)"
+        ):
+            x + 1
+        F.linear(torch.ones(1, 3), x)
+        x.detach().clone()
+    assert type(x + 1) is Tensor
+
+
+# ---- error -------------------------------------------------------------------------------------------------
+
+STRUCTURAL = {
+    "detach": lambda x: x.detach(),
+    "clone": lambda x: x.clone(),
+    "alias": aten.alias.default,
+    "to the same": lambda x: x.to(x.dtype),
+    "to dtype": lambda x: x.to(torch.float64),
+    "half": lambda x: x.half(),
+    "to device": lambda x: x.to("meta"),
+    "cpu": lambda x: x.cpu(),
+    "empty_like": torch.empty_like,
+    "copy_": lambda x: x.copy_(x.clone()),
+    "contiguous": lambda x: x.contiguous(),
+    "is_pinned": lambda x: x.is_pinned(),
+    "requires_grad_": lambda x: x.requires_grad_(),
+    "parameter": torch.nn.Parameter,
+}
+
+
+@pytest.mark.parametrize("case", STRUCTURAL)
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_hostile_class_runs_what_keeps_structure(case, mode):
+    with mode():
+        x = Hostile(torch.randn(3, 4))
+        out, expected = STRUCTURAL[case](x), STRUCTURAL[case](x.secret)
+    if isinstance(out, bool):
+        assert out == expected
+    else:
+        assert type(out) is Hostile
+        assert (out.shape, out.dtype, out.device) == (expected.shape, expected.dtype, expected.device)
+
+
+@pytest.mark.parametrize("case", [c for c in MAPPED if c not in ("dtype",)])
+def test_a_hostile_class_refuses_the_rest(case):
+    with pytest.raises(
+        DispatchError, match=r"Hostile has no rule for aten.*@Hostile.implements\(torch.ops.aten"
+    ):
+        MAPPED[case](Hostile(torch.randn(3, 4)))
+
+
+def test_the_error_is_a_not_implemented_error_and_names_what_came():
+    with pytest.raises(NotImplementedError) as caught:
+        Hostile(torch.ones(2, 3)) + torch.ones(3)
+    assert type(caught.value) is DispatchError
+    assert str(caught.value) == (
+        "Hostile has no rule for aten.add.Tensor(Hostile[2, 3], Tensor[3]); "
+        "add one with @Hostile.implements(torch.ops.aten.add.Tensor)"
+    )
+
+
+# ---- derived from the schema -------------------------------------------------------------------------------
+
+
+class Ruled(TensorSubclass):
+    held: Tensor = inner()
+
+
+@Ruled.implements(aten.add.Tensor, aten.clamp.default)
+def _(func, x, *args, **kwargs):
+    return Ruled(func(x.held, *[getattr(a, "held", a) for a in args], **kwargs))
+
+
+@Ruled.implements(aten.aminmax.default)
+def _(func, x, **kwargs):
+    return tuple(map(Ruled, func(x.held, **kwargs)))
+
+
+def test_in_place_and_out_follow_from_the_functional_rule():
+    x, out = Ruled(torch.ones(2)), Ruled(torch.empty(2))
+    held = x.held
+    assert x.add_(2, alpha=3) is x and x.held is held
+    assert held.tolist() == [7, 7]
+    assert torch.clamp(x, max=5, out=out) is out
+    assert out.held.tolist() == [5, 5]
+    low, high = Ruled(torch.empty(())), Ruled(torch.empty(()))
+    got = torch.aminmax(x, out=(low, high))
+    assert got[0] is low and got[1] is high and high.held == 7
+    assert choose_plan(Ruled, aten.add_.Tensor).step == "derived from aten.add.Tensor (rule)"
+
+
+def test_a_result_that_does_not_fit_is_not_written():
+    x = Ruled(torch.ones(2))
+    with pytest.raises(DispatchError, match=r"would write a Ruled into a plain tensor"):
+        torch.add(x, 1, out=torch.empty(2))
+    with pytest.raises((DispatchError, RuntimeError)):
+        x.add_(torch.ones(3, 2))
+    assert x.held.tolist() == [1, 1]
+
+
+# ---- decompositions ----------------------------------------------------------------------------------------
+
+
+def test_decompose_is_redispatched():
+    class Open(Ruled, decompose=True):
+        pass
+
+    class Some(Ruled, decompose=[aten.addcmul]):
+        pass
+
+    def box(cls, *values):
+        return [cls(torch.full((2,), float(v))) for v in values]
+
+    for cls in (Open, Some):
+        cls.implements(aten.mul.Tensor)(
+            lambda func, x, y, cls=cls: cls(func(*[getattr(t, "held", t) for t in (x, y)]))
+        )
+        assert torch.addcmul(*box(cls, 1, 2, 3)).held.tolist() == [7, 7]
+    with pytest.raises(DispatchError):
+        F.silu(Some(torch.ones(2)))
+    with pytest.raises(DispatchError, match=r"Ruled has no rule for aten.addcmul"):
+        torch.addcmul(*box(Ruled, 1, 2, 3))
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.var(-1), lambda x: x.softmax(-1), lambda x: x.log_softmax(0)])
+@pytest.mark.parametrize("kind", ["pair", "int8"])
+def test_composite_ops_in_inference_mode(kind, fn):
+    x = FACTORIES[kind]()
+    expected = fn(x)
+    with torch.inference_mode():
+        assert_same(fn(x), expected)
+
+
+# ---- changes of dtype --------------------------------------------------------------------------------------
+
+
+def test_dtype_changes_the_inner_tensors_that_have_the_outer_one():
+    x = make_int8(zero=True)
+    for y in (x.to(torch.bfloat16), x.bfloat16(), x.to("cpu", torch.bfloat16), x.type(torch.bfloat16)):
+        assert y.dtype == y.scale.dtype == y.zero.dtype == torch.bfloat16
+        assert y.qdata.dtype == torch.int8 and y.qdata.equal(x.qdata)
+    module = torch.nn.Module()
+    module.w = torch.nn.Parameter(x, requires_grad=False)
+    assert module.to(torch.float64).w.scale.dtype == torch.float64
+    assert x.to(torch.float32) is x and x.to(torch.float32, copy=True) is not x
+
+
+def test_a_dtype_that_the_class_cannot_take_on():
+    class Fixed(TensorSubclass):
+        a: Tensor = inner(dtype=torch.float32)
+
+    with pytest.raises(DispatchError, match=r"no rule for aten._to_copy"):
+        Fixed(torch.ones(2)).half()
+
+
+def test_integers_stay_when_emptied():
+    x = make_int8()
+    assert torch.empty_like(x).qdata.equal(x.qdata)
+
+
+# ---- other subclasses in the same call ---------------------------------------------------------------------
+
+
+def test_an_unknown_subclass_is_asked_first():
+    class Other(Ruled):
+        pass
+
+    class Stranger(TensorSubclass):
+        inside: Tensor = inner()
+
+    with pytest.raises(TypeError, match=r"[Mm]ultiple dispatch failed|no implementation found"):
+        torch.add(make_pair(), Stranger(torch.ones(3, 4)))
+    assert (Ruled(torch.ones(2)) + Other(torch.ones(2))).held.tolist() == [2, 2]
+
+
+def test_a_wrapper_inside_a_wrapper_may_meet_its_inner_class():
+    x = Nested(make_pair(), make_pair())
+    y = x + x.pair
+    assert_same(y.pair, x.pair + x.pair)

@@ -1,0 +1,185 @@
+"""The text of a class: what it says, and what is absent."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from subclasses import TensorSubclass, inner
+from subclasses.generate.attributes import StaticField
+from tests.subclasses import subjects
+from tests.subclasses.subjects import FACTORIES, Int8Weight, Optional, Pair, Rows, Shadow, Tagged, assert_same
+
+CLASSES = (
+    Pair,
+    Int8Weight,
+    subjects.Scaled,
+    Rows,
+    Tagged,
+    subjects.Nested,
+    Optional,
+    Shadow,
+    subjects.Hostile,
+)
+METHODS = (
+    "__new__ __tensor_flatten__ __tensor_unflatten__ __torch_dispatch__ __repr__ __metadata_guard__ __setattr__ "
+    "__coerce_tangent_metadata__ __coerce_same_metadata_as_tangent__ _stable_hash_for_caching __reduce_ex__ "
+    "__deepcopy__ fsdp_pre_all_gather fsdp_post_all_gather share_memory_ is_shared"
+).split()
+
+
+def source_of(cls: type, name: str) -> str:
+    return inspect.getattr_static(getattr(cls, name), "__source__", None) or getattr(cls, name).__source__
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_every_method_shows_its_own_lines(cls):
+    for name in METHODS:
+        text = source_of(cls, name)
+        assert text.startswith(f"def {name}(")
+        assert text in cls.__source__
+        assert inspect.getsource(getattr(cls, name)) == text
+        assert getattr(cls, name).__qualname__ == f"{cls.__qualname__}.{name}"
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_the_text_is_straight_line(cls):
+    tree = ast.parse(cls.__source__)
+    looping = ast.For | ast.While | ast.ListComp | ast.GeneratorExp | ast.DictComp
+    assert not [n for n in ast.walk(tree) if isinstance(n, looping)]
+    assert not re.search(r"\b(getattr|hasattr|eval|exec|locals|globals)\(", cls.__source__)
+
+
+def test_a_pair_says_nothing_of_what_it_lacks():
+    text = Pair.__source__
+    for absent in ("carrier", "statics", "_outer_of", "raise_wrong_dtype", "is not None and", "size(0)"):
+        assert absent not in text
+    assert "a.__class__ is Tensor and b.__class__ is Tensor" in text
+
+
+def test_unflatten_is_one_call():
+    assert source_of(Pair, "__tensor_unflatten__") == (
+        "def __tensor_unflatten__(_inner_tensors, _layout, _outer_size, _outer_stride):\n"
+        "    return _wrap(_layout, _inner_tensors['a'], _inner_tensors['b'])\n"
+    )
+
+
+def test_flatten_names_what_is_always_there():
+    assert "return ['a', 'b'], _dict[\"_layout\"]" in source_of(Pair, "__tensor_flatten__")
+    assert "_layout.present" in source_of(Optional, "__tensor_flatten__")
+
+
+def test_dtype_is_checked_where_declared():
+    assert "if qdata.dtype is not int8:" in Int8Weight.__source__
+    assert "scale.dtype" not in source_of(Int8Weight, "__new__")
+
+
+def test_inner_tensors_that_cannot_require_grad_are_not_asked():
+    assert "qdata.requires_grad" not in Int8Weight.__source__
+    assert "scale.requires_grad" in Int8Weight.__source__
+
+
+def test_carriers_only_with_dynamic_ints():
+    assert [c for c in CLASSES if "carrier" in c.__source__] == [Rows, Tagged]
+
+
+def test_the_constructor_is_as_documented():
+    assert str(inspect.signature(Int8Weight._new)) == "(_cls, qdata, scale, zero=None, *, axis=0)"
+    assert str(inspect.signature(Rows._new)) == "(_cls, row, *, count)"
+
+
+# ---- the methods at work -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_round_trip(kind):
+    x = FACTORIES[kind]()
+    names, layout = x.__tensor_flatten__()
+    again = type(x).__tensor_unflatten__({n: getattr(x, n) for n in names}, layout, x.shape, x.stride())
+    assert_same(x, again)
+    assert all(x.__dict__[n] is again.__dict__[n] for n in layout.present)
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_repr_is_the_call_that_makes_the_value(kind):
+    x = FACTORIES[kind]()
+    shown = repr(x)
+    assert shown.startswith(f"{type(x).__name__}({type(x).__spec__.names[0]}=")
+    assert "grad" not in shown
+    if x.is_floating_point():
+        assert repr(x.requires_grad_()).endswith(", requires_grad=True)")
+
+
+def test_repr_of_a_result_names_its_grad_fn():
+    assert "grad_fn=<MulBackward0>" in repr(subjects.make_pair().requires_grad_() * 2)
+
+
+def test_repr_evaluates_back():
+    x = Tagged(torch.tensor([1.0, 2.0]), tag="t", length=3)
+    assert_same(eval(repr(x), {"Tagged": Tagged, "tensor": torch.tensor}), x)
+
+
+def test_outer_facts():
+    x = Int8Weight(torch.ones(4, 3, dtype=torch.int8).t(), torch.ones(3, 1, dtype=torch.bfloat16))
+    assert (x.shape, x.stride(), x.dtype) == ((3, 4), (1, 3), torch.bfloat16)
+    r = Rows(torch.ones(4), count=3)
+    assert (r.shape, r.stride(), r.dtype) == ((3, 4), (4, 1), torch.float32)
+
+
+def test_metadata_is_read_from_the_layout():
+    x = Tagged(torch.ones(2), tag="t", mode=4)
+    assert (x.tag, x.mode, x.length) == ("t", 4, 0)
+    assert isinstance(vars(Tagged)["tag"], StaticField)
+
+
+def test_a_method_of_the_class_body_wins():
+    class Own(TensorSubclass):
+        a: Tensor = inner()
+
+        def __repr__(self):
+            return "mine"
+
+        def __metadata_guard__(cls, saved, now):
+            return True
+
+    class Child(Own):
+        b: Tensor = inner()
+
+    x = Child(torch.ones(1), torch.ones(1))
+    assert repr(x) == repr(Own(torch.ones(1))) == "mine"
+    assert Child.__metadata_guard__ is Own.__metadata_guard__
+    assert "def __repr__" in Own.__source__
+
+
+def test_a_method_of_a_mixin_wins():
+    class Loud:
+        def __repr__(self):
+            return "LOUD"
+
+    class Own(Loud, TensorSubclass):
+        a: Tensor = inner()
+
+    assert repr(Own(torch.ones(1))) == "LOUD"
+
+
+def test_a_constructor_of_ones_own():
+    class Halved(TensorSubclass, fallback="map"):
+        a: Tensor = inner()
+
+        def __new__(cls, a, times=1):
+            return super().__new__(cls, a / 2**times)
+
+    x = Halved(torch.full((2,), 8.0), times=2)
+    assert x.a.tolist() == [2, 2] and (x + 1).a.tolist() == [3, 3]
+
+
+def test_names_that_shadow_methods_and_keywords():
+    x = FACTORIES["shadow"]()
+    y = (x * 2).sin()
+    assert y.values.equal((x.values * 2).sin()) and y.self.equal((x.self * 2).sin())
+    assert torch.sum(x).sum.equal(torch.sum(x.sum))

@@ -1,0 +1,292 @@
+"""From a class statement to a spec: what is read, and what is refused with which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional as MaybeNone
+
+import pytest
+import torch
+from torch import Tensor
+
+from subclasses import Outer, SpecError, TensorSubclass, dynamic, inner, static
+from subclasses.spec.collect import CALLED_BY_TORCH
+from subclasses.spec.fields import MISSING
+from tests.subclasses.subjects import Int8Weight, Nested, Pair, Rows
+
+aten = torch.ops.aten
+
+
+def declare(body: dict[str, Any], annotations: dict[str, Any], **keywords: Any) -> type:
+    """A class statement, from data."""
+    namespace = {"__annotations__": annotations, "__module__": __name__, **body}
+    return type(TensorSubclass)("Bad", (TensorSubclass,), namespace, **keywords)
+
+
+def one(name: str = "a", marker: Any = None, annotation: Any = Tensor, **rest: Any) -> type:
+    """A class with one inner tensor, and what is given besides."""
+    return declare({name: marker or inner(), **rest}, {name: annotation})
+
+
+# ---- what is read ------------------------------------------------------------------------------------------
+
+
+def test_the_spec_says_what_was_declared():
+    spec = Int8Weight.__spec__
+    assert spec.name == "Int8Weight"
+    assert spec.inner_names == ("qdata", "scale", "zero")
+    assert spec.names == ("qdata", "scale", "zero", "axis")
+    assert [f.dtype for f in spec.inners] == [torch.int8, None, None]
+    assert [f.optional for f in spec.inners] == [False, False, True]
+    assert [(f.name, f.default) for f in spec.statics] == [("axis", 0)]
+    assert (spec.size_from, spec.dtype_from, spec.fallback, spec.decompose) == (
+        "qdata",
+        "scale",
+        "materialize",
+        False,
+    )
+    assert spec.stands_for_plain and not spec.has_outer
+
+
+def test_a_spec_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Pair.__spec__.fallback = "error"
+
+
+def test_markers_are_taken_out():
+    assert "a" not in vars(Pair)
+
+
+def test_defaults():
+    spec = Pair.__spec__
+    assert (spec.size_from, spec.dtype_from, spec.decompose) == ("a", "a", False)
+    assert declare({"a": inner(), "n": static()}, {"a": Tensor}).__spec__.statics[0].default is MISSING
+
+
+def test_the_type_of_an_inner_tensor():
+    assert Nested.__spec__.inners[0].subclass is Pair
+    assert Nested.__spec__.inners[1].subclass is Tensor
+
+
+SPELLINGS = [Tensor | None, MaybeNone[Tensor], "Tensor | None", "MaybeNone[Tensor]"]  # noqa: UP045 - both
+
+
+@pytest.mark.parametrize("annotation", SPELLINGS)
+def test_ways_to_write_an_optional_tensor(annotation):
+    cls = declare({"a": inner(), "b": inner(optional=True)}, {"a": Tensor, "b": annotation})
+    assert cls.__spec__.inners[1].optional
+
+
+def test_annotations_as_strings_see_local_names_and_the_class_itself():
+    class Local(TensorSubclass):
+        held: Tensor = inner()
+
+    class Chain(TensorSubclass):
+        local: Local = inner()
+        next: Chain | None = inner(optional=True)
+
+    assert Chain.__spec__.inners[0].subclass is Local
+    assert Chain.__spec__.inners[1].subclass is Chain
+    x = Local(torch.ones(2))
+    assert Chain(x, Chain(x)).next.next is None
+
+
+def test_outer_takes_fields_by_name():
+    assert Rows.__spec__.outer_args == ("row", "count")
+
+
+def test_a_child_inherits_fields_keywords_and_methods():
+    class Child(Int8Weight):
+        extra: Tensor | None = inner(optional=True)
+        note: str = static(default="n")
+
+    spec = Child.__spec__
+    assert spec.names == ("qdata", "scale", "zero", "extra", "axis", "note")
+    assert (spec.dtype_from, spec.fallback) == ("scale", "materialize")
+    x = Child(torch.ones(2, 2, dtype=torch.int8), torch.full((2, 1), 3.0), axis=1)
+    assert (x * 1).equal(torch.full((2, 2), 3.0)) and (x.axis, x.note, x.extra) == (1, "n", None)
+
+
+def test_a_child_may_say_otherwise():
+    class Child(Pair, fallback="error", size_from="b"):
+        pass
+
+    assert (Child.__spec__.fallback, Child.__spec__.size_from) == ("error", "b")
+    assert Pair.__spec__.fallback == "map"
+
+
+def test_decompose_takes_ops_and_packets():
+    one = declare({"a": inner()}, {"a": Tensor}, decompose=[aten.silu, aten.addcmul.default]).__spec__
+    assert {aten.silu.default, aten.silu.out, aten.addcmul.default} == one.decompose
+
+
+def test_methods_may_be_shadowed():
+    x = declare({"values": inner()}, {"values": Tensor})(torch.ones(2))
+    assert x.values.equal(torch.ones(2))
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------
+
+MATERIALIZE = {"materialize": lambda self: self.a}
+
+REFUSED = {
+    "no inner tensor": (lambda: declare({}, {}), "Bad declares no inner tensor; write"),
+    "metadata only": (lambda: declare({"n": static(default=1)}, {"n": int}), "declares no inner tensor"),
+    "size_from": (
+        lambda: declare({"a": inner()}, {"a": Tensor}, size_from="b"),
+        "size_from='b' is no inner tensor; they are a",
+    ),
+    "dtype_from": (
+        lambda: declare({"a": inner()}, {"a": Tensor}, dtype_from="b"),
+        "dtype_from='b' is no inner tensor",
+    ),
+    "size_from optional": (
+        lambda: declare({"a": inner(optional=True)}, {"a": Tensor | None}),
+        "size_from='a' may be None",
+    ),
+    "fallback": (
+        lambda: declare({"a": inner()}, {"a": Tensor}, fallback="maps"),
+        "expected fallback in ('error', 'materialize', 'map'), got 'maps'",
+    ),
+    "no materialize": (
+        lambda: declare({"a": inner()}, {"a": Tensor}, fallback="materialize"),
+        "needs a method `materialize(self) -> Tensor`",
+    ),
+    "list default": (lambda: one(n=static(default=[])), "Bad.n: static metadata is hashable"),
+    "dict default": (lambda: one(n=static(default={})), "Bad.n: static metadata is hashable"),
+    "tensor default": (lambda: one(n=static(default=torch.ones(1))), "a default cannot be a tensor"),
+    "tensor in a default": (
+        lambda: one(n=static(default=(1, (torch.ones(1),)))),
+        "a default cannot be a tensor",
+    ),
+    "dynamic default": (lambda: one(n=dynamic(default=-1)), "a non-negative int default, got -1"),
+    "dynamic bool": (lambda: one(n=dynamic(default=True)), "a non-negative int default, got True"),
+    "dynamic float": (lambda: one(n=dynamic(default=1.0)), "a non-negative int default, got 1.0"),
+    "optional, annotation not": (
+        lambda: one(marker=inner(optional=True)),
+        "inner() says that the inner tensor may be None and the annotation does not",
+    ),
+    "annotation optional": (
+        lambda: one(annotation=Tensor | None),
+        "the annotation says that the inner tensor may be None and inner() does not",
+    ),
+    "no annotation": (lambda: declare({"a": inner()}, {}), "Bad.a has no annotation"),
+    "annotation int": (lambda: one(annotation=int), "expected the annotation Tensor, Tensor | None"),
+    "annotation union": (lambda: one(annotation=Tensor | int), "expected the annotation Tensor"),
+    "annotation unknown": (lambda: one(annotation="Nowhere"), "cannot resolve the annotation 'Nowhere'"),
+    "annotation broken": (lambda: one(annotation="Tensor |"), "cannot resolve the annotation"),
+    "device": (lambda: one(marker=inner(device="cuda")), "expected device None or 'any', got 'cuda'"),
+    "tensor as default": (
+        lambda: one(marker=inner(default=torch.ones(1))),
+        "default= may be None beside optional=True",
+    ),
+    "default, not optional": (
+        lambda: one(marker=inner(default=None)),
+        "default= may be None beside optional=True",
+    ),
+    "dtype": (lambda: one(marker=inner(dtype=float)), "expected a torch.dtype or None"),
+    "underscore": (
+        lambda: one("_a"),
+        "Bad._a starts with an underscore; choose another name, such as a_data",
+    ),
+    "own method": (lambda: one("unwrap"), "is a method of TensorSubclass"),
+    "builtin": (lambda: one("isinstance"), "is a builtin that generated code calls"),
+    "decompose": (
+        lambda: declare({"a": inner()}, {"a": Tensor}, decompose=[torch.sin]),
+        "decompose= takes ops such as torch.ops.aten.silu",
+    ),
+    "decompose an op": (
+        lambda: declare({"a": inner()}, {"a": Tensor}, decompose=aten.silu),
+        "decompose= takes a bool or a collection of ops",
+    ),
+    "decompose a word": (
+        lambda: declare({"a": inner()}, {"a": Tensor}, decompose="silu"),
+        "decompose= takes a bool or a collection of ops",
+    ),
+    "outer a method": (lambda: one(outer=lambda self: Outer((1,))), "Bad.outer must be a @staticmethod"),
+    "outer of no field": (
+        lambda: one(outer=staticmethod(lambda b: Outer((1,)))),
+        "whose parameters are names of fields (a)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_refused_at_the_class_statement(case):
+    make, words = REFUSED[case]
+    with pytest.raises(SpecError) as caught:
+        make()
+    assert words in str(caught.value)
+    assert "Bad" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["data", "grad", "shape", "dtype", "device", "layout", "is_leaf", "T"])
+def test_names_of_data_attributes(name):
+    with pytest.raises(SpecError, match=f"Bad.{name} is a data attribute of Tensor"):
+        one(name)
+
+
+@pytest.mark.parametrize("name", sorted(CALLED_BY_TORCH))
+def test_names_of_methods_that_torch_calls(name):
+    with pytest.raises(SpecError, match=f"Bad.{name} is a method that torch itself calls"):
+        one(name)
+
+
+def test_the_base_itself_has_no_fields_and_no_rules():
+    with pytest.raises(TypeError, match="TensorSubclass has no fields; declare a class"):
+        TensorSubclass(torch.ones(1))
+    with pytest.raises(SpecError, match="register a rule on a class declared with"):
+        TensorSubclass.implements(aten.cos.default)
+
+
+def test_an_unknown_keyword_is_named_with_the_known_ones():
+    with pytest.raises(
+        SpecError, match="Bad: unknown class keyword 'size'; the keywords are size_from, dtype_from"
+    ):
+        declare({"a": inner()}, {"a": Tensor}, size="a")
+
+
+def test_a_keyword_of_another_base_is_left_to_it():
+    class Named:
+        def __init_subclass__(cls, *, title: str = "", **kwargs: Any) -> None:
+            super().__init_subclass__(**kwargs)
+            cls.title = title
+
+    class Before(Named, TensorSubclass, title="before"):
+        a: Tensor = inner()
+
+    class After(TensorSubclass, Named, title="after"):
+        a: Tensor = inner()
+
+    assert (Before.title, After.title) == ("before", "after")
+
+
+def test_a_former_attribute_of_tensors_is_no_field():
+    with pytest.raises(SpecError, match=r"Bad\.names is a data attribute of Tensor"):
+        one(names=static(default=1))
+
+
+@pytest.mark.parametrize("annotation", [str, "str", Tensor, float])
+def test_a_dynamic_int_is_annotated_as_one(annotation):
+    with pytest.raises(SpecError, match=r"Bad\.n: dynamic\(\) declares a non-negative int"):
+        declare({"a": inner(), "n": dynamic()}, {"a": Tensor, "n": annotation})
+
+
+@pytest.mark.parametrize("annotation", [int, "int", int | torch.SymInt, Any])
+def test_a_dynamic_int_may_be_annotated_as(annotation):
+    cls = declare({"a": inner(), "n": dynamic()}, {"a": Tensor, "n": annotation})
+    assert cls(torch.ones(2), n=3).n == 3
+
+
+def test_metadata_names_are_checked_too():
+    with pytest.raises(SpecError, match="is a data attribute of Tensor"):
+        one(shape=static(default=1))
+
+
+def test_a_spec_error_is_a_type_error_and_comes_as_itself():
+    with pytest.raises(TypeError) as caught:
+
+        class Bad(TensorSubclass):
+            grad: Tensor = inner()
+
+    assert type(caught.value) is SpecError
