@@ -73,8 +73,8 @@ def _measure(into: Compiled, way: str, fn: Callable, mode: str) -> None:
             seconds, compiled = compile_once(way, fn, make_args(), mode)
         into.cold.append(seconds)
         if way == DIRECT:
-            families = [program.family for program in compiled.programs]
-            late = sum(family.late_seconds for family in families if family is not None)
+            variants_of = [program.variants for program in compiled.programs]
+            late = sum(variants.late_seconds for variants in variants_of if variants is not None)
             into.stages["first backward"].append(late)
         into.warm.append(compile_once(way, fn, make_args(), mode)[0])
 

@@ -26,8 +26,8 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 import desugar
 from bench.subjects import copy_function
 from desugar.codegen.text import join_saved
-from desugar.passes.partition import FromTangent
-from desugar.wrapper.backward import MemberEmitter
+from desugar.ir.stages import FromTangent
+from desugar.wrapper.backward import VariantEmitter
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 
@@ -123,8 +123,8 @@ def hand_back(args: list[Any]) -> list[Any]:
 hand_back._boxed_call = True  # type: ignore[attr-defined]
 
 
-class PrologueEmitter(MemberEmitter):
-    """A member of a family that returns what it would call its graph with."""
+class PrologueEmitter(VariantEmitter):
+    """A variant of the backward that returns what it would call its graph with."""
 
     def emit_prologue(self, sources: tuple[Any, ...]) -> None:
         tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
@@ -140,17 +140,17 @@ class PrologueEmitter(MemberEmitter):
 def make_ours(count: int, reads_memory: bool) -> Call:
     """The same lines as in a generated backward, up to the call of its graph."""
     args = make_args(count)
-    family = desugar.trace(weigh, *args).family
-    assert family is not None and family.plan is not None
-    assert family.is_replacing  # the generated text is the backward itself: nothing comes before it
+    variants = desugar.trace(weigh, *args).variants
+    assert variants is not None and variants.kept.plan is not None
+    assert variants.kept.is_replaced  # the generated text is the backward itself: nothing comes before it
     out = Emitter()
     out.reserve("ctx", "saved", "tangent0")
-    other = out.bind(family.otherwise, "another_backward")
+    other = out.bind(variants.otherwise, "another_backward")
     emitter = PrologueEmitter(
-        out, family.traced, family.plan, other, autocast=False, reads_memory=reads_memory
+        out, variants.traced, variants.kept.plan, other, autocast=False, reads_memory=reads_memory
     )
-    emitter.emit_prologue(family.partitioned.backward_inputs)
-    prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=family)[
+    emitter.emit_prologue(variants.partitioned.backward_inputs)
+    prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=variants)[
         "prologue"
     ]
     # AOTAutograd's is called with the same: a plain attribute holds the saved tensors of both.

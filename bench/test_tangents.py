@@ -23,18 +23,18 @@ GOAL = 10  # times faster
 def make_generated(cls):
     """The first half of a generated backward: checks the gradients, and takes them apart."""
     args = [cls(torch.rand(8, 8), torch.rand(8, 8)).requires_grad_() for _ in range(COUNT)]
-    family = desugar.trace(double, *args).family
-    assert family is not None and family.plan is not None
+    variants = desugar.trace(double, *args).variants
+    assert variants is not None and variants.kept.plan is not None
     out = Emitter()
     names = [f"tangent{n}" for n in range(COUNT)]
     out.reserve(*names)
-    emitter = family.emitter(out, (True,) * COUNT)
+    emitter = variants.emitter(out, (True,) * COUNT)
     out.writeline(f"def unwrap({', '.join(names)}):")
     with out.indent():
-        arrived = list(family.traced.tangents)
+        arrived = list(variants.traced.tangents)
         items = emitter.emit_arrived(arrived, emitter.emit_check(dict(enumerate(names)), arrived))
         out.writeline(f"return [{', '.join(items.values())}]")
-    functions = build_functions(out.source, out.namespace, filename="<tangents>", owner=family)
+    functions = build_functions(out.source, out.namespace, filename="<tangents>", owner=variants)
     tangents = [cls(torch.rand(8, 8), torch.rand(8, 8)) for _ in range(COUNT)]
 
     def call():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,25 +13,28 @@ from torch import fx
 
 from desugar import _torch as private
 from desugar.backends import choose
-from desugar.backends.choose import Backend, GraphKind
+from desugar.backends.choose import Backend, CompiledGraph, GraphKind
 from desugar.backends.parallel_build import Kernels, expected_tangents
 from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph
+from desugar.ir.outputs import Outputs, store_positions, token_positions, written_slots
+from desugar.ir.stages import FromForward, Partitioned, Traced
 from desugar.passes import verify
 from desugar.passes.mutations import keep_old_values, store_results
-from desugar.passes.partition import FromForward, partition
+from desugar.passes.partition import partition
 from desugar.program import Program
 from desugar.recording import listeners
 from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with, graph_texts
 from desugar.recording.listeners import stage
 from desugar.tracing.effect_tokens import sink_tokens
 from desugar.tracing.modes import autocast_state, is_autocast
-from desugar.tracing.outputs import store_positions, token_positions, written_slots
-from desugar.tracing.trace import Traced, discover, trace_graph
-from desugar.wrapper.backward_variants import Family
+from desugar.tracing.trace import discover, trace_graph
+from desugar.wrapper.backward_variants import BackwardVariants
 from desugar.wrapper.recompute import Again
-from desugar.wrapper.run import Parts, emit_program
+from desugar.wrapper.results import Parts
+from desugar.wrapper.run import emit_program
 from subclasses.codegen.build import build_functions
+from subclasses.codegen.emitter import Emitter
 
 log = logging.getLogger("desugar")
 
@@ -62,16 +65,23 @@ def build_program(
     known = graph_texts()
     try:
         with private.compile_lock, private.use_lazy_graph_module(True):
-            program = wrap_program(run_stages(again, inputs, backend), inputs, leaves, otherwise)
+            program = _run_stages(again, inputs, leaves, backend, otherwise)
     except BaseException:
         forget_texts(graph_texts() - known)
         raise
     forget_with(program, graph_texts() - known)
+    inputs.release_arguments()
     return program
 
 
-def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:
-    """Everything between the inputs and the wrapper: two runs, the split, the compiler, a check after each."""
+def _run_stages(
+    again: Again,
+    inputs: Inputs,
+    leaves: list[Any],
+    backend: Backend,
+    otherwise: Callable[..., Any] | None,
+) -> Program:
+    """All stages, with a check after each: two runs, the split, the compiler, the text, the backward."""
     with private.compiled_autograd._disable(), _ordinary_mode():
         private.shared_nested_tensor()
         with stage("discover"):
@@ -79,7 +89,52 @@ def run_stages(again: Again, inputs: Inputs, backend: Backend) -> Stages:
         with stage("trace"):
             traced = trace_graph(again.call, inputs, outputs, backend.decompositions())
         verify.check_traced(traced, len(inputs.flat.items))
-        return _compile(backend, inputs, traced, again)
+        compiled = (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
+        parts = Parts(
+            inputs,
+            traced,
+            leaves,
+            compiled.forward,
+            compiled.partitioned,
+            autocast=is_autocast(autocast_state()),
+            otherwise=otherwise,
+        )
+        with stage("wrapper"):
+            wrapped = emit_program(parts)
+        variants = None
+        if compiled.partitioned is not None and wrapped.kept is not None:
+            variants = BackwardVariants(parts, compiled.partitioned, wrapped.kept, backend, again)
+            _compile_backward(variants, compiled.kernels)
+    program = Program(
+        forward=compiled.graph,
+        backward=compiled.partitioned.backward if compiled.partitioned else None,
+        joint=compiled.joint,
+        inputs=tuple(inputs.values),
+        outputs=traced.outputs.visible,
+        wrapper=wrapped.out.source,
+        variants=variants,
+        saved_bytes=compiled.partitioned.saved_bytes if compiled.partitioned else 0,
+        run=_unbuilt,
+        is_dynamic=inputs.has_symbols,
+    )
+    _build(program, wrapped.out)
+    if (recording := listeners.current()) is not None:
+        recording.program, recording.inputs, recording.traced = program, inputs, traced
+    return program
+
+
+def _build(program: Program, text: Emitter) -> None:
+    """Makes the text of a program's wrapper the functions that run it."""
+    variants = program.variants
+    scope = text.namespace if variants is None else text.namespace | {"backwards": variants.table}
+    functions = build_functions(text.source, scope, filename=WRAPPER_FILE, owner=program)
+    program.run = functions["run"]
+    if variants is not None:
+        variants.function = functions["Backward"]
+
+
+def _unbuilt(*leaves: Any) -> Any:
+    raise RuntimeError("the wrapper of this program has not been built")
 
 
 def _ordinary_mode() -> contextlib.AbstractContextManager[Any]:
@@ -92,103 +147,71 @@ def _ordinary_mode() -> contextlib.AbstractContextManager[Any]:
     return stack
 
 
-def wrap_program(
-    stages: Stages, inputs: Inputs, leaves: list[Any], otherwise: Callable[..., Any] | None
-) -> Program:
-    """The runnable program."""
-    parts = Parts(
-        inputs=inputs,
-        outputs=stages.traced.outputs,
-        traced=stages.traced,
-        leaves=leaves,
-        forward=stages.compiled_forward,
-        family=stages.family,
-        autocast=is_autocast(autocast_state()),
-        otherwise=otherwise,
-    )
-    with stage("wrapper"):
-        text = emit_program(parts)
-    program = Program(
-        forward=stages.forward,
-        backward=stages.family.partitioned.backward if stages.family else None,
-        joint=stages.joint,
-        inputs=tuple(inputs.values),
-        outputs=stages.traced.outputs.visible,
-        wrapper=text.source,
-        family=stages.family,
-        saved_bytes=stages.family.partitioned.saved_bytes if stages.family else 0,
-        run=_unbuilt,
-        is_dynamic=inputs.has_symbols,
-    )
-    functions = build_functions(text.source, text.namespace, filename=WRAPPER_FILE, owner=program)
-    program.run = functions["run"]
-    if stages.family is not None:
-        stages.family.function = functions["Backward"]
-    if (recording := listeners.current()) is not None:
-        recording.program, recording.inputs, recording.traced = program, inputs, stages.traced
-    inputs.release_arguments()
-    return program
-
-
-def _unbuilt(*leaves: Any) -> Any:
-    raise RuntimeError("the wrapper of this program has not been built")
-
-
 # ------------------------------------------------------------------------------------------------ compiling
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
-    """What the stages made of a traced function: kept graphs, and the compiled ones."""
+class Compiled:
+    """What the compiler made of a traced function; the graphs are copies, for a compiler may change its own.
 
-    traced: Traced
+    Attributes:
+        joint: The traced graph.
+        graph: That of the forward.
+        forward: The compiled forward.
+        partitioned: Forward and backward graphs; None in inference.
+        kernels: What the forward waits for before it can be called.
+    """
+
     joint: fx.GraphModule
-    forward: fx.GraphModule
-    compiled_forward: choose.CompiledGraph
-    family: Family | None = None
+    graph: fx.GraphModule
+    forward: CompiledGraph
+    partitioned: Partitioned | None = None
+    kernels: Kernels = field(default_factory=Kernels)
 
 
-def _compile(backend: Backend, inputs: Inputs, traced: Traced, again: Again) -> Stages:
-    """Splits (in training) and compiles; the kept graphs are copies, for a compiler may change its own."""
-    mode = inputs.fakes.mode
-    static = _static_slots(inputs)
+def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> Compiled:
+    joint, outputs = copy_graph(traced.graph), traced.outputs
+    _end_forward(traced.graph, outputs)
+    kind = GraphKind("inference", traced.num_forward, tuple(_static_slots(inputs)))
+    with stage("compile"):
+        forward, _ = choose.compile_forward(backend, traced.graph, kind, inputs.fakes.mode)
+    return Compiled(joint, joint, forward)
+
+
+def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> Compiled:
+    mode, static = inputs.fakes.mode, _static_slots(inputs)
     joint = copy_graph(traced.graph)
-    stores = store_positions(traced.outputs)
-    if not traced.is_training:
-        sink_tokens(traced.graph, token_positions(traced.outputs))
-        store_results(traced.graph, stores)
-        verify.check_stores(traced.graph, stores)
-        kind = GraphKind("inference", traced.num_forward, tuple(static))
-        with stage("compile"):
-            compiled, _ = choose.compile_forward(backend, traced.graph, kind, mode)
-        return Stages(traced, joint, joint, compiled)
     with choose.compiling(mode), stage("partition"):
         partitioned = partition(traced, inputs.primals(), static, backend.split)
     verify.check_partitioned(partitioned, traced, len(inputs.flat.items))
     partitioned = keep_old_values(partitioned, written_slots(inputs.values, traced.outputs))
     kept = {source.index for source in partitioned.backward_inputs if isinstance(source, FromForward)}
-    sink_tokens(partitioned.forward, token_positions(traced.outputs))
-    store_results(partitioned.forward, stores, kept)
-    verify.check_stores(partitioned.forward, stores)
-    forward = copy_graph(partitioned.forward)
+    _end_forward(partitioned.forward, traced.outputs, kept)
+    graph = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, tuple(static))
-    with stage("compile forward"), backend.postpone(forward) as kernels:
-        compiled, strides = choose.compile_forward(backend, partitioned.forward, kind, mode)
+    with stage("compile forward"), backend.postpone(graph) as kernels:
+        forward, strides = choose.compile_forward(backend, partitioned.forward, kind, mode)
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
             choose.restride_saved(partitioned.backward, position, strides[source.index])
-    family = Family(inputs, traced, replace(partitioned, forward=forward), backend, again)
-    _compile_backward(family, kernels)
-    return Stages(traced, joint, forward, compiled, family)
+    return Compiled(joint, graph, forward, replace(partitioned, forward=graph), kernels)
 
 
-def _compile_backward(family: Family, kernels: Kernels) -> None:
+def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] = ()) -> None:
+    """Ends effects in the forward graph, and stores in it what is written to inputs."""
+    stores = store_positions(outputs)
+    sink_tokens(graph, token_positions(outputs))
+    store_results(graph, stores, kept)
+    verify.check_stores(graph, stores)
+
+
+def _compile_backward(variants: BackwardVariants, kernels: Kernels) -> None:
     """Compiles the expected backward, for what it assumes of sizes or while the forward's kernels are built."""
-    has_symbols = family.inputs.has_symbols
+    has_symbols = variants.inputs.has_symbols
     if has_symbols or kernels.are_being_built():
         with stage("compile backward"):
             try:
-                family.compile_ahead(expected_tangents(family.traced))
+                variants.compile_ahead(expected_tangents(variants.traced))
             except private.InductorError as error:
                 if has_symbols:
                     raise

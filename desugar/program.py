@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from desugar.ir.values import Value, describe
-from desugar.wrapper.backward_variants import Family
+from desugar.wrapper.backward_variants import BackwardVariants
 from desugar.wrapper.direct_calls import call_directly
 
 
@@ -25,7 +25,7 @@ class Program:
         inputs: One value per input leaf: arguments, then captured tensors.
         outputs: One value per leaf of the result.
         wrapper: The text of the generated wrapper.
-        family: The backwards, or None where nothing requires grad.
+        variants: The backwards, or None where nothing requires grad.
         saved_bytes: Bytes saved for the backward besides inputs and results; None if symbolic.
         run: Takes the argument leaves and returns a tuple; whoever calls it has proved that the call fits.
         is_whole: The graph is all of a function, which no graph break has ended.
@@ -38,7 +38,7 @@ class Program:
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     wrapper: str
-    family: Family | None
+    variants: BackwardVariants | None
     saved_bytes: int | None
     run: Callable[..., tuple[Any, ...]]
     is_dynamic: bool = False
@@ -48,13 +48,13 @@ class Program:
     def call_directly(self) -> None:
         """Has the program call the code inside its graphs; whoever calls it asks for profilers."""
         call_directly(inspect.unwrap(self.run))
-        if self.family is not None:
-            self.family.call_directly()
+        if self.variants is not None:
+            self.variants.call_directly()
 
     @property
     def source(self) -> str:
         """The text of everything generated so far: the wrapper, then each backward that was needed."""
-        return "\n\n".join([self.wrapper, *(self.family.sources if self.family else ())])
+        return "\n\n".join([self.wrapper, *(self.variants.sources if self.variants else ())])
 
     def __str__(self) -> str:
         lines = ["inputs:"] + [describe(value, "  ") for value in self.inputs]

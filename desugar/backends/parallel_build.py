@@ -20,8 +20,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from desugar import _torch as private
+from desugar.ir.stages import Traced
 from desugar.ir.values import Plain, Value, Wrapper
-from desugar.tracing.trace import Traced
 
 log = logging.getLogger("desugar")
 

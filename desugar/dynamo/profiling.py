@@ -77,8 +77,8 @@ def name_graphs(program: Program, name: str) -> None:
 
 
 def _backwards(program: Program) -> Iterator[Callable[..., Any]]:
-    if program.family is not None:
-        yield from program.family.members.values()
+    if program.variants is not None:
+        yield from program.variants.table.values()
 
 
 def _under_name(graph: Callable[..., Any], now: Callable[..., Any], name: str) -> Callable[..., Any]:

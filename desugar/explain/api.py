@@ -17,8 +17,8 @@ from desugar.explain.collect import collect_program, guards_of
 from desugar.explain.cost import measure_cost
 from desugar.explain.guards import TakenGuards
 from desugar.explain.records import Cost, Program, Report
+from desugar.ir.outputs import Outputs
 from desugar.recording.listeners import Recording, listen, resumed
-from desugar.tracing.outputs import Outputs
 
 
 class Explanation:
@@ -117,9 +117,9 @@ class _Explained:
     def of(recording: Recording, backend: Backend) -> _Explained:
         """Describes a compilation, with the backward for all gradients."""
         program, outputs = recording.program, recording.traced.outputs
-        if program.family is not None:
+        if program.variants is not None:
             with resumed(recording):
-                program.family.members[(True,) * len(program.family.traced.tangents)]
+                program.variants.table[(True,) * len(program.variants.traced.tangents)]
         record = collect_program(recording, backend.name)
         return _Explained(record, guards_of(record, recording), program, outputs, recording.args)
 

@@ -40,7 +40,7 @@ def collect_program(recording: Recording, backend: str = "") -> Program:
         return Program(**head, error=str(recording.error or "not finished"), sources=describe_sources(lines))
     program, inputs, outputs = recording.program, recording.inputs, recording.traced.outputs
     names = _Names(recording)
-    saved = tuple(describe_saved(program.family, names.of))
+    saved = tuple(describe_saved(program.variants, names.of))
     slots = slot_names(inputs, names.inputs)
     graphs = [describe_graph("forward", program.forward, slots)]
     if program.backward is not None:

@@ -101,7 +101,7 @@ class _Seen:
         program = self.program()
         if program is None:  # collected by now
             return counted
-        late = program.family.late_seconds if program.family is not None else 0.0
+        late = program.variants.late_seconds if program.variants is not None else 0.0
         return replace(
             counted,
             seconds=counted.seconds + late,

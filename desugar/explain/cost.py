@@ -13,8 +13,8 @@ from torch import SymInt, Tensor
 
 from desugar.explain.records import Cost
 from desugar.frontend.fakes import hint
+from desugar.ir.outputs import Outputs
 from desugar.program import Program
-from desugar.tracing.outputs import Outputs
 
 GRAPH = "compiled_graph"  # what the generated text calls the forward or inference graph
 
@@ -52,7 +52,7 @@ def measure_cost(program: Program, outputs: Outputs, given: Sequence[Any]) -> Co
 
 
 def _graph_alone(compiled: Any, items: list[Any], program: Any) -> Callable[[], Any]:
-    if program.family is None:
+    if program.variants is None:
         return lambda: compiled(list(items))
 
     def run() -> Any:  # as inside of an autograd function

@@ -12,9 +12,9 @@ from desugar.explain.leaves import extent_text
 from desugar.explain.records import Saved
 from desugar.frontend.fakes import hint
 from desugar.frontend.inputs import Inputs
+from desugar.ir.outputs import Outputs
+from desugar.ir.stages import FromForward, FromInput
 from desugar.ir.values import Same, Value, View, inner_names, is_wrapper, paths_of
-from desugar.passes.partition import FromForward, FromInput
-from desugar.tracing.outputs import Outputs
 
 NameLeaf = Callable[[str, int], str]
 
@@ -91,14 +91,14 @@ def describe_mutation(inputs: Inputs, outputs: Outputs, leaf_name: NameLeaf) -> 
 # ------------------------------------------------------------------------------------------- for the backward
 
 
-def describe_saved(family: Any, leaf_name: NameLeaf) -> Iterator[Saved]:
+def describe_saved(variants: Any, leaf_name: NameLeaf) -> Iterator[Saved]:
     """What the backward reads, and from where."""
-    if family is None:
+    if variants is None:
         return
-    partitioned = family.partitioned
+    partitioned = variants.partitioned
     places = {
         slot: ".".join([leaf_name("input", number), *path])
-        for number, value in reversed(list(enumerate(family.inputs.values)))
+        for number, value in reversed(list(enumerate(variants.inputs.values)))
         for slot, path in paths_of(value)
     }
     nodes = partitioned.backward.graph.find_nodes(op="placeholder")

@@ -10,7 +10,7 @@ at trace time with functional tensors and, as generated text, at run time with r
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -247,6 +247,29 @@ def read_int(value: Int, flat: Sequence[Any]) -> Any:
 
 
 # -------------------------------------------------------------------------------------------------- walking
+
+
+def renumber(value: Value, slots: Sequence[int]) -> Value:
+    """A value over other slots."""
+
+    def number(extent: Int) -> Int:
+        return Slot(slots[extent.index]) if isinstance(extent, Slot) else extent
+
+    match value:
+        case Plain(index):
+            return replace(value, index=slots[index])
+        case Constant(_, int(index)):
+            return replace(value, index=slots[index])
+        case Wrapper():
+            return replace(
+                value,
+                inner=tuple((name, renumber(part, slots)) for name, part in value.inner),
+                dynamics=tuple((name, number(extent)) for name, extent in value.dynamics),
+                size=tuple(map(number, value.size)),
+                stride=tuple(map(number, value.stride)),
+            )
+        case _:
+            return value
 
 
 def slots_of(value: Value) -> Iterator[int]:

@@ -6,7 +6,7 @@ Functionalization turned every write into a value; here the last value of each w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,12 +14,12 @@ import torch
 from torch import fx
 
 from desugar.ir.fx_utils import is_view, output_nodes, set_outputs
-from desugar.passes.partition import BackwardInput, FromForward, FromInput, Partitioned
+from desugar.ir.stages import BackwardInput, FromForward, FromInput, Partitioned
 
 # ------------------------------------------------------------------------------------------------- the passes
 
 
-def store_results(graph: fx.GraphModule, stores: Mapping[int, int], kept: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+def store_results(graph: fx.GraphModule, stores: Mapping[int, int], kept: Collection[int] = ()) -> None:
     """Stores outputs of a graph in its inputs.
 
     Args:
@@ -37,7 +37,7 @@ def store_results(graph: fx.GraphModule, stores: Mapping[int, int], kept: set[in
                 torch.ops.aten.copy_.default, (placeholders[slot], outputs[position])
             )
             node.meta["val"] = placeholders[slot].meta["val"]
-    stored = set(stores.values()) - kept
+    stored = set(stores.values()).difference(kept)
     set_outputs(graph, [None if n in stored else node for n, node in enumerate(outputs)])
 
 

@@ -8,73 +8,14 @@ neither an input nor a result (those the wrapper has at hand already), each once
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
+from torch import fx
 
 from desugar import _torch as private
 from desugar.ir.fx_utils import keep_results_apart, output_nodes, result_names, set_outputs, tangents_behind
+from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
 from desugar.passes.saved_views import root_saved_views
-from desugar.tracing.trace import Traced
-
-# ------------------------------------------------------------------------------------------------- records
-
-
-@dataclass(frozen=True, slots=True)
-class FromInput:
-    """A backward input that is input slot `index` of the forward."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class FromForward:
-    """A backward input that is output `index` of the forward graph (a result or a saved value)."""
-
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class FromTangent:
-    """A backward input that is tangent slot `index`."""
-
-    index: int
-
-
-BackwardInput = FromInput | FromForward | FromTangent
-
-
-@dataclass(frozen=True, slots=True)
-class Partitioned:
-    """Forward and backward graphs.
-
-    Attributes:
-        forward: Takes all input slots; returns `num_forward` results, then the saved values.
-        backward: Takes `backward_inputs`; returns the gradients.
-        backward_inputs: Where each comes from.
-        depends: Per gradient output, the tangent slots that it depends on.
-    """
-
-    forward: fx.GraphModule
-    backward: fx.GraphModule
-    num_forward: int
-    backward_inputs: tuple[BackwardInput, ...]
-    depends: tuple[frozenset[int], ...]
-
-    @property
-    def saved_bytes(self) -> int | None:
-        """Bytes of the intermediates saved for the backward; None if a size is symbolic."""
-        total = 0
-        for node in output_nodes(self.forward)[self.num_forward :]:
-            value = node.meta["val"]
-            if isinstance(value, Tensor):
-                numel = value.numel()
-                if not isinstance(numel, int):
-                    return None
-                total += numel * value.element_size()
-        return total
-
 
 # ------------------------------------------------------------------------------------------------ the split
 

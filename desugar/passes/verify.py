@@ -15,8 +15,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
 from desugar import _torch as private
 from desugar.ir.fx_utils import output_nodes
-from desugar.passes.partition import FromForward, FromInput, FromTangent, Partitioned
-from desugar.tracing.trace import Traced
+from desugar.ir.stages import FromForward, FromInput, FromTangent, Partitioned, Traced
 
 
 class InvariantError(AssertionError):

@@ -15,14 +15,7 @@ from desugar import _torch as private
 from desugar.frontend.inputs import Inputs, is_traced
 from desugar.frontend.storage_offsets import depends_on_offset
 from desugar.ir.pytree import flatten
-from desugar.ir.values import (
-    Plain,
-    Same,
-    Value,
-    Wrapper,
-    is_whole,
-    wrap_value,
-)
+from desugar.ir.values import Plain, Same, Value, Wrapper, is_whole, wrap_value
 from desugar.recording.ops import notes_in_progress
 from desugar.tracing import unsupported
 from desugar.tracing.checkpointing import run_op

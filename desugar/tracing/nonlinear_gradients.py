@@ -10,37 +10,24 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
 from torch.autograd.function import BackwardCFunction
 
 from desugar.ir.fx_utils import autograd_nodes, output_nodes, set_outputs, tangents_behind
+from desugar.ir.stages import GradientCall
 from desugar.ir.values import Flat, unwrap_value
 from desugar.tracing.run import plain
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of an autograd function's `backward`: of what each gradient is made.
-
-    Attributes:
-        arriving: Per gradient that it got.
-        given: Per gradient that it gave.
-    """
-
-    arriving: tuple[Any, ...]
-    given: tuple[Any, ...]
-
-
 @contextlib.contextmanager
-def noting_calls(results: Sequence[Tensor]) -> Iterator[list[Call]]:
+def noting_calls(results: Sequence[Tensor]) -> Iterator[list[GradientCall]]:
     """Inside, backwards of Python's autograd functions are noted, with the plain tensors of each gradient.
 
     Where there is one result, its gradient is there or no backward is run.
     """
-    calls: list[Call] = []
+    calls: list[GradientCall] = []
     nodes = autograd_nodes(results) if len(results) > 1 else ()
     handles = []
     for node in nodes:
@@ -48,7 +35,7 @@ def noting_calls(results: Sequence[Tensor]) -> Iterator[list[Call]]:
             is_linear = node._forward_cls.__module__.startswith("subclasses.")  # type: ignore[attr-defined]
 
             def note(given: Any, arriving: Any, is_linear: bool = is_linear) -> None:
-                calls.append(Call(() if is_linear else _parts(arriving), _parts(given)))
+                calls.append(GradientCall(() if is_linear else _parts(arriving), _parts(given)))
 
             handles.append(node.register_hook(note))  # type: ignore[attr-defined]
     try:
@@ -67,12 +54,12 @@ def _parts(gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], ...]:
     return tuple([plain(item) for item in flat.items if isinstance(item, Tensor)] for flat in flats)
 
 
-def tensors_of(calls: Sequence[Call]) -> list[Tensor]:
+def tensors_of(calls: Sequence[GradientCall]) -> list[Tensor]:
     """All that was noted, flat."""
     return [tensor for call in calls for part in (*call.arriving, *call.given) for tensor in part]
 
 
-def take_calls(graph: fx.GraphModule, calls: Sequence[Call]) -> tuple[Call, ...]:
+def take_calls(graph: fx.GraphModule, calls: Sequence[GradientCall]) -> tuple[GradientCall, ...]:
     """The noted calls, with the tangent slots that each gradient is computed from.
 
     Args:
@@ -90,12 +77,12 @@ def take_calls(graph: fx.GraphModule, calls: Sequence[Call]) -> tuple[Call, ...]
             frozenset().union(*(behind.get(next(noted), frozenset()) for _ in part)) for part in parts
         )
 
-    found = tuple(Call(slots(call.arriving), slots(call.given)) for call in calls)
+    found = tuple(GradientCall(slots(call.arriving), slots(call.given)) for call in calls)
     set_outputs(graph, outputs[:-count])
     return found
 
 
-def may_give_else(calls: Sequence[Call], missing: frozenset[int]) -> bool:
+def may_give_else(calls: Sequence[GradientCall], missing: frozenset[int]) -> bool:
     """Whether one of the functions may give something else when these tangent slots do not arrive.
 
     It may if it gives what no gradient has a part in, or got some of its gradients and now gets fewer.

@@ -9,8 +9,8 @@ it: functionalization has made every write a value, so one store at the end is a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import optree
@@ -19,76 +19,25 @@ from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
+from desugar.ir.outputs import Outputs
 from desugar.ir.pytree import flatten
 from desugar.ir.storage import base_of, storage_of
 from desugar.ir.values import (
-    Constant,
     Flat,
     Int,
     Plain,
     Same,
-    Slot,
     Value,
     View,
     Wrapper,
+    renumber,
     slots_of,
     unwrap_value,
 )
 from desugar.tracing.functionalize import plain_parts
-from desugar.tracing.run import Reshape, Run, assigned_inners, changed_slots, identity, plain
+from desugar.tracing.run import Run, assigned_inners, changed_slots, identity, plain
 
-# ------------------------------------------------------------------------------------------------- records
-
-
-@dataclass(frozen=True, slots=True)
-class Outputs:
-    """What a function returned and wrote.
-
-    Attributes:
-        treespec: optree's structure of the result.
-        values: One per leaf, then the hidden ones: bases of views, new values of written inputs.
-        items: Fake tensors and symbolic ints, by output slot.
-        inputs: Slot of `items` -> slot of the inputs, for those that are an input itself.
-        writes: (input leaf, result) of the inputs whose write autograd recorded, or that were reshaped too.
-        stores: (input slot, output slot) of the other writes.
-        versions: (input leaf, attribute path) -> by how much its version counter rises.
-        homes: Input slot -> slot of the storage that it is a view of.
-        reshapes: In-place changes of the size or stride of inputs, in order.
-        assigns: (input leaf, name, result) of inner tensors that were replaced.
-        tokens: Output slots of the last tokens of effects.
-    """
-
-    treespec: optree.PyTreeSpec
-    values: tuple[Value, ...]
-    items: tuple[Any, ...]
-    inputs: Mapping[int, int]
-    writes: tuple[tuple[int, int], ...] = ()
-    stores: tuple[tuple[int, int], ...] = ()
-    versions: tuple[tuple[int, tuple[str, ...], int], ...] = ()
-    homes: Mapping[int, int] = field(default_factory=dict)
-    reshapes: tuple[Reshape, ...] = ()
-    assigns: tuple[tuple[int, str, int], ...] = ()
-    tokens: tuple[int, ...] = ()
-
-    @property
-    def returned(self) -> list[int]:
-        """Slots that the graph computes, in order of its outputs."""
-        return [slot for slot in range(len(self.items)) if slot not in self.inputs]
-
-    @property
-    def visible(self) -> tuple[Value, ...]:
-        """The values of the result's own leaves."""
-        return self.values[: self.treespec.num_leaves]
-
-    @property
-    def has_effects(self) -> bool:
-        """Whether the function changes its inputs."""
-        return bool(self.versions or self.reshapes or self.assigns)
-
-    def with_views_of(self, earlier: Outputs) -> Outputs:
-        """The same, with the views that an earlier run of the same function took."""
-        pairs = zip(self.values, earlier.values, strict=True)
-        return replace(self, values=tuple(old if isinstance(old, View) else new for new, old in pairs))
+# --------------------------------------------------------------------------------------------- taking apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,33 +46,6 @@ class Result:
 
     leaves: list[Any]
     items: list[Any]
-
-
-def store_positions(outputs: Outputs) -> dict[int, int]:
-    """Input slot -> output of the graph that is stored in it."""
-    positions = {slot: n for n, slot in enumerate(outputs.returned)}
-    return {slot: positions[value] for slot, value in outputs.stores}
-
-
-def token_positions(outputs: Outputs) -> list[int]:
-    """Outputs of the graph that are tokens of effects."""
-    return [n for n, slot in enumerate(outputs.returned) if slot in outputs.tokens]
-
-
-def unread_positions(outputs: Outputs) -> set[int]:
-    """Outputs of the graph that nobody reads: they are stored, or end an effect."""
-    return {*store_positions(outputs).values(), *token_positions(outputs)}
-
-
-def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
-    """Input slots whose memory the program changes, in the graph or after it."""
-    slots = {slot for slot, _ in outputs.stores}
-    for leaf in [leaf for leaf, _ in outputs.writes] + [reshape.leaf for reshape in outputs.reshapes]:
-        slots.update(slots_of(values[leaf]))
-    return slots | {outputs.homes[slot] for slot in slots if slot in outputs.homes}
-
-
-# --------------------------------------------------------------------------------------------- taking apart
 
 
 def take_apart(run: Run) -> tuple[Outputs, Result]:
@@ -316,29 +238,6 @@ class _Taker:
                             rise = self.run.items[part.index]._version - self.run.versions[part.index]
                             rises.append((number, (name,), rise))
         return tuple(rises)
-
-
-def renumber(value: Value, slots: Sequence[int]) -> Value:
-    """A value over other slots."""
-
-    def number(extent: Int) -> Int:
-        return Slot(slots[extent.index]) if isinstance(extent, Slot) else extent
-
-    match value:
-        case Plain(index):
-            return replace(value, index=slots[index])
-        case Constant(_, int(index)):
-            return replace(value, index=slots[index])
-        case Wrapper():
-            return replace(
-                value,
-                inner=tuple((name, renumber(part, slots)) for name, part in value.inner),
-                dynamics=tuple((name, number(extent)) for name, extent in value.dynamics),
-                size=tuple(map(number, value.size)),
-                stride=tuple(map(number, value.stride)),
-            )
-        case _:
-            return value
 
 
 # ---------------------------------------------------------------------------------------------------- views

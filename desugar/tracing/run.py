@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from desugar import _torch as private
+from desugar.ir.outputs import Reshape
 from desugar.ir.storage import storage_of
 from desugar.ir.values import Plain, Value, Wrapper, slots_of
 
@@ -31,16 +32,6 @@ class Entered:
     leaf: Any
     grad_fn: Any = None
     version: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Reshape:
-    """An in-place change of an input leaf's size or stride: `method(leaf, *args, **kwargs)`."""
-
-    leaf: int
-    method: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ wrappers instead).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,6 +23,8 @@ from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.frontend.inputs import Inputs, StaticNeeded
 from desugar.ir.fx_utils import read_sizes_early
+from desugar.ir.outputs import Outputs, Reshape
+from desugar.ir.stages import GradientCall, LeafFunction, Traced
 from desugar.ir.storage import may_overlap, storage_of
 from desugar.ir.values import (
     Constant,
@@ -31,6 +33,7 @@ from desugar.ir.values import (
     Same,
     Value,
     Wrapper,
+    renumber,
     requires_grad,
     unwrap_value,
     wrap_value,
@@ -41,48 +44,14 @@ from desugar.tracing.captured_tensors import Capture, enter, functional
 from desugar.tracing.effect_tokens import end_effects, start_effects
 from desugar.tracing.functionalize import check_rng
 from desugar.tracing.modes import tracing_modes
-from desugar.tracing.outputs import Outputs, Result, renumber, take_apart
-from desugar.tracing.run import Entered, Reshape, Run, changed_slots, identity, plain, storages_of
+from desugar.tracing.outputs import Result, take_apart
+from desugar.tracing.run import Entered, Run, changed_slots, identity, plain, storages_of
 from subclasses import TensorSubclass
-
-Call = Callable[[list[Any]], Any]
-
-# ------------------------------------------------------------------------------------------------- records
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """A traced function: the graph and how its arguments and results map to the outside.
-
-    Attributes:
-        graph: Plain-tensor graph; takes the inputs' slots, then the tangents.
-        outputs: The forward's results.
-        num_forward: How many of the graph's outputs are the forward's.
-        tangents: Per tangent value: (output leaf, value); its slots index the graph's tangent inputs.
-        tangent_items: Fake tangents, by slot.
-        grads: One value per input leaf that requires grad (None where it gets no gradient); slots index the
-            graph's outputs after the forward's.
-        calls: Of backwards of autograd functions, where there are several results.
-    """
-
-    graph: torch.fx.GraphModule
-    outputs: Outputs
-    num_forward: int
-    tangents: tuple[tuple[int, Value], ...] = ()
-    tangent_items: tuple[Tensor, ...] = ()
-    grads: tuple[tuple[int, Value | None], ...] = ()
-    calls: tuple[nonlinear_gradients.Call, ...] = ()
-
-    @property
-    def is_training(self) -> bool:
-        """Whether there is a backward."""
-        return bool(self.tangents)
-
 
 # ------------------------------------------------------------------------------------- running the function
 
 
-def run_function(call: Call, inputs: Inputs, primals: Sequence[Any]) -> Run:
+def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> Run:
     """Rebuilds the arguments around functional tensors and calls the function on them."""
     items = [functional(primal) for primal in primals]
     for base, slots in inputs.bases.items():
@@ -124,7 +93,7 @@ def part_of(base: Any, fake: Tensor) -> Any:
 # --------------------------------------------------------------------------------------------- the two runs
 
 
-def discover(call: Call, inputs: Inputs) -> Outputs:
+def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
     """Runs the function once: captures outside tensors, finds the result's structure, refuses what must be.
 
     Raises:
@@ -168,7 +137,9 @@ def find_overlaps(run: Run, inputs: Inputs) -> list[tuple[int, ...]]:
 _ZEROS = torch.ops.aten._efficientzerotensor.default
 
 
-def trace_graph(call: Call, inputs: Inputs, outputs: Outputs, decompositions: Mapping[Any, Any]) -> Traced:
+def trace_graph(
+    call: LeafFunction, inputs: Inputs, outputs: Outputs, decompositions: Mapping[Any, Any]
+) -> Traced:
     """Traces the function into a graph: forward alone, or jointly with the backward if a result requires grad."""
     wanted = [
         (number, value)
@@ -212,12 +183,12 @@ class _Recorder:
     """The function that `make_fx` traces, and what it learns meanwhile."""
 
     def __init__(
-        self, call: Call, inputs: Inputs, outputs: Outputs, tangents: Sequence[tuple[int, Value]]
+        self, call: LeafFunction, inputs: Inputs, outputs: Outputs, tangents: Sequence[tuple[int, Value]]
     ) -> None:
         self.call, self.inputs, self.tangents = call, inputs, tangents
         self.expected = self.outputs = outputs
         self.grads: list[tuple[int, Value | None]] = []
-        self.calls: list[nonlinear_gradients.Call] = []
+        self.calls: list[GradientCall] = []
 
     def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
         """Forward outputs, then gradients, then what autograd functions got and gave, all plain."""

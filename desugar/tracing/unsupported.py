@@ -32,7 +32,7 @@ from desugar.tracing.run import (
 
 if TYPE_CHECKING:
     from desugar.frontend.inputs import Inputs
-    from desugar.tracing.outputs import Outputs
+    from desugar.ir.outputs import Outputs
     from desugar.tracing.run import Run
 
 _USE_EAGER = "run this part in eager mode, outside the compiled function"

@@ -1,8 +1,8 @@
 """Text of the backwards of one program.
 
-A program has a family of backwards, one per set of results that a gradient arrives for. What they share is
+A program has a variant of its backward for each set of results that a gradient arrives for. What they share is
 decided once, when the forward is written: which objects it saves, and by what expression a backward reads each
-of its inputs from them (`BackwardPlan`). A member checks that the gradients are what was traced, reads what it
+of its inputs from them (`BackwardPlan`). A variant checks that the gradients are what was traced, reads what it
 needs, calls its compiled graph and builds the gradients of the arguments.
 """
 
@@ -23,10 +23,9 @@ from desugar.codegen.unpack import Names
 from desugar.frontend.fakes import hint, is_symbolic
 from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import output_nodes
+from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
 from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of
-from desugar.passes.partition import BackwardInput, FromForward, FromInput, FromTangent, Partitioned
 from desugar.recording.listeners import note_left_out
-from desugar.tracing.trace import Traced
 from subclasses import TensorSubclass
 from subclasses.codegen.emitter import Emitter
 from subclasses.layout import cotangent_layout
@@ -154,11 +153,11 @@ def _companions(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[str,
             return
 
 
-# -------------------------------------------------------------------------------------------------- a member
+# -------------------------------------------------------------------------------------------------- a variant
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Variant:
     """One backward: its graph and where the graph's inputs come from.
 
     Attributes:
@@ -176,18 +175,18 @@ class Member:
     compiled: CompiledGraph | None
 
 
-def member_name(present: tuple[bool, ...]) -> str:
+def variant_name(present: tuple[bool, ...]) -> str:
     """The name of the generated function for the gradients that arrive: `backward_10` for the first of two."""
     return "backward_" + "".join("1" if there else "0" for there in present)
 
 
-class MemberEmitter:
-    """Writes one member of the family.
+class VariantEmitter:
+    """Writes one variant.
 
     Attributes:
         out: What is written.
         traced, plan: The trace, and what the forward keeps.
-        other: The name of what takes the gradients that the member does not take.
+        other: The name of what takes the gradients that the variant does not take.
         autocast: Whether autocast is on for some device.
         reads_memory: Whether the compiled graph knows nothing of lazy negation and of batches of gradients.
     """
@@ -205,23 +204,23 @@ class MemberEmitter:
         self.out, self.traced, self.plan, self.other = out, traced, plan, other
         self.autocast, self.reads_memory = autocast, reads_memory
 
-    def emit(self, member: Member) -> None:
+    def emit(self, variant: Variant) -> None:
         """Writes `def <name>(ctx, tangent0, ...)`."""
         out = self.out
         tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
-        out.writeline(f"def {member.name}(ctx, {', '.join(tangents.values())}):")
+        out.writeline(f"def {variant.name}(ctx, {', '.join(tangents.values())}):")
         with out.indent():
-            if member.compiled is None:
+            if variant.compiled is None:
                 out.writeline(f"return {', '.join(['None'] * (2 + len(differentiable_leaves(self.traced))))}")
                 return
             arrived = [
                 (number, value)
-                for (number, value), present in zip(self.traced.tangents, member.present, strict=True)
+                for (number, value), present in zip(self.traced.tangents, variant.present, strict=True)
                 if present
             ]
             items = self.emit_arrived(arrived, self.emit_check(tangents, arrived))
-            self._emit_missing(member, items)
-            self._emit_gradients(member, items)
+            self._emit_missing(variant, items)
+            self._emit_gradients(variant, items)
 
     def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> dict[int, str]:
         """Whatever is not as it was traced goes elsewhere: None is of another type, too.
@@ -315,30 +314,30 @@ class MemberEmitter:
             if any(map(is_symbolic, fake.size())):  # the check knows no order of those
                 out.writeline(f"{name} = {self._laid_out(name, fake)}")
 
-    def _emit_missing(self, member: Member, items: dict[int, str]) -> None:
+    def _emit_missing(self, variant: Variant, items: dict[int, str]) -> None:
         """Zeros where the pruned graph still reads a tangent that did not arrive."""
-        for source in member.sources:
+        for source in variant.sources:
             if isinstance(source, FromTangent) and source.index not in items:
                 items[source.index] = self.out.fresh_name(f"g{source.index}")
                 fake = self.traced.tangent_items[source.index]
                 size = self.plan.size_reads.get(source.index) or repr(tuple(fake.size()))
                 self.out.writeline(f"{items[source.index]} = {zeros_expression(self.out, fake, size)}")
 
-    def _emit_gradients(self, member: Member, items: dict[int, str]) -> None:
+    def _emit_gradients(self, variant: Variant, items: dict[int, str]) -> None:
         out = self.out
-        if any(self.plan.reads.get(source, "").startswith("saved") for source in member.sources):
+        if any(self.plan.reads.get(source, "").startswith("saved") for source in variant.sources):
             note_left_out(out, "type, dtype and size of what was saved: the compiled forward made it")
             out.writeline("saved = ctx.saved_tensors")
         arguments = [
             items[source.index] if isinstance(source, FromTangent) else self.plan.reads[source]
-            for source in member.sources
+            for source in variant.sources
         ]
-        fakes = [node.meta["val"] for node in member.graph.graph.find_nodes(op="placeholder")]
+        fakes = [node.meta["val"] for node in variant.graph.graph.find_nodes(op="placeholder")]
         emit_recheck(out, arguments, expect_plain("saved_and_tangents", fakes))
-        nodes = output_nodes(member.graph)
+        nodes = output_nodes(variant.graph)
         gradients = emit_graph_call(
             out,
-            member.compiled,
+            variant.compiled,
             f"[{', '.join(join_saved(arguments, len(self.plan.saved)))}]",
             ["_" if node is None else f"grad{n}" for n, node in enumerate(nodes)],
             self.autocast,

@@ -1,6 +1,6 @@
-"""The backwards of one program: a family keyed by which results get a gradient, written when first met.
+"""The backwards of one program: a variant for each set of which results get a gradient, written when first met.
 
-A member is compiled then too, or ahead of that (:mod:`desugar.backends.parallel_build`). For gradients of the
+A variant is compiled then too, or ahead of that (:mod:`desugar.backends.parallel_build`). For gradients of the
 kind that was traced, it runs a compiled graph against what the forward saved: the whole backward graph, or what is left
 of it when some gradients do not arrive. Anything else (a gradient of another type or metadata, a backward that
 is to be differentiated itself) goes to :mod:`desugar.wrapper.recompute`.
@@ -21,32 +21,31 @@ from desugar import _torch as private
 from desugar.backends import choose
 from desugar.backends.choose import Backend, CompiledGraph, GraphKind
 from desugar.backends.parallel_build import Ahead
-from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph, output_nodes
+from desugar.ir.stages import BackwardInput, FromTangent, Partitioned
 from desugar.ir.values import Plain, Wrapper, slots_of
-from desugar.passes.partition import BackwardInput, FromTangent, Partitioned
 from desugar.passes.prune_tangents import prune_missing
 from desugar.passes.verify import check_pruned
 from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
 from desugar.recording.listeners import stage
 from desugar.tracing.modes import autocast_state, is_autocast
 from desugar.tracing.nonlinear_gradients import may_give_else
-from desugar.tracing.trace import Traced
+from desugar.wrapper.autograd_function import Kept
 from desugar.wrapper.backward import (
-    BackwardPlan,
-    Member,
-    MemberEmitter,
-    member_name,
+    Variant,
+    VariantEmitter,
+    variant_name,
 )
 from desugar.wrapper.direct_calls import call_directly, take_place_of_backward
-from desugar.wrapper.recompute import Again, Differentiation
+from desugar.wrapper.recompute import Again, Recompute
+from desugar.wrapper.results import Parts
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 
 Backward = Callable[..., tuple[Any, ...]]
 
 
-class Members(dict[tuple[bool, ...], Backward]):
+class VariantTable(dict[tuple[bool, ...], Backward]):
     """Presence of each gradient -> the generated function; built when first asked for."""
 
     def __init__(self, build: Callable[[tuple[bool, ...]], Backward]) -> None:
@@ -57,46 +56,43 @@ class Members(dict[tuple[bool, ...], Backward]):
         return self.build(present)
 
 
-# --------------------------------------------------------------------------------------------- the family
+# ------------------------------------------------------------------------------------------- the variants
 
 
-class Family:
+class BackwardVariants:
     """All backwards of one program.
 
     Attributes:
-        partitioned: Forward and backward graphs as they were split.
-        members: The generated functions so far.
+        inputs, traced, partitioned: What was traced, and forward and backward graphs as they were split.
+        backend: What compiles the graphs.
+        kept: What the forward keeps.
+        recompute: What takes gradients of another kind.
+        table: The generated functions so far.
         sources: Their texts.
         late_seconds: How long they took to compile when they were first needed.
-        plan: What the forward saves; set when its text is written.
-        differentiation: What takes gradients of another kind.
-        function: The autograd function whose `backward` asks for members.
-        is_replacing: Whether the member for all gradients takes the place of that `backward`, as it can where both
-            have the same parameters: it is what nearly every call needs. Set when the function's text is written.
-        is_direct: Members call the code inside their graphs (:mod:`desugar.wrapper.direct_calls`).
-        functions: The generated functions of members.
+        function: The autograd function whose `backward` asks for variants; set when its text is built.
+        is_direct: Variants call the code inside their graphs (:mod:`desugar.wrapper.direct_calls`).
+        functions: The generated functions of variants.
     """
 
     def __init__(
-        self, inputs: Inputs, traced: Traced, partitioned: Partitioned, backend: Backend, again: Again
+        self, parts: Parts, partitioned: Partitioned, kept: Kept, backend: Backend, again: Again
     ) -> None:
-        self.inputs, self.traced, self.partitioned = inputs, traced, partitioned
-        self.backend = backend
-        self.members = Members(self._build)
+        self.inputs, self.traced, self.partitioned = parts.inputs, parts.traced, partitioned
+        self.backend, self.kept = backend, kept
+        self.autocast = autocast_state()
+        self.recompute = Recompute(parts, kept.recompute, again, self.autocast)
+        self.table = VariantTable(self._build)
         self.sources: list[str] = []
         self.late_seconds = 0.0
-        self.plan = BackwardPlan()
         self.function: type[torch.autograd.Function] | None = None
-        self.is_replacing = False
         self.is_direct = False
         self.functions: list[Backward] = []
-        self.autocast = autocast_state()
-        self.differentiation = Differentiation(inputs, traced, partitioned, again, self.autocast)
         self._ahead = Ahead()
         self._lock = threading.RLock()
 
     def compile_ahead(self, present: tuple[bool, ...]) -> None:
-        """Compiles a member now; its first call waits for its kernels."""
+        """Compiles a variant now; its first call waits for its kernels."""
         if any(present) and not self._is_differentiated(present):
             graph = self._graph(present)
             with self.backend.postpone(graph) as kernels:
@@ -104,12 +100,12 @@ class Family:
             self._ahead.put(present, compiled, kernels)
 
     def call_directly(self) -> None:
-        """Has members call the code inside their graphs, as whoever calls the program asks for profilers."""
+        """Has variants call the code inside their graphs, as whoever calls the program asks for profilers."""
         self.is_direct = True
         for function in self.functions:
             call_directly(function)
 
-    # ............................................................................................ members
+    # ............................................................................................ variants
 
     @private.disable_dynamo  # compiled autograd may be tracing, and would trace the compiler
     def _build(self, present: tuple[bool, ...]) -> Backward:
@@ -119,20 +115,20 @@ class Family:
             private.use_lazy_graph_module(True),
             private.without_functorch(),
         ):
-            if present in self.members:
-                return self.members[present]
+            if present in self.table:
+                return self.table[present]
             function = (
-                self._build_again() if self._is_differentiated(present) else self._build_member(present)
+                self._build_again() if self._is_differentiated(present) else self._build_variant(present)
             )
-            self.members[present] = function
-            if self.function is not None and self.is_replacing and present and all(present):
+            self.table[present] = function
+            if self.function is not None and self.kept.is_replaced and present and all(present):
                 take_place_of_backward(self.function, function)
             return function
 
     def _build_again(self) -> Backward:
-        return lambda ctx, *tangents: self.differentiation(ctx, tangents)
+        return lambda ctx, *tangents: self.recompute(ctx, tangents)
 
-    def _build_member(self, present: tuple[bool, ...]) -> Backward:
+    def _build_variant(self, present: tuple[bool, ...]) -> Backward:
         known = graph_texts()
         graph = self._graph(present)
         compiled = None
@@ -140,10 +136,10 @@ class Family:
             with self._timed():
                 compiled = self._ahead.take(present) or self._compile_late(graph)
         out = Emitter()
-        name = member_name(present)
+        name = variant_name(present)
         out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))
         emitter = self.emitter(out, present)
-        emitter.emit(Member(name, present, graph, self._sources(graph), compiled))
+        emitter.emit(Variant(name, present, graph, self._sources(graph), compiled))
         functions = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)
         self.functions.append(functions[name])
         if self.is_direct:
@@ -152,28 +148,24 @@ class Family:
         forget_with(self, graph_texts() - known)
         return functions[name]  # type: ignore[return-value]
 
-    def emitter(self, out: Emitter, present: tuple[bool, ...]) -> MemberEmitter:
-        """Writes the text of one member."""
+    def emitter(self, out: Emitter, present: tuple[bool, ...]) -> VariantEmitter:
+        """Writes the text of one variant."""
         other = out.bind(
-            *(
-                (self.otherwise, "another_backward")
-                if all(present)
-                else (self.differentiation, "differentiate_again")
-            )
+            *((self.otherwise, "another_backward") if all(present) else (self.recompute, "recompute"))
         )
-        return MemberEmitter(
+        return VariantEmitter(
             out,
             self.traced,
-            self.plan,
+            self.kept.plan,
             other,
             autocast=is_autocast(self.autocast),
             reads_memory=self.backend.reads_memory,
         )
 
     def otherwise(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the member for all gradients does not take: some do not arrive, or they are of another kind."""
+        """What the variant for all gradients does not take: some do not arrive, or they are of another kind."""
         present = tuple(tangent is not None for tangent in tangents)
-        return self.differentiation(ctx, tangents) if all(present) else self.members[present](ctx, *tangents)
+        return self.recompute(ctx, tangents) if all(present) else self.table[present](ctx, *tangents)
 
     def _graph(self, present: tuple[bool, ...]) -> fx.GraphModule:
         if all(present):

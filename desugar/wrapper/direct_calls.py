@@ -45,16 +45,16 @@ def call_directly(function: Any) -> None:
             scope[name] = scope[_owner(name)] = FirstCall(graph, graph.current_callable, scope, name)
 
 
-def take_place_of_backward(function: Any, member: Callable[..., Any]) -> None:
-    """Has autograd call `member(ctx, *tangents)` for an autograd function.
+def take_place_of_backward(function: Any, variant: Callable[..., Any]) -> None:
+    """Has autograd call `variant(ctx, *tangents)` for an autograd function.
 
     Args:
         function: The autograd function. Its node asks at each call whether `backward` or `vjp` is the one, and in
-            which form it takes gradients; the member is the node's own method instead.
-        member: What computes the gradients.
+            which form it takes gradients; the variant is the node's own method instead.
+        variant: What computes the gradients.
     """
-    function.backward = staticmethod(member)
-    function._backward_cls.apply = member
+    function.backward = staticmethod(variant)
+    function._backward_cls.apply = variant
 
 
 def graph_behind(scope: dict[str, Any], name: str) -> tuple[Graph, Graph]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +23,14 @@ from desugar.errors import DesugarError
 from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import first_random, output_nodes
 from desugar.ir.pytree import result_leaves
+from desugar.ir.stages import FromForward, Partitioned
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, View, Wrapper
-from desugar.passes.partition import FromForward, Partitioned
-from desugar.tracing.modes import entering
-from desugar.tracing.trace import Call, Traced
+from desugar.tracing.modes import AutocastState, entering
+from desugar.tracing.trace import LeafFunction
 from desugar.tracing.unsupported import check_first_order
 from desugar.wrapper.backward import BackwardPlan, differentiable_leaves, first_paths
-
-CompileAgain = Callable[[Call], Callable[..., Any]]
+from desugar.wrapper.results import Parts
 
 # ------------------------------------------------------------------------------------------------- records
 
@@ -45,69 +44,72 @@ class Again:
         compile: Compiles a function that computes gradients.
     """
 
-    call: Call
-    compile: CompileAgain
+    call: LeafFunction
+    compile: Callable[[LeafFunction], Callable[..., Any]]
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """Input leaves that the forward notes for another differentiation.
+class RecomputePlan:
+    """How the argument leaves of a call are found again in its backward.
 
     Attributes:
+        saves: Whether the forward saves something: then autograd tells whether that is still there and unchanged.
+        saved: Input leaf -> place among the saved tensors, for those saved whole.
         referred: Argument leaves that are neither saved nor in the autograd graph: a weak reference.
         held: Those of them that are held if they are no leaves, for eager mode holds what leads to them.
         versioned: Leaves that the saved values were computed from and that are not saved: their version.
         numbers: Slots of ints that are arguments.
+        constants: Argument leaf -> what it is, for those that are constants.
     """
 
+    saves: bool
+    saved: Mapping[int, int]
     referred: tuple[int, ...]
     held: frozenset[int]
     versioned: tuple[int, ...]
     numbers: tuple[int, ...]
+    constants: Mapping[int, Any]
+
+
+def plan_recompute(parts: Parts, plan: BackwardPlan) -> RecomputePlan:
+    """What the forward is to note besides what it saves."""
+    assert parts.partitioned is not None
+    inputs, leaves = parts.inputs, parts.leaves
+    differentiable, live = set(differentiable_leaves(parts.traced)), [*leaves, *inputs.captured]
+    sources = sources_of_saved(inputs, parts.partitioned)
+    tensors = [n for n in tensor_leaves(inputs) if n not in plan.leaves]
+    found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
+    return RecomputePlan(
+        bool(plan.saved),
+        plan.leaves,
+        tuple(n for n in tensors if n < len(leaves) and n not in found_in_graph),
+        frozenset(differentiable & sources),
+        tuple(n for n in tensors if n in sources and not live[n].is_inference()),
+        tuple(v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None),
+        {n: leaf for n, leaf in enumerate(leaves) if isinstance(inputs.values[n], Constant)},
+    )
 
 
 # ------------------------------------------------------------------------------------- differentiating again
 
 
-class Differentiation:
+class Recompute:
     """The function of one program, differentiated again.
 
     Attributes:
-        inputs, traced, partitioned: What was traced, and how it was split.
-        plan: What the forward saves; known when its text is written.
+        inputs, traced: What was traced.
+        plan: How the arguments of a call are found again.
         again: The function and its compiler.
         autocast: The state under which the forward ran.
     """
 
-    def __init__(
-        self, inputs: Inputs, traced: Traced, partitioned: Partitioned, again: Again, autocast: Any
-    ) -> None:
-        self.inputs, self.traced, self.partitioned = inputs, traced, partitioned
+    def __init__(self, parts: Parts, plan: RecomputePlan, again: Again, autocast: AutocastState) -> None:
+        assert parts.partitioned is not None
+        self.inputs, self.traced, self.plan = parts.inputs, parts.traced, plan
         self.again, self.autocast = again, autocast
-        self.plan = BackwardPlan()
-        self._constants: dict[int, Any] = {}
-        self._watched = Watched((), frozenset(), (), ())
-        self._random = first_random(partitioned.forward)
+        self._random = first_random(parts.partitioned.forward)
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._lock = threading.RLock()
-
-    def watch(self, plan: BackwardPlan, leaves: list[Any]) -> Watched:
-        """What the forward is to note besides what it saves; `leaves` are the argument leaves that were traced."""
-        self.plan = plan
-        values, captured = self.inputs.values, self.inputs.captured
-        self._constants = {n: leaf for n, leaf in enumerate(leaves) if isinstance(values[n], Constant)}
-        differentiable = set(differentiable_leaves(self.traced))
-        live = [*leaves, *captured]
-        sources = sources_of_saved(self.inputs, self.partitioned)
-        tensors = [n for n in tensor_leaves(self.inputs) if n not in self.plan.leaves]
-        found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
-        self._watched = Watched(
-            tuple(n for n in tensors if n < len(leaves) and n not in found_in_graph),
-            frozenset(differentiable & sources),
-            tuple(n for n in tensors if n in sources and not live[n].is_inference()),
-            tuple(v.index for v in values if isinstance(v, Constant) and v.index is not None),
-        )
-        return self._watched
 
     def __call__(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
         """The gradients by differentiating the function again, for gradients of any kind.
@@ -140,7 +142,7 @@ class Differentiation:
         with entering(self.autocast):
             return None, None, *again(*leaves, *given)
 
-    def _gradients_of(self, present: tuple[int, ...]) -> Call:
+    def _gradients_of(self, present: tuple[int, ...]) -> LeafFunction:
         """The function from argument leaves, then gradients of results, to gradients of arguments."""
         call, captured = self.again.call, self.inputs.captured
         wanted, num_arguments = differentiable_leaves(self.traced), self.inputs.num_arguments
@@ -171,21 +173,21 @@ class Differentiation:
 
     def _recover(self, ctx: Any) -> list[Any]:
         """The argument leaves of the call, as they were."""
-        watched = self._watched
-        saved = ctx.saved_tensors if self.plan.saved else ()
+        plan = self.plan
+        saved = ctx.saved_tensors if plan.saves else ()
         leaves: list[Any] = []
         for n, value in enumerate(self.inputs.values[: self.inputs.num_arguments]):
             match value:
                 case Same(_, index):
                     leaves.append(leaves[index])
                 case Constant(_, int(index)):
-                    leaves.append(ctx.numbers[watched.numbers.index(index)])
+                    leaves.append(ctx.numbers[plan.numbers.index(index)])
                 case Constant():
-                    leaves.append(self._constants[n])
+                    leaves.append(plan.constants[n])
                 case _:
                     leaves.append(self._recover_tensor(n, ctx, saved))
         live = [*leaves, *self.inputs.captured]
-        for n, version in zip(watched.versioned, getattr(ctx, "versions", ()), strict=True):
+        for n, version in zip(plan.versioned, getattr(ctx, "versions", ()), strict=True):
             if live[n]._version != version:
                 raise DesugarError(
                     f"this backward has to run the function again, and a tensor of size {tuple(live[n].shape)} "
@@ -196,9 +198,9 @@ class Differentiation:
 
     def _recover_tensor(self, n: int, ctx: Any, saved: Sequence[Any]) -> Any:
         """Argument leaf `n`: as saved, or if it is still there, or from the autograd graph, where leaves live on."""
-        if n in self.plan.leaves:
-            return saved[self.plan.leaves[n]]
-        referred, differentiable = self._watched.referred, differentiable_leaves(self.traced)
+        if n in self.plan.saved:
+            return saved[self.plan.saved[n]]
+        referred, differentiable = self.plan.referred, differentiable_leaves(self.traced)
         leaf = ctx.alive[referred.index(n)] if n in referred else None
         leaf = leaf() if isinstance(leaf, weakref.ref) else leaf
         if leaf is None and n in differentiable:

@@ -21,7 +21,7 @@ def test_what_a_program_says_of_itself(cls, grad):
     program = desugar.trace(lambda x, y: x * y, make(cls, 2, 6, grad=grad), torch.randn(6))
     first, second = program.inputs
     assert isinstance(first, Wrapper) and first.cls is cls and isinstance(second, Plain)
-    assert (program.backward is not None) == (program.family is not None) == grad
+    assert (program.backward is not None) == (program.variants is not None) == grad
     assert program.is_dynamic is (cls is Labeled) and program.saved_bytes == 0  # which has a dynamic int
     text = str(program)
     parts = ["inputs:", "outputs:", "forward:", "wrapper:"] + ["backward:"] * grad
@@ -57,7 +57,7 @@ def test_saved_bytes_are_those_of_the_intermediates():
         return ((x @ w).sin() @ w).sum()
 
     program = desugar.trace(fn, make(Pair, 4, 8, grad=True), torch.randn(8, 8, requires_grad=True))
-    split = program.family.partitioned
+    split = program.variants.partitioned
     extra = output_nodes(program.forward)[split.num_forward :]
     assert program.saved_bytes == sum(node.meta["val"].nbytes for node in extra) > 0
     assert program.saved_bytes <= 2 * 2 * 4 * 8 * 4  # x @ w and its sine, of each half

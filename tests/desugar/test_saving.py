@@ -131,7 +131,7 @@ def test_the_program_tells_what_it_saves(cls):
     compiled = by_pass(layers)
     found, _ = measure(compiled, args)
     (program,) = compiled.programs
-    split = program.family.partitioned
+    split = program.variants.partitioned
     extra = output_nodes(program.forward)[split.num_forward :]
     assert program.saved_bytes == sum(node.meta["val"].nbytes for node in extra)
     results = sum(node.meta["val"].nbytes for node in output_nodes(program.forward)[: split.num_forward])
@@ -206,7 +206,7 @@ def cycle(n: int) -> list[weakref.ref]:
     out.backward(torch.ones_like(out))
     program = compiled.programs[0]
     torch.compiler.reset()  # Dynamo keeps what it compiled with the code of the function
-    return [weakref.ref(o) for o in (compiled, program, program.joint, program.family, x, module)]
+    return [weakref.ref(o) for o in (compiled, program, program.joint, program.variants, x, module)]
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])

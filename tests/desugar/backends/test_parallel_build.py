@@ -78,7 +78,7 @@ def assert_same(found, expected):
 
 def pending(compiled):
     """The kernels of the backward that was compiled ahead, if one was."""
-    return [kernels for _, kernels in compiled.programs[0].family._ahead._found.values()]
+    return [kernels for _, kernels in compiled.programs[0].variants._ahead._found.values()]
 
 
 # ----------------------------------------------------------------------------------------- what is expected
@@ -117,7 +117,7 @@ def test_behind_dynamo(empty_cache, backwards):
 def test_a_result_without_dimensions_is_a_loss(fn, expected):
     compiled = desugar.compile(fn, backend="eager")
     compiled(make(), make())
-    assert expected_tangents(compiled.programs[0].family.traced) == expected
+    assert expected_tangents(compiled.programs[0].variants.traced) == expected
 
 
 @pytest.mark.parametrize(("which", "compilations"), [(slice(0, 1), 1), (slice(1, 2), 2), (slice(None), 2)])
@@ -216,14 +216,14 @@ def test_the_first_backward_in_several_threads(empty_cache, backwards):
 def test_a_program_is_gone_before_its_backward(empty_cache):
     args = make(), make()
     compiled = desugar.compile(chain)
-    results, family = compiled(*args), weakref.ref(compiled.programs[0].family)
+    results, variants = compiled(*args), weakref.ref(compiled.programs[0].variants)
     del compiled
     assert_same(gradients(results, args), gradients(chain(*args), args))
     del results
     torch.compiler.reset()  # Dynamo keeps what it compiled with the code of the function
     while gc.collect():
         pass
-    assert family() is None
+    assert variants() is None
 
 
 def test_an_interrupt_while_kernels_are_built(empty_cache, monkeypatch):

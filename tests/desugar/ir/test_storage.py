@@ -5,13 +5,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, strategies as st
 
-from desugar.ir.storage import (
-    are_apart,
-    base_of,
-    may_overlap,
-    storage_of,
-    whole_storage,
-)
+from desugar.ir.storage import are_apart, base_of, may_overlap, storage_of, whole_storage
 from tests.desugar.classes import Pair, make
 
 

@@ -8,7 +8,7 @@ import desugar
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.specialize import Specialized
 from desugar.ir.fx_utils import copy_graph, output_nodes
-from desugar.passes.partition import FromForward, FromInput
+from desugar.ir.stages import FromForward, FromInput
 from tests.desugar.classes import Nested, Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import judge
 
@@ -73,7 +73,7 @@ def overwritten(x, w):
 def test_a_saved_input_that_is_written_is_cloned():
     x, w = torch.randn(3), torch.randn(3, requires_grad=True)
     program, graph = compiled_graph(overwritten, x, w)
-    split = program.family.partitioned
+    split = program.variants.partitioned
     assert aten.clone.default in targets(graph)
     assert FromInput(0) not in split.backward_inputs
     assert any(isinstance(s, FromForward) and s.index >= split.num_forward for s in split.backward_inputs)
@@ -94,7 +94,7 @@ def test_a_saved_view_of_an_input_that_is_written_is_cloned():
 def test_a_saved_input_that_nobody_writes_is_not_cloned():
     program, graph = compiled_graph(lambda x, w: x * w, torch.randn(3), torch.randn(3, requires_grad=True))
     assert targets(graph) == [aten.mul.Tensor]
-    assert FromInput(0) in program.family.partitioned.backward_inputs
+    assert FromInput(0) in program.variants.partitioned.backward_inputs
 
 
 def overlapping():

@@ -8,14 +8,14 @@ import torch
 import desugar
 from desugar.frontend.fakes import hint
 from desugar.ir.fx_utils import output_nodes
-from desugar.passes.partition import FromForward, FromInput, FromTangent
+from desugar.ir.stages import FromForward, FromInput, FromTangent
 from tests.desugar.classes import EVERY, Pair, TwoTensor, make
 from tests.desugar.judge import judge
 
 
 def split_of(fn, *args):
     program = desugar.trace(fn, *args)
-    return program, program.family.partitioned
+    return program, program.variants.partitioned
 
 
 @pytest.mark.parametrize("cls", EVERY)

@@ -7,7 +7,7 @@ import torch
 
 import desugar
 from desugar.ir.fx_utils import output_nodes
-from desugar.passes.partition import FromTangent
+from desugar.ir.stages import FromTangent
 from desugar.passes.prune_tangents import prune_missing
 from tests.desugar.classes import EVERY, Pair, Tensor, make
 
@@ -17,7 +17,7 @@ aten = torch.ops.aten
 def pruned(fn, missing, *args):
     """(the whole backward, what is left of it); `missing` are tangent slots."""
     program = desugar.trace(fn, *args)
-    split = program.family.partitioned
+    split = program.variants.partitioned
     placeholders = split.backward.graph.find_nodes(op="placeholder")
     sources = zip(placeholders, split.backward_inputs, strict=True)
     names = {n.name: source.index for n, source in sources if isinstance(source, FromTangent)}
@@ -84,19 +84,19 @@ def test_members_have_no_op_of_the_missing_result(cls, missing):
     x = make(cls, 2, 6, grad=True)
     outs = compiled(x)
     outs[1 - missing].backward(torch.ones_like(outs[1 - missing]))
-    family = compiled.programs[0].family
-    (text,) = family.sources
+    variants = compiled.programs[0].variants
+    (text,) = variants.sources
     present = tuple(number != missing for number in range(2))
     assert f"def backward_{''.join('1' if p else '0' for p in present)}(ctx" in text
     assert "zeros" not in text  # the missing gradient is not made up
-    ops = targets(family._graph(present))
+    ops = targets(variants._graph(present))
     assert (aten.sin.default in ops) == (missing == 1)
     assert (aten.tanh_backward.default in ops) == (missing == 0)
-    assert list(family.members) == [present]
+    assert list(variants.table) == [present]
 
 
 def test_no_gradient_at_all():
     program = desugar.trace(lambda x: (x * 2, x * 3), make(Pair, 3, grad=True))
-    backward = program.family.members[False, False]
+    backward = program.variants.table[False, False]
     assert backward(None, None, None) == (None, None, None)
-    assert "compiled_graph" not in program.family.sources[0]
+    assert "compiled_graph" not in program.variants.sources[0]

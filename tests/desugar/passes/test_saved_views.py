@@ -7,7 +7,7 @@ import torch
 
 import desugar
 from desugar.ir.fx_utils import output_nodes
-from desugar.passes.partition import FromInput
+from desugar.ir.stages import FromInput
 from tests.desugar.classes import Pair, TwoTensor, make
 from tests.desugar.judge import backward, judge
 
@@ -26,7 +26,7 @@ def matmul(x, w):
 def test_the_backward_takes_the_owner_and_makes_the_view(cls):
     args = make(cls, 3, 2), make(cls, 3, 4, grad=True)
     program = desugar.trace(matmul, *args)
-    split = program.family.partitioned
+    split = program.variants.partitioned
     assert program.saved_bytes == 0
     assert len(output_nodes(program.forward)) == split.num_forward  # no view is saved
     assert FromInput(0) in split.backward_inputs
@@ -39,7 +39,7 @@ def test_a_chain_of_views():
         return x.view(4, 3)[1:].t() @ w
 
     args = torch.randn(12), torch.randn(3, 5, requires_grad=True)
-    split = desugar.trace(fn, *args).family.partitioned
+    split = desugar.trace(fn, *args).variants.partitioned
     names = [node.name for node in split.backward.graph.find_nodes(op="placeholder")]
     assert FromInput(0) in split.backward_inputs and len(names) == len(split.backward_inputs)
     judge(fn, lambda: (torch.randn(12), torch.randn(3, 5, requires_grad=True)))
@@ -51,7 +51,7 @@ def test_a_view_of_a_result():
         return y, y.t() @ w
 
     program = desugar.trace(fn, torch.randn(3, 2, requires_grad=True), torch.randn(3, 4, requires_grad=True))
-    split = program.family.partitioned
+    split = program.variants.partitioned
     assert len(output_nodes(program.forward)) == split.num_forward
     judge(fn, lambda: (torch.randn(3, 2, requires_grad=True), torch.randn(3, 4, requires_grad=True)))
 

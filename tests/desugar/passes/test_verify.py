@@ -12,8 +12,10 @@ from torch import fx
 from desugar.frontend.fakes import Fakes
 from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import output_nodes, set_outputs
+from desugar.ir.outputs import store_positions
+from desugar.ir.stages import FromForward, FromInput, FromTangent
 from desugar.passes.mutations import store_results
-from desugar.passes.partition import FromForward, FromInput, FromTangent, min_cut, partition
+from desugar.passes.partition import min_cut, partition
 from desugar.passes.verify import (
     InvariantError,
     check_partitioned,
@@ -22,7 +24,6 @@ from desugar.passes.verify import (
     check_stores,
     check_traced,
 )
-from desugar.tracing.outputs import store_positions
 from desugar.tracing.trace import discover, trace_graph
 from tests.desugar.classes import Pair, make
 

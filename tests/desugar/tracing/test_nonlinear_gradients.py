@@ -144,16 +144,16 @@ def test_it_is_told_from_gradients_that_are_passed_on():
         (lambda x, w: (Several.apply(x)[0], w * 2), ()),
         (lambda x, w: Several.apply(x), (some,)),
     ):
-        calls = desugar.trace(fn, *args).family.traced.calls
+        calls = desugar.trace(fn, *args).variants.traced.calls
         assert [may_give_else(calls, missing) for missing in (some, none)] == [
             some in unlike,
             none in unlike,
         ]
-    assert desugar.trace(one, *args).family.traced.calls == ()
+    assert desugar.trace(one, *args).variants.traced.calls == ()
 
 
 def test_what_was_noted_is_not_in_the_graph():
-    traced = desugar.trace(two, *plain()).family.traced
+    traced = desugar.trace(two, *plain()).variants.traced
     (output,) = traced.graph.graph.find_nodes(op="output")
     assert len(output.args[0]) == traced.num_forward + 2
 

@@ -7,8 +7,8 @@ import torch
 
 import desugar
 from desugar.codegen.text import join_saved
+from desugar.ir.stages import FromForward, FromInput
 from desugar.ir.values import Flat, Wrapper, unwrap_value
-from desugar.passes.partition import FromForward, FromInput
 from desugar.wrapper.backward import BackwardPlan, differentiable_leaves, first_paths, stride_order
 from tests.desugar.classes import EVERY, Int8Like, Nested, Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import assert_same_values, backward, judge, random_like
@@ -19,7 +19,7 @@ def program_of(fn, *args):
     compiled = desugar.compile(fn, backend="eager")
     backward(compiled(*args))
     (program,) = compiled.programs
-    (text,) = program.family.sources
+    (text,) = program.variants.sources
     return program, text
 
 
@@ -42,7 +42,7 @@ def test_an_object_is_saved_once():
 def test_what_lies_in_an_argument_is_saved_as_the_argument(cls):
     """So that autograd sees a write to what the user holds."""
     program, text = program_of(lambda x, y: x * y, make(cls, 2, 6, grad=True), make(cls, 2, 6, grad=True))
-    plan = program.family.plan
+    plan = program.variants.kept.plan
     assert len(plan.saved) == 2 and plan.leaves == {0: plan.leaves[0], 1: 1 - plan.leaves[0]}
     assert text.count("ctx.saved_tensors") == 1
     assert program.saved_bytes == 0
@@ -51,7 +51,7 @@ def test_what_lies_in_an_argument_is_saved_as_the_argument(cls):
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair, Nested])
 def test_what_lies_in_a_result_is_saved_as_the_result(cls):
     program, _ = program_of(lambda x: x.exp(), make(cls, 2, 3, grad=True))
-    plan = program.family.plan
+    plan = program.variants.kept.plan
     assert len(plan.saved) == 1 and plan.leaves == {}
     assert all(read.startswith("saved[0]") for read in plan.reads.values())
 
@@ -63,7 +63,7 @@ def test_an_input_that_is_written_is_not_saved_as_the_argument():
         return y
 
     program, _ = program_of(fn, make(Pair, 3), make(Pair, 3, grad=True))
-    assert 0 not in program.family.plan.leaves
+    assert 0 not in program.variants.kept.plan.leaves
 
 
 def test_first_paths():
@@ -80,7 +80,7 @@ def test_leaves_that_get_a_gradient():
         make(Pair, 2, grad=True),
         torch.ones(2, requires_grad=True),
     )
-    assert len(differentiable_leaves(program.family.traced)) == 2 and len(program.inputs) == 3
+    assert len(differentiable_leaves(program.variants.traced)) == 2 and len(program.inputs) == 3
 
 
 @pytest.mark.parametrize("size_and_order", [((2, 3), (0, 1)), ((3,), (0,)), ((), ())])
@@ -107,16 +107,16 @@ def test_a_transposed_result_wants_a_transposed_gradient():
 
 def test_the_gradient_of_a_single_result_needs_no_size():
     program, _ = program_of(lambda x: x.sin(), make(Pair, 3, grad=True))
-    assert program.family.plan.sizes == []
+    assert program.variants.kept.plan.sizes == []
 
 
 def test_sizes_are_kept_where_a_gradient_may_be_missing():
     compiled = desugar.compile(lambda x: (x.sin(), x * 2), backend="eager", dynamic=True)
     compiled(make(Pair, 3, grad=True))
     (program,) = compiled.programs
-    assert len(program.family.plan.sizes) == len(program.family.traced.tangent_items)
+    assert len(program.variants.kept.plan.sizes) == len(program.variants.traced.tangent_items)
     static = desugar.trace(lambda x: (x.sin(), x * 2), make(Pair, 3, grad=True))
-    assert static.family.plan.sizes == []  # they are in the text
+    assert static.variants.kept.plan.sizes == []  # they are in the text
 
 
 def test_what_has_no_gradient_is_shared_with_the_result():
@@ -130,9 +130,11 @@ def test_what_has_no_gradient_is_shared_with_the_result():
     assert_same_values([got], [want])
     (program,) = compiled.programs
     assert isinstance(program.outputs[0], Wrapper)
-    assert program.family.plan.companions == [f"{program.family.plan.companions[0].split('.')[0]}.qdata"]
-    assert len(program.family.traced.tangent_items) == 1
-    assert "equal(" in program.family.sources[0]
+    assert program.variants.kept.plan.companions == [
+        f"{program.variants.kept.plan.companions[0].split('.')[0]}.qdata"
+    ]
+    assert len(program.variants.traced.tangent_items) == 1
+    assert "equal(" in program.variants.sources[0]
 
 
 @pytest.mark.parametrize("cls", EVERY)

@@ -1,4 +1,4 @@
-"""The family of backwards: which members there are, when they are compiled, what they fall back to."""
+"""The variants of the backward: which there are, when they are compiled, what they fall back to."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_members_are_compiled_when_they_are_met():
         )
         sizes.append(len(graphs))
     assert sizes == [2, 3, 4, 4, 4]  # a forward, then one backward for each combination
-    family = compiled.programs[0].family
-    assert set(family.members) == {(True,) * 3, (False, True, True), (False, True, False)}
-    assert len(family.sources) == 3
-    assert compiled.programs[0].source.endswith(family.sources[-1])
+    variants = compiled.programs[0].variants
+    assert set(variants.table) == {(True,) * 3, (False, True, True), (False, True, False)}
+    assert len(variants.sources) == 3
+    assert compiled.programs[0].source.endswith(variants.sources[-1])
 
 
 def test_with_symbols_the_whole_backward_is_compiled_at_once():
@@ -58,7 +58,7 @@ def test_with_symbols_the_whole_backward_is_compiled_at_once():
     compiled = desugar.compile(three, backend=backend, dynamic=True)
     compiled(make(Pair, 2, 3, grad=True), make(Pair, 2, 3, grad=True))
     assert len(graphs) == 2
-    assert compiled.programs[0].family.members == {}
+    assert compiled.programs[0].variants.table == {}
 
 
 @pytest.mark.parametrize("cls", EVERY)
@@ -67,7 +67,7 @@ def test_the_text_of_a_member(cls):
     x, y = make(cls, 2, 6, grad=True), make(cls, 2, 6, grad=True)
     out = compiled(x, y)
     out.backward(random_like(out, torch.Generator()))
-    (text,) = compiled.programs[0].family.sources
+    (text,) = compiled.programs[0].variants.sources
     assert text.startswith("def backward_1(ctx, tangent0):")
     assert text.count("compiled_graph(") == 1
     assert not any(word in text for word in ("isinstance", " for ", "zeros", "tree_"))
@@ -92,8 +92,8 @@ def test_the_member_for_all_gradients_becomes_the_backward_and_hands_on_what_it_
         assert_same_values(gradients(compiled, pick, **options), gradients(fn, pick, **options))
     (program,) = compiled.programs
     backward = program.run.__globals__["Backward"].backward
-    assert backward is program.family.members[True, True]
-    assert set(program.family.members) == {(True, True), (True, False), (False, True)}
+    assert backward is program.variants.table[True, True]
+    assert set(program.variants.table) == {(True, True), (True, False), (False, True)}
 
 
 def test_second_derivatives_compile_a_function_of_their_own():

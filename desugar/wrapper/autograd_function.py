@@ -1,0 +1,131 @@
+"""Text of a program's autograd function.
+
+The compiled graph is called inside the forward of a generated `torch.autograd.Function`, which takes the
+differentiable *outer* tensors as arguments, so that autograd's edges, hooks and version checks are on what the user
+holds; the inner tensors travel beside them in a list that autograd does not look at.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import torch
+
+from desugar.codegen.build_values import emit_graph_call
+from desugar.codegen.text import targets_of, tuple_of
+from desugar.codegen.unpack import Names
+from desugar.ir.fx_utils import output_nodes
+from desugar.ir.outputs import unread_positions
+from desugar.ir.stages import FromForward, Partitioned
+from desugar.ir.values import Plain, Wrapper
+from desugar.recording.listeners import note_left_out
+from desugar.wrapper.backward import BackwardPlan, ForwardNames, plan_backward, variant_name
+from desugar.wrapper.recompute import RecomputePlan, plan_recompute, tensor_leaves
+from desugar.wrapper.results import Parts, emit_results, is_computed, reader_of, view_ints
+from subclasses.codegen.emitter import Emitter
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the forward keeps for its backwards.
+
+    Attributes:
+        plan: What is saved, and how a backward reads it.
+        recompute: What is noted besides, for a backward that runs the function again.
+        is_replaced: Whether the variant for all gradients takes the place of `Backward.backward`, as it can where
+            both have the same parameters: it is what nearly every call needs.
+    """
+
+    plan: BackwardPlan
+    recompute: RecomputePlan
+    is_replaced: bool
+
+
+def emit_function(out: Emitter, parts: Parts, partitioned: Partitioned) -> Kept:
+    """Writes `class Backward(torch.autograd.Function)`, whose global `backwards` is the table of variants."""
+    function = out.bind(torch.autograd.Function, "Function")
+    out.writeline(f"class Backward({function}):")
+    with out.indent():
+        out.writeline("@staticmethod")
+        out.writeline("def forward(ctx, items, kept, *differentiable):")
+        with out.indent():
+            plan, recompute = _emit_forward(out, parts, partitioned)
+        out.writeline()
+        out.writeline("@staticmethod")
+        arriving = {number: f"tangent{number}" for number, _ in parts.traced.tangents}
+        made = [number for number, value in enumerate(parts.outputs.values) if is_computed(value)]
+        parameters = [arriving.get(number) or out.fresh_name("_unused") for number in made]
+        parameters += [out.fresh_name("_unused") for _ in view_ints(parts)]  # autograd has None for an int
+        is_replaced = len(parameters) == len(arriving)
+        note = f"  # until {variant_name((True,) * len(arriving))} takes its place" if is_replaced else ""
+        out.writeline(f"def backward(ctx, {', '.join(parameters)}):{note}")
+        with out.indent():
+            present = ", ".join(f"{name} is not None" for name in arriving.values())
+            present += "," * (len(arriving) == 1)
+            out.writeline(f"return backwards[{present}](ctx, {', '.join(arriving.values())})")
+    out.writeline()
+    out.writeline()
+    note_left_out(out, "a look for functorch transforms: under one, guards do not match")
+    out.writeline(f"apply = super({function}, Backward).apply")
+    return Kept(plan, recompute, is_replaced)
+
+
+def _emit_forward(out: Emitter, parts: Parts, partitioned: Partitioned) -> tuple[BackwardPlan, RecomputePlan]:
+    names = _emit_names_in_forward(out, parts)
+    count = len(output_nodes(partitioned.forward))
+    read_later = {s.index for s in partitioned.backward_inputs if isinstance(s, FromForward)}
+    unread = unread_positions(parts.outputs)
+    results = emit_graph_call(
+        out,
+        parts.forward,
+        "items",
+        ["_" if n in unread - read_later else f"r{n}" for n in range(count)],
+        parts.autocast,
+    )
+    leaves = emit_results(out, parts, names, results)
+    plan = plan_backward(parts.inputs, parts.traced, partitioned, ForwardNames(names, results, leaves))
+    recompute = plan_recompute(parts, plan)
+    if plan.saved:
+        out.writeline(f"ctx.save_for_backward({', '.join(plan.saved)})")
+    for attribute in ("ints", "sizes", "companions"):
+        if values := getattr(plan, attribute):
+            out.writeline(f"ctx.{attribute} = {tuple_of(values)}")
+    _emit_record(out, recompute, names)
+    out.writeline("ctx.set_materialize_grads(False)")
+    made = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if is_computed(value)]
+    fixed = [leaf for leaf, value in made if isinstance(value, Plain | Wrapper) and not value.requires_grad]
+    if fixed:
+        out.writeline(f"ctx.mark_non_differentiable({', '.join(fixed)})")
+    read = reader_of(parts, names, results)
+    returned = [leaf for leaf, _ in made] + [read(slot) for slot in view_ints(parts)]
+    out.writeline(f"return {returned[0] if len(returned) == 1 else tuple_of(returned)}")
+    return plan, recompute
+
+
+def _emit_names_in_forward(out: Emitter, parts: Parts) -> Names:
+    """Unpacks what the forward reads besides handing it to the graph."""
+    leaves = {leaf: out.fresh_name(f"x{leaf}") for leaf in tensor_leaves(parts.inputs)}
+    slots = {slot: out.fresh_name(f"i{slot}") for slot in range(len(parts.inputs.flat.items))}
+    out.writeline(f"{targets_of(leaves.values())} = kept")
+    out.writeline(f"{targets_of(slots.values())} = items")
+    return Names([leaves.get(n, "None") for n in range(len(parts.inputs.values))], slots)
+
+
+def _emit_record(out: Emitter, recompute: RecomputePlan, names: Names) -> None:
+    """Notes, without keeping anything alive, what another differentiation of the call would start from."""
+    if recompute.referred:
+        ref = out.bind(weakref.ref, "ref")
+        entries = []
+        for n in recompute.referred:
+            name = names.leaves[n]
+            entries.append(
+                f"{ref}({name}) if {name}.is_leaf else {name}" if n in recompute.held else f"{ref}({name})"
+            )
+        out.writeline(f"ctx.alive = {tuple_of(entries)}")
+    if recompute.versioned:
+        versions = tuple_of(f"{names.leaves[n]}._version" for n in recompute.versioned)
+        out.writeline(f"ctx.versions = {versions}")
+    if recompute.numbers:
+        numbers = tuple_of(names.slots[slot] for slot in recompute.numbers)
+        out.writeline(f"ctx.numbers = {numbers}")

@@ -1,0 +1,104 @@
+"""What the text of a call and that of an autograd function's forward share: items, reads, results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from desugar.backends.choose import CompiledGraph
+from desugar.codegen.build_values import Read, emit_value
+from desugar.codegen.rechecks import Expected, emit_recheck, expect_plain
+from desugar.codegen.unpack import Names
+from desugar.frontend.inputs import Inputs
+from desugar.ir.outputs import Outputs
+from desugar.ir.stages import Partitioned, Traced
+from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper
+from subclasses.codegen.emitter import Emitter
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Everything the text of one program is made from.
+
+    Attributes:
+        inputs, traced: What was traced.
+        leaves: The argument leaves of the call that was traced.
+        forward: The compiled graph.
+        partitioned: Forward and backward graphs; None in inference.
+        autocast: Whether autocast is on for some device.
+        otherwise: Takes calls whose arguments share memory in a way that matters; None if the caller looks.
+    """
+
+    inputs: Inputs
+    traced: Traced
+    leaves: list[Any]
+    forward: CompiledGraph
+    partitioned: Partitioned | None = None
+    autocast: bool = False
+    otherwise: Callable[..., Any] | None = None
+
+    @property
+    def outputs(self) -> Outputs:
+        """What the function returned and wrote."""
+        return self.traced.outputs
+
+
+def emit_items(parts: Parts, names: Names) -> str:
+    """The list that a graph is called with."""
+    return "[" + ", ".join(names.slots[slot] for slot in range(len(parts.inputs.flat.items))) + "]"
+
+
+def reader_of(parts: Parts, names: Names, results: Sequence[str]) -> Read:
+    """From output slots to expressions."""
+    outputs = parts.outputs
+    positions = {slot: n for n, slot in enumerate(outputs.returned)}
+
+    def read(slot: int) -> str:
+        return names.slots[outputs.inputs[slot]] if slot in outputs.inputs else results[positions[slot]]
+
+    return read
+
+
+def emit_results(out: Emitter, parts: Parts, names: Names, results: Sequence[str]) -> dict[int, str]:
+    """Writes what builds the results that the graph computes; returns an expression per leaf, views left out."""
+    read = reader_of(parts, names, results)
+    items = parts.outputs.items
+    computed = [(text, items[slot]) for text, slot in zip(results, parts.outputs.returned, strict=False)]
+    computed = [(text, fake) for text, fake in computed if text != "_"]
+    emit_recheck(out, [text for text, _ in computed], expect_plain("results", [fake for _, fake in computed]))
+    leaves: dict[int, str] = {}
+    for number, value in enumerate(parts.outputs.values):
+        match value:
+            case View() | Same("output"):
+                pass
+            case Same(_, index):
+                leaves[number] = names.leaves[index]
+            case Plain(index, True) if index in parts.outputs.inputs and parts.partitioned:
+                leaves[number] = f"{read(index)}.detach()"  # the inner tensor itself never gets a history
+            case _:
+                leaves[number] = emit_value(out, value, read, f"out{number}")
+    for number, value in enumerate(parts.outputs.values):
+        if isinstance(value, Same) and value.of == "output" and value.index in leaves:
+            leaves[number] = leaves[value.index]
+    built = {n: value for n, value in enumerate(parts.outputs.values) if isinstance(value, Wrapper)}
+    outputs = Expected("outputs", tuple(built.values()), dict(enumerate(items)))
+    emit_recheck(out, [leaves[n] for n in built], outputs)
+    return leaves
+
+
+def view_ints(parts: Parts) -> list[int]:
+    """Output slots of ints that views are taken with and that the graph computes."""
+    slots = [
+        extent.index
+        for value in parts.outputs.values
+        if isinstance(value, View)
+        for extent in value.ints
+        if isinstance(extent, Slot)
+    ]
+    return [slot for slot in dict.fromkeys(slots) if slot not in parts.outputs.inputs]
+
+
+def is_computed(value: Value) -> bool:
+    """Whether a result leaf comes out of the autograd function."""
+    return isinstance(value, Plain | Wrapper) or (isinstance(value, Constant) and value.index is not None)
