@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
 from torch import nn
 
 from desugar import _torch as private
-from desugar.backends.choose import Backend, choose_backend
+from desugar.backends.base import Backend
+from desugar.backends.choose import choose_backend
 from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import Calls, Entry, has_frame, raise_own
 from desugar.dynamo.guard_filter import keep_guards

@@ -12,9 +12,10 @@ import torch
 from torch import fx
 
 from desugar import _torch as private
-from desugar.backends import choose
-from desugar.backends.choose import Backend, CompiledGraph, GraphKind
+from desugar.backends import graphs
+from desugar.backends.base import Backend, CompiledGraph, GraphKind
 from desugar.backends.parallel_build import Kernels, expected_tangents
+from desugar.frontend.autocast import autocast_state, is_autocast
 from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph
 from desugar.ir.outputs import Outputs, store_positions, token_positions, written_slots
@@ -27,7 +28,6 @@ from desugar.recording import listeners
 from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with, graph_texts
 from desugar.recording.listeners import stage
 from desugar.tracing.effect_tokens import sink_tokens
-from desugar.tracing.modes import autocast_state, is_autocast
 from desugar.tracing.trace import discover, trace_graph
 from desugar.wrapper.backward_variants import BackwardVariants
 from desugar.wrapper.recompute import Again
@@ -174,14 +174,14 @@ def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> Comp
     _end_forward(traced.graph, outputs)
     kind = GraphKind("inference", traced.num_forward, tuple(_static_slots(inputs)))
     with stage("compile"):
-        forward, _ = choose.compile_forward(backend, traced.graph, kind, inputs.fakes.mode)
+        forward, _ = graphs.compile_forward(backend, traced.graph, kind, inputs.fakes.mode)
     return Compiled(joint, joint, forward)
 
 
 def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> Compiled:
     mode, static = inputs.fakes.mode, _static_slots(inputs)
     joint = copy_graph(traced.graph)
-    with choose.compiling(mode), stage("partition"):
+    with graphs.compiling(mode), stage("partition"):
         partitioned = partition(traced, inputs.primals(), static, backend.split)
     verify.check_partitioned(partitioned, traced, len(inputs.flat.items))
     partitioned = keep_old_values(partitioned, written_slots(inputs.values, traced.outputs))
@@ -190,10 +190,10 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> Compi
     graph = copy_graph(partitioned.forward)
     kind = GraphKind("forward", traced.num_forward, tuple(static))
     with stage("compile forward"), backend.postpone(graph) as kernels:
-        forward, strides = choose.compile_forward(backend, partitioned.forward, kind, mode)
+        forward, strides = graphs.compile_forward(backend, partitioned.forward, kind, mode)
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
-            choose.restride_saved(partitioned.backward, position, strides[source.index])
+            graphs.restride_saved(partitioned.backward, position, strides[source.index])
     return Compiled(joint, graph, forward, replace(partitioned, forward=graph), kernels)
 
 

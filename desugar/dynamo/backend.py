@@ -15,7 +15,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.backends.choose import Backend, choose_backend
+from desugar.backends.base import Backend
+from desugar.backends.choose import choose_backend
 from desugar.dynamo.guard_failures import describe_failure, note_program
 from desugar.dynamo.inner_assignment import break_at_assignments
 from desugar.dynamo.profiling import naming_itself

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.backends.choose import Backend
+from desugar.backends.base import Backend
 from desugar.frontend.fakes import Fakes, SizeGuards, size_guards
 from desugar.frontend.inputs import Inputs, StaticNeeded
 from desugar.ir.storage import storage_of

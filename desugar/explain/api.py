@@ -11,7 +11,8 @@ from typing import Any
 
 from desugar import program as desugar_program
 from desugar.api import calls_of, capture
-from desugar.backends.choose import Backend, choose_backend
+from desugar.backends.base import Backend
+from desugar.backends.choose import choose_backend
 from desugar.dynamo.entry import Calls
 from desugar.explain.collect import collect_program, guards_of
 from desugar.explain.cost import measure_cost

@@ -134,31 +134,3 @@ def without_saved_tensor_hooks() -> Iterator[None]:
         private.rest_saved_tensors_hooks(resting)
         for pack, unpack in reversed(hooks):
             private.push_saved_tensors_hooks(pack, unpack)
-
-
-# ------------------------------------------------------------------------------------------------ autocast
-
-AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
-
-
-def autocast_state() -> AutocastState:
-    """Per device type, whether autocast is on and its dtype."""
-    return tuple(
-        (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-        for device in ("cpu", "cuda")
-    )
-
-
-def is_autocast(state: AutocastState) -> bool:
-    """Whether autocast is on for some device."""
-    return any(enabled for _, enabled, _ in state)
-
-
-@contextlib.contextmanager
-def entering(state: AutocastState) -> Iterator[None]:
-    """Autocast as it was."""
-    with contextlib.ExitStack() as stack:
-        for device, enabled, dtype in state:
-            if enabled or torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
-        yield

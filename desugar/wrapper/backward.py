@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
-from desugar.backends.choose import CompiledGraph
+from desugar.backends.base import CompiledGraph
 from desugar.codegen.build_values import emit_constant, emit_graph_call, emit_value, zeros_expression
 from desugar.codegen.rechecks import emit_recheck, expect_plain
 from desugar.codegen.runtime import restride, settle, tensor_guards

@@ -18,9 +18,10 @@ import torch
 from torch import fx
 
 from desugar import _torch as private
-from desugar.backends import choose
-from desugar.backends.choose import Backend, CompiledGraph, GraphKind
+from desugar.backends import graphs
+from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_as_is
 from desugar.backends.parallel_build import Ahead
+from desugar.frontend.autocast import autocast_state, is_autocast
 from desugar.ir.fx_utils import copy_graph, output_nodes
 from desugar.ir.stages import BackwardInput, FromTangent, Partitioned
 from desugar.ir.values import Plain, Wrapper, slots_of
@@ -28,7 +29,6 @@ from desugar.passes.prune_tangents import prune_missing
 from desugar.passes.verify import check_pruned
 from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
 from desugar.recording.listeners import stage
-from desugar.tracing.modes import autocast_state, is_autocast
 from desugar.tracing.nonlinear_gradients import may_give_else
 from desugar.wrapper.autograd_function import Kept
 from desugar.wrapper.backward import (
@@ -200,7 +200,7 @@ class BackwardVariants:
         sources = self._sources(graph)
         saved = tuple(n for n, source in enumerate(sources) if not isinstance(source, FromTangent))
         kind = GraphKind("backward", len(output_nodes(graph)), saved)
-        return choose.compile_backward(self.backend, copy_graph(graph), kind, self.inputs.fakes.mode)
+        return graphs.compile_backward(self.backend, copy_graph(graph), kind, self.inputs.fakes.mode)
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -216,7 +216,7 @@ class BackwardVariants:
         compiled = self._compile(graph)
         if len(env.guards) == known:
             return compiled
-        return choose.run_as_is(graph)
+        return run_as_is(graph)
 
     def _is_differentiated(self, present: tuple[bool, ...]) -> bool:
         """Whether the graph for all gradients does not tell what some of them give."""

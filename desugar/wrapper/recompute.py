@@ -20,13 +20,13 @@ from torch import fx, nn
 
 from desugar.codegen.runtime import are_batched
 from desugar.errors import DesugarError
+from desugar.frontend.autocast import AutocastState, entering
 from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import first_random, output_nodes
 from desugar.ir.pytree import result_leaves
 from desugar.ir.stages import FromForward, Partitioned
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, View, Wrapper
-from desugar.tracing.modes import AutocastState, entering
 from desugar.tracing.trace import LeafFunction
 from desugar.tracing.unsupported import check_first_order
 from desugar.wrapper.backward import BackwardPlan, differentiable_leaves, first_paths

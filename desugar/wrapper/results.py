@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from desugar.backends.choose import CompiledGraph
+from desugar.backends.base import CompiledGraph
 from desugar.codegen.build_values import Read, emit_value
 from desugar.codegen.rechecks import Expected, emit_recheck, expect_plain
 from desugar.codegen.unpack import Names

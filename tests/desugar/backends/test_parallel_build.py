@@ -16,7 +16,7 @@ from torch._inductor.utils import fresh_cache
 
 import desugar
 from desugar import _torch as private
-from desugar.backends import choose
+from desugar.backends import graphs, inductor
 from desugar.backends.parallel_build import Ahead, Kernels, expected_tangents, postponing
 from desugar.dynamo.backend import dynamo_backend
 from desugar.recording.listeners import listen
@@ -49,13 +49,13 @@ def empty_cache():
 def backwards(monkeypatch):
     """How often a backward graph was compiled."""
     counted = []
-    compile_backward = choose.compile_backward
+    compile_backward = graphs.compile_backward
 
     def counting(*args):
         counted.append(args[1])
         return compile_backward(*args)
 
-    monkeypatch.setattr(choose, "compile_backward", counting)
+    monkeypatch.setattr(graphs, "compile_backward", counting)
     return counted
 
 
@@ -246,14 +246,14 @@ def test_an_interrupt_while_kernels_are_built(empty_cache, monkeypatch):
 
 
 def test_a_backward_that_inductor_refuses_fails_when_it_is_called(empty_cache, monkeypatch):
-    compile_inductor = choose._compile_inductor
+    compile_inductor = inductor._compile_inductor
 
     def refuse_backward(graph, inputs, kind):
         if kind.role == "backward":
             raise private.InductorError(NotImplementedError("no such kernel"), None)
         return compile_inductor(graph, inputs, kind)
 
-    monkeypatch.setattr(choose, "_compile_inductor", refuse_backward)
+    monkeypatch.setattr(inductor, "_compile_inductor", refuse_backward)
     args = make(), make()
     results = desugar.compile(chain)(*args)
     torch.testing.assert_close(results.a, chain(*args).a)

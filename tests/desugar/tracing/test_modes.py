@@ -10,13 +10,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from desugar import DesugarError
-from desugar.tracing.modes import (
-    autocast_state,
-    entering,
-    is_autocast,
-    tracing_modes,
-    without_saved_tensor_hooks,
-)
+from desugar.frontend.autocast import autocast_state, entering, is_autocast
+from desugar.tracing.modes import tracing_modes, without_saved_tensor_hooks
 
 # ---- saved-tensor hooks --------------------------------------------------------------------------------------
 

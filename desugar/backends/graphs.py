@@ -1,0 +1,56 @@
+"""Compiles one plain graph after the other."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from desugar import _torch as private
+from desugar.backends.base import Backend, CompiledGraph, GraphKind
+from desugar.frontend.fakes import same_ints
+from desugar.ir.fx_utils import fake_inputs
+
+
+@contextlib.contextmanager
+def compiling(fake_mode: Any) -> Iterator[None]:
+    """What compilation holds under: the trace's fake mode, no autocast, no compiled autograd."""
+    with (
+        private.V.set_fake_mode(fake_mode),
+        private.compiled_autograd._disable(),
+        private.DisableAutocast(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def compile_forward(
+    backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any
+) -> tuple[CompiledGraph, list[Any] | None]:
+    """Compiles an inference or forward graph; also gives the strides of its outputs where the backend set them."""
+    context = private.TracingContext(fake_mode)
+    # The strides are to come back as expressions over the trace's symbols, not as the first call's numbers.
+    context.fakify_first_call = True
+    with private.tracing(context), compiling(fake_mode), context.report_output_strides() as strides:
+        compiled = backend.compile_graph(graph, fake_inputs(graph), kind)
+    return compiled, strides or None
+
+
+def compile_backward(
+    backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any
+) -> CompiledGraph:
+    """Compiles a backward graph."""
+    context = private.TracingContext(fake_mode)
+    with private.tracing(context), compiling(fake_mode):
+        return backend.compile_graph(graph, fake_inputs(graph), kind)
+
+
+def restride_saved(backward: fx.GraphModule, position: int, stride: Sequence[Any] | None) -> None:
+    """Tells the backward that the compiled forward gave a saved tensor another stride than the trace had."""
+    node = backward.graph.find_nodes(op="placeholder")[position]
+    value = node.meta["val"]
+    if isinstance(value, Tensor) and stride is not None and not same_ints(value.stride(), stride):
+        node.meta["val"] = value.as_strided(value.size(), tuple(stride))

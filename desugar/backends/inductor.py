@@ -1,0 +1,90 @@
+"""Inductor as a backend: PyTorch's compiler with its decompositions and joint graph passes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+
+from desugar import _torch as private
+from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_as_is
+from desugar.backends.parallel_build import Kernels, postponing
+from desugar.frontend.storage_offsets import starts_of_windows
+from desugar.ir.fx_utils import keep_results_apart, output_nodes, result_names
+from desugar.passes.verify import checks_everything
+
+
+def inductor_backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
+    """Inductor, with the config patches of a `torch.compile` mode and options."""
+    patches: dict[str, Any] = {}
+    if mode and mode != "default":
+        patches |= private.list_mode_options(mode, dynamic=None)
+    patches |= {name.replace("-", "_"): value for name, value in (options or {}).items()}
+
+    def decompositions() -> Mapping[Any, Any]:
+        with _patched(patches):
+            return private.select_decomp_table()
+
+    def split(graph: fx.GraphModule, joint_inputs: list[Any], **kwargs: Any) -> Any:
+        with _patched(patches):
+            return private.partition_fn(graph, joint_inputs, **kwargs)
+
+    def compile_graph(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
+        with _patched(_proved_sizes(graph, kind) | patches), torch.no_grad():
+            return _compile_inductor(graph, inputs, kind)
+
+    @contextlib.contextmanager
+    def postpone(graph: fx.GraphModule) -> Iterator[Kernels]:
+        with _patched(patches), postponing(graph) as kernels:
+            yield kernels
+
+    return Backend("inductor", decompositions, split, compile_graph, postpone=postpone)
+
+
+def _proved_sizes(graph: fx.GraphModule, kind: GraphKind) -> dict[str, Any]:
+    """Leaves out Inductor's checks of sizes and strides where the signature has made them.
+
+    A backward keeps them, for what was saved may be something else by then: a hook unpacks it, or another inner tensor
+    was assigned. So does a graph with an op that is not PyTorch's own, whose result they compare with what its fake
+    implementation promised.
+    """
+    targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
+    foreign = any(getattr(target, "namespace", "aten") not in ("aten", "prims") for target in targets)
+    return {} if kind.role == "backward" or foreign or checks_everything() else {"size_asserts": False}
+
+
+@contextlib.contextmanager
+def _patched(patches: Mapping[str, Any]) -> Iterator[None]:
+    with private.inductor_config.patch(dict(patches)) if patches else contextlib.nullcontext():
+        yield
+
+
+def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
+    if all(node.op != "call_function" for node in graph.graph.nodes):
+        return run_as_is(graph, inputs, kind)  # nothing to compile, and Inductor keeps identity of no output
+    starts = starts_of_windows(graph)
+    if any(not isinstance(start, int) or start != 0 for start in starts):
+        return run_as_is(graph, inputs, kind)
+    if kind.role == "inference":
+        before = result_names(graph, kind.num_results)
+        devices = private.get_inputs_devices(inputs, graph)
+        graph = private.joint_graph_passes(graph, input_device=next(iter(devices)))
+        keep_results_apart(graph, before)
+    (output,) = graph.graph.find_nodes(op="output")
+    visible = 0 if kind.role == "backward" else kind.num_results
+    output.meta["user_visible_output_idxs"] = [
+        n for n, node in enumerate(output_nodes(graph)[:visible]) if isinstance(node, fx.Node)
+    ]
+    cudagraphs = private.BoxedBool(private.inductor_config.triton.cudagraphs)
+    with _patched({"fx_graph_cache": False} if starts else {}):
+        return private.compile_fx_inner(
+            graph,
+            inputs,
+            static_input_idxs=kind.static_slots,
+            cudagraphs=cudagraphs,
+            is_inference=kind.role == "inference",
+            is_backward=kind.role == "backward",
+        )
