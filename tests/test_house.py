@@ -154,6 +154,83 @@ def has_reason(lines: list[str], number: int) -> bool:
     return any("#" in line and "noqa" not in line for line in lines[first : last + 1])
 
 
+# ---- state and tests ---------------------------------------------------------------------------------------
+
+MUTATORS = frozenset("append add remove discard pop popitem clear update setdefault extend insert".split())
+
+
+def mutated(node: ast.AST) -> ast.expr | None:
+    """The object that an expression changes: by a method, an item, an attribute, or ``next``."""
+    match node:
+        case ast.Call(func=ast.Attribute(value=value, attr=attr)) if attr in MUTATORS:
+            return value
+        case ast.Call(func=ast.Name(id="next"), args=[value, *_]):
+            return value
+        case ast.Subscript(value=value, ctx=ast.Store() | ast.Del()):
+            return value
+        case ast.Attribute(value=value, ctx=ast.Store() | ast.Del()):
+            return value
+    return None
+
+
+def changing_state(text: str) -> set[str]:
+    """Module-level names that functions of a module change."""
+    tree = ast.parse(text)
+    names: set[str] = set()
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    found: set[str] = set()
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        inside = [*ast.walk(function)]
+        declared = {name for node in inside if isinstance(node, ast.Global) for name in node.names}
+        local = {node.arg for node in inside if isinstance(node, ast.arg)}
+        local |= {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        changed = {t.id for node in inside if isinstance(t := mutated(node), ast.Name)}
+        found |= (changed & names) - (local - declared) | declared
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("a = []\ndef f():\n    a.append(1)", {"a"}),
+        ("a: dict = {}\ndef f(k):\n    a[k] = 1", {"a"}),
+        ("a = count()\ndef f():\n    return next(a)", {"a"}),
+        ("a = local()\ndef f():\n    a.b = 1", {"a"}),
+        ("a = 1\ndef f():\n    global a\n    a = 2", {"a"}),
+        ("a = []\ndef f(a):\n    a.append(1)", set()),
+        ("a = []\na.append(1)\ndef f():\n    return a", set()),
+    ],
+)
+def test_the_search_for_state_finds_it(text, found):
+    assert changing_state(text) == found
+
+
+def test_state_that_outlives_a_call_is_listed():
+    rows = [
+        row.split("|")[1:3]
+        for row in (ROOT / "CONTRIBUTING.md").read_text().split("\n")
+        if row.startswith("| `")
+    ]
+    listed = {
+        (owner.strip(" `"), name)
+        for owner, names in rows
+        for name in names.strip().replace("`", "").split(", ")
+    }
+    found = {(name_of(path), name) for path in sources() for name in changing_state(path.read_text())}
+    assert found <= listed, f"list these in CONTRIBUTING.md, with their owner: {sorted(found - listed)}"
+
+
+def test_tests_lie_as_their_modules_do():
+    folders = {path.parent.relative_to(ROOT) for path in sources()}
+    tests = {path.parent.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("test_*.py")}
+    of_packages = {folder for folder in tests if folder.parts and folder.parts[0] in PACKAGES}
+    assert of_packages <= folders
+
+
 # ---- what is installed -------------------------------------------------------------------------------------
 
 

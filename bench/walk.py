@@ -1,0 +1,95 @@
+"""Which of our modules a call enters, and how often it moves from one to another: `python -m bench.walk`.
+
+A first training call of `desugar.compile` compiles; a second one runs what was compiled. A profiler function notes the
+module of each Python function that is entered. A move is an entry from another of our modules than the one before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import desugar
+from subclasses import TensorSubclass, inner
+
+PACKAGES = ("desugar.", "subclasses.")
+
+
+class Pair(TensorSubclass, fallback="map"):
+    """Two tensors; every op runs on each."""
+
+    first: Tensor = inner()
+    second: Tensor = inner()
+
+
+@dataclass(slots=True)
+class Walk:
+    """The modules that were entered.
+
+    Attributes:
+        entries: Module -> how often it was entered from another one.
+        order: The modules in the order in which they were first entered.
+        last: The module entered last.
+    """
+
+    entries: Counter[str] = field(default_factory=Counter)
+    order: list[str] = field(default_factory=list)
+    last: str = ""
+
+    @property
+    def moves(self) -> int:
+        """How often the call went from one module to another."""
+        return sum(self.entries.values())
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Notes one event of the profiler."""
+        name = frame.f_globals.get("__name__", "")
+        if event != "call" or not name.startswith(PACKAGES) or name == self.last:
+            return
+        if name not in self.entries:
+            self.order.append(name)
+        self.entries[name] += 1
+        self.last = name
+
+
+def loss(x: Any, w: Tensor) -> Any:
+    """A function with a subclass and a parameter."""
+    return (x * w).sin().sum()
+
+
+def walk_calls() -> tuple[Walk, Walk]:
+    """The walks of a first and of a second training call, forward and backward."""
+    compiled = desugar.compile(loss, backend="eager")
+    loss(
+        Pair(torch.randn(3), torch.randn(3)), torch.randn(3)
+    )  # how the class runs each op is known from here on
+    warm_up = desugar.compile(lambda x, w: (x + w).cos().sum(), backend="eager")
+    walks = Walk(), Walk()
+    for function, walk in ((warm_up, None), (compiled, walks[0]), (compiled, walks[1])):
+        x, w = Pair(torch.randn(3), torch.randn(3)), torch.randn(3, requires_grad=True)
+        gradient = Pair(torch.ones(()), torch.ones(()))
+        sys.setprofile(walk)
+        try:
+            y = function(x, w)
+            torch.autograd.backward(y, gradient)
+        finally:
+            sys.setprofile(None)
+    return walks
+
+
+def main() -> None:
+    """Prints both walks."""
+    for title, walk in zip(("first call", "second call"), walk_calls(), strict=True):
+        print(f"{title}: {len(walk.order)} modules, {walk.moves} moves")
+        for name in walk.order:
+            print(f"    {walk.entries[name]:4d}  {name}")
+
+
+if __name__ == "__main__":
+    main()
