@@ -79,8 +79,6 @@ def describe_mutation(inputs: Inputs, outputs: Outputs, leaf_name: NameLeaf) -> 
         yield f"{leaf_name('input', leaf)} is written to; copy_ after the graph, so that autograd records it"
     for slot, _ in outputs.stores:
         yield f"{places.get(slot, f'input {slot}')} is written to; the graph stores its new value"
-    for reshape in outputs.reshapes:
-        yield f"{leaf_name('input', reshape.leaf)}.{reshape.method.__name__} changes its size or stride"
     for leaf, name, _ in outputs.assigns:
         yield f"{leaf_name('input', leaf)}.{name} is replaced by another tensor"
     for leaf, path, rise in outputs.versions:

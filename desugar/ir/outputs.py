@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import optree
 
 from desugar.ir.values import Value, View, slots_of
-
-
-@dataclass(frozen=True, slots=True)
-class Reshape:
-    """An in-place change of an input leaf's size or stride: `method(leaf, *args, **kwargs)`."""
-
-    leaf: int
-    method: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +20,10 @@ class Outputs:
         values: One per leaf, then the hidden ones: bases of views, new values of written inputs.
         items: Fake tensors and symbolic ints, by output slot.
         inputs: Slot of `items` -> slot of the inputs, for those that are an input itself.
-        writes: (input leaf, result) of the inputs whose write autograd recorded, or that were reshaped too.
+        writes: (input leaf, result) of the inputs whose write autograd recorded.
         stores: (input slot, output slot) of the other writes.
         versions: (input leaf, attribute path) -> by how much its version counter rises.
         homes: Input slot -> slot of the storage that it is a view of.
-        reshapes: In-place changes of the size or stride of inputs, in order.
         assigns: (input leaf, name, result) of inner tensors that were replaced.
         tokens: Output slots of the last tokens of effects.
     """
@@ -47,7 +36,6 @@ class Outputs:
     stores: tuple[tuple[int, int], ...] = ()
     versions: tuple[tuple[int, tuple[str, ...], int], ...] = ()
     homes: Mapping[int, int] = field(default_factory=dict)
-    reshapes: tuple[Reshape, ...] = ()
     assigns: tuple[tuple[int, str, int], ...] = ()
     tokens: tuple[int, ...] = ()
 
@@ -64,7 +52,7 @@ class Outputs:
     @property
     def has_effects(self) -> bool:
         """Whether the function changes its inputs."""
-        return bool(self.versions or self.reshapes or self.assigns)
+        return bool(self.versions or self.assigns)
 
     def with_views_of(self, earlier: Outputs) -> Outputs:
         """The same, with the views that an earlier run of the same function took."""
@@ -91,6 +79,6 @@ def unread_positions(outputs: Outputs) -> set[int]:
 def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
     """Input slots whose memory the program changes, in the graph or after it."""
     slots = {slot for slot, _ in outputs.stores}
-    for leaf in [leaf for leaf, _ in outputs.writes] + [reshape.leaf for reshape in outputs.reshapes]:
+    for leaf, _ in outputs.writes:
         slots.update(slots_of(values[leaf]))
     return slots | {outputs.homes[slot] for slot in slots if slot in outputs.homes}

@@ -23,11 +23,6 @@ from desugar.tracing.decompositions import as_in_eager_mode
 from desugar.tracing.run import Entered, Storages, storages_of
 from desugar.tracing.scalar_indexing import index_by_numbers
 
-# In-place methods that change a tensor's size and stride and nothing else.
-RESHAPES = frozenset(
-    {Tensor.t_, Tensor.transpose_, Tensor.swapaxes_, Tensor.swapdims_, Tensor.squeeze_, Tensor.unsqueeze_}
-)
-
 
 class Capture(TorchFunctionMode):
     """Turns tensors from outside the trace into inputs when a torch function first touches them."""
@@ -38,24 +33,17 @@ class Capture(TorchFunctionMode):
         super().__init__()
         self.inputs, self.items, self.storages, self.arguments = inputs, items, storages, arguments
         self.leaves: dict[int, Entered] = {}
-        self.reshapes: list[tuple[Any, Any, tuple[Any, ...], dict[str, Any]]] = []
 
     @private.disable_dynamo
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if private.detect_infra_mode(private.ModeKey.FUNCTIONAL) is None:  # an op's own workings
             return func(*args, **(kwargs or {}))
         kwargs, notes = kwargs or {}, notes_in_progress()
-        run = self.call_higher_order if isinstance(func, private.HigherOrderOperator) else self.call
-        return run(func, args, kwargs) if notes is None else notes.call(run, func, args, kwargs)
-
-    def call_higher_order(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Calls an op that takes functions."""
-        unsupported.check_loop(func, args)
-        with unsupported.higher_order_errors(func.name()):
-            result = self.call(func, args, kwargs)
-            if result is NotImplemented:
-                raise NotImplementedError("no rule registered for HOP")
-            return result
+        if isinstance(func, private.HigherOrderOperator):
+            unsupported.check_loop(func, args)
+        if notes is None:
+            return self.call(func, args, kwargs)
+        return notes.call(self.call, func, args, kwargs)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function of torch's on stand-ins for tensors from outside."""
@@ -70,8 +58,6 @@ class Capture(TorchFunctionMode):
         if isinstance(generator := kwargs.get("generator"), torch.Generator):
             self.inputs.note_generator(generator)
         func, args = as_in_eager_mode(func, args, kwargs)
-        if func in RESHAPES:
-            self.reshapes.append((args[0], func, args[1:], kwargs))
         result = run_op(func, args, kwargs)
         made = result if isinstance(result, list | tuple) else [result]
         self.inputs.made.extend(weakref.ref(tensor) for tensor in made if isinstance(tensor, Tensor))

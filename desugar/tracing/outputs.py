@@ -88,7 +88,6 @@ class _Taker:
             stores,
             self._version_rises(),
             self.run.homes,
-            self.run.reshapes,
             assigns,
             tokens,
         )
@@ -178,10 +177,9 @@ class _Taker:
         writes: list[tuple[int, int]] = []
         stores: dict[int, int] = {}
         recorded: set[int] = set()
-        reshaped = {reshape.leaf for reshape in self.run.reshapes}
         for number, entered in enumerate(self.run.entered):
             changed = changed_slots(entered.value, self.run.items)
-            if changed and (number in reshaped or entered.leaf.grad_fn is not entered.grad_fn):
+            if changed and entered.leaf.grad_fn is not entered.grad_fn:
                 writes.append((number, len(self.values)))
                 self.values.append(self._new_value(entered.leaf))
                 self.leaves.append(entered.leaf)
@@ -221,13 +219,12 @@ class _Taker:
     def _version_rises(self) -> tuple[tuple[int, tuple[str, ...], int], ...]:
         rises: list[tuple[int, tuple[str, ...], int]] = []
         counted: set[int] = set()  # a tensor in several places has one counter
-        reshaped = {reshape.leaf for reshape in self.run.reshapes}
         for number, entered in enumerate(self.run.entered):
             if not isinstance(entered.value, Plain | Wrapper):
                 continue  # the same object again, or no tensor
             rise = entered.leaf._version - entered.version
             changed = changed_slots(entered.value, self.run.items)
-            if changed or (rise and number not in reshaped):  # a write that changes nothing is one, too
+            if changed or rise:  # a write that changes nothing is one, too
                 if not isinstance(entered.value, Plain) or entered.value.index not in counted:
                     rises.append((number, (), rise))
                 counted.update(slots_of(entered.value) if isinstance(entered.value, Plain) else ())

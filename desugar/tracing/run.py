@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.ir.outputs import Reshape
 from desugar.ir.storage import storage_of
 from desugar.ir.values import Plain, Value, Wrapper, slots_of
 
@@ -52,7 +51,6 @@ class Run:
         storages: The storages they lay in when the function got them.
         entered: The argument and captured leaves, in order of `Inputs.values`.
         homes: Slot -> slot of the storage that it is a view of, for inputs that overlap.
-        reshapes: In-place ops on input leaves that change their size or stride alone (`t_`, `unsqueeze_`).
         result: What the function returned.
         tokens: The last token of each kind of effect that ops of the function have.
     """
@@ -62,7 +60,6 @@ class Run:
     storages: list[Storages]
     entered: list[Entered]
     homes: dict[int, int]
-    reshapes: tuple[Reshape, ...]
     result: Any
     tokens: tuple[Any, ...] = ()
 

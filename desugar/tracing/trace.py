@@ -23,14 +23,13 @@ from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.frontend.inputs import Inputs, StaticNeeded
 from desugar.ir.fx_utils import read_sizes_early
-from desugar.ir.outputs import Outputs, Reshape
+from desugar.ir.outputs import Outputs
 from desugar.ir.stages import GradientCall, LeafFunction, Traced
 from desugar.ir.storage import may_overlap, storage_of
 from desugar.ir.values import (
     Constant,
     Flat,
     Plain,
-    Same,
     Value,
     Wrapper,
     renumber,
@@ -75,13 +74,7 @@ def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> 
     end_effects()
     entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
-    reshapes = tuple(
-        Reshape(n, method, args, tuple(kwargs.items()))
-        for leaf, method, args, kwargs in capture.reshapes
-        for n, one in enumerate(entered)
-        if one.leaf is leaf and not isinstance(one.value, Same)
-    )
-    return Run(items, versions, storages, entered, inputs.homes, reshapes, result, tuple(tokens.values()))
+    return Run(items, versions, storages, entered, inputs.homes, result, tuple(tokens.values()))
 
 
 def part_of(base: Any, fake: Tensor) -> Any:

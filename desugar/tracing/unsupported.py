@@ -139,26 +139,6 @@ def check_loop(func: Any, args: tuple[Any, ...]) -> None:
 
 
 @contextlib.contextmanager
-def higher_order_errors(name: str) -> Iterator[None]:
-    """What PyTorch's higher-order ops do not take: tensor subclasses, tensors of a trace in a closure."""
-    try:
-        yield
-    except (NotImplementedError, RuntimeError) as error:
-        if "no rule registered for HOP" in str(error):
-            what, instead = "gets a tensor subclass", "call it on the inner tensors"
-        elif "FunctionalTensor on its own" in str(error):
-            what, instead = (
-                "gets a function that closes over a traced tensor",
-                "pass that tensor as an operand",
-            )
-        else:
-            raise
-        raise DesugarError(
-            f"the higher-order op {name} {what}", where=user_line(), instead=instead
-        ) from error
-
-
-@contextlib.contextmanager
 def kept_grad_mode() -> Iterator[None]:
     """For a run of the function: a program calls ops, so it cannot leave the caller's grad mode changed."""
     before = torch.is_grad_enabled()
@@ -177,6 +157,7 @@ def kept_grad_mode() -> Iterator[None]:
 def check_run(run: Run, inputs: Inputs) -> None:
     """Raises for what a whole run shows: new metadata of an input, a backward inside, a gradient that bypasses."""
     _check_memory(run, inputs)
+    _check_assigned(run, inputs)
     _check_metadata(run, inputs)
     _check_inner_backward(run)
     _check_bypass(run)
@@ -194,12 +175,25 @@ def _check_memory(run: Run, inputs: Inputs) -> None:
                 )
 
 
+def _check_assigned(run: Run, inputs: Inputs) -> None:
+    """Raises where the class of an argument replaces an inner tensor that Dynamo has read before the graph runs."""
+    read = {value.index for value in inputs.values[: inputs.num_arguments] if isinstance(value, Plain)}
+    for number, entered in enumerate(run.entered):
+        for name in assigned_inners(entered, run.items):
+            if not read.isdisjoint(slots_of(dict(entered.value.inner)[name])):  # type: ignore[union-attr]
+                raise DesugarError(
+                    f"the class of {leaf_name(number, inputs)} replaces its inner tensor .{name} in an op, and the "
+                    f"function reads .{name}, which Dynamo does before the graph runs",
+                    instead=f"write to .{name} with copy_() in __torch_dispatch__, or pass .{name} as an argument",
+                    stock_is_wrong=True,
+                )
+
+
 def _check_metadata(run: Run, inputs: Inputs) -> None:
-    reshaped = {reshape.leaf for reshape in run.reshapes}
     for number, (value, leaf) in enumerate(zip(inputs.values, run.leaves, strict=True)):
         if not isinstance(value, Plain | Wrapper):
             continue
-        if number not in reshaped and _has_new_metadata(number, value, leaf, run, inputs):
+        if _has_new_metadata(number, value, leaf, run, inputs):
             raise DesugarError(
                 f"{leaf_name(number, inputs)} gets another size, stride or inner tensor in place",
                 instead="build a new tensor instead of resizing or assigning",
@@ -340,7 +334,7 @@ def check_same_structure(expected: Outputs, found: Outputs) -> None:
 
 
 def _outline(outputs: Outputs) -> tuple[Any, ...]:
-    return outputs.treespec, outputs.inputs, outputs.writes, outputs.stores, outputs.reshapes, outputs.assigns
+    return outputs.treespec, outputs.inputs, outputs.writes, outputs.stores, outputs.assigns
 
 
 def _shape_of(value: Any) -> Any:

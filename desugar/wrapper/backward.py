@@ -96,7 +96,7 @@ def plan_backward(
     input_paths, output_paths = first_paths(inputs.values), first_paths(traced.outputs.values)
     forward_outputs = output_nodes(partitioned.forward)
     returned = traced.outputs.returned
-    written = {leaf for leaf, _, _ in traced.outputs.versions} | {r.leaf for r in traced.outputs.reshapes}
+    written = {leaf for leaf, _, _ in traced.outputs.versions}
     for source in partitioned.backward_inputs:
         match source:
             case FromInput(index) if input_paths.get(index, (None,))[0] in written:

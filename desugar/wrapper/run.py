@@ -65,11 +65,6 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
         leaves, read = (_emit_training if parts.partitioned else _emit_inference)(out, parts, names)
         for leaf, name, number in parts.outputs.assigns:
             out.writeline(f"{names.leaves[leaf]}.{name} = {leaves[number]}")
-        for reshape in parts.outputs.reshapes:
-            method = out.bind(reshape.method, reshape.method.__name__)
-            arguments = [names.leaves[reshape.leaf], *map(repr, reshape.args)]
-            arguments += [f"{name}={argument!r}" for name, argument in reshape.kwargs]
-            out.writeline(f"{method}({', '.join(arguments)})")
         for leaf, number in parts.outputs.writes:
             out.writeline(f"{names.leaves[leaf]}.copy_({leaves[number]})")
         if written:

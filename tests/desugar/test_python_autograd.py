@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 
@@ -343,3 +344,64 @@ def test_an_error_of_the_user_is_logged_as_often_as_by_pytorch(caplog):
     finally:
         log.removeHandler(caplog.handler)
     assert counts[0] == counts[1] and log.filters == []
+
+
+# ---- torch._dynamo.config.trace_autograd_ops: autograd's functions inside of one graph -------------------------
+
+
+class Backward(nn.Module):
+    """Accumulates into the gradient of its own parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        self.layer(x).sum().backward()
+        return x * 2
+
+
+class Penalty(Backward):
+    """The gradient of a parameter is a part of the result."""
+
+    def forward(self, x):
+        (grad,) = torch.autograd.grad(self.layer(x).square().sum(), self.layer.weight, create_graph=True)
+        return (grad * x).sum()
+
+
+@pytest.mark.parametrize("way", DOORS)
+@pytest.mark.parametrize("kind", [Backward, Penalty])
+def test_gradients_of_parameters_inside(kind, way):
+    torch.manual_seed(0)
+    module = kind()
+    same = copy.deepcopy(module)
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        compiled = DOORS[way](same)
+        for _ in range(3):
+            x = torch.randn(2, 3)
+            results = [module(x), compiled(x)]
+            torch.testing.assert_close(results[1], results[0])
+            for result in results:
+                if result.requires_grad:
+                    result.backward()
+            for one, other in zip(module.parameters(), same.parameters(), strict=True):
+                torch.testing.assert_close(other.grad, one.grad)
+
+
+def of_the_argument(x):
+    (grad,) = torch.autograd.grad((x * x).sum(), x)
+    return grad * 2
+
+
+def of_a_copy(x):
+    y = x.detach().requires_grad_()
+    (grad,) = torch.autograd.grad((y * y).sum(), y)
+    return grad * 2
+
+
+@pytest.mark.parametrize("way", DOORS)
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+@pytest.mark.parametrize("fn", [of_the_argument, of_a_copy])
+def test_gradients_inside(fn, cls, way):
+    with torch._dynamo.config.patch(trace_autograd_ops=True):
+        judge(fn, lambda: (make(cls, 3, grad=fn is of_the_argument),), DOORS[way](fn))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from tests.desugar.classes import Pair, TwoTensor, make, plain_parts
@@ -119,3 +119,77 @@ def test_other_attributes_and_other_backends_keep_one_graph():
     counter = CompileCounterWithBackend("eager")
     torch.compile(of_an_argument, backend=counter)(make(Pair, 3))
     assert counter.frame_count == 1
+
+
+# ---- a class whose own dispatch assigns ----------------------------------------------------------------------
+
+
+class Replacing(Tensor):
+    """A class that writes by another inner tensor, as some quantized weights do."""
+
+    a: Tensor
+
+    @staticmethod
+    def __new__(cls, a):
+        return Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype, requires_grad=a.requires_grad)
+
+    def __init__(self, a):
+        self.a = a
+
+    def __tensor_flatten__(self):
+        return ["a"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Replacing(inner["a"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        plain = [arg.a if isinstance(arg, Replacing) else arg for arg in args]
+        if func is torch.ops.aten.mul_.Tensor:
+            args[0].a = plain[0] * plain[1]
+            return args[0]
+        return Replacing(func(*plain, **(kwargs or {})))
+
+
+def doubles(x):
+    x.mul_(2)
+    return x + 1
+
+
+def doubles_twice(x, y):
+    x.mul_(2)
+    y.mul_(5)
+    x.mul_(3)
+    return x + y
+
+
+def reads(x):
+    x.mul_(2)
+    return x.a + 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("fn", [doubles, doubles_twice])
+def test_a_dispatch_that_replaces_inner_tensors(fn, way):
+    def args():
+        count = 1 if fn is doubles else 2
+        return tuple(Replacing(torch.arange(3.0) + n) for n in range(count))
+
+    compiled, sides = WAYS[way](fn), (args(), args())
+    for _ in range(3):
+        results = [f(*side) for f, side in zip((fn, compiled), sides, strict=True)]
+        torch.testing.assert_close(results[1].a, results[0].a)
+        for one, other in zip(*sides, strict=True):
+            torch.testing.assert_close(other.a, one.a)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_replaced_inner_tensor_that_is_read_is_refused(way):
+    x = Replacing(torch.ones(3))
+    with pytest.raises(
+        Exception,
+        match=r"which Dynamo does before the graph runs[\s\S]*instead: write to \.a with copy_",
+    ):
+        WAYS[way](reads)(x)
+    torch.testing.assert_close(x.a, torch.ones(3))

@@ -23,10 +23,17 @@ KINDS = {
 SETTINGS = [*itertools.product([False, True], [False, True])]
 
 
+@pytest.fixture(params=[False, True], ids=["breaks", "whole"])
+def is_whole(request):
+    """Whether Dynamo takes recurrent layers into its graph; by default it breaks the graph there."""
+    with torch._dynamo.config.patch(allow_rnn=request.param):
+        yield request.param
+
+
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(("bidirectional", "batch_first"), SETTINGS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_dropout_between_layers(kind, bidirectional, batch_first, grad):
+def test_dropout_between_layers(kind, bidirectional, batch_first, grad, is_whole):
     module = KINDS[kind](3, 4, 3, dropout=0.4, bidirectional=bidirectional, batch_first=batch_first)
     x = torch.randn(2, 5, 3).requires_grad_(grad)
     compiled, state = desugar.compile(module, backend="eager"), torch.get_rng_state()
@@ -41,14 +48,26 @@ def test_dropout_between_layers(kind, bidirectional, batch_first, grad):
         torch.testing.assert_close(side, sides[0])
     torch.manual_seed(5)
     assert not torch.equal(compiled(x)[0], sides[0][0]), "fresh masks at each call"
+    assert (
+        any("lstm" in str(p.joint.graph) or len(p.joint.graph.nodes) > 50 for p in compiled.programs)
+        == is_whole
+    )
     module.eval()
     torch.testing.assert_close(compiled(x)[0], module(x)[0])
 
 
-def test_packed_sequences():
-    packed, layer = pack_sequence([torch.randn(3, 3), torch.randn(2, 3)]), nn.GRU(3, 4, 2)
-    found, _ = desugar.compile(layer, backend="eager")(packed)
-    torch.testing.assert_close(found.data, layer(packed)[0].data)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_sequences(kind, dropout, is_whole):
+    rows, layer = [torch.randn(3, 3), torch.randn(2, 3)], KINDS[kind](3, 4, 2, dropout=dropout)
+    compiled, state = desugar.compile(layer, backend="eager"), torch.get_rng_state()
+    sides = []
+    for fn in (layer, compiled, compiled):
+        torch.set_rng_state(state)
+        out = fn(pack_sequence(rows))[0].data
+        sides.append([out, *torch.autograd.grad(out.square().sum(), [*layer.parameters()])])
+    for side in sides[1:]:
+        torch.testing.assert_close(side, sides[0])
 
 
 def write_to_dropped(x):
