@@ -1,1 +1,1 @@
-"""From a graph over tensor subclasses to one graph over plain tensors."""
+"""Traces a graph over tensor subclasses into one graph over plain tensors."""

@@ -1,4 +1,4 @@
-"""Tensors from outside a trace, which become inputs the moment the function touches them."""
+"""Makes a tensor from outside a trace an input of the graph when the function first uses it."""
 
 from __future__ import annotations
 
@@ -19,105 +19,120 @@ from desugar.ir.values import Plain, Same, Value, Wrapper, is_whole, wrap_value
 from desugar.recording.ops import notes_in_progress
 from desugar.tracing import unsupported
 from desugar.tracing.checkpointing import run_op
-from desugar.tracing.decompositions import as_in_eager_mode
-from desugar.tracing.run import Entered, Storages, storages_of
-from desugar.tracing.scalar_indexing import index_by_numbers
+from desugar.tracing.decompositions import match_eager_mode
+from desugar.tracing.run import InputLeaf, Storages, storages_of
+from desugar.tracing.scalar_indexing import index_by_scalars
 
 
 class Capture(TorchFunctionMode):
-    """Turns tensors from outside the trace into inputs when a torch function first touches them."""
+    """Replaces tensors from outside the trace in every torch function call by inputs of the graph.
+
+    Attributes:
+        inputs: The inputs of the program; captured tensors are added to them.
+        items: Functional tensors and symbolic ints, by input slot; grows with each captured tensor.
+        storages: The storages of `items`, by input slot.
+        arguments: The input leaves of the function's arguments.
+        captured_leaves: Id of a captured tensor -> its input leaf.
+    """
 
     def __init__(
-        self, inputs: Inputs, items: list[Any], storages: list[Storages], arguments: list[Entered]
+        self, inputs: Inputs, items: list[Any], storages: list[Storages], arguments: list[InputLeaf]
     ) -> None:
         super().__init__()
         self.inputs, self.items, self.storages, self.arguments = inputs, items, storages, arguments
-        self.leaves: dict[int, Entered] = {}
+        self.captured_leaves: dict[int, InputLeaf] = {}
 
     @private.disable_dynamo
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if private.detect_infra_mode(private.ModeKey.FUNCTIONAL) is None:  # an op's own workings
+        if private.detect_infra_mode(private.ModeKey.FUNCTIONAL) is None:  # inside an op
             return func(*args, **(kwargs or {}))
         kwargs, notes = kwargs or {}, notes_in_progress()
         if isinstance(func, private.HigherOrderOperator):
-            unsupported.check_loop(func, args)
+            unsupported.check_while_loop(func, args)
         if notes is None:
             return self.call(func, args, kwargs)
         return notes.call(self.call, func, args, kwargs)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Calls a function of torch's on stand-ins for tensors from outside."""
-        unsupported.check_call(func)
+        """Calls a torch function, with captured tensors replaced by inputs of the graph."""
+        unsupported.check_attribute(func)
         call: Any = (args, kwargs)
-        args, kwargs = optree.tree_map(self.replace, call, none_is_leaf=True)
-        func, args = index_by_numbers(func, args)
+        args, kwargs = optree.tree_map(self.replace_leaf, call, none_is_leaf=True)
+        func, args = index_by_scalars(func, args)
         self.inputs.fakes.offsets_matter |= depends_on_offset(func, args, kwargs)
-        unsupported.check_retained(func, args)
+        unsupported.check_retain_grad(func, args)
         unsupported.check_write(func, args, kwargs)
         unsupported.check_sparse(func, args, kwargs, self.inputs.made)
         if isinstance(generator := kwargs.get("generator"), torch.Generator):
             self.inputs.note_generator(generator)
-        func, args = as_in_eager_mode(func, args, kwargs)
+        func, args = match_eager_mode(func, args, kwargs)
         result = run_op(func, args, kwargs)
         made = result if isinstance(result, list | tuple) else [result]
         self.inputs.made.extend(weakref.ref(tensor) for tensor in made if isinstance(tensor, Tensor))
         return result
 
-    def replace(self, leaf: Any) -> Any:
-        """The traced stand-in of a tensor from outside; anything else as it is."""
+    def replace_leaf(self, leaf: Any) -> Any:
+        """Returns the input that represents a tensor from outside the trace; returns any other leaf unchanged."""
         if not isinstance(leaf, Tensor) or not is_whole(leaf):
             return leaf
         if is_traced(leaf):
             return leaf
-        if id(leaf) not in self.leaves:
-            with private.without_functorch():  # it may be met inside vmap or grad, and is no part of those
+        if id(leaf) not in self.captured_leaves:
+            # The first use may be inside vmap or grad, which do not transform a captured tensor.
+            with private.without_functorch():
                 with private.disable_current_modes():
                     value = self.inputs.add_captured(leaf)
                 for slot in range(len(self.items), len(self.inputs.flat.items)):
-                    self.items.append(functional(self.inputs.fake_items[slot]))
-                entered = enter(value, self.inputs, self.items, self.arguments)
+                    self.items.append(to_functional(self.inputs.fake_items[slot]))
+                input_leaf = build_input_leaf(value, self.inputs, self.items, self.arguments)
                 self.storages += [storages_of(item) for item in self.items[len(self.storages) :]]
-            self.leaves[id(leaf)] = entered
-            self.inputs.stand_ins[id(entered.leaf)] = leaf
-        return self.leaves[id(leaf)].leaf
+            self.captured_leaves[id(leaf)] = input_leaf
+            self.inputs.stand_ins[id(input_leaf.leaf)] = leaf
+        return self.captured_leaves[id(leaf)].leaf
 
     def replace_result(self, result: Any) -> Any:
-        """What the function returned, with stand-ins for tensors from outside."""
+        """Returns the function's result, with captured tensors replaced by inputs of the graph."""
         leaves, treespec = flatten(result)
-        return treespec.unflatten([self.replace(leaf) for leaf in leaves])
+        return treespec.unflatten([self.replace_leaf(leaf) for leaf in leaves])
 
 
-def enter(value: Value, inputs: Inputs, items: list[Any], arguments: list[Entered]) -> Entered:
-    """A leaf as the function gets it, rebuilt around functional tensors."""
+def build_input_leaf(value: Value, inputs: Inputs, items: list[Any], arguments: list[InputLeaf]) -> InputLeaf:
+    """Builds the leaf that the function receives, around functional tensors."""
     if isinstance(value, Same):
         return replace(arguments[value.index], value=value)
     root = leaf = inputs.rebuild(value, items)
     if not isinstance(value, Plain | Wrapper):
-        return Entered(value, root, leaf)
+        return InputLeaf(value, root, leaf)
     if value.requires_grad and not value.is_leaf:
         with torch.enable_grad():
             leaf = NonLeaf.apply(root, value, items)
         if isinstance(value, Plain):
             items[value.index] = leaf
-    return Entered(value, root, leaf, leaf.grad_fn, leaf._version)
+    return InputLeaf(value, root, leaf, leaf.grad_fn, leaf._version)
 
 
 class NonLeaf(torch.autograd.Function):
-    """The same tensors with a history, as the argument has one: writing to it in place is allowed, as there."""
+    """Makes a non-leaf of autograd over the same tensors, for an argument that is one.
+
+    The function may then write to the argument in place, as eager mode allows.
+    """
 
     @staticmethod
     def forward(ctx: Any, root: Any, value: Value, items: list[Any]) -> Any:
-        """A further object around what `root` is made of; no view of it, for views made here are read-only."""
+        """Returns a new object over the tensors of `root`.
+
+        The object is not a view of `root`: autograd forbids in-place writes to views that a custom function returns.
+        """
         if isinstance(value, Plain):
             return private.FunctionalTensor(root.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
         return wrap_value(value, items)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        """The gradient, as it came."""
+        """Returns the gradient unchanged."""
         return gradients[0], None, None
 
 
-def functional(primal: Any) -> Any:
-    """A functional tensor around a fake one; a symbolic int as it is."""
+def to_functional(primal: Any) -> Any:
+    """Returns a functional tensor around a fake tensor; returns a symbolic int unchanged."""
     return private.FunctionalTensor.to_functional(primal) if isinstance(primal, Tensor) else primal

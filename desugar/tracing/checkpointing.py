@@ -1,9 +1,9 @@
-"""Activation checkpointing inside the function.
+"""Traces regions under `torch.utils.checkpoint` by marking their nodes for recomputation.
 
-Checkpointing computes a region again by hooks on what autograd saves. In a trace that would put the region into
-the graph twice, with random numbers drawn anew. So the hooks rest, and the region's nodes are marked: the
-partitioner computes them again in the backward, and saves what is random. Under selective checkpointing its mode
-marks the nodes as the policy says.
+Checkpointing recomputes a region through saved-tensor hooks. In a trace the hooks would put the region into the
+graph twice, and the second copy would draw other random numbers. So tracing disables the hooks and marks the region's
+nodes. The partitioner recomputes marked nodes in the backward and saves the results of random ops. Under selective
+checkpointing, the checkpointing mode marks the nodes according to its policy.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from desugar import _torch as private
 
-_numbers = itertools.count(1)
+_region_numbers = itertools.count(1)
 
 
 def run_op(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Calls an op of the function that is traced; marks its nodes if it is in a checkpointed region."""
-    region = _region()
+    """Calls an op of the traced function; marks its nodes if a checkpointed region is active."""
+    region = _active_region()
     private.rest_saved_tensors_hooks(region is not None)
     mode = private.get_proxy_mode() if region is not None else None
     if region is None or mode is None:
         return func(*args, **kwargs)
     graph = mode.tracer.graph
     last = next(iter(reversed(graph.nodes)), None)
-    with private.preserve_node_meta():  # where releases before 2.13 put a policy's decision
+    with private.preserve_node_meta():  # releases before 2.13 store a policy's decision there
         result = func(*args, **kwargs)
     for node in reversed(graph.nodes):
         if node is last:
@@ -40,12 +40,12 @@ def run_op(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
     return result
 
 
-def _region() -> int | None:
-    """Which checkpointed region this is, counted from the first one."""
+def _active_region() -> int | None:
+    """Returns the number of the innermost active checkpointed region, or None; numbers start at 1."""
     hooks = private.top_saved_tensors_hooks(True)
     if hooks is None or not getattr(hooks[0], "__qualname__", "").startswith("_checkpoint_hook."):
         return None
-    return hooks[0].__dict__.setdefault("desugar_region", next(_numbers))
+    return hooks[0].__dict__.setdefault("desugar_region", next(_region_numbers))
 
 
 def _mark(node: fx.Node, region: int) -> None:
@@ -55,7 +55,7 @@ def _mark(node: fx.Node, region: int) -> None:
     if _is_random(node):
         node.meta.pop("recompute", None)
     else:
-        node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)  # a policy has decided already
+        node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)  # keeps a policy's decision
 
 
 def _is_random(node: fx.Node) -> bool:

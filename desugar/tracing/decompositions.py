@@ -1,7 +1,10 @@
-"""Layers whose decompositions in PyTorch, which a trace takes, do otherwise than the kernels of eager mode.
+"""Corrects calls whose PyTorch decompositions differ from the eager kernels.
 
-Dropout that drops nothing gives a copy there, and its argument in eager mode; recurrent layers drop nothing between
-layers in training; multilabel_margin_loss counts the places behind a -1.
+A trace uses the decompositions. They differ in three places:
+
+- Dropout that drops nothing returns a copy; eager mode returns the argument.
+- Recurrent layers apply no dropout between layers in training.
+- `multilabel_margin_loss` counts the targets after a -1.
 """
 
 from __future__ import annotations
@@ -16,16 +19,16 @@ from torch import Tensor
 _RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
-def as_in_eager_mode(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The call of such a layer in a form that does what eager mode does; any other call as it is."""
+def match_eager_mode(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Returns a function and arguments that do what `func` does in eager mode; returns other calls unchanged."""
     if func is F.dropout or func is torch.dropout:
-        return (_argument if _drops_nothing(*args, **kwargs) else func), args
+        return (_return_input if _drops_nothing(*args, **kwargs) else func), args
     if func is F.multilabel_margin_loss:
         return multilabel_margin_loss, args
     if func not in _RECURRENT:
         return func, args
     if func is torch.lstm:
-        args = (_differentiable(args[0]), *args[1:])
+        args = (_require_grad(args[0]), *args[1:])
     packed, num_layers, dropout, train = isinstance(args[3], list | tuple), *args[-5:-2]
     if packed:
         num_layers, dropout, train = args[-4:-1]
@@ -40,12 +43,12 @@ def _drops_nothing(
     training: bool = True,
     inplace: bool = False,
     *,
-    train: bool | None = None,  # the name that the op has for it
+    train: bool | None = None,  # the op's name for `training`
 ) -> bool:
     return p == 0 or (0 < p <= 1 and not (training if train is None else train))
 
 
-def _argument(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _return_input(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     return input
 
 
@@ -56,7 +59,7 @@ def multilabel_margin_loss(
     reduce: bool | None = None,
     reduction: str = "mean",
 ) -> Tensor:
-    """As torch.nn.functional.multilabel_margin_loss; what stands behind the first -1 of a row is no label."""
+    """Computes `torch.nn.functional.multilabel_margin_loss`; ignores the targets after the first -1 of a row."""
     if size_average is not None or reduce is not None:
         reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
     if input.dim() == 0:
@@ -70,10 +73,10 @@ def multilabel_margin_loss(
     return loss if reduction == "none" else getattr(loss, reduction)()
 
 
-def _differentiable(tensor: Tensor) -> Tensor:
-    """The tensor as one that requires grad, for PyTorch's decomposition of lstm asks no other argument."""
-    needs = torch.is_grad_enabled() and not tensor.requires_grad
-    return tensor.detach().requires_grad_() if needs else tensor
+def _require_grad(tensor: Tensor) -> Tensor:
+    """Returns the tensor with `requires_grad` set: PyTorch's decomposition of lstm looks at no other argument."""
+    must_set = torch.is_grad_enabled() and not tensor.requires_grad
+    return tensor.detach().requires_grad_() if must_set else tensor
 
 
 def _each_layer(  # noqa: PLR0913 - the op's own arguments
@@ -117,13 +120,14 @@ def _each_layer_packed(  # noqa: PLR0913
 def _stack(
     layer: Callable[..., Any], x: Tensor, hidden: Any, params: Any, num_layers: int, dropout: float
 ) -> Any:
-    """Layer after layer, with dropout between them as the eager kernels have it."""
-    several = isinstance(hidden, list | tuple)
-    states = [state.chunk(num_layers) for state in (hidden if several else (hidden,))]
-    width, found = len(params) // num_layers, []
+    """Runs the layers one after the other, with dropout between them as in the eager kernels."""
+    has_two_states = isinstance(hidden, list | tuple)  # lstm: hidden and cell state
+    states = [state.chunk(num_layers) for state in (hidden if has_two_states else (hidden,))]
+    num_params, new_states = len(params) // num_layers, []
     for n in range(num_layers):
         x = F.dropout(x, dropout) if n else x
-        own = [state[n] for state in states]
-        x, *new = layer(x, own if several else own[0], params[n * width : (n + 1) * width])
-        found.append(new)
-    return x, *(torch.cat(parts) for parts in zip(*found, strict=True))
+        layer_states = [state[n] for state in states]
+        layer_params = params[n * num_params : (n + 1) * num_params]
+        x, *new = layer(x, layer_states if has_two_states else layer_states[0], layer_params)
+        new_states.append(new)
+    return x, *(torch.cat(parts) for parts in zip(*new_states, strict=True))

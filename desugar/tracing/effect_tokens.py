@@ -1,8 +1,8 @@
-"""Ops with an effect besides their result: linear algebra that raises for a singular matrix, and custom ones.
+"""Effect tokens for ops with side effects: linear algebra that raises for a singular matrix, and custom ops.
 
-A graph holds values only. PyTorch puts such an op into `with_effects`, which takes a token and gives one, so that
-the ops keep their order. Here the first token is made in the graph, and the last is a hidden result of the function,
-so that the partitioner keeps the ops in the forward; in the end a node takes the last token and gives nothing.
+PyTorch wraps such an op in `with_effects`, which takes a token and returns one; the tokens keep the ops in order.
+Here the graph makes the first token. The last token is a hidden result of the function, so that the partitioner
+keeps the ops in the forward. After the split, `_sink_tokens` takes the last token and returns nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from desugar.ir.fx_utils import output_nodes, set_outputs
 
 
 class Tokens(dict[Any, Tensor]):
-    """Kind of effect -> its last token, made when it is first asked for."""
+    """Kind of effect -> its last token; makes the first token on first access."""
 
     def __contains__(self, kind: object) -> bool:
         return True
@@ -29,23 +29,23 @@ class Tokens(dict[Any, Tensor]):
 
 
 def start_effects() -> Tokens:
-    """From here on ops with an effect are taken in the trace that is in progress."""
+    """Allows ops with side effects in the current trace from now on; returns the tokens."""
     tokens = Tokens()
     private.detect_infra_mode(private.ModeKey.FUNCTIONAL)._tokens = tokens
     return tokens
 
 
 def end_effects() -> None:
-    """From here on such ops are refused: in a backward they would have no place in the forward's order."""
+    """Forbids ops with side effects from now on: those of a backward have no place in the forward's order."""
     private.detect_infra_mode(private.ModeKey.FUNCTIONAL)._tokens = {}
 
 
 def sink_tokens(graph: fx.GraphModule, positions: Sequence[int]) -> None:
-    """Ends the effects in the graph itself.
+    """Consumes the last tokens inside the graph.
 
     Args:
-        graph: A graph, which is changed.
-        positions: Outputs that are tokens; they become None.
+        graph: The graph; changed in place.
+        positions: Positions of the outputs that are tokens; these outputs become None.
     """
     if not positions:
         return

@@ -1,7 +1,7 @@
-"""What a trace gets wrong, refused where it is met: writes that functionalization carries back wrongly, seeds.
+"""Rejects mutations that functionalization replays incorrectly, and RNG reseeding.
 
-It adds up what several elements of an expanded tensor did to the one that they stand for, and gives zeros to what
-lies between the windows of `unfold`.
+A write to an expanded tensor: functionalization sums the writes of all elements that share one memory location.
+A write to an unfolded tensor: functionalization fills the elements between the windows of `unfold` with zeros.
 """
 
 from __future__ import annotations
@@ -21,7 +21,15 @@ from desugar.ir.values import inner_names, is_wrapper
 
 
 def check_target(name: str, target: Tensor) -> None:
-    """Raises for a tensor that stands for one element several times, if an op is about to write to it."""
+    """Raises if an op is about to write to an expanded or unfolded tensor.
+
+    Args:
+        name: The op's name, for the message.
+        target: The tensor that the op writes to.
+
+    Raises:
+        DesugarError: Several elements of the tensor share one memory location, or `unfold` made it.
+    """
     extents = zip(target.size(), target.stride(), strict=True)
     repeats = any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in extents)
     if repeats or any(_is_unfolded(part) for part in plain_parts(target)):
@@ -41,37 +49,37 @@ def _is_unfolded(tensor: Any) -> bool:
 
 
 def plain_parts(tensor: Any) -> list[Any]:
-    """The plain tensors inside a tensor."""
+    """Returns the plain tensors inside a tensor, at any depth; a plain tensor is its only part."""
     if not is_wrapper(tensor):
         return [tensor]
     return [part for name in inner_names(tensor)[0] for part in plain_parts(getattr(tensor, name))]
 
 
 def functional_mode() -> Any:
-    """PyTorch's functionalization, which looks at what a class's own `__torch_dispatch__` writes to as well."""
-    return _watching_class()()
+    """Returns a `FunctionalTensorMode` that also checks what a class's own `__torch_dispatch__` writes to."""
+    return _checking_mode_class()()
 
 
 @functools.cache
-def _watching_class() -> type:
-    class Watching(private.FunctionalTensorMode):
+def _checking_mode_class() -> type:
+    class CheckingFunctionalMode(private.FunctionalTensorMode):
         supports_higher_order_operators = True
 
         def __enter__(self) -> Any:
-            # Dynamo has called the function on fakes before, so the seed that it sets may be in force: not a fresh one.
+            # Dynamo may have run the function's `manual_seed` already; with a new seed, a second call is noticed.
             torch.default_generator.manual_seed(secrets.randbits(63))
             self.rng = _rng_state()
             return super().__enter__()
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             schema = getattr(func, "_schema", None)
-            if schema is None:  # a higher-order op has functions for modes by their very type
+            if schema is None:  # a higher-order op registers its functions by the exact type of a mode
                 return func.python_key_table[private.FunctionalTensorMode](self, *args, **(kwargs or {}))
             if torch.Tag.nondeterministic_seeded in func.tags:
                 check_rng(self.rng)
             if not schema.is_mutable or torch.Tag.inplace_view in func.tags:
                 return super().__torch_dispatch__(func, types, args, kwargs)
-            targets = _written(func, args, kwargs or {})
+            targets = _mutated_arguments(func, args, kwargs or {})
             for target in targets:
                 check_target(str(func), target)
             result = super().__torch_dispatch__(func, types, args, kwargs)
@@ -79,7 +87,7 @@ def _watching_class() -> type:
                 torch.autograd.graph.increment_version(targets)
             return result
 
-    return Watching
+    return CheckingFunctionalMode
 
 
 def _rng_state() -> tuple[int, Tensor]:
@@ -87,20 +95,28 @@ def _rng_state() -> tuple[int, Tensor]:
         return torch.default_generator.initial_seed(), torch.default_generator.get_state()
 
 
-def _just_seeded(seed: int) -> Tensor:
+def _initial_state(seed: int) -> Tensor:
     return torch.Generator().manual_seed(seed).get_state()
 
 
 def check_rng(before: tuple[int, Tensor]) -> None:
-    """Raises when the function has seeded the generator: ops on fakes draw no numbers, so it stands where it did.
+    """Raises if the function has reseeded the default generator.
 
-    Another thread may draw numbers meanwhile, which leaves the seed as it was, and the state not as just seeded.
+    Ops on fake tensors draw no random numbers, so a trace does not advance the generator. Another thread may draw
+    numbers during the trace: the seed then stays the same, and the state differs from that of a new seed.
+
+    Args:
+        before: Seed and state of the generator before the function ran.
+
+    Raises:
+        DesugarError: The seed or the state has changed.
     """
     seed, state = _rng_state()
     with private.disable_current_modes(), private.DisableTorchFunction():
         if seed == before[0] and torch.equal(state, before[1]):
             return
-        if seed == before[0] and threading.active_count() > 1 and not torch.equal(state, _just_seeded(seed)):
+        has_other_threads = threading.active_count() > 1
+        if seed == before[0] and has_other_threads and not torch.equal(state, _initial_state(seed)):
             return
     raise DesugarError(
         "the function sets the state of the random number generator (torch.manual_seed, set_rng_state)",
@@ -110,7 +126,8 @@ def check_rng(before: tuple[int, Tensor]) -> None:
     )
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+def _mutated_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Returns the functional tensors that an op mutates, according to its schema."""
     targets = []
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
@@ -122,9 +139,10 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
 
 @functools.cache
 def _counts_versions(func: Any) -> bool:
-    """Whether autograd raises the version counters of what an op writes; else its own kernel does, in eager mode.
+    """Whether autograd increments the version counters of the tensors that an op writes to.
 
-    So it is with `torch._foreach_mul_` and most custom ops; nobody counts what `batch_norm` writes to its buffers.
+    Otherwise the op's own kernel increments them in eager mode, as for `torch._foreach_mul_` and most custom ops.
+    Nothing increments those of the buffers that `batch_norm` writes to.
     """
-    is_own = func.namespace == "aten" and not func.__name__.startswith(("_foreach_", "_fused_", "_amp_"))
-    return is_own or private.has_kernel(func.name(), "ADInplaceOrView")
+    is_counted = func.namespace == "aten" and not func.__name__.startswith(("_foreach_", "_fused_", "_amp_"))
+    return is_counted or private.has_kernel(func.name(), "ADInplaceOrView")

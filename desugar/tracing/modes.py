@@ -1,4 +1,4 @@
-"""What a trace runs under, and what of a caller's modes a program depends on."""
+"""The modes of a trace, and torch's errors inside one, translated for the user."""
 
 from __future__ import annotations
 
@@ -15,101 +15,110 @@ from desugar.errors import DesugarError
 from desugar.tracing.functionalize import functional_mode
 from desugar.user_code import find_line_of
 
-# ------------------------------------------------------------------------------------------------ for a trace
+# ----------------------------------------------------------------------------------------------------- modes
 
 
 @contextlib.contextmanager
 def tracing_modes(fake_mode: Any) -> Iterator[Any]:
-    """What both runs hold under: fake mode, functionalization (given), no engine threads, no hooks of the caller's."""
+    """Sets the modes of both runs; yields the functionalization mode.
+
+    Enters the fake mode, functionalization and the Python dispatcher. Turns off the autograd engine's threads and the
+    caller's saved-tensor hooks. Restores the CPU random number generator at the end. Raises torch's errors about
+    tracing as `DesugarError`.
+    """
     with (
         without_saved_tensor_hooks(),
         fake_mode,
         torch.autograd.set_multithreading_enabled(False),
-        torch.autograd.set_detect_anomaly(False),  # it would look for NaN in fakes
+        torch.autograd.set_detect_anomaly(False),  # anomaly mode would look for NaN in fake tensors
         torch.random.fork_rng(devices=()),
         private.enable_python_dispatcher(),
         functional_mode() as functionalization,
-        _explaining(),
-        _without_reports(),
+        _translate_torch_errors(),
+        _mute_fake_tensor_errors(),
     ):
         yield functionalization
 
 
 @contextlib.contextmanager
-def _without_reports() -> Iterator[None]:
-    """An op that fails on fake tensors raises the user's error; it need not be logged as torch's own, too."""
+def _mute_fake_tensor_errors() -> Iterator[None]:
+    """Stops torch's log records about ops that fail on fake tensors, in this thread: the user gets the error itself."""
     thread, log = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
 
-    def is_news(record: logging.LogRecord) -> bool:
+    def is_kept(record: logging.LogRecord) -> bool:
         return record.thread != thread or "attempting to run meta" not in record.getMessage()
 
-    log.addFilter(is_news)
+    log.addFilter(is_kept)
     try:
         yield
     finally:
-        log.removeFilter(is_news)
+        log.removeFilter(is_kept)
 
 
 @contextlib.contextmanager
-def _explaining() -> Iterator[None]:
-    """What a trace cannot know, because only the data of the call at hand says it, or keep; with the user's line."""
-    unknown = (
+def _translate_torch_errors() -> Iterator[None]:
+    """Raises torch's errors about tracing as `DesugarError`, with the user's line.
+
+    Raises:
+        DesugarError: The function depends on the data of a tensor, or torch raised an error of `_TORCH_ERRORS`.
+    """
+    data_dependent = (
         private.GuardOnDataDependentSymNode,
         private.DataDependentOutputException,
         private.DynamicOutputShapeException,
     )
     try:
         yield
-    except unknown as error:
+    except data_dependent as error:
         raise DesugarError(
             "the function depends on the data of a tensor in a way that a trace cannot follow "
             f"({type(error).__name__}: {str(error).splitlines()[0]})",
-            where=_place_of(error),
+            where=_user_line_of(error),
             instead="use torch.where instead of if, or run this part in eager mode",
         ) from error
     except (AssertionError, RuntimeError, TypeError) as error:
-        known = next((text for text in _ASSERTED if text in str(error)), None)
+        known = next((text for text in _TORCH_ERRORS if text in str(error)), None)
         if known is None:
             raise
-        what, instead = _ASSERTED[known]
+        what, instead = _TORCH_ERRORS[known]
         message = f"{what} ({str(error).splitlines()[0]})"
-        raise DesugarError(message, where=_place_of(error), instead=instead) from error
+        raise DesugarError(message, where=_user_line_of(error), instead=instead) from error
 
 
-def _place_of(error: BaseException) -> str | None:
+def _user_line_of(error: BaseException) -> str | None:
     line = find_line_of(error)
     return None if line is None else str(line)
 
 
 _PRINT_OUTSIDE = "return it, and print it outside the compiled function"
 
-# What torch says in a trace -> what it means, and what to do.
-_ASSERTED = {
+# A part of torch's message -> what the function does, and what to do instead.
+_TORCH_ERRORS = {
     "When use_reentrant=True": (
         "torch.utils.checkpoint with use_reentrant=True inside the function runs a backward of its own",
         "pass use_reentrant=False, or call the compiled function inside the checkpointed one",
     ),
     "token for effect": (
-        "a backward has an op with an effect besides its result, which is not kept in a graph",
-        "use the op that tells of errors by value (torch.linalg.inv_ex, cholesky_ex, lu_factor_ex, solve_ex) in "
+        "a backward calls an op with a side effect, which its graph cannot keep",
+        "use the op that returns its errors (torch.linalg.inv_ex, cholesky_ex, lu_factor_ex, solve_ex) in "
         "that backward, or run this part in eager mode",
     ),
     "unallocated storage": (
-        "the numbers in a tensor are read (tolist)",
-        "read them outside the compiled function",
+        "the data of a tensor is read (tolist)",
+        "read it outside the compiled function",
     ),
     "data is not allocated yet": (
-        "the numbers in a tensor are read by an op that no trace knows (to tell a size, for instance)",
+        "the data of a tensor is read by an op that does not run on fake tensors (to compute a size, for instance)",
         "give the op the size, or run it outside the compiled function",
     ),
     "Cannot access data pointer": (
         "the memory of a tensor is read (copy.deepcopy, a kernel outside of torch)",
         "use clone(), or make the kernel an op with torch.library.custom_op",
     ),
-    "SymFloat.__format__": ("a number that depends on data is written into a text", _PRINT_OUTSIDE),
-    "Tensor.__format__": ("a tensor is written into a text", _PRINT_OUTSIDE),
+    "SymFloat.__format__": ("a number that depends on data is formatted as a string", _PRINT_OUTSIDE),
+    "Tensor.__format__": ("a tensor is formatted as a string", _PRINT_OUTSIDE),
     "resize a view tensor": (
-        "a tensor gets another size in place",
+        "a tensor is resized in place",
         "build a new tensor instead of resizing",
     ),
     "convert all Tensors to FakeTensors": (
@@ -122,15 +131,15 @@ _ASSERTED = {
 
 @contextlib.contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
-    """The caller's saved-tensor hooks (checkpointing, `save_on_cpu`) are for real tensors, not for fakes."""
+    """Disables the caller's saved-tensor hooks (checkpointing, `save_on_cpu`): they expect real tensors."""
     hooks = []
     while (top := private.top_saved_tensors_hooks(True)) is not None:
         hooks.append(top)
         private.pop_saved_tensors_hooks()
-    resting = private.rest_saved_tensors_hooks(False)
+    were_resting = private.rest_saved_tensors_hooks(False)
     try:
         yield
     finally:
-        private.rest_saved_tensors_hooks(resting)
+        private.rest_saved_tensors_hooks(were_resting)
         for pack, unpack in reversed(hooks):
             private.push_saved_tensors_hooks(pack, unpack)

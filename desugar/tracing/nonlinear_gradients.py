@@ -1,9 +1,12 @@
-"""Gradients of autograd functions that are not linear in the gradients that arrive.
+"""Finds custom autograd functions whose backward may not be linear in the incoming gradients.
 
-Autograd's own formulas are linear, so the graph for all gradients tells what some of them give. An
-`autograd.Function` may give anything: a loss on the side is often brought in by one whose `backward` returns a
-constant, which counts exactly where that `backward` runs, and one with several results may look which of their
-gradients are there. What it does with fewer of them is not in a graph that had all.
+Autograd's own formulas are linear. So the backward graph for all incoming gradients also determines the result for
+a subset of them. The backward of a `torch.autograd.Function` may compute anything:
+
+- An auxiliary loss is often implemented as a function whose `backward` returns a constant. The constant counts only
+  where that `backward` runs.
+- A function with several results may test which of their gradients arrive. A graph traced with all gradients does
+  not contain what it computes for fewer.
 """
 
 from __future__ import annotations
@@ -18,14 +21,17 @@ from torch.autograd.function import BackwardCFunction
 from desugar.ir.fx_utils import autograd_nodes, output_nodes, set_outputs, tangents_behind
 from desugar.ir.stages import GradientCall
 from desugar.ir.values import Flat, unwrap_value
-from desugar.tracing.run import plain
+from desugar.tracing.run import from_functional
 
 
 @contextlib.contextmanager
-def noting_calls(results: Sequence[Tensor]) -> Iterator[list[GradientCall]]:
-    """Inside, backwards of Python's autograd functions are noted, with the plain tensors of each gradient.
+def record_backward_calls(results: Sequence[Tensor]) -> Iterator[list[GradientCall]]:
+    """Records each call of a Python autograd function's backward, with the plain tensors of its gradients.
 
-    Where there is one result, its gradient is there or no backward is run.
+    For a single result it records nothing: without that result's gradient no backward runs.
+
+    Args:
+        results: The tensors whose autograd graph is watched.
     """
     calls: list[GradientCall] = []
     nodes = autograd_nodes(results) if len(results) > 1 else ()
@@ -34,10 +40,11 @@ def noting_calls(results: Sequence[Tensor]) -> Iterator[list[GradientCall]]:
         if isinstance(node, BackwardCFunction):
             is_linear = node._forward_cls.__module__.startswith("subclasses.")  # type: ignore[attr-defined]
 
-            def note(given: Any, arriving: Any, is_linear: bool = is_linear) -> None:
-                calls.append(GradientCall(() if is_linear else _parts(arriving), _parts(given)))
+            def record(given: Any, arriving: Any, is_linear: bool = is_linear) -> None:
+                arriving_parts = () if is_linear else _plain_tensors(arriving)
+                calls.append(GradientCall(arriving_parts, _plain_tensors(given)))
 
-            handles.append(node.register_hook(note))  # type: ignore[attr-defined]
+            handles.append(node.register_hook(record))  # type: ignore[attr-defined]
     try:
         yield calls
     finally:
@@ -45,47 +52,50 @@ def noting_calls(results: Sequence[Tensor]) -> Iterator[list[GradientCall]]:
             handle.remove()
 
 
-def _parts(gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], ...]:
+def _plain_tensors(gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], ...]:
+    """Returns the plain tensors of each gradient that is not None."""
     flats = []
     for gradient in gradients:
         if gradient is not None:
             flats.append(Flat())
             unwrap_value(gradient, flats[-1])
-    return tuple([plain(item) for item in flat.items if isinstance(item, Tensor)] for flat in flats)
+    return tuple([from_functional(item) for item in flat.items if isinstance(item, Tensor)] for flat in flats)
 
 
-def tensors_of(calls: Sequence[GradientCall]) -> list[Tensor]:
-    """All that was noted, flat."""
+def recorded_tensors(calls: Sequence[GradientCall]) -> list[Tensor]:
+    """Returns all plain tensors of the recorded calls as one flat list."""
     return [tensor for call in calls for part in (*call.arriving, *call.given) for tensor in part]
 
 
-def take_calls(graph: fx.GraphModule, calls: Sequence[GradientCall]) -> tuple[GradientCall, ...]:
-    """The noted calls, with the tangent slots that each gradient is computed from.
+def resolve_calls(graph: fx.GraphModule, calls: Sequence[GradientCall]) -> tuple[GradientCall, ...]:
+    """Returns the recorded calls with the tangent slots that each gradient depends on in place of its tensors.
 
     Args:
-        graph: A joint graph, which returns all noted tensors last; they are taken out of it.
-        calls: What was noted.
+        graph: The joint graph. Its last outputs are the recorded tensors; they are removed from it.
+        calls: The recorded calls, with plain tensors.
     """
-    count = len(tensors_of(calls))
+    count = len(recorded_tensors(calls))
     if count == 0:
         return ()
     outputs, behind = output_nodes(graph), tangents_behind(graph)
-    noted = iter(outputs[-count:])
+    recorded = iter(outputs[-count:])
 
     def slots(parts: Sequence[Sequence[Tensor]]) -> tuple[frozenset[int], ...]:
         return tuple(
-            frozenset().union(*(behind.get(next(noted), frozenset()) for _ in part)) for part in parts
+            frozenset().union(*(behind.get(next(recorded), frozenset()) for _ in part)) for part in parts
         )
 
-    found = tuple(GradientCall(slots(call.arriving), slots(call.given)) for call in calls)
+    resolved = tuple(GradientCall(slots(call.arriving), slots(call.given)) for call in calls)
     set_outputs(graph, outputs[:-count])
-    return found
+    return resolved
 
 
-def may_give_else(calls: Sequence[GradientCall], missing: frozenset[int]) -> bool:
-    """Whether one of the functions may give something else when these tangent slots do not arrive.
+def may_differ_without(calls: Sequence[GradientCall], missing: frozenset[int]) -> bool:
+    """Whether a recorded backward may compute something else when the tangent slots `missing` do not arrive.
 
-    It may if it gives what no gradient has a part in, or got some of its gradients and now gets fewer.
+    True if an output of a call depends on no tangent, or if only some of a call's incoming gradients are missing.
     """
-    unfed = any(not slots for call in calls for slots in call.given)
-    return unfed or any(len({slots <= missing for slots in call.arriving if slots}) > 1 for call in calls)
+    has_constant_output = any(not slots for call in calls for slots in call.given)
+    return has_constant_output or any(
+        len({slots <= missing for slots in call.arriving if slots}) > 1 for call in calls
+    )

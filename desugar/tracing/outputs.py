@@ -1,10 +1,15 @@
-"""What a run of the function returned and what it wrote.
+"""Unwraps the result of a run, and finds what the function mutated.
 
-A result leaf is one of: the very object that came in; a view of an argument or of another result, which is taken
-again at run time so that it is a real view of the real tensor; something that the graph computes. A written
-argument gets its new value in one of two ways. Where autograd recorded the write, the new value is a hidden
-result of the program and `copy_` puts it in place, which records it again. Otherwise the graph itself stores
-it: functionalization has made every write a value, so one store at the end is all there is.
+A result leaf is one of three things:
+
+- An input object itself.
+- A view of an argument or of another result. The wrapper takes the view again at run time, so that the caller gets a
+  real view of the real tensor.
+- A value that the graph computes.
+
+A mutated input gets its new value in one of two ways. Where autograd recorded the mutation, the new value is a hidden
+result of the program, and the wrapper calls `copy_`, which autograd records again. Otherwise the graph stores the new
+value. Functionalization has turned every mutation into a value, so one store at the end of the graph is enough.
 """
 
 from __future__ import annotations
@@ -35,81 +40,96 @@ from desugar.ir.values import (
     unwrap_value,
 )
 from desugar.tracing.functionalize import plain_parts
-from desugar.tracing.run import Run, assigned_inners, changed_slots, identity, plain
+from desugar.tracing.run import Run, assigned_inners, changed_slots, from_functional, identity
 
-# --------------------------------------------------------------------------------------------- taking apart
+# ----------------------------------------------------------------------------------------------- unwrapping
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The live result of one run: its leaves, hidden ones included, and the tensors and ints inside by slot."""
+    """The traced result of one run.
+
+    Attributes:
+        leaves: The result leaves, then the hidden ones.
+        items: The functional tensors and symbolic ints inside the leaves, by output slot.
+    """
 
     leaves: list[Any]
     items: list[Any]
 
 
-def take_apart(run: Run) -> tuple[Outputs, Result]:
-    """The result's structure and plain tensors; and its live leaves.
+def unwrap_result(run: Run) -> tuple[Outputs, Result]:
+    """Returns the structure, mutations and plain tensors of a run's result, and its traced leaves.
 
     Raises:
-        DesugarError: Two results share memory in a way that cannot be repeated.
+        DesugarError: A result shares memory with an input or another result in a way that views cannot repeat.
     """
     leaves, treespec = flatten(run.result)
-    return _Taker(run, leaves).take(treespec)
+    return _ResultUnwrapper(run, leaves).unwrap(treespec)
 
 
 @dataclass(slots=True)
-class _Taker:
-    """Takes one result apart."""
+class _ResultUnwrapper:
+    """Unwraps the result of one run.
+
+    Attributes:
+        run: The run.
+        leaves: The result leaves; hidden ones are appended.
+        flat: The flat list of output slots.
+        values: The value of each leaf so far.
+        new_slots: Output slots of the new values of mutated inputs.
+    """
 
     run: Run
     leaves: list[Any]
     flat: Flat = field(default_factory=Flat)
     values: list[Value] = field(default_factory=list)
-    fresh: set[int] = field(default_factory=set)
+    new_slots: set[int] = field(default_factory=set)
 
-    def take(self, treespec: optree.PyTreeSpec) -> tuple[Outputs, Result]:
+    def unwrap(self, treespec: optree.PyTreeSpec) -> tuple[Outputs, Result]:
         visible = list(self.leaves)
-        anchors = self._anchors(visible)
-        hidden = {id(base): base for base in anchors.values() if not any(base is leaf for leaf in visible)}
+        bases = self._shared_bases(visible)
+        hidden = {id(base): base for base in bases.values() if not any(base is leaf for leaf in visible)}
         self.leaves = [*visible, *hidden.values()]
-        places = {id(leaf): n for n, leaf in reversed([*enumerate(self.leaves)]) if isinstance(leaf, Tensor)}
+        # The number of the first leaf that is this object.
+        numbers = {id(leaf): n for n, leaf in reversed([*enumerate(self.leaves)]) if isinstance(leaf, Tensor)}
         for number, leaf in enumerate(self.leaves):
-            self.values.append(self._value(number, leaf, places, anchors))
-        assigns = self._take_assigns()
-        writes, stores = self._take_writes()
+            self.values.append(self._value(number, leaf, numbers, bases))
+        assigns = self._find_assigns()
+        writes, stores = self._find_writes()
         tokens = tuple(self.flat.tensor(token) for token in self.run.tokens)
         outputs = Outputs(
             treespec,
             tuple(self.values),
-            tuple(plain(item) for item in self.flat.items),
+            tuple(from_functional(item) for item in self.flat.items),
             self._same_as_inputs(),
             writes,
             stores,
-            self._version_rises(),
+            self._find_version_rises(),
             self.run.homes,
             assigns,
             tokens,
         )
         return outputs, Result(self.leaves, self.flat.items)
 
-    def _value(self, number: int, leaf: Any, places: dict[int, int], anchors: dict[int, Tensor]) -> Value:
+    def _value(self, number: int, leaf: Any, numbers: dict[int, int], bases: dict[int, Tensor]) -> Value:
         if not isinstance(leaf, Tensor):
             return unwrap_value(leaf, self.flat)
-        for n, entered in enumerate(self.run.entered):
-            if leaf is entered.leaf:
+        for n, input_leaf in enumerate(self.run.input_leaves):
+            if leaf is input_leaf.leaf:
                 return Same("input", n)
-        if places[id(leaf)] != number:
-            return Same("output", places[id(leaf)])
-        source = self._input_of(leaf)
+        if numbers[id(leaf)] != number:
+            return Same("output", numbers[id(leaf)])
+        source = self._input_sharing_memory(leaf)
         if source is not None:
-            return self._view("input", source, leaf, self.run.entered[source].leaf)
-        anchor = anchors.get(storage_of(leaf))
-        if anchor is None or anchor is leaf:
+            return self._view("input", source, leaf, self.run.input_leaves[source].leaf)
+        base = bases.get(storage_of(leaf))
+        if base is None or base is leaf:
             return unwrap_value(leaf, self.flat)
-        return self._view("output", places[id(anchor)], leaf, anchor)
+        return self._view("output", numbers[id(base)], leaf, base)
 
     def _same_as_inputs(self) -> dict[int, int]:
+        """Returns output slot -> input slot, for each output that is an input tensor or symbol itself."""
         slots = {identity(item): n for n, item in enumerate(self.run.items) if isinstance(item, Tensor)}
         symbols: dict[Any, int] = {}
         for slot, item in enumerate(self.run.items):
@@ -118,118 +138,130 @@ class _Taker:
         same: dict[int, int] = {}
         for slot, item in enumerate(self.flat.items):
             key = symbols.get(item.node.expr) if isinstance(item, SymInt) else slots.get(identity(item))
-            if key is not None and slot not in self.fresh:
+            if key is not None and slot not in self.new_slots:
                 same[slot] = key
         return same
 
     # .............................................................................................. views
 
-    def _input_of(self, leaf: Tensor) -> int | None:
-        """The input leaf whose memory a result shares."""
+    def _input_sharing_memory(self, leaf: Tensor) -> int | None:
+        """Returns the input leaf whose storage a result shares, preferably the result's base."""
         storage, base = storage_of(leaf), base_of(leaf)
-        sharing = [
-            n
-            for n, e in enumerate(self.run.entered)
-            if isinstance(e.leaf, Tensor) and storage_of(e.leaf) == storage
-        ]
-        return next((n for n in sharing if self.run.entered[n].leaf is base), sharing[0] if sharing else None)
+        leaves = self.run.leaves
+        sharing = [n for n, e in enumerate(leaves) if isinstance(e, Tensor) and storage_of(e) == storage]
+        return next((n for n in sharing if leaves[n] is base), sharing[0] if sharing else None)
 
-    def _anchors(self, leaves: Sequence[Any]) -> dict[int, Tensor]:
-        """Memory that several results share, and no input -> the tensor they are views of."""
+    def _shared_bases(self, leaves: Sequence[Any]) -> dict[int, Tensor]:
+        """Returns storage -> the base of its results, for storages of several results and no input."""
         groups: dict[int, list[Tensor]] = {}
         for leaf in {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values():
-            if self._input_of(leaf) is None:
+            if self._input_sharing_memory(leaf) is None:
                 groups.setdefault(storage_of(leaf), []).append(leaf)
-        anchors: dict[int, Tensor] = {}
+        shared: dict[int, Tensor] = {}
         for storage, group in groups.items():
             if len(group) > 1:
                 bases = [base_of(leaf) for leaf in group]
-                anchors[storage] = next((base for base in bases if base.requires_grad), bases[0])
-        return anchors
+                shared[storage] = next((base for base in bases if base.requires_grad), bases[0])
+        return shared
 
     def _view(self, of: str, index: int, leaf: Tensor, base: Any) -> View:
-        """How to take a view again; `base` stands for argument or result `index`."""
-        direct = base_of(leaf)
-        detached = direct is not base
-        dtype = direct.dtype if direct.dtype != base.dtype else None  # `x.view(dtype)` is no view to autograd
-        if detached and (direct.requires_grad or _extents(direct) != _extents(_retyped(base, dtype))):
+        """Records how to take a view again.
+
+        Args:
+            of: "input" or "output".
+            index: The input leaf or result leaf that `base` is.
+            leaf: The view.
+            base: A traced tensor that shares the view's storage.
+
+        Raises:
+            DesugarError: `leaf` is not a view of `base`, and its own base does not have the extents of `base` or
+                requires grad.
+        """
+        own_base = base_of(leaf)
+        detached = own_base is not base
+        # Autograd does not treat `x.view(dtype)` as a view.
+        dtype = own_base.dtype if own_base.dtype != base.dtype else None
+        if detached and (own_base.requires_grad or _extents(own_base) != _extents(_view_as(base, dtype))):
             raise DesugarError(
                 f"a result of size {tuple(leaf.shape)} shares memory with {of} {index} without being a view of it",
                 instead="return a clone()",
             )
-        no_grad = direct.requires_grad and leaf.grad_fn is None
+        no_grad = own_base.requires_grad and leaf.grad_fn is None
         if not leaf._is_view():
-            replay = _as_it_is if dtype is None else _Replay(leaf, dtype)
+            replay = _return_base if dtype is None else _ViewReplay(leaf, dtype)
             return View(of, index, replay, (), detached, no_grad)
         ints: list[Int] = []
 
-        def note(extent: Any) -> Any:
+        def record(extent: Any) -> Any:
             ints.append(self.flat.integer(extent))
             return extent
 
         with private.DisableTorchFunctionSubclass():
-            leaf._view_func_unsafe(direct, note)
-        return View(of, index, _Replay(leaf, dtype), tuple(ints), detached, no_grad)
+            leaf._view_func_unsafe(own_base, record)
+        return View(of, index, _ViewReplay(leaf, dtype), tuple(ints), detached, no_grad)
 
-    # ............................................................................................... writes
+    # ............................................................................................ mutations
 
-    def _take_writes(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+    def _find_writes(self) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
+        """Returns `writes` and `stores` of `Outputs`; appends the new values of the former as hidden leaves."""
         writes: list[tuple[int, int]] = []
         stores: dict[int, int] = {}
         recorded: set[int] = set()
-        for number, entered in enumerate(self.run.entered):
-            changed = changed_slots(entered.value, self.run.items)
-            if changed and entered.leaf.grad_fn is not entered.grad_fn:
+        for number, source in enumerate(self.run.input_leaves):
+            changed = changed_slots(source.value, self.run.items)
+            if changed and source.leaf.grad_fn is not source.grad_fn:
                 writes.append((number, len(self.values)))
-                self.values.append(self._new_value(entered.leaf))
-                self.leaves.append(entered.leaf)
+                self.values.append(self._new_value(source.leaf))
+                self.leaves.append(source.leaf)
                 recorded.update(changed)
-        for entered in self.run.entered:
-            for slot in changed_slots(entered.value, self.run.items):
+        for source in self.run.input_leaves:
+            for slot in changed_slots(source.value, self.run.items):
                 home = self.run.homes.get(slot, slot)
                 if slot not in recorded and home not in stores:
-                    stores[home] = self._again(self.run.items[home])
+                    stores[home] = self._new_slot(self.run.items[home])
         return tuple(writes), tuple(stores.items())
 
-    def _take_assigns(self) -> tuple[tuple[int, str, int], ...]:
+    def _find_assigns(self) -> tuple[tuple[int, str, int], ...]:
+        """Returns `assigns` of `Outputs`; appends the assigned inner tensors as hidden leaves."""
         assigns: list[tuple[int, str, int]] = []
-        for number, entered in enumerate(self.run.entered):
-            for name in assigned_inners(entered, self.run.items):
+        for number, source in enumerate(self.run.input_leaves):
+            for name in assigned_inners(source, self.run.items):
                 assigns.append((number, name, len(self.values)))
-                self.leaves.append(getattr(entered.leaf, name))
+                self.leaves.append(getattr(source.leaf, name))
                 self.values.append(unwrap_value(self.leaves[-1], self.flat))
         return tuple(assigns)
 
-    def _again(self, item: Any) -> int:
-        """A slot of its own for the new value of an input's tensor."""
+    def _new_slot(self, item: Any) -> int:
+        """Adds an output slot for the new value of an input's tensor, even if the tensor has a slot already."""
         slot = self.flat.again(item)
-        self.fresh.add(slot)
+        self.new_slots.add(slot)
         return slot
 
     def _new_value(self, leaf: Any) -> Value:
-        """The value of a written input: its tensors are results, whatever they were before."""
-        found = Flat()
-        value = unwrap_value(leaf, found)
+        """Unwraps a mutated input leaf, with a new output slot for each of its tensors."""
+        parts = Flat()
+        value = unwrap_value(leaf, parts)
         slots = [
-            self._again(item) if isinstance(item, Tensor) else self.flat.integer(item).index  # type: ignore[union-attr]
-            for item in found.items
+            self._new_slot(item) if isinstance(item, Tensor) else self.flat.integer(item).index  # type: ignore[union-attr]
+            for item in parts.items
         ]
         return renumber(value, slots)
 
-    def _version_rises(self) -> tuple[tuple[int, tuple[str, ...], int], ...]:
+    def _find_version_rises(self) -> tuple[tuple[int, tuple[str, ...], int], ...]:
+        """Returns `versions` of `Outputs`."""
         rises: list[tuple[int, tuple[str, ...], int]] = []
-        counted: set[int] = set()  # a tensor in several places has one counter
-        for number, entered in enumerate(self.run.entered):
-            if not isinstance(entered.value, Plain | Wrapper):
-                continue  # the same object again, or no tensor
-            rise = entered.leaf._version - entered.version
-            changed = changed_slots(entered.value, self.run.items)
-            if changed or rise:  # a write that changes nothing is one, too
-                if not isinstance(entered.value, Plain) or entered.value.index not in counted:
+        counted: set[int] = set()  # a tensor that occurs several times has one counter
+        for number, source in enumerate(self.run.input_leaves):
+            if not isinstance(source.value, Plain | Wrapper):
+                continue  # a repeated object, or not a tensor
+            rise = source.leaf._version - source.version
+            changed = changed_slots(source.value, self.run.items)
+            if changed or rise:  # a write of the same data counts, too
+                if not isinstance(source.value, Plain) or source.value.index not in counted:
                     rises.append((number, (), rise))
-                counted.update(slots_of(entered.value) if isinstance(entered.value, Plain) else ())
-                if isinstance(entered.value, Wrapper):
-                    for name, part in entered.value.inner:
+                counted.update(slots_of(source.value) if isinstance(source.value, Plain) else ())
+                if isinstance(source.value, Wrapper):
+                    for name, part in source.value.inner:
                         if isinstance(part, Plain) and part.index not in counted:
                             counted.add(part.index)
                             rise = self.run.items[part.index]._version - self.run.versions[part.index]
@@ -241,21 +273,26 @@ class _Taker:
 
 
 def _extents(tensor: Tensor) -> tuple[Any, ...]:
-    """Size and stride, and where each plain tensor inside begins."""
+    """Returns the size and stride of a tensor, and the storage offset of each plain tensor inside."""
     offsets = tuple(part.storage_offset() for part in plain_parts(tensor))
     return tuple(tensor.size()), tuple(tensor.stride()), offsets
 
 
-def _as_it_is(base: Any, ints: Sequence[int]) -> Any:
+def _return_base(base: Any, ints: Sequence[int]) -> Any:
     return base
 
 
-def _retyped(base: Any, dtype: torch.dtype | None) -> Any:
+def _view_as(base: Any, dtype: torch.dtype | None) -> Any:
     return base if dtype is None else base.detach().view(dtype)
 
 
-class _Replay:
-    """Takes the view that a traced tensor is, of another base; of its bits as another dtype, if one is given."""
+class _ViewReplay:
+    """Takes the view of a traced tensor again, on another base.
+
+    Attributes:
+        traced: The traced view.
+        dtype: The dtype as which the base's memory is read first; None for the base's own.
+    """
 
     __slots__ = ("dtype", "traced")
 
@@ -263,12 +300,12 @@ class _Replay:
         self.traced, self.dtype = traced, dtype
 
     def __call__(self, base: Any, ints: Sequence[int]) -> Any:
-        following = iter(ints)
-        base = _retyped(base, self.dtype)
+        next_ints = iter(ints)
+        base = _view_as(base, self.dtype)
         if not self.traced._is_view():
             return base
         with private.DisableTorchFunctionSubclass():
-            view = self.traced._view_func_unsafe(base, lambda extent: next(following))
-        if hasattr(base, "took_view"):  # what a class does for views above autograd
+            view = self.traced._view_func_unsafe(base, lambda extent: next(next_ints))
+        if hasattr(base, "took_view"):  # a class's hook for views taken above autograd
             base.took_view(view)
         return view

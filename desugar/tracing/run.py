@@ -1,4 +1,4 @@
-"""One run of the function on functional tensors: what it got, and what became of it."""
+"""The record of one run of the function on functional tensors, and queries on functional tensors."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from desugar.ir.values import Plain, Value, Wrapper, slots_of
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
-    """An input leaf as the function got it.
+class InputLeaf:
+    """A leaf of the inputs in one run.
 
     Attributes:
-        value: What it is made of.
-        root: The tensor that gradients are taken with respect to.
-        leaf: What the function sees: the root, or a non-leaf around the same tensors.
-        grad_fn, version: Of `leaf`, before the function ran.
+        value: The structure of the leaf.
+        root: The tensor with respect to which gradients are computed.
+        leaf: The object that the function receives: `root`, or a non-leaf of autograd over the same tensors.
+        grad_fn, version: `grad_fn` and version counter of `leaf` before the function runs.
     """
 
     value: Value
@@ -35,7 +35,12 @@ class Entered:
 
 @dataclass(frozen=True, slots=True)
 class Storages:
-    """Which storages stand for the memory of an input: of the functional tensor, and of the object around it."""
+    """The storages that represent the memory of an input in a trace.
+
+    Attributes:
+        functional: The storage of the C++ functional tensor.
+        outer: The storage of the Python `FunctionalTensor` around it.
+    """
 
     functional: int
     outer: int
@@ -47,33 +52,33 @@ class Run:
 
     Attributes:
         items: Functional tensors and symbolic ints, by input slot.
-        versions: Their version counters before the run.
-        storages: The storages they lay in when the function got them.
-        entered: The argument and captured leaves, in order of `Inputs.values`.
-        homes: Slot -> slot of the storage that it is a view of, for inputs that overlap.
-        result: What the function returned.
-        tokens: The last token of each kind of effect that ops of the function have.
+        versions: The version counters of `items` before the run, by input slot; 0 for captured tensors.
+        storages: The storages of `items` when the function receives them, by input slot.
+        input_leaves: The argument and captured leaves, in order of `Inputs.values`.
+        homes: Input slot -> input slot of the storage that it is a view of, for inputs that overlap.
+        result: The function's result.
+        tokens: The last token of each kind of effect of the function's ops.
     """
 
     items: list[Any]
     versions: list[int]
     storages: list[Storages]
-    entered: list[Entered]
+    input_leaves: list[InputLeaf]
     homes: dict[int, int]
     result: Any
     tokens: tuple[Any, ...] = ()
 
     @property
     def leaves(self) -> list[Any]:
-        """What the function saw."""
-        return [entered.leaf for entered in self.entered]
+        """The objects that the function received."""
+        return [input_leaf.leaf for input_leaf in self.input_leaves]
 
 
 # --------------------------------------------------------------------------------------- functional tensors
 
 
-def plain(tensor: Any) -> Any:
-    """The tensor inside a functional one, with pending writes carried out; a symbolic int as it is."""
+def from_functional(tensor: Any) -> Any:
+    """Returns the tensor inside a functional tensor, after its pending writes; returns a symbolic int unchanged."""
     if not isinstance(tensor, private.FunctionalTensor):
         return tensor
     private.sync_functional_tensor(tensor)
@@ -81,19 +86,22 @@ def plain(tensor: Any) -> Any:
 
 
 def identity(item: Any) -> int:
-    """Which functional tensor this is, whatever Python object stands around it."""
+    """Returns an id of the C++ functional tensor, the same for each Python object around it."""
     return id(item.elem) if isinstance(item, private.FunctionalTensor) else id(item)
 
 
 def storages_of(item: Any) -> Storages:
-    """The storages of a functional tensor; a symbolic int has none."""
+    """Returns the storages of a functional tensor; returns zeros for a symbolic int."""
     if not isinstance(item, private.FunctionalTensor):
         return Storages(0, 0)
     return Storages(storage_of(item.elem), storage_of(item))
 
 
 def has_other_storage(slot: int, run: Run) -> bool:
-    """Whether an input was given another storage: not where it is its own, as in `module.to(dtype)` without effect."""
+    """Whether the function has given an input another storage.
+
+    False for an assignment of the input's own storage, as by a `module.to(dtype)` that changes nothing.
+    """
     elem = run.items[slot].elem
     if not private.was_storage_changed(elem):
         return False
@@ -102,7 +110,7 @@ def has_other_storage(slot: int, run: Run) -> bool:
 
 
 def changed_slots(value: Value, items: Sequence[Any]) -> list[int]:
-    """Slots of the tensors in an input leaf that were written to."""
+    """Returns the input slots of the tensors in an input leaf that the function wrote to."""
     return [
         slot
         for slot in slots_of(value)
@@ -110,12 +118,12 @@ def changed_slots(value: Value, items: Sequence[Any]) -> list[int]:
     ]
 
 
-def assigned_inners(entered: Entered, items: Sequence[Any]) -> list[str]:
-    """Names of the inner tensors of an input leaf that were replaced by another object."""
-    if not isinstance(entered.value, Wrapper):
+def assigned_inners(input_leaf: InputLeaf, items: Sequence[Any]) -> list[str]:
+    """Returns the names of the inner tensors of an input leaf that the function replaced by other tensors."""
+    if not isinstance(input_leaf.value, Wrapper):
         return []
     return [
         name
-        for name, part in entered.value.inner
-        if isinstance(part, Plain) and identity(getattr(entered.leaf, name)) != identity(items[part.index])
+        for name, part in input_leaf.value.inner
+        if isinstance(part, Plain) and identity(getattr(input_leaf.leaf, name)) != identity(items[part.index])
     ]

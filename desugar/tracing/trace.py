@@ -1,12 +1,15 @@
-"""From a Python function to one plain-tensor graph: forward, or forward and backward jointly.
+"""Traces a Python function into one graph over plain tensors: the forward, or the joint graph with the backward.
 
-The function runs twice on fake tensors. The first run (`discover`) finds which outside tensors it touches and
-what its result is made of. The second (`trace_graph`) is recorded: plain inner tensors come in, are made
-functional, the subclasses are rebuilt around them, the function runs, its results are taken apart again and,
-when something requires grad, `autograd.grad` runs with subclasses rebuilt around the tangents too. What
-reaches the graph is plain, and mutation and aliasing are found among *inner* tensors because functionalization
-sits below the subclasses (the "desugar first" order; AOTAutograd, whose stages these are, analyses the
-wrappers instead).
+The function runs twice on fake tensors. The first run (`discover`) finds the tensors from outside that the function
+uses and the structure of its result. `make_fx` records the second run (`trace_graph`):
+
+1. The inputs are plain inner tensors, which become functional tensors.
+2. The subclasses are rebuilt around them, and the function runs.
+3. The results are unwrapped.
+4. If a result requires grad, `torch.autograd.grad` runs, with subclasses rebuilt around the tangents.
+
+The recorded graph holds plain tensors only. Functionalization is below the subclasses, so it finds mutation and
+aliasing among *inner* tensors. The stages are those of AOTAutograd, which analyses the wrappers instead.
 """
 
 from __future__ import annotations
@@ -39,12 +42,12 @@ from desugar.ir.values import (
 )
 from desugar.recording.ops import noting, noting_backward
 from desugar.tracing import nonlinear_gradients, unsupported
-from desugar.tracing.captured_tensors import Capture, enter, functional
+from desugar.tracing.captured_tensors import Capture, build_input_leaf, to_functional
 from desugar.tracing.effect_tokens import end_effects, start_effects
 from desugar.tracing.functionalize import check_rng
 from desugar.tracing.modes import tracing_modes
-from desugar.tracing.outputs import Result, take_apart
-from desugar.tracing.run import Entered, Run, changed_slots, identity, plain, storages_of
+from desugar.tracing.outputs import Result, unwrap_result
+from desugar.tracing.run import InputLeaf, Run, changed_slots, from_functional, identity, storages_of
 from subclasses import TensorSubclass
 
 # ------------------------------------------------------------------------------------- running the function
@@ -52,45 +55,52 @@ from subclasses import TensorSubclass
 
 def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> Run:
     """Rebuilds the arguments around functional tensors and calls the function on them."""
-    items = [functional(primal) for primal in primals]
+    items = [to_functional(primal) for primal in primals]
     for base, slots in inputs.bases.items():
         for slot in slots:
-            items[slot] = part_of(items[base], inputs.fake_items[slot])
+            items[slot] = view_of_storage(items[base], inputs.fake_items[slot])
     versions = [item._version if isinstance(item, Tensor) else 0 for item in items]
-    entered: list[Entered] = []
+    input_leaves: list[InputLeaf] = []
     for value in inputs.values:
-        entered.append(enter(value, inputs, items, entered))
-        if len(entered) - 1 in inputs.parameters:
-            entered[-1].leaf._is_param = True  # by which isinstance knows an nn.Parameter
+        input_leaves.append(build_input_leaf(value, inputs, items, input_leaves))
+        if len(input_leaves) - 1 in inputs.parameters:
+            input_leaves[-1].leaf._is_param = True  # isinstance(leaf, nn.Parameter) reads it
     storages = [storages_of(item) for item in items]
-    arguments, captured = entered[: inputs.num_arguments], entered[inputs.num_arguments :]
+    arguments, captured = input_leaves[: inputs.num_arguments], input_leaves[inputs.num_arguments :]
     capture = Capture(inputs, items, storages, arguments)
-    capture.leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
+    capture.captured_leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
     inputs.stand_ins.clear()
-    inputs.stand_ins.update({id(capture.leaves[id(t)].leaf): t for t in inputs.captured})
+    inputs.stand_ins.update({id(capture.captured_leaves[id(t)].leaf): t for t in inputs.captured})
     tokens = start_effects()
-    with capture, unsupported.kept_grad_mode():
+    with capture, unsupported.restored_grad_mode():
         result = capture.replace_result(call([leaf.leaf for leaf in arguments]))
     end_effects()
-    entered += [capture.leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
+    input_leaves += [capture.captured_leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
-    return Run(items, versions, storages, entered, inputs.homes, result, tuple(tokens.values()))
+    return Run(items, versions, storages, input_leaves, inputs.homes, result, tuple(tokens.values()))
 
 
-def part_of(base: Any, fake: Tensor) -> Any:
-    """The tensor of an input that lies within another; no view in autograd's eyes, as the input is none."""
-    part = base.as_strided(fake.size(), fake.stride(), fake.storage_offset())
-    return private.FunctionalTensor(part.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
+def view_of_storage(base: Any, fake: Tensor) -> Any:
+    """Returns the functional tensor of an input that shares the storage `base` with other inputs.
+
+    To functionalization it is a view of `base`. To autograd it is not a view, as the input is none.
+    """
+    view = base.as_strided(fake.size(), fake.stride(), fake.storage_offset())
+    return private.FunctionalTensor(view.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
 
 
 # --------------------------------------------------------------------------------------------- the two runs
 
 
 def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
-    """Runs the function once: captures outside tensors, finds the result's structure, refuses what must be.
+    """Runs the function once: captures tensors from outside, checks the run, returns the result's structure.
+
+    It starts over when the function writes to inputs that overlap: their storage becomes an input of its own.
 
     Raises:
-        DesugarError: For what the pass does not take (see `desugar.tracing.unsupported`); nothing was changed.
+        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`). No argument was
+            changed.
+        StaticNeeded: Inputs that overlap have symbolic sizes.
     """
     with tracing_modes(inputs.fakes.mode) as mode, inputs.fakes.env.ignore_fresh_unbacked_symbols():
         run = run_function(call, inputs, inputs.primals())
@@ -103,49 +113,51 @@ def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
     with tracing_modes(inputs.fakes.mode), inputs.fakes.env.ignore_fresh_unbacked_symbols():
         unsupported.check_run(run, inputs)
         unsupported.check_results(run)
-        outputs, _ = take_apart(run)
+        outputs, _ = unwrap_result(run)
         inputs.is_sealed = True
         return outputs
 
 
 def find_overlaps(run: Run, inputs: Inputs) -> list[tuple[int, ...]]:
-    """Groups of inputs that lie in one storage, overlap, and are written to; those that have a base left out."""
+    """Returns groups of input slots whose tensors share a storage, where a mutated one overlaps another.
+
+    Inputs that already are views of a storage input are skipped.
+    """
+    tensors = {n: item for n, item in enumerate(inputs.flat.items) if isinstance(item, Tensor)}
     groups: list[tuple[int, ...]] = []
     for slot in sorted({slot for value in inputs.values for slot in changed_slots(value, run.items)}):
         if slot in inputs.homes or any(slot in group for group in groups):
             continue
         real = inputs.flat.items[slot]
-        near = [
-            n
-            for n, item in enumerate(inputs.flat.items)
-            if isinstance(item, Tensor) and may_overlap(item, real)
-        ]
-        if len(near) > 1:
-            inside = [n for n, item in enumerate(inputs.flat.items) if isinstance(item, Tensor)]
-            groups.append(tuple(n for n in inside if storage_of(inputs.flat.items[n]) == storage_of(real)))
+        if sum(may_overlap(item, real) for item in tensors.values()) > 1:  # `real` overlaps itself
+            groups.append(tuple(n for n, item in tensors.items() if storage_of(item) == storage_of(real)))
     return groups
 
 
-# What some formulas of autograd give for a zero gradient.
+# Some formulas of autograd return it for a zero gradient.
 _ZEROS = torch.ops.aten._efficientzerotensor.default
 
 
 def trace_graph(
     call: LeafFunction, inputs: Inputs, outputs: Outputs, decompositions: Mapping[Any, Any]
 ) -> Traced:
-    """Traces the function into a graph: forward alone, or jointly with the backward if a result requires grad."""
-    wanted = [
+    """Traces the function into a graph: the forward, or the joint graph if a result requires grad.
+
+    Raises:
+        DesugarError: The pass does not support the function (see `desugar.tracing.unsupported`).
+        StaticNeeded: A symbolic size occurs in a zero gradient, so the sizes have to be constants.
+    """
+    differentiable = [
         (number, value)
         for number, value in enumerate(outputs.values)
         if torch.is_grad_enabled() and requires_grad(value)
     ]
     with tracing_modes(inputs.fakes.mode):
-        tangents, tangent_items = make_tangents(wanted, outputs)
+        tangents, tangent_items = make_tangents(differentiable, outputs)
         recorder = _Recorder(call, inputs, outputs, tangents)
 
-        def joint(
-            primals: list[Any], tangents: list[Tensor]
-        ) -> list[Any]:  # make_fx names inputs after these
+        # make_fx names the graph's inputs after these parameters.
+        def joint(primals: list[Any], tangents: list[Tensor]) -> list[Any]:
             return recorder.joint(primals, tangents)
 
         with noting():
@@ -153,14 +165,14 @@ def trace_graph(
                 inputs.primals(), list(tangent_items)
             )
     if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
-        raise StaticNeeded  # such zeros are recorded with the sizes of this call, not with its symbols
-    calls = nonlinear_gradients.take_calls(graph, recorder.calls)
+        raise StaticNeeded  # the graph records such zeros with this call's sizes, not with its symbols
+    calls = nonlinear_gradients.resolve_calls(graph, recorder.calls)
     unsupported.check_constants(graph)
     read_sizes_early(graph)
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    unsupported.check_recomputed(graph)
+    unsupported.check_higher_order_randomness(graph)
     return Traced(
         graph,
         recorder.outputs,
@@ -173,7 +185,15 @@ def trace_graph(
 
 
 class _Recorder:
-    """The function that `make_fx` traces, and what it learns meanwhile."""
+    """The function that `make_fx` traces.
+
+    Attributes:
+        call, inputs, tangents: The function, its inputs, and (output leaf, value) of each tangent.
+        expected: The outputs of the first run.
+        outputs: The outputs of the traced run.
+        grads: (input leaf, value of its gradient) for each input leaf that requires grad.
+        calls: The recorded calls of backwards of Python autograd functions.
+    """
 
     def __init__(
         self, call: LeafFunction, inputs: Inputs, outputs: Outputs, tangents: Sequence[tuple[int, Value]]
@@ -184,50 +204,60 @@ class _Recorder:
         self.calls: list[GradientCall] = []
 
     def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
-        """Forward outputs, then gradients, then what autograd functions got and gave, all plain."""
+        """Returns the forward's outputs, then gradients, then the recorded gradients of Python autograd functions."""
         run = run_function(self.call, self.inputs, primals)
-        found, result = take_apart(run)
-        unsupported.check_same_structure(self.expected, found)
-        self.outputs = found.with_views_of(self.expected)
+        outputs, result = unwrap_result(run)
+        unsupported.check_same_structure(self.expected, outputs)
+        self.outputs = outputs.with_views_of(self.expected)
         forward = [self.outputs.items[slot] for slot in self.outputs.returned]
         return forward + self._backward(run, result, tangents) if self.tangents else forward
 
     def _backward(self, run: Run, result: Result, tangents: list[Tensor]) -> list[Any]:
-        leaves, items = result.leaves, [functional(tangent) for tangent in tangents]
+        leaves, items = result.leaves, [to_functional(tangent) for tangent in tangents]
         cotangents = [
-            tangent_leaf(value, items, leaves[number], result.items) for number, value in self.tangents
+            build_tangent(value, items, leaves[number], result.items) for number, value in self.tangents
         ]
-        wanted = [n for n, value in enumerate(self.inputs.values) if requires_grad(value)]
-        if not wanted:
+        differentiable = [n for n, value in enumerate(self.inputs.values) if requires_grad(value)]
+        if not differentiable:
             raise DesugarError(
                 "a result requires grad because of a tensor that the function makes, and no input does",
                 instead="make parameters outside the function, where their gradients can be seen, or detach the result",
             )
         results = [leaves[number] for number, _ in self.tangents]
-        with noting_backward(results), nonlinear_gradients.noting_calls(results) as self.calls:
-            gradients = torch.autograd.grad(
-                results, [run.entered[number].root for number in wanted], cotangents, allow_unused=True
-            )
-        flat, taken = Flat(), {identity(item) for item in (*run.items, *items)}
-        for number, gradient in zip(wanted, gradients, strict=True):
-            value = None if gradient is None else unwrap_gradient(gradient, flat, taken)
+        with noting_backward(results), nonlinear_gradients.record_backward_calls(results) as self.calls:
+            roots = [run.input_leaves[number].root for number in differentiable]
+            gradients = torch.autograd.grad(results, roots, cotangents, allow_unused=True)
+        flat, in_use = Flat(), {identity(item) for item in (*run.items, *items)}
+        for number, gradient in zip(differentiable, gradients, strict=True):
+            value = None if gradient is None else unwrap_gradient(gradient, flat, in_use)
             self.grads.append((number, value))
-        return [plain(item) for item in flat.items] + nonlinear_gradients.tensors_of(self.calls)
+        recorded = nonlinear_gradients.recorded_tensors(self.calls)
+        return [from_functional(item) for item in flat.items] + recorded
 
 
 # ------------------------------------------------------------------------------------------------- tangents
 
 
 def make_tangents(
-    wanted: Sequence[tuple[int, Value]], outputs: Outputs
+    results: Sequence[tuple[int, Value]], outputs: Outputs
 ) -> tuple[tuple[tuple[int, Value], ...], tuple[Tensor, ...]]:
-    """Values and fakes of the tangents of the given output leaves.
+    """Returns values and fake tensors of the tangents of output leaves.
 
-    A declared subclass's tangent has the output's own non-differentiable inner tensors (offsets, int8 data),
-    so only the differentiable ones are inputs of the backward; the others are kept as output slots.
+    The tangent of a declared subclass shares the output's non-differentiable inner tensors (offsets, int8 data). Only
+    the differentiable ones are inputs of the backward; the value refers to the others by output slot.
+
+    Args:
+        results: (output leaf, value) of each result that requires grad.
+        outputs: The outputs of the function.
+
+    Returns:
+        (output leaf, value) of each tangent, and the fake tensors by tangent slot.
+
+    Raises:
+        DesugarError: The tangent would be a sparse tensor, or would hold something without a gradient.
     """
     flat, tangents = Flat(), []
-    for number, value in wanted:
+    for number, value in results:
         tangents.append((number, _tangent_value(value, outputs, flat, all_inner=False)))
     return tuple(tangents), tuple(flat.items)
 
@@ -245,9 +275,10 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
                 return Constant(None, index)
             return Plain(flat.tensor(tangent_like(fake)))
         case Wrapper():
-            by_hand = not issubclass(value.cls, TensorSubclass)
+            is_handwritten = not issubclass(value.cls, TensorSubclass)
             inner = tuple(
-                (name, _tangent_value(part, outputs, flat, all_inner=by_hand)) for name, part in value.inner
+                (name, _tangent_value(part, outputs, flat, all_inner=is_handwritten))
+                for name, part in value.inner
             )
             return replace(value, inner=inner, requires_grad=False)
         case _:
@@ -263,14 +294,21 @@ def is_differentiable(tensor: Tensor) -> bool:
 
 
 def tangent_like(fake: Tensor) -> Tensor:
-    """A fake tangent: the strides of a dense output, otherwise contiguous."""
+    """Returns a fake tangent: with the output's strides if the output is dense, else contiguous."""
     with torch.no_grad():
-        blank = torch.empty_like(fake)
-    return plain(blank) if isinstance(blank, private.FunctionalTensor) else blank
+        tangent = torch.empty_like(fake)
+    return from_functional(tangent)
 
 
-def tangent_leaf(value: Value, items: Sequence[Any], output: Any, output_items: Sequence[Any]) -> Any:
-    """The live tangent of an output leaf: from tangent inputs and the output's own other inner tensors."""
+def build_tangent(value: Value, items: Sequence[Any], output: Any, output_items: Sequence[Any]) -> Any:
+    """Builds the traced tangent of an output leaf.
+
+    Args:
+        value: The value of the tangent.
+        items: The tangent inputs, by tangent slot.
+        output: The output leaf, which provides the sizes and the dynamic ints.
+        output_items: The tensors of the outputs by output slot, which provide the non-differentiable inner tensors.
+    """
     if isinstance(value, Plain):
         return items[value.index]
     if isinstance(value, Constant):
@@ -278,38 +316,37 @@ def tangent_leaf(value: Value, items: Sequence[Any], output: Any, output_items: 
         return output_items[value.index]
     assert isinstance(value, Wrapper)
     inner = {
-        name: tangent_leaf(part, items, getattr(output, name), output_items) for name, part in value.inner
+        name: build_tangent(part, items, getattr(output, name), output_items) for name, part in value.inner
     }
-    bare = replace(value, inner=tuple((name, Plain(n)) for n, name in enumerate(inner)))
-    sizes = tuple(output.size()), tuple(output.stride())
-    return wrap_value(
-        replace(bare, size=sizes[0], stride=sizes[1], dynamics=_live_ints(value, output)), [*inner.values()]
+    live = replace(
+        value,
+        inner=tuple((name, Plain(n)) for n, name in enumerate(inner)),
+        size=tuple(output.size()),
+        stride=tuple(output.stride()),
+        dynamics=tuple((name, getattr(output, name)) for name, _ in value.dynamics),
     )
+    return wrap_value(live, [*inner.values()])
 
 
-def unwrap_gradient(gradient: Tensor, flat: Flat, taken: set[int]) -> Value:
-    """Takes a gradient apart; what is in a wrapper belongs to it alone.
+def unwrap_gradient(gradient: Tensor, flat: Flat, in_use: set[int]) -> Value:
+    """Unwraps a gradient; clones an inner tensor that another tensor in use shares.
 
-    The engine sees one tensor as the gradient of two inputs, or as the caller's own, and copies it before it is
-    accumulated. It cannot see that two wrappers share what is in them.
+    The autograd engine notices when one tensor is the gradient of two inputs or belongs to the caller, and copies it
+    before it accumulates. The engine does not notice that two wrappers share an inner tensor.
 
     Args:
-        gradient: Of one input.
-        flat: Where its tensors go.
-        taken: Identities of tensors that belong to somebody else; those of this gradient are added.
+        gradient: The gradient of one input.
+        flat: Receives the plain tensors of the gradient.
+        in_use: Identities of tensors that an input, a tangent or another gradient holds; this gradient's are added.
     """
-    found = Flat()
-    value = unwrap_value(gradient, found)
+    parts = Flat()
+    value = unwrap_value(gradient, parts)
     slots = []
-    for item in found.items:
+    for item in parts.items:
         if not isinstance(item, Tensor):
             slots.append(flat.number(item).index)  # type: ignore[union-attr]
             continue
-        is_shared = isinstance(value, Wrapper) and is_differentiable(item) and identity(item) in taken
-        taken.add(identity(item))
+        is_shared = isinstance(value, Wrapper) and is_differentiable(item) and identity(item) in in_use
+        in_use.add(identity(item))
         slots.append(flat.tensor(item.clone() if is_shared else item))
     return renumber(value, slots)
-
-
-def _live_ints(value: Wrapper, output: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, getattr(output, name)) for name, _ in value.dynamics)

@@ -1,6 +1,7 @@
-"""What the pass does not take, found during the first run and refused before anything is changed.
+"""Rejects what the pass does not support, before anything is changed.
 
-Each check raises `DesugarError` with the user's line where there is one, and with what to do instead.
+The first run and the traced graph are checked. Each check raises `DesugarError` with the user's line, where one is
+known, and with what to do instead.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from desugar.tracing.functionalize import check_target
 from desugar.tracing.run import (
     assigned_inners,
     changed_slots,
+    from_functional,
     has_other_storage,
     identity,
-    plain,
     storages_of,
 )
 
@@ -42,14 +43,14 @@ _USE_EAGER = "run this part in eager mode, outside the compiled function"
 _DATA, _GRAD = Tensor.data, Tensor.grad
 _OPERATORS = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
 _IN_PLACE = frozenset(f"__{name}__" for name in _OPERATORS.split())
-# End in an underscore and write no data.
+# Their names end in an underscore, and they write no data.
 _NO_WRITE = frozenset(
     "requires_grad_ detach_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ share_memory_".split()
 )
 
 
-def check_call(func: Any) -> None:
-    """Raises for what no trace can follow: `.data` assigned, `.grad` read or assigned."""
+def check_attribute(func: Any) -> None:
+    """Raises for an assignment to `.data`, and for any access to `.grad`: a trace cannot follow them."""
     attribute, verb = getattr(func, "__self__", None), getattr(func, "__name__", None)
     if attribute is _DATA and verb == "__set__":
         raise DesugarError(
@@ -66,8 +67,8 @@ def check_call(func: Any) -> None:
         )
 
 
-def check_retained(func: Any, args: tuple[Any, ...]) -> None:
-    """Raises for `retain_grad` on a tensor of the trace: no backward will come to its `.grad`."""
+def check_retain_grad(func: Any, args: tuple[Any, ...]) -> None:
+    """Raises for `retain_grad` on a traced tensor: no backward sets its `.grad`."""
     if func is Tensor.retain_grad and not args[0].is_leaf:
         raise DesugarError(
             "retain_grad() is called inside the function on a tensor that the function makes",
@@ -77,31 +78,32 @@ def check_retained(func: Any, args: tuple[Any, ...]) -> None:
 
 
 _COMPRESSED = [f"sparse_{name}_tensor" for name in ("csr", "csc", "bsr", "bsc", "compressed")]
-_OF_COMPRESSED_PARTS = frozenset(getattr(torch, name) for name in _COMPRESSED)
+_FROM_COMPRESSED_PARTS = frozenset(getattr(torch, name) for name in _COMPRESSED)
 _TO_COMPRESSED = frozenset(getattr(Tensor, f"to_sparse_{name}") for name in ("csr", "csc", "bsr", "bsc"))
-_STOCK_LOSES_SPARSE = torch.__version__ < "2.15"  # the gradient, without a word
-_SPARSE = {torch.sparse_coo_tensor, Tensor.sparse_mask, *_OF_COMPRESSED_PARTS, *_TO_COMPRESSED}
+_STOCK_LOSES_SPARSE = torch.__version__ < "2.15"  # stock loses the gradient silently
+_SPARSE = {torch.sparse_coo_tensor, Tensor.sparse_mask, *_FROM_COMPRESSED_PARTS, *_TO_COMPRESSED}
 
 
 def check_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]) -> None:
-    """Raises for a sparse tensor through which a gradient would have to flow: a trace loses it on the way back.
+    """Raises for a call that makes or reads a sparse tensor if gradients may flow through it: a trace loses them.
 
     Args:
-        func: A function of torch's.
-        args: Its arguments.
-        kwargs: Those by name.
-        made: References to the tensors that the function has made.
+        func: A torch function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        made: Weak references to the tensors that the function has made so far.
     """
     by_layout = func is Tensor.to_sparse and bool(kwargs)
     if func not in _SPARSE and not by_layout and func is not Tensor.to_dense:
         return
     used = [leaf for leaf in optree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]  # type: ignore[arg-type]
-    if func is Tensor.to_dense:  # a functional tensor asks this of what is in it, which knows of no gradient
-        held = [tensor for ref in made if (tensor := ref()) is not None]
-        used = [tensor for tensor in held if getattr(tensor, "elem", None) is args[0]]
-    compressed = by_layout or func in _TO_COMPRESSED  # which autograd cannot even look at in a trace
+    if func is Tensor.to_dense:  # a functional tensor calls it on its `elem`, which has no autograd metadata
+        alive = [tensor for ref in made if (tensor := ref()) is not None]
+        used = [tensor for tensor in alive if getattr(tensor, "elem", None) is args[0]]
+    # Autograd in a trace does not support the compressed layouts at all.
+    compressed = by_layout or func in _TO_COMPRESSED
     needs_grad = compressed or any(tensor.requires_grad for tensor in used)
-    if (needs_grad and torch.is_grad_enabled()) or func in _OF_COMPRESSED_PARTS:
+    if (needs_grad and torch.is_grad_enabled()) or func in _FROM_COMPRESSED_PARTS:
         raise DesugarError(
             f"a sparse tensor is made or read inside the function ({func.__name__}), where gradients are on",
             where=user_line(),
@@ -113,11 +115,12 @@ def check_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made:
 
 def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises for a mutation that functionalization replays incorrectly (:mod:`desugar.tracing.functionalize`)."""
-    for target in _written(func, args, kwargs):
+    for target in _mutated_arguments(func, args, kwargs):
         check_target(getattr(func, "__name__", str(func)), target)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+def _mutated_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """Returns the tensors that a torch function mutates: `out=`, and the first argument of an in-place function."""
     name = str(getattr(func, "__name__", "")).partition(".")[0]
     in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
     in_place = in_place or name in _IN_PLACE or kwargs.get("inplace")
@@ -126,8 +129,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[T
     return [target for target in targets if isinstance(target, Tensor)]
 
 
-def check_loop(func: Any, args: tuple[Any, ...]) -> None:
-    """Raises for a loop over wrappers that is differentiated: PyTorch reads the number of rounds from data."""
+def check_while_loop(func: Any, args: tuple[Any, ...]) -> None:
+    """Raises for a differentiated `while_loop` over wrappers: PyTorch reads its number of iterations from data."""
     carried = [leaf for leaf in optree.tree_leaves(args) if isinstance(leaf, Tensor)]  # type: ignore[arg-type]
     needs_grad = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in carried)
     if func.name() == "while_loop" and needs_grad and any(map(is_wrapper, carried)):
@@ -139,8 +142,12 @@ def check_loop(func: Any, args: tuple[Any, ...]) -> None:
 
 
 @contextlib.contextmanager
-def kept_grad_mode() -> Iterator[None]:
-    """For a run of the function: a program calls ops, so it cannot leave the caller's grad mode changed."""
+def restored_grad_mode() -> Iterator[None]:
+    """Restores the grad mode that a run of the function changes: a program only calls ops, so it cannot change it.
+
+    Raises:
+        DesugarError: The function leaves another grad mode to its caller.
+    """
     before = torch.is_grad_enabled()
     yield
     if torch.is_grad_enabled() is not before:
@@ -155,7 +162,13 @@ def kept_grad_mode() -> Iterator[None]:
 
 
 def check_run(run: Run, inputs: Inputs) -> None:
-    """Raises for what a whole run shows: new metadata of an input, a backward inside, a gradient that bypasses."""
+    """Raises for what only a finished run shows.
+
+    Raises:
+        DesugarError: `.data` or the metadata of an input was changed, a class replaced an inner tensor that Dynamo has
+            read, the function called `backward()`, or a `torch.autograd.Function` received a tensor from outside
+            directly.
+    """
     _check_memory(run, inputs)
     _check_assigned(run, inputs)
     _check_metadata(run, inputs)
@@ -164,7 +177,7 @@ def check_run(run: Run, inputs: Inputs) -> None:
 
 
 def _check_memory(run: Run, inputs: Inputs) -> None:
-    """`.data` that a class assigns where no torch function is seen leaves the functional tensor as it was."""
+    """Raises if a class assigned `.data` of an input below torch functions: functionalization does not see it."""
     for number, value in enumerate(inputs.values):
         for slot in slots_of(value):
             if storages_of(run.items[slot]).outer != run.storages[slot].outer:
@@ -176,11 +189,11 @@ def _check_memory(run: Run, inputs: Inputs) -> None:
 
 
 def _check_assigned(run: Run, inputs: Inputs) -> None:
-    """Raises where the class of an argument replaces an inner tensor that Dynamo has read before the graph runs."""
+    """Raises if an argument's class replaces an inner tensor that the function reads: Dynamo reads it too early."""
     read = {value.index for value in inputs.values[: inputs.num_arguments] if isinstance(value, Plain)}
-    for number, entered in enumerate(run.entered):
-        for name in assigned_inners(entered, run.items):
-            if not read.isdisjoint(slots_of(dict(entered.value.inner)[name])):  # type: ignore[union-attr]
+    for number, input_leaf in enumerate(run.input_leaves):
+        for name in assigned_inners(input_leaf, run.items):
+            if not read.isdisjoint(slots_of(dict(input_leaf.value.inner)[name])):  # type: ignore[union-attr]
                 raise DesugarError(
                     f"the class of {leaf_name(number, inputs)} replaces its inner tensor .{name} in an op, and the "
                     f"function reads .{name}, which Dynamo does before the graph runs",
@@ -204,7 +217,7 @@ def _has_new_metadata(number: int, value: Plain | Wrapper, leaf: Any, run: Run, 
     recorded = changed_slots(value, run.items) and leaf.grad_fn is not None
     if leaf.requires_grad != value.requires_grad and not recorded:
         return True
-    assigned = assigned_inners(run.entered[number], run.items)
+    assigned = assigned_inners(run.input_leaves[number], run.items)
     if assigned and leaf.requires_grad:
         return True
     for slot, path in paths_of(value):
@@ -214,32 +227,34 @@ def _has_new_metadata(number: int, value: Plain | Wrapper, leaf: Any, run: Run, 
         if identity(item) != identity(run.items[slot]) or has_other_storage(slot, run):
             return True
         fake = inputs.fake_items[slot]
-        if _extents(item) != _extents(fake) or _is_resized(item, fake):
+        if _size_and_stride(item) != _size_and_stride(fake) or _is_resized(item, fake):
             return True
-    return isinstance(value, Wrapper) and _extents(leaf) != _extents(wrap_value(value, inputs.primals()))
+    if not isinstance(value, Wrapper):
+        return False
+    return _size_and_stride(leaf) != _size_and_stride(wrap_value(value, inputs.primals()))
 
 
 def _is_resized(item: Any, fake: Tensor) -> bool:
-    """Whether an op gave its `out=` another size, which the functional tensor around it does not show."""
-    return private.has_data_mutation(item) and tuple(plain(item).size()) != tuple(fake.size())
+    """Whether an op has resized its `out=` tensor; the functional tensor around it keeps the old size."""
+    return private.has_data_mutation(item) and tuple(from_functional(item).size()) != tuple(fake.size())
 
 
-def _extents(tensor: Tensor) -> tuple[Any, Any]:
+def _size_and_stride(tensor: Tensor) -> tuple[Any, Any]:
     return tuple(tensor.size()), tuple(tensor.stride())
 
 
 def check_results(run: Run) -> None:
-    """Raises for results that a program cannot give.
+    """Raises for results that a program cannot return.
 
     Raises:
-        DesugarError: A nested tensor of PyTorch's; or a tensor that requires grad where gradients are off.
+        DesugarError: A result is a nested tensor of PyTorch, or requires grad although gradients are off.
     """
-    known = {id(leaf) for leaf in run.leaves}
+    inputs = {id(leaf) for leaf in run.leaves}
     for leaf in optree.tree_leaves(run.result):
-        if not isinstance(leaf, Tensor) or id(leaf) in known:
+        if not isinstance(leaf, Tensor) or id(leaf) in inputs:
             continue
         check_nested(leaf)
-        # A view of an argument says that it requires grad as soon as it is asked, in eager mode as well.
+        # In eager mode too, `requires_grad` of a view of an argument is true with gradients off.
         if leaf.requires_grad and not torch.is_grad_enabled() and not leaf._is_view():
             raise DesugarError(
                 f"a result of size {tuple(leaf.shape)} requires grad although gradients are off around the call",
@@ -256,7 +271,7 @@ def _check_inner_backward(run: Run) -> None:
 
 
 def _check_bypass(run: Run) -> None:
-    """A real tensor that an `autograd.Function` took without a torch function seeing it gets no gradient."""
+    """Raises if an `autograd.Function` received a real tensor without a torch function: its gradient would be lost."""
     for node in autograd_nodes(optree.tree_leaves(run.result)):
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor) and not is_traced(variable):
@@ -268,9 +283,10 @@ def _check_bypass(run: Run) -> None:
 
 
 def check_first_order(results: Iterable[Any]) -> None:
-    """For results whose gradient is to be differentiated: raises where Dynamo has recorded an `autograd.Function`.
+    """Raises if second derivatives of results would pass a custom `autograd.Function`.
 
-    It records the function's backward with gradients turned off, so what eager mode adds would be lost without a word.
+    Dynamo records the function's backward with gradients off. So what the backward adds to a second derivative in
+    eager mode would be lost silently.
     """
     for node in autograd_nodes(results):
         made_by = getattr(type(node), "_forward_cls", None)
@@ -284,18 +300,18 @@ def check_first_order(results: Iterable[Any]) -> None:
 
 
 def leaf_name(number: int, inputs: Inputs) -> str:
-    """How messages name an input leaf."""
+    """Returns the name of an input leaf for messages."""
     if number < inputs.num_arguments:
         return f"argument leaf {number}"
     tensor = inputs.captured[number - inputs.num_arguments]
     return f"a captured {type(tensor).__name__} of size {tuple(tensor.shape)}"
 
 
-# ------------------------------------------------------------------------------------------ of the results
+# ------------------------------------------------------------------------------------- after the traced run
 
 
 def check_constants(graph: fx.GraphModule) -> None:
-    """Raises when the graph holds a fake tensor that an earlier run of the function kept somewhere."""
+    """Raises if the graph holds a fake tensor that the function stored during an earlier run."""
     for node in graph.graph.find_nodes(op="get_attr"):
         constant = getattr(graph, node.target)
         if isinstance(constant, private.FakeTensor):
@@ -306,13 +322,13 @@ def check_constants(graph: fx.GraphModule) -> None:
             )
 
 
-def check_recomputed(graph: fx.GraphModule) -> None:
-    """Raises when the backward of a higher-order op runs a function again that draws random numbers."""
+def check_higher_order_randomness(graph: fx.GraphModule) -> None:
+    """Raises if the backward of a higher-order op reruns a function that draws random numbers."""
     for node, tangents in tangents_behind(graph).items():
         op: Any = node.target
         if not tangents or not isinstance(op, private.HigherOrderOperator):
             continue
-        names = [str(given.target) for given in node.all_input_nodes if given.op == "get_attr"]
+        names = [str(argument.target) for argument in node.all_input_nodes if argument.op == "get_attr"]
         for function in [part for name in names if isinstance(part := getattr(graph, name), fx.GraphModule)]:
             if draws := first_random(function):
                 raise DesugarError(
@@ -323,28 +339,25 @@ def check_recomputed(graph: fx.GraphModule) -> None:
                 )
 
 
-def check_same_structure(expected: Outputs, found: Outputs) -> None:
-    """Raises when the recorded run returned another structure than the first one."""
-    kinds = [[_shape_of(value) for value in outputs.values] for outputs in (expected, found)]
-    if kinds[0] != kinds[1] or _outline(expected) != _outline(found):
+def check_same_structure(expected: Outputs, actual: Outputs) -> None:
+    """Raises if the traced run returned another structure than the first run, or mutated other inputs."""
+    structures = [[_structure_of(value) for value in outputs.values] for outputs in (expected, actual)]
+    if structures[0] != structures[1] or _effects_of(expected) != _effects_of(actual):
         raise DesugarError(
             "the function returned results of another structure when it ran a second time",
             instead="make it depend on its arguments only (no counters, no random Python branches)",
         )
 
 
-def _outline(outputs: Outputs) -> tuple[Any, ...]:
+def _effects_of(outputs: Outputs) -> tuple[Any, ...]:
     return outputs.treespec, outputs.inputs, outputs.writes, outputs.stores, outputs.assigns
 
 
-def _shape_of(value: Any) -> Any:
+def _structure_of(value: Any) -> Any:
     match value:
         case Wrapper():
-            return (
-                value.cls,
-                tuple((name, _shape_of(part)) for name, part in value.inner),
-                value.requires_grad,
-            )
+            inner = tuple((name, _structure_of(part)) for name, part in value.inner)
+            return value.cls, inner, value.requires_grad
         case Plain(index, grad):
             return index, grad
         case Constant(constant, index):

@@ -29,7 +29,7 @@ from desugar.passes.prune_tangents import prune_missing
 from desugar.passes.verify import check_pruned
 from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
 from desugar.recording.listeners import stage
-from desugar.tracing.nonlinear_gradients import may_give_else
+from desugar.tracing.nonlinear_gradients import may_differ_without
 from desugar.wrapper.autograd_function import Kept
 from desugar.wrapper.backward import (
     Variant,
@@ -222,7 +222,7 @@ class BackwardVariants:
         """Whether the graph for all gradients does not tell what some of them give."""
         if not any(present) or all(present):
             return False
-        return may_give_else(self.traced.calls, self._missing(present)) or self._type_depends_on(present)
+        return may_differ_without(self.traced.calls, self._missing(present)) or self._type_depends_on(present)
 
     def _type_depends_on(self, present: tuple[bool, ...]) -> bool:
         """Whether a plain argument's gradient is a subclass only because of a gradient that does not arrive."""

@@ -10,7 +10,7 @@ import torch
 import desugar
 from desugar import DesugarError
 from desugar.dynamo.backend import dynamo_backend
-from desugar.tracing.nonlinear_gradients import may_give_else
+from desugar.tracing.nonlinear_gradients import may_differ_without
 from tests.desugar.classes import TwoTensor
 
 
@@ -145,7 +145,7 @@ def test_it_is_told_from_gradients_that_are_passed_on():
         (lambda x, w: Several.apply(x), (some,)),
     ):
         calls = desugar.trace(fn, *args).variants.traced.calls
-        assert [may_give_else(calls, missing) for missing in (some, none)] == [
+        assert [may_differ_without(calls, missing) for missing in (some, none)] == [
             some in unlike,
             none in unlike,
         ]

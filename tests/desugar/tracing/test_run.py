@@ -9,7 +9,7 @@ from desugar.frontend.fakes import Fakes
 from desugar.frontend.inputs import Inputs
 from desugar.ir.values import Plain, Wrapper
 from desugar.tracing.modes import tracing_modes
-from desugar.tracing.run import assigned_inners, changed_slots, identity, plain
+from desugar.tracing.run import assigned_inners, changed_slots, from_functional, identity
 from desugar.tracing.trace import run_function
 from tests.desugar.classes import Nested, Pair, TwoTensor, make
 
@@ -24,7 +24,7 @@ def run(fn, *args, look):
 
 
 def written(found):
-    return [changed_slots(entered.value, found.items) for entered in found.entered]
+    return [changed_slots(entered.value, found.items) for entered in found.input_leaves]
 
 
 def test_what_was_written_is_named_by_slot():
@@ -37,7 +37,7 @@ def test_what_was_written_is_named_by_slot():
 
 def test_pending_writes_are_carried_out():
     def look(found):
-        return type(plain(found.items[0])), plain(7), found.items[0]._version
+        return type(from_functional(found.items[0])), from_functional(7), found.items[0]._version
 
     assert run(lambda x: x.view(-1).add_(1), torch.ones(2, 2), look=look) == (private.FakeTensor, 7, 1)
 
@@ -46,7 +46,7 @@ def test_an_argument_with_a_history_is_entered_with_one():
     x, y = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True) * 2
 
     def look(found):
-        return [(e.root is e.leaf, e.leaf.is_leaf, e.version) for e in found.entered]
+        return [(e.root is e.leaf, e.leaf.is_leaf, e.version) for e in found.input_leaves]
 
     assert run(lambda x, y: x * y, x, y, look=look) == [(True, True, 0), (False, False, 0)]
 
@@ -61,7 +61,7 @@ def test_inner_tensors_that_were_replaced():
         x.b = x.a * 2
 
     def look(found):
-        return [assigned_inners(entered, found.items) for entered in found.entered]
+        return [assigned_inners(entered, found.items) for entered in found.input_leaves]
 
     assert run(fn, make(Pair, 3), look=look) == [["b"]]
     assert run(lambda x: x.b.add_(1), make(Pair, 3), look=look) == [[]]
@@ -84,7 +84,7 @@ def test_captured_tensors_come_after_the_arguments():
     w = make(TwoTensor, 3)
 
     def look(found):
-        return [type(entered.value) for entered in found.entered], len(found.items), len(found.versions)
+        return [type(entered.value) for entered in found.input_leaves], len(found.items), len(found.versions)
 
     assert run(lambda x: x * w, torch.ones(3), look=look) == ([Plain, Wrapper], 3, 3)
 
