@@ -14,7 +14,7 @@ from torch import fx
 from desugar import _torch as private
 from desugar.backends import graphs
 from desugar.backends.base import Backend, CompiledGraph, GraphKind
-from desugar.backends.parallel_build import Kernels, expected_tangents
+from desugar.backends.parallel_build import PendingKernels, expected_tangents
 from desugar.frontend.autocast import autocast_state, is_autocast
 from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph
@@ -166,7 +166,7 @@ class Compiled:
     graph: fx.GraphModule
     forward: CompiledGraph
     partitioned: Partitioned | None = None
-    kernels: Kernels = field(default_factory=Kernels)
+    kernels: PendingKernels = field(default_factory=PendingKernels)
 
 
 def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> Compiled:
@@ -205,7 +205,7 @@ def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] 
     verify.check_stores(graph, stores)
 
 
-def _compile_backward(variants: BackwardVariants, kernels: Kernels) -> None:
+def _compile_backward(variants: BackwardVariants, kernels: PendingKernels) -> None:
     """Compiles the expected backward, for what it assumes of sizes or while the forward's kernels are built."""
     has_symbols = variants.inputs.has_symbols
     if has_symbols or kernels.are_being_built():

@@ -1,1 +1,1 @@
-"""Compilers of plain graphs: Inductor, graphs that run as they are, the user's own."""
+"""Compilers of plain graphs: Inductor, eager execution, and the user's own backend."""

@@ -1,6 +1,6 @@
-"""What a backend is: four functions, and the graphs that it is given.
+"""The interface of a backend.
 
-A compiled graph is called with one list, which it may empty, and returns a sequence.
+A compiled graph takes one list, which it may clear, and returns a sequence.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import torch
 from torch import fx
 
 from desugar import _torch as private
-from desugar.backends.parallel_build import Kernels
+from desugar.backends.parallel_build import PendingKernels
 
 CompiledGraph = Callable[[list[Any]], Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class GraphKind:
-    """Which graph is compiled.
+    """The kind of graph that a backend compiles.
 
     Attributes:
         role: "inference", "forward" or "backward".
-        num_results: Leading outputs that the user sees.
-        static_slots: Inputs whose address does not change between calls.
+        num_results: The number of leading outputs that the user sees.
+        static_slots: Positions of the inputs whose address does not change between calls.
     """
 
     role: str
@@ -34,22 +34,23 @@ class GraphKind:
     static_slots: tuple[int, ...] = ()
 
 
-def _no_wait(graph: fx.GraphModule) -> contextlib.AbstractContextManager[Kernels]:
-    return contextlib.nullcontext(Kernels())
+def _postpone_nothing(graph: fx.GraphModule) -> contextlib.AbstractContextManager[PendingKernels]:
+    return contextlib.nullcontext(PendingKernels())
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """How graphs are traced, split and compiled.
+    """A compiler of plain graphs.
 
     Attributes:
-        name: What the user calls it.
-        decompositions: Into what ops are taken apart in a trace.
-        split: Splits a joint graph.
+        name: The name that the user passes.
+        decompositions: Returns the decomposition table for tracing.
+        split: Partitions a joint graph.
         compile_graph: Compiles one graph.
-        reads_memory: Whether compiled graphs read the memory of their inputs as it is, past PyTorch's own kernels,
-            which know of lazy negation.
-        postpone: Inside, a graph may be compiled without waiting for its kernels, which :meth:`Kernels.finish` does.
+        reads_memory: Whether compiled graphs read the memory of their inputs directly. PyTorch's own kernels handle
+            lazy negation and vmap's batches; such graphs do not.
+        postpone: A context manager in which a graph is compiled without waiting for its kernels;
+            :meth:`PendingKernels.finish` waits for them.
     """
 
     name: str
@@ -57,20 +58,22 @@ class Backend:
     split: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
     compile_graph: Callable[[fx.GraphModule, list[Any], GraphKind], CompiledGraph]
     reads_memory: bool = True
-    postpone: Callable[[fx.GraphModule], contextlib.AbstractContextManager[Kernels]] = _no_wait
+    postpone: Callable[[fx.GraphModule], contextlib.AbstractContextManager[PendingKernels]] = (
+        _postpone_nothing
+    )
 
 
-def run_as_is(
+def run_eagerly(
     graph: fx.GraphModule, inputs: list[Any] | None = None, kind: GraphKind | None = None
 ) -> CompiledGraph:
-    """The graph itself, called with a list; autograd takes no note of it, as of any compiled graph."""
+    """Returns a callable that runs the graph op by op, below autograd's view tracking, as any compiled graph runs."""
     private.LazyGraphModule.force_recompile(graph)
-    forward, below = graph.forward, private.BelowADInplaceOrView
+    forward, below_view_tracking = graph.forward, private.BelowADInplaceOrView
 
     def run(items: list[Any]) -> Sequence[Any]:
-        if torch.compiler.is_compiling():  # compiled autograd takes the graph into its own
+        if torch.compiler.is_compiling():  # compiled autograd traces the graph into its own
             return forward(*items)
-        with below():
+        with below_view_tracking():
             return forward(*items)
 
     return run

@@ -1,7 +1,7 @@
-"""The backend that a user named.
+"""Resolves the `backend` argument of `desugar.compile`.
 
-`"inductor"` is PyTorch's compiler; `"eager"` runs the graphs as they are; any callable `(gm, inputs) -> callable` may
-stand in, as for `torch.compile`.
+`"inductor"` is PyTorch's compiler. `"eager"` runs the plain graphs op by op. A callable `(gm, inputs) -> callable` is
+a backend of the user's own, as for `torch.compile`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx
 
 from desugar import _torch as private
-from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_as_is
+from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.inductor import inductor_backend
 from desugar.passes.partition import min_cut
 
@@ -20,27 +20,29 @@ from desugar.passes.partition import min_cut
 def choose_backend(
     backend: str | Callable[..., Any], mode: str | None = None, options: Mapping[str, Any] | None = None
 ) -> Backend:
-    """The backend that a user named.
+    """Returns the backend for a name or callable.
 
     Raises:
-        ValueError: For an unknown name, or `mode` or `options` with a backend that takes none.
+        ValueError: The name is unknown, or `mode` or `options` is given with a backend other than Inductor.
     """
     if backend == "inductor":
         return inductor_backend(mode, options)
     if mode not in (None, "default") or options:
         raise ValueError(f'expected mode and options with backend="inductor" only, got backend={backend!r}')
     if backend == "eager":
-        return Backend("eager", dict, min_cut, run_as_is, reads_memory=False)
+        return Backend("eager", dict, min_cut, run_eagerly, reads_memory=False)
     if callable(backend):
-        return Backend(getattr(backend, "__name__", "custom"), dict, min_cut, _call_user(backend))
+        return Backend(getattr(backend, "__name__", "custom"), dict, min_cut, _adapt(backend))
     raise ValueError(
         f'expected backend "inductor", "eager" or a callable (gm, inputs) -> callable, got {backend!r}'
     )
 
 
-def _call_user(backend: Callable[..., Any]) -> Callable[..., CompiledGraph]:
+def _adapt(backend: Callable[..., Any]) -> Callable[..., CompiledGraph]:
+    """Returns `compile_graph` for a user's backend, whose compiled functions take the inputs one by one."""
+
     def compile_graph(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
-        private.LazyGraphModule.force_recompile(graph)  # a backend may keep `graph.forward`
+        private.LazyGraphModule.force_recompile(graph)  # a backend may return `graph.forward`
         compiled = backend(graph, inputs)
         return lambda items: compiled(*items)
 

@@ -1,4 +1,4 @@
-"""Compiles one plain graph after the other."""
+"""Runs a backend on one plain graph, in the context that Inductor expects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from desugar.ir.fx_utils import fake_inputs
 
 @contextlib.contextmanager
 def compiling(fake_mode: Any) -> Iterator[None]:
-    """What compilation holds under: the trace's fake mode, no autocast, no compiled autograd."""
+    """Sets up a compilation: the trace's fake mode is active; autocast, gradients and compiled autograd are off."""
     with (
         private.V.set_fake_mode(fake_mode),
         private.compiled_autograd._disable(),
@@ -30,9 +30,13 @@ def compiling(fake_mode: Any) -> Iterator[None]:
 def compile_forward(
     backend: Backend, graph: fx.GraphModule, kind: GraphKind, fake_mode: Any
 ) -> tuple[CompiledGraph, list[Any] | None]:
-    """Compiles an inference or forward graph; also gives the strides of its outputs where the backend set them."""
+    """Compiles an inference or forward graph.
+
+    Returns:
+        The compiled graph, and the strides of its outputs; None if the backend reports no strides.
+    """
     context = private.TracingContext(fake_mode)
-    # The strides are to come back as expressions over the trace's symbols, not as the first call's numbers.
+    # Makes Inductor report strides as expressions over the trace's symbols, not as the first call's numbers.
     context.fakify_first_call = True
     with private.tracing(context), compiling(fake_mode), context.report_output_strides() as strides:
         compiled = backend.compile_graph(graph, fake_inputs(graph), kind)
@@ -49,7 +53,13 @@ def compile_backward(
 
 
 def restride_saved(backward: fx.GraphModule, position: int, stride: Sequence[Any] | None) -> None:
-    """Tells the backward that the compiled forward gave a saved tensor another stride than the trace had."""
+    """Sets the stride of a saved tensor in the backward graph to the stride that the compiled forward reports.
+
+    Args:
+        backward: The backward graph; the metadata of its placeholder is changed in place.
+        position: The position of the placeholder.
+        stride: The reported stride; None changes nothing.
+    """
     node = backward.graph.find_nodes(op="placeholder")[position]
     value = node.meta["val"]
     if isinstance(value, Tensor) and stride is not None and not same_ints(value.stride(), stride):

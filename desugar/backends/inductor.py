@@ -1,4 +1,4 @@
-"""Inductor as a backend: PyTorch's compiler with its decompositions and joint graph passes."""
+"""The Inductor backend: PyTorch's compiler with its decompositions and joint graph passes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import fx
 
 from desugar import _torch as private
-from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_as_is
-from desugar.backends.parallel_build import Kernels, postponing
+from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
+from desugar.backends.parallel_build import PendingKernels, postpone_kernels
 from desugar.frontend.storage_offsets import starts_of_windows
 from desugar.ir.fx_utils import keep_results_apart, output_nodes, result_names
-from desugar.passes.verify import checks_everything
+from desugar.passes.verify import rechecks_enabled
 
 
 def inductor_backend(mode: str | None, options: Mapping[str, Any] | None) -> Backend:
-    """Inductor, with the config patches of a `torch.compile` mode and options."""
+    """Returns the Inductor backend with the config patches of a `torch.compile` mode and options."""
     patches: dict[str, Any] = {}
     if mode and mode != "default":
         patches |= private.list_mode_options(mode, dynamic=None)
@@ -33,27 +33,31 @@ def inductor_backend(mode: str | None, options: Mapping[str, Any] | None) -> Bac
             return private.partition_fn(graph, joint_inputs, **kwargs)
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
-        with _patched(_proved_sizes(graph, kind) | patches), torch.no_grad():
+        with _patched(_size_assert_patches(graph, kind) | patches), torch.no_grad():
             return _compile_inductor(graph, inputs, kind)
 
     @contextlib.contextmanager
-    def postpone(graph: fx.GraphModule) -> Iterator[Kernels]:
-        with _patched(patches), postponing(graph) as kernels:
+    def postpone(graph: fx.GraphModule) -> Iterator[PendingKernels]:
+        with _patched(patches), postpone_kernels(graph) as kernels:
             yield kernels
 
     return Backend("inductor", decompositions, split, compile_graph, postpone=postpone)
 
 
-def _proved_sizes(graph: fx.GraphModule, kind: GraphKind) -> dict[str, Any]:
-    """Leaves out Inductor's checks of sizes and strides where the signature has made them.
+def _size_assert_patches(graph: fx.GraphModule, kind: GraphKind) -> dict[str, Any]:
+    """Returns config patches that turn off Inductor's size and stride asserts where guards prove sizes and strides.
 
-    A backward keeps them, for what was saved may be something else by then: a hook unpacks it, or another inner tensor
-    was assigned. So does a graph with an op that is not PyTorch's own, whose result they compare with what its fake
-    implementation promised.
+    Two kinds of graph keep the asserts:
+
+    - A backward. A saved tensor may have changed since: a hook unpacks it, or another inner tensor was assigned.
+    - A graph with a custom op. The asserts compare its result with the result of its fake implementation.
+
+    `DESUGAR_RECHECK` keeps the asserts in every graph.
     """
     targets = (node.target for node in graph.graph.nodes if node.op == "call_function")
-    foreign = any(getattr(target, "namespace", "aten") not in ("aten", "prims") for target in targets)
-    return {} if kind.role == "backward" or foreign or checks_everything() else {"size_asserts": False}
+    has_custom_op = any(getattr(target, "namespace", "aten") not in ("aten", "prims") for target in targets)
+    keeps_asserts = kind.role == "backward" or has_custom_op or rechecks_enabled()
+    return {} if keeps_asserts else {"size_asserts": False}
 
 
 @contextlib.contextmanager
@@ -64,10 +68,10 @@ def _patched(patches: Mapping[str, Any]) -> Iterator[None]:
 
 def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
     if all(node.op != "call_function" for node in graph.graph.nodes):
-        return run_as_is(graph, inputs, kind)  # nothing to compile, and Inductor keeps identity of no output
+        return run_eagerly(graph, inputs, kind)  # nothing to compile; Inductor does not keep object identity
     starts = starts_of_windows(graph)
     if any(not isinstance(start, int) or start != 0 for start in starts):
-        return run_as_is(graph, inputs, kind)
+        return run_eagerly(graph, inputs, kind)
     if kind.role == "inference":
         before = result_names(graph, kind.num_results)
         devices = private.get_inputs_devices(inputs, graph)

@@ -1,8 +1,8 @@
-"""The C++ compiler at work on forward and backward at once.
+"""Builds the C++ kernels of the forward and the backward at the same time.
 
-Inductor hands the kernels of a graph to the C++ compiler in threads of its own and, as the last step of compiling
-the graph, waits for them: on a CPU most of a cold start. Here that wait is put off. While the compiler works on the
-forward, the backward that is expected is compiled too, up to its own wait, which its first call then makes.
+Inductor passes the kernels of a graph to the C++ compiler in threads of its own. As the last step of compiling the
+graph, it waits for them; on a CPU this wait is most of a cold start. Here the wait is postponed. While the C++
+compiler builds the forward, the expected backward is compiled too, up to its own wait. Its first call does that wait.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from desugar.ir.values import Plain, Value, Wrapper
 
 log = logging.getLogger("desugar")
 
-# With one of these, Inductor runs kernels while it compiles: to time them, it needs them there and the machine quiet.
-_RUNS_KERNELS = (
+# With one of these options, Inductor times kernels while it compiles: they have to be built, and the machine idle.
+_BENCHMARKING_OPTIONS = (
     "max_autotune",
     "max_autotune_gemm",
     "max_autotune_pointwise",
@@ -36,13 +36,13 @@ _RUNS_KERNELS = (
 
 
 @dataclass(slots=True)
-class Kernels:
-    """What one graph calls and the C++ compiler may not have built yet.
+class PendingKernels:
+    """The kernels of one graph that the C++ compiler may not have built yet.
 
     Attributes:
-        builds: One future for each library that has to be built; none for what Inductor's cache holds.
-        waits: What loads the libraries into the graph's module.
-        process: The process whose threads wait for the compiler.
+        builds: One future for each library under construction; libraries in Inductor's cache have none.
+        waits: Callables that wait for the libraries and load them into the graph's module.
+        process: The id of the process whose threads wait for the C++ compiler.
     """
 
     builds: list[Future[Any]] = field(default_factory=list)
@@ -50,19 +50,20 @@ class Kernels:
     process: int = field(default_factory=os.getpid)
 
     def are_being_built(self) -> bool:
-        """Whether the compiler still works on one of them."""
+        """Whether the C++ compiler has not finished all of them."""
         return not all(build.done() for build in self.builds)
 
     def finish(self) -> bool:
-        """Waits until the graph can be called.
+        """Waits for the kernels and loads them.
 
         Returns:
-            Whether it can: a forked process waits in vain for what its parent had begun.
+            Whether the graph can be called. False in a forked process while its parent still builds the kernels:
+            the forked process does not have the threads that wait for them.
 
         Raises:
-            CppCompileError: The compiler refused a kernel.
+            CppCompileError: The C++ compiler rejected a kernel.
             ImportError: A library cannot be loaded.
-            OSError: The folder of Inductor's cache is gone.
+            OSError: The folder of Inductor's cache is missing.
         """
         if self.process != os.getpid() and self.are_being_built():
             return False
@@ -72,34 +73,31 @@ class Kernels:
         return True
 
 
-class Ahead:
-    """Compiled graphs that nobody needs yet, by what they will be asked for with."""
+class PrecompiledGraphs:
+    """Graphs compiled before they are needed, by key."""
 
     def __init__(self) -> None:
-        self._found: dict[Hashable, tuple[Callable[..., Any], Kernels]] = {}
+        self._graphs: dict[Hashable, tuple[Callable[..., Any], PendingKernels]] = {}
 
-    def put(self, key: Hashable, graph: Callable[..., Any], kernels: Kernels) -> None:
-        """Keeps a graph until it is asked for."""
-        self._found[key] = graph, kernels
+    def put(self, key: Hashable, graph: Callable[..., Any], kernels: PendingKernels) -> None:
+        """Stores a graph and its pending kernels."""
+        self._graphs[key] = graph, kernels
 
     def take(self, key: Hashable) -> Callable[..., Any] | None:
-        """The graph, ready to be called; None where there is none, or where its kernels have come to nothing."""
-        graph, kernels = self._found.pop(key, (None, Kernels()))
+        """Removes and returns a graph, after waiting for its kernels; None if there is none or its kernels failed."""
+        graph, kernels = self._graphs.pop(key, (None, PendingKernels()))
         try:
             return graph if kernels.finish() else None
-        except (
-            private.CppCompileError,
-            ImportError,
-            OSError,
-        ) as error:  # met again by whoever compiles it now
-            log.info("a graph is compiled anew: %s", error)
+        except (private.CppCompileError, ImportError, OSError) as error:
+            # The caller compiles the graph again, and gets the error if it persists.
+            log.info("compiling a graph again, because its kernels failed: %s", error)
             return None
 
 
 def expected_tangents(traced: Traced) -> tuple[bool, ...]:
-    """Which gradients will arrive, as far as results tell: those of results without dimensions, which are losses.
+    """Predicts, per tangent, whether it will arrive.
 
-    Where no result is one, all of them.
+    The results without dimensions are taken for losses, whose gradients arrive. If there is none, all are expected.
     """
     losses = tuple(_dim(value, traced) == 0 for _, value in traced.tangents)
     return losses if any(losses) else (True,) * len(losses)
@@ -115,25 +113,27 @@ def _dim(value: Value, traced: Traced) -> int | None:
             return None
 
 
-_here = threading.local()
+_this_thread = threading.local()
 
 
 @contextlib.contextmanager
-def postponing(graph: fx.GraphModule) -> Iterator[Kernels]:
-    """Inside, Inductor does not wait for the C++ compiler in this thread: :meth:`Kernels.finish` does.
+def postpone_kernels(graph: fx.GraphModule) -> Iterator[PendingKernels]:
+    """Stops Inductor from waiting for the C++ compiler in this thread; :meth:`PendingKernels.finish` waits instead.
 
-    Kernels of other devices are built and tuned in other ways: a graph with one of them is compiled as ever.
+    Kernels of other devices are built and tuned in other ways, so graphs that use one are compiled as usual. So are
+    all graphs under an option that makes Inductor time kernels.
     """
-    kernels = Kernels()
-    if not _is_on_cpu(graph) or any(getattr(private.inductor_config, name, False) for name in _RUNS_KERNELS):
+    kernels = PendingKernels()
+    times_kernels = any(getattr(private.inductor_config, name, False) for name in _BENCHMARKING_OPTIONS)
+    if times_kernels or not _is_on_cpu(graph):
         yield kernels
         return
-    _install()
-    outer, _here.kernels = getattr(_here, "kernels", None), kernels
+    _patch_async_compile()
+    outer, _this_thread.kernels = getattr(_this_thread, "kernels", None), kernels
     try:
         yield kernels
     finally:
-        _here.kernels = outer
+        _this_thread.kernels = outer
 
 
 def _is_on_cpu(graph: fx.GraphModule) -> bool:
@@ -142,39 +142,39 @@ def _is_on_cpu(graph: fx.GraphModule) -> bool:
 
 
 @functools.cache
-def _install() -> None:
-    """Has Inductor's `AsyncCompile` ask this module; to threads that put nothing off, it stays what it was."""
+def _patch_async_compile() -> None:
+    """Patches Inductor's `AsyncCompile`; threads outside `postpone_kernels` keep its behaviour."""
     submit, wait = private.AsyncCompile.submit.__func__, private.AsyncCompile.wait
 
     @functools.wraps(submit)
-    def submit_noted(cls: type, task: Callable[..., Any]) -> Any:
+    def submit_and_record(cls: type, task: Callable[..., Any]) -> Any:
         build = submit(cls, task)
-        kernels = getattr(_here, "kernels", None)
+        kernels = getattr(_this_thread, "kernels", None)
         if kernels is not None and isinstance(build, Future):
             kernels.builds.append(build)
         return build
 
     @functools.wraps(wait)
     def wait_later(compiler: Any, scope: dict[str, Any]) -> None:
-        kernels = getattr(_here, "kernels", None)
+        kernels = getattr(_this_thread, "kernels", None)
         if kernels is None:
             wait(compiler, scope)
         else:
             threads = private.inductor_config.compile_threads
-            kernels.waits.append(functools.partial(wait_as_begun, compiler, scope, threads))
+            kernels.waits.append(functools.partial(wait_with_threads, compiler, scope, threads))
 
-    def wait_as_begun(compiler: Any, scope: dict[str, Any], threads: int) -> None:
-        """Without threads Inductor has nothing to wait for, so it is to see the number that it saw before."""
+    def wait_with_threads(compiler: Any, scope: dict[str, Any], threads: int) -> None:
+        """Waits under the `compile_threads` of the submission: without threads, Inductor does not wait at all."""
         with private.inductor_config.patch(compile_threads=threads):
             wait(compiler, scope)
 
-    private.AsyncCompile.submit = classmethod(submit_noted)
+    private.AsyncCompile.submit = classmethod(submit_and_record)
     private.AsyncCompile.wait = wait_later
-    if hasattr(os, "register_at_fork"):  # Windows has none
+    if hasattr(os, "register_at_fork"):  # not on Windows
         os.register_at_fork(after_in_child=_forget_builds)
 
 
 def _forget_builds() -> None:
-    """A forked process has the memory of threads that wait for the compiler, and none of them."""
+    """Drops Inductor's thread pool and library cache in a forked process, which does not inherit the threads."""
     private.AsyncCompile.pool.cache_clear()
     private.CppPythonBindingsCodeCache.cache.clear()

@@ -16,7 +16,7 @@ from torch import SymFloat, SymInt, Tensor, nn
 from desugar.codegen.text import tuple_of
 from desugar.frontend.fakes import is_symbolic
 from desugar.ir.values import Plain, Value, Wrapper, dynamic_names, slots_of
-from desugar.passes.verify import InvariantError, checks_everything
+from desugar.passes.verify import InvariantError, rechecks_enabled
 from subclasses import TensorSubclass
 from subclasses.codegen.emitter import Emitter
 from subclasses.spec.values import carrier
@@ -36,7 +36,7 @@ class Expected:
 
 def emit_recheck(out: Emitter, names: Sequence[str], expected: Expected) -> None:
     """Writes a call that compares the named objects with what is expected, if the switch is on."""
-    if checks_everything() and names:
+    if rechecks_enabled() and names:
         call, bound = out.bind(recheck, "recheck"), out.bind(expected, expected.what)
         out.writeline(f"{call}({tuple_of(names)}, {bound})")
 

@@ -1,7 +1,7 @@
-"""Writes to inputs, put at the end of the forward graph.
+"""Writes the new values of mutated inputs at the end of the forward graph.
 
-Functionalization turned every write into a value; here the last value of each written input is stored with one
-`copy_`, after everything that reads the input. A backward that reads the input's old value gets a copy of it.
+Functionalization has turned every mutation into a value. One `copy_` stores the last value of each mutated input,
+after every node that reads the input. If the backward reads the input's old value, the forward saves a clone of it.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import fx
 from desugar.ir.fx_utils import is_view, output_nodes, set_outputs
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, Partitioned
 
-# ------------------------------------------------------------------------------------------------- the passes
+# ---------------------------------------------------------------------------------------------------- passes
 
 
 def store_results(graph: fx.GraphModule, stores: Mapping[int, int], kept: Collection[int] = ()) -> None:
     """Stores outputs of a graph in its inputs.
 
     Args:
-        graph: A functional graph, which is changed.
-        stores: Input slot -> output.
-        kept: Outputs that are returned all the same; the others become None.
+        graph: A functional graph; changed in place.
+        stores: Input slot -> position of the output that is stored there.
+        kept: Positions of stored outputs that the graph still returns; the other stored outputs become None.
     """
     if not stores:
         return
@@ -42,11 +42,14 @@ def store_results(graph: fx.GraphModule, stores: Mapping[int, int], kept: Collec
 
 
 def keep_old_values(partitioned: Partitioned, written: set[int]) -> Partitioned:
-    """Makes the forward copy what the backward reads of inputs that are written to.
+    """Makes the forward clone each mutated input, or view of one, that the backward reads.
 
     Args:
-        partitioned: The split graphs; the forward is changed.
+        partitioned: The split graphs; the forward graph is changed in place.
         written: Input slots whose memory changes before the backward runs.
+
+    Returns:
+        The same graphs, with the clones as backward inputs.
     """
     graph = partitioned.forward
     outputs, placeholders = output_nodes(graph), graph.graph.find_nodes(op="placeholder")
@@ -54,7 +57,7 @@ def keep_old_values(partitioned: Partitioned, written: set[int]) -> Partitioned:
     sources: list[BackwardInput] = []
     (end,) = graph.graph.find_nodes(op="output")
     for source in partitioned.backward_inputs:
-        node = _node_of(source, outputs, placeholders)
+        node = _forward_node(source, outputs, placeholders)
         if node is not None and _view_root(node) in roots:
             with graph.graph.inserting_before(end):
                 copy = graph.graph.call_function(torch.ops.aten.clone.default, (node,))
@@ -67,7 +70,7 @@ def keep_old_values(partitioned: Partitioned, written: set[int]) -> Partitioned:
     return replace(partitioned, backward_inputs=tuple(sources))
 
 
-def _node_of(source: BackwardInput, outputs: list[Any], placeholders: list[fx.Node]) -> fx.Node | None:
+def _forward_node(source: BackwardInput, outputs: list[Any], placeholders: list[fx.Node]) -> fx.Node | None:
     match source:
         case FromInput(index):
             return placeholders[index]
@@ -78,7 +81,7 @@ def _node_of(source: BackwardInput, outputs: list[Any], placeholders: list[fx.No
 
 
 def _view_root(node: fx.Node) -> fx.Node:
-    """The node whose memory a node is a view of."""
+    """Follows view ops back to the node that owns the memory."""
     while is_view(node):
         node = node.args[0]  # type: ignore[assignment]
     return node

@@ -1,8 +1,8 @@
-"""The joint graph split into a forward and a backward, and where each input of the backward comes from.
+"""Splits the joint graph into a forward and a backward graph, and finds the source of each backward input.
 
-PyTorch's min-cut partitioner decides what is saved and what is computed again. Its result is brought into the
-form the wrappers need: the forward returns its results and, after them, only those saved values that are
-neither an input nor a result (those the wrapper has at hand already), each once.
+PyTorch's min-cut partitioner decides which values are saved and which are recomputed. The pass then normalizes the
+forward: it returns its results and, after them, each saved value that is neither an input nor a result, once. The
+wrapper holds inputs and results anyway.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from torch import fx
 from desugar import _torch as private
 from desugar.ir.fx_utils import keep_results_apart, output_nodes, result_names, set_outputs, tangents_behind
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
-from desugar.passes.saved_views import root_saved_views
+from desugar.passes.saved_views import replace_saved_views
 
-# ------------------------------------------------------------------------------------------------ the split
+# ---------------------------------------------------------------------------------------------------- split
 
 Split = Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
 
@@ -26,10 +26,10 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
     """Splits a joint graph.
 
     Args:
-        traced: A traced function with a backward. Its graph may be changed.
-        primals: The joint graph's inputs, for `split`.
-        static_slots: Input slots that outlive the call anyway (parameters), so that saving them is free.
-        split: A partitioner with the interface of PyTorch's (`min_cut_rematerialization_partition`).
+        traced: A traced function with a backward. Its graph may be changed in place.
+        primals: The fake tensors and symbolic ints of the inputs, by input slot.
+        static_slots: Input slots of tensors that outlive the call (parameters); saving them costs no memory.
+        split: A partitioner with the interface of PyTorch's `min_cut_rematerialization_partition`.
     """
     depends = tangent_dependence(traced)
     joint_inputs = [*primals, *traced.tangent_items]
@@ -45,7 +45,7 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
     results = output_nodes(forward)
     owners = set(forward.graph.find_nodes(op="placeholder"))
     owners.update(node for node in results[: traced.num_forward] if isinstance(node, fx.Node))
-    root_saved_views(forward, backward, owners)
+    replace_saved_views(forward, backward, owners)
     needed = {node.name for node in backward.graph.find_nodes(op="placeholder")}
     outputs = list(results[: traced.num_forward])
     for node in results[traced.num_forward :]:
@@ -71,9 +71,9 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
 
 
 def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
-    """Per gradient output of the joint graph, the tangent slots from which it is computed.
+    """Returns, per gradient output of the joint graph, the tangent slots that it depends on.
 
-    A gradient none of whose tangents arrives is `None` in eager mode, not zero.
+    If none of these tangents arrives, the gradient is `None` in eager mode, not zero.
     """
     behind = tangents_behind(traced.graph)
     gradients = output_nodes(traced.graph)[traced.num_forward :]
@@ -86,5 +86,5 @@ def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
 def min_cut(
     graph: fx.GraphModule, joint_inputs: list[Any], **options: Any
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
-    """PyTorch's partitioner, for backends that bring none of their own."""
+    """Splits a joint graph with PyTorch's min-cut partitioner, for backends without one of their own."""
     return private.min_cut_rematerialization_partition(graph, joint_inputs, **options)

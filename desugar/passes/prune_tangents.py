@@ -1,8 +1,8 @@
-"""The backward graph for gradients that arrive for only some of the results.
+"""Prunes the backward graph for calls where only some of the results get a gradient.
 
-Autograd formulas are linear in the incoming gradients, and eager mode does not run the ones that no gradient
-reaches. So a value computed from missing tangents alone is a zero that nobody needs: adding it is dropped, and
-what is left without a reader goes.
+Autograd formulas are linear in the incoming gradients, and eager mode does not run formulas that no gradient reaches.
+So a value computed only from missing tangents is zero. The pass removes additions of such values, and then the nodes
+without users.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ def prune_missing(
     missing: Collection[int],
     depends: list[frozenset[int]],
 ) -> fx.GraphModule:
-    """A copy of the backward without what only missing tangents feed.
+    """Returns a copy of the backward graph without the computations that depend on missing tangents only.
+
+    An output that depends on tangents, none of which arrives, becomes None.
 
     Args:
         backward: The graph for all tangents.
         tangents: Placeholder name -> tangent slot.
-        missing: Slots of the tangents that do not arrive.
-        depends: Per output the tangent slots it is computed from; one that no arriving tangent feeds is None.
+        missing: The tangent slots that do not arrive.
+        depends: Per output, the tangent slots that it depends on.
     """
     graph = copy_graph(backward)
     zeros = _find_zeros(graph, tangents, missing)
@@ -48,7 +50,7 @@ def prune_missing(
 
 
 def _find_zeros(graph: fx.GraphModule, tangents: dict[str, int], missing: Collection[int]) -> set[fx.Node]:
-    """Nodes that are computed from tangents, all of which are missing."""
+    """Returns the nodes that depend on missing tangents, and on no other tangent."""
     live, zeros = set[fx.Node](), set[fx.Node]()
     for node in graph.graph.nodes:
         if node.op == "placeholder":
@@ -66,12 +68,12 @@ def _find_zeros(graph: fx.GraphModule, tangents: dict[str, int], missing: Collec
 def _drop_zero_summand(node: fx.Node, zeros: Collection[fx.Node]) -> None:
     left, right = node.args[:2]
     for zero, other in ((left, right), (right, left)):
-        if zero in zeros and isinstance(other, fx.Node) and _same_kind(node, other):
+        if zero in zeros and isinstance(other, fx.Node) and _has_same_type(node, other):
             node.replace_all_uses_with(other)
             return
 
 
-def _same_kind(one: fx.Node, other: fx.Node) -> bool:
+def _has_same_type(one: fx.Node, other: fx.Node) -> bool:
     """Whether two nodes hold tensors of the same size and dtype."""
     a, b = (n.meta.get("val") for n in (one, other))
     if not (isinstance(a, Tensor) and isinstance(b, Tensor)):

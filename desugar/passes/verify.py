@@ -1,7 +1,7 @@
-"""What must hold after each stage; a broken invariant raises instead of reaching the user as a wrong result.
+"""Checks the invariants of each stage, so that a broken one raises instead of giving the user a wrong result.
 
-Each check names the stage, the node and the invariant. They run after every compilation: they cost
-milliseconds where tracing costs hundreds.
+Each error names the stage, the node and the invariant. The checks run in every compilation: they cost milliseconds,
+and tracing costs hundreds of milliseconds.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from desugar.ir.stages import FromForward, FromInput, FromTangent, Partitioned, 
 
 
 class InvariantError(AssertionError):
-    """A stage produced what it never should: a bug of this project, not of the user's code."""
+    """A stage broke an invariant: a bug of this project, not of the user's code."""
 
     def __init__(self, stage: str, what: str) -> None:
         super().__init__(f"after {stage}: {what} (this is a bug in desugar; please report it)")
 
 
-VARIABLE = "DESUGAR_RECHECK"
+RECHECK_VARIABLE = "DESUGAR_RECHECK"
 
 
-def checks_everything() -> bool:
-    """Whether programs that are compiled now check what is proved."""
-    return os.environ.get(VARIABLE, "0") not in ("", "0")
+def rechecks_enabled() -> bool:
+    """Whether wrappers compiled now contain the checks that guards make unnecessary (`desugar.codegen.rechecks`)."""
+    return os.environ.get(RECHECK_VARIABLE, "0") not in ("", "0")
 
 
-# ------------------------------------------------------------------------------------------------ one graph
+# -------------------------------------------------------------------------------------------------- one graph
 
 
 def check_plain_graph(graph: fx.GraphModule, stage: str) -> None:
-    """Every value is a plain fake tensor, a symbolic number or None, and no op writes to its arguments."""
+    """Checks that every value is a plain fake tensor, a number or None, and that no op writes to its arguments."""
     graph.graph.lint()
     for node in graph.graph.nodes:
         if node.op == "placeholder" or node.op == "call_function":
-            for value in _leaves(node.meta.get("val")):
+            for value in _values(node.meta.get("val")):
                 _check_value(value, node, stage)
         if node.op == "call_function":
             _check_functional(node, stage)
@@ -49,7 +49,7 @@ def check_plain_graph(graph: fx.GraphModule, stage: str) -> None:
             raise InvariantError(stage, f"node {node.name} is a {node.op}")
 
 
-def _leaves(value: Any) -> Sequence[Any]:
+def _values(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (tuple, list)) else (value,)
 
 
@@ -76,7 +76,7 @@ _ALLOWED_WRITES = frozenset({torch.ops.aten._assert_async.msg, torch.ops.aten._a
 
 
 def check_traced(traced: Traced, num_primals: int) -> None:
-    """After tracing: a plain functional graph whose inputs and outputs are the ones that are recorded."""
+    """Checks after tracing that the graph is plain and functional, has the recorded inputs, and returns nodes."""
     check_plain_graph(traced.graph, "tracing")
     placeholders = traced.graph.graph.find_nodes(op="placeholder")
     expected = num_primals + len(traced.tangent_items)
@@ -88,7 +88,7 @@ def check_traced(traced: Traced, num_primals: int) -> None:
 
 
 def check_partitioned(partitioned: Partitioned, traced: Traced, num_primals: int) -> None:
-    """After partitioning: plain graphs, backward inputs that exist, and as many gradients as were traced."""
+    """Checks after partitioning that the graphs are plain, backward inputs exist, and no gradient is lost."""
     check_plain_graph(partitioned.forward, "partitioning (forward)")
     check_plain_graph(partitioned.backward, "partitioning (backward)")
     outputs = len(output_nodes(partitioned.forward))
@@ -105,32 +105,42 @@ def check_partitioned(partitioned: Partitioned, traced: Traced, num_primals: int
 
 
 def check_stores(graph: fx.GraphModule, slots: Collection[int]) -> None:
-    """After stores were added: each goes to an input that is to be written, once, and nothing reads it later."""
+    """Checks after storing that each mutated input is written exactly once, and that no node reads it later.
+
+    Args:
+        graph: The forward graph.
+        slots: Input slots of the mutated inputs.
+    """
     placeholders = graph.graph.find_nodes(op="placeholder")
-    wanted = {placeholders[slot] for slot in slots}
+    expected = {placeholders[slot] for slot in slots}
     written: set[fx.Node] = set()
     for node in graph.graph.nodes:
         if node.op != "call_function":
             continue
         is_store = node.target is torch.ops.aten.copy_.default
-        late = written.intersection(node.all_input_nodes[1:] if is_store else node.all_input_nodes)
-        if late:
+        read_late = written.intersection(node.all_input_nodes[1:] if is_store else node.all_input_nodes)
+        if read_late:
             raise InvariantError(
-                "storing", f"node {node.name} reads {late.pop().name}, which is written already"
+                "storing", f"node {node.name} reads {read_late.pop().name}, which is written already"
             )
         if not is_store:
             _check_functional(node, "storing")
-        elif node.args[0] not in wanted or node.args[0] in written:
+        elif node.args[0] not in expected or node.args[0] in written:
             raise InvariantError("storing", f"node {node.name} writes to {node.args[0]}")
         else:
             written.add(node.args[0])
-    if written != wanted:
-        names = sorted(node.name for node in wanted - written)
+    if written != expected:
+        names = sorted(node.name for node in expected - written)
         raise InvariantError("storing", f"nothing is stored in {', '.join(names)}")
 
 
 def check_pruned(graph: fx.GraphModule, known: Collection[str]) -> None:
-    """After pruning: a plain graph that takes nothing but what the whole backward took."""
+    """Checks after pruning that the graph is plain and has no input that the backward for all tangents lacks.
+
+    Args:
+        graph: The pruned graph.
+        known: Names of the placeholders of the backward for all tangents.
+    """
     check_plain_graph(graph, "pruning")
     for node in graph.graph.find_nodes(op="placeholder"):
         if node.name not in known:

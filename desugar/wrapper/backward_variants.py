@@ -19,8 +19,8 @@ from torch import fx
 
 from desugar import _torch as private
 from desugar.backends import graphs
-from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_as_is
-from desugar.backends.parallel_build import Ahead
+from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
+from desugar.backends.parallel_build import PrecompiledGraphs
 from desugar.frontend.autocast import autocast_state, is_autocast
 from desugar.ir.fx_utils import copy_graph, output_nodes
 from desugar.ir.stages import BackwardInput, FromTangent, Partitioned
@@ -88,7 +88,7 @@ class BackwardVariants:
         self.function: type[torch.autograd.Function] | None = None
         self.is_direct = False
         self.functions: list[Backward] = []
-        self._ahead = Ahead()
+        self._precompiled = PrecompiledGraphs()
         self._lock = threading.RLock()
 
     def compile_ahead(self, present: tuple[bool, ...]) -> None:
@@ -97,7 +97,7 @@ class BackwardVariants:
             graph = self._graph(present)
             with self.backend.postpone(graph) as kernels:
                 compiled = self._compile(graph)
-            self._ahead.put(present, compiled, kernels)
+            self._precompiled.put(present, compiled, kernels)
 
     def call_directly(self) -> None:
         """Has variants call the code inside their graphs, as whoever calls the program asks for profilers."""
@@ -134,7 +134,7 @@ class BackwardVariants:
         compiled = None
         if any(present):
             with self._timed():
-                compiled = self._ahead.take(present) or self._compile_late(graph)
+                compiled = self._precompiled.take(present) or self._compile_late(graph)
         out = Emitter()
         name = variant_name(present)
         out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))
@@ -216,7 +216,7 @@ class BackwardVariants:
         compiled = self._compile(graph)
         if len(env.guards) == known:
             return compiled
-        return run_as_is(graph)
+        return run_eagerly(graph)
 
     def _is_differentiated(self, present: tuple[bool, ...]) -> bool:
         """Whether the graph for all gradients does not tell what some of them give."""

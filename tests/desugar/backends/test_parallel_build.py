@@ -17,7 +17,12 @@ from torch._inductor.utils import fresh_cache
 import desugar
 from desugar import _torch as private
 from desugar.backends import graphs, inductor
-from desugar.backends.parallel_build import Ahead, Kernels, expected_tangents, postponing
+from desugar.backends.parallel_build import (
+    PendingKernels,
+    PrecompiledGraphs,
+    expected_tangents,
+    postpone_kernels,
+)
 from desugar.dynamo.backend import dynamo_backend
 from desugar.recording.listeners import listen
 from tests.desugar.classes import TwoTensor
@@ -78,7 +83,7 @@ def assert_same(found, expected):
 
 def pending(compiled):
     """The kernels of the backward that was compiled ahead, if one was."""
-    return [kernels for _, kernels in compiled.programs[0].variants._ahead._found.values()]
+    return [kernels for _, kernels in compiled.programs[0].variants._precompiled._graphs.values()]
 
 
 # ----------------------------------------------------------------------------------------- what is expected
@@ -173,7 +178,7 @@ def test_other_backends_compile_a_backward_when_it_is_called(backwards):
 
 def test_kernels_of_other_devices_are_not_put_off():
     graph = private.make_fx(lambda x: x * 2, tracing_mode="fake")(torch.rand(3, device="meta"))
-    with private.inductor_config.patch(compile_threads=2), postponing(graph) as kernels:
+    with private.inductor_config.patch(compile_threads=2), postpone_kernels(graph) as kernels:
         waited = []
         private.AsyncCompile().wait({"kernel": lambda: waited})
     assert not kernels.waits
@@ -227,21 +232,21 @@ def test_a_program_is_gone_before_its_backward(empty_cache):
 
 
 def test_an_interrupt_while_kernels_are_built(empty_cache, monkeypatch):
-    args, finish = (make(), make()), Kernels.finish
+    args, finish = (make(), make()), PendingKernels.finish
 
     def interrupted(kernels):
         raise KeyboardInterrupt
 
     compiled = desugar.compile(chain)
-    monkeypatch.setattr(Kernels, "finish", interrupted)
+    monkeypatch.setattr(PendingKernels, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         compiled(*args)
-    monkeypatch.setattr(Kernels, "finish", finish)
+    monkeypatch.setattr(PendingKernels, "finish", finish)
     results = compiled(*args)
-    monkeypatch.setattr(Kernels, "finish", interrupted)
+    monkeypatch.setattr(PendingKernels, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         torch.autograd.grad(results, args, TwoTensor(torch.ones(3, 4), torch.ones(3, 4)), retain_graph=True)
-    monkeypatch.setattr(Kernels, "finish", finish)
+    monkeypatch.setattr(PendingKernels, "finish", finish)
     assert_same(gradients(results, args), gradients(chain(*args), args))
 
 
@@ -292,7 +297,7 @@ def test_waits_are_made_once_and_again_after_an_error():
         if len(waited) == 1:
             raise OSError("the disk is full")
 
-    kernels, ahead = Kernels(waits=[fail_first, lambda: waited.append("other")]), Ahead()
+    kernels, ahead = PendingKernels(waits=[fail_first, lambda: waited.append("other")]), PrecompiledGraphs()
     ahead.put("graph", sum, kernels)
     assert ahead.take("graph") is None
     assert kernels.finish() and kernels.finish()
@@ -302,7 +307,7 @@ def test_waits_are_made_once_and_again_after_an_error():
 
 def test_another_process_does_not_wait_for_this_ones_compiler():
     build = Future()
-    kernels = Kernels(builds=[build], process=-1)
+    kernels = PendingKernels(builds=[build], process=-1)
     assert kernels.are_being_built() and not kernels.finish()
     build.set_result(None)
     assert kernels.finish()

@@ -7,18 +7,18 @@ import torch
 
 from desugar.codegen.rechecks import Expected, recheck
 from desugar.ir.values import Flat, unwrap_value
-from desugar.passes.verify import VARIABLE, InvariantError, checks_everything
+from desugar.passes.verify import RECHECK_VARIABLE, InvariantError, rechecks_enabled
 from tests.desugar.classes import EVERY, Pair, Tagged, make, plain_parts
 from tests.desugar.judge import by_dynamo, by_pass, judge
 
 
 @pytest.fixture
 def rechecking(monkeypatch):
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(RECHECK_VARIABLE, "1")
 
 
 def test_off_by_default():
-    assert not checks_everything()
+    assert not rechecks_enabled()
     compiled = by_pass(lambda x: x * 2)
     compiled(make(Pair, 2))
     assert "recheck" not in compiled.programs[0].source

@@ -98,4 +98,4 @@ def test_without_a_profiler_graphs_keep_no_names():
     compiled, x = desugar.compile(double, backend="eager"), torch.ones(3)
     compiled(x)
     run = compiled.programs[0].run
-    assert run.__globals__["compiled_graph"].__qualname__.startswith("run_as_is")
+    assert run.__globals__["compiled_graph"].__qualname__.startswith("run_eagerly")
