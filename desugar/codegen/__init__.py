@@ -1,1 +1,1 @@
-"""Text of the generated wrappers, and the functions that this text calls."""
+"""Emits the text of runtime wrappers, and defines the functions that this text calls."""

@@ -1,8 +1,8 @@
-"""A switch that turns on again every check that a generated wrapper leaves out.
+"""Optional checks of everything that a generated wrapper assumes without a check.
 
-With ``DESUGAR_RECHECK=1`` in the environment while a program is compiled, its wrapper takes every argument, saved
-tensor, gradient and result apart the slow way and compares it with what the matched signature is said to prove.
-None of these checks may ever fire: where one does, a proof is wrong.
+If ``DESUGAR_RECHECK=1`` is in the environment while a program is compiled, its wrapper flattens every argument, saved
+tensor, gradient and result, and compares it with what the guards prove. A check that fails shows that one of these
+proofs is wrong.
 """
 
 from __future__ import annotations
@@ -24,25 +24,31 @@ from subclasses.spec.values import carrier
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What objects are said to be: a value each, and fakes of their plain tensors by slot."""
+    """The expected structure of some objects.
+
+    Attributes:
+        what: The name of the objects, for messages and for the generated text.
+        values: One value per object.
+        fakes: Fake tensors and symbolic ints, by slot of the values.
+    """
 
     what: str
     values: tuple[Value, ...]
     fakes: Mapping[int, Any]
 
 
-# ------------------------------------------------------------------------------------------------- the text
+# ------------------------------------------------------------------------------------------------------ text
 
 
 def emit_recheck(out: Emitter, names: Sequence[str], expected: Expected) -> None:
-    """Writes a call that compares the named objects with what is expected, if the switch is on."""
+    """Emits a call that compares the named objects with their expected structure, if rechecks are enabled."""
     if rechecks_enabled() and names:
         call, bound = out.bind(recheck, "recheck"), out.bind(expected, expected.what)
         out.writeline(f"{call}({tuple_of(names)}, {bound})")
 
 
 def expect_plain(what: str, fakes: Iterable[Any]) -> Expected:
-    """Plain tensors and ints, in order."""
+    """Returns the expected structure of plain tensors and ints, one slot each."""
     by_slot = dict(enumerate(fakes))
     return Expected(what, tuple(map(Plain, by_slot)), by_slot)
 
@@ -51,22 +57,22 @@ def expect_plain(what: str, fakes: Iterable[Any]) -> Expected:
 
 
 def recheck(objects: Sequence[Any], expected: Expected) -> None:
-    """Compares live objects with what they are said to be.
+    """Compares objects with their expected structure.
 
     Raises:
-        InvariantError: One is something else.
+        InvariantError: An object differs.
     """
-    for number, (thing, value) in enumerate(zip(objects, expected.values, strict=True)):
-        _compare(f"{expected.what}[{number}]", thing, value, expected.fakes)
+    for number, (obj, value) in enumerate(zip(objects, expected.values, strict=True)):
+        _compare(f"{expected.what}[{number}]", obj, value, expected.fakes)
 
 
-def _compare(name: str, thing: Any, value: Value, fakes: Mapping[int, Any]) -> None:
+def _compare(name: str, obj: Any, value: Value, fakes: Mapping[int, Any]) -> None:
     match value:
         case Plain(index):
-            _compare_plain(name, thing, fakes[index])
+            _compare_plain(name, obj, fakes[index])
         case Wrapper():
-            _require(f"type of {name}", type(thing), value.cls)
-            names, context = thing.__tensor_flatten__()
+            _require(f"type of {name}", type(obj), value.cls)
+            names, context = obj.__tensor_flatten__()
             carriers = {carrier(field) for field in dynamic_names(value.cls)}
             _require(
                 f"inner tensors of {name}",
@@ -78,38 +84,38 @@ def _compare(name: str, thing: Any, value: Value, fakes: Mapping[int, Any]) -> N
                     "recheck", f"metadata of {name} is {context!r}, proved {value.context!r}"
                 )
             # A declared class computes its size from its inner tensors, whose sizes may be symbols.
-            follows = issubclass(value.cls, TensorSubclass) and any(
+            has_symbolic_size = issubclass(value.cls, TensorSubclass) and any(
                 is_symbolic(fakes[n]) for n in slots_of(value)
             )
-            for field in () if follows else ("size", "stride"):
-                for got, wanted in zip(getattr(thing, field)(), getattr(value, field), strict=True):
-                    if isinstance(wanted, int):
-                        _require(f"{field} of {name}", got, wanted)
-            _require(f"dtype of {name}", thing.dtype, value.dtype)
+            for field in () if has_symbolic_size else ("size", "stride"):
+                for got, proved in zip(getattr(obj, field)(), getattr(value, field), strict=True):
+                    if isinstance(proved, int):
+                        _require(f"{field} of {name}", got, proved)
+            _require(f"dtype of {name}", obj.dtype, value.dtype)
             for field, part in value.inner:
-                _compare(f"{name}.{field}", getattr(thing, field), part, fakes)
+                _compare(f"{name}.{field}", getattr(obj, field), part, fakes)
         case _:
             return
 
 
-def _compare_plain(name: str, thing: Any, fake: Any) -> None:
+def _compare_plain(name: str, obj: Any, fake: Any) -> None:
     if not isinstance(fake, Tensor):
-        _require(f"whether {name} is a number", isinstance(thing, int | float | SymInt | SymFloat), True)
+        _require(f"whether {name} is a number", isinstance(obj, int | float | SymInt | SymFloat), True)
         return
-    if type(thing) not in (Tensor, nn.Parameter, nn.Buffer):
-        raise InvariantError("recheck", f"{name} is a {type(thing).__name__}, proved to be a plain tensor")
-    _require(f"dtype of {name}", thing.dtype, fake.dtype)
-    _require(f"device of {name}", thing.device.type, fake.device.type)
-    _require(f"dimensions of {name}", thing.dim(), fake.dim())
-    for got, wanted in zip(thing.size(), fake.size(), strict=True):
-        if isinstance(wanted, int):
-            _require(f"size of {name}", got, wanted)
-    if thing.numel() > 0:
-        for extent, got, wanted in zip(thing.size(), thing.stride(), fake.stride(), strict=True):
-            if isinstance(wanted, int) and extent != 1:
-                _require(f"stride of {name}", got, wanted)
+    if type(obj) not in (Tensor, nn.Parameter, nn.Buffer):
+        raise InvariantError("recheck", f"{name} is a {type(obj).__name__}, proved to be a plain tensor")
+    _require(f"dtype of {name}", obj.dtype, fake.dtype)
+    _require(f"device of {name}", obj.device.type, fake.device.type)
+    _require(f"dimensions of {name}", obj.dim(), fake.dim())
+    for got, proved in zip(obj.size(), fake.size(), strict=True):
+        if isinstance(proved, int):
+            _require(f"size of {name}", got, proved)
+    if obj.numel() > 0:
+        for extent, got, proved in zip(obj.size(), obj.stride(), fake.stride(), strict=True):
+            if isinstance(proved, int) and extent != 1:
+                _require(f"stride of {name}", got, proved)
 
 
-def _require(what: str, got: Any, wanted: Any) -> None:
-    if got != wanted:
-        raise InvariantError("recheck", f"{what} is {got}, proved {wanted}")
+def _require(what: str, got: Any, proved: Any) -> None:
+    if got != proved:
+        raise InvariantError("recheck", f"{what} is {got}, proved {proved}")

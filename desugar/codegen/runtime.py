@@ -1,4 +1,4 @@
-"""What generated wrappers call when something is out of the ordinary."""
+"""Functions that generated wrappers call in less common cases."""
 
 from __future__ import annotations
 
@@ -14,7 +14,12 @@ from desugar.ir.values import inner_names, is_wrapper
 
 
 def restride(tensor: Tensor, order: Sequence[int]) -> Tensor:
-    """The tensor with its memory dense and its dimensions ordered as in `order`, copied only where it is not."""
+    """Returns the tensor in dense memory, with its dimensions ordered as in `order`; copies only if necessary.
+
+    Args:
+        tensor: A plain tensor.
+        order: The dimensions from the largest stride to the smallest.
+    """
     permuted = tensor.permute(tuple(order))
     if permuted.is_contiguous():
         return tensor
@@ -23,7 +28,10 @@ def restride(tensor: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def are_batched(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether some are batches that vmap goes through, the old one (`is_grads_batched=True`) or functorch's."""
+    """Whether a tensor, or an inner tensor of one, is a batch of vmap.
+
+    Recognizes functorch's batches and those of the legacy vmap behind `is_grads_batched=True`.
+    """
     for tensor in tensors:
         if tensor is None:
             continue
@@ -35,21 +43,30 @@ def are_batched(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def tensor_guards(fakes: Sequence[Tensor]) -> Any:
-    """A C++ check that tensors have the type, dispatch keys, dtype, device, sizes and strides of fake ones.
+    """Returns a C++ check of the type, dispatch keys, dtype, device, sizes and strides of tensors.
 
-    Sizes and strides that are symbols are not looked at.
+    Args:
+        fakes: The expected tensors; their symbolic sizes and strides are not checked.
     """
     with torch.no_grad():
-        alike = [torch.empty((0,) * fake.dim(), dtype=fake.dtype, device=fake.device) for fake in fakes]
+        examples = [torch.empty((0,) * fake.dim(), dtype=fake.dtype, device=fake.device) for fake in fakes]
     return private.TensorGuards(
-        *alike,
+        *examples,
         dynamic_dims_sizes=[fixed_extents(fake.size()) for fake in fakes],
         dynamic_dims_strides=[fixed_extents(fake.stride()) for fake in fakes],
     )
 
 
 def settle(gradients: Sequence[Tensor | None], orders: Sequence[Sequence[int]]) -> list[Tensor] | None:
-    """Gradients with their values in memory that is ordered as was traced; None where some are not plain or a batch."""
+    """Returns gradients without lazy negation and in the traced memory order.
+
+    Args:
+        gradients: The gradients that arrived.
+        orders: Per gradient, the dimensions from the largest stride to the smallest.
+
+    Returns:
+        The gradients; None if one is not a plain tensor or is a batch of vmap.
+    """
     if any(type(gradient) is not Tensor for gradient in gradients) or are_batched(gradients):
         return None
     return [restride(g.resolve_neg(), order) for g, order in zip(gradients, orders, strict=True)]  # type: ignore[union-attr]
@@ -59,7 +76,10 @@ def settle(gradients: Sequence[Tensor | None], orders: Sequence[Sequence[int]]) 
 
 
 def check_inference_mode(tensors: Sequence[Tensor]) -> None:
-    """Raises, as eager mode does, if tensors made in inference mode are about to be written outside of it.
+    """Raises, as eager mode does, if a call outside inference mode would write to inference tensors.
+
+    Args:
+        tensors: The inference tensors that the program writes to.
 
     Raises:
         RuntimeError: The call is not in inference mode.
@@ -77,17 +97,22 @@ def check_inference_mode(tensors: Sequence[Tensor]) -> None:
 
 
 def note_versions(tensors: Sequence[Tensor]) -> tuple[int | None, ...]:
-    """The version counters of tensors that are about to be written; inference tensors have none."""
+    """Returns the version counters of tensors before a write; None for an inference tensor, which has no counter."""
     return tuple(None if tensor.is_inference() else tensor._version for tensor in tensors)
 
 
 def raise_versions(tensors: Sequence[Tensor], before: Sequence[int | None], rises: Sequence[int]) -> None:
-    """Sets the version counters to what eager mode would have made them, however the writes were done.
+    """Sets version counters to their values in eager mode, whatever the writes did to them.
 
-    Views and detached tensors share a counter, which rises by what was done to any of them.
+    Views and detached tensors share a counter. It rises by the sum over all tensors that share it.
+
+    Args:
+        tensors: The tensors that were written to.
+        before: Their counters before the write; None for inference tensors.
+        rises: By how much each counter rises in eager mode.
     """
-    found = [(t, old, rise) for t, old, rise in zip(tensors, before, rises, strict=True) if old is not None]
-    private.set_version_counters(tuple(t for t, _, _ in found), tuple(old for _, old, _ in found))
-    for tensor, _, rise in found:
+    counted = [(t, old, rise) for t, old, rise in zip(tensors, before, rises, strict=True) if old is not None]
+    private.set_version_counters(tuple(t for t, _, _ in counted), tuple(old for _, old, _ in counted))
+    for tensor, _, rise in counted:
         if rise:
             private.set_version_counters((tensor,), (tensor._version + rise,))

@@ -1,4 +1,4 @@
-"""Small pieces of generated text."""
+"""Formats small pieces of generated text."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _CALL = re.compile(_OPERAND)
 
 
 def tuple_of(items: Iterable[object]) -> str:
-    """A tuple display."""
+    """Returns a tuple display: `(a, b)`, `(a,)`, `()`."""
     texts = [str(item) for item in items]
     return f"({texts[0]},)" if len(texts) == 1 else f"({', '.join(texts)})"
 
 
 def targets_of(names: Iterable[str]) -> str:
-    """The left side of an assignment that takes a sequence apart."""
+    """Returns the left side of an assignment that unpacks a sequence: `a, b` or `(a,)`."""
     texts = list(names)
     return f"({texts[0]},)" if len(texts) == 1 else ", ".join(texts)
 
 
 def negated(condition: str) -> str:
-    """The opposite of a condition, as a person would write it."""
+    """Returns the negation of a condition: `a is not b` for `a is b`, `not (...)` only where it is necessary."""
     if simple := _SIMPLE.fullmatch(condition):
         left, operator, right = simple.groups()
         return f"{left} {'is not' if operator == 'is' else '!='} {right}"
@@ -34,17 +34,17 @@ def negated(condition: str) -> str:
 
 
 def join_saved(arguments: Sequence[str], count: int) -> list[str]:
-    """Saved tensors that come one after the other, as one slice: `saved[0], saved[1], saved[2]` is `*saved[:3]`.
+    """Replaces runs of three or more consecutive saved tensors by slices: `*saved[:3]`.
 
     Args:
-        arguments: Expressions; those read from `saved` as they are are `saved[<place>]`.
-        count: How many are saved. All of them together are `*saved`.
+        arguments: Expressions; a saved tensor itself is `saved[<index>]`.
+        count: The number of saved tensors. A run of all of them becomes `*saved`.
     """
     joined: list[str] = []
-    places = {f"saved[{place}]": place for place in range(count)}
+    indices = {f"saved[{index}]": index for index in range(count)}
     start = 0
     while start < len(arguments):
-        first = places.get(arguments[start])
+        first = indices.get(arguments[start])
         stop = start + 1
         while first is not None and arguments[stop : stop + 1] == [f"saved[{first + stop - start}]"]:
             stop += 1

@@ -1,7 +1,8 @@
-"""Text that takes the arguments of a program apart.
+"""Emits the text that unwraps the arguments of a program.
 
-Whoever calls a program has proved that its arguments have the types, layouts and sizes that were traced: Dynamo's
-guards, or a lookup by those facts (:mod:`desugar.dynamo.specialize`). So the text reads attributes and checks nothing.
+Before a program is called, its arguments are known to have the traced types, layouts and sizes: Dynamo's guards have
+matched, or a lookup by these properties found the program (:mod:`desugar.dynamo.specialize`). So the text reads
+attributes and checks nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +19,25 @@ from subclasses.codegen.emitter import Emitter
 
 @dataclass(slots=True)
 class Names:
-    """Names in the generated text: of input leaves and of flat inputs."""
+    """Names in the generated text.
+
+    Attributes:
+        leaves: The names of the input leaves.
+        slots: Input slot -> name.
+    """
 
     leaves: list[str] = field(default_factory=list)
     slots: dict[int, str] = field(default_factory=dict)
 
 
 def emit_unpacking(out: Emitter, inputs: Inputs, parameters: Sequence[str]) -> Names:
-    """Writes what reads every flat input; `parameters` hold the argument leaves."""
+    """Emits the lines that read the tensor or int of every input slot; returns the names.
+
+    Args:
+        out: Receives the lines.
+        inputs: The inputs of the program; captured tensors are bound.
+        parameters: The names of the argument leaves.
+    """
     note_left_out(out, "the whole signature: guards have matched before this is called")
     captured = [out.bind(tensor, "captured") for tensor in inputs.captured]
     names = Names([*parameters, *captured])
@@ -33,8 +45,8 @@ def emit_unpacking(out: Emitter, inputs: Inputs, parameters: Sequence[str]) -> N
         _emit_leaf(out, names, name, value)
     for base, slots in inputs.bases.items():
         names.slots[base] = out.fresh_name("storage")
-        whole = out.bind(whole_storage, "whole_storage")
-        out.writeline(f"{names.slots[base]} = {whole}({names.slots[slots[0]]})")
+        read_storage = out.bind(whole_storage, "whole_storage")
+        out.writeline(f"{names.slots[base]} = {read_storage}({names.slots[slots[0]]})")
     for slot, origin in inputs.origins.items():
         if origin.text is not None:
             names.slots[slot] = out.fresh_name(f"s{slot}")

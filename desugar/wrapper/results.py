@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from desugar.backends.base import CompiledGraph
-from desugar.codegen.build_values import Read, emit_value
+from desugar.codegen.build_values import ReadSlot, emit_value
 from desugar.codegen.rechecks import Expected, emit_recheck, expect_plain
 from desugar.codegen.unpack import Names
 from desugar.frontend.inputs import Inputs
@@ -49,7 +49,7 @@ def emit_items(parts: Parts, names: Names) -> str:
     return "[" + ", ".join(names.slots[slot] for slot in range(len(parts.inputs.flat.items))) + "]"
 
 
-def reader_of(parts: Parts, names: Names, results: Sequence[str]) -> Read:
+def reader_of(parts: Parts, names: Names, results: Sequence[str]) -> ReadSlot:
     """From output slots to expressions."""
     outputs = parts.outputs
     positions = {slot: n for n, slot in enumerate(outputs.returned)}

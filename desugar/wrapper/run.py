@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from desugar.codegen.build_values import Read, emit_constant, emit_graph_call, emit_ints
+from desugar.codegen.build_values import ReadSlot, emit_constant, emit_graph_call, emit_ints
 from desugar.codegen.rechecks import Expected, emit_recheck
 from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
 from desugar.codegen.text import negated, tuple_of
@@ -133,7 +133,7 @@ def _emit_note_versions(out: Emitter, parts: Parts, names: Names) -> str | None:
     return f"{out.bind(raise_versions, 'raise_versions')}({written}, {before}, {amounts})"
 
 
-def _emit_views(out: Emitter, parts: Parts, names: Names, leaves: dict[int, str], read: Read) -> None:
+def _emit_views(out: Emitter, parts: Parts, names: Names, leaves: dict[int, str], read: ReadSlot) -> None:
     """Takes the views among the results; adds their names to `leaves`."""
     for number, value in enumerate(parts.outputs.values):
         if not isinstance(value, View):
@@ -153,7 +153,7 @@ def _emit_views(out: Emitter, parts: Parts, names: Names, leaves: dict[int, str]
             leaves[number] = leaves[value.index]
 
 
-def _emit_inference(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], Read]:
+def _emit_inference(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], ReadSlot]:
     unread = unread_positions(parts.outputs)
     hints = ["_" if n in unread else f"r{n}" for n in range(parts.traced.num_forward)]
     note_left_out(out, "a walk over the arguments, and a copy of their list: the items are named one by one")
@@ -161,7 +161,7 @@ def _emit_inference(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int,
     return emit_results(out, parts, names, results), reader_of(parts, names, results)
 
 
-def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], Read]:
+def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], ReadSlot]:
     made = [number for number, value in enumerate(parts.outputs.values) if is_computed(value)]
     leaves = {number: out.fresh_name(f"out{number}") for number in made}
     ints = {slot: out.fresh_name(f"n{slot}") for slot in view_ints(parts)}
