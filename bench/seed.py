@@ -131,7 +131,7 @@ class PrologueEmitter(VariantEmitter):
         self.out.writeline(f"def prologue(ctx, {', '.join(tangents.values())}):")
         with self.out.indent():
             arrived = list(self.traced.tangents)
-            items = self.emit_arrived(arrived, self.emit_check(tangents, arrived))
+            items = self.emit_unwrapping(arrived, self.emit_check(tangents, arrived))
             self.out.writeline("saved = ctx.saved_tensors")
             reads = [items[s.index] if isinstance(s, FromTangent) else self.plan.reads[s] for s in sources]
             self.out.writeline(f"return [{', '.join(join_saved(reads, len(self.plan.saved)))}]")
@@ -141,13 +141,13 @@ def make_ours(count: int, reads_memory: bool) -> Call:
     """The same lines as in a generated backward, up to the call of its graph."""
     args = make_args(count)
     variants = desugar.trace(weigh, *args).variants
-    assert variants is not None and variants.kept.plan is not None
-    assert variants.kept.is_replaced  # the generated text is the backward itself: nothing comes before it
+    assert variants is not None and variants.emitted.plan is not None
+    assert variants.emitted.is_replaced  # the generated text is the backward itself: nothing comes before it
     out = Emitter()
     out.reserve("ctx", "saved", "tangent0")
-    other = out.bind(variants.otherwise, "another_backward")
+    other = out.bind(variants.run_another, "another_backward")
     emitter = PrologueEmitter(
-        out, variants.traced, variants.kept.plan, other, autocast=False, reads_memory=reads_memory
+        out, variants.traced, variants.emitted.plan, other, autocast=False, reads_memory=reads_memory
     )
     emitter.emit_prologue(variants.partitioned.backward_inputs)
     prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=variants)[

@@ -24,7 +24,7 @@ def make_generated(cls):
     """The first half of a generated backward: checks the gradients, and takes them apart."""
     args = [cls(torch.rand(8, 8), torch.rand(8, 8)).requires_grad_() for _ in range(COUNT)]
     variants = desugar.trace(double, *args).variants
-    assert variants is not None and variants.kept.plan is not None
+    assert variants is not None and variants.emitted.plan is not None
     out = Emitter()
     names = [f"tangent{n}" for n in range(COUNT)]
     out.reserve(*names)
@@ -32,7 +32,7 @@ def make_generated(cls):
     out.writeline(f"def unwrap({', '.join(names)}):")
     with out.indent():
         arrived = list(variants.traced.tangents)
-        items = emitter.emit_arrived(arrived, emitter.emit_check(dict(enumerate(names)), arrived))
+        items = emitter.emit_unwrapping(arrived, emitter.emit_check(dict(enumerate(names)), arrived))
         out.writeline(f"return [{', '.join(items.values())}]")
     functions = build_functions(out.source, out.namespace, filename="<tangents>", owner=variants)
     tangents = [cls(torch.rand(8, 8), torch.rand(8, 8)) for _ in range(COUNT)]

@@ -30,7 +30,7 @@ from desugar.recording.listeners import stage
 from desugar.tracing.effect_tokens import sink_tokens
 from desugar.tracing.trace import discover, trace_graph
 from desugar.wrapper.backward_variants import BackwardVariants
-from desugar.wrapper.recompute import Again
+from desugar.wrapper.recompute import CapturedFunction
 from desugar.wrapper.results import Parts
 from desugar.wrapper.run import emit_program
 from subclasses.codegen.build import build_functions
@@ -43,7 +43,7 @@ log = logging.getLogger("desugar")
 
 @private.disable_dynamo  # a frame of Dynamo's may be running, which would trace the compiler
 def build_program(
-    again: Again,
+    again: CapturedFunction,
     inputs: Inputs,
     leaves: list[Any],
     backend: Backend,
@@ -75,7 +75,7 @@ def build_program(
 
 
 def _run_stages(
-    again: Again,
+    again: CapturedFunction,
     inputs: Inputs,
     leaves: list[Any],
     backend: Backend,
@@ -102,8 +102,8 @@ def _run_stages(
         with stage("wrapper"):
             wrapped = emit_program(parts)
         variants = None
-        if compiled.partitioned is not None and wrapped.kept is not None:
-            variants = BackwardVariants(parts, compiled.partitioned, wrapped.kept, backend, again)
+        if compiled.partitioned is not None and wrapped.function is not None:
+            variants = BackwardVariants(parts, compiled.partitioned, wrapped.function, backend, again)
             _compile_backward(variants, compiled.kernels)
     program = Program(
         forward=compiled.graph,

@@ -30,7 +30,7 @@ from desugar.program import Program
 from desugar.recording.listeners import Caller, Recording, caller
 from desugar.recording.trace_artifacts import recorded
 from desugar.recording.user_names import function_name, leaf_names
-from desugar.wrapper.recompute import Again
+from desugar.wrapper.recompute import CapturedFunction
 
 log = logging.getLogger("desugar")
 
@@ -112,7 +112,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], backend: Backen
             leaves, [_fake(leaf, fakes.mode, context) for leaf in leaves], private.source_names(gm)
         )
         otherwise = Specialized(call, backend, "arguments that share memory", gm, names)
-        program = build_program(Again(call, compile_again), inputs, leaves, backend, otherwise)
+        program = build_program(CapturedFunction(call, compile_again), inputs, leaves, backend, otherwise)
         program.names = names
     program.is_whole = not private.ends_in_graph_break(gm)
     note_program(program)

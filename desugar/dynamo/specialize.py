@@ -24,7 +24,7 @@ from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.recording.listeners import Recording
 from desugar.recording.trace_artifacts import recorded
-from desugar.wrapper.recompute import Again
+from desugar.wrapper.recompute import CapturedFunction
 
 MAX_PROGRAMS = 64  # calls with other facts run the function itself
 
@@ -172,7 +172,9 @@ class Specialized:
         state, inputs, live = private.GlobalStateGuard(), Inputs(Fakes(), is_dynamic), list(leaves)
         with recorded(Recording(self.graph, self.reason, tuple(leaves), self.graph)):
             inputs.add_arguments(live)
-            program = build_program(Again(self.call, self._differentiate), inputs, live, self.backend)
+            program = build_program(
+                CapturedFunction(self.call, self._differentiate), inputs, live, self.backend
+            )
             more = tuple(f"gradient {n}" for n in range(1, len(live) - len(self.names) + 1))
             program.names = self.names + more
         offsets = offsets_of(leaves) if inputs.fakes.offsets_matter else None

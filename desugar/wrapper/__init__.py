@@ -1,1 +1,1 @@
-"""The callable around the compiled graphs: the call, the autograd function, the backwards."""
+"""Builds the runtime wrapper around compiled graphs: the call, the autograd function and the backwards."""

@@ -1,8 +1,8 @@
-"""Text of a program's autograd function.
+"""Emits the autograd function of a program.
 
-The compiled graph is called inside the forward of a generated `torch.autograd.Function`, which takes the
-differentiable *outer* tensors as arguments, so that autograd's edges, hooks and version checks are on what the user
-holds; the inner tensors travel beside them in a list that autograd does not look at.
+The forward of a generated `torch.autograd.Function` calls the compiled graph. Its arguments are the differentiable
+*outer* tensors, so autograd's edges, hooks and version checks are on the tensors that the user holds. The inner
+tensors are in a list, which autograd does not look into.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from desugar.ir.values import Plain, Wrapper
 from desugar.recording.listeners import note_left_out
 from desugar.wrapper.backward import BackwardPlan, ForwardNames, plan_backward, variant_name
 from desugar.wrapper.recompute import RecomputePlan, plan_recompute, tensor_leaves
-from desugar.wrapper.results import Parts, emit_results, is_computed, reader_of, view_ints
+from desugar.wrapper.results import Parts, emit_results, is_computed, slot_reader, view_ints
 from subclasses.codegen.emitter import Emitter
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What the forward keeps for its backwards.
+class EmittedFunction:
+    """What the text of an autograd function lets its backwards rely on.
 
     Attributes:
-        plan: What is saved, and how a backward reads it.
-        recompute: What is noted besides, for a backward that runs the function again.
-        is_replaced: Whether the variant for all gradients takes the place of `Backward.backward`, as it can where
-            both have the same parameters: it is what nearly every call needs.
+        plan: What the forward saves, and how a backward reads it.
+        recompute: What the forward records for a backward that runs the function again.
+        is_replaced: Whether the variant for all gradients replaces `Backward.backward`. It can if both have the same
+            parameters. Nearly every call needs this variant.
     """
 
     plan: BackwardPlan
@@ -42,8 +42,8 @@ class Kept:
     is_replaced: bool
 
 
-def emit_function(out: Emitter, parts: Parts, partitioned: Partitioned) -> Kept:
-    """Writes `class Backward(torch.autograd.Function)`, whose global `backwards` is the table of variants."""
+def emit_function(out: Emitter, parts: Parts, partitioned: Partitioned) -> EmittedFunction:
+    """Emits `class Backward(torch.autograd.Function)`, whose global `backwards` is the table of variants."""
     function = out.bind(torch.autograd.Function, "Function")
     out.writeline(f"class Backward({function}):")
     with out.indent():
@@ -54,9 +54,9 @@ def emit_function(out: Emitter, parts: Parts, partitioned: Partitioned) -> Kept:
         out.writeline()
         out.writeline("@staticmethod")
         arriving = {number: f"tangent{number}" for number, _ in parts.traced.tangents}
-        made = [number for number, value in enumerate(parts.outputs.values) if is_computed(value)]
-        parameters = [arriving.get(number) or out.fresh_name("_unused") for number in made]
-        parameters += [out.fresh_name("_unused") for _ in view_ints(parts)]  # autograd has None for an int
+        computed = [number for number, value in enumerate(parts.outputs.values) if is_computed(value)]
+        parameters = [arriving.get(number) or out.fresh_name("_unused") for number in computed]
+        parameters += [out.fresh_name("_unused") for _ in view_ints(parts)]  # autograd passes None for an int
         is_replaced = len(parameters) == len(arriving)
         note = f"  # until {variant_name((True,) * len(arriving))} takes its place" if is_replaced else ""
         out.writeline(f"def backward(ctx, {', '.join(parameters)}):{note}")
@@ -68,11 +68,11 @@ def emit_function(out: Emitter, parts: Parts, partitioned: Partitioned) -> Kept:
     out.writeline()
     note_left_out(out, "a look for functorch transforms: under one, guards do not match")
     out.writeline(f"apply = super({function}, Backward).apply")
-    return Kept(plan, recompute, is_replaced)
+    return EmittedFunction(plan, recompute, is_replaced)
 
 
 def _emit_forward(out: Emitter, parts: Parts, partitioned: Partitioned) -> tuple[BackwardPlan, RecomputePlan]:
-    names = _emit_names_in_forward(out, parts)
+    names = _emit_forward_names(out, parts)
     count = len(output_nodes(partitioned.forward))
     read_later = {s.index for s in partitioned.backward_inputs if isinstance(s, FromForward)}
     unread = unread_positions(parts.outputs)
@@ -91,20 +91,22 @@ def _emit_forward(out: Emitter, parts: Parts, partitioned: Partitioned) -> tuple
     for attribute in ("ints", "sizes", "companions"):
         if values := getattr(plan, attribute):
             out.writeline(f"ctx.{attribute} = {tuple_of(values)}")
-    _emit_record(out, recompute, names)
+    _emit_recompute_record(out, recompute, names)
     out.writeline("ctx.set_materialize_grads(False)")
-    made = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if is_computed(value)]
-    fixed = [leaf for leaf, value in made if isinstance(value, Plain | Wrapper) and not value.requires_grad]
-    if fixed:
-        out.writeline(f"ctx.mark_non_differentiable({', '.join(fixed)})")
-    read = reader_of(parts, names, results)
-    returned = [leaf for leaf, _ in made] + [read(slot) for slot in view_ints(parts)]
+    computed = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if is_computed(value)]
+    constant = [
+        leaf for leaf, value in computed if isinstance(value, Plain | Wrapper) and not value.requires_grad
+    ]
+    if constant:
+        out.writeline(f"ctx.mark_non_differentiable({', '.join(constant)})")
+    read = slot_reader(parts, names, results)
+    returned = [leaf for leaf, _ in computed] + [read(slot) for slot in view_ints(parts)]
     out.writeline(f"return {returned[0] if len(returned) == 1 else tuple_of(returned)}")
     return plan, recompute
 
 
-def _emit_names_in_forward(out: Emitter, parts: Parts) -> Names:
-    """Unpacks what the forward reads besides handing it to the graph."""
+def _emit_forward_names(out: Emitter, parts: Parts) -> Names:
+    """Emits the lines that unpack `kept` and `items`; returns the names of input leaves and input slots."""
     leaves = {leaf: out.fresh_name(f"x{leaf}") for leaf in tensor_leaves(parts.inputs)}
     slots = {slot: out.fresh_name(f"i{slot}") for slot in range(len(parts.inputs.flat.items))}
     out.writeline(f"{targets_of(leaves.values())} = kept")
@@ -112,8 +114,11 @@ def _emit_names_in_forward(out: Emitter, parts: Parts) -> Names:
     return Names([leaves.get(n, "None") for n in range(len(parts.inputs.values))], slots)
 
 
-def _emit_record(out: Emitter, recompute: RecomputePlan, names: Names) -> None:
-    """Notes, without keeping anything alive, what another differentiation of the call would start from."""
+def _emit_recompute_record(out: Emitter, recompute: RecomputePlan, names: Names) -> None:
+    """Emits the lines that record what a backward needs to run the function again (`RecomputePlan`).
+
+    Arguments are recorded by weak reference, except the non-leaves of autograd in `recompute.held`.
+    """
     if recompute.referred:
         ref = out.bind(weakref.ref, "ref")
         entries = []

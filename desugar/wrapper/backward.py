@@ -1,9 +1,9 @@
-"""Text of the backwards of one program.
+"""Emits the backwards of one program.
 
-A program has a variant of its backward for each set of results that a gradient arrives for. What they share is
-decided once, when the forward is written: which objects it saves, and by what expression a backward reads each
-of its inputs from them (`BackwardPlan`). A variant checks that the gradients are what was traced, reads what it
-needs, calls its compiled graph and builds the gradients of the arguments.
+A program has one variant of its backward for each set of results whose gradients arrive. All variants share a
+`BackwardPlan`, which is made together with the forward: which objects the forward saves, and by which expression a
+backward reads each of its inputs. A variant checks that the gradients match the traced ones, reads its inputs, calls
+its compiled graph and builds the gradients of the arguments.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ from subclasses.layout import cotangent_layout
 
 @dataclass(slots=True)
 class BackwardPlan:
-    """What the forward keeps, and how a backward reads it.
+    """What the forward saves, and how a backward reads it.
 
     Attributes:
-        saved: Expressions in the forward, of the objects given to `save_for_backward`.
-        ints: Expressions in the forward, of ints.
-        sizes: Expressions in the forward, of the sizes of results that may get no gradient.
-        companions: Expressions in the forward, of inner tensors that a gradient shares with its result.
-        leaves: Input leaf -> place in `saved`, for those saved whole.
+        saved: Expressions in the forward of the objects passed to `save_for_backward`.
+        ints: Expressions in the forward of ints.
+        sizes: Expressions in the forward of the sizes of results whose gradients may not arrive.
+        companions: Expressions in the forward of non-differentiable inner tensors that a gradient shares with its
+            result.
+        leaves: Input leaf -> index in `saved`, for leaves that are saved themselves.
         reads: Backward input -> expression in the backward.
-        size_reads: Tangent slot -> expression in the backward of its size.
-        companion_reads: (result number, attribute path) -> expression in the backward.
+        size_reads: Tangent slot -> expression of its size in the backward.
+        companion_reads: (result leaf, attribute path) -> expression of a companion in the backward.
     """
 
     saved: list[str] = field(default_factory=list)
@@ -58,26 +59,28 @@ class BackwardPlan:
     companion_reads: dict[tuple[int, tuple[str, ...]], str] = field(default_factory=dict)
 
     def save(self, source: BackwardInput, obj: str, path: Sequence[str]) -> int:
-        """A tensor that the backward reads as attribute `path` of a saved object; returns the object's place."""
-        place = self.keep(obj)
-        self.reads[source] = ".".join([f"saved[{place}]", *path])
-        return place
-
-    def keep(self, obj: str) -> int:
-        """Saves an object; returns its place."""
+        """Saves an object whose attribute `path` is a backward input; returns the object's index in `saved`."""
         if obj not in self.saved:
             self.saved.append(obj)
-        return self.saved.index(obj)
+        index = self.saved.index(obj)
+        self.reads[source] = ".".join([f"saved[{index}]", *path])
+        return index
 
     def save_int(self, source: BackwardInput, text: str) -> None:
-        """An int that the backward reads."""
+        """Saves an int that is a backward input."""
         self.reads[source] = f"ctx.ints[{len(self.ints)}]"
         self.ints.append(text)
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardNames:
-    """Expressions in the forward: of input leaves and slots, of the graph's outputs, of result leaves."""
+    """Names in the forward.
+
+    Attributes:
+        inputs: The names of input leaves and input slots.
+        results: The names of the compiled graph's outputs.
+        leaves: Result leaf -> expression.
+    """
 
     inputs: Names
     results: Sequence[str]
@@ -87,22 +90,21 @@ class ForwardNames:
 def plan_backward(
     inputs: Inputs, traced: Traced, partitioned: Partitioned, names: ForwardNames
 ) -> BackwardPlan:
-    """Decides for each backward input what object is saved and how the backward reads it.
+    """Decides for each backward input which object the forward saves and how the backward reads it.
 
-    A tensor inside an input or a result is read through that outer object, so that autograd checks the version
-    counter of what the user may write to.
+    A tensor inside an input or a result is read through the outer tensor. So autograd checks the version counter of
+    the tensor that the user may write to. A plain tensor inside an input that the function mutates is saved itself,
+    because the version counter of the input rises after the forward.
     """
     plan = BackwardPlan()
     input_paths, output_paths = first_paths(inputs.values), first_paths(traced.outputs.values)
     forward_outputs = output_nodes(partitioned.forward)
     returned = traced.outputs.returned
-    written = {leaf for leaf, _, _ in traced.outputs.versions}
+    mutated = {leaf for leaf, _, _ in traced.outputs.versions}
     for source in partitioned.backward_inputs:
         match source:
-            case FromInput(index) if input_paths.get(index, (None,))[0] in written:
-                plan.save(
-                    source, names.inputs.slots[index], ()
-                )  # the outer object's version is about to rise
+            case FromInput(index) if input_paths.get(index, (None,))[0] in mutated:
+                plan.save(source, names.inputs.slots[index], ())
             case FromInput(index) if isinstance(inputs.fake_items[index], Tensor):
                 leaf, path = input_paths[index]
                 plan.leaves[leaf] = plan.save(source, names.inputs.leaves[leaf], path)
@@ -123,7 +125,7 @@ def plan_backward(
 
 def _plan_tangents(plan: BackwardPlan, traced: Traced, leaves: Mapping[int, str]) -> None:
     for number, value in traced.tangents:
-        for path in _companions(value):
+        for path in _companion_paths(value):
             plan.companion_reads[number, path] = f"ctx.companions[{len(plan.companions)}]"
             plan.companions.append(".".join([leaves[number], *path]))
         for slot, path in paths_of(value) if len(traced.tangents) > 1 else ():
@@ -133,39 +135,39 @@ def _plan_tangents(plan: BackwardPlan, traced: Traced, leaves: Mapping[int, str]
 
 
 def first_paths(values: Sequence[Value]) -> dict[int, tuple[int, tuple[str, ...]]]:
-    """Slot -> (leaf, attribute path) of its first occurrence."""
-    found: dict[int, tuple[int, tuple[str, ...]]] = {}
+    """Returns slot -> (leaf, attribute path) of the first occurrence of each plain tensor in the values."""
+    paths: dict[int, tuple[int, tuple[str, ...]]] = {}
     for leaf, value in enumerate(values):
         for slot, path in paths_of(value):
-            found.setdefault(slot, (leaf, path))
-    return found
+            paths.setdefault(slot, (leaf, path))
+    return paths
 
 
-def _companions(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of the non-differentiable inner tensors that a tangent shares with its result."""
+def _companion_paths(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yields the paths of the non-differentiable inner tensors that a tangent shares with its result."""
     match value:
         case Constant():
             yield path
         case Wrapper(inner=inner):
             for name, part in inner:
-                yield from _companions(part, (*path, name))
+                yield from _companion_paths(part, (*path, name))
         case _:
             return
 
 
-# -------------------------------------------------------------------------------------------------- a variant
+# ------------------------------------------------------------------------------------------------- variants
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One backward: its graph and where the graph's inputs come from.
+    """One variant of the backward.
 
     Attributes:
-        name: The function's name in the generated text.
+        name: The name of the generated function.
         present: Per tangent, whether it arrives.
-        graph: The graph that was compiled; outputs that get no gradient are None.
-        sources: Where each of its inputs comes from.
-        compiled: The compiled graph; None where no gradient arrives at all.
+        graph: The plain graph; its output is None where an argument gets no gradient.
+        sources: The source of each input of the graph.
+        compiled: The compiled graph; None if no gradient arrives at all.
     """
 
     name: str
@@ -176,19 +178,21 @@ class Variant:
 
 
 def variant_name(present: tuple[bool, ...]) -> str:
-    """The name of the generated function for the gradients that arrive: `backward_10` for the first of two."""
-    return "backward_" + "".join("1" if there else "0" for there in present)
+    """Returns the name of a variant's function: `backward_10` if only the first of two gradients arrives."""
+    return "backward_" + "".join("1" if is_present else "0" for is_present in present)
 
 
 class VariantEmitter:
-    """Writes one variant.
+    """Emits one variant.
 
     Attributes:
-        out: What is written.
-        traced, plan: The trace, and what the forward keeps.
-        other: The name of what takes the gradients that the variant does not take.
+        out: Receives the text.
+        traced: The traced function.
+        plan: What the forward saves.
+        fallback: The name of the function that takes gradients which do not match the traced ones.
         autocast: Whether autocast is on for some device.
-        reads_memory: Whether the compiled graph knows nothing of lazy negation and of batches of gradients.
+        reads_memory: Whether the compiled graph reads memory directly, without support for lazy negation and for
+            vmap's batches.
     """
 
     def __init__(
@@ -196,16 +200,16 @@ class VariantEmitter:
         out: Emitter,
         traced: Traced,
         plan: BackwardPlan,
-        other: str,
+        fallback: str,
         *,
         autocast: bool,
         reads_memory: bool,
     ) -> None:
-        self.out, self.traced, self.plan, self.other = out, traced, plan, other
+        self.out, self.traced, self.plan, self.fallback = out, traced, plan, fallback
         self.autocast, self.reads_memory = autocast, reads_memory
 
     def emit(self, variant: Variant) -> None:
-        """Writes `def <name>(ctx, tangent0, ...)`."""
+        """Emits `def <name>(ctx, tangent0, ...)`."""
         out = self.out
         tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
         out.writeline(f"def {variant.name}(ctx, {', '.join(tangents.values())}):")
@@ -218,28 +222,43 @@ class VariantEmitter:
                 for (number, value), present in zip(self.traced.tangents, variant.present, strict=True)
                 if present
             ]
-            items = self.emit_arrived(arrived, self.emit_check(tangents, arrived))
-            self._emit_missing(variant, items)
+            items = self.emit_unwrapping(arrived, self.emit_check(tangents, arrived))
+            self._emit_zeros(variant, items)
             self._emit_gradients(variant, items)
 
     def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> dict[int, str]:
-        """Whatever is not as it was traced goes elsewhere: None is of another type, too.
+        """Emits the check that gradients match the traced ones; others go to the fallback.
+
+        A gradient that does not arrive fails the check too, since None has another type.
+
+        Args:
+            tangents: Result leaf -> parameter, for all tangents.
+            arrived: (result leaf, value) of the tangents that arrive in this variant.
 
         Returns:
-            Slot -> name of the plain tensors that the check has read.
+            Tangent slot -> name, for the plain tensors that the check has read.
         """
         out, items = self.out, {}
-        unexpected = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
+        mismatches = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
         for number, value in arrived:
-            unexpected += self._unexpected(tangents[number], number, value, (), items)
-        out.writeline(f"if {unexpected[0]}" + "".join(f" or {text}" for text in unexpected[1:]) + ":")
+            mismatches += self._mismatches(tangents[number], number, value, (), items)
+        out.writeline(f"if {mismatches[0]}" + "".join(f" or {text}" for text in mismatches[1:]) + ":")
         with out.indent():
-            out.writeline(f"return {self.other}(ctx, {tuple_of(tangents.values())})")
+            out.writeline(f"return {self.fallback}(ctx, {tuple_of(tangents.values())})")
         return items
 
-    def _unexpected(
+    def _mismatches(
         self, name: str, number: int, value: Value, path: tuple[str, ...], items: dict[int, str]
     ) -> Iterator[str]:
+        """Yields the conditions under which a tangent, or an inner tensor of one, does not match its value.
+
+        Args:
+            name: The expression of the tensor.
+            number: The result leaf of the tangent.
+            value: The expected structure.
+            path: The attribute path from the tangent to the tensor.
+            items: Tangent slot -> name; receives the names that the conditions assign.
+        """
         out = self.out
         match value:
             case Plain() if self.reads_memory:
@@ -250,17 +269,17 @@ class VariantEmitter:
             case Plain():
                 yield f"type({name}) is not {out.bind(Tensor, 'Tensor')}"
             case Constant():
-                held, equal = self.plan.companion_reads[number, path], out.bind(torch.equal, "equal")
-                yield f"{name} is not {held} and not {equal}({name}, {held})"
+                companion, equal = self.plan.companion_reads[number, path], out.bind(torch.equal, "equal")
+                yield f"{name} is not {companion} and not {equal}({name}, {companion})"
             case Wrapper():
                 yield f"type({name}) is not {out.bind(value.cls, value.cls.__name__)}"
-                yield from self._other_metadata(name, value)
+                yield from self._metadata_mismatches(name, value)
                 for field_name, part in value.inner:
                     if not (isinstance(part, Plain) and issubclass(value.cls, TensorSubclass)):
                         inner = f"{name}.{field_name}", number, part, (*path, field_name)
-                        yield from self._unexpected(*inner, items)
+                        yield from self._mismatches(*inner, items)
 
-    def _other_metadata(self, name: str, value: Wrapper) -> Iterator[str]:
+    def _metadata_mismatches(self, name: str, value: Wrapper) -> Iterator[str]:
         out = self.out
         if issubclass(value.cls, TensorSubclass):
             layouts = [out.bind(value.context, "layout")]
@@ -272,8 +291,16 @@ class VariantEmitter:
             context = emit_constant(out, value.context)
             yield f"tuple({name}.__tensor_flatten__()) != ({names!r}, {context})"
 
-    def emit_arrived(self, arrived: list[tuple[int, Value]], known: Mapping[int, str]) -> dict[int, str]:
-        """Takes the tangents apart as far as that is not done, their memory laid out as it was traced; slot -> name."""
+    def emit_unwrapping(self, arrived: list[tuple[int, Value]], known: Mapping[int, str]) -> dict[int, str]:
+        """Emits the lines that unwrap tangents into plain tensors in the traced memory order.
+
+        Args:
+            arrived: (result leaf, value) of the tangents that arrive.
+            known: Tangent slot -> name, for the plain tensors that the check has read.
+
+        Returns:
+            Tangent slot -> name, for all plain tensors of the tangents.
+        """
         items = dict(known)
         for number, value in arrived:
             for slot, path in paths_of(value):
@@ -282,21 +309,21 @@ class VariantEmitter:
                 else:
                     read = ".".join([f"tangent{number}", *path])
                     items[slot] = self.out.fresh_name(f"g{slot}")
-                text = read if self.reads_memory else self._laid_out(read, self.traced.tangent_items[slot])
+                text = read if self.reads_memory else self._restrided(read, self.traced.tangent_items[slot])
                 self.out.writeline(f"{items[slot]} = {text}")
         if self.reads_memory:
             self._emit_settling(items)
         return items
 
-    def _laid_out(self, read: str, fake: Tensor) -> str:
-        """An expression of a tensor in the memory order that was traced: itself, where it has that already."""
+    def _restrided(self, read: str, fake: Tensor) -> str:
+        """Returns the expression of a tensor in the traced memory order; the call copies only if necessary."""
         order = stride_order(fake)
         if order == tuple(range(fake.dim())):
             return f"{read}.contiguous()"
         return f"{self.out.bind(restride, 'restride')}({read}, {order})"
 
     def _emit_settling(self, items: dict[int, str]) -> None:
-        """One C++ call sees that all are as they were traced; what is not is brought into that form, if it can be."""
+        """Emits one C++ check of all plain tangents; `settle` converts tangents that do not pass, if it can."""
         out, names = self.out, list(items.values())
         fakes = [self.traced.tangent_items[slot] for slot in items]
         note_left_out(out, "type, memory order and lazy negation one by one: one C++ call looks at all")
@@ -308,14 +335,14 @@ class VariantEmitter:
             out.writeline("if settled is None:")
             with out.indent():
                 tangents = tuple_of(f"tangent{number}" for number, _ in self.traced.tangents)
-                out.writeline(f"return {self.other}(ctx, {tangents})")
+                out.writeline(f"return {self.fallback}(ctx, {tangents})")
             out.writeline(f"{targets_of(names)} = settled")
         for name, fake in zip(names, fakes, strict=True):
-            if any(map(is_symbolic, fake.size())):  # the check knows no order of those
-                out.writeline(f"{name} = {self._laid_out(name, fake)}")
+            if any(map(is_symbolic, fake.size())):  # the C++ check skips symbolic strides
+                out.writeline(f"{name} = {self._restrided(name, fake)}")
 
-    def _emit_missing(self, variant: Variant, items: dict[int, str]) -> None:
-        """Zeros where the pruned graph still reads a tangent that did not arrive."""
+    def _emit_zeros(self, variant: Variant, items: dict[int, str]) -> None:
+        """Emits zeros for each missing tangent that the pruned graph still reads."""
         for source in variant.sources:
             if isinstance(source, FromTangent) and source.index not in items:
                 items[source.index] = self.out.fresh_name(f"g{source.index}")
@@ -354,10 +381,10 @@ class VariantEmitter:
 
 
 def differentiable_leaves(traced: Traced) -> list[int]:
-    """Input leaves that get a gradient."""
+    """Returns the input leaves that get a gradient."""
     return [number for number, value in traced.grads if value is not None]
 
 
 def stride_order(fake: Tensor) -> tuple[int, ...]:
-    """Dimensions from the largest stride to the smallest."""
+    """Returns the dimensions from the largest stride to the smallest."""
     return tuple(sorted(range(fake.dim()), key=lambda dim: -hint(fake.stride(dim))))

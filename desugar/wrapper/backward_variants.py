@@ -1,9 +1,10 @@
-"""The backwards of one program: a variant for each set of which results get a gradient, written when first met.
+"""Builds the backwards of one program: one variant for each set of results whose gradients arrive.
 
-A variant is compiled then too, or ahead of that (:mod:`desugar.backends.parallel_build`). For gradients of the
-kind that was traced, it runs a compiled graph against what the forward saved: the whole backward graph, or what is left
-of it when some gradients do not arrive. Anything else (a gradient of another type or metadata, a backward that
-is to be differentiated itself) goes to :mod:`desugar.wrapper.recompute`.
+A variant is generated when its set of gradients first arrives. It is compiled then, or earlier
+(:mod:`desugar.backends.parallel_build`). For gradients of the traced types, a variant runs a compiled graph on what
+the forward saved: the backward graph for all gradients, or a pruned one if some do not arrive. Other backwards go to
+:mod:`desugar.wrapper.recompute`: those with a gradient of another type or metadata, and those that are themselves
+differentiated.
 """
 
 from __future__ import annotations
@@ -30,14 +31,10 @@ from desugar.passes.verify import check_pruned
 from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
 from desugar.recording.listeners import stage
 from desugar.tracing.nonlinear_gradients import may_differ_without
-from desugar.wrapper.autograd_function import Kept
-from desugar.wrapper.backward import (
-    Variant,
-    VariantEmitter,
-    variant_name,
-)
-from desugar.wrapper.direct_calls import call_directly, take_place_of_backward
-from desugar.wrapper.recompute import Again, Recompute
+from desugar.wrapper.autograd_function import EmittedFunction
+from desugar.wrapper.backward import Variant, VariantEmitter, variant_name
+from desugar.wrapper.direct_calls import call_directly, replace_backward
+from desugar.wrapper.recompute import CapturedFunction, Recompute
 from desugar.wrapper.results import Parts
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
@@ -46,7 +43,7 @@ Backward = Callable[..., tuple[Any, ...]]
 
 
 class VariantTable(dict[tuple[bool, ...], Backward]):
-    """Presence of each gradient -> the generated function; built when first asked for."""
+    """Presence of each gradient -> the variant's function; builds the function on first access."""
 
     def __init__(self, build: Callable[[tuple[bool, ...]], Backward]) -> None:
         super().__init__()
@@ -63,25 +60,31 @@ class BackwardVariants:
     """All backwards of one program.
 
     Attributes:
-        inputs, traced, partitioned: What was traced, and forward and backward graphs as they were split.
-        backend: What compiles the graphs.
-        kept: What the forward keeps.
-        recompute: What takes gradients of another kind.
-        table: The generated functions so far.
-        sources: Their texts.
-        late_seconds: How long they took to compile when they were first needed.
-        function: The autograd function whose `backward` asks for variants; set when its text is built.
-        is_direct: Variants call the code inside their graphs (:mod:`desugar.wrapper.direct_calls`).
-        functions: The generated functions of variants.
+        inputs, traced, partitioned: The inputs, the traced function, and its forward and backward graphs.
+        backend: Compiles the graphs.
+        emitted: The plans of the forward's text.
+        autocast: The state of autocast at compilation.
+        recompute: Computes gradients by running the function again.
+        table: The variants' functions so far.
+        sources: The texts of the generated functions.
+        late_seconds: The time in seconds spent on compiling variants when they were first needed.
+        function: The autograd function whose `backward` looks up variants; set when its text is built.
+        is_direct: Whether variants call the code inside their graphs (:mod:`desugar.wrapper.direct_calls`).
+        functions: The generated functions.
     """
 
     def __init__(
-        self, parts: Parts, partitioned: Partitioned, kept: Kept, backend: Backend, again: Again
+        self,
+        parts: Parts,
+        partitioned: Partitioned,
+        emitted: EmittedFunction,
+        backend: Backend,
+        captured: CapturedFunction,
     ) -> None:
         self.inputs, self.traced, self.partitioned = parts.inputs, parts.traced, partitioned
-        self.backend, self.kept = backend, kept
+        self.backend, self.emitted = backend, emitted
         self.autocast = autocast_state()
-        self.recompute = Recompute(parts, kept.recompute, again, self.autocast)
+        self.recompute = Recompute(parts, emitted.recompute, captured, self.autocast)
         self.table = VariantTable(self._build)
         self.sources: list[str] = []
         self.late_seconds = 0.0
@@ -92,15 +95,15 @@ class BackwardVariants:
         self._lock = threading.RLock()
 
     def compile_ahead(self, present: tuple[bool, ...]) -> None:
-        """Compiles a variant now; its first call waits for its kernels."""
-        if any(present) and not self._is_differentiated(present):
+        """Compiles the graph of a variant now; the variant's first call waits for the kernels."""
+        if any(present) and not self._needs_recompute(present):
             graph = self._graph(present)
             with self.backend.postpone(graph) as kernels:
                 compiled = self._compile(graph)
             self._precompiled.put(present, compiled, kernels)
 
     def call_directly(self) -> None:
-        """Has variants call the code inside their graphs, as whoever calls the program asks for profilers."""
+        """Makes variants call the code inside their graphs; the program's caller checks for profilers."""
         self.is_direct = True
         for function in self.functions:
             call_directly(function)
@@ -117,16 +120,14 @@ class BackwardVariants:
         ):
             if present in self.table:
                 return self.table[present]
-            function = (
-                self._build_again() if self._is_differentiated(present) else self._build_variant(present)
-            )
+            function = self._run_recompute if self._needs_recompute(present) else self._build_variant(present)
             self.table[present] = function
-            if self.function is not None and self.kept.is_replaced and present and all(present):
-                take_place_of_backward(self.function, function)
+            if self.function is not None and self.emitted.is_replaced and present and all(present):
+                replace_backward(self.function, function)
             return function
 
-    def _build_again(self) -> Backward:
-        return lambda ctx, *tangents: self.recompute(ctx, tangents)
+    def _run_recompute(self, ctx: Any, *tangents: Any) -> tuple[Any, ...]:
+        return self.recompute(ctx, tangents)
 
     def _build_variant(self, present: tuple[bool, ...]) -> Backward:
         known = graph_texts()
@@ -149,21 +150,22 @@ class BackwardVariants:
         return functions[name]  # type: ignore[return-value]
 
     def emitter(self, out: Emitter, present: tuple[bool, ...]) -> VariantEmitter:
-        """Writes the text of one variant."""
-        other = out.bind(
-            *((self.otherwise, "another_backward") if all(present) else (self.recompute, "recompute"))
-        )
+        """Returns the emitter of one variant."""
+        fallback = (self.run_another, "another_backward") if all(present) else (self.recompute, "recompute")
         return VariantEmitter(
             out,
             self.traced,
-            self.kept.plan,
-            other,
+            self.emitted.plan,
+            out.bind(*fallback),
             autocast=is_autocast(self.autocast),
             reads_memory=self.backend.reads_memory,
         )
 
-    def otherwise(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What the variant for all gradients does not take: some do not arrive, or they are of another kind."""
+    def run_another(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Runs a backward that the variant for all gradients rejects.
+
+        If some gradients do not arrive, another variant runs; otherwise the function is run again.
+        """
         present = tuple(tangent is not None for tangent in tangents)
         return self.recompute(ctx, tangents) if all(present) else self.table[present](ctx, *tangents)
 
@@ -179,10 +181,11 @@ class BackwardVariants:
         return graph
 
     def _missing(self, present: tuple[bool, ...]) -> frozenset[int]:
+        """Returns the tangent slots that do not arrive."""
         return frozenset(
             slot
-            for (_, value), there in zip(self.traced.tangents, present, strict=True)
-            if not there
+            for (_, value), is_present in zip(self.traced.tangents, present, strict=True)
+            if not is_present
             for slot in slots_of(value)
         )
 
@@ -210,29 +213,30 @@ class BackwardVariants:
         self.late_seconds += time.perf_counter() - start
 
     def _compile_late(self, graph: fx.GraphModule) -> CompiledGraph:
-        """Compiles when the signature is settled: a graph that would need more of it runs as it is."""
+        """Compiles a graph after Dynamo has built its guards; a graph that needs further guards runs eagerly."""
         env = self.inputs.fakes.env
-        known = len(env.guards)
+        num_guards = len(env.guards)
         compiled = self._compile(graph)
-        if len(env.guards) == known:
+        if len(env.guards) == num_guards:
             return compiled
         return run_eagerly(graph)
 
-    def _is_differentiated(self, present: tuple[bool, ...]) -> bool:
-        """Whether the graph for all gradients does not tell what some of them give."""
+    def _needs_recompute(self, present: tuple[bool, ...]) -> bool:
+        """Whether the graph for all gradients does not determine the result for some of them."""
         if not any(present) or all(present):
             return False
-        return may_differ_without(self.traced.calls, self._missing(present)) or self._type_depends_on(present)
+        missing = self._missing(present)
+        return may_differ_without(self.traced.calls, missing) or self._has_other_gradient_type(present)
 
-    def _type_depends_on(self, present: tuple[bool, ...]) -> bool:
+    def _has_other_gradient_type(self, present: tuple[bool, ...]) -> bool:
         """Whether a plain argument's gradient is a subclass only because of a gradient that does not arrive."""
         arriving, missing = set[int](), set[int]()
-        for (_, value), there in zip(self.traced.tangents, present, strict=True):
+        for (_, value), is_present in zip(self.traced.tangents, present, strict=True):
             if isinstance(value, Wrapper):
-                (arriving if there else missing).update(slots_of(value))
+                (arriving if is_present else missing).update(slots_of(value))
         for leaf, value in self.traced.grads:
             if isinstance(self.inputs.values[leaf], Plain) and isinstance(value, Wrapper):
-                feeding = frozenset().union(*(self.partitioned.depends[slot] for slot in slots_of(value)))
-                if feeding & missing and not feeding & arriving:
-                    return any(present)
+                depends = frozenset().union(*(self.partitioned.depends[slot] for slot in slots_of(value)))
+                if depends & missing and not depends & arriving:
+                    return True
         return False

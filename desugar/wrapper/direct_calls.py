@@ -1,9 +1,9 @@
-"""Graphs of Inductor's, and backwards, called without what surrounds them.
+"""Calls the code inside Inductor's graphs, and backwards, without the layers around them.
 
-Calling a `CompiledFxGraph` ends the autotuning of its compilation, asks whether debugging tools listen and looks
-for a profiler, which costs 0.7 µs. The first of these is work for the first call alone, the second is none of a
-wrapper's business, and the third was asked at the top of the call. So only the first call of a graph, and each
-under a profiler, goes that way (see :mod:`desugar.dynamo.profiling`).
+Calling a `CompiledFxGraph` finishes the autotuning of its compilation, checks for debugging tools and for a
+profiler, which costs 0.7 µs. Only the first call needs to finish autotuning. A wrapper does not need the debugging
+tools. The top of the call has checked for a profiler already. So only the first call of a graph, and each call under
+a profiler, goes through the `CompiledFxGraph` (see :mod:`desugar.dynamo.profiling`).
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ Graph = Callable[[list[Any]], Sequence[Any]]
 
 
 class FirstCall:
-    """A compiled graph that, once it was called, gives its name in a wrapper's globals to the code inside it."""
+    """A compiled graph that replaces itself in a wrapper's globals by the code inside it, after its first call.
+
+    Attributes:
+        graph: The compiled graph.
+        inside: The code inside the graph.
+    """
 
     def __init__(self, graph: Graph, inside: Graph, scope: dict[str, Any], name: str) -> None:
         self.graph, self.inside = graph, inside
         self._scope, self._name = scope, name
 
     def __call__(self, items: list[Any]) -> Sequence[Any]:
-        """Runs the graph, whose next call will be direct."""
+        """Runs the graph; its next call is direct."""
         results = self.graph(items)
         if self._scope.get(self._name) is self:
             self._scope[self._name] = self.inside
@@ -33,40 +38,41 @@ class FirstCall:
 
 
 def call_directly(function: Any) -> None:
-    """Has a generated function call the code inside its graphs from their second call on.
+    """Makes a generated function call the code inside its graphs from their second call on.
 
     Args:
-        function: It reaches each graph by a global name. The graphs stay alive with it, for their deletion takes
-            apart what is inside.
+        function: A function that reads each graph from a global name. Its globals keep the graphs alive, since the
+            deletion of a graph deletes the code inside.
     """
     scope = function.__globals__
     for name, graph in list(scope.items()):
-        if _is_inductors(graph) and graph.current_callable is not None:
-            scope[name] = scope[_owner(name)] = FirstCall(graph, graph.current_callable, scope, name)
+        if _is_inductor_graph(graph) and graph.current_callable is not None:
+            scope[name] = scope[_graph_name(name)] = FirstCall(graph, graph.current_callable, scope, name)
 
 
-def take_place_of_backward(function: Any, variant: Callable[..., Any]) -> None:
-    """Has autograd call `variant(ctx, *tangents)` for an autograd function.
+def replace_backward(function: Any, variant: Callable[..., Any]) -> None:
+    """Makes autograd call `variant(ctx, *tangents)` as the backward of an autograd function.
 
     Args:
-        function: The autograd function. Its node asks at each call whether `backward` or `vjp` is the one, and in
-            which form it takes gradients; the variant is the node's own method instead.
-        variant: What computes the gradients.
+        function: The autograd function. By default its node chooses between `backward` and `vjp`, and the form of the
+            gradients, at each call; here the variant becomes the node's own method.
+        variant: Computes the gradients.
     """
     function.backward = staticmethod(variant)
     function._backward_cls.apply = variant
 
 
 def graph_behind(scope: dict[str, Any], name: str) -> tuple[Graph, Graph]:
-    """The graph that a wrapper calls by a global name, as a whole and as it is called now."""
-    first = scope.get(_owner(name))
+    """Returns the graph behind a global name of a wrapper, and what the wrapper calls by that name now."""
+    first = scope.get(_graph_name(name))
     return (first.graph if isinstance(first, FirstCall) else scope[name]), scope[name]
 
 
-def _is_inductors(graph: Any) -> bool:
-    # Inductor is not imported for the sake of asking.
+def _is_inductor_graph(graph: Any) -> bool:
+    # Does not import Inductor for this test.
     return "torch._inductor.output_code" in sys.modules and isinstance(graph, private.CompiledFxGraph)
 
 
-def _owner(name: str) -> str:
+def _graph_name(name: str) -> str:
+    """Returns the global name that keeps the graph alive."""
     return f"_{name}"

@@ -1,10 +1,11 @@
-"""Gradients of any kind, to any order: the function is differentiated again, from the arguments of the call.
+"""Computes gradients of any type and order by running and differentiating the captured function again.
 
-`torch.autograd.grad` over the function is a function like any other, and the pass compiles it. Its own gradients are
-right to any order, for autograd itself wrote them.
+`torch.autograd.grad` over the function is a function itself, and the pass compiles it. Its gradients are right to any
+order, because autograd computes them.
 
-The arguments are not kept alive for that, since eager mode would not keep all of them either. What the forward saved
-anyway comes from there, a leaf from the autograd graph, the rest by weak reference.
+Eager mode does not keep all arguments of a call alive until its backward, so neither does the wrapper. An argument
+that the forward saves is read from there. A leaf of autograd is read from the autograd graph. The other arguments are
+weakly referenced.
 """
 
 from __future__ import annotations
@@ -24,10 +25,9 @@ from desugar.frontend.autocast import AutocastState, entering
 from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import first_random, output_nodes
 from desugar.ir.pytree import result_leaves
-from desugar.ir.stages import FromForward, Partitioned
+from desugar.ir.stages import FromForward, LeafFunction, Partitioned
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, View, Wrapper
-from desugar.tracing.trace import LeafFunction
 from desugar.tracing.unsupported import check_first_order
 from desugar.wrapper.backward import BackwardPlan, differentiable_leaves, first_paths
 from desugar.wrapper.results import Parts
@@ -36,12 +36,12 @@ from desugar.wrapper.results import Parts
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """What it takes to differentiate the function again.
+class CapturedFunction:
+    """The captured graph as a function, with a compiler for its gradients.
 
     Attributes:
-        call: The function, from argument leaves to its result.
-        compile: Compiles a function that computes gradients.
+        call: Takes the argument leaves, returns the result.
+        compile: Compiles a function that computes gradients of `call`.
     """
 
     call: LeafFunction
@@ -50,16 +50,18 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class RecomputePlan:
-    """How the argument leaves of a call are found again in its backward.
+    """How a backward finds the argument leaves of its call again.
 
     Attributes:
-        saves: Whether the forward saves something: then autograd tells whether that is still there and unchanged.
-        saved: Input leaf -> place among the saved tensors, for those saved whole.
-        referred: Argument leaves that are neither saved nor in the autograd graph: a weak reference.
-        held: Those of them that are held if they are no leaves, for eager mode holds what leads to them.
-        versioned: Leaves that the saved values were computed from and that are not saved: their version.
-        numbers: Slots of ints that are arguments.
-        constants: Argument leaf -> what it is, for those that are constants.
+        saves: Whether the forward saves a tensor; autograd then checks that saved tensors are alive and unchanged.
+        saved: Input leaf -> index among the saved tensors, for leaves that are saved themselves.
+        referred: Argument leaves that are neither saved nor in the autograd graph; weakly referenced.
+        held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
+            history alive, too.
+        versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
+            are recorded.
+        numbers: Input slots of the arguments that are symbolic numbers.
+        constants: Argument leaf -> its object, for constants.
     """
 
     saves: bool
@@ -72,7 +74,7 @@ class RecomputePlan:
 
 
 def plan_recompute(parts: Parts, plan: BackwardPlan) -> RecomputePlan:
-    """What the forward is to note besides what it saves."""
+    """Decides what the forward records besides the tensors of `plan`, so that a backward can run the function again."""
     assert parts.partitioned is not None
     inputs, leaves = parts.inputs, parts.leaves
     differentiable, live = set(differentiable_leaves(parts.traced)), [*leaves, *inputs.captured]
@@ -90,37 +92,40 @@ def plan_recompute(parts: Parts, plan: BackwardPlan) -> RecomputePlan:
     )
 
 
-# ------------------------------------------------------------------------------------- differentiating again
+# -------------------------------------------------------------------------------------------- recomputation
 
 
 class Recompute:
-    """The function of one program, differentiated again.
+    """Computes the gradients of one program by running its function again.
 
     Attributes:
-        inputs, traced: What was traced.
+        inputs, traced: The inputs and the traced function.
         plan: How the arguments of a call are found again.
-        again: The function and its compiler.
-        autocast: The state under which the forward ran.
+        function: The captured function and its compiler.
+        autocast: The state of autocast in the forward.
     """
 
-    def __init__(self, parts: Parts, plan: RecomputePlan, again: Again, autocast: AutocastState) -> None:
+    def __init__(
+        self, parts: Parts, plan: RecomputePlan, function: CapturedFunction, autocast: AutocastState
+    ) -> None:
         assert parts.partitioned is not None
         self.inputs, self.traced, self.plan = parts.inputs, parts.traced, plan
-        self.again, self.autocast = again, autocast
-        self._random = first_random(parts.partitioned.forward)
+        self.function, self.autocast = function, autocast
+        self._random_op = first_random(parts.partitioned.forward)
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._lock = threading.RLock()
 
     def __call__(self, ctx: Any, tangents: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The gradients by differentiating the function again, for gradients of any kind.
+        """Returns the gradients of the arguments for incoming gradients of any type.
 
         Raises:
-            DesugarError: The call cannot be repeated: it draws random numbers, or an argument is gone or was
-                changed since.
+            DesugarError: The call cannot be repeated: the function draws random numbers or writes to its arguments,
+                or an argument is gone or was changed since.
         """
-        if self._random is not None:
+        if self._random_op is not None:
             raise DesugarError(
-                f"this backward has to run the function again, which would draw other random numbers ({self._random})",
+                "this backward has to run the function again, which would draw other random numbers "
+                f"({self._random_op})",
                 instead="pass gradients of the results' own types and, for second derivatives, run it in eager mode",
             )
         if self.traced.outputs.has_effects:
@@ -128,25 +133,30 @@ class Recompute:
                 "this backward has to run the function again, which would write to its arguments again",
                 instead="return new values from the function instead of writing in place",
             )
-        leaves = self._recover(ctx)
+        leaves = self._recover_arguments(ctx)
         numbers = [number for number, _ in self.traced.tangents]
         present = tuple(n for n, tangent in zip(numbers, tangents, strict=True) if tangent is not None)
-        given = tuple(tangent for tangent in tangents if tangent is not None)
-        if are_batched(given):  # nothing compiled takes them
+        arrived = tuple(tangent for tangent in tangents if tangent is not None)
+        if are_batched(arrived):  # compiled code does not support vmap's batches
             with entering(self.autocast):
-                return None, None, *self._gradients_of(present)([*leaves, *given])
+                return None, None, *self._gradient_function(present)([*leaves, *arrived])
         with self._lock:
-            again = self._compiled.get(present)
-            if again is None:
-                again = self._compiled[present] = self.again.compile(self._gradients_of(present))
+            compiled = self._compiled.get(present)
+            if compiled is None:
+                compiled = self.function.compile(self._gradient_function(present))
+                self._compiled[present] = compiled
         with entering(self.autocast):
-            return None, None, *again(*leaves, *given)
+            return None, None, *compiled(*leaves, *arrived)
 
-    def _gradients_of(self, present: tuple[int, ...]) -> LeafFunction:
-        """The function from argument leaves, then gradients of results, to gradients of arguments."""
-        call, captured = self.again.call, self.inputs.captured
-        wanted, num_arguments = differentiable_leaves(self.traced), self.inputs.num_arguments
-        # What hidden results are: the bases of views that the user sees.
+    def _gradient_function(self, present: tuple[int, ...]) -> LeafFunction:
+        """Returns a function from argument leaves and gradients of results to gradients of arguments.
+
+        Args:
+            present: The result leaves whose gradients arrive.
+        """
+        call, captured = self.function.call, self.inputs.captured
+        differentiable, num_arguments = differentiable_leaves(self.traced), self.inputs.num_arguments
+        # A hidden result is the base of a view among the visible results.
         bases = {
             value.index: n
             for n, value in enumerate(self.traced.outputs.visible)
@@ -155,24 +165,28 @@ class Recompute:
 
         def gradients(flat: list[Any]) -> tuple[Any, ...]:
             leaves, tangents = flat[:num_arguments], flat[num_arguments:]
-            twice = torch.is_grad_enabled()
+            create_graph = torch.is_grad_enabled()
             with torch.enable_grad():
                 results = dict(enumerate(result_leaves(call(leaves))))
                 results |= {base: base_of(results[n]) for base, n in bases.items() if base not in results}
-                if twice:
+                if create_graph:
                     check_first_order(results.values())
                 return torch.autograd.grad(
                     [results[number] for number in present],
-                    [leaves[n] if n < num_arguments else captured[n - num_arguments] for n in wanted],
+                    [leaves[n] if n < num_arguments else captured[n - num_arguments] for n in differentiable],
                     tangents,
                     allow_unused=True,
-                    create_graph=twice,
+                    create_graph=create_graph,
                 )
 
         return gradients
 
-    def _recover(self, ctx: Any) -> list[Any]:
-        """The argument leaves of the call, as they were."""
+    def _recover_arguments(self, ctx: Any) -> list[Any]:
+        """Returns the argument leaves of the call, unchanged since.
+
+        Raises:
+            DesugarError: An argument is gone or was changed in place.
+        """
         plan = self.plan
         saved = ctx.saved_tensors if plan.saves else ()
         leaves: list[Any] = []
@@ -197,7 +211,11 @@ class Recompute:
         return leaves
 
     def _recover_tensor(self, n: int, ctx: Any, saved: Sequence[Any]) -> Any:
-        """Argument leaf `n`: as saved, or if it is still there, or from the autograd graph, where leaves live on."""
+        """Returns argument leaf `n`: from the saved tensors, by its reference, or from the autograd graph.
+
+        Raises:
+            DesugarError: The argument is gone.
+        """
         if n in self.plan.saved:
             return saved[self.plan.saved[n]]
         referred, differentiable = self.plan.referred, differentiable_leaves(self.traced)
@@ -217,12 +235,12 @@ class Recompute:
 
 
 def tensor_leaves(inputs: Inputs) -> list[int]:
-    """Input leaves that are tensors."""
+    """Returns the input leaves that are tensors."""
     return [n for n, value in enumerate(inputs.values) if isinstance(value, Plain | Wrapper)]
 
 
 def sources_of_saved(inputs: Inputs, partitioned: Partitioned) -> set[int]:
-    """Input leaves that a saved intermediate was computed from."""
+    """Returns the input leaves from which a saved intermediate is computed."""
     outputs = output_nodes(partitioned.forward)
     stack = [outputs[s.index] for s in partitioned.backward_inputs if isinstance(s, FromForward)]
     seen: set[fx.Node] = set()

@@ -1,4 +1,4 @@
-"""What the text of a call and that of an autograd function's forward share: items, reads, results."""
+"""Emits the parts that the text of a call and of an autograd function's forward share."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ from subclasses.codegen.emitter import Emitter
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Everything the text of one program is made from.
+    """The parts from which the text of one program is generated.
 
     Attributes:
-        inputs, traced: What was traced.
-        leaves: The argument leaves of the call that was traced.
-        forward: The compiled graph.
-        partitioned: Forward and backward graphs; None in inference.
+        inputs, traced: The inputs and the traced function.
+        leaves: The argument leaves of the traced call.
+        forward: The compiled forward.
+        partitioned: The forward and backward graphs; None in inference.
         autocast: Whether autocast is on for some device.
-        otherwise: Takes calls whose arguments share memory in a way that matters; None if the caller looks.
+        otherwise: Takes calls whose arguments share memory, or begin at other storage offsets, where that matters.
+            None if the caller of the program has checked this.
     """
 
     inputs: Inputs
@@ -40,17 +41,23 @@ class Parts:
 
     @property
     def outputs(self) -> Outputs:
-        """What the function returned and wrote."""
+        """The results and mutations of the function."""
         return self.traced.outputs
 
 
-def emit_items(parts: Parts, names: Names) -> str:
-    """The list that a graph is called with."""
+def items_expression(parts: Parts, names: Names) -> str:
+    """Returns the expression of the list that the compiled graph takes."""
     return "[" + ", ".join(names.slots[slot] for slot in range(len(parts.inputs.flat.items))) + "]"
 
 
-def reader_of(parts: Parts, names: Names, results: Sequence[str]) -> ReadSlot:
-    """From output slots to expressions."""
+def slot_reader(parts: Parts, names: Names, results: Sequence[str]) -> ReadSlot:
+    """Returns a function from output slots to expressions.
+
+    Args:
+        parts: The program.
+        names: The names of input leaves and input slots.
+        results: The names of the compiled graph's outputs.
+    """
     outputs = parts.outputs
     positions = {slot: n for n, slot in enumerate(outputs.returned)}
 
@@ -61,8 +68,18 @@ def reader_of(parts: Parts, names: Names, results: Sequence[str]) -> ReadSlot:
 
 
 def emit_results(out: Emitter, parts: Parts, names: Names, results: Sequence[str]) -> dict[int, str]:
-    """Writes what builds the results that the graph computes; returns an expression per leaf, views left out."""
-    read = reader_of(parts, names, results)
+    """Emits the lines that build the results which the graph computes.
+
+    Args:
+        out: Receives the lines.
+        parts: The program.
+        names: The names of input leaves and input slots.
+        results: The names of the compiled graph's outputs.
+
+    Returns:
+        Result leaf -> expression, for all leaves except views.
+    """
+    read = slot_reader(parts, names, results)
     items = parts.outputs.items
     computed = [(text, items[slot]) for text, slot in zip(results, parts.outputs.returned, strict=False)]
     computed = [(text, fake) for text, fake in computed if text != "_"]
@@ -75,7 +92,7 @@ def emit_results(out: Emitter, parts: Parts, names: Names, results: Sequence[str
             case Same(_, index):
                 leaves[number] = names.leaves[index]
             case Plain(index, True) if index in parts.outputs.inputs and parts.partitioned:
-                leaves[number] = f"{read(index)}.detach()"  # the inner tensor itself never gets a history
+                leaves[number] = f"{read(index)}.detach()"  # an inner tensor never gets a grad_fn
             case _:
                 leaves[number] = emit_value(out, value, read, f"out{number}")
     for number, value in enumerate(parts.outputs.values):
@@ -88,7 +105,7 @@ def emit_results(out: Emitter, parts: Parts, names: Names, results: Sequence[str
 
 
 def view_ints(parts: Parts) -> list[int]:
-    """Output slots of ints that views are taken with and that the graph computes."""
+    """Returns the output slots of ints that the graph computes and that views among the results need."""
     slots = [
         extent.index
         for value in parts.outputs.values
@@ -100,5 +117,5 @@ def view_ints(parts: Parts) -> list[int]:
 
 
 def is_computed(value: Value) -> bool:
-    """Whether a result leaf comes out of the autograd function."""
+    """Whether the autograd function returns a result leaf."""
     return isinstance(value, Plain | Wrapper) or (isinstance(value, Constant) and value.index is not None)

@@ -1,7 +1,6 @@
-"""The generated runtime wrapper of one program: `run(a0, a1, ...)`.
+"""Emits the runtime wrapper of one program: `run(a0, a1, ...)`.
 
-It takes the arguments apart, calls the compiled graph, or with a backward the autograd function around it, and builds
-the result.
+`run` unwraps the arguments, calls the compiled graph or the autograd function around it, and builds the result.
 """
 
 from __future__ import annotations
@@ -21,32 +20,44 @@ from desugar.ir.outputs import unread_positions, written_slots
 from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Same, View
 from desugar.recording.listeners import note_left_out
-from desugar.wrapper.autograd_function import Kept, emit_function
+from desugar.wrapper.autograd_function import EmittedFunction, emit_function
 from desugar.wrapper.backward import differentiable_leaves
 from desugar.wrapper.recompute import tensor_leaves
-from desugar.wrapper.results import Parts, emit_items, emit_results, is_computed, reader_of, view_ints
+from desugar.wrapper.results import (
+    Parts,
+    emit_results,
+    is_computed,
+    items_expression,
+    slot_reader,
+    view_ints,
+)
 from subclasses.codegen.emitter import Emitter
 
 
 @dataclass(frozen=True, slots=True)
-class Wrapped:
-    """The text of one program, and what its forward keeps; None in inference."""
+class EmittedProgram:
+    """The text of one program.
+
+    Attributes:
+        out: The text.
+        function: The plans of the autograd function; None in inference.
+    """
 
     out: Emitter
-    kept: Kept | None
+    function: EmittedFunction | None
 
 
-def emit_program(parts: Parts) -> Wrapped:
-    """The text of one program: `run`, and before it the autograd function if there is a backward."""
+def emit_program(parts: Parts) -> EmittedProgram:
+    """Emits the text of one program: the autograd function if there is a backward, then `run`."""
     out = Emitter()
     out.reserve("run", "items", "kept", "ctx", "Backward", "backwards", "apply", "_")
-    kept = None
+    function = None
     if parts.partitioned is not None:
-        kept = emit_function(out, parts, parts.partitioned)
+        function = emit_function(out, parts, parts.partitioned)
         out.writeline()
         out.writeline()
     _emit_run(out, parts)
-    return Wrapped(out, kept)
+    return EmittedProgram(out, function)
 
 
 def _emit_run(out: Emitter, parts: Parts) -> None:
@@ -54,52 +65,52 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
     out.writeline(f"def run({', '.join(parameters)}):")
     with out.indent():
         names = emit_unpacking(out, parts.inputs, parameters)
-        _emit_otherwise(out, parts, names, parameters)
+        _emit_memory_check(out, parts, names, parameters)
         tensors = tensor_leaves(parts.inputs)
         arguments = Expected(
             "arguments", tuple(parts.inputs.values[n] for n in tensors), parts.inputs.fake_items
         )
         emit_recheck(out, [names.leaves[n] for n in tensors], arguments)
         _emit_inference_check(out, parts, names)
-        written = _emit_note_versions(out, parts, names)
+        raise_line = _emit_version_reads(out, parts, names)
         leaves, read = (_emit_training if parts.partitioned else _emit_inference)(out, parts, names)
         for leaf, name, number in parts.outputs.assigns:
             out.writeline(f"{names.leaves[leaf]}.{name} = {leaves[number]}")
         for leaf, number in parts.outputs.writes:
             out.writeline(f"{names.leaves[leaf]}.copy_({leaves[number]})")
-        if written:
-            out.writeline(written)
+        if raise_line:
+            out.writeline(raise_line)
         _emit_views(out, parts, names, leaves, read)
         out.writeline(f"return {tuple_of(leaves[n] for n in range(len(parts.outputs.visible)))}")
 
 
-def _emit_otherwise(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
-    """Another program takes the call if a written tensor shares memory with another, or begins elsewhere in it."""
+def _emit_memory_check(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
+    """Emits the call of another program if a mutated tensor shares memory, or a storage offset differs."""
     if parts.otherwise is None:
         return
-    conditions = [_apart(out, parts, names), *_offsets(parts, names)]
-    found = [condition for condition in conditions if condition]
-    if found:
-        out.writeline(f"if not ({' and '.join(found)}):" if len(found) > 1 else f"if {negated(found[0])}:")
+    conditions = [*_no_overlap_conditions(out, parts, names), *_offset_conditions(parts, names)]
+    if conditions:
+        is_one = len(conditions) == 1
+        mismatch = negated(conditions[0]) if is_one else f"not ({' and '.join(conditions)})"
+        out.writeline(f"if {mismatch}:")
         with out.indent():
             out.writeline(f"return {out.bind(parts.otherwise, 'another_program')}({', '.join(parameters)})")
 
 
-def _apart(out: Emitter, parts: Parts, names: Names) -> str | None:
-    """That no tensor which is written shares memory with another."""
+def _no_overlap_conditions(out: Emitter, parts: Parts, names: Names) -> list[str]:
+    """Returns the condition that no mutated tensor shares memory with another tensor; none if that is certain."""
     inputs = parts.inputs
     written = written_slots(inputs.values, parts.outputs)
     tensors = [n for n, item in inputs.fake_items.items() if isinstance(item, Tensor)]
     if not written or len(tensors) < 2:
-        return None
-    groups = [
-        tuple_of(names.slots[n] for n in tensors if (n in written) is wanted) for wanted in (True, False)
-    ]
-    return f"{out.bind(are_apart, 'are_apart')}({groups[0]}, {groups[1]})"
+        return []
+    mutated = tuple_of(names.slots[n] for n in tensors if n in written)
+    others = tuple_of(names.slots[n] for n in tensors if n not in written)
+    return [f"{out.bind(are_apart, 'are_apart')}({mutated}, {others})"]
 
 
-def _offsets(parts: Parts, names: Names) -> list[str]:
-    """That tensors begin where they did, if the function counts from there."""
+def _offset_conditions(parts: Parts, names: Names) -> list[str]:
+    """Returns the conditions that tensors have the traced storage offsets, if the function depends on them."""
     inputs = parts.inputs
     if not inputs.fakes.offsets_matter:
         return []
@@ -112,16 +123,16 @@ def _offsets(parts: Parts, names: Names) -> list[str]:
 
 
 def _emit_inference_check(out: Emitter, parts: Parts, names: Names) -> None:
-    """Has each call asked for its mode if tensors made in inference mode are written, since Dynamo guards no mode."""
+    """Emits a check of inference mode if the program writes to inference tensors: Dynamo does not guard the mode."""
     written = written_slots(parts.inputs.values, parts.outputs)
-    made_there = [slot for slot in sorted(written) if parts.inputs.flat.items[slot].is_inference()]
-    if made_there:
+    inference = [slot for slot in sorted(written) if parts.inputs.flat.items[slot].is_inference()]
+    if inference:
         check = out.bind(check_inference_mode, "check_inference_mode")
-        out.writeline(f"{check}({tuple_of(names.slots[slot] for slot in made_there)})")
+        out.writeline(f"{check}({tuple_of(names.slots[slot] for slot in inference)})")
 
 
-def _emit_note_versions(out: Emitter, parts: Parts, names: Names) -> str | None:
-    """Notes the version counters of what is written; returns the line that raises them afterwards."""
+def _emit_version_reads(out: Emitter, parts: Parts, names: Names) -> str | None:
+    """Emits the lines that read the version counters of mutated tensors; returns the line that raises them later."""
     rises = parts.outputs.versions
     if not rises:
         return None
@@ -134,7 +145,7 @@ def _emit_note_versions(out: Emitter, parts: Parts, names: Names) -> str | None:
 
 
 def _emit_views(out: Emitter, parts: Parts, names: Names, leaves: dict[int, str], read: ReadSlot) -> None:
-    """Takes the views among the results; adds their names to `leaves`."""
+    """Emits the lines that take the views among the results; adds their names to `leaves`."""
     for number, value in enumerate(parts.outputs.values):
         if not isinstance(value, View):
             continue
@@ -157,17 +168,17 @@ def _emit_inference(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int,
     unread = unread_positions(parts.outputs)
     hints = ["_" if n in unread else f"r{n}" for n in range(parts.traced.num_forward)]
     note_left_out(out, "a walk over the arguments, and a copy of their list: the items are named one by one")
-    results = emit_graph_call(out, parts.forward, emit_items(parts, names), hints, parts.autocast)
-    return emit_results(out, parts, names, results), reader_of(parts, names, results)
+    results = emit_graph_call(out, parts.forward, items_expression(parts, names), hints, parts.autocast)
+    return emit_results(out, parts, names, results), slot_reader(parts, names, results)
 
 
 def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], ReadSlot]:
-    made = [number for number, value in enumerate(parts.outputs.values) if is_computed(value)]
-    leaves = {number: out.fresh_name(f"out{number}") for number in made}
+    computed = [number for number, value in enumerate(parts.outputs.values) if is_computed(value)]
+    leaves = {number: out.fresh_name(f"out{number}") for number in computed}
     ints = {slot: out.fresh_name(f"n{slot}") for slot in view_ints(parts)}
     kept = tuple_of(names.leaves[leaf] for leaf in tensor_leaves(parts.inputs))
     differentiable = ", ".join(names.leaves[leaf] for leaf in differentiable_leaves(parts.traced))
-    call = f"apply({emit_items(parts, names)}, {kept}, {differentiable})"
+    call = f"apply({items_expression(parts, names)}, {kept}, {differentiable})"
     note_left_out(out, "a walk over the arguments, and a copy of their list: the items are named one by one")
     out.writeline(f"{', '.join([*leaves.values(), *ints.values()])} = {call}")
     for number, value in enumerate(parts.outputs.values):

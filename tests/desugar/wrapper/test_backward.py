@@ -42,7 +42,7 @@ def test_an_object_is_saved_once():
 def test_what_lies_in_an_argument_is_saved_as_the_argument(cls):
     """So that autograd sees a write to what the user holds."""
     program, text = program_of(lambda x, y: x * y, make(cls, 2, 6, grad=True), make(cls, 2, 6, grad=True))
-    plan = program.variants.kept.plan
+    plan = program.variants.emitted.plan
     assert len(plan.saved) == 2 and plan.leaves == {0: plan.leaves[0], 1: 1 - plan.leaves[0]}
     assert text.count("ctx.saved_tensors") == 1
     assert program.saved_bytes == 0
@@ -51,7 +51,7 @@ def test_what_lies_in_an_argument_is_saved_as_the_argument(cls):
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair, Nested])
 def test_what_lies_in_a_result_is_saved_as_the_result(cls):
     program, _ = program_of(lambda x: x.exp(), make(cls, 2, 3, grad=True))
-    plan = program.variants.kept.plan
+    plan = program.variants.emitted.plan
     assert len(plan.saved) == 1 and plan.leaves == {}
     assert all(read.startswith("saved[0]") for read in plan.reads.values())
 
@@ -63,7 +63,7 @@ def test_an_input_that_is_written_is_not_saved_as_the_argument():
         return y
 
     program, _ = program_of(fn, make(Pair, 3), make(Pair, 3, grad=True))
-    assert 0 not in program.variants.kept.plan.leaves
+    assert 0 not in program.variants.emitted.plan.leaves
 
 
 def test_first_paths():
@@ -107,16 +107,16 @@ def test_a_transposed_result_wants_a_transposed_gradient():
 
 def test_the_gradient_of_a_single_result_needs_no_size():
     program, _ = program_of(lambda x: x.sin(), make(Pair, 3, grad=True))
-    assert program.variants.kept.plan.sizes == []
+    assert program.variants.emitted.plan.sizes == []
 
 
 def test_sizes_are_kept_where_a_gradient_may_be_missing():
     compiled = desugar.compile(lambda x: (x.sin(), x * 2), backend="eager", dynamic=True)
     compiled(make(Pair, 3, grad=True))
     (program,) = compiled.programs
-    assert len(program.variants.kept.plan.sizes) == len(program.variants.traced.tangent_items)
+    assert len(program.variants.emitted.plan.sizes) == len(program.variants.traced.tangent_items)
     static = desugar.trace(lambda x: (x.sin(), x * 2), make(Pair, 3, grad=True))
-    assert static.variants.kept.plan.sizes == []  # they are in the text
+    assert static.variants.emitted.plan.sizes == []  # they are in the text
 
 
 def test_what_has_no_gradient_is_shared_with_the_result():
@@ -130,8 +130,8 @@ def test_what_has_no_gradient_is_shared_with_the_result():
     assert_same_values([got], [want])
     (program,) = compiled.programs
     assert isinstance(program.outputs[0], Wrapper)
-    assert program.variants.kept.plan.companions == [
-        f"{program.variants.kept.plan.companions[0].split('.')[0]}.qdata"
+    assert program.variants.emitted.plan.companions == [
+        f"{program.variants.emitted.plan.companions[0].split('.')[0]}.qdata"
     ]
     assert len(program.variants.traced.tangent_items) == 1
     assert "equal(" in program.variants.sources[0]
