@@ -18,7 +18,7 @@ import sys
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
@@ -212,16 +212,14 @@ def measure_compiling(effort: Effort) -> list[Row]:
             seconds = {w: getattr(one, start) for (f, m, w), one in found.items() if (f, m) == (fn, mode)}
             timings = {way: Timing.of([1e3 * s for s in samples]) for way, samples in seconds.items()}
             group = f"{start} start, {fn}, {mode}"
-            rows += [_in(row, "ms") for row in rows_of(group, timings, **{"/ stock": compiling.STOCK})]
+            rows += [
+                replace(row, unit="ms") for row in rows_of(group, timings, **{"/ stock": compiling.STOCK})
+            ]
     for (fn, mode, way), one in found.items():
         if way == compiling.DIRECT:
             timings = {name: Timing.of([1e3 * s for s in samples]) for name, samples in one.stages.items()}
             rows += [Row(f"where it goes, {fn}, {mode}", n, t, unit="ms") for n, t in timings.items()]
     return rows
-
-
-def _in(row: Row, unit: str) -> Row:
-    return Row(row.group, row.name, row.timing, row.ratios, unit, row.ours)
 
 
 def measure_memory(effort: Effort) -> list[Row]:

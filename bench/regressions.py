@@ -48,13 +48,14 @@ def _compare(before: Row | None, after: Row, by_ratio: bool) -> Change:
     references = [after.ratios[name] / before.ratios[name] for name in shared]
     timed = after.timing.median / before.timing.median if before.timing.median else 1.0
     growth = min(references, key=lambda growth: abs(growth - 1)) if by_ratio and references else timed
-    # In units of the old run: what the machine as a whole does faster or slower is divided out.
-    pace = timed / growth
-    apart = after.timing.low / pace > before.timing.high, after.timing.high / pace < before.timing.low
     if 1 / LEAST <= growth <= LEAST:
         return Change(after, growth, "")
-    named = ("worse" if growth > 1 else "better") if apart[0 if growth > 1 else 1] else "noise"
-    return Change(after, growth, named)
+    pace = timed / growth  # by how much the machine as a whole is slower in the new run
+    if growth > 1:
+        verdict = "worse" if after.timing.low / pace > before.timing.high else "noise"
+    else:
+        verdict = "better" if after.timing.high / pace < before.timing.low else "noise"
+    return Change(after, growth, verdict)
 
 
 def show_changes(changes: Sequence[Change]) -> None:
