@@ -1,12 +1,12 @@
-"""Everything side by side: tables on the screen; JSON, Markdown and plots in `bench/results/`.
+"""Runs all CPU benchmarks; prints tables, and writes JSON, Markdown and plots to `bench/results/`.
 
-    python -m bench.compare                     # all of it, some minutes
+    python -m bench.compare                     # all benchmarks, some minutes
     python -m bench.compare --quick             # fewer sizes and rounds
-    python -m bench.compare --only layers       # eager mode alone, seconds
+    python -m bench.compare --only layers       # eager mode only, seconds
 
-One thread, and a process for each table, so that none depends on what was measured before. Compiling and the first
-calls are not timed, except where they are the subject. Each figure is the median over the rounds, with half the
-distance between the quartiles as its spread.
+Each table runs in a process of its own with one thread, so that no table depends on an earlier one. Compilation and
+the first calls are not timed, unless the table is about them. Each figure is the median over the rounds; its spread is
+half the distance between the quartiles.
 """
 
 from __future__ import annotations
@@ -40,19 +40,25 @@ OURS = ("declared", "desugar", "generated", "PaddedTensor", "JaggedTensor")
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured."""
+    """The number of rounds, and whether sizes are skipped."""
 
     rounds: int
     quick: bool
 
 
 def is_ours(name: str) -> bool:
-    """Whether a figure says something of this project; eager mode of another's class does not."""
+    """Whether a row measures this project; eager mode of a hand-written class does not."""
     return any(word in name for word in OURS)
 
 
 def rows_of(group: str, timings: Mapping[str, Timing], **references: str) -> list[Row]:
-    """A table whose ratios are to the named rows; heading -> row."""
+    """Returns the rows of one table.
+
+    Args:
+        group: The table.
+        timings: Name of a row -> timing.
+        references: Heading of a ratio -> name of the row to divide by.
+    """
     return [
         Row(
             group,
@@ -65,7 +71,7 @@ def rows_of(group: str, timings: Mapping[str, Timing], **references: str) -> lis
     ]
 
 
-def tell(text: str) -> None:
+def print_progress(text: str) -> None:
     Console(stderr=True).print(text)
 
 
@@ -75,7 +81,7 @@ def tell(text: str) -> None:
 
 
 def measure_wrappers(effort: Effort) -> list[Row]:
-    """The subjects of each mode and count, against stock `torch.compile` on each kind."""
+    """Times the subjects of each mode and count, relative to stock `torch.compile` on each kind."""
     rows = []
     chosen = [s for s in SUBJECTS if not effort.quick or s.count in (1, 20)]
     for (mode, count), subjects in groupby(chosen, key=lambda s: (s.mode, s.count)):
@@ -101,11 +107,11 @@ def _wrapper_row(subject: Subject, timings: dict[Subject, Timing]) -> Row:
 
 
 def measure_kinds(effort: Effort) -> list[Row]:
-    """Int8 weights, padded and jagged rows in each mode and number, against stock `torch.compile`."""
+    """Times int8 weights, padded and jagged rows in each mode and count, relative to stock `torch.compile`."""
     rows = []
     for family, (mode, count) in product(kinds.FAMILIES, product(MODES, (1, 20) if effort.quick else COUNTS)):
         torch.compiler.reset()
-        tell(group := f"{family}, {mode}, N = {count}")
+        print_progress(group := f"{family}, {mode}, N = {count}")
         timings = time_side_by_side(kinds.make_calls(family, mode, count), rounds=effort.rounds, round_ms=0.5)
         stock = {kind: timing.median for (kind, way), timing in timings.items() if way == "torch.compile"}
         for (kind, way), timing in timings.items():
@@ -119,12 +125,12 @@ def measure_kinds(effort: Effort) -> list[Row]:
 
 
 def measure_layouts(effort: Effort) -> list[Row]:
-    """Int8 weights and ragged rows, against stock `torch.compile` on the plain tensor of that size."""
+    """Times int8 weights and ragged rows, relative to stock `torch.compile` on a plain tensor of that size."""
     rows = []
     for name, make in list(layouts.SUBJECTS.items())[:: 2 if effort.quick else 1]:
         for mode in MODES:
             torch.compiler.reset()
-            tell(f"{name}, {mode}")
+            print_progress(f"{name}, {mode}")
             timings = time_side_by_side(make(mode), rounds=effort.rounds)
             named = {f"{kind}, {way}": timing for (kind, way), timing in timings.items()}
             first = next(iter(named)).split(",")[0]
@@ -133,30 +139,30 @@ def measure_layouts(effort: Effort) -> list[Row]:
 
 
 def measure_modules(effort: Effort) -> list[Row]:
-    """Modules with many layers, against stock `torch.compile` on the same module."""
+    """Times modules with many layers, relative to stock `torch.compile` on the same module."""
     rows = []
     for name in modules.SUBJECTS:
         torch.compiler.reset()
-        tell(name)
+        print_progress(name)
         timings = time_side_by_side(modules.make_calls(name), rounds=effort.rounds)
         rows += rows_of(name, timings, **{"/ stock": "torch.compile"})
     return rows
 
 
 def measure_layers(effort: Effort) -> list[Row]:
-    """What is done in eager mode, against the first named of each group."""
+    """Times operations in eager mode, relative to the first row of each group."""
     return _in_groups(layers.make_calls(), effort, "/ first")
 
 
 def measure_floor(effort: Effort) -> list[Row]:
-    """How near a call is to the least that it could cost."""
+    """Times a call relative to its lower bound."""
     return _in_groups(floor.make_all(), effort, "/ the floor", floor.FLOOR)
 
 
 def _in_groups(
     calls: Mapping[tuple[str, str], Callable], effort: Effort, heading: str, reference: str | None = None
 ) -> list[Row]:
-    """A table for each group; ratios are to the reference, or to what is named first."""
+    """Times calls; returns one table per group, with ratios to the row `reference` or to the first row."""
     with torch.no_grad():
         timings = time_side_by_side(calls, rounds=effort.rounds, round_ms=0.5)
     groups: dict[str, dict[str, Timing]] = defaultdict(dict)
@@ -170,7 +176,7 @@ def _in_groups(
 
 
 def measure_programs(effort: Effort) -> list[Row]:
-    """The cost of a call where there are several programs, against stock `torch.compile`."""
+    """Times calls of a function with several programs, relative to stock `torch.compile`."""
     rows = []
     with torch._dynamo.config.patch(recompile_limit=64):
         for count in programs.COUNTS:
@@ -186,7 +192,7 @@ def measure_programs(effort: Effort) -> list[Row]:
 
 
 def measure_seed(effort: Effort) -> list[Row]:
-    """Arguments of a backward that are no gradients."""
+    """Times the handling of saved tensors in a backward."""
     rows = []
     for title, make in seed.TABLES.items():
         for count in seed.COUNTS:
@@ -203,33 +209,35 @@ def measure_seed(effort: Effort) -> list[Row]:
 
 
 def measure_compiling(effort: Effort) -> list[Row]:
-    """Seconds until the first call has returned, and where they go."""
-    tell("compile time")
-    found = compiling.measure_compiling(2 if effort.quick else 7)
+    """Measures the time to the end of the first call, and the time of each stage."""
+    print_progress("compile time")
+    results = compiling.measure_compiling(2 if effort.quick else 7)
     rows = []
     for start in ("cold", "warm"):
-        for fn, mode in dict.fromkeys((fn, mode) for fn, mode, _ in found):
-            seconds = {w: getattr(one, start) for (f, m, w), one in found.items() if (f, m) == (fn, mode)}
+        for fn, mode in dict.fromkeys((fn, mode) for fn, mode, _ in results):
+            seconds = {
+                w: getattr(times, start) for (f, m, w), times in results.items() if (f, m) == (fn, mode)
+            }
             timings = {way: Timing.of([1e3 * s for s in samples]) for way, samples in seconds.items()}
             group = f"{start} start, {fn}, {mode}"
             rows += [
                 replace(row, unit="ms") for row in rows_of(group, timings, **{"/ stock": compiling.STOCK})
             ]
-    for (fn, mode, way), one in found.items():
+    for (fn, mode, way), times in results.items():
         if way == compiling.DIRECT:
-            timings = {name: Timing.of([1e3 * s for s in samples]) for name, samples in one.stages.items()}
+            timings = {name: Timing.of([1e3 * s for s in samples]) for name, samples in times.stages.items()}
             rows += [Row(f"where it goes, {fn}, {mode}", n, t, unit="ms") for n, t in timings.items()]
     return rows
 
 
 def measure_memory(effort: Effort) -> list[Row]:
-    """Bytes for each instance and program, and growth over many calls."""
-    tell("memory")
+    """Measures bytes per instance and per program, and the growth over many calls."""
+    print_progress("memory")
     rows = []
     instances = {name: memory.bytes_per_instance(make) for name, make in memory.make_instances().items()}
     for which in ("Python", "C++"):
         group = f"one more instance over the same inner tensors, {which}"
-        rows += [_bytes(group, name, [found[which]]) for name, found in instances.items()]
+        rows += [_bytes(group, name, [amounts[which]]) for name, amounts in instances.items()]
     with torch._dynamo.config.patch(recompile_limit=64):
         for mode, (name, make) in product(MODES, memory.WAYS.items()):
             amount = memory.bytes_per_program(make, grad=mode == "training")
@@ -241,7 +249,7 @@ def measure_memory(effort: Effort) -> list[Row]:
 
 
 def _bytes(group: str, name: str, amounts: list[float]) -> Row:
-    """One amount is of each instance or program; several are growth, of which its goal judges."""
+    """Returns a row: one amount is bytes per instance or program, several are growth, which only a goal judges."""
     if len(amounts) > 1:
         return Row(group, name, Timing.of(amounts), unit="bytes")
     return Row(group, name, Timing(*amounts * 3), unit="bytes", ours=is_ours(name))
@@ -269,7 +277,7 @@ PLOTTED = ("wrappers", "kinds")
 
 
 def points_of(rows: list[Row]) -> list[Point]:
-    """The rows of `measure_wrappers` or `measure_kinds` as points of a plot."""
+    """Converts the rows of `measure_wrappers` or `measure_kinds` to points of a plot."""
     points = []
     for row in rows:
         (panel, count), (kind, way) = row.group.split(", N = "), row.name.split(", ")
@@ -278,11 +286,11 @@ def points_of(rows: list[Row]) -> list[Point]:
 
 
 def main() -> None:
-    """Measures, prints, and writes `NAME.json` and `NAME.md`, and what the goals make of them."""
+    """Runs the chosen benchmarks; prints the tables, and writes `NAME.json`, `NAME.md` and `goals.md`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", choices=MEASURES, nargs="+", help="leave the others out")
+    parser.add_argument("--only", choices=MEASURES, nargs="+", help="run only these")
     parser.add_argument("--rounds", type=int, help="default 100, quick 20")
     parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -294,7 +302,8 @@ def main() -> None:
         return
     effort = Effort(options.rounds or (20 if options.quick else 100), options.quick)
     torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "\\w+ does not implement _stable_hash", UserWarning)  # classes by hand
+    # Hand-written classes lack a method that PyTorch's cache calls.
+    warnings.filterwarnings("ignore", "\\w+ does not implement _stable_hash", UserWarning)
     warnings.filterwarnings("ignore", "The PyTorch API of nested tensors", UserWarning)
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     machine: dict[str, Any] = describe_machine()

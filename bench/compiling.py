@@ -1,8 +1,8 @@
-"""How long compiling takes: cold, with Inductor's caches empty, and again, with what they hold.
+"""Measures compile time: cold, with empty Inductor caches, and warm, with filled ones.
 
-Each round compiles the same function anew in each way, in turns, each time in an empty cache directory. A cold
-start is the first call, and in training the first backward; a warm start is the same once more after everything in
-the process was forgotten, so that the cache directory is all that is left.
+Each round compiles the same function in each way, one after the other, each time in an empty cache directory. A cold
+start is the first call and, in training, the first backward. A warm start does the same again after a reset of all
+state in the process, so that only the cache directory remains.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch._inductor.codecache  # `fresh_cache` clears what its modules hold
+import torch._inductor.codecache  # `fresh_cache` clears the state of imported modules
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor.utils import fresh_cache
@@ -28,12 +28,12 @@ COMPILED = (STOCK, 'torch.compile(backend="desugar")', DIRECT)
 
 
 def layer(x: Tensor, *weights: Tensor) -> list[Tensor]:
-    """A function with some work for a compiler: pointwise ops and reductions."""
-    found = []
+    """Computes a chain of pointwise ops, some work for a compiler; returns every intermediate."""
+    results = []
     for w in weights:
         x = torch.sigmoid(x * w) + x
-        found.append(x)
-    return found
+        results.append(x)
+    return results
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {"x * 2, N = 5": double, "chain, N = 5": layer}
@@ -41,7 +41,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {"x * 2, N = 5": double, "chain, N = 
 
 @dataclass
 class Compiled:
-    """Seconds of one function, mode and way; one entry per round."""
+    """Compile times of one function, mode and way, in seconds; one entry per round.
+
+    Attributes:
+        cold: Cold starts.
+        warm: Warm starts.
+        stages: Stage of the pass -> its part of the cold starts.
+    """
 
     cold: list[float] = field(default_factory=list)
     warm: list[float] = field(default_factory=list)
@@ -54,17 +60,17 @@ class Compiled:
 
 
 def measure_compiling(rounds: int, ways: tuple[str, ...] = COMPILED) -> dict[tuple[str, str, str], Compiled]:
-    """Seconds by (function, mode, way)."""
-    for way in ways:  # what a process does once, such as finding the C++ compiler, belongs to no way
+    """Returns compile times by (function, mode, way)."""
+    for way in ways:  # work done once per process, such as finding the C++ compiler, is not measured
         with fresh_cache():
             compile_once(way, lambda x: x + 1, [torch.rand(3)], "inference")
-    found: dict[tuple[str, str, str], Compiled] = defaultdict(Compiled)
+    results: dict[tuple[str, str, str], Compiled] = defaultdict(Compiled)
     for _ in range(rounds):
         for name, fn in FUNCTIONS.items():
             for mode in ("inference", "training"):
                 for way in ways:
-                    _measure(found[name, mode, way], way, fn, mode)
-    return dict(found)
+                    _measure(results[name, mode, way], way, fn, mode)
+    return dict(results)
 
 
 def _measure(into: Compiled, way: str, fn: Callable, mode: str) -> None:
@@ -84,7 +90,7 @@ def make_args() -> list[Tensor]:
 
 
 def compile_once(way: str, fn: Callable, args: list[Tensor], mode: str) -> tuple[float, Any]:
-    """The compiled function, and seconds until the first call, and in training its backward, has returned."""
+    """Compiles a function and calls it, in training with its backward; returns the seconds and the function."""
     torch.compiler.reset()
     counters.clear()
     if mode == "training":
@@ -101,9 +107,9 @@ def compile_once(way: str, fn: Callable, args: list[Tensor], mode: str) -> tuple
 
 @contextmanager
 def _stages(into: dict[str, list[float]]) -> Iterator[None]:
-    """Notes what each stage of the pass took."""
+    """Records the seconds of each stage of the pass."""
 
-    def note(recording: Recording) -> None:
+    def record(recording: Recording) -> None:
         sums: dict[str, float] = defaultdict(float)
         for name, seconds in recording.stages:
             sums[name] += seconds
@@ -111,5 +117,5 @@ def _stages(into: dict[str, list[float]]) -> Iterator[None]:
         for name, seconds in sums.items():
             into[name].append(seconds)
 
-    with listen(note):
+    with listen(record):
         yield

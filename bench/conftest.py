@@ -1,4 +1,4 @@
-"""The benchmark suite measures one thread, and its saved results do not name the machine."""
+"""Runs benchmarks with one thread, and removes the machine's name from saved results."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How near a call is to the least that it could cost: the compiled graph, and a constructor call for each result.
+"""Compares a call with its lower bound: the compiled graph, and one constructor call per result.
 
-*The graph*: what Inductor compiled, called with tensors that lie ready. *The floor*: and then one
-`_make_wrapper_subclass` with constants for each result, and one store for each inner tensor. What `desugar.compile`
-costs above that is finding the program: the state around the call, the arguments' classes, layouts and inner tensors.
-Beside them stock `torch.compile` on the plain tensors inside.
+*The graph*: the graph that Inductor compiled, called with prepared tensors. *The floor*: the graph, then one
+`_make_wrapper_subclass` with constants per result and one store per inner tensor. The rest of a `desugar.compile` call
+finds the program: it checks global state, and the arguments' classes, layouts and inner tensors. For comparison, stock
+`torch.compile` runs on the inner tensors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLOOR, PLAIN = "the floor", "plain, torch.compile"
 
 
 def make_calls(count: int, kind: str = "declared") -> dict[str, Call]:
-    """Calls by name; inference, all warm."""
+    """Returns warm inference calls by name."""
     args: list[Any] = [KINDS[kind](torch.rand(SHAPE), torch.rand(SHAPE))[0] for _ in range(count)]
     compiled = desugar.compile(copy_function(double))
     with torch.no_grad():
@@ -34,8 +34,8 @@ def make_calls(count: int, kind: str = "declared") -> dict[str, Call]:
     graph = program.run.__globals__["compiled_graph"]
     items = [inner for x in args for inner in (x.a, x.b)]
     floor = make_floor(program, graph, items)
-    for found, wanted in zip(floor(), expected, strict=True):
-        torch.testing.assert_close((found.a, found.b), (wanted.a, wanted.b))
+    for actual, pair in zip(floor(), expected, strict=True):
+        torch.testing.assert_close((actual.a, actual.b), (pair.a, pair.b))
     return {
         "the graph": lambda: graph([*items]),
         FLOOR: floor,
@@ -45,7 +45,7 @@ def make_calls(count: int, kind: str = "declared") -> dict[str, Call]:
 
 
 def make_floor(program: desugar.Program, graph: Any, items: list[Any]) -> Call:
-    """The part of a wrapper that comes after the arguments were taken apart."""
+    """Generates the part of a wrapper after the arguments are unwrapped: the graph call, and the results."""
     out = Emitter()
     out.reserve("run")
     out.writeline("def run():")
@@ -61,7 +61,7 @@ def make_floor(program: desugar.Program, graph: Any, items: list[Any]) -> Call:
 
 
 def make_all() -> dict[tuple[str, str], Call]:
-    """Calls by (N, what is called)."""
+    """Returns calls by (group, name)."""
     return {
         (f"inference, N = {count}", name): call
         for count in COUNTS

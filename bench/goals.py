@@ -1,13 +1,13 @@
-"""The figures that this project set itself, beside those that were measured.
+"""Compares measured figures with this project's goals.
 
-    python -m bench.goals                                   # from bench/results
-    python -m bench.goals bench/results/torch-2.15          # of another run
+    python -m bench.goals                                   # the results in bench/results
+    python -m bench.goals bench/results/torch-2.15          # the results of another run
 
-`make bench` does this in the end. Reads what it wrote, and `make bench-gpu` where there are such files, and measures
-nothing. The exit status is 1 if a figure misses its goal. Writes `goals.md` beside the results.
+`make bench` runs this at its end. It measures nothing: it reads the files that `make bench` and `make bench-gpu` wrote,
+as far as they exist, and writes `goals.md` to the same folder. The exit status is 1 if a figure misses its goal.
 
-*Growth* is what one more wrapped argument costs a call, over what the two plain tensors inside it cost as arguments of
-stock `torch.compile`: the slope between the smallest and the largest number of arguments.
+*Growth* is the cost of one more wrapped argument, divided by the cost of its two inner tensors as arguments of stock
+`torch.compile`. A cost is the slope between the smallest and the largest number of arguments.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ OVER_PLAIN = {"inference": 0.95, "training": 0.58}
 BEHIND_DYNAMO = {"inference": 0.45, "training": 0.52}
 OF_MODULES = {"396 parameters, what is asked": 0.8, "12 layers, int8 weights, what is asked": 0.45}
 PUBLISHED = {5: 5.5, 10: 9.5, 20: 16.9, 50: 33.1}  # times faster than an isinstance loop
-# Like with like: before compiled code, ours alone looks for lazy negation.
+# Tables whose rows do the same work: before compiled code, only our row checks for lazy negation.
 COMPARED = ("in isolation", "the whole prologue")
 
 
 @dataclass(frozen=True)
 class Goal:
-    """One figure.
+    """A figure and its goal.
 
     Attributes:
-        name: What it is.
+        name: What the figure measures.
         wanted: The goal.
         measured: The figure.
-        at_least: Whether more is better.
-        exactly: Whether any other figure misses it.
+        at_least: Whether the goal is a lower bound; otherwise it is an upper bound.
+        exactly: Whether the figure has to equal the goal.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Goal:
 
     @property
     def is_reached(self) -> bool:
-        """Whether the figure, as it is shown, is no worse than the goal."""
+        """Whether the figure, rounded to two decimals as in the table, meets the goal."""
         measured = round(self.measured, 2)
         if self.exactly:
             return measured == self.wanted
         return measured >= self.wanted if self.at_least else measured <= self.wanted
 
     def cells(self) -> tuple[str, str, str, str]:
-        """As a line of a table."""
+        """Returns the cells of a table row."""
         bound = "exactly" if self.exactly else "at least" if self.at_least else "at most"
         return (
             self.name,
@@ -73,12 +73,12 @@ class Goal:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# the figures
+# figures
 # ---------------------------------------------------------------------------------------------------------
 
 
 def find_goals(results: Path) -> list[Goal]:
-    """Every figure that the files in a folder of results hold."""
+    """Returns the goals of all figures in a folder of results."""
     goals: list[Goal] = []
     for name, read in READERS.items():
         path = results / f"{name}.json"
@@ -88,18 +88,18 @@ def find_goals(results: Path) -> list[Goal]:
 
 
 def _wrappers(rows: list[Row]) -> Iterator[Goal]:
-    found = {(row.group, row.name): row for row in rows}
+    by_name = {(row.group, row.name): row for row in rows}
     for mode, wanted in OVER_STOCK.items():
         for count, most in wanted.items():
-            row = found.get((f"{mode}, N = {count}", f"TwoTensor, {DIRECT}"))
+            row = by_name.get((f"{mode}, N = {count}", f"TwoTensor, {DIRECT}"))
             if row is not None:
                 ratio = row.ratios["/ stock, TwoTensor"]
                 yield Goal(f"desugar.compile / stock on TwoTensor, {mode}, N = {count}", most, ratio)
     for mode in MODES:
         group = f"{mode}, N = 20"
-        if (group, f"TwoTensor, {DIRECT}") not in found:
+        if (group, f"TwoTensor, {DIRECT}") not in by_name:
             continue
-        direct, backend = (found[group, f"TwoTensor, {way}"].ratios for way in (DIRECT, BACKEND))
+        direct, backend = (by_name[group, f"TwoTensor, {way}"].ratios for way in (DIRECT, BACKEND))
         name = f"desugar.compile, N = 20 / stock on the 40 plain tensors, {mode}"
         yield Goal(name, OVER_PLAIN[mode], direct["/ stock, plain"])
         yield Goal(f"{BACKEND} / stock, N = 20, {mode}", BEHIND_DYNAMO[mode], backend["/ stock, TwoTensor"])
@@ -109,7 +109,7 @@ def _wrappers(rows: list[Row]) -> Iterator[Goal]:
 
 
 def _floor(rows: list[Row]) -> Iterator[Goal]:
-    """No call can be under its floor: where that misses the goal of growth, every call does."""
+    """Yields the growth of the lower bound: if it misses the goal, every call does."""
     growth = _slope(rows, "inference", floor.FLOOR) / _slope(rows, "inference", floor.PLAIN)
     yield Goal("growth of the floor itself over two plain ones, inference", 1.2, growth)
 
@@ -121,7 +121,7 @@ def _modules(rows: list[Row]) -> Iterator[Goal]:
 
 
 def _slope(rows: list[Row], mode: str, name: str) -> float:
-    """Microseconds that one more argument costs."""
+    """Returns the microseconds that one more argument costs."""
     points = sorted(
         (int(row.group.rpartition(" ")[2]), row.timing.median)
         for row in rows
@@ -136,7 +136,7 @@ def _seed(rows: list[Row]) -> Iterator[Goal]:
         title, _, rest = row.group.rpartition(", ")
         if "/ generated" not in row.ratios or row.ratios["/ generated"] == 1:
             continue
-        if title not in COMPARED:  # one side makes a check that the other leaves out
+        if title not in COMPARED:  # one row makes a check that the other skips
             continue
         name = f"times faster than the {row.name}, {title}, {rest}"
         yield Goal(name, PUBLISHED[int(rest.split()[0])], row.ratios["/ generated"], at_least=True)
@@ -149,7 +149,7 @@ def _compiling(rows: list[Row]) -> Iterator[Goal]:
 
 
 def _memory(rows: list[Row]) -> Iterator[Goal]:
-    """Flat: less than a byte a call stays; a thing that each call kept would be dozens."""
+    """Yields the bytes kept per call: below one byte nothing is kept, since any object has dozens."""
     for row in rows:
         if row.group.startswith(memory.GROWTH) and row.name == DIRECT:
             mode = row.group.rpartition(", ")[2]
@@ -218,13 +218,13 @@ HEADINGS = ("", "wanted", "measured", "")
 
 
 def format_markdown(goals: list[Goal]) -> str:
-    """As a page."""
+    """Returns the table in Markdown."""
     lines = [f"| {' | '.join(HEADINGS)} |", "|---|---:|---:|---|"]
     return "\n".join([*lines, *(f"| {' | '.join(goal.cells())} |" for goal in goals)]) + "\n"
 
 
 def show_goals(results: Path) -> bool:
-    """Prints the table of a folder's figures and writes it there; returns whether all goals are reached."""
+    """Prints the table of a folder's figures and writes `goals.md` there; returns whether all goals are reached."""
     goals = find_goals(results)
     table = Table(*HEADINGS)
     for goal in goals:

@@ -1,18 +1,19 @@
-"""What needs a GPU, each item beside the limit that it is measured against. Where there is none this says so.
+"""Runs the GPU benchmarks, each with the limit that it is measured against. Without a GPU it measures nothing.
 
     python -m bench.gpu                      # writes bench/results/gpu-NAME.json and .md
     python -m bench.gpu --only int8 decode
 
-*int8*: a linear layer with int8 weights, weight-only and dynamic, at decode and prefill sizes, beside bfloat16, beside
-torchao where it is installed, and beside copying, which moves as many bytes as the weight has: the memory's limit.
-*decode*: a decode step over many lengths at small batch, as a `PaddedTensor` in buckets with CUDA graphs, beside
-`torch.compile(dynamic=True)` on tables as wide as needed; how many graphs were recorded. *rows* and *model*: a training
-step of a feed-forward layer and of the demo's model at 25, 50 and 75 % fill, dense padding and `torch.nested` beside
-it; the limit is dense time times fill. *overhead*: what a call with wrapped arguments costs the CPU, beside their plain
-tensors. *events*: how many events, waits and synchronizations one training step on wrapped arguments makes, beside the
-same step on plain tensors.
+- *int8*: a linear layer with int8 weights, weight-only and dynamic, at decode and prefill sizes. Compared with
+  bfloat16, with torchao if it is installed, and with the memory's limit: a copy that moves as many bytes as the weight.
+- *decode*: a decode step over many lengths at small batch, as a `PaddedTensor` in buckets with CUDA graphs. Compared
+  with `torch.compile(dynamic=True)` on padded batches of the exact width. Counts the recorded graphs.
+- *rows* and *model*: a training step of a feed-forward layer and of the demo's model at 25, 50 and 75 % fill. Compared
+  with dense padding and `torch.nested`; the limit is dense time times fill.
+- *overhead*: the CPU time of a call with wrapped arguments, compared with their inner tensors.
+- *events*: the CUDA events, waits and synchronizations of one training step on wrapped arguments, compared with the
+  same step on plain tensors.
 
-`python -m bench.goals` sets the figures beside their goals.
+`python -m bench.goals` compares the figures with their goals.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ MEASURES: dict[str, Callable[[int], list[Row]]] = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 2 where there is no CUDA, and then nothing is written."""
+    """Returns the exit status: 2 without CUDA, in which case nothing is written."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""What a call costs the CPU where the kernels run elsewhere, and which events and waits a training step makes."""
+"""Measures the CPU time of calls whose kernels run on a GPU, and counts CUDA runtime calls of a training step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bench.timing import time_side_by_side
 # overhead
 # ---------------------------------------------------------------------------------------------------------
 
-BURST = 50  # calls between two waits: all but the last kernels run while the CPU goes on
+BURST = 50  # calls between two synchronizations: the CPU continues while all but the last kernels run
 STOCK, DIRECT = "torch.compile", "desugar.compile"
 
 
 def measure_overhead(rounds: int, counts: Sequence[int] = (1, 5, 20), device: str = "cuda") -> list[Row]:
-    """Calls on tensors so small that launching their kernels takes longer than they run; nothing waits in between."""
+    """Times calls on tensors so small that a kernel launch takes longer than the kernel; calls do not synchronize."""
     rows = []
     for mode in MODES:
         for count in counts:
@@ -57,7 +57,7 @@ EVENTS = (
 
 
 def measure_events(rounds: int, count: int = 20, device: str = "cuda") -> list[Row]:
-    """Calls of the CUDA runtime in one training step, and its time."""
+    """Times one training step, and counts its calls of the CUDA runtime."""
     calls = {}
     for kind in ("plain", "declared"):
         pairs = [torch.rand(2, 8, 8, device=device).unbind() for _ in range(count)]

@@ -1,10 +1,11 @@
-"""A decode step over many lengths on a GPU: tables in buckets with CUDA graphs, beside programs for any length.
+"""Benchmarks a decode step over many lengths on a GPU: padded batches in buckets with CUDA graphs.
 
-At small batch a step is launching kernels, not running them; a CUDA graph launches all at once, but only for sizes that
-it was recorded for. A `PaddedTensor` has few: the widths of its buckets. Every subject takes the same requests, of all
-lengths in turn, and the GPU is waited for at the end of a round of them, since no step needs to know a length.
+At small batch, launching kernels takes more time than running them. A CUDA graph launches all kernels at once, but
+only for the sizes with which it was recorded. A `PaddedTensor` has few sizes: the widths of its buckets. The rival is
+one dynamic program for all lengths. Every subject gets the same requests, of all lengths in turn. The benchmark
+synchronizes with the GPU at the end of a round, since no step needs to know a length.
 
-The limit is the same table padded by hand, for this one model: its lengths a second argument, and no class at all.
+The limit is the same batch padded by hand for this model, with the lengths as a second argument and without a subclass.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ GRAPHS: dict[str, Any] = {"mode": "reduce-overhead", "dynamic": False}
 
 @dataclass(frozen=True)
 class Serving:
-    """A model, and the requests that it meets: the longest row of a batch has `stride`, 2 `stride`, ... entries."""
+    """A model and its requests: the longest rows of the batches have `stride`, 2 `stride`, ... entries."""
 
     dim: int = 512
     heads: int = 8
@@ -55,7 +56,7 @@ class Serving:
         return LanguageModel(self.dim, self.heads, self.layers, self.longest).to(device, self.dtype).eval()
 
     def make_requests(self, batch: int, device: str) -> list[list[Tensor]]:
-        """Batches of rows; each row is a little shorter than the one before it."""
+        """Returns batches of rows; each row is slightly shorter than the one before it."""
         widths = range(self.stride, self.longest + 1, self.stride)
         return [
             [torch.randint(256, (max(1, n - i * n // (2 * batch)),), device=device) for i in range(batch)]
@@ -69,26 +70,39 @@ class Serving:
 
 
 def next_byte(model: LanguageModel, tokens: Tensor) -> Tensor:
-    """What comes after each row's last entry."""
+    """Returns the next byte of each row."""
     return model.logits(tokens)[:, -1].argmax(-1)
 
 
 def next_byte_by_hand(model: LanguageModel, tokens: Tensor, last: Tensor) -> Tensor:
-    """The same in a plain table; `last` is the place of each row's last entry, `[B, 1, 1]`."""
+    """Returns the next byte of each row of a plain padded batch.
+
+    Args:
+        model: The model.
+        tokens: The padded batch, `[B, T]`.
+        last: The position of each row's last entry, `[B, 1, 1]`.
+    """
     logits = model.logits(tokens)
     return logits.gather(1, last.expand(-1, 1, logits.shape[-1])).squeeze(1).argmax(-1)
 
 
-def by_hand(rows: list[Tensor], multiple: int = 1) -> tuple[Tensor, Tensor]:
-    """A plain table, its width the next multiple, and the places of the last entries."""
-    table = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    last = torch.tensor([len(row) - 1 for row in rows], device=table.device).view(-1, 1, 1)
-    return F.pad(table, (0, -table.shape[1] % multiple)), last
+def pad_by_hand(rows: list[Tensor], multiple: int = 1) -> tuple[Tensor, Tensor]:
+    """Returns a plain batch, padded to the next multiple, and the positions of the rows' last entries."""
+    batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    last = torch.tensor([len(row) - 1 for row in rows], device=batch.device).view(-1, 1, 1)
+    return F.pad(batch, (0, -batch.shape[1] % multiple)), last
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What answers requests."""
+    """A compiled step and its requests.
+
+    Attributes:
+        step: The compiled function.
+        requests: The arguments of each call.
+        count_programs: Returns the number of programs compiled so far.
+        graphed: Whether the step uses CUDA graphs.
+    """
 
     step: Callable[..., Tensor]
     requests: list[tuple[Any, ...]]
@@ -96,7 +110,7 @@ class Subject:
     graphed: bool = False
 
     def answer_all(self) -> None:
-        """One step for each request; what a graph gives is gone with the next step."""
+        """Runs one step per request; the next step overwrites the results of a CUDA graph."""
         for request in self.requests:
             if self.graphed:
                 torch.compiler.cudagraph_mark_step_begin()
@@ -104,21 +118,21 @@ class Subject:
 
 
 def make_subjects(model: LanguageModel, requests: list[list[Tensor]], bucket: int) -> dict[str, Subject]:
-    """Name -> a subject that has compiled nothing yet."""
-    exact = [(model, *by_hand(rows)) for rows in requests]
-    tables = [(model, *by_hand(rows, bucket)) for rows in requests]
+    """Returns subjects by name; none has compiled anything yet."""
+    exact = [(model, *pad_by_hand(rows)) for rows in requests]
+    bucketed = [(model, *pad_by_hand(rows, bucket)) for rows in requests]
     padded = [(PaddedTensor.from_tensors(rows, multiple=bucket),) for rows in requests]
     return {
         DYNAMIC: _stock(exact, dynamic=True),
         NO_GRAPHS: _ours(model, padded, dynamic=False),
         BUCKETS: _ours(model, padded, **GRAPHS),
-        LIMIT: _stock(tables, **GRAPHS),
+        LIMIT: _stock(bucketed, **GRAPHS),
     }
 
 
 def _stock(requests: list[tuple[Any, ...]], **options: Any) -> Subject:
     step = torch.compile(copy_function(next_byte_by_hand), fullgraph=True, **options)
-    # A counter of all programs: this subject is the only one that runs between two readings.
+    # The counter counts all programs of the process; only this subject runs between two readings.
     return Subject(step, requests, lambda: counters["stats"]["unique_graphs"], "mode" in options)
 
 
@@ -136,7 +150,7 @@ def _ours(model: LanguageModel, requests: list[tuple[Any, ...]], **options: Any)
 def measure_decode(
     rounds: int, serving: Serving | None = None, batches: Sequence[int] = (1, 4, 8), device: str = "cuda"
 ) -> list[Row]:
-    """Times of one step, the mean over all lengths; programs compiled and CUDA graphs recorded for all of them."""
+    """Measures the mean time of a step over all lengths; counts compiled programs and recorded CUDA graphs."""
     serving, rows = serving or Serving(), []
     model = serving.make_model(device)
     for batch in batches:
@@ -151,9 +165,9 @@ def measure_decode(
             counted[name] = [b - a for a, b in zip(before, after, strict=True)]
         rows += _step_rows(group, calls, len(requests), rounds)
         for number, unit in enumerate((PROGRAMS, GRAPHS_RECORDED)):
-            for name, found in counted.items():
-                ratios = {"/ buckets": found[number] / serving.num_buckets}
-                rows.append(count_row(f"{group}: {unit}", name, found[number], unit, ratios))
+            for name, counts in counted.items():
+                ratios = {"/ buckets": counts[number] / serving.num_buckets}
+                rows.append(count_row(f"{group}: {unit}", name, counts[number], unit, ratios))
     return rows
 
 
@@ -170,7 +184,7 @@ def _step_rows(group: str, calls: dict[str, Call], steps: int, rounds: int) -> l
 
 
 def count_graphs() -> int:
-    """CUDA graphs that are recorded now, for all functions of this device."""
+    """Returns the number of CUDA graphs recorded so far on this device, for all functions."""
     if not torch.cuda.is_available():
         return 0
     from torch._inductor.cudagraph_trees import get_container

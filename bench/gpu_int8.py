@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights on a GPU, beside bfloat16, torchao's, and copying as many bytes."""
+"""Benchmarks linear layers with int8 weights on a GPU against bfloat16, torchao, and a copy of as many bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.subjects import copy_function
 from bench.timing import time_side_by_side
 from subclasses.int8 import Int8Tensor
 
-CACHE = 2**28  # bytes of int8 weights that one turn reads: more than any cache holds
+CACHE = 2**28  # bytes of int8 weights that one turn reads: more than any GPU cache has
 PLAIN, LIMIT = "bf16, torch.compile", "limit: copying, moving as many bytes as the int8 weight has"
 WEIGHT_ONLY = "int8 weight-only, desugar.compile"
 Kinds = dict[str, tuple[Callable, Sequence[Tensor]]]
@@ -29,7 +29,7 @@ def measure_int8(
     batches: Sequence[int] = (1, 16, 256, 4096),
     device: str = "cuda",
 ) -> list[Row]:
-    """Linear layers, weight-only and dynamic, as CUDA graphs over weights that no cache keeps; times of one layer."""
+    """Times one linear layer, weight-only and dynamic, in CUDA graphs over more weights than a cache holds."""
     rows = []
     for size in sizes:
         shape, options = (size, size), {"device": device, "dtype": torch.bfloat16}
@@ -39,17 +39,17 @@ def measure_int8(
             torch.compiler.reset()
             x = torch.randn(m, size, **options)
             calls = {}
-            for name, (compile, given) in kinds.items():
+            for name, (compile, operands) in kinds.items():
                 fn = compile(copy_function(multiply))
-                calls[name] = [lambda f=fn, x=x, w=w: f(x, w) for w in given]
+                calls[name] = [lambda f=fn, x=x, w=w: f(x, w) for w in operands]
             half = torch.empty(len(weights), size * size // 2, dtype=torch.int8, device=device)
-            calls[LIMIT] = [part.clone for part in half]  # half of the bytes are read, half written
+            calls[LIMIT] = [part.clone for part in half]  # reads half of the bytes and writes half
             rows += _layer_rows(f"int8, M = {m}, N = K = {size}", calls, rounds)
     return rows
 
 
 def _int8_kinds(weights: list[Tensor]) -> Kinds:
-    """Name -> what compiles it, and its weights."""
+    """Returns the compiler and the weights of each kind, by name."""
     kinds: Kinds = {
         PLAIN: (torch.compile, weights),
         WEIGHT_ONLY: (desugar.compile, [Int8Tensor.from_float(w) for w in weights]),
@@ -69,7 +69,7 @@ def _int8_kinds(weights: list[Tensor]) -> Kinds:
 
 
 def _layer_rows(group: str, calls: dict[str, list[Call]], rounds: int) -> list[Row]:
-    """The time of one of several calls of each kind, beside bfloat16 and the limit."""
+    """Returns the time of one call of each kind, with ratios to bfloat16 and to the limit."""
     graphs = {name: graph for name, steps in calls.items() if (graph := _as_graph(name, steps))}
     timings = time_side_by_side({name: synced(graph) for name, graph in graphs.items()}, rounds=rounds)
     plain, limit = timings[PLAIN].median, timings[LIMIT].median
@@ -82,10 +82,10 @@ def _layer_rows(group: str, calls: dict[str, list[Call]], rounds: int) -> list[R
 
 
 def _as_graph(name: str, steps: list[Call]) -> Call | None:
-    """Steps as one CUDA graph: their kernels, without what launching them takes on the CPU."""
+    """Records steps as one CUDA graph, which excludes the CPU time of launches; None if a kernel cannot be recorded."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compiles, and allocates what libraries keep
+    with torch.cuda.stream(stream):  # compiles, and lets libraries allocate their workspaces
         for step in steps * 2:
             step()
     torch.cuda.current_stream().wait_stream(stream)
@@ -94,7 +94,7 @@ def _as_graph(name: str, steps: list[Call]) -> Call | None:
         with torch.cuda.graph(graph):
             for step in steps:
                 step()
-    except RuntimeError as error:  # a kernel that cannot be recorded has no time
+    except RuntimeError as error:  # a kernel that cannot be recorded gets no figure
         print(f"no figure for {name}: {error}", file=sys.stderr)
         return None
     return graph.replay

@@ -1,7 +1,7 @@
-"""Training steps on rows of uneven length on a GPU: a feed-forward layer, and the demo's model.
+"""Benchmarks training steps on rows of uneven length on a GPU: a feed-forward layer, and the demo's model.
 
-Dense padding costs the same at every fill. What computes on existing entries alone should cost the dense time times
-the fill; the goal leaves 15 % for what does not shrink.
+Dense padding costs the same at every fill. Computing on existing entries only should cost the dense time times the
+fill. The goal allows 15 % more for costs that do not depend on the fill.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ LIMIT = "limit: dense * fill * 1.15"
 
 
 def uneven_lengths(fill: float, width: int, batch: int) -> list[int]:
-    """Lengths evenly spread around the mean; the last is the table's width."""
+    """Returns lengths spread evenly around `fill * width`; the last is `width`."""
     low, high = max(1.0, (2 * fill - 1) * width), min(2 * fill, 1.0) * width
     return [*torch.linspace(low, high, batch).int().tolist()[:-1], width]
 
 
 def _add_call(calls: dict[str, Call], name: str, make: Callable[[], Call]) -> None:
-    """Makes a call and tries it; `torch.nested`, which some devices and compilers cannot run, may be left out."""
+    """Makes a call and runs it once; skips `torch.nested` where the device or compiler does not support it."""
     try:
         call = make()
         call()
@@ -54,16 +54,21 @@ def _add_call(calls: dict[str, Call], name: str, make: Callable[[], Call]) -> No
 
 
 def _rows_at(fill: float, group: str, calls: dict[str, Call], rounds: int) -> list[Row]:
-    """Times beside dense padding, and beside the share of it that exists."""
+    """Times calls, with ratios to dense padding and to dense padding times the fill."""
     timings = time_side_by_side({name: synced(call) for name, call in calls.items()}, rounds=rounds)
-    table = timings[DENSE]
-    timings[LIMIT] = Timing(*(figure * fill * 1.15 for figure in (table.median, table.low, table.high)))
+    baseline = timings[DENSE]
+    timings[LIMIT] = Timing(
+        *(figure * fill * 1.15 for figure in (baseline.median, baseline.low, baseline.high))
+    )
     return [
         Row(
             f"{group}, {fill:.0%} fill",
             name,
             t,
-            {f"/ {DENSE}": t.median / table.median, "/ (dense * fill)": t.median / (table.median * fill)},
+            {
+                f"/ {DENSE}": t.median / baseline.median,
+                "/ (dense * fill)": t.median / (baseline.median * fill),
+            },
             ours="desugar" in name,
         )
         for name, t in timings.items()
@@ -82,7 +87,7 @@ def feed_forward(x: Any, up: Tensor, down: Tensor) -> Any:
 def measure_rows(
     rounds: int, width: int = 512, dim: int = 1024, batch: int = 32, device: str = "cuda"
 ) -> list[Row]:
-    """One training step of a feed-forward layer."""
+    """Times one training step of a feed-forward layer."""
     rows = []
     options: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     up, down = torch.randn(4 * dim, dim, **options) / 32, torch.randn(dim, 4 * dim, **options) / 64
@@ -117,7 +122,7 @@ def _make_step(fn: Callable, x: Any, up: Tensor, down: Tensor) -> Call:
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the model and its batch are."""
+    """The size of the model and of its batch."""
 
     dim: int = 1024
     heads: int = 16
@@ -131,14 +136,14 @@ class Scale:
 
 
 class NestedBlock(Block):
-    """The block for `torch.nested`, whose attention wants contiguous operands."""
+    """The block for `torch.nested`, whose attention needs contiguous operands."""
 
     def split_heads(self, x: Tensor) -> Tensor:
         return super().split_heads(x.contiguous())
 
 
 class NestedModel(LanguageModel):
-    """The model for `torch.nested`, which neither cuts positions nor merges batch and ragged dimension."""
+    """The model for `torch.nested`, which can neither slice positions nor merge the batch and ragged dims."""
 
     def __init__(self, dim: int, heads: int, layers: int, longest: int):
         super().__init__(dim, heads, layers, longest)
@@ -150,7 +155,7 @@ class NestedModel(LanguageModel):
 
 
 def nested(rows: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, targets and positions of `torch.nested`; they share their offsets."""
+    """Returns inputs, targets and positions as nested tensors that share their offsets."""
     tokens: Any = torch.nested.nested_tensor([row[:-1] for row in rows], layout=torch.jagged)
     places = [torch.arange(len(row) - 1, device=row.device) for row in rows]
     targets, places = (
@@ -169,20 +174,20 @@ WAYS: dict[str, tuple[type[LanguageModel], Layout, Callable]] = {
 
 
 def make_losses(scale: Scale, lengths: Sequence[int], device: str) -> dict[str, tuple[nn.Module, Call]]:
-    """Name -> a model and what computes its loss, with the same weights and on the same rows throughout."""
+    """Returns a model and a function that computes its loss, by name; all have the same weights and rows."""
     model = scale.make_model()
     rows = [torch.randint(256, (n + 1,), device=device) for n in lengths]
-    found: dict[str, tuple[nn.Module, Call]] = {}
+    losses: dict[str, tuple[nn.Module, Call]] = {}
     for name, (kind, layout, compile) in WAYS.items():
         own = scale.make_model(kind)
         own.load_state_dict(copy.deepcopy(model.state_dict()))
         fn, batch = compile(own.to(device, scale.dtype)), layout(rows)
-        found[name] = own, lambda f=fn, b=batch: f(*b)
-    return found
+        losses[name] = own, lambda f=fn, b=batch: f(*b)
+    return losses
 
 
 def measure_model(rounds: int, scale: Scale | None = None, device: str = "cuda") -> list[Row]:
-    """Forward, backward and update of the demo's model, larger."""
+    """Times forward, backward and optimizer step of the demo's model, at a larger size."""
     scale, rows = scale or Scale(), []
     for fill in FILLS:
         torch.compiler.reset()

@@ -1,4 +1,4 @@
-"""What the GPU's measurements share: calls whose end is the end of their kernels, and times of one in a row."""
+"""Helpers of the GPU benchmarks: synchronized calls, and rows of times and counts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Call = Callable[[], Any]
 
 
 def synced(call: Call, times: int = 1) -> Call:
-    """`times` calls, then one wait for the GPU; already warm."""
+    """Returns a function that makes `times` calls and then synchronizes with the GPU; runs it three times first."""
 
     def run() -> None:
         for _ in range(times):
@@ -27,12 +27,12 @@ def synced(call: Call, times: int = 1) -> Call:
 
 
 def per_item(timing: Timing, count: int) -> Timing:
-    """The time of one, from that of `count`."""
+    """Divides a time by `count`."""
     return Timing(timing.median / count, timing.low / count, timing.high / count)
 
 
 def time_rows(group: str, calls: dict[str, Call], rounds: int, first: str) -> list[Row]:
-    """Times calls up to the end of their kernels, as ratios to one of them."""
+    """Times calls up to the end of their kernels, with ratios to the call `first`."""
     timings = time_side_by_side({name: synced(call) for name, call in calls.items()}, rounds=rounds)
     return [
         Row(group, name, t, {f"/ {first}": t.median / timings[first].median}, ours="desugar" in name)
@@ -41,5 +41,5 @@ def time_rows(group: str, calls: dict[str, Call], rounds: int, first: str) -> li
 
 
 def count_row(group: str, name: str, amount: int, unit: str, ratios: dict[str, float] | None = None) -> Row:
-    """A number that was counted, not timed."""
+    """Returns the row of a count."""
     return Row(group, name, Timing(amount, amount, amount), ratios or {}, unit, ours="desugar" in name)

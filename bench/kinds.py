@@ -1,9 +1,12 @@
-"""The price of a wrapped argument for the classes with a meaning: int8 weights, padded and jagged rows.
+"""Measures the cost of a wrapped argument for the library's classes: int8 weights, padded and jagged rows.
 
-As `subjects.py` does for the pair: small tensors, so that what a call costs is not what it computes. In each family the
-*plain* kind is the same computation on the tensors that are inside of the others, and so the limit; beside it a class
-written by hand, where there is one, the declared one, and a peer where it is installed, which desugaring leaves to
-PyTorch.
+As in `subjects.py`, tensors are small, so that the time of a call is not the time of its kernels. Each family has these
+kinds:
+
+- *plain*: the same computation on the inner tensors of the others; this is the limit.
+- A hand-written class, where there is one.
+- The declared class.
+- A peer, if it is installed; desugaring leaves it to PyTorch.
 """
 
 from __future__ import annotations
@@ -31,12 +34,12 @@ PEERS = ("torch.nested", "torchao")
 
 @dataclass(frozen=True)
 class Kind:
-    """What an argument is.
+    """A kind of argument.
 
     Attributes:
-        fn: What is done with the arguments.
-        make: Makes one wrapped argument, or the plain tensors in its place.
-        make_first: Makes arguments that come before; if there are any, gradients are taken for them alone.
+        fn: The function of the arguments.
+        make: Makes one wrapped argument, or its plain tensors.
+        make_first: Makes the leading arguments. If there are any, gradients are computed for them only.
     """
 
     fn: Callable[..., list[Any]]
@@ -77,7 +80,7 @@ def _parts() -> tuple[Tensor, Tensor]:
 
 
 class PaddedByHand(Tensor):
-    """A table and the lengths of its rows, with nothing but what a pointwise op of one table needs."""
+    """A padded batch and the lengths of its rows, with only the methods that a pointwise op of one argument needs."""
 
     padded: Tensor
     lengths: Tensor
@@ -100,9 +103,9 @@ class PaddedByHand(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        tables = [x.padded if type(x) is cls else x for x in args]
+        plain = [x.padded if type(x) is cls else x for x in args]
         lengths = next(x.lengths for x in args if type(x) is cls)
-        return cls(func(*tables, **(kwargs or {})), lengths)
+        return cls(func(*plain, **(kwargs or {})), lengths)
 
 
 def _rows() -> list[Tensor]:
@@ -114,7 +117,7 @@ def _padded() -> Any:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# all of them
+# families
 # ---------------------------------------------------------------------------------------------------------
 
 FAMILIES: dict[str, dict[str, Kind]] = {
@@ -138,7 +141,7 @@ FAMILIES: dict[str, dict[str, Kind]] = {
 
 
 def make_calls(family: str, mode: str, count: int) -> dict[tuple[str, str], Call]:
-    """Calls by (kind, way), compiled and warm; none of a peer that is not installed or whose kernel fails."""
+    """Returns compiled, warm calls by (kind, way); skips a peer that is not installed or whose kernel fails."""
     calls: dict[tuple[str, str], Call] = {}
     for name, kind in FAMILIES[family].items():
         if name == "torchao" and not torchao_weights(_weight()):
@@ -156,7 +159,7 @@ def make_calls(family: str, mode: str, count: int) -> dict[tuple[str, str], Call
 
 
 def make_call(kind: Kind, way: str, mode: str, count: int) -> Call:
-    """One call, already warm: the function on `count` arguments, and in training its backward."""
+    """Returns a warm call of the function on `count` arguments, in training with its backward."""
     first = kind.make_first()
     args = [*first, *(x for _ in range(count) for x in kind.make())]
     fn = WAYS[way](copy_function(kind.fn))  # type: ignore[arg-type]

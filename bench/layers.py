@@ -1,4 +1,4 @@
-"""What the declaration itself costs in eager mode, beside the leanest class that one would write by hand."""
+"""Measures the cost of a declared class in eager mode against a minimal hand-written class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.subjects import SHAPE, Pair
 
 
 class HandPair(Tensor):
-    """A pair with nothing but what one op needs: no views, no in-place ops, no checks, no keyword arguments."""
+    """A pair with only what one op needs: no views, no in-place ops, no checks, no keyword arguments."""
 
     a: Tensor
     b: Tensor
@@ -32,7 +32,7 @@ class HandPair(Tensor):
 
 
 def bare_wrapper(cls: type[Tensor], a: Tensor, b: Tensor) -> Callable[[], Tensor]:
-    """One `_make_wrapper_subclass` with constants, one attribute store per inner: the floor of an unflatten."""
+    """Returns a call of `_make_wrapper_subclass` with constants and stores: the lower bound of an unflatten."""
     size, stride, dtype, device = a.size(), a.stride(), a.dtype, a.device
 
     def call() -> Tensor:
@@ -44,7 +44,7 @@ def bare_wrapper(cls: type[Tensor], a: Tensor, b: Tensor) -> Callable[[], Tensor
 
 
 def unflatten(x: Any) -> Callable[[], Tensor]:
-    """`__tensor_unflatten__` of what `x` flattens to."""
+    """Returns a call of `__tensor_unflatten__` on the parts of `x`."""
     names, context = x.__tensor_flatten__()
     inners, make = {name: getattr(x, name) for name in names}, type(x).__tensor_unflatten__
     size, stride = x.size(), x.stride()
@@ -52,7 +52,7 @@ def unflatten(x: Any) -> Callable[[], Tensor]:
 
 
 def make_calls() -> dict[tuple[str, str], Callable[[], Any]]:
-    """What is timed, by (what is done, on what)."""
+    """Returns calls by (operation, class)."""
     a, b = torch.rand(SHAPE), torch.rand(SHAPE)
     hand, two = HandPair(a, b), TwoTensor(a, b)
     pair: Any = Pair(a, b)

@@ -1,10 +1,10 @@
-"""The classes with a meaning: int8 weights and a block over ragged rows; rivals beside them.
+"""Benchmarks the library's classes and their rivals: int8 weights, and a block over ragged rows.
 
-*int8*: `F.linear` with an `Int8Tensor`, which multiplies floats with its integers, and with a dynamic one, which
-quantizes its input; beside the hand-written weight of `examples/int8_weight.py`, which does as the first of them, and
-torchao's layers of both kinds where it is installed.
-*rows*: `x + gelu(linear(layer_norm(x)))` over rows of uneven length: as a dense table that computes on its padding too,
-as `PaddedTensor`, as `JaggedTensor`, and as a tensor of `torch.nested`. Half of the table is padding.
+*int8*: `F.linear` with an `Int8Tensor`, which multiplies floats by its integers, and with a dynamic one, which
+quantizes its input. Rivals: the hand-written weight of `examples/int8_weight.py`, which computes what the former does,
+and torchao's layers of both kinds if it is installed.
+*rows*: `x + gelu(linear(layer_norm(x)))` over rows of uneven length, as a dense batch that computes on its padding,
+as `PaddedTensor`, as `JaggedTensor`, and as a tensor of `torch.nested`. Half of the padded batch is padding.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def multiply(x: Tensor, w: Tensor) -> Tensor:
 
 
 def make_int8(mode: str, size: int) -> dict[tuple[str, str], Call]:
-    """Calls by (kind, way)."""
+    """Returns calls by (kind, way)."""
     weight, x = torch.randn(size, size), torch.randn(4, size)
     kinds: dict[str, Any] = {
         "plain": weight,
@@ -55,30 +55,30 @@ def make_int8(mode: str, size: int) -> dict[tuple[str, str], Call]:
     }
     for kind, w in torchao_weights(weight).items():
         if mode == "training" and kind == "dynamic torchao":
-            continue  # it gives its input no gradient
+            continue  # it computes no gradient of its input
         for way in ("eager", "torch.compile"):
             calls[kind, way] = _call(mode, WAYS[way](copy_function(multiply)), x, w)
     return calls
 
 
 def torchao_weights(weight: Tensor) -> dict[str, nn.Parameter]:
-    """The weight as torchao has it, weight-only and dynamic; nothing where torchao is not installed."""
+    """Returns torchao's weights, weight-only and dynamic, by kind; an empty dict if torchao is not installed."""
     if not HAS_TORCHAO:
         return {}
-    logging.getLogger("torchao").setLevel(logging.ERROR)  # it says that its CUDA extensions are missing
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns about missing CUDA extensions
     from torchao import quantization
 
-    found = {}
+    weights = {}
     for kind, config in (
         ("torchao", quantization.Int8WeightOnlyConfig),
         ("dynamic torchao", quantization.Int8DynamicActivationInt8WeightConfig),
     ):
         layer = nn.Sequential(nn.Linear(1, 1, bias=False, device="meta"))
         layer[0].weight = nn.Parameter(weight.clone(), requires_grad=False)
-        # Its default changes settings of Inductor for the whole process, for all that is measured here.
+        # The default would change Inductor's settings for the whole process.
         quantization.quantize_(layer, config(set_inductor_config=False))
-        found[kind] = layer[0].weight
-    return found
+        weights[kind] = layer[0].weight
+    return weights
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ def block(x: Any, w: Tensor) -> Any:
 
 
 def make_rows(mode: str, size: int) -> dict[tuple[str, str], Call]:
-    """Calls by (kind, way), on `size` times eight rows."""
+    """Returns calls by (kind, way), on `size` times eight rows."""
     rows = [torch.randn(n, DIM) for n in LENGTHS * size]
     w = torch.randn(DIM, DIM) / 8
     kinds: dict[str, Any] = {
@@ -104,16 +104,16 @@ def make_rows(mode: str, size: int) -> dict[tuple[str, str], Call]:
     for kind, x in kinds.items():
         for way, make in WAYS.items():
             if kind == "torch.nested" and "desugar" in way:
-                continue  # a class of PyTorch's own, with symbols that the pass does not know
+                continue  # PyTorch's own class, with symbols that the pass does not support
             try:
                 calls[kind, way] = _call(mode, make(copy_function(block)), x.detach(), w)
-            except (NameError, InductorError) as error:  # a kernel that cannot be run has no time
+            except (NameError, InductorError) as error:  # a kernel that fails gets no figure
                 print(f"no figure for {kind}, {way}: {error}", file=sys.stderr)
     return calls
 
 
 # ---------------------------------------------------------------------------------------------------------
-# both
+# all subjects
 # ---------------------------------------------------------------------------------------------------------
 
 SUBJECTS = {

@@ -1,7 +1,7 @@
-"""What is kept: for each cached program, for each wrapper instance over its inner tensors, and after many calls.
+"""Measures memory that stays allocated: per program, per wrapper instance without its inner tensors, and per call.
 
-Python's own allocations, as `tracemalloc` counts them, and for instances those of the tensor's C++ half, as the C
-library counts them. Programs are those of backend "eager": what a compiler keeps for its kernels is not ours.
+`tracemalloc` counts Python's allocations. For instances, the C library counts those of the tensor's C++ half. Programs
+use the backend "eager", so that the memory of a compiler's kernels is not counted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROGRAMS = 8
 
 @contextmanager
 def traced_bytes() -> Iterator[Callable[[], int]]:
-    """Inside, the given function says how many bytes more are in use than at the beginning."""
+    """Yields a function that returns by how many bytes Python's memory has grown since the start."""
     tracemalloc.start()
     try:
         gc.collect()
@@ -55,10 +55,10 @@ class _Mallinfo(ctypes.Structure):
 
 
 def allocated_bytes() -> int:
-    """Bytes that `malloc` has given out, which are C++'s: Python's small objects lie elsewhere.
+    """Returns the bytes allocated by `malloc`: those of C++, since Python's small objects have their own allocator.
 
     Raises:
-        AttributeError: The C library does not say.
+        AttributeError: The C library has no `mallinfo2`.
     """
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = _Mallinfo
@@ -71,12 +71,12 @@ def allocated_bytes() -> int:
 
 
 def bytes_per_program(make: Callable[[Callable], Callable], *, grad: bool) -> float:
-    """Bytes that stay when one more size has been compiled for; the first two are not counted."""
+    """Returns the bytes that one more program keeps, for a further size; the first two sizes are not counted."""
     torch.compiler.reset()
     compiled = make(copy_function(double))
     results: list[Any] = []
 
-    def meet(size: int) -> None:
+    def call_with(size: int) -> None:
         args = [Pair(torch.rand(size, 3), torch.rand(size, 3)).requires_grad_(grad) for _ in range(5)]
         results[:] = compiled(*args)
         if grad:
@@ -84,17 +84,17 @@ def bytes_per_program(make: Callable[[Callable], Callable], *, grad: bool) -> fl
         results.clear()
 
     for size in (2, 3):
-        meet(size)
+        call_with(size)
     with traced_bytes() as count:
         for size in range(4, 4 + PROGRAMS):
-            meet(size)
+            call_with(size)
         return count() / PROGRAMS
 
 
 def growth_over_calls(make: Callable[[Callable], Callable], *, grad: bool) -> list[float]:
-    """Bytes more in use after each further 10,000 calls of one program.
+    """Returns the growth in bytes over each block of 10,000 calls of one program.
 
-    The first 10,000 are not counted: they replace what Python's free lists held before allocations were noted.
+    The first block is not counted: it replaces objects that Python's free lists held before `tracemalloc` started.
     """
     torch.compiler.reset()
     compiled = make(copy_function(double))
@@ -122,14 +122,14 @@ def growth_over_calls(make: Callable[[Callable], Callable], *, grad: bool) -> li
 
 
 def bytes_per_instance(make: Callable[[], Any]) -> dict[str, float]:
-    """Bytes of one more instance over the same inner tensors: Python's, and those of the tensor's C++ half."""
+    """Returns the bytes of one more instance over the same inner tensors: Python's, and those of its C++ half."""
     kept: list[Any] = [None] * INSTANCES
 
     def fill() -> None:
         for n in range(INSTANCES):
             kept[n] = make()
 
-    fill()  # what is made once, and free lists
+    fill()  # caches, and Python's free lists
     kept[:] = [None] * INSTANCES
     before = allocated_bytes()
     fill()
@@ -143,7 +143,7 @@ def bytes_per_instance(make: Callable[[], Any]) -> dict[str, float]:
 
 
 def make_instances() -> dict[str, Callable[[], Any]]:
-    """How one more instance is made; the inner tensors are shared."""
+    """Returns functions that make one more instance over shared inner tensors, by name."""
     a, b = torch.rand(8, 8), torch.rand(8, 8)
 
     def bare() -> Tensor:

@@ -1,8 +1,8 @@
-"""Calls of modules with many layers: what is asked about submodules and parameters at each of them.
+"""Benchmarks calls of modules with many layers: the guards on submodules and parameters at each call.
 
-*396 parameters*: 36 layers, compiled by a backend whose graphs return at once, so that guards and the way to them
-are all that is timed. *12 layers, int8 weights*: the same for weights that are wrappers; and with Inductor, at a
-width of 64 and a batch of 4, where what runs is small beside what is asked. Without gradients.
+*396 parameters*: 36 layers, compiled by a backend whose graphs return at once, so that only guards and the dispatch to
+them are timed. *12 layers, int8 weights*: the same for weights that are wrappers; and with Inductor, at a width of 64
+and a batch of 4, where kernels take little time compared with guards. Without gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH = 4
 
 
 class Layer(nn.Module):
-    """Eleven parameters, and a number that `forward` reads."""
+    """A layer with eleven parameters, and a float attribute that `forward` reads."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -42,23 +42,21 @@ class Layer(nn.Module):
 
 
 def make_deep(layers: int = 36, width: int = 4) -> nn.Module:
-    """Layers in a row."""
+    """Makes a sequence of layers."""
     return nn.Sequential(*(Layer(width) for _ in range(layers)))
 
 
 def make_int8(layers: int = 12, width: int = 64) -> nn.Module:
-    """Linear layers whose weights are wrappers around int8 values and scales, with an activation after each."""
+    """Makes linear layers whose weights wrap int8 values and scales, each followed by an activation."""
     model = nn.Sequential(*(m for _ in range(layers) for m in (nn.Linear(width, width), nn.ReLU())))
     quantize_(model, Int8WeightOnlyConfig())
     return model
 
 
 def return_at_once(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., tuple[Any, ...]]:
-    """A backend that computes nothing: its graphs give an input that has the size of a batch."""
-    place = next(
-        n for n, given in enumerate(inputs) if isinstance(given, Tensor) and given.shape[:1] == (BATCH,)
-    )
-    return lambda *args: (args[place],)
+    """A backend that computes nothing: its graphs return the first input with the size of a batch."""
+    index = next(n for n, x in enumerate(inputs) if isinstance(x, Tensor) and x.shape[:1] == (BATCH,))
+    return lambda *args: (args[index],)
 
 
 WAYS: dict[str, Callable[..., Any]] = {
@@ -73,7 +71,7 @@ SUBJECTS: dict[str, tuple[Callable[[], nn.Module], int, Any]] = {
 
 
 def make_calls(name: str) -> dict[str, Call]:
-    """Calls by way, all compiled, of one module."""
+    """Returns compiled calls of one module, by way."""
     make, width, backend = SUBJECTS[name]
     x, calls = torch.randn(BATCH, width), {}
     for way, compile_ in WAYS.items():

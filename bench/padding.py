@@ -1,14 +1,15 @@
-"""When padding pays: widths that kernels like, and few widths for many lengths.
+"""Measures when padding pays: widths that suit kernels, and few widths for many lengths.
 
     python -m bench.padding                  # on the CPU, some minutes: one program is compiled for each width
     python -m bench.padding --device cuda
 
-*Widths*: one op on tables of a width and of the next multiple that `kernel_multiple` proposes. Below 1 in the last
-column the wider table is the faster one. *Serving*: batches of requests whose longest row varies, run by a decoder
-layer in tables of that very width, of a multiple, of powers of two, of proposed buckets, and of one width. Few widths
-are few programs; what they cost is the padding that is computed on. `even after` is how many batches it takes until
-compiling for every width has paid for itself, with one compilation as it was measured here. Each time is the lower
-quartile over the rounds, which other work on the machine moves least.
+*Widths*: one op on batches of a width, and of the next multiple that `kernel_multiple` proposes. A ratio below 1 in the
+last column means that the wider batch is faster.
+*Serving*: batches of requests whose longest row varies. A decoder layer runs them in batches of the exact width, of a
+multiple, of powers of two, of proposed buckets, and of one width. Few widths need few programs, and compute on more
+padding. `even after` is the number of batches after which compiling for every width has paid off; it uses the
+compile time measured here.
+Each time is the lower quartile over the rounds, which other work on the machine affects least.
 """
 
 from __future__ import annotations
@@ -44,19 +45,19 @@ BATCH, DIM, HEADS = 8, 128, 4
 
 
 def linear(width: int, options: dict[str, Any]) -> Callable[[], Tensor]:
-    """A layer on a table of this width: its rows only grow in number."""
+    """Returns a linear layer on a batch of this width: the width only changes the number of rows."""
     x, w = torch.randn(BATCH, width, DIM, **options), torch.randn(DIM, DIM, **options)
     return lambda: F.linear(x, w)
 
 
 def scores(width: int, options: dict[str, Any]) -> Callable[[], Tensor]:
-    """Scores of attention: the width is both extents of a matrix."""
+    """Returns the scores of attention: the width is both extents of a matrix."""
     q = torch.randn(BATCH, HEADS, width, DIM // HEADS, **options)
     return lambda: q @ q.mT
 
 
 def weighted(width: int, options: dict[str, Any]) -> Callable[[], Tensor]:
-    """What the scores weight: the width is contracted."""
+    """Returns the product of attention weights and values: the width is contracted."""
     p = torch.randn(BATCH, HEADS, width, width, **options)
     v = torch.randn(BATCH, HEADS, width, DIM // HEADS, **options)
     return lambda: p @ v
@@ -67,7 +68,7 @@ OPS = {"linear": linear, "q @ k.mT": scores, "p @ v": weighted}
 
 @dataclass(frozen=True)
 class Width:
-    """One op on two widths, in microseconds."""
+    """Times of one op on two widths, in microseconds."""
 
     op: str
     dtype: str
@@ -77,15 +78,15 @@ class Width:
     micros_proposed: float
 
     def cells(self) -> list[str]:
-        """As a row of a table."""
+        """Returns the cells of a table row."""
         ratio = self.micros_proposed / self.micros
         figures = f"{self.micros:.0f}", f"{self.micros_proposed:.0f}", f"{ratio:.2f}"
         return [self.op, self.dtype, f"{self.width} → {self.proposed}", *figures]
 
 
 def measure_widths(device: str, rounds: int) -> list[Width]:
-    """Each op at widths just past, and just before, a multiple."""
-    found = []
+    """Times each op at widths just above and just below a multiple."""
+    rows = []
     for dtype in (torch.float32, torch.bfloat16):
         options = {"dtype": dtype, "device": device}
         multiple = kernel_multiple(dtype, device)
@@ -100,12 +101,12 @@ def measure_widths(device: str, rounds: int) -> list[Width]:
             name = str(dtype).removeprefix("torch.")
             for op in OPS:
                 pair = timings[op, width].low, timings[op, proposed].low
-                found.append(Width(op, name, width, proposed, *pair))
-    return found
+                rows.append(Width(op, name, width, proposed, *pair))
+    return rows
 
 
 def synced(call: Callable[[], Tensor], device: str) -> Callable[[], None]:
-    """A call that ends when its kernels do."""
+    """Returns a call that waits for its kernels."""
 
     def run() -> None:
         call()
@@ -121,7 +122,7 @@ def synced(call: Callable[[], Tensor], device: str) -> Callable[[], None]:
 
 
 class Layer(torch.nn.Module):
-    """Attention and a feed-forward layer, on rows of any length."""
+    """A decoder layer: attention and a feed-forward layer, on rows of any length."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,7 +130,7 @@ class Layer(torch.nn.Module):
         self.up, self.down = torch.nn.Linear(DIM, 4 * DIM), torch.nn.Linear(4 * DIM, DIM)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[B, T, DIM]` to the same."""
+        """Returns `[B, T, DIM]` for `[B, T, DIM]`."""
         q, k, v = (t.unflatten(-1, (HEADS, -1)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
         x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(x)))
@@ -137,7 +138,16 @@ class Layer(torch.nn.Module):
 
 @dataclass(frozen=True)
 class Serving:
-    """One way to choose widths, over a stream of batches."""
+    """Figures of one way to choose widths, over a stream of batches.
+
+    Attributes:
+        way: How widths are chosen.
+        programs: The number of programs.
+        padding: The share of entries that are padding.
+        micros: The mean time of a batch in microseconds.
+        compile_seconds: The time of one compilation.
+        even_after: The number of batches after which a program per length has cost less in all.
+    """
 
     way: str
     programs: int
@@ -147,13 +157,13 @@ class Serving:
     even_after: float
 
     def cells(self) -> list[str]:
-        """As a row of a table."""
+        """Returns the cells of a table row."""
         even = "never" if math.isinf(self.even_after) else f"{self.even_after:,.0f}"
         return [self.way, str(self.programs), f"{self.padding:.0%}", f"{self.micros:.0f}", even]
 
 
 def measure_serving(device: str, rounds: int, backend: str = "inductor") -> list[Serving]:
-    """The mean time of a batch with each choice of widths."""
+    """Measures the mean time of a batch with each way to choose widths."""
     rng = random.Random(0)
     lengths = [min(max(round(rng.lognormvariate(3.2, 0.5)), 1), 64) for _ in range(256)]
     multiple = kernel_multiple(torch.float32, device)
@@ -178,16 +188,22 @@ def measure_serving(device: str, rounds: int, backend: str = "inductor") -> list
 
 
 def breaks_even(row: tuple[Any, ...], exact: tuple[Any, ...], seconds: float) -> float:
-    """After how many batches a program for every length has cost less in all."""
+    """Returns the number of batches after which a program per length has cost less in all.
+
+    Args:
+        row: (way, programs, padding, microseconds) of one way.
+        exact: The same of a program per length.
+        seconds: The time of one compilation.
+    """
     saved = row[3] - exact[3]
     return math.inf if saved <= 0 else (exact[1] - row[1]) * seconds * 1e6 / saved
 
 
 def time_widths(widths: list[int], device: str, rounds: int, backend: str) -> tuple[dict[int, float], float]:
-    """Microseconds a call at each width, and the seconds that one compilation takes."""
+    """Returns the microseconds of a call at each width, and the median seconds of a compilation."""
     torch.manual_seed(0)
     layer = Layer().to(device)
-    torch.compiler.config.force_disable_caches = True  # every compilation is one
+    torch.compiler.config.force_disable_caches = True  # each compilation starts from nothing
     calls, spent = {}, []
     for width in widths:
         lengths = torch.full((BATCH,), width, device=device)
@@ -212,7 +228,7 @@ HEADINGS = {
 
 
 def main() -> None:
-    """Measures, prints, and writes `padding.json` and `padding.md`."""
+    """Measures both tables, prints them, and writes `padding.json` and `padding.md`."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -222,30 +238,30 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     with torch.no_grad():
-        found = {
+        tables = {
             "Widths": measure_widths(options.device, options.rounds),
             "Serving": measure_serving(options.device, options.rounds),
         }
     machine = describe_machine() | {"device": options.device}
     lines = ["Measured by `python -m bench.padding`; see its docstring for what is what.", ""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]
-    for title, rows in found.items():
+    for title, rows in tables.items():
         table = Table(*HEADINGS[title], title=title)
         lines += ["", f"## {title}", "", line(HEADINGS[title]), line(["---"] * len(HEADINGS[title]))]
         for row in rows:
             table.add_row(*row.cells())
             lines.append(line(row.cells()))
         Console().print(table)
-    if found["Serving"]:
-        lines += ["", f"One compilation took {found['Serving'][0].compile_seconds:.1f} s."]
+    if tables["Serving"]:
+        lines += ["", f"One compilation took {tables['Serving'][0].compile_seconds:.1f} s."]
     options.out.mkdir(parents=True, exist_ok=True)
-    record = {"machine": machine} | {title: [asdict(row) for row in rows] for title, rows in found.items()}
+    record = {"machine": machine} | {title: [asdict(row) for row in rows] for title, rows in tables.items()}
     (options.out / "padding.json").write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
     (options.out / "padding.md").write_text("\n".join(lines) + "\n")
 
 
 def line(cells: list[str]) -> str:
-    """One line of a Markdown table."""
+    """Returns one line of a Markdown table."""
     return "| " + " | ".join(cells) + " |"
 
 

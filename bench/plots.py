@@ -1,4 +1,4 @@
-"""Pictures of the results."""
+"""Plots the results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
 
-# What a kind is to the others; lines of one role look alike in each panel.
+# The role of each kind; lines of one role look alike in all panels.
 ROLES = {
     "plain": "plain",
     "TwoTensor": "by hand",
@@ -28,7 +28,7 @@ LIMIT = ("plain", "torch.compile")
 
 
 class Point(NamedTuple):
-    """A timing of one kind of argument, run in one way; in microseconds."""
+    """The median time in microseconds of one kind of argument, run in one way."""
 
     panel: str
     count: int
@@ -38,7 +38,7 @@ class Point(NamedTuple):
 
 
 def save_scaling(points: Iterable[Point], path: Path) -> None:
-    """The time of a call against the number of wrapped arguments; stock PyTorch on plain tensors is the limit."""
+    """Plots the time of a call over the number of wrapped arguments; stock PyTorch on plain tensors is the limit."""
     lines: dict[str, dict[tuple[str, str], list[Point]]] = defaultdict(lambda: defaultdict(list))
     for point in points:
         lines[point.panel][point.kind, point.way].append(point)
@@ -65,7 +65,7 @@ def _label(kind: str, way: str) -> str:
 
 
 def _look(kind: str, way: str) -> dict[str, Any]:
-    """How a line is drawn: one by hand is broad and pale, so that a line above it leaves it visible."""
+    """Returns the style of a line; a hand-written class gets a broad, pale line that stays visible below others."""
     role = ROLES.get(kind, "declared")
     look: dict[str, Any] = {"color": COLOURS[role], "linestyle": STYLES[way], "marker": "."}
     if (kind, way) == LIMIT:

@@ -1,8 +1,8 @@
-"""Finding the program of a call among several: they are tried one after the other, the most recently used first.
+"""Measures the search for the program of a call: programs are tried in turn, the most recently used first.
 
-*One of them*: each call has the signature of the one before, so the first program fits, however many there are. *In
-turn*: each call has the signature that was met longest ago, so every program is tried before the one that fits, which
-is the worst that can happen. Signatures differ in a size, which is looked at last. Graphs run as they are.
+*One of them*: each call has the signature of the call before, so the first program matches. *In turn*: each call has
+the least recently used signature, so every other program is tried first; this is the worst case. Signatures differ in
+a size, which guards check last. The backend is "eager".
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ORDERS: dict[str, Callable[[list[Any]], Iterator[Any]]] = {
 
 
 def make_calls(count: int) -> dict[tuple[str, str], Callable[[], Any]]:
-    """Calls by (which of how many programs, way), all compiled."""
+    """Returns compiled calls by (number of programs and order, way)."""
     calls: dict[tuple[str, str], Callable[[], Any]] = {}
     for programs in PROGRAMS:
         signatures = [
@@ -47,7 +47,7 @@ def make_calls(count: int) -> dict[tuple[str, str], Callable[[], Any]]:
 def make_call(
     compiled: Callable[..., Any], signatures: list[list[Any]], chosen: Iterator[list[Any]]
 ) -> Callable[[], Any]:
-    """A call that takes the arguments that are chosen, after one with each signature."""
+    """Calls a function once with each signature; returns a call with the next chosen arguments."""
     with torch.no_grad():
         for args in signatures:
             compiled(*args)

@@ -1,13 +1,13 @@
-"""What changed against a saved run; the exit status is 1 if one of our own figures got worse beyond the noise.
+"""Compares results with a saved run; the exit status is 1 if one of our own figures got worse beyond the noise.
 
     python -m bench.regressions old/wrappers.json                  # against bench/results/wrappers.json
     python -m bench.regressions old/wrappers.json new/wrappers.json
     python -m bench.regressions old [new]                          # every file that both folders hold
 
-On one machine with the same versions times are compared; otherwise the ratios to what was measured beside them, for
-those carry over. A figure is worse if it grew by more than a tenth *and* the middle halves of its rounds lie apart
-(`low` of the new run above `high` of the old one); a change that is within them is *noise*. Rivals and eager mode are
-shown and cannot fail.
+On the same machine with the same versions, times are compared. Otherwise the ratios to other rows of the same run are
+compared, since they carry over. A figure is worse if it grew by more than a tenth *and* the interquartile ranges of
+the two runs do not overlap (`low` of the new run is above `high` of the old one). A change with overlapping ranges is
+*noise*. Rivals and eager mode are shown and cannot fail.
 """
 
 from __future__ import annotations
@@ -23,20 +23,26 @@ from rich.table import Table
 from bench.report import Row, load_rows, wide_console
 
 RESULTS = Path(__file__).parent / "results"
-LEAST = 1.1  # growth that is worth a word
+THRESHOLD = 1.1  # growth that is reported
 
 
 @dataclass(frozen=True)
 class Change:
-    """One figure in two runs."""
+    """The change of one figure between two runs.
+
+    Attributes:
+        row: The figure in the new run.
+        growth: New figure / old figure.
+        verdict: "worse", "better", "noise", "new", or "" for no change.
+    """
 
     row: Row
     growth: float
-    verdict: str  # "worse", "better", "noise", "new", "" where it did not change
+    verdict: str
 
 
 def compare_runs(before: Sequence[Row], after: Sequence[Row], *, by_ratio: bool) -> list[Change]:
-    """The change of each row of `after`; a row that vanished is none, a new one has no growth."""
+    """Returns the change of each row of `after`; a new row has growth 1, and a vanished row is skipped."""
     known = {(row.group, row.name): row for row in before}
     return [_compare(known.get((row.group, row.name)), row, by_ratio) for row in after]
 
@@ -48,7 +54,7 @@ def _compare(before: Row | None, after: Row, by_ratio: bool) -> Change:
     references = [after.ratios[name] / before.ratios[name] for name in shared]
     timed = after.timing.median / before.timing.median if before.timing.median else 1.0
     growth = min(references, key=lambda growth: abs(growth - 1)) if by_ratio and references else timed
-    if 1 / LEAST <= growth <= LEAST:
+    if 1 / THRESHOLD <= growth <= THRESHOLD:
         return Change(after, growth, "")
     pace = timed / growth  # by how much the machine as a whole is slower in the new run
     if growth > 1:
@@ -59,7 +65,7 @@ def _compare(before: Row | None, after: Row, by_ratio: bool) -> Change:
 
 
 def show_changes(changes: Sequence[Change]) -> None:
-    """A table of all."""
+    """Prints a table of all changes."""
     table = Table("", "", "now", "times before", "")
     for change in changes:
         cells = change.row.group, change.row.name, str(change.row.timing), f"{change.growth:.2f}"
@@ -68,10 +74,10 @@ def show_changes(changes: Sequence[Change]) -> None:
 
 
 def pair_files(before: Path, after: Path | None) -> list[tuple[Path, Path]]:
-    """The files to compare; of two folders, those of which both have one.
+    """Returns the pairs of files to compare; of two folders, the files that both contain.
 
     Raises:
-        ValueError: Two folders share none.
+        ValueError: The folders have no file in common.
     """
     if not before.is_dir():
         return [(before, after or RESULTS / before.name)]
@@ -85,7 +91,7 @@ def pair_files(before: Path, after: Path | None) -> list[tuple[Path, Path]]:
 
 
 def show_comparison(old: Path, new: Path) -> int:
-    """Shows what changed in one file; returns how many of our figures are worse."""
+    """Prints the changes of one file; returns how many of our figures are worse."""
     before, old_machine = load_rows(old)
     after, machine = load_rows(new)
     changes = compare_runs(before, after, by_ratio=machine != old_machine)
@@ -99,12 +105,12 @@ def show_comparison(old: Path, new: Path) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 if a figure of ours is worse, 2 if a file is no saved run."""
+    """Returns the exit status: 1 if a figure of ours is worse, 2 if a file is not a saved run."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("before", type=Path)
-    parser.add_argument("after", type=Path, nargs="?", help="default: what has that name in bench/results")
+    parser.add_argument("after", type=Path, nargs="?", help="default: the same name in bench/results")
     options = parser.parse_args(arguments)
     try:
         worse = [show_comparison(old, new) for old, new in pair_files(options.before, options.after)]

@@ -1,4 +1,4 @@
-"""Figures as rows: on the screen, as JSON to compare with later, and as a Markdown page."""
+"""Rows of figures: printed as tables, and saved as JSON and as a Markdown page."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ WIDTH = 120  # columns
 
 @dataclass(frozen=True)
 class Row:
-    """One figure, and how many times the group's references it is.
+    """One figure, and its ratios to the references of its group.
 
     Attributes:
-        group: The table that it stands in; rows of a group follow one another.
+        group: The table of the row; the rows of a group are consecutive.
         name: What was measured.
         timing: The figure, in `unit`.
         ratios: Heading -> ratio.
-        unit: Heading of the figures.
-        ours: Whether the figure is one of this project; it may then not get worse.
+        unit: The heading of the figures.
+        ours: Whether the figure measures this project; `bench.regressions` then fails if it gets worse.
     """
 
     group: str
@@ -39,31 +39,31 @@ class Row:
     ours: bool = False
 
     def cells(self) -> list[str]:
-        """As a line of a table."""
+        """Returns the cells of a table row."""
         return [self.name, str(self.timing), *(f"{ratio:.2f}" for ratio in self.ratios.values())]
 
     def headings(self) -> list[str]:
-        """What stands over it."""
+        """Returns the headings of the row's table."""
         return ["", self.unit, *self.ratios]
 
 
 def group_rows(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """The rows of each group."""
+    """Returns the groups, each with its rows."""
     return [(group, list(members)) for group, members in groupby(rows, key=lambda row: row.group)]
 
 
 # ---------------------------------------------------------------------------------------------------------
-# showing and keeping
+# printing and saving
 # ---------------------------------------------------------------------------------------------------------
 
 
 def wide_console() -> Console:
-    """Where tables are shown; a log has no width, and the 80 columns it gets would cut ratios."""
+    """Returns a console of at least `WIDTH` columns: rich assumes 80 for a log file, which would truncate ratios."""
     return Console(width=max(WIDTH, Console().width))
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """One table per group."""
+    """Prints one table per group."""
     for group, members in group_rows(rows):
         table = Table(title=group)
         for i, heading in enumerate(members[0].headings()):
@@ -74,7 +74,7 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 
 def format_markdown(rows: Sequence[Row], machine: dict[str, Any], command: str = "bench.compare") -> str:
-    """The same tables as a page."""
+    """Returns the tables as a Markdown page."""
     lines = [f"Measured side by side by `python -m {command}`.", ""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]
     for group, members in group_rows(rows):
@@ -86,7 +86,7 @@ def format_markdown(rows: Sequence[Row], machine: dict[str, Any], command: str =
 
 
 def save_rows(rows: Sequence[Row], machine: dict[str, Any], path: Path, **more: Any) -> None:
-    """Writes `path` (JSON) and the page beside it."""
+    """Writes the rows to `path` as JSON, and to the same path with the suffix `.md` as a page."""
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {"machine": machine, **more, "rows": [asdict(row) for row in rows]}
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
@@ -94,10 +94,10 @@ def save_rows(rows: Sequence[Row], machine: dict[str, Any], path: Path, **more: 
 
 
 def load_rows(path: Path) -> tuple[list[Row], dict[str, Any]]:
-    """The rows of a saved run, and its machine.
+    """Returns the rows of a saved run, and its machine.
 
     Raises:
-        ValueError: The file holds no saved run.
+        ValueError: The file is not a saved run.
     """
     try:
         record = json.loads(path.read_text())

@@ -1,10 +1,10 @@
-"""What the arguments of a backward that are no gradients cost: saved tensors, which are known to be plain.
+"""Measures the cost of saved tensors, which are known to be plain, in a backward.
 
-*In isolation*: from the saved tensors to the list that the compiled graph is called with. AOTAutograd began with
-a loop that asks each whether it is a subclass; the text generated here does nothing to any of them.
-*In place*: the whole prologue of a backward, everything between its call and that of the compiled graph: what the
-installed PyTorch runs for the same function, and ours. The saved tensors are an attribute of the context for both:
-autograd's own unpacking of them is no part of it.
+*In isolation*: from the saved tensors to the list that the compiled graph takes. AOTAutograd started with a loop that
+tests whether each is a subclass. The text generated here does no work per tensor.
+*The whole prologue*: the Python that runs in a backward before its compiled graph starts, in the installed PyTorch and
+here, for the same function. For both, the saved tensors are an attribute of the context, so autograd's own unpacking
+is not included.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-import torch._dynamo  # before AOTAutograd, which imports parts of it in a circle
+import torch._dynamo  # before AOTAutograd, which has a circular import with it
 import torch._functorch._aot_autograd.runtime_wrappers as runtime_wrappers
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
@@ -41,18 +41,18 @@ COUNTS = (5, 10, 20, 50)
 
 
 def unwrap_by_loop(args: tuple[Any, ...]) -> list[Any]:
-    """What is done where nothing is known of the arguments."""
-    found: list[Any] = []
+    """Unwraps arguments of unknown types."""
+    unwrapped: list[Any] = []
     for x in args:
         if isinstance(x, Tensor) and is_traceable_wrapper_subclass(x):
-            found += [getattr(x, name) for name in x.__tensor_flatten__()[0]]
+            unwrapped += [getattr(x, name) for name in x.__tensor_flatten__()[0]]
         else:
-            found.append(x)
-    return found
+            unwrapped.append(x)
+    return unwrapped
 
 
 def make_isolated(count: int) -> dict[str, Call]:
-    """The loop and the generated text on as many saved tensors."""
+    """Returns calls of the loop and of the generated text on `count` saved tensors."""
     saved = tuple(torch.rand(8, 8) for _ in range(count))
     out = Emitter()
     out.writeline("def unwrap(saved):")
@@ -64,19 +64,19 @@ def make_isolated(count: int) -> dict[str, Call]:
     return {"isinstance loop": partial(unwrap_by_loop, saved), "generated": partial(unwrap, saved)}
 
 
-def check_same(found: list[Any], expected: Any) -> None:
-    """Whether these are the very objects."""
-    if len(found) != len(expected) or any(x is not y for x, y in zip(found, expected, strict=True)):
-        raise AssertionError(f"expected the {len(expected)} tensors themselves, got {len(found)} others")
+def check_same(actual: list[Any], expected: Any) -> None:
+    """Raises AssertionError unless both lists contain the same objects."""
+    if len(actual) != len(expected) or any(x is not y for x, y in zip(actual, expected, strict=True)):
+        raise AssertionError(f"expected the {len(expected)} tensors themselves, got {len(actual)} others")
 
 
 # ---------------------------------------------------------------------------------------------------------
-# in place
+# the whole prologue
 # ---------------------------------------------------------------------------------------------------------
 
 
 def weigh(x: Tensor, *weights: Tensor) -> Any:
-    """A function whose backward reads one gradient, and every weight as it was saved."""
+    """Computes a function whose backward reads one gradient and every saved weight."""
     return sum(x * w for w in weights)
 
 
@@ -86,16 +86,16 @@ def make_args(count: int) -> tuple[Tensor, ...]:
 
 
 def make_prologues(count: int, reads_memory: bool = False) -> dict[str, Call]:
-    """Both prologues, from the call of a backward to that of its graph.
+    """Returns both prologues, from the call of a backward to the call of its graph.
 
-    Before compiled code that reads memory (Inductor's) ours also asks whether a gradient is negated lazily; the
-    installed one does not, and gives a wrong result where it is.
+    Before compiled code that reads memory (Inductor's), ours also checks whether a gradient is lazily negated. The
+    installed PyTorch does not check it, and computes a wrong result for such a gradient.
     """
     return {"installed PyTorch": make_stock(count), "generated": make_ours(count, reads_memory)}
 
 
 def make_stock(count: int) -> Call:
-    """What the installed release does; its backward's graph hands back what it was called with, and nothing follows."""
+    """Returns a call of the installed release's backward, whose graph and epilogue return their arguments."""
     args = make_args(count)
     backend = aot_autograd(
         fw_compiler=lambda gm, _: make_boxed_func(gm.forward), bw_compiler=lambda *_: hand_back
@@ -116,7 +116,7 @@ def make_stock(count: int) -> Call:
 
 
 def hand_back(args: list[Any]) -> list[Any]:
-    """A compiled graph that gives what it gets."""
+    """A compiled graph that returns its arguments."""
     return args
 
 
@@ -124,7 +124,7 @@ hand_back._boxed_call = True  # type: ignore[attr-defined]
 
 
 class PrologueEmitter(VariantEmitter):
-    """A variant of the backward that returns what it would call its graph with."""
+    """Emits a variant of the backward that returns the arguments of its graph."""
 
     def emit_prologue(self, sources: tuple[Any, ...]) -> None:
         tangents = {number: f"tangent{number}" for number, _ in self.traced.tangents}
@@ -138,34 +138,38 @@ class PrologueEmitter(VariantEmitter):
 
 
 def make_ours(count: int, reads_memory: bool) -> Call:
-    """The same lines as in a generated backward, up to the call of its graph."""
+    """Returns a call of the lines of a generated backward up to the call of its graph."""
     args = make_args(count)
     variants = desugar.trace(weigh, *args).variants
     assert variants is not None and variants.emitted.plan is not None
-    assert variants.emitted.is_replaced  # the generated text is the backward itself: nothing comes before it
+    # The generated function is the backward itself: nothing runs before it.
+    assert variants.emitted.is_replaced
     out = Emitter()
     out.reserve("ctx", "saved", "tangent0")
-    other = out.bind(variants.run_another, "another_backward")
+    fallback = out.bind(variants.run_another, "another_backward")
     emitter = PrologueEmitter(
-        out, variants.traced, variants.emitted.plan, other, autocast=False, reads_memory=reads_memory
+        out, variants.traced, variants.emitted.plan, fallback, autocast=False, reads_memory=reads_memory
     )
     emitter.emit_prologue(variants.partitioned.backward_inputs)
     prologue: Any = build_functions(out.source, out.namespace, filename="<prologue>", owner=variants)[
         "prologue"
     ]
-    # AOTAutograd's is called with the same: a plain attribute holds the saved tensors of both.
+    # As for AOTAutograd, the saved tensors are a plain attribute of the context.
     ctx, tangent = SimpleNamespace(saved_tensors=args[1:]), TwoTensor(torch.ones(8, 8), torch.ones(8, 8))
     return in_a_backward(partial(prologue, ctx, tangent), args[1:])
 
 
 def in_a_backward(call: Call, saved: tuple[Any, ...]) -> Call:
-    """A call, checked; whoever times it switches gradients off before, for that costs more than the call."""
+    """Checks the result of a call and returns the call.
+
+    The caller turns gradients off before it times the call, since that costs more than the call.
+    """
     with torch.no_grad():
         check_same(call()[: len(saved)], saved)
     return call
 
 
 TABLES = {"in isolation": make_isolated}
-if hasattr(runtime_wrappers, "_codegen_compiled_backward"):  # older releases have no such parts to call
+if hasattr(runtime_wrappers, "_codegen_compiled_backward"):  # missing in older releases
     TABLES["the whole prologue"] = make_prologues
     TABLES["the whole prologue before compiled code"] = partial(make_prologues, reads_memory=True)

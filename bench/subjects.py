@@ -1,8 +1,9 @@
-"""What is measured: one function on tensors of three kinds, run in four ways, with and without a backward.
+"""The subjects of the main benchmark: one function on three kinds of tensors, run in four ways and two modes.
 
-The function doubles each of its arguments; it does as good as nothing, so what remains is what a wrapped
-argument costs. A *kind* is what an argument is: two plain tensors (the floor: what a wrapped pair holds), PyTorch's
-own hand-written `TwoTensor`, or the same pair declared with `TensorSubclass`. A *way* is what runs the function.
+The function doubles each of its arguments. It takes almost no time, so the rest is the cost of a wrapped argument.
+A *kind* is the type of an argument: two plain tensors (the inner tensors of a pair, as the limit), PyTorch's own
+hand-written `TwoTensor`, or the same pair declared with `TensorSubclass`. A *way* is the compiler. A *mode* is
+inference or training.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from torch.testing._internal.two_tensor import TwoTensor
 import desugar
 from subclasses import TensorSubclass, inner
 
-SHAPE = (8, 8)  # small: the kernels cost nothing beside the wrappers
+SHAPE = (8, 8)  # small: the time of kernels is negligible
 COUNTS = (1, 5, 20, 50)
 
 
 class Pair(TensorSubclass, fallback="map"):
-    """`TwoTensor`, declared."""
+    """`TwoTensor` as a declared class."""
 
     a: Tensor = inner()
     b: Tensor = inner()
@@ -53,7 +54,7 @@ def double(*args: Tensor) -> list[Tensor]:
 
 
 def copy_function(fn: FunctionType) -> FunctionType:
-    """The same function with a code object of its own: Dynamo keeps its compiled frames per code object."""
+    """Copies a function with its code object: Dynamo caches compiled frames per code object."""
     return FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__)
 
 
@@ -64,7 +65,7 @@ def copy_function(fn: FunctionType) -> FunctionType:
 
 @dataclass(frozen=True)
 class Subject:
-    """One thing to time; `build()` gives the call."""
+    """One call to time: a mode, a number of arguments, a kind and a way."""
 
     mode: str
     count: int
@@ -73,7 +74,7 @@ class Subject:
     device: str = "cpu"
 
     def build(self) -> Callable[[], Any]:
-        """Compiles, where there is something to compile, and returns what is to be timed, already warm."""
+        """Compiles the function, calls it three times, and returns the call."""
         fn = WAYS[self.way](copy_function(double))
         call = self._infer(fn) if self.mode == "inference" else self._train(fn)
         for _ in range(3):

@@ -1,4 +1,4 @@
-"""The GPU's measurements: refused without one, and run briefly where there is one."""
+"""Tests the GPU benchmarks: they are rejected without a GPU, and run briefly with one."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_without_a_gpu_nothing_is_written(tmp_path, capsys):
 
 @pytest.fixture
 def no_waiting(monkeypatch):
-    """There is nothing to wait for."""
+    """Replaces the synchronization with the GPU by nothing."""
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
 
 
 @pytest.mark.slow
 @on_the_cpu
 def test_the_table_of_int8_is_whole(monkeypatch, no_waiting):
-    """All but the recording, on the CPU: every kind at every size, beside bfloat16 and the limit."""
+    """Everything except the recording, on the CPU: every kind at every size has ratios to bfloat16 and the limit."""
     monkeypatch.setattr(gpu_int8, "CACHE", 2 * 64 * 64)
     monkeypatch.setattr(gpu_int8, "_as_graph", lambda name, steps: lambda: [step() for step in steps])
     rows = gpu_int8.measure_int8(3, sizes=(64, 128), batches=(1, 17), device="cpu")
@@ -67,7 +67,7 @@ def test_every_way_to_decode_gives_the_same_bytes(batch):
 @pytest.mark.slow
 @on_the_cpu
 def test_the_table_of_decoding_is_whole(no_waiting):
-    """All but the graphs, on the CPU: each bucket is a program, and any length one of the dynamic program's."""
+    """Everything except the graphs, on the CPU: a program per bucket, and one dynamic program for all lengths."""
     rows = gpu_decode.measure_decode(3, SERVING, batches=(2,), device="cpu")
     assert len(rows) == 12 == len({(row.group, row.name) for row in rows})
     times, programs, graphs = rows[:4], rows[4:8], rows[8:]
@@ -93,7 +93,7 @@ def test_lengths_fill_as_much_as_they_are_to(fill):
 
 
 def attend_row_by_row(q, k, v, is_causal):
-    """What `torch.nested` does on a GPU alone: causal attention."""
+    """Causal attention of nested tensors, which `torch.nested` supports on a GPU only."""
     if not q.is_nested:
         return attend(q, k, v, is_causal=is_causal)
     parts = zip(*(x.transpose(1, 2).unbind() for x in (q, k, v)), strict=True)
@@ -175,7 +175,7 @@ def test_the_table_of_overhead_is_whole(no_waiting):
 @on_the_cpu
 @pytest.mark.filterwarnings("ignore:CUDA is not available, disabling CUDA profiling")
 def test_what_is_called_in_a_step_is_counted(monkeypatch, no_waiting):
-    """With something that a step on the CPU calls in place of CUDA's events."""
+    """Counts functions that a step on the CPU calls, in place of CUDA's events."""
     monkeypatch.setattr(gpu_calls, "EVENTS", ("Backward", "BackwardBackward"))
     rows = gpu_calls.measure_events(3, count=4, device="cpu")
     counts = {(row.group, row.name): row.timing.median for row in rows if row.unit == gpu_calls.CALLS}

@@ -1,4 +1,4 @@
-"""Int8 linear layers, ours beside torchao's, on the same weights; see `compare_int8` for the ratios of one run.
+"""Benchmarks int8 linear layers against torchao's, on the same weights; `compare_int8` measures both in one run.
 
 python -m bench.test_int8                       # 1024 × 1024, batch 16: medians and ratios
 python -m pytest bench/test_int8.py --benchmark-enable
@@ -41,12 +41,12 @@ def quantize_theirs(model: nn.Module, kind: str) -> None:
         "dynamic": quantization.Int8DynamicActivationInt8WeightConfig,
         "weight-only": quantization.Int8WeightOnlyConfig,
     }
-    # Their default also changes settings of Inductor for the whole process, for us too.
+    # The default would change Inductor's settings for the whole process.
     quantization.quantize_(model, configs[kind](set_inductor_config=False))
 
 
 def make_calls(kind: str, batch: int = BATCH, features: int = FEATURES) -> dict[Any, Callable[[], Tensor]]:
-    """Compiled layers by who quantized and what compiled; the first call is done."""
+    """Returns compiled layers by (library that quantizes, compiler); each has been called once."""
     torch.manual_seed(0)
     layer = nn.Linear(features, features).eval().requires_grad_(False)
     x = torch.randn(batch, features)
@@ -87,7 +87,7 @@ def test_linear(benchmark, kind, subject):
 
 
 def compare_int8(kind: str, rounds: int = 100, batch: int = BATCH) -> dict[Any, Timing]:
-    """Timings in turns, in one process."""
+    """Times all layers in turns, in one process."""
     torch.compiler.reset()
     with torch.no_grad():
         return time_side_by_side(make_calls(kind, batch), rounds=rounds)

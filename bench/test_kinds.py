@@ -1,4 +1,4 @@
-"""The cost of a wrapped argument for int8 weights and rows: families × kinds × ways × modes × N; see `kinds.py`."""
+"""Benchmarks a wrapped argument for int8 weights and rows: families × kinds × ways × modes × N; see `kinds.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from bench.kinds import FAMILIES, PEERS, make_call
 from bench.subjects import COUNTS, MODES, WAYS
 
-# Classes by hand lack a method that PyTorch's cache asks for.
+# Hand-written classes lack a method that PyTorch's cache calls.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* does not implement _stable_hash_for_caching"),
     pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),

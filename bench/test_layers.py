@@ -1,4 +1,4 @@
-"""The cost of the declaration in eager mode; see `layers.py`."""
+"""Benchmarks a declared class in eager mode; see `layers.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Widths that kernels like beside those that they do not; see `padding.py`."""
+"""Benchmarks widths that suit kernels against widths that do not; see `padding.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of a backward that are no gradients: generated text beside the loop, alone and in the whole prologue."""
+"""Goals for saved tensors in a backward: generated text against a loop, in isolation and in the whole prologue."""
 
 from __future__ import annotations
 

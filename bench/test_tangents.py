@@ -1,10 +1,10 @@
-"""What it costs to take the gradients of a backward apart: generated text beside AOTAutograd's loop."""
+"""Goals for unwrapping the gradients of a backward: generated text against AOTAutograd's loop."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch._dynamo  # before AOTAutograd, which imports parts of it in a circle
+import torch._dynamo  # before AOTAutograd, which has a circular import with it
 from torch._functorch._aot_autograd.runtime_wrappers import AOTDispatchAutograd
 from torch._functorch._aot_autograd.subclass_utils import create_subclass_metadata
 from torch._subclasses import FakeTensorMode
@@ -21,7 +21,7 @@ GOAL = 10  # times faster
 
 
 def make_generated(cls):
-    """The first half of a generated backward: checks the gradients, and takes them apart."""
+    """Returns a call of the first half of a generated backward, which checks and unwraps the gradients."""
     args = [cls(torch.rand(8, 8), torch.rand(8, 8)).requires_grad_() for _ in range(COUNT)]
     variants = desugar.trace(double, *args).variants
     assert variants is not None and variants.emitted.plan is not None
@@ -50,7 +50,7 @@ def inners(tangents):
 
 
 def make_stock():
-    """What AOTAutograd does for the same gradients: `process_runtime_tangent` for each."""
+    """Returns a call of AOTAutograd's `process_runtime_tangent` for each of the same gradients."""
     with FakeTensorMode():
         like = TwoTensor(torch.rand(8, 8), torch.rand(8, 8))
         meta, _ = create_subclass_metadata(like, 0, True, with_memory_format=True)

@@ -1,4 +1,4 @@
-"""The cost of a wrapped argument: {plain, hand-written, declared} × {eager, stock, desugar} × modes × N."""
+"""Benchmarks a wrapped argument: {plain, hand-written, declared} × {eager, stock, desugar} × modes × N."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from bench.subjects import SUBJECTS, Subject
 
-# PyTorch's own hand-written class lacks a method that its cache asks for.
+# PyTorch's own hand-written class lacks a method that its cache calls.
 pytestmark = pytest.mark.filterwarnings("ignore:TwoTensor does not implement _stable_hash_for_caching")
 
 

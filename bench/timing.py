@@ -1,4 +1,4 @@
-"""Timing side by side: every subject takes its turn in each round, in an order shuffled anew."""
+"""Times calls side by side: each round runs every call once, in a new random order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds per call: the median round, and the quartiles around it."""
+    """Microseconds per call: the median over the rounds, and the lower and upper quartile."""
 
     median: float
     low: float
@@ -33,7 +33,7 @@ class Timing:
         return cls(median(samples), low, high)
 
     def __str__(self) -> str:
-        if self.low == self.high:  # it was counted, or measured once
+        if self.low == self.high:  # a count, or a single measurement
             return f"{self.median:,.0f}" if self.median == round(self.median) else f"{self.median:,.1f}"
         digits = 2 if abs(self.median) >= 1 else 3
         return f"{self.median:.{digits}f} ± {(self.high - self.low) / 2:.{digits}f}"
@@ -42,7 +42,13 @@ class Timing:
 def time_side_by_side(
     calls: Mapping[Key, Call], *, rounds: int = 100, round_ms: float = 2.0
 ) -> dict[Key, Timing]:
-    """Times all `calls` in turns. A turn repeats its call for about `round_ms`; collection of garbage is off."""
+    """Times all `calls` in turns, with the garbage collector off.
+
+    Args:
+        calls: Key -> call.
+        rounds: The number of turns of each call.
+        round_ms: The duration of a turn in milliseconds; it repeats its call accordingly.
+    """
     turns = {key: (call, _repeats(call, round_ms)) for key, call in calls.items()}
     samples: dict[Key, list[float]] = {key: [] for key in calls}
     order, rng = list(calls), random.Random(0)
@@ -70,12 +76,12 @@ def _repeats(call: Call, round_ms: float) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------
-# where it was measured
+# the machine
 # ---------------------------------------------------------------------------------------------------------
 
 
 def describe_machine() -> dict[str, str | int]:
-    """The processor and the versions; nothing that names the machine itself."""
+    """Returns the processor and the versions, without the machine's name."""
     return {
         "cpu": _cpu_model(),
         "cores": os.cpu_count() or 0,

@@ -1,7 +1,7 @@
-"""Which of our modules a call enters, and how often it moves from one to another: `python -m bench.walk`.
+"""Counts which of our modules a call enters, and how often it moves between them: `python -m bench.walk`.
 
-A first training call of `desugar.compile` compiles; a second one runs what was compiled. A profiler function notes the
-module of each Python function that is entered. A move is an entry from another of our modules than the one before.
+The first training call of a `desugar.compile` function compiles it; the second call runs the compiled code. A profiler
+function records the module of each Python function that is called. A move is a call from one of our modules to another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PACKAGES = ("desugar.", "subclasses.")
 
 
 class Pair(TensorSubclass, fallback="map"):
-    """Two tensors; every op runs on each."""
+    """A pair of tensors; every op runs on each."""
 
     first: Tensor = inner()
     second: Tensor = inner()
@@ -30,11 +30,11 @@ class Pair(TensorSubclass, fallback="map"):
 
 @dataclass(slots=True)
 class Walk:
-    """The modules that were entered.
+    """The modules that a call enters; a profiler function.
 
     Attributes:
-        entries: Module -> how often it was entered from another one.
-        order: The modules in the order in which they were first entered.
+        entries: Module -> the number of entries from another module.
+        order: The modules in the order of their first entry.
         last: The module entered last.
     """
 
@@ -44,11 +44,11 @@ class Walk:
 
     @property
     def moves(self) -> int:
-        """How often the call went from one module to another."""
+        """The number of moves from one module to another."""
         return sum(self.entries.values())
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
-        """Notes one event of the profiler."""
+        """Records one event of the profiler."""
         name = frame.f_globals.get("__name__", "")
         if event != "call" or not name.startswith(PACKAGES) or name == self.last:
             return
@@ -59,16 +59,14 @@ class Walk:
 
 
 def loss(x: Any, w: Tensor) -> Any:
-    """A function with a subclass and a parameter."""
+    """Computes a loss from a subclass and a parameter."""
     return (x * w).sin().sum()
 
 
 def walk_calls() -> tuple[Walk, Walk]:
-    """The walks of a first and of a second training call, forward and backward."""
+    """Returns the walks of the first and the second training call, forward and backward."""
     compiled = desugar.compile(loss, backend="eager")
-    loss(
-        Pair(torch.randn(3), torch.randn(3)), torch.randn(3)
-    )  # how the class runs each op is known from here on
+    loss(Pair(torch.randn(3), torch.randn(3)), torch.randn(3))  # resolves the ops of the class
     warm_up = desugar.compile(lambda x, w: (x + w).cos().sum(), backend="eager")
     walks = Walk(), Walk()
     for function, walk in ((warm_up, None), (compiled, walks[0]), (compiled, walks[1])):
