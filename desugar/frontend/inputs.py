@@ -208,7 +208,9 @@ class Inputs:
         name = ".".join([f"a{number}", *path])
         if isinstance(value, Plain):
             check_class(leaf)
-            slot = self.flat.tensor(leaf) if id(leaf) not in self.flat.known else self.flat.again(leaf)
+            slot = (
+                self.flat.tensor(leaf) if id(leaf) not in self.flat.tensor_ids else self.flat.duplicate(leaf)
+            )
             self.fake_items[slot] = fake.detach() if slot != self.flat.tensor(leaf) else fake
             self.origins[slot] = Origin(number, path)
             self._note_extents(fake, name)
@@ -262,7 +264,7 @@ class Inputs:
             )
         if any(map(is_symbolic, fakes)):
             raise StaticNeeded
-        base = self.flat.again(whole_storage(reals[0]))
+        base = self.flat.duplicate(whole_storage(reals[0]))
         self.fake_items[base] = self.fakes.tensor(self.flat.items[base], f"storage{base}")
         self.origins[base] = Origin(-1, ())
         self.bases[base] = slots

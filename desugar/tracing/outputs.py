@@ -202,7 +202,7 @@ class _Taker:
 
     def _again(self, item: Any) -> int:
         """A slot of its own for the new value of an input's tensor."""
-        slot = self.flat.again(item)
+        slot = self.flat.duplicate(item)
         self.fresh.add(slot)
         return slot
 
