@@ -83,7 +83,6 @@ class Inputs:
         num_arguments: How many of `values` are argument leaves.
         bases: Slot of a whole storage -> slots of the tensors in it that overlap while one is written.
         are_apart: Inputs that share memory are traced as if they did not; the wrapper looks at each call.
-        stand_ins: In the run at hand: id of what stands for a captured tensor -> that tensor.
         is_sealed: The first run is over: whatever comes from outside is known.
         first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
         parameters: Numbers of the argument leaves that are an `nn.Parameter`.
@@ -101,7 +100,6 @@ class Inputs:
     bases: dict[int, tuple[int, ...]] = field(default_factory=dict)
     are_apart: bool = False
     first_leaf: dict[int, int] = field(default_factory=dict)
-    stand_ins: dict[int, Tensor] = field(default_factory=dict)
     is_sealed: bool = False
     parameters: set[int] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)

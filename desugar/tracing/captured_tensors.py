@@ -78,7 +78,6 @@ class Capture(TorchFunctionMode):
                 entered = enter(value, self.inputs, self.items, self.arguments)
                 self.storages += [storages_of(item) for item in self.items[len(self.storages) :]]
             self.leaves[id(leaf)] = entered
-            self.inputs.stand_ins[id(entered.leaf)] = leaf
         return self.leaves[id(leaf)].leaf
 
     def replace_result(self, result: Any) -> Any:
