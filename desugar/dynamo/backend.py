@@ -28,7 +28,7 @@ from desugar.frontend.inputs import Inputs, StaticNeeded
 from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.recording.listeners import Caller, Recording, caller
-from desugar.recording.trace_artifacts import recorded
+from desugar.recording.trace_artifacts import record_compilation
 from desugar.recording.user_names import function_name, leaf_names
 from desugar.wrapper.recompute import Again
 
@@ -107,7 +107,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], backend: Backen
     names = leaf_names(gm, None if met is None else met.what)
     made = _recording(gm, leaves, met, describe_failure(met, dict(zip(names, leaves, strict=True))))
     made.guards = () if context is None else tuple(context.guards_context.dynamo_guards)
-    with recorded(made):
+    with record_compilation(made):
         inputs.add_faked(
             leaves, [_fake(leaf, fakes.mode, context) for leaf in leaves], private.source_names(gm)
         )

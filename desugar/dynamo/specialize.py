@@ -23,7 +23,7 @@ from desugar.ir.values import dynamic_names, inner_names, is_wrapper
 from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.recording.listeners import Recording
-from desugar.recording.trace_artifacts import recorded
+from desugar.recording.trace_artifacts import record_compilation
 from desugar.wrapper.recompute import Again
 
 MAX_PROGRAMS = 64  # calls with other facts run the function itself
@@ -170,7 +170,7 @@ class Specialized:
 
     def _build(self, facts: Facts, leaves: Sequence[Any], *, is_dynamic: bool) -> Entry:
         state, inputs, live = private.GlobalStateGuard(), Inputs(Fakes(), is_dynamic), list(leaves)
-        with recorded(Recording(self.graph, self.reason, tuple(leaves), self.graph)):
+        with record_compilation(Recording(self.graph, self.reason, tuple(leaves), self.graph)):
             inputs.add_arguments(live)
             program = build_program(Again(self.call, self._differentiate), inputs, live, self.backend)
             more = tuple(f"gradient {n}" for n in range(1, len(live) - len(self.names) + 1))

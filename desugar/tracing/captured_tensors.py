@@ -16,7 +16,7 @@ from desugar.frontend.inputs import Inputs, is_traced
 from desugar.frontend.storage_offsets import depends_on_offset
 from desugar.ir.pytree import flatten
 from desugar.ir.values import Plain, Same, Value, Wrapper, is_whole, wrap_value
-from desugar.recording.ops import notes_in_progress
+from desugar.recording.ops import current_op_recorder
 from desugar.tracing import unsupported
 from desugar.tracing.checkpointing import run_op
 from desugar.tracing.decompositions import as_in_eager_mode
@@ -38,12 +38,12 @@ class Capture(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if private.detect_infra_mode(private.ModeKey.FUNCTIONAL) is None:  # an op's own workings
             return func(*args, **(kwargs or {}))
-        kwargs, notes = kwargs or {}, notes_in_progress()
+        kwargs, recorder = kwargs or {}, current_op_recorder()
         if isinstance(func, private.HigherOrderOperator):
             unsupported.check_loop(func, args)
-        if notes is None:
+        if recorder is None:
             return self.call(func, args, kwargs)
-        return notes.call(self.call, func, args, kwargs)
+        return recorder.call(self.call, func, args, kwargs)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls a function of torch's on stand-ins for tensors from outside."""

@@ -37,7 +37,7 @@ from desugar.ir.values import (
     unwrap_value,
     wrap_value,
 )
-from desugar.recording.ops import noting, noting_backward
+from desugar.recording.ops import record_backward, record_ops
 from desugar.tracing import nonlinear_gradients, unsupported
 from desugar.tracing.captured_tensors import Capture, enter, functional
 from desugar.tracing.effect_tokens import end_effects, start_effects
@@ -146,7 +146,7 @@ def trace_graph(
         ) -> list[Any]:  # make_fx names inputs after these
             return recorder.joint(primals, tangents)
 
-        with noting():
+        with record_ops():
             graph = private.make_fx(joint, decomposition_table=dict(decompositions))(
                 inputs.primals(), list(tangent_items)
             )
@@ -202,7 +202,7 @@ class _Recorder:
                 instead="make parameters outside the function, where their gradients can be seen, or detach the result",
             )
         results = [leaves[number] for number, _ in self.tangents]
-        with noting_backward(results), nonlinear_gradients.noting_calls(results) as self.calls:
+        with record_backward(results), nonlinear_gradients.noting_calls(results) as self.calls:
             gradients = torch.autograd.grad(
                 results, [run.entered[number].root for number in wanted], cotangents, allow_unused=True
             )
