@@ -103,7 +103,7 @@ class Caller:
 Listener = Callable[[Recording], None]
 
 _listeners: list[Listener] = []
-_here = threading.local()
+_thread = threading.local()
 
 
 @contextlib.contextmanager
@@ -123,7 +123,7 @@ def has_listeners() -> bool:
 
 def current() -> Recording | None:
     """Returns the recording of the compilation in progress in this thread; None if nobody listens to it."""
-    return getattr(_here, "recording", None)
+    return getattr(_thread, "recording", None)
 
 
 @contextlib.contextmanager
@@ -154,27 +154,27 @@ def publish_recording(made: Recording, *, also: Listener | None = None) -> Itera
 def resumed(made: Recording) -> Iterator[None]:
     """Makes a recording that of the compilation in this thread inside the context, and adds the time to it."""
     outer, start = current(), time.perf_counter()
-    _here.recording = made
+    _thread.recording = made
     try:
         yield
     finally:
-        _here.recording = outer
+        _thread.recording = outer
         made.seconds += time.perf_counter() - start
 
 
 @contextlib.contextmanager
 def called_by(caller: Caller) -> Iterator[None]:
     """Makes `caller` the owner of what is compiled in this thread inside the context."""
-    outer, _here.caller = getattr(_here, "caller", None), caller
+    outer, _thread.caller = getattr(_thread, "caller", None), caller
     try:
         yield
     finally:
-        _here.caller = outer
+        _thread.caller = outer
 
 
 def caller() -> Caller | None:
     """Returns the owner of the call that compiles in this thread; None for a call that `torch.compile` compiles."""
-    return getattr(_here, "caller", None)
+    return getattr(_thread, "caller", None)
 
 
 def note_left_out(out: Emitter, text: str) -> None:
