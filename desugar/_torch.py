@@ -65,14 +65,14 @@ _LAZY = {
     "get_proxy_mode": "torch.fx.experimental.proxy_tensor",
     # Keeps the tags that a selective checkpointing policy puts on nodes.
     "preserve_node_meta": "torch.fx.traceback",
-    # A nested tensor that PyTorch makes once and shares; made in a trace, it would hold fake tensors for ever.
+    # A nested tensor that PyTorch makes once and shares; made in a trace, it would keep fake tensors forever.
     "shared_nested_tensor": "torch.nested._internal.nested_tensor:_nt_view_dummy",
     # ---- symbols -------------------------------------------------------------------------------------------
     # Makes symbols for sizes; says which dimensions are symbols.
     "ShapeEnv": "torch.fx.experimental.symbolic_shapes",
     "StatelessSymbolicContext": "torch.fx.experimental.symbolic_shapes",
     "DimDynamic": "torch.fx.experimental.symbolic_shapes",
-    # Errors of a trace that depends on data: a branch; an op whose result is no tensor; an op of unknown output size.
+    # Errors of a trace that depends on data: a branch; an op with a non-tensor result; an op of unknown output size.
     "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes",
     "DataDependentOutputException": "torch._subclasses.fake_tensor",
     "DynamicOutputShapeException": "torch._subclasses.fake_tensor",
@@ -201,7 +201,7 @@ def register_backend(backend: Any) -> None:
 
 
 def undisabled(function: Any) -> Any:
-    """Returns the function inside the wrapper that stops Dynamo from tracing it; any other function as it is."""
+    """Returns the function inside a wrapper that stops Dynamo from tracing it; any other function unchanged."""
     return getattr(function, "_torchdynamo_orig_callable", function)
 
 

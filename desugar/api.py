@@ -186,7 +186,7 @@ def capture(
 
 
 def _with_own_code(fn: types.FunctionType) -> types.FunctionType:
-    """Copies a function with a code object of its own, so that Dynamo, which caches by code object, compiles it."""
+    """Copies a function and its code object: Dynamo caches by code object, so it compiles the copy."""
     copied = types.FunctionType(
         fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
     )
@@ -274,7 +274,7 @@ class CompiledFunction(functools.partial, Generic[P, R]):
         return self._compile_with(self.__wrapped__)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction[P, R]:
-        """Compiles a deep copy of the function (the function itself, unless it is bound to an object) anew."""
+        """Returns a compiled deep copy, without programs; a function that is not bound to an object is not copied."""
         return self._compile_with(copy.deepcopy(self.__wrapped__, memo))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -332,7 +332,7 @@ def compiled_module(module: nn.Module, compile_with: _Compile) -> nn.Module:
 
 
 def module_behind(module: nn.Module) -> nn.Module:
-    """Returns the original module of a compiled module; any other module as it is."""
+    """Returns the original module of a compiled module; any other module unchanged."""
     return getattr(type(module), "_desugar_module", module)
 
 
@@ -386,7 +386,7 @@ def find_target(fn: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _uncompiled(fn: Any) -> Any:
-    """Returns the original function or module of a result of `compile`; anything else as it is."""
+    """Returns the original function or module of a result of `compile`; any other object unchanged."""
     if isinstance(fn, CompiledFunction):
         return fn.__wrapped__
     return module_behind(fn) if isinstance(fn, nn.Module) else fn

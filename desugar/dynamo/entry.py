@@ -40,7 +40,7 @@ _NO_FRAME = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENER
 def raise_own(error: Any) -> NoReturn:
     """Raises the original error of a `BackendCompilerFailed`, since the user chose no Dynamo backend.
 
-    An `InductorError` is raised as it is.
+    An `InductorError` is raised unchanged.
     """
     if isinstance(error, private.InductorError):
         raise error
@@ -166,7 +166,7 @@ class Entry(Calls):
         return super()._call_compiled(args, kwargs)
 
     def _discard_code(self) -> None:
-        """Drops all compiled code after the module's class got another `forward`, which Dynamo does not guard.
+        """Drops all compiled code after `forward` of the module's class was replaced, which Dynamo does not guard.
 
         Dynamo caches by code object, so a copy of the code object makes Dynamo compile again.
         """
@@ -270,7 +270,7 @@ class Entry(Calls):
     # ........................................................................................ the generated text
 
     def _set_defaults(self) -> None:
-        """Gives the generated function a marker for every default; it reads the real defaults at each call."""
+        """Sets a marker as every default of the generated function, which reads the real defaults at each call."""
         positional, keyword = self.fn.__defaults__ or (), self.fn.__kwdefaults__ or {}
         given = self._parameters.positional[len(self.bound) :]
         self.function.__defaults__ = (_ABSENT,) * min(len(positional), len(given)) or None

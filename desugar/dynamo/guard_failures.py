@@ -1,8 +1,8 @@
 """Describes why Dynamo recompiles: which guard of the newest program failed, and both values, in the user's names.
 
-Dynamo reports the first guard that fails, in a text of its own. Some of these texts hold both values. Others hold the
-guard alone; then the value that the call has is read from the call's frame. The text of a guard on the metadata of a
-tensor subclass names no tensor; then the layouts of the earlier program and of this call are compared.
+Dynamo reports the text of the first guard that fails. Some of these texts hold both values. Others hold the guard
+alone; then this module reads the actual value from the call's frame. The text of a guard on the metadata of a tensor
+subclass names no tensor; then this module compares the layouts of the earlier program and of the call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Removes Dynamo guards that other guards imply. This module gives the reason for each; all others stay.
+"""Removes Dynamo guards that other guards imply. Each removal has its reason in this module; all other guards stay.
 
 Dynamo's guards on a wrapper call `__tensor_flatten__` twice per call, in Python: once for the names of the inner
 tensors, once for the metadata. For some classes the type determines both, and another guard checks the type.

@@ -31,7 +31,7 @@ def find_value(path: str, frame: Mapping[str, Any], scope: Mapping[str, Any]) ->
         scope: The global variables.
 
     Returns:
-        The value; `UNKNOWN` if the expression is no such path, or a part of it does not exist or raises.
+        The value; `UNKNOWN` if the expression is not such a path, or a part of it does not exist or raises.
     """
     root = _ROOT.match(path)
     if root is None:

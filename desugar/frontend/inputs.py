@@ -113,7 +113,7 @@ class Inputs:
     made: list[weakref.ref[Tensor]] = field(default_factory=list)
 
     def add_arguments(self, leaves: list[object]) -> None:
-        """Flattens the argument leaves, and gives every symbol an input slot.
+        """Flattens the argument leaves, and adds an input slot for every symbol.
 
         A compiled graph reads each symbol from a placeholder; without one the symbol would be unbound.
         """
@@ -167,7 +167,7 @@ class Inputs:
         """Flattens the argument leaves with the fakes that Dynamo made; Dynamo's guards cover them.
 
         An inner tensor that two arguments share in this call may be two tensors in the next. So each occurrence of a
-        tensor is an input of its own. The exception is an attribute of an argument that Dynamo passes as an argument
+        tensor is a separate input. The exception is an attribute of an argument that Dynamo passes as an argument
         (`x.values`): it is that inner tensor in every call, and shares its slot.
 
         Args:
@@ -253,7 +253,7 @@ class Inputs:
         )
 
     def _add_extents(self, fake: Tensor, name: str) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
-        """Gives the symbols in a fake's size and stride input slots, and returns that size and stride."""
+        """Adds input slots for the symbols in a fake's size and stride, and returns that size and stride."""
         size = tuple(self._integer(extent, f"{name}.size({dim})") for dim, extent in enumerate(fake.size()))
         stride = tuple(
             self._integer(extent, f"{name}.stride({dim})") for dim, extent in enumerate(fake.stride())
@@ -369,7 +369,7 @@ class Inputs:
         return size, tuple(self._integer(s, f"{origin.name}.stride({d})") for d, s in enumerate(strides))
 
     def _integer(self, extent: Any, text: str) -> Int:
-        """Returns a constant or a derived int (a stride that sizes determine) as it is, and a symbol's input slot.
+        """Returns the input slot of a symbol; a constant or a derived int (a stride that sizes determine) unchanged.
 
         Args:
             extent: A size, stride or other int.

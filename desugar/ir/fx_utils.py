@@ -48,7 +48,7 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
 def is_view(node: fx.Node) -> bool:
     """Returns whether a node calls a functional op whose schema says that a result aliases an argument.
 
-    False for an op that mutates an argument, and where the first argument is no node.
+    False for an op that mutates an argument, and for a first argument that is not a node.
     """
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or schema.is_mutable:

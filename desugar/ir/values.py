@@ -144,7 +144,7 @@ class Flat:
         return self._tensor_slots
 
     def duplicate(self, tensor: Tensor) -> int:
-        """Adds a tensor under a slot of its own, whether or not the list already holds it."""
+        """Adds a tensor under a new slot, even if the list already holds it."""
         self.items.append(tensor)
         return len(self.items) - 1
 
@@ -154,7 +154,7 @@ class Flat:
         self._tensor_slots.clear()
 
     def integer(self, value: int | SymInt) -> Int:
-        """Returns an int as it is, and the slot of a symbolic int; equal expressions share a slot."""
+        """Returns the slot of a symbolic int; a constant unchanged. Equal expressions share a slot."""
         if not isinstance(value, SymInt):
             return int(value)
         return self.number(value)  # type: ignore[return-value]
@@ -262,7 +262,7 @@ def wrap_value(value: Value, flat: Sequence[Any]) -> Any:
 
 
 def read_int(value: Int, flat: Sequence[Any]) -> Any:
-    """Returns an int as it is, and for a :class:`Slot` its item of the flat list."""
+    """Returns the item of the flat list for a :class:`Slot`; a constant unchanged."""
     return flat[value.index] if isinstance(value, Slot) else value
 
 

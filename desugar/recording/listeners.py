@@ -27,7 +27,7 @@ class Op:
         number: Its index in the recording.
         name: `torch.nn.functional.linear`, `aten.mul.Tensor`.
         how: What turned it into plain ops: a rule, "structure", "materialize", ...; "plain" where no argument is a
-            subclass; empty for a torch function that has no rule of its own.
+            subclass; empty for a torch function without a rule.
         operands: Types and sizes of its tensor arguments.
         line: The line of the user's code that ran it.
         parent: The number of the op that ran it; None at the top.

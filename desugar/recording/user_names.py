@@ -1,7 +1,7 @@
 """Translates Dynamo's names: `L['self']._modules['layer']._parameters['weight']` becomes `self.layer.weight`.
 
-A generated function (`desugar.api.call_of`) calls a module that `desugar.compile` got. So Dynamo's names start with
-`module` there, or with `args` and `kwargs` if the module's forward has other than simple parameters.
+A generated function (`desugar.api.call_of`) calls a module that was passed to `desugar.compile`. Dynamo compiles that
+function, so the module is `module` there; `args` and `kwargs` are its parameters if the forward's are not simple.
 """
 
 from __future__ import annotations
