@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from desugar.user_code import find_line, is_library_file as is_library_file
+from desugar.user_code import find_line
 
 
 class DesugarError(RuntimeError):
