@@ -209,20 +209,24 @@ def source_names(graph: Any) -> list[str]:
     """Returns Dynamo's name for each input of a graph, as an expression (`L['x'].values`); empty if it has none."""
     names = []
     for node in graph.graph.find_nodes(op="placeholder"):
-        source = getattr(node, "_dynamo_source", None) or getattr(node.meta.get("grapharg"), "source", None)
-        name = getattr(source, "name", "")
+        name = getattr(_source_of(node), "name", "")
         names.append(name() if callable(name) else name)  # a method before 2.12
     return names
 
 
 def is_argument(placeholder: Any) -> bool:
     """Returns whether an input of a Dynamo graph comes from a parameter of the frame, not from a closure or global."""
-    source = getattr(placeholder, "_dynamo_source", None) or getattr(
-        placeholder.meta.get("grapharg"), "source", None
-    )
+    source = _source_of(placeholder)
     while (base := getattr(source, "base", None)) is not None:
         source = base
     return source is None or getattr(source, "is_input", False)
+
+
+def _source_of(placeholder: Any) -> Any:
+    """Returns Dynamo's source of a graph input; None if it has none."""
+    return getattr(placeholder, "_dynamo_source", None) or getattr(
+        placeholder.meta.get("grapharg"), "source", None
+    )
 
 
 def recompile_reason() -> str | None:
