@@ -2,7 +2,7 @@
 
 from desugar.api import compile, trace
 from desugar.errors import DesugarError
-from desugar.explain import Explanation, explain  # the function takes the package's name
+from desugar.explain import Explanation, explain  # the function shadows the subpackage of that name
 from desugar.program import Program
 
 __all__ = ["DesugarError", "Explanation", "Program", "compile", "explain", "trace"]

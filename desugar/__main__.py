@@ -1,4 +1,4 @@
-"""`python -m desugar`: explain a function, report on a script, look at a class, check the installation."""
+"""The command line `python -m desugar`: explains a function, reports on a script or class, checks the installation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def main() -> None:
-    """Runs the command line; says what to install where typer is missing."""
+    """Runs the command line; exits with a message that says what to install if typer is missing."""
     if importlib.util.find_spec("typer") is None:
         sys.exit("python -m desugar needs typer, which is not installed: pip install 'desugar[cli]'")
     from desugar.cli.commands import app

@@ -1,4 +1,4 @@
-"""`desugar.compile` and `desugar.trace`."""
+"""The public functions `desugar.compile` and `desugar.trace`."""
 
 from __future__ import annotations
 
@@ -84,29 +84,29 @@ def compile(  # noqa: PLR0913 - the options of `torch.compile`
     options: Mapping[str, Any] | None = None,
     strict: bool = False,
 ) -> Any:
-    """Compiles a function over tensor subclasses down to plain tensors, with the meaning that `torch.compile` gives it.
+    """Compiles a function over tensor subclasses to programs over plain tensors, with the semantics of `torch.compile`.
 
-    Dynamo captures the function and guards what it read; a call whose guards hold goes straight to its program.
+    Dynamo captures the function and guards what it read. A call whose guards hold runs its program directly.
 
     Args:
-        fn: A function, a method, or an `nn.Module`, which gives a module that shares its parameters and state. Left
-            out, the result is a decorator.
-        backend: "inductor", "eager" (runs the plain graphs as they are) or `(gm, inputs) -> callable`.
-        fullgraph: A graph break is an error.
-        dynamic: True: sizes are symbolic from the first call on; False: never; None: those that changed.
+        fn: A function, a method or an `nn.Module`. Without it, the result is a decorator.
+        backend: "inductor", "eager" (runs the plain graphs without a compiler) or `(gm, inputs) -> callable`.
+        fullgraph: Whether a graph break is an error.
+        dynamic: Which sizes are symbolic: all, from the first call on (True), none (False), those that changed (None).
         mode: As for `torch.compile`, with Inductor.
         options: As for `torch.compile`, with Inductor.
-        strict: What the pass does not take is a `DesugarError`, and does not go to PyTorch's AOTAutograd. The
-            environment variable `DESUGAR_STRICT=1` sets it for everything.
+        strict: Whether a graph that the pass does not support raises a `DesugarError` instead of going to PyTorch's
+            AOTAutograd. The environment variable `DESUGAR_STRICT=1` sets it for every call.
 
     Returns:
-        A callable like `fn` with `.programs`, a list of the programs met so far, the newest first.
+        A callable like `fn` with `.programs`, the list of the programs compiled so far, the newest first. For an
+        `nn.Module`, the callable is a module that shares the parameters and the state of `fn`.
 
     Raises:
-        ValueError: For an unknown backend, or `mode` or `options` with a backend that takes none.
-        TypeError: If `fn` cannot be called.
+        ValueError: The backend is unknown, or it takes no `mode` or `options` and one is given.
+        TypeError: `fn` is not callable.
     """
-    choose_backend(backend, mode, options)  # refuses what it does not know
+    choose_backend(backend, mode, options)  # raises for a wrong backend, mode or options
     rest = {"backend": backend} if backend != "inductor" else {}
     rest |= {"strict": True} if strict else {}
     choice = {
@@ -126,14 +126,14 @@ def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
 
     Args:
         fn: A function or module over tensors and tensor subclasses.
-        *args: The call's arguments; they are not changed.
-        **kwargs: Those by name.
+        *args: The positional arguments of the call; they are not changed.
+        **kwargs: The keyword arguments of the call; they are not changed.
 
     Returns:
-        The program: `.forward`, `.backward`, `.joint` are graphs over plain tensors.
+        The program; its `.forward`, `.backward` and `.joint` are graphs over plain tensors.
 
     Raises:
-        DesugarError: The pass does not take the function.
+        DesugarError: The pass does not support the function, or the function has no tensor ops.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
     """
     return capture(fn, args, kwargs, choose_backend("eager"))
@@ -143,7 +143,7 @@ def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
 
 
 class _Captured(Exception):
-    """The graph was handed over; the call is not to go on."""
+    """Ends a call after its graph has been compiled."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def capture(
     reason: str = "traced",
     dynamic: bool | None = None,
 ) -> Program:
-    """Captures one call as a whole graph, and compiles that; the call itself does not run."""
+    """Captures one call as a whole graph and compiles the graph, without running the call; raises as :func:`trace`."""
 
     def stop(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
         program = dynamo.compile_graph(graph, inputs, backend)
@@ -171,7 +171,7 @@ def capture(
 
     target, bound = find_target(fn)
     if has_frame(target):
-        target = _with_code_of_its_own(target)
+        target = _with_own_code(target)
     try:
         with called_by(Caller(_uncompiled(fn), reason)):
             _dynamo_context(stop, True, dynamic)(target)(*bound, *args, **kwargs)
@@ -185,8 +185,8 @@ def capture(
     )
 
 
-def _with_code_of_its_own(fn: types.FunctionType) -> types.FunctionType:
-    """The function with another code object: Dynamo keeps by that what it has made."""
+def _with_own_code(fn: types.FunctionType) -> types.FunctionType:
+    """Copies a function and its code object: Dynamo caches by code object, so it compiles the copy."""
     copied = types.FunctionType(
         fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
     )
@@ -194,12 +194,12 @@ def _with_code_of_its_own(fn: types.FunctionType) -> types.FunctionType:
     return copied
 
 
-# ------------------------------------------------------------------------------------------------- what is made
+# --------------------------------------------------------------------------------------------------- functions
 
 
 @dataclass(frozen=True, slots=True)
 class _Compile:
-    """`compile` with its options, `choice` as the user wrote them."""
+    """`compile` with its options; `options` are those of the Dynamo backend, `choice` is what the user passed."""
 
     fullgraph: bool
     dynamic: bool | None
@@ -218,7 +218,7 @@ class _Compile:
         return compiled_module(fn, self) if isinstance(fn, nn.Module) else CompiledFunction(fn, self)
 
     def calls(self, what: Any, *, is_method: bool = False) -> Calls:
-        """What calls of a function, method or module go through."""
+        """Returns the object that handles the calls of a function, method or module."""
         target, bound = find_target(what)
         backend = private.TorchCompileWrapper("desugar", self.mode, self.options, self.dynamic)
         compiled = _dynamo_context(backend, self.fullgraph, self.dynamic)(target)
@@ -228,23 +228,23 @@ class _Compile:
 
 
 def _dynamo_context(backend: Any, fullgraph: bool, dynamic: bool | None) -> Any:
-    """What has Dynamo compile a function with a backend."""
+    """Returns Dynamo's context, which compiles a function with a backend and with this pass's guard filter."""
     context = private.optimize(backend, nopython=fullgraph, dynamic=dynamic, guard_filter_fn=keep_guards)
     context.enter_exit_hooks.append(private.dynamo_config._make_closure_patcher(**_DYNAMO_OPTIONS))
     return context
 
 
-# Dynamo's own options for what `desugar.compile` compiles.
+# Dynamo's options for the functions that `desugar.compile` compiles.
 _DYNAMO_OPTIONS = {
-    "record_runtime_overhead": False,  # Dynamo's code is not to measure itself, which costs 1.5 µs a call
-    "skip_nnmodule_hook_guards": False,  # hooks that are added to a module later are to be noticed
+    "record_runtime_overhead": False,  # without it, Dynamo's code measures itself, which costs 1.5 µs a call
+    "skip_nnmodule_hook_guards": False,  # guards notice hooks that are added to a module later
 }
 
 
 class CompiledFunction(functools.partial, Generic[P, R]):
     """A function whose calls run compiled programs.
 
-    It is a `functools.partial` of the generated entry, since nothing else that Python offers is called as fast.
+    It is a `functools.partial` of the generated entry, which Python calls faster than any other callable object.
     """
 
     __wrapped__: Callable[P, R]
@@ -252,7 +252,7 @@ class CompiledFunction(functools.partial, Generic[P, R]):
     _compile_with: _Compile
 
     def __new__(cls, fn: Callable[P, R], compile_with: _Compile) -> CompiledFunction[P, R]:
-        """What `compile` makes of a function."""
+        """Makes the compiled function of `fn`."""
         calls = compile_with.calls(fn)
         compiled = super().__new__(cls, calls.function)
         functools.update_wrapper(compiled, fn)
@@ -262,24 +262,24 @@ class CompiledFunction(functools.partial, Generic[P, R]):
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-            """Calls the function: runs the program that fits, compiled now if there is none yet."""
+            """Calls the function: runs the program whose guards hold, and compiles one if there is none."""
             ...
 
     @property
     def programs(self) -> list[Program]:
-        """The programs met so far, the newest first."""
+        """The programs compiled so far, the newest first."""
         return list(self._calls.programs)
 
     def __copy__(self) -> CompiledFunction[P, R]:
         return self._compile_with(self.__wrapped__)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledFunction[P, R]:
-        """A compiled function without programs, of a copy of the function (itself, unless it is bound to an object)."""
+        """Returns a compiled deep copy, without programs; a function that is not bound to an object is not copied."""
         return self._compile_with(copy.deepcopy(self.__wrapped__, memo))
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """By name where the name leads here, as for any function; else the function and how it is compiled."""
-        if _found_by_name(self):
+        """Pickles by name if the name refers to this object, as for any function; else the function and its options."""
+        if _is_found_by_name(self):
             return self.__qualname__  # type: ignore[attr-defined]
         return self._compile_with, (self.__wrapped__,)
 
@@ -291,7 +291,7 @@ class CompiledFunction(functools.partial, Generic[P, R]):
         return f"desugar.compile({name}, programs={len(self.programs)})"
 
 
-def _found_by_name(compiled: CompiledFunction) -> bool:
+def _is_found_by_name(compiled: CompiledFunction) -> bool:
     names = getattr(compiled, "__module__", None), getattr(compiled, "__qualname__", None)
     if not all(isinstance(name, str) for name in names):
         return False
@@ -305,7 +305,7 @@ def _found_by_name(compiled: CompiledFunction) -> bool:
 
 
 def compiled_module(module: nn.Module, compile_with: _Compile) -> nn.Module:
-    """A module with the state of `module` (the same `__dict__`) whose calls run compiled programs."""
+    """Returns a module with the state of `module` (the same `__dict__`) whose calls run compiled programs."""
     module = module_behind(module)
     calls = compile_with.calls(module, is_method=True)
 
@@ -332,7 +332,7 @@ def compiled_module(module: nn.Module, compile_with: _Compile) -> nn.Module:
 
 
 def module_behind(module: nn.Module) -> nn.Module:
-    """The module that was compiled, if it is a compiled one."""
+    """Returns the original module of a compiled module; any other module unchanged."""
     return getattr(type(module), "_desugar_module", module)
 
 
@@ -340,7 +340,7 @@ _makers: weakref.WeakKeyDictionary[type, dict[str, Callable[..., Any]]] = weakre
 
 
 def call_of(module: nn.Module) -> types.FunctionType:
-    """A function that calls the module; those of one class share their code, and so what Dynamo makes of it."""
+    """Returns a function that calls the module; those of one class share a code object, and so Dynamo's code."""
     parameters = _simple_parameters(module)
     makers = _makers.setdefault(type(module), {})
     if parameters not in makers:
@@ -349,13 +349,13 @@ def call_of(module: nn.Module) -> types.FunctionType:
 
 
 def _simple_parameters(module: nn.Module) -> str:
-    """The parameters of a module's forward, as text, if they are plain; else those that take anything."""
+    """Returns the text of the parameters of a module's forward if they are simple, else `*args, **kwargs`."""
     forward = type(module).forward
-    anything = "*args, **kwargs"
+    variadic = "*args, **kwargs"
     if "forward" in vars(module) or not isinstance(forward, types.FunctionType):
-        return anything
+        return variadic
     parameters = list(inspect.signature(forward).parameters.values())[1:]
-    return ", ".join(p.name for p in parameters) if are_simple(parameters) else anything
+    return ", ".join(p.name for p in parameters) if are_simple(parameters) else variadic
 
 
 def _build_maker(name: str, parameters: str) -> Callable[..., Any]:
@@ -371,11 +371,11 @@ def _build_maker(name: str, parameters: str) -> Callable[..., Any]:
     return build_functions(out.source, out.namespace, filename=f"<call of {name}>")["make"]
 
 
-# ------------------------------------------------------------------------------------------------- looking inside
+# ---------------------------------------------------------------------------------------------------- inspection
 
 
 def find_target(fn: Any) -> tuple[Any, tuple[Any, ...]]:
-    """The function whose frame Dynamo compiles, and what its first parameters are bound to."""
+    """Returns the function whose frame Dynamo compiles, and the objects that its first parameters are bound to."""
     if isinstance(fn, CompiledFunction):
         return find_target(fn.__wrapped__)
     if isinstance(fn, nn.Module):
@@ -386,14 +386,14 @@ def find_target(fn: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _uncompiled(fn: Any) -> Any:
-    """What was compiled, if `compile` returned this."""
+    """Returns the original function or module of a result of `compile`; any other object unchanged."""
     if isinstance(fn, CompiledFunction):
         return fn.__wrapped__
     return module_behind(fn) if isinstance(fn, nn.Module) else fn
 
 
 def calls_of(fn: Any) -> Calls | None:
-    """What the calls of something that `compile` returned go through; None for anything else."""
+    """Returns the object that handles the calls of a result of `compile`; None for anything else."""
     if isinstance(fn, CompiledFunction):
         return fn._calls
     return getattr(type(fn), "_desugar_calls", None)

@@ -1,19 +1,20 @@
-"""The one error of the pass, and how it names the user's line."""
+"""The error of the pass, which names the user's line."""
 
 from __future__ import annotations
 
-from desugar.user_code import find_line, is_library_file as is_library_file
+from desugar.user_code import find_line
 
 
 class DesugarError(RuntimeError):
-    """A function cannot be desugared as it stands.
+    """Raised for a function that the pass does not support. The arguments of the call are unchanged.
 
-    The message says what was met, where in the user's code (`where`, else the innermost line on the stack that
-    is the user's), and what to do instead. Arguments are untouched when it is raised.
+    The message says what the pass found, where in the user's code (`where`, by default the innermost line of the
+    user's code on the stack), and what to do instead.
 
     Attributes:
         what, where, instead: The parts of the message.
-        stock_is_wrong: PyTorch's own AOTAutograd gives a wrong result here, so it is no way out.
+        stock_is_wrong: Whether PyTorch's own AOTAutograd computes a wrong result for the function, so that it cannot
+            compile the graph instead.
     """
 
     def __init__(
@@ -29,13 +30,13 @@ class DesugarError(RuntimeError):
         self.move(where or user_line())
 
     def move(self, where: str | None) -> None:
-        """Names another line of the user's."""
+        """Makes the message name another line of the user's code."""
         self.where = where
-        place = f"\n  where: {where}" if where else ""
-        self.args = (f"{self.what}{place}\n  instead: {self.instead}",)
+        line = f"\n  where: {where}" if where else ""
+        self.args = (f"{self.what}{line}\n  instead: {self.instead}",)
 
 
 def user_line() -> str | None:
-    """The innermost line on the stack that is the user's, as `file:line: code`."""
+    """Returns the innermost line of the user's code on the stack, as `file:line: code`; None if there is none."""
     line = find_line()
     return None if line is None else str(line)

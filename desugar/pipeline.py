@@ -1,4 +1,4 @@
-"""The stages in order: a function over fake arguments becomes graphs, compiled graphs and a wrapper around them."""
+"""Runs the stages in order: from a function over fake arguments to graphs, compiled graphs and a generated wrapper."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ log = logging.getLogger("desugar")
 # ------------------------------------------------------------------------------------------------ one program
 
 
-@private.disable_dynamo  # a frame of Dynamo's may be running, which would trace the compiler
+@private.disable_dynamo  # the call may come from a frame that Dynamo runs; Dynamo would trace the compiler
 def build_program(
     again: CapturedFunction,
     inputs: Inputs,
@@ -49,18 +49,19 @@ def build_program(
     backend: Backend,
     otherwise: Callable[..., Any] | None = None,
 ) -> Program:
-    """Traces, checks, splits, compiles and wraps a function of flat leaves.
+    """Traces, checks, partitions, compiles and wraps a function of argument leaves.
 
     Args:
-        again: The function.
-        inputs: Its arguments, taken apart.
-        leaves: The argument leaves themselves.
-        backend: What compiles the plain graphs.
-        otherwise: Takes the calls whose arguments share memory in a way that matters; None if the caller looks.
+        again: The function, and how to compile its derivative.
+        inputs: Its flattened arguments.
+        leaves: The argument leaves.
+        backend: The compiler of the plain graphs.
+        otherwise: The function that runs a call where a mutated tensor shares memory with another one, or where a
+            storage offset that the program depends on differs. None if the caller checks both.
 
     Raises:
-        DesugarError: For what the pass does not take. Arguments are untouched.
-        StaticNeeded: The sizes have to be constants.
+        DesugarError: The pass does not support the function. The arguments are unchanged.
+        StaticNeeded: The trace needs constant sizes.
     """
     known = graph_texts()
     try:
@@ -81,8 +82,8 @@ def _run_stages(
     backend: Backend,
     otherwise: Callable[..., Any] | None,
 ) -> Program:
-    """All stages, with a check after each: two runs, the split, the compiler, the text, the backward."""
-    with private.compiled_autograd._disable(), _ordinary_mode():
+    """Runs all stages, with a check after each: discover, trace, partition, compile, wrapper, backward."""
+    with private.compiled_autograd._disable(), _without_inference_mode():
         private.shared_nested_tensor()
         with stage("discover"):
             outputs = discover(again.call, inputs)
@@ -124,7 +125,7 @@ def _run_stages(
 
 
 def _build(program: Program, text: Emitter) -> None:
-    """Makes the text of a program's wrapper the functions that run it."""
+    """Builds the functions of a program from the text of its wrapper."""
     variants = program.variants
     scope = text.namespace if variants is None else text.namespace | {"backwards": variants.table}
     functions = build_functions(text.source, scope, filename=WRAPPER_FILE, owner=program)
@@ -137,8 +138,8 @@ def _unbuilt(*leaves: Any) -> Any:
     raise RuntimeError("the wrapper of this program has not been built")
 
 
-def _ordinary_mode() -> contextlib.AbstractContextManager[Any]:
-    """Inference mode is left for the trace (fake tensors know no inference tensors); gradients stay off."""
+def _without_inference_mode() -> contextlib.AbstractContextManager[Any]:
+    """Turns inference mode off for the trace, since fake tensors do not support it; gradients stay off."""
     if not torch.is_inference_mode_enabled():
         return contextlib.nullcontext()
     stack = contextlib.ExitStack()
@@ -152,14 +153,14 @@ def _ordinary_mode() -> contextlib.AbstractContextManager[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """What the compiler made of a traced function; the graphs are copies, for a compiler may change its own.
+    """The compiled graphs of a traced function. The graphs are copies, because a compiler may change its input.
 
     Attributes:
         joint: The traced graph.
-        graph: That of the forward.
+        graph: The forward graph.
         forward: The compiled forward.
-        partitioned: Forward and backward graphs; None in inference.
-        kernels: What the forward waits for before it can be called.
+        partitioned: The forward and backward graphs; None in inference.
+        kernels: The kernels that have to be built before the first call of the forward.
     """
 
     joint: fx.GraphModule
@@ -198,7 +199,13 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> Compi
 
 
 def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] = ()) -> None:
-    """Ends effects in the forward graph, and stores in it what is written to inputs."""
+    """Adds to the forward graph the end of effects and the stores of new values into mutated inputs.
+
+    Args:
+        graph: The forward graph; changed in place.
+        outputs: The mutations.
+        kept: Indices of the outputs that the backward uses.
+    """
     stores = store_positions(outputs)
     sink_tokens(graph, token_positions(outputs))
     store_results(graph, stores, kept)
@@ -206,7 +213,11 @@ def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] 
 
 
 def _compile_backward(variants: BackwardVariants, kernels: PendingKernels) -> None:
-    """Compiles the expected backward, for what it assumes of sizes or while the forward's kernels are built."""
+    """Compiles the backward for the expected tangents early, if that is of use, and finishes the forward's kernels.
+
+    With symbolic sizes, the backward's assumptions about sizes have to become guards. While a C++ compiler builds the
+    forward's kernels, the time would otherwise be lost.
+    """
     has_symbols = variants.inputs.has_symbols
     if has_symbols or kernels.are_being_built():
         with stage("compile backward"):
@@ -215,7 +226,7 @@ def _compile_backward(variants: BackwardVariants, kernels: PendingKernels) -> No
             except private.InductorError as error:
                 if has_symbols:
                     raise
-                # Whoever calls it meets the error.
+                # The first call of the backward compiles it again, and raises the error.
                 log.info("this backward will be compiled when it is needed: %s", error)
     if kernels.waits:
         with stage("build kernels"):
@@ -223,7 +234,7 @@ def _compile_backward(variants: BackwardVariants, kernels: PendingKernels) -> No
 
 
 def _static_slots(inputs: Inputs) -> list[int]:
-    """Slots of captured tensors: parameters and buffers keep their address."""
+    """Returns the input slots of captured tensors, which are parameters and buffers and keep their address."""
     return [
         slot
         for slot, origin in inputs.origins.items()

@@ -1,4 +1,4 @@
-"""One compiled graph: its plain graphs, its layouts, the text of its wrapper, and the function that runs it."""
+"""A program: the plain graphs, layouts and wrapper of one compiled Dynamo graph, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from desugar.wrapper.direct_calls import call_directly
 
 @dataclass(eq=False)
 class Program:
-    """What one signature of a function was compiled to.
+    """The compiled form of a function for one signature.
 
     Attributes:
-        forward: Graph over plain tensors; returns results, then what is saved for the backward.
-        backward: Graph over plain tensors, or None where nothing requires grad.
-        joint: The graph before it was split (equal to `forward` in inference).
+        forward: Graph over plain tensors; returns the results, then the values saved for the backward.
+        backward: Graph over plain tensors; None if no result requires grad.
+        joint: The graph before the partition (equal to `forward` in inference).
         inputs: One value per input leaf: arguments, then captured tensors.
-        outputs: One value per leaf of the result.
+        outputs: One value per result leaf.
         wrapper: The text of the generated wrapper.
-        variants: The backwards, or None where nothing requires grad.
-        saved_bytes: Bytes saved for the backward besides inputs and results; None if symbolic.
-        run: Takes the argument leaves and returns a tuple; whoever calls it has proved that the call fits.
-        is_whole: The graph is all of a function, which no graph break has ended.
-        names: What the user calls the arguments.
+        variants: The backward variants; None if no result requires grad.
+        saved_bytes: Bytes saved for the backward besides inputs and results; None if a size is symbolic.
+        run: Takes the argument leaves and returns a tuple. It checks no guards; its caller has checked them.
+        is_dynamic: Whether a size or an int of the inputs is a symbol.
+        is_whole: Whether the graph covers the whole function: no graph break ended it.
+        names: The user's names for the arguments.
     """
 
     forward: fx.GraphModule
@@ -46,14 +47,14 @@ class Program:
     names: tuple[str, ...] = ()
 
     def call_directly(self) -> None:
-        """Has the program call the code inside its graphs; whoever calls it asks for profilers."""
+        """Makes the program call the code inside its compiled graphs; its caller then has to check for profilers."""
         call_directly(inspect.unwrap(self.run))
         if self.variants is not None:
             self.variants.call_directly()
 
     @property
     def source(self) -> str:
-        """The text of everything generated so far: the wrapper, then each backward that was needed."""
+        """The text of all functions generated so far: the wrapper, then each backward variant."""
         return "\n\n".join([self.wrapper, *(self.variants.sources if self.variants else ())])
 
     def __str__(self) -> str:

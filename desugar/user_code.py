@@ -1,4 +1,4 @@
-"""Lines of the user's code: which files are the user's, and the line that runs at the moment."""
+"""Finds lines of the user's code: tells the user's files from library files, and finds the line that runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ _TRACE_LINE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of the user's code: the file, the number, the function around it and that function's first line."""
+    """A line of the user's code.
+
+    Attributes:
+        filename: The file.
+        number: The line number.
+        function: The qualified name of the function around the line; empty if unknown.
+        first: The first line of that function; 0 if unknown.
+    """
 
     filename: str
     number: int
@@ -37,7 +44,7 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The line itself."""
+        """The source text of the line."""
         return linecache.getline(self.filename, self.number).strip()
 
     def __str__(self) -> str:
@@ -45,7 +52,7 @@ class Line:
 
 
 def is_library_file(filename: str) -> bool:
-    """Whether a stack frame's file is torch, optree, the standard library or this project."""
+    """Returns whether a stack frame's file belongs to torch, optree, the standard library or this project."""
     return (
         filename.startswith(_LIBRARIES)
         or (filename.startswith(_STDLIB) and "site-packages" not in filename)
@@ -54,33 +61,36 @@ def is_library_file(filename: str) -> bool:
 
 
 def is_users_file(filename: str) -> bool:
-    """Whether a stack frame's file is the user's, or was typed in by the user."""
+    """Returns whether a stack frame's file is the user's, or the frame runs code that the user typed in."""
     return filename.startswith(_TYPED_IN) or not is_library_file(filename)
 
 
 def find_line() -> Line | None:
-    """The innermost line on the stack that is the user's; of a graph of Dynamo's, the line that it was made from."""
+    """Returns the innermost line of the user's code on the stack; None if there is none.
+
+    For the frame of a Dynamo graph, it is the line that the running node was captured from.
+    """
     return _innermost(_frames(sys._getframe(1)))
 
 
 def find_line_of(error: BaseException) -> Line | None:
-    """The innermost line of the user's in which an error was raised."""
+    """Returns the innermost line of the user's code in an error's traceback, else among the frames that called it."""
     traceback, raised = error.__traceback__, []
     while traceback is not None:
         raised.append((traceback.tb_frame, traceback.tb_lineno))
         traceback = traceback.tb_next
-    outside = _frames(raised[0][0].f_back) if raised else iter(())
-    return _innermost(iter(raised[::-1])) or _innermost(outside)
+    callers = _frames(raised[0][0].f_back) if raised else iter(())
+    return _innermost(iter(raised[::-1])) or _innermost(callers)
 
 
 def stack_of_node(node: fx.Node) -> list[Line]:
-    """The lines that a node of Dynamo's graph was made from, outermost first."""
+    """Returns the lines of the stack that a node of a Dynamo graph was captured from, outermost first."""
     found = _TRACE_LINE.findall(node.stack_trace or "")
     return [Line(file, int(number), function) for file, number, function in found]
 
 
 def line_of_node(node: fx.Node) -> Line | None:
-    """The innermost of those lines that is the user's."""
+    """Returns the innermost line of the user's code that a node of a Dynamo graph was captured from."""
     return next((line for line in reversed(stack_of_node(node)) if is_users_file(line.filename)), None)
 
 
@@ -104,7 +114,12 @@ def _innermost(frames: Iterator[tuple[Any, int]]) -> Line | None:
 
 
 def _line_of_graph(frame: Any, number: int) -> Line | None:
-    """What the node that a frame of a graph's code is at says of its origin."""
+    """Returns the user's line of the node that a frame of a graph's code runs.
+
+    Args:
+        frame: The frame.
+        number: Its line number.
+    """
     graph = frame.f_locals.get("self")
     found = _GRAPH_LINE.match(linecache.getline(frame.f_code.co_filename, number))
     if found is None or not isinstance(graph, fx.GraphModule):

@@ -1,1 +1,1 @@
-"""What stands between TorchDynamo and the pipeline: the backend, guards, and calls past the frame hook."""
+"""The interface to TorchDynamo: the backend, Dynamo's guards, and calls that skip Dynamo's frame hook."""

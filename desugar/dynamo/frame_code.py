@@ -1,4 +1,4 @@
-"""Code that Dynamo has made of a whole frame, as a function that can be called with the frame's parameters."""
+"""Makes the code that Dynamo compiled of a whole frame callable as a function of the frame's parameters."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Parameters:
     """The parameters of a function, by kind, in order.
 
     Attributes:
-        positional: Names of those that may be given by position; the first `positional_only` must be.
-        keyword: Names of those that are given by name.
-        variadic, variadic_keyword: The names of `*args` and `**kwargs`, if there are any.
+        positional: Names of the parameters that may be passed by position.
+        positional_only: How many of them, from the first, may be passed by position only.
+        keyword: Names of the keyword-only parameters.
+        variadic, variadic_keyword: The names of `*args` and `**kwargs`; None if there are none.
     """
 
     positional: tuple[str, ...]
@@ -37,7 +38,7 @@ class Parameters:
 
     @staticmethod
     def of(code: types.CodeType) -> Parameters:
-        """The parameters of a code object."""
+        """Returns the parameters of a code object."""
         names = iter(code.co_varnames)
         positional = tuple(itertools.islice(names, code.co_argcount))
         keyword = tuple(itertools.islice(names, code.co_kwonlyargcount))
@@ -51,12 +52,12 @@ class Parameters:
 
     @property
     def all(self) -> list[str]:
-        """Every name, in the order of the code's local variables."""
+        """All names, in the order of the code's local variables."""
         variadic = [name for name in (self.variadic, self.variadic_keyword) if name is not None]
         return [*self.positional, *self.keyword, *variadic]
 
     def declaration(self, skip: int) -> str:
-        """The text of a parameter list, without the first `skip` parameters and without defaults."""
+        """Returns the text of a parameter list, without the first `skip` parameters and without defaults."""
         positional = [*self.positional[skip:]]
         if (bound := self.positional_only - skip) > 0:
             positional.insert(bound, "/")
@@ -65,28 +66,28 @@ class Parameters:
         return ", ".join([*positional, *star, *self.keyword, *double])
 
     def forwarding(self, skip: int) -> str:
-        """The text of a call that hands the parameters on, without the first `skip`."""
+        """Returns the text of the arguments of a call that forwards the parameters, without the first `skip`."""
         star = [f"*{self.variadic}"] if self.variadic else []
         double = [f"**{self.variadic_keyword}"] if self.variadic_keyword else []
         named = [f"{name}={name}" for name in self.keyword]
         return ", ".join([*self.positional[skip:], *star, *named, *double])
 
 
-# --------------------------------------------------------------------------------------------- code of Dynamo's
+# ------------------------------------------------------------------------------------------------ Dynamo's code
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Admitted:
-    """Code that Dynamo made of a whole frame, and when it may be called.
+class FrameCode:
+    """Code that Dynamo made of a whole frame, and its guards.
 
     Attributes:
-        manager: Dynamo's guard manager; its `cache_entry` is None once it is no longer valid.
-        check: Takes the frame's variables by name; whether the guards hold.
+        manager: Dynamo's guard manager; its `cache_entry` is None after Dynamo has invalidated the code.
+        check: Takes the frame's variables by name; returns whether the guards hold.
         call: The code as a function of all parameters by position.
-        program: What its graph was compiled to.
+        program: The program that its graph was compiled to.
         graph_name: The global name by which the code calls the program.
-        code: Dynamo's own code object: globals that the code uses live as long as it.
-        module: The guards of a large module, by what they read; None where `check` looks at everything.
+        code: Dynamo's own code object, which keeps the globals that the code uses alive.
+        module: The guards of a large module; None where the entry checks all guards with `check`.
     """
 
     manager: Any
@@ -98,13 +99,13 @@ class Admitted:
     module: ModuleGuards | None = None
 
 
-def admit(cache_entry: Any, fn: types.FunctionType, count: int) -> Admitted | None:
-    """Takes one of Dynamo's cache entries, if its code is all of the frame and calls one program.
+def accept_code(cache_entry: Any, fn: types.FunctionType, count: int) -> FrameCode | None:
+    """Makes the code of a Dynamo cache entry callable; None unless it covers the whole frame and calls one program.
 
     Args:
-        cache_entry: Of the code of `fn`.
+        cache_entry: An entry of Dynamo's cache for the code object of `fn`.
         fn: The function.
-        count: How many parameters it has, `*args` and `**kwargs` included.
+        count: The number of its parameters, `*args` and `**kwargs` included.
     """
     code, scope = cache_entry.code, fn.__globals__
     graphs = [name for name in code.co_names if name.startswith("__compiled_fn")]
@@ -116,13 +117,13 @@ def admit(cache_entry: Any, fn: types.FunctionType, count: int) -> Admitted | No
     program.call_directly()
     name = f"__desugar_{next(_numbers)}"
     scope[name] = program.run
-    plain = code.replace(
+    positional = code.replace(
         co_names=tuple(name if other == graphs[0] else other for other in code.co_names),
         co_argcount=count,
         co_posonlyargcount=0,
         co_kwonlyargcount=0,
         co_flags=code.co_flags & ~_VARIADIC,
     )
-    call = types.FunctionType(plain, scope, fn.__name__, None, fn.__closure__)
+    call = types.FunctionType(positional, scope, fn.__name__, None, fn.__closure__)
     manager = cache_entry.guard_manager
-    return Admitted(manager, manager.root.check, call, program, name, code)
+    return FrameCode(manager, manager.root.check, call, program, name, code)

@@ -1,8 +1,8 @@
-"""Why Dynamo compiles a function again: which guard of the newest program failed, and both values, in the user's names.
+"""Describes why Dynamo recompiles: which guard of the newest program failed, and both values, in the user's names.
 
-Dynamo says it in a text of its own, and looks no further than the first guard that fails. Some texts hold both values,
-others the guard alone: then what came is looked up in the call. A guard on the metadata of a tensor subclass has no
-text at all: the layouts of the earlier program and of this call are compared.
+Dynamo reports the text of the first guard that fails. Some of these texts hold both values. Others hold the guard
+alone; then this module reads the actual value from the call's frame. The text of a guard on the metadata of a tensor
+subclass names no tensor; then this module compares the layouts of the earlier program and of the call.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictiona
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A call that Dynamo compiles again.
+    """A call for which Dynamo recompiles.
 
     Attributes:
-        what: What the user compiled, if that is known.
-        leaves: The arguments of the new graph, by the user's names.
-        frame: The local variables with which the frame begins; empty if nobody knows them.
-        scope: The global variables of the frame.
-        earlier: The program whose guard failed, if it is still there.
+        what: The user's function or module, if known.
+        leaves: User's name -> argument of the new graph.
+        frame: The initial local variables of the frame; empty if unknown.
+        scope: The global variables of the frame; empty if unknown.
+        earlier: The program whose guard failed; None if unknown or deleted.
     """
 
     what: Any = None
@@ -51,50 +51,54 @@ class Failure:
     earlier: Program | None = None
 
     def name(self, text: str) -> str:
-        """An expression of Dynamo's in the user's names."""
+        """Translates a Dynamo expression into the user's names."""
         return readable(text, self.what)
 
     def find(self, path: str) -> Any:
-        """What an expression of Dynamo's stands for in this call; `UNKNOWN` if that cannot be told."""
+        """Returns the value of a Dynamo expression in this call; `UNKNOWN` if it cannot be evaluated."""
         return find_value(path, self.frame, self.scope)
 
     def expected(self, name: str, expected: str, value: Any) -> str:
-        """The sentence about a value."""
+        """Formats the expected and the actual value; leaves out an actual value that is `UNKNOWN`."""
         return f"{name}: expected {expected}" + ("" if value is UNKNOWN else f", got {short(value)}")
 
 
 def note_program(program: Program) -> None:
-    """Remembers which program Dynamo's compilation in progress gives, to compare later calls with it."""
+    """Records the program of Dynamo's compilation in progress, to compare later calls with it."""
     number = private.CompileContext.current_compile_id()
     if number is not None:
         _programs[str(number)] = program
 
 
 def describe_failure(caller: Caller | None, leaves: Mapping[str, Any]) -> str:
-    """Why Dynamo's compilation in progress is not the first of its frame; empty if it is.
+    """Returns why Dynamo recompiles a frame; an empty string for the first compilation of a frame.
 
-    No error in what the user wrote (`__repr__`, `__eq__`, `__getattr__`) ends a compilation for the sake of this.
+    An error in the user's code (`__repr__`, `__eq__`, `__getattr__`) does not end the compilation: the result is then
+    Dynamo's text.
 
     Args:
-        caller: Whose call it is.
-        leaves: The arguments of the new graph, by the user's names.
+        caller: The owner of the call; None if unknown.
+        leaves: User's name -> argument of the new graph.
     """
     reason = private.recompile_reason()
-    if reason is None or "BACKEND_MATCH" in reason:  # compiled by another backend before
+    if reason is None or "BACKEND_MATCH" in reason:  # another backend compiled the frame before
         return ""
     number, _, guard = reason.partition(": ")
     what = None if caller is None else caller.what
     try:
         frame, scope = ({}, {}) if caller is None else caller.variables(number)
         return in_words(guard, Failure(what, leaves, frame, scope, _programs.get(number)))
-    except Exception:  # noqa: BLE001 - whatever it is, it is no error of the compilation
+    except Exception:  # noqa: BLE001 - the user's code may raise anything, and the compilation goes on
         return readable(guard.partition("\nUser stack trace")[0], what)
 
 
 def in_words(reason: str, failure: Failure) -> str:
-    """A reason of Dynamo's, by the first kind of text that it is."""
+    """Describes a recompilation reason of Dynamo, by the first pattern that matches its text.
+
+    Returns Dynamo's text in the user's names where no pattern matches.
+    """
     guard = reason.partition("\nUser stack trace")[0].partition("  # ")[0].strip()
-    for pattern, describe in _KINDS:
+    for pattern, describe in _PATTERNS:
         found = pattern.match(guard)
         if found is not None and (words := describe(found, failure)) is not None:
             return words
@@ -141,13 +145,14 @@ def _requires_grad(found: re.Match[str], failure: Failure) -> str:
 
 
 def _dispatch_keys(found: re.Match[str], failure: Failure) -> str:
-    wanted, came = ({key.strip() for key in keys.split(",")} for keys in found.groups()[1:])
-    missing, more = wanted - came, came - wanted
+    wanted, actual = ({key.strip() for key in keys.split(",")} for keys in found.groups()[1:])
+    missing, added = wanted - actual, actual - wanted
     kinds = ["an ordinary tensor", "a tensor made in inference mode"]
-    for without, with_, (expected, got) in ((missing, more, kinds), (more, missing, kinds[::-1])):
-        if not with_ and all(key.startswith(("Autograd", "ADInplaceOrView")) for key in without):
+    # An inference tensor lacks the keys of autograd, and differs in no other key.
+    for absent, other, (expected, got) in ((missing, added, kinds), (added, missing, kinds[::-1])):
+        if not other and all(key.startswith(("Autograd", "ADInplaceOrView")) for key in absent):
             return f"{failure.name(found[1])}: expected {expected}, got {got}"
-    expected, got = (", ".join(sorted(keys)) or "none" for keys in (missing, more))
+    expected, got = (", ".join(sorted(keys)) or "none" for keys in (missing, added))
     return f"dispatch keys of {failure.name(found[1])}: expected {expected}, got {got}"
 
 
@@ -210,7 +215,7 @@ def _equal(found: re.Match[str], failure: Failure) -> str | None:
 
 
 def _sizes(found: re.Match[str], failure: Failure) -> str | None:
-    """A condition on sizes and ints: the values of all that it speaks of."""
+    """Describes a condition on sizes and ints, with the value of each expression in it."""
     paths = dict.fromkeys(_PATH.findall(found[0]))
     values = [
         f"{failure.name(path)} = {failure.find(path)}" for path in paths if failure.find(path) is not UNKNOWN
@@ -230,13 +235,13 @@ def _state(found: re.Match[str], failure: Failure) -> str:
     return f"another mode: {found[1].strip()}"
 
 
-def _says(text: str) -> Callable[[re.Match[str], Failure], str]:
+def _fixed_text(text: str) -> Callable[[re.Match[str], Failure], str]:
     return lambda found, failure: text
 
 
 _PATH = re.compile(r"(?<![\w.'\"])(?:[A-Za-z_]\w*)(?:\.\w+(?:\(\))?|\[(?:'[^']*'|\d+)\])*(?![\w(])")
 _TENSOR = r"tensor '(.+)' "
-_KINDS: list[tuple[re.Pattern[str], Callable[[re.Match[str], Failure], str | None]]] = [
+_PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str], Failure], str | None]]] = [
     (
         re.compile(_TENSOR + r"(size|stride) mismatch at index (\d+)\. expected (-?\d+), actual (-?\d+)"),
         _extent,
@@ -262,17 +267,18 @@ _KINDS: list[tuple[re.Pattern[str], Callable[[re.Match[str], Failure], str | Non
     (re.compile(r"___check_obj_id\((.+), \d+\), type=<class '(.+?)'>"), _identity),
     (re.compile(r"___check_metadata_"), _metadata),
     (re.compile(r"GLOBAL_STATE changed: (.*)"), _state),
-    (re.compile(r"___check_torch_function_mode_stack"), _says("another mode: torch function modes")),
+    (re.compile(r"___check_torch_function_mode_stack"), _fixed_text("another mode: torch function modes")),
     (re.compile(r".*Duplicate tensors? found.*?(\[.*\])"), _duplicates),
     (
         re.compile(r"_has_dynamo_dim_marking is present"),
-        _says("a tensor has marked dimensions, and had none"),
+        _fixed_text("a tensor has marked dimensions, and had none"),
     ),
-    (re.compile(r"Unable to find|Unexpected recompilation"), _says("no guard fails any more")),
+    (re.compile(r"Unable to find|Unexpected recompilation"), _fixed_text("no guard fails any more")),
     (re.compile(r"(not )?___dict_contains\((?P<key>.+?), (?P<name>.+)\)$"), _contains),
     (re.compile(r"(not )?\w+\.__contains__\((?P<name>.+), (?P<key>.+)\)$"), _contains),
     (re.compile(r"list\(dict\.keys\((.+)\)\)(?:\[(\d+)\])? == (.+)$"), _keys),
-    (re.compile(r"len\((.+)\) [!=]= (\d+)$"), _length),  # != is what was found, == what should have been
+    # Dynamo reports either what it found (!=) or the guard (==); the number is the expected length in both.
+    (re.compile(r"len\((.+)\) [!=]= (\d+)$"), _length),
     (re.compile(r"([^\s=]+) is ([^\s=]+)$"), _same),
     (re.compile(r"(?=.*(?:size\(\)|stride\(\)|[<>%]))(?:[^'\"]|\['[^']*'\])+$"), _sizes),
     (re.compile(rf"({_PATH.pattern}) == (.+)$"), _equal),

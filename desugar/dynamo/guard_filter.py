@@ -1,7 +1,7 @@
-"""Which of Dynamo's guards prove nothing that another one does not: each has its reason here, and all others stay.
+"""Removes Dynamo guards that other guards imply. Each removal has its reason in this module; all other guards stay.
 
-Dynamo asks `__tensor_flatten__` of each wrapper twice a call, in Python: for the names of the inner tensors, and for
-the metadata. For some classes both are settled by the type, which another guard looks at.
+Dynamo's guards on a wrapper call `__tensor_flatten__` twice per call, in Python: once for the names of the inner
+tensors, once for the metadata. For some classes the type determines both, and another guard checks the type.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from desugar.ir.handwritten_classes import flattens_to_constants
 from desugar.ir.values import is_wrapper
 from subclasses import TensorSubclass
 
-_NAMES = ".__tensor_flatten__()[0]"  # how Dynamo names the list of inner tensors of what stands before
+_NAMES = ".__tensor_flatten__()[0]"  # Dynamo's suffix for a wrapper's list of inner tensor names
 
 
 def keep_guards(entries: Sequence[Any]) -> list[bool]:
-    """Per guard of a compilation, whether it is checked (`guard_filter_fn` of Dynamo)."""
+    """Returns, for each guard of a compilation, whether Dynamo checks it (Dynamo's `guard_filter_fn`)."""
     for entry in entries:
-        # Dynamo makes the guards that stay anew, of other tensors where it reads properties, and would compare them.
+        # Dynamo builds the remaining guards a second time. A property then returns another tensor, and Dynamo would
+        # compare the two.
         entry.orig_guard.obj_weakref = None
     wrappers = {entry.name: entry.value for entry in entries if entry.has_value and is_wrapper(entry.value)}
     return [not is_proved(entry, wrappers) for entry in entries]
 
 
 def is_proved(entry: Any, wrappers: dict[str, Tensor]) -> bool:
-    """Whether other guards of the same wrapper prove what a guard asks.
+    """Returns whether other guards on the same wrapper imply a guard.
 
     Args:
         entry: The guard.
-        wrappers: Tensor subclasses by Dynamo's names.
+        wrappers: Dynamo's name -> tensor subclass instance.
     """
     if entry.guard_type == "TENSOR_SUBCLASS_METADATA_MATCH" and entry.name in wrappers:
         return has_fixed_metadata(wrappers[entry.name])
@@ -43,36 +44,36 @@ def is_proved(entry: Any, wrappers: dict[str, Tensor]) -> bool:
 
 
 def has_fixed_metadata(wrapper: Tensor) -> bool:
-    """Whether all wrappers of a type have the same metadata; the type itself has a guard (TYPE_MATCH).
+    """Returns whether all instances of a wrapper's type have the same metadata; TYPE_MATCH guards the type.
 
-    Of a declared class the metadata is its layout: static fields, which optional inner tensors are there, and the
-    layouts of wrappers inside, whose types and metadata have guards of their own. So it is settled where there are no
-    static and no optional fields, and no cotangents are marked. A class written by hand gives constants if its
-    bytecode can do nothing else.
+    The metadata of a declared class is its layout: the static fields, which optional inner tensors are present, and
+    the layouts of inner wrappers. So it is fixed for a class without static fields, without optional fields and without
+    marked cotangents, where no inner tensor is a wrapper. The metadata of a handwritten class is fixed if the bytecode
+    of `__tensor_flatten__` only builds constants.
     """
     cls: Any = type(wrapper)
     if not is_generated(cls):
         return flattens_to_constants(cls)
     spec, layout = cls.__spec__, wrapper._layout  # type: ignore[attr-defined]
-    is_settled = not spec.statics and not any(field.optional for field in spec.inners)
+    has_no_choice = not spec.statics and not any(field.optional for field in spec.inners)
     return (
-        is_settled
+        has_no_choice
         and not cls._marks_cotangents
         and not any(is_wrapper(getattr(wrapper, name)) for name in layout.present)
     )
 
 
 def has_fixed_names(wrapper: Tensor) -> bool:
-    """Whether the inner tensors' names follow from the type and the metadata, which have guards of their own.
+    """Returns whether the names of the inner tensors follow from the type and the metadata, which have other guards.
 
-    Of a declared class they stand in the layout, which is the metadata. A class written by hand gives constants if its
-    bytecode can do nothing else.
+    The layout of a declared class, which is its metadata, holds the names. The names of a handwritten class are fixed
+    if the bytecode of `__tensor_flatten__` only builds constants.
     """
     cls = type(wrapper)
     return is_generated(cls) or flattens_to_constants(cls)
 
 
 def is_generated(cls: type) -> bool:
-    """Whether a class is a declared one whose author has not written these hooks."""
+    """Returns whether a class is a declared one with generated `__tensor_flatten__` and `__metadata_guard__`."""
     hooks = (getattr(cls, name, None) for name in ("__tensor_flatten__", "__metadata_guard__"))
     return issubclass(cls, TensorSubclass) and all(hasattr(hook, "__source__") for hook in hooks)

@@ -1,13 +1,14 @@
-"""Guards of a whole module by what they read: versions of dictionaries, and one look at all parameters.
+"""Replaces the guards of a large module by version checks of dictionaries and one C++ check of all parameters.
 
-Dynamo guards a module by a tree that follows every attribute that was read: at hundreds of parameters it outweighs all
-else in a call. Nearly everything in that tree is read from dictionaries (`module.__dict__`, `_modules`, `_parameters`,
-hooks), and CPython counts the changes of each dictionary. While none has changed, each entry is the same object as when
-the guards held. What an object can change in itself is still looked at: the type of a module, and the dtype, device,
-size, stride and `requires_grad` of a parameter, which one call in C++ compares.
+Dynamo guards a module with a tree of guards that follows every attribute that was read. For a module with hundreds of
+parameters, this tree takes most of the time of a call. The tree reads nearly everything from dictionaries
+(`module.__dict__`, `_modules`, `_parameters`, hooks), and CPython counts the changes of each dictionary. As long as no
+dictionary has changed, each of its values is the same object as when the guards held. A call still checks what an
+object can change in itself: the type of a module, and the dtype, device, size, stride and `requires_grad` of a
+parameter, all of which one C++ call compares.
 
-So a call checks Dynamo's guards without the part that is settled so, and that nothing has changed. If something has,
-Dynamo decides with all its guards, and the versions are noted anew.
+So a call checks two things: the guards of Dynamo's tree that these checks do not imply, and that nothing has changed.
+If something has changed, Dynamo decides with all its guards, and the versions are recorded again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from desugar import _torch as private
 from desugar.dynamo.guard_filter import is_generated
 from desugar.ir.values import inner_names, is_wrapper
 
-_FEWEST = 8  # parameters; below, Dynamo's tree is as cheap
+_MIN_PARAMETERS = 8  # with fewer, Dynamo's tree costs no more
 _TABLES = ("_modules", "_parameters", "_buffers")
 _HOOKS = (
     "_forward_hooks",
@@ -36,21 +37,21 @@ _HOOKS = (
     "_forward_hooks_always_called",
 )
 
-# ------------------------------------------------------------------------------------------ what has not changed
+# -------------------------------------------------------------------------------------- the state of a module
 
 
 @dataclass(frozen=True, slots=True)
 class Unchanged:
-    """A module as it was when Dynamo's guards held.
+    """The state of a module at a time when Dynamo's guards held.
 
     Attributes:
-        modules, types: All modules in it, and the type of each.
-        dicts: Their dictionaries, and those of their parameters, that hold something.
-        versions: A C++ check of the dictionaries' versions.
-        empty: The dictionaries that hold nothing; most hooks do.
-        tensors: The parameters, and what is inside of them.
-        same_tensors: A C++ check of these.
-        uses: One number: how many calls it was of use to.
+        modules, types: The module and all modules in it, and the type of each.
+        dicts: The dictionaries of these modules and of their parameters that have entries.
+        versions: A C++ check of the versions of `dicts`.
+        empty: The dictionaries without entries; most dictionaries of hooks are empty.
+        tensors: The parameters and their inner tensors.
+        same_tensors: A C++ check of `tensors`.
+        uses: A list of one int: the number of calls in which the state was unchanged.
     """
 
     modules: tuple[nn.Module, ...]
@@ -64,19 +65,19 @@ class Unchanged:
 
     @staticmethod
     def of(module: nn.Module) -> Unchanged:
-        """The module as it is now."""
+        """Records the present state of a module."""
         modules = tuple(module.modules())
         tables = [vars(m)[name] for m in modules for name in (*_TABLES, *_HOOKS) if name in vars(m)]
         parameters = tuple({id(p): p for p in module.parameters()}.values())
-        tensors = tuple({id(part): part for p in parameters for part in _with_parts(p)}.values())
+        tensors = tuple({id(part): part for p in parameters for part in _with_inner(p)}.values())
         found = [*map(vars, modules), *tables, *map(vars, tensors)]
-        dicts = tuple(one for one in found if one)
+        dicts = tuple(entries for entries in found if entries)
         return Unchanged(
             modules,
             [type(m) for m in modules],
             dicts,
             private.dict_version_guards(dicts).check,
-            tuple(one for one in found if not one),
+            tuple(entries for entries in found if not entries),
             tensors,
             private.TensorGuards(
                 *tensors,
@@ -87,7 +88,7 @@ class Unchanged:
         )
 
     def holds(self) -> bool:
-        """Whether all of it is as it was."""
+        """Returns whether nothing has changed since, and counts the uses."""
         if (
             self.versions(self.dicts)
             and list(map(type, self.modules)) == self.types
@@ -99,15 +100,15 @@ class Unchanged:
         return False
 
 
-def _with_parts(tensor: Tensor) -> Iterator[Tensor]:
+def _with_inner(tensor: Tensor) -> Iterator[Tensor]:
     yield tensor
     for name in inner_names(tensor)[0] if is_wrapper(tensor) else ():
-        yield from _with_parts(getattr(tensor, name))
+        yield from _with_inner(getattr(tensor, name))
 
 
 # -------------------------------------------------------------------------------------- the rest of Dynamo's tree
 
-# Guards whose answer is settled by which object it is, as long as that object cannot change.
+# Guards whose result depends only on the identity of the object, if the object is immutable.
 _OF_IDENTITY = {
     "TYPE_MATCH",
     "ID_MATCH",
@@ -125,7 +126,7 @@ _OF_DICTS = {
     "MAPPING_KEYS_CHECK",
     "MAPPING_KEYS_GUARD",
 }
-_OF_LAYOUTS = {"LAMBDA_GUARD"}  # the metadata of a declared class: its layout, which stands in its dictionary
+_OF_LAYOUTS = {"LAMBDA_GUARD"}  # on the metadata of a declared class: its layout, which is in its `__dict__`
 _OF_TENSORS = {"TENSOR_MATCH", "DIMENSION_DYNAMIC_MARKING_GUARD", "NO_TENSOR_ALIASING", "NO_HASATTR"}
 _IMMUTABLE = (
     bool,
@@ -142,12 +143,12 @@ _IMMUTABLE = (
 )
 
 _CHILD = re.compile(r"\._modules\['[^']*'\]$")
-_PART = re.compile(r"\._parameters\['[^']*'\](?:\.\w+)*$")  # a parameter, or what a field of it holds
+_PART = re.compile(r"\._parameters\['[^']*'\](?:\.\w+)*$")  # a parameter, or an attribute of one
 _TABLE = re.compile(rf"\.(?:{'|'.join(('__dict__', '_modules', '_parameters', *_HOOKS))})$")
 
 
 def split_guards(root: Any, name: str, module: nn.Module) -> Any:
-    """Dynamo's guards without those of a module that :class:`Unchanged` settles.
+    """Copies Dynamo's guards without the guards on a module that :class:`Unchanged` implies.
 
     Args:
         root: Dynamo's root guard manager.
@@ -155,24 +156,28 @@ def split_guards(root: Any, name: str, module: nn.Module) -> Any:
         module: The module.
 
     Returns:
-        A root guard manager; None if the module is small, or nothing would be gained.
+        A root guard manager; None if the module is small, if a parameter is also read from elsewhere, or if
+        :class:`Unchanged` implies none of the guards.
     """
-    if sum(1 for _ in module.parameters()) < _FEWEST:
+    if sum(1 for _ in module.parameters()) < _MIN_PARAMETERS:
         return None
     source = f"L[{name!r}]"
     top = next((node for node in root.get_child_managers() if node.get_source() == source), None)
     if top is None or _passes_parameters(root, source):
         return None
     found: dict[str, bool] = {}
-    _collect_settled(top, source, found)
-    settled = {name for name, is_settled in found.items() if is_settled}
-    if not settled:
+    _collect_implied(top, source, found)
+    implied = {name for name, is_implied in found.items() if is_implied}
+    if not implied:
         return None
-    return root.clone_manager(lambda node: node.get_source() not in settled or node.get_source() == source)
+    return root.clone_manager(lambda node: node.get_source() not in implied or node.get_source() == source)
 
 
 def _passes_parameters(root: Any, source: str) -> bool:
-    """Whether a parameter comes in by another way: only Dynamo's whole tree knows that it is none of the module's."""
+    """Returns whether guards outside the module's tree read a parameter.
+
+    Only Dynamo's whole tree checks that such a parameter is not one of the module's.
+    """
     others = (node for node in root.get_child_managers() if node.get_source() != source)
     return any(map(_holds_parameter, others))
 
@@ -185,41 +190,49 @@ def _holds_parameter(node: Any) -> bool:
 
 
 def _children(node: Any) -> list[Any]:
-    """The nodes below one; where the order of a dictionary is guarded, those of its keys and values stand apart."""
+    """Returns the child nodes of a guard manager, with the managers of keys and values of a dictionary."""
     pairs = node.get_key_value_managers().values() if hasattr(node, "get_key_value_managers") else ()
     return [*node.get_child_managers(), *(part for pair in pairs for part in pair if part is not None)]
 
 
-def _collect_settled(node: Any, source: str, found: dict[str, bool], *, is_same: bool = True) -> bool:
-    """Whether a node is settled with all below.
+def _collect_implied(node: Any, source: str, found: dict[str, bool], *, is_same: bool = True) -> bool:
+    """Returns whether :class:`Unchanged` implies the guards of a node and of all nodes below it.
 
     Args:
         node: A guard manager.
-        source: What it is about.
-        found: Takes the answer for each source; where several nodes are about one, all have to be settled.
-        is_same: It is the same object as long as :class:`Unchanged` holds, for it is read from what that looks at. What
-            a list, an object of the user's or a class holds may be another one the next time.
+        source: Dynamo's expression for the object that it guards.
+        found: Receives the result for each source. If several nodes guard one source, all of them have to be implied.
+        is_same: Whether the object stays the same as long as :class:`Unchanged` holds, because it is read from an
+            object that :class:`Unchanged` checks. A list, an object of a user's class or a class may return another
+            object the next time.
     """
     children = _children(node)
     below = [
-        _collect_settled(
-            child, child.get_source(), found, is_same=is_same and _stays(node, source, child.get_source())
+        _collect_implied(
+            child,
+            child.get_source(),
+            found,
+            is_same=is_same and _stays_same(node, source, child.get_source()),
         )
         for child in children
     ]
     is_empty = not children and not node.get_leaf_guards()
-    is_settled = is_empty or (is_same and all(below) and _is_settled_itself(node, source, bool(children)))
-    found[source] = found.get(source, True) and is_settled
-    return is_settled
+    is_implied = is_empty or (
+        is_same and all(below) and _own_guards_are_implied(node, source, bool(children))
+    )
+    found[source] = found.get(source, True) and is_implied
+    return is_implied
 
 
-def _stays(node: Any, source: str, read: str) -> bool:
-    """Whether what is read from an object stays the same: :class:`Unchanged` looks there, or it cannot change.
+def _stays_same(node: Any, source: str, read: str) -> bool:
+    """Returns whether what is read from an object stays the same.
+
+    True if :class:`Unchanged` checks the object, or if the object is a tuple.
 
     Args:
-        node: Of the object.
-        source: The object.
-        read: What is read from it.
+        node: The guard manager of the object.
+        source: Dynamo's expression for the object.
+        read: Dynamo's expression for what is read from it.
     """
     kind = node.get_type_of_guarded_value()
     if not isinstance(kind, type):
@@ -234,22 +247,23 @@ def _stays(node: Any, source: str, read: str) -> bool:
 
 
 def _fields(cls: Any) -> set[str]:
-    """What stands in the dictionary of a value of a declared class, by its declaration."""
+    """Returns the names of the declared fields of a class, which an instance has in its `__dict__`."""
     spec = cls.__spec__
     return {*spec.inner_names, *(field.name for field in (*spec.statics, *spec.dynamics))}
 
 
 def _is_module_inside(source: str) -> bool:
-    """Whether a source is that of the module itself, or of one that it has registered."""
+    """Returns whether a source is the module itself or a registered submodule."""
     return bool(_CHILD.search(source)) or "." not in source
 
 
-def _kinds(node: Any) -> set[str]:
+def _guard_types(node: Any) -> set[str]:
     return {type(guard).__name__ for guard in node.get_leaf_guards()}
 
 
-def _is_settled_itself(node: Any, source: str, has_children: bool) -> bool:
-    kind, guards = node.get_type_of_guarded_value(), _kinds(node)
+def _own_guards_are_implied(node: Any, source: str, has_children: bool) -> bool:
+    """Returns whether :class:`Unchanged` implies a node's own guards, by the type of the object that they guard."""
+    kind, guards = node.get_type_of_guarded_value(), _guard_types(node)
     if not isinstance(kind, type):
         return False
     if issubclass(kind, nn.Module):
@@ -263,10 +277,12 @@ def _is_settled_itself(node: Any, source: str, has_children: bool) -> bool:
     return issubclass(kind, _IMMUTABLE) and guards <= _OF_IDENTITY | _OF_DICTS
 
 
-# ------------------------------------------------------------------------------------------------------ together
+# ----------------------------------------------------------------------------------------------------- the guards
 
-_LEAST_USES = 20  # calls between one noting and the next, which costs as much as some ten calls
-_STRIKES = 3
+_MIN_USES = (
+    20  # a module that changes after fewer calls gets a strike; recording its state costs about ten calls
+)
+_MAX_STRIKES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,11 +290,11 @@ class ModuleGuards:
     """The guards of one module in a frame.
 
     Attributes:
-        name: The variable of the frame that holds it.
+        name: The variable of the frame that holds the module.
         module: The module.
-        rest: Dynamo's guards without the module's.
-        unchanged: What the module's guards read, as it was when they held.
-        strikes: How often the module has changed soon after.
+        rest: Dynamo's guards without those that `unchanged` implies.
+        unchanged: The state of the module when its guards held.
+        strikes: How often the module has changed soon after its state was recorded.
     """
 
     name: str
@@ -289,30 +305,30 @@ class ModuleGuards:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether the module changes too often for this to be of use."""
-        return self.strikes >= _STRIKES
+        """Whether the module changes too often for these guards to save time."""
+        return self.strikes >= _MAX_STRIKES
 
     def hold(self) -> bool:
-        """Whether nothing has changed that the module's guards read."""
+        """Returns whether the module is unchanged."""
         return self.unchanged.holds()
 
 
 def note_module_guards(
     root: Any, frame: dict[str, Any], names: Sequence[str], earlier: ModuleGuards | None
 ) -> ModuleGuards | None:
-    """Notes what the guards of a frame's module read, if all guards hold now.
+    """Records the state of a frame's large module, if all of Dynamo's guards hold now.
 
     Args:
         root: Dynamo's root guard manager.
         frame: The variables of the frame.
-        names: Those that are the same in every call.
-        earlier: What was noted before, and holds no more.
+        names: The variables that every call shares.
+        earlier: The guards recorded before, which no longer hold.
 
     Returns:
-        None where there is no large module among them, or the guards do not hold; what was noted before, with a
-        strike, where it has changed too soon.
+        The new guards. If the guards do not hold, or no variable holds a large module, `earlier` or None. `earlier`
+        gets a strike if the module changed after too few calls; after too many strikes the result is `earlier`.
     """
-    if earlier is not None and earlier.unchanged.uses[0] < _LEAST_USES:
+    if earlier is not None and earlier.unchanged.uses[0] < _MIN_USES:
         earlier = replace(earlier, strikes=earlier.strikes + 1)
         if earlier.is_given_up:
             return earlier

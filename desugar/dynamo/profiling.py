@@ -1,8 +1,8 @@
-"""Calls and graphs by name in the traces of `torch.profiler`.
+"""Names calls and graphs in the traces of `torch.profiler`.
 
-The first call under a profiler puts names around the graphs of the programs that there are; they stay, at the price of
-one test a graph. While no profiler runs, nothing else is in the way of a call of what `desugar.compile` returned, whose
-entry asks for one anyway; a program behind `torch.compile` asks itself.
+The first call under a profiler wraps the graphs of the existing programs in functions that name them. The wrappers
+stay, and cost one test per graph call. Without a profiler, a call of a `desugar.compile` callable has no other cost,
+because its entry tests for a profiler in any case. A program that `torch.compile` calls tests for a profiler itself.
 """
 
 from __future__ import annotations
@@ -20,25 +20,34 @@ from desugar import _torch as private
 from desugar.program import Program
 from desugar.wrapper.direct_calls import graph_behind
 
-_here = threading.local()
+_thread = threading.local()
 _named: weakref.WeakSet[Any] = weakref.WeakSet()  # generated functions whose graphs have names
-_GRAPH = "compiled_graph"  # what generated text calls a graph; a second one has a number behind it
+_GRAPH = (
+    "compiled_graph"  # the global name of a graph in generated text; a second graph has a number as suffix
+)
 
 
-def is_to_be_named() -> bool:
-    """Whether the call in progress has no name yet; asked while a profiler runs."""
-    return not getattr(_here, "is_named", False)
+def needs_name() -> bool:
+    """Returns whether the call in progress has no name in the profiler's trace yet."""
+    return not getattr(_thread, "is_named", False)
 
 
-def naming_itself(program: Program, name: str, as_it_is: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs a program that nobody else looks after: under a profiler, by name."""
+def with_profiler_name(program: Program, name: str, uncompiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that runs a program, and names the call if a profiler runs.
+
+    Args:
+        program: A program that `torch.compile` calls, without an entry of `desugar.compile`.
+        name: The name of the call.
+        uncompiled: Dynamo's graph, which runs in place of the program under forward-mode differentiation.
+    """
     run, profiler, forward_ad = program.run, private.profiler, private.forward_ad
 
     @functools.wraps(run)
     def named(*leaves: Any) -> Any:
-        if forward_ad._current_level >= 0:  # which Dynamo does not guard; a program knows of no tangents
-            return as_it_is(*leaves)
-        if profiler._is_profiler_enabled and is_to_be_named():
+        # Dynamo does not guard the level of forward-mode differentiation, and a program ignores its tangents.
+        if forward_ad._current_level >= 0:
+            return uncompiled(*leaves)
+        if profiler._is_profiler_enabled and needs_name():
             return call_named(lambda args, kwargs: run(*args), name, (program,), leaves, {})
         return run(*leaves)
 
@@ -52,19 +61,19 @@ def call_named(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Makes a call under the name that a trace is to show."""
+    """Calls `call(args, kwargs)` under a name in the profiler's trace, and names the graphs of the programs."""
     for program in programs:
         name_graphs(program, name)
-    _here.is_named = True
+    _thread.is_named = True
     try:
         with record_function(f"desugar: {name}"):
             return call(args, kwargs)
     finally:
-        _here.is_named = False
+        _thread.is_named = False
 
 
 def name_graphs(program: Program, name: str) -> None:
-    """Puts names around the compiled graphs of a program, backwards that exist by now included."""
+    """Names the compiled graphs of a program in the profiler's trace, those of its existing backwards included."""
     functions = [("forward", inspect.unwrap(program.run))]
     functions += [("backward", function) for function in _backwards(program)]
     for role, function in functions:
@@ -73,7 +82,7 @@ def name_graphs(program: Program, name: str) -> None:
             continue
         _named.add(function)
         for key in [key for key in scope if key.startswith(_GRAPH)]:
-            scope[key] = _under_name(*graph_behind(scope, key), f"desugar graph: {name}, {role}")
+            scope[key] = _with_name(*graph_behind(scope, key), f"desugar graph: {name}, {role}")
 
 
 def _backwards(program: Program) -> Iterator[Callable[..., Any]]:
@@ -81,13 +90,20 @@ def _backwards(program: Program) -> Iterator[Callable[..., Any]]:
         yield from program.variants.table.values()
 
 
-def _under_name(graph: Callable[..., Any], now: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Calls `now` while no profiler runs, else the whole graph, which has names of its own to tell."""
+def _with_name(graph: Callable[..., Any], current: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Returns a function that runs a graph, under a name if a profiler runs.
+
+    Args:
+        graph: The compiled graph, which itself names its parts for a profiler. It runs under a profiler.
+        current: What the wrapper calls at present: the code inside the graph, or the callable that replaces itself by
+            that code after its first call. It runs without a profiler.
+        name: The name.
+    """
     profiler = private.profiler
 
     def named(items: list[Any]) -> Any:
         if not profiler._is_profiler_enabled:
-            return now(items)
+            return current(items)
         with record_function(name):
             return graph(items)
 

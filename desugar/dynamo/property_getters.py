@@ -1,9 +1,10 @@
-"""Properties of a tensor subclass under Dynamo: their getters are traced.
+"""Makes Dynamo trace the getters of properties of tensor subclasses.
 
-Dynamo evaluates a property of an argument before its graph runs, as it reads an attribute, and takes what it gives as
-an input of its own. After a write in the graph to what the property is computed from, that is the old value; and its
-sizes are new ones to Dynamo, which compiles again for each. So in a graph that is meant for this pass the getter is a
-function like any other. PyTorch's own backends keep Dynamo's way.
+Dynamo evaluates a property of an argument before its graph runs, like an attribute, and makes the result a separate
+input of the graph. If the graph mutates what the property is computed from, that input has the old value. Dynamo also
+treats its sizes as unrelated to the argument's sizes, and recompiles for each new one. Therefore Dynamo traces the
+getter like any other function in a graph that is compiled with this backend. For other backends Dynamo's behaviour
+does not change.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from desugar.dynamo.inner_assignment import backend_of, wrapper_of
 
 
 def trace_properties(backend: Callable[..., Any]) -> None:
-    """Makes Dynamo trace the getters of properties of tensor subclasses in graphs for `backend`."""
+    """Makes Dynamo trace the getters of tensor subclass properties in the graphs for `backend`."""
     evaluate = private.TensorVariable.dynamic_getattr
 
     @functools.wraps(evaluate)
@@ -38,7 +39,10 @@ def trace_properties(backend: Callable[..., Any]) -> None:
 
 
 def _getter_of(value: Tensor | None, name: str) -> Callable[..., Any] | None:
-    """The function behind a property that the author of a wrapper's class wrote; PyTorch's own classes Dynamo knows."""
+    """Returns the getter of a property that the author of a wrapper class wrote, else None.
+
+    Dynamo handles the properties of `Tensor` and of PyTorch's own subclasses itself.
+    """
     if value is None or hasattr(Tensor, name) or type(value).__module__.startswith("torch."):
         return None
     found = inspect.getattr_static(type(value), name, None)

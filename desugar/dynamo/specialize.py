@@ -1,7 +1,7 @@
-"""A function of flat leaves, with a program for the facts of each call that Dynamo has not looked at.
+"""Compiles a function of argument leaves once for each set of facts that Dynamo does not guard.
 
-Two kinds of calls come here: of a graph whose arguments share memory in a way that Dynamo does not guard, and of a
-function that differentiates another one. Both are rare, so their facts are compared in Python.
+Two kinds of functions are compiled here: a graph whose arguments share memory in a way that Dynamo does not guard, and
+a function that differentiates another one. Their calls are rare, so the facts are compared in Python.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from desugar.ir.values import dynamic_names, inner_names, is_wrapper
 from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.recording.listeners import Recording
-from desugar.recording.trace_artifacts import recorded
+from desugar.recording.trace_artifacts import record_compilation
 from desugar.wrapper.recompute import CapturedFunction
 
-MAX_PROGRAMS = 64  # calls with other facts run the function itself
+MAX_PROGRAMS = 64  # a call that would need one more program runs the function itself
 
 # ---------------------------------------------------------------------------------------------------- facts
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a program may depend on, of the leaves of one call.
+    """Properties of the argument leaves of one call that a program may depend on.
 
     Attributes:
-        structure: Types, layouts, dtypes, devices, constants; which tensors are one, and where they share memory.
+        structure: Types, layouts, dtypes, devices, constants; which tensors are identical, and which share memory.
         extents: Sizes, strides and dynamic ints.
     """
 
@@ -45,7 +45,7 @@ class Facts:
 
 
 def facts_of(leaves: Sequence[Any]) -> Facts:
-    """The facts of a call."""
+    """Returns the facts of the argument leaves of a call."""
     structure: list[Any] = []
     extents: list[Any] = []
     plain: dict[int, Tensor] = {}
@@ -73,7 +73,7 @@ def _add_leaf(leaf: Any, structure: list[Any], extents: list[Any], plain: dict[i
 
 
 def _shared_memory(tensors: Sequence[Tensor]) -> Iterator[Any]:
-    """Which storage each tensor lies in, and for storages with several of them where."""
+    """Yields, for each tensor that shares its storage with another one, the storage and the place in it; else None."""
     storages = [storage_of(tensor) for tensor in tensors]
     for tensor, storage in zip(tensors, storages, strict=True):
         if storages.count(storage) > 1:
@@ -87,18 +87,27 @@ def _shared_memory(tensors: Sequence[Tensor]) -> Iterator[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """A program and the calls that it is for."""
+class GuardedProgram:
+    """A program and its guards.
+
+    Attributes:
+        program: The program.
+        facts: The facts of the call that it was compiled for.
+        state: PyTorch's C++ check of the global state.
+        modes: The modes that this check does not cover.
+        offsets: The storage offsets of the plain tensors; None if the program does not depend on them.
+        guards: The guards on sizes; None if sizes are constants.
+    """
 
     program: Program
     facts: Facts
     state: Any
     modes: tuple[Any, ...]
     offsets: tuple[int, ...] | None
-    guards: SizeGuards | None  # None where the sizes are constants
+    guards: SizeGuards | None
 
     def fits(self, facts: Facts, leaves: Sequence[Any]) -> bool:
-        """Whether the program is for this call."""
+        """Returns whether the guards hold for a call."""
         if facts.structure != self.facts.structure or not self.state.check() or _modes() != self.modes:
             return False
         if self.offsets is not None and self.offsets != offsets_of(leaves):
@@ -107,12 +116,12 @@ class Entry:
 
 
 def _modes() -> tuple[Any, ...]:
-    """Modes that the C++ check of the global state does not look at."""
+    """Returns the modes that the C++ check of the global state does not cover."""
     return torch.is_inference_mode_enabled(), private.num_function_modes()
 
 
 def offsets_of(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """The storage offsets of all plain tensors."""
+    """Returns the storage offsets of all plain tensors, inner ones included."""
     found: list[int] = []
     for leaf in leaves:
         if is_wrapper(leaf):
@@ -123,14 +132,15 @@ def offsets_of(leaves: Sequence[Any]) -> tuple[int, ...]:
 
 
 class Specialized:
-    """A function from flat leaves to a tuple, compiled for the facts of each call.
+    """A function from argument leaves to a tuple, compiled for the facts of each call.
 
     Attributes:
-        call: The function: takes a list of leaves, and depends on nothing else.
-        backend: What compiles its graphs.
+        call: The function. It takes a list of leaves and depends on nothing else.
+        backend: The compiler of its plain graphs.
         reason: Why it is compiled, for reports.
-        graph: The graph of Dynamo's that it runs or differentiates.
-        names: What the user calls the arguments of the graph, with which the leaves begin.
+        graph: The Dynamo graph that it runs or differentiates.
+        names: The user's names for the arguments of the graph, which are the first leaves.
+        entries: The programs, the newest first.
     """
 
     def __init__(
@@ -142,11 +152,11 @@ class Specialized:
         names: tuple[str, ...],
     ) -> None:
         self.call, self.backend, self.reason, self.graph, self.names = call, backend, reason, graph, names
-        self.entries: list[Entry] = []
+        self.entries: list[GuardedProgram] = []
         self._lock = threading.RLock()
 
     def __call__(self, *leaves: Any) -> tuple[Any, ...]:
-        """Runs the program for these leaves, compiled now if there is none yet."""
+        """Runs the program whose guards hold for these leaves; compiles one if there is none."""
         facts = facts_of(leaves)
         program = self._find(facts, leaves)
         if program is None:
@@ -160,26 +170,26 @@ class Specialized:
     def _compile(self, facts: Facts, leaves: Sequence[Any]) -> Program | None:
         if len(self.entries) >= MAX_PROGRAMS:
             return None
-        seen = any(entry.facts.structure == facts.structure for entry in self.entries)
+        # As with automatic dynamic shapes, sizes are constants in the first program for a structure, then symbols.
+        is_dynamic = any(entry.facts.structure == facts.structure for entry in self.entries)
         try:
-            entry = self._build(facts, leaves, is_dynamic=seen)
+            entry = self._build(facts, leaves, is_dynamic=is_dynamic)
         except StaticNeeded:
             entry = self._build(facts, leaves, is_dynamic=False)
         self.entries.insert(0, entry)
         return entry.program
 
-    def _build(self, facts: Facts, leaves: Sequence[Any], *, is_dynamic: bool) -> Entry:
-        state, inputs, live = private.GlobalStateGuard(), Inputs(Fakes(), is_dynamic), list(leaves)
-        with recorded(Recording(self.graph, self.reason, tuple(leaves), self.graph)):
-            inputs.add_arguments(live)
-            program = build_program(
-                CapturedFunction(self.call, self._differentiate), inputs, live, self.backend
-            )
-            more = tuple(f"gradient {n}" for n in range(1, len(live) - len(self.names) + 1))
-            program.names = self.names + more
+    def _build(self, facts: Facts, leaves: Sequence[Any], *, is_dynamic: bool) -> GuardedProgram:
+        state, inputs, arguments = private.GlobalStateGuard(), Inputs(Fakes(), is_dynamic), list(leaves)
+        with record_compilation(Recording(self.graph, self.reason, tuple(leaves), self.graph)):
+            inputs.add_arguments(arguments)
+            function = CapturedFunction(self.call, self._differentiate)
+            program = build_program(function, inputs, arguments, self.backend)
+            gradients = tuple(f"gradient {n}" for n in range(1, len(arguments) - len(self.names) + 1))
+            program.names = self.names + gradients
         offsets = offsets_of(leaves) if inputs.fakes.offsets_matter else None
         guards = size_guards(inputs.fakes) if is_dynamic else None
-        return Entry(program, facts, state, _modes(), offsets, guards)
+        return GuardedProgram(program, facts, state, _modes(), offsets, guards)
 
     def _differentiate(self, fn: Callable[[list[Any]], Any]) -> Specialized:
         return Specialized(fn, self.backend, "a further derivative", self.graph, self.names)

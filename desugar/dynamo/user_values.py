@@ -1,4 +1,4 @@
-"""What a call has where an earlier one had something else: values by Dynamo's expressions, and metadata of wrappers."""
+"""Evaluates Dynamo's expressions in a call, and compares the metadata of its wrappers with that of an earlier call."""
 
 from __future__ import annotations
 
@@ -23,7 +23,16 @@ _STEP = re.compile(r"\.(size|stride)\(\)\[(\d+)\]|\.(\w+)|\['([^']*)'\]|\[(\d+)\
 
 
 def find_value(path: str, frame: Mapping[str, Any], scope: Mapping[str, Any]) -> Any:
-    """What a path of attributes, keys and indices leads to; `UNKNOWN` if it is something else, or leads nowhere."""
+    """Evaluates a path of attributes, keys and indices.
+
+    Args:
+        path: An expression of Dynamo's.
+        frame: The local variables.
+        scope: The global variables.
+
+    Returns:
+        The value; `UNKNOWN` if the expression is not such a path, or a part of it does not exist or raises.
+    """
     root = _ROOT.match(path)
     if root is None:
         return UNKNOWN
@@ -33,14 +42,14 @@ def find_value(path: str, frame: Mapping[str, Any], scope: Mapping[str, Any]) ->
         if step is None:
             return UNKNOWN
         try:
-            value = _take(value, step)
+            value = _take_step(value, step)
         except Exception:  # noqa: BLE001 - a user's own __getattr__ or __getitem__ may raise anything
             return UNKNOWN
         position = step.end()
     return value
 
 
-def _take(value: Any, step: re.Match[str]) -> Any:
+def _take_step(value: Any, step: re.Match[str]) -> Any:
     extents, dim, attribute, key, index = step.groups()
     if extents is not None:
         return getattr(value, extents)(int(dim))
@@ -50,7 +59,7 @@ def _take(value: Any, step: re.Match[str]) -> Any:
 
 
 def unless_unknown(read: Callable[[Any], Any], value: Any) -> Any:
-    """What is read of a value, if it is known and can be read."""
+    """Returns `read(value)`; `UNKNOWN` if the value is unknown or `read` raises."""
     if value is UNKNOWN:
         return UNKNOWN
     try:
@@ -60,7 +69,7 @@ def unless_unknown(read: Callable[[Any], Any], value: Any) -> Any:
 
 
 def short(value: Any) -> str:
-    """A value in a few words: a tensor by its type, a function and a class by its name."""
+    """Formats a value in a few words: a tensor by its type, a function and a class by its name."""
     if isinstance(value, Tensor):
         return f"a {type(value).__name__}"
     if isinstance(value, type):
@@ -70,9 +79,8 @@ def short(value: Any) -> str:
     return _REPR.repr(value)
 
 
-_REPR = (
-    reprlib.Repr()
-)  # which looks at the beginning of a long list alone, and passes over an error in a repr
+# Reads only the beginning of a long list, and survives an error in the `__repr__` of an item.
+_REPR = reprlib.Repr()
 _REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = _REPR.maxset = 10
 _REPR.maxstring = _REPR.maxother = 80
 
@@ -81,7 +89,7 @@ _REPR.maxstring = _REPR.maxother = 80
 
 
 def value_named(name: str, program: Program | None) -> Value | None:
-    """What an argument of the earlier program was made of, or an inner tensor of one."""
+    """Returns the value of an argument of a program, or of an inner tensor of one, by the user's name."""
     if program is None:
         return None
     for known, value in zip(program.names, program.inputs, strict=False):
@@ -97,7 +105,16 @@ def _inner(value: Value | None, field: str) -> Value | None:
 
 
 def compare_metadata(name: str, value: Value, leaf: Any) -> str | None:
-    """In what the metadata of a wrapper differs from what it was, or that of a wrapper inside."""
+    """Describes how the metadata of a wrapper, or of an inner wrapper, differs from that of an earlier program.
+
+    Args:
+        name: The user's name of the wrapper.
+        value: The value of the earlier program.
+        leaf: The wrapper of this call.
+
+    Returns:
+        The first difference; None if there is none, or if the types differ.
+    """
     if not isinstance(value, Wrapper) or not is_wrapper(leaf) or type(leaf) is not value.cls:
         return None
     names, context = inner_names(leaf)

@@ -1,1 +1,1 @@
-"""The arguments of a captured graph, flattened into plain tensors, as fake tensors."""
+"""Flattens the arguments of a captured graph into plain tensors, and makes fake tensors of them."""

@@ -1,4 +1,4 @@
-"""The state of autocast around a call."""
+"""Reads and restores the state of autocast."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AutocastState = tuple[tuple[str, bool, torch.dtype], ...]
 
 
 def autocast_state() -> AutocastState:
-    """Per device type, whether autocast is on and its dtype."""
+    """Returns (device type, whether autocast is enabled, autocast dtype) for the CPU and CUDA."""
     return tuple(
         (device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
         for device in ("cpu", "cuda")
@@ -19,13 +19,16 @@ def autocast_state() -> AutocastState:
 
 
 def is_autocast(state: AutocastState) -> bool:
-    """Whether autocast is on for some device."""
+    """Returns whether autocast is enabled for a device type."""
     return any(enabled for _, enabled, _ in state)
 
 
 @contextlib.contextmanager
 def entering(state: AutocastState) -> Iterator[None]:
-    """Autocast as it was."""
+    """Restores an autocast state inside the context.
+
+    A device type that is off both in `state` and now is skipped.
+    """
     with contextlib.ExitStack() as stack:
         for device, enabled, dtype in state:
             if enabled or torch.is_autocast_enabled(device):

@@ -1,9 +1,9 @@
 """Fake tensors for the plain inner tensors of a call, and the symbols of their sizes.
 
-Every plain tensor that reaches a program is replaced by a fake one with the same dtype, device, size and
-stride. A size that may change from call to call is a symbol of its own: sizes that are equal by chance stay
-separate (`duck_shape=False`), so that a program is not tied to the chance. What the trace then assumes of the
-symbols (equal, at least 2, divisible by 8, ...) the shape environment records, and `size_guards` gives it back.
+The trace sees, for each plain tensor of a call, a fake tensor with the same dtype, device, size and stride. A size that
+may change from call to call is a symbol. Two sizes that are equal in this call only by chance get separate symbols
+(`duck_shape=False`), so that the program also takes calls where they differ. The shape environment records what the
+trace assumes of the symbols (equal, at least 2, divisible by 8, ...), and `size_guards` returns these assumptions.
 """
 
 from __future__ import annotations
@@ -33,21 +33,22 @@ class SizeSymbol:
 
 @dataclass(slots=True)
 class Fakes:
-    """Makes fakes under one shape environment and remembers what the guards are about.
+    """Makes fake tensors and symbols in one shape environment, and records their sources for the guards.
 
     Attributes:
-        env: The symbols.
+        env: The shape environment.
         mode: The fake mode.
-        guarded: Names and values that guards may speak of.
-        real_of: Where what the guards speak of comes from at run time, by name.
-        symbols: What each symbol stands for.
+        guarded: (name, fake tensor or symbolic int) for each source that guards may name.
+        origin_of: Name of a source -> its :class:`~desugar.frontend.inputs.Origin`, which finds the real object at run
+            time.
+        symbols: Symbol -> the first size, stride, offset or int that has it.
         offsets_matter: Whether the function reads a storage offset (:mod:`desugar.frontend.storage_offsets`).
     """
 
     env: Any = field(default_factory=lambda: private.ShapeEnv(duck_shape=False, specialize_zero_one=True))
     mode: Any = None
     guarded: list[tuple[str, Any]] = field(default_factory=list)
-    real_of: dict[str, Any] = field(default_factory=dict)
+    origin_of: dict[str, Any] = field(default_factory=dict)
     symbols: dict[Any, SizeSymbol] = field(default_factory=dict)
     offsets_matter: bool = False
 
@@ -56,22 +57,24 @@ class Fakes:
             self.mode = private.FakeTensorMode(shape_env=self.env)
 
     def tensor(self, real: Tensor, name: str, *, is_dynamic: bool = False) -> Tensor:
-        """A fake of a plain tensor, without autograd metadata.
+        """Makes a fake of a plain tensor, without autograd metadata.
 
         Args:
             real: A strided plain tensor.
-            name: How guards name it (`a3.values`).
-            is_dynamic: Its sizes are symbols.
+            name: The name of the tensor in guards (`a3.values`).
+            is_dynamic: Whether its sizes are symbols.
 
         Raises:
-            DesugarError: For a layout that the pass does not take (sparse, quantized, lazily conjugated).
+            DesugarError: The tensor is of a kind that the pass does not support (sparse, quantized, lazily conjugated).
         """
         check_plain(real)
         source = private.LocalSource(name)
         context = symbolic_context(real.dim(), is_dynamic)
         with torch.no_grad():
             fake = self.mode.from_tensor(bare_alias(real), symbolic_context=context, source=source)
-        fake.item_memo = None  # of one number torch keeps the value in a symbol, which no guard here is about
+        fake.item_memo = (
+            None  # torch keeps the value of a one-element tensor in a symbol that no guard here covers
+        )
         self.guarded.append((name, fake))
         for dim, extent in enumerate(fake.size()):
             self._note(extent, f"{name}.size({dim})")
@@ -81,7 +84,7 @@ class Fakes:
         return fake
 
     def integer(self, value: int, name: str) -> int | SymInt:
-        """A symbol for an int that may change (0 and 1 stay constants, as sizes do)."""
+        """Makes a symbol for an int that may change from call to call; like sizes, 0 and 1 stay constants."""
         source = private.LocalSource(name)
         symbol = self.env.create_symbol(value, source=source, dynamic_dim=private.DimDynamic.DYNAMIC)
         symbolic = self.env.create_symintnode(symbol, hint=value, source=source)
@@ -90,7 +93,10 @@ class Fakes:
         return symbolic
 
     def canonical(self, extent: SymInt) -> SymInt:
-        """The symbol that stands for this one, if they were found to be equal: Inductor names the input after it."""
+        """Returns the symbol that the trace replaced this one with when it found the two equal; else `extent` itself.
+
+        Inductor names the input after it.
+        """
         node = extent.node
         if node._expr == node.expr:
             return extent
@@ -105,7 +111,10 @@ class Fakes:
 
 
 def bare_alias(real: Tensor) -> Tensor:
-    """The same memory as a tensor that is neither view, parameter nor part of an autograd graph, without `.grad`."""
+    """Returns a tensor over the same memory that has no autograd state.
+
+    The result is not a view, not a parameter, not part of an autograd graph, and has no `.grad`.
+    """
     if not real._is_view() and not real.requires_grad and type(real) is Tensor and real.grad is None:
         return real
     with torch.no_grad():
@@ -114,34 +123,38 @@ def bare_alias(real: Tensor) -> Tensor:
 
 
 def check_nested(leaf: object) -> None:
-    """Raises for PyTorch's own nested tensors, whose sizes layouts do not know."""
+    """Raises `DesugarError` for one of PyTorch's nested tensors, whose sizes a layout cannot describe."""
     if isinstance(leaf, Tensor) and leaf.is_nested:
         raise DesugarError(
-            "expected strided tensors, got one of PyTorch's nested tensors, whose sizes are no ints",
+            "expected strided tensors, got one of PyTorch's nested tensors, whose sizes are not ints",
             instead="pass or return its values and offsets, or a JaggedTensor (subclasses.ragged)",
         )
 
 
 def check_plain(real: Tensor) -> None:
     """Raises `DesugarError` for a plain tensor that is not an ordinary strided one."""
-    odd = None
+    unsupported = None
     check_nested(real)
     if real.layout is not torch.strided:
-        odd = f"a {real.layout} tensor"
+        unsupported = f"a {real.layout} tensor"
     elif real.is_quantized:
-        odd = "a quantized tensor"
+        unsupported = "a quantized tensor"
     elif real.is_conj() or real.is_neg():
-        odd = "a lazily conjugated or negated tensor"
-    if odd:
+        unsupported = "a lazily conjugated or negated tensor"
+    if unsupported:
         raise DesugarError(
-            f"expected strided tensors, got {odd}",
+            f"expected strided tensors, got {unsupported}",
             instead="convert it first (to_dense(), dequantize(), resolve_conj(), resolve_neg(), to_padded_tensor())",
         )
     check_class(real)
 
 
 def check_class(real: Tensor) -> None:
-    """Raises for a tensor of a transform that is over, and for one whose class a program cannot take apart or call."""
+    """Raises `DesugarError` for a tensor that a program cannot use because of its class.
+
+    Such a tensor belongs to a functorch transform that has ended, or its class has no `__tensor_flatten__` and has a
+    `__torch_function__`, which a program would not call.
+    """
     if private.is_dead_tensor_wrapper(real):
         raise DesugarError(
             "an argument is a tensor of a functorch transform that has ended",
@@ -150,14 +163,17 @@ def check_class(real: Tensor) -> None:
     cls = type(real)
     if cls is not Tensor and cls.__torch_function__ is not disabled_torch_function_impl:
         raise DesugarError(
-            f"expected plain tensors and wrapper subclasses, got a {cls.__name__}: its class cannot be taken apart "
+            f"expected plain tensors and wrapper subclasses, got a {cls.__name__}: its class cannot be flattened "
             "(no __tensor_flatten__) and has a __torch_function__, which a program would not call",
             instead="pass x.as_subclass(torch.Tensor) and make the result one of the class again",
         )
 
 
 def check_memory(leaves: Iterable[Any]) -> None:
-    """Raises for tensors whose memory is the negative of what they hold, where a compiled graph would read it."""
+    """Raises `DesugarError` for a lazily negated tensor, inner tensors included.
+
+    The memory of such a tensor holds the negated values, and a compiled graph would read them.
+    """
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             continue
@@ -173,7 +189,7 @@ def check_memory(leaves: Iterable[Any]) -> None:
 
 
 def symbolic_context(ndim: int, is_dynamic: bool) -> Any:
-    """The symbolic context in which all sizes are symbols, or none is."""
+    """Returns PyTorch's symbolic context for a tensor whose sizes are all symbols, or all constants."""
     kind = private.DimDynamic.DYNAMIC if is_dynamic else private.DimDynamic.STATIC
     return private.StatelessSymbolicContext(dynamic_sizes=[kind] * ndim)
 
@@ -183,12 +199,12 @@ def symbolic_context(ndim: int, is_dynamic: bool) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class SizeGuards:
-    """What a trace assumed of its symbols, as PyTorch's shape environment tells it.
+    """The assumptions of a trace about its symbols, as guards of PyTorch's shape environment.
 
     Attributes:
         env: The shape environment.
-        expression: Its guards; None if nothing was assumed.
-        origins: Where what the guards speak of comes from, in the order that the environment expects.
+        expression: The guards as an expression; None if the trace assumed nothing.
+        origins: The origin of each argument of the expression, in the order that the environment expects.
     """
 
     env: Any
@@ -196,32 +212,32 @@ class SizeGuards:
     origins: tuple[Any, ...]
 
     def hold(self, leaves: Sequence[Any]) -> bool:
-        """Whether the guards hold for other argument leaves."""
+        """Returns whether the guards hold for the argument leaves of another call."""
         if self.expression is None:
             return True
         try:
             found = [origin.find(leaves) for origin in self.origins]
             return bool(self.env.evaluate_guards_expression(self.expression, found))
-        except ZeroDivisionError:  # by a size that is 0 now
+        except ZeroDivisionError:  # the expression divides by a size that is 0 in this call
             return False
 
 
 def size_guards(fakes: Fakes) -> SizeGuards:
-    """What the trace assumed of the symbols in its arguments."""
+    """Returns the guards on the symbols in the arguments of a trace."""
     symbolic = [(name, fake) for name, fake in fakes.guarded if is_symbolic(fake)]
     expression = None
     if symbolic:
         expression = fakes.env.produce_guards_expression([fake for _, fake in symbolic], ignore_static=False)
-    return SizeGuards(fakes.env, expression, tuple(fakes.real_of[name] for name, _ in symbolic))
+    return SizeGuards(fakes.env, expression, tuple(fakes.origin_of[name] for name, _ in symbolic))
 
 
 def fixed_extents(extents: Sequence[Any]) -> list[int | None]:
-    """Sizes or strides as a C++ check takes them; None for those that are symbols."""
+    """Returns sizes or strides in the form that the C++ check of tensors expects: None in place of a symbol."""
     return [None if isinstance(extent, SymInt) else extent for extent in extents]
 
 
 def is_symbolic(fake: Any) -> bool:
-    """Whether a fake tensor or int has a symbol in its size, stride or offset."""
+    """Returns whether an int is a symbol, or a fake tensor has one in its size, stride or storage offset."""
     if isinstance(fake, Tensor):
         extents: Sequence[Any] = (*fake.size(), *fake.stride(), fake.storage_offset())
         return any(isinstance(extent, SymInt) for extent in extents)
@@ -229,7 +245,10 @@ def is_symbolic(fake: Any) -> bool:
 
 
 def hint(extent: Any) -> int:
-    """The value an int had in the call that was traced; some value for one that depends on data."""
+    """Returns the value that an int had in the traced call.
+
+    For an unbacked int, which depends on data, every symbol in it counts as 64.
+    """
     if not isinstance(extent, SymInt):
         return extent
     known, expression = extent.node.hint, extent.node.expr
@@ -237,7 +256,7 @@ def hint(extent: Any) -> int:
 
 
 def same_ints(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two sizes or strides are the same expressions; asks for no guard."""
+    """Returns whether two sizes or strides have the same expressions; adds no guard."""
     return [_expression(extent) for extent in one] == [_expression(extent) for extent in other]
 
 

@@ -1,9 +1,9 @@
-"""The inputs of a program: arguments and captured tensors, taken apart into plain tensors and symbolic ints.
+"""The inputs of a program: arguments and captured tensors, flattened into plain tensors and symbolic ints.
 
-This is the step that comes before everything else. Arguments that are tensor subclasses are replaced by the
-plain tensors inside them; a plain tensor that occurs twice, in whatever wrappers, becomes one input. A tensor
-that the function reaches by another way than its arguments (a parameter, a closure cell, a global) is
-*captured*: it becomes an input held by reference the moment the function touches it.
+Flattening is the first step of the pass. The plain tensors inside a tensor subclass replace it; a plain tensor that
+occurs twice, in any wrappers, becomes one input. A tensor that the function gets from elsewhere than its arguments (a
+parameter, a closure cell, a global) is *captured*: when the function first uses it, it becomes an input that the
+program holds by reference.
 """
 
 from __future__ import annotations
@@ -43,12 +43,18 @@ from subclasses import TensorSubclass
 
 
 class StaticNeeded(Exception):
-    """The call has to be traced with constant sizes: a zero gradient or memory that is shared would have them."""
+    """Raised where a trace needs constant sizes: a zero gradient or shared memory would be recorded with them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a flat input comes from at run time: an attribute path of a leaf, or `text` over the leaves' names."""
+    """The source of an input slot at run time.
+
+    Attributes:
+        leaf: Index of the input leaf; -1 where the slot holds a symbol or the base of overlapping tensors.
+        path: Attribute path from the leaf to the plain tensor or int.
+        text: For a symbol, an expression over the names that a program gives its arguments (`a0.values.size(0)`).
+    """
 
     leaf: int
     path: tuple[str, ...]
@@ -56,15 +62,15 @@ class Origin:
 
     @property
     def name(self) -> str:
-        """The attribute path as text, over the names that a program gives its arguments (`a0.values`)."""
+        """The leaf and its attribute path as text, with the name that a program gives its argument (`a0.values`)."""
         return ".".join([f"a{self.leaf}", *self.path])
 
     def field(self, name: str) -> Origin:
-        """An attribute of what is there."""
+        """Returns the origin of an attribute of this object."""
         return Origin(self.leaf, (*self.path, name))
 
     def find(self, leaves: Sequence[Any]) -> Any:
-        """The object itself, among argument leaves."""
+        """Returns the object at this origin, from the argument leaves of a call."""
         return functools.reduce(getattr, self.path, leaves[self.leaf])
 
 
@@ -74,20 +80,20 @@ class Inputs:
 
     Attributes:
         fakes: The fake mode, the symbols and the guards.
-        is_dynamic: Sizes and dynamic ints of the arguments are symbols.
-        values: One value per leaf: argument leaves first, then captured tensors.
-        captured: The captured tensors themselves, in the order of their values.
-        flat: Real plain tensors and symbolic ints, by slot.
-        fake_items: Fake tensors and symbolic ints, by slot.
-        origins: Where each slot comes from at run time.
+        is_dynamic: Whether sizes and dynamic ints of the arguments are symbols.
+        values: One value per input leaf: argument leaves first, then captured tensors.
+        captured: The captured tensors, in the order of their values.
+        flat: Real plain tensors and symbolic ints, by input slot.
+        fake_items: Input slot -> fake tensor or symbolic int.
+        origins: Input slot -> its source at run time.
         num_arguments: How many of `values` are argument leaves.
-        bases: Slot of a whole storage -> slots of the tensors in it that overlap while one is written.
-        are_apart: Inputs that share memory are traced as if they did not; the wrapper looks at each call.
-        stand_ins: In the run at hand: id of what stands for a captured tensor -> that tensor.
-        is_sealed: The first run is over: whatever comes from outside is known.
-        first_leaf: Id of each tensor among the arguments -> number of the leaf where it occurs first.
-        parameters: Numbers of the argument leaves that are an `nn.Parameter`.
-        generators, made: What the runs drew random numbers from; what torch functions gave in them.
+        bases: Input slot of a whole storage -> input slots of the tensors in it; a mutated one overlaps another.
+        are_apart: The trace treats inputs as if they shared no memory; the wrapper checks that at each call.
+        is_sealed: The first run is over, so every captured tensor and every generator is known.
+        first_leaf: Id of each tensor among the arguments -> index of the first leaf that is this tensor.
+        parameters: Indices of the argument leaves that are an `nn.Parameter`.
+        generators: The generators that the function passed to random functions.
+        made: References to the tensors that torch functions returned in the runs.
     """
 
     fakes: Fakes
@@ -101,16 +107,15 @@ class Inputs:
     bases: dict[int, tuple[int, ...]] = field(default_factory=dict)
     are_apart: bool = False
     first_leaf: dict[int, int] = field(default_factory=dict)
-    stand_ins: dict[int, Tensor] = field(default_factory=dict)
     is_sealed: bool = False
     parameters: set[int] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)
     made: list[weakref.ref[Tensor]] = field(default_factory=list)
 
     def add_arguments(self, leaves: list[object]) -> None:
-        """Takes the argument leaves apart, and gives every symbol a slot of its own.
+        """Flattens the argument leaves, and adds an input slot for every symbol.
 
-        The compiled graphs read sizes from their arguments: a symbol without a placeholder would be unbound.
+        A compiled graph reads each symbol from a placeholder; without one the symbol would be unbound.
         """
         first = self.first_leaf
         for number, leaf in enumerate(leaves):
@@ -125,10 +130,10 @@ class Inputs:
         self.num_arguments = len(self.values)
 
     def add_captured(self, tensor: Tensor) -> Value:
-        """Makes a tensor from outside an input, held by reference and with constant sizes.
+        """Makes a captured tensor an input that the program holds by reference, with constant sizes.
 
         Raises:
-            DesugarError: The first run did not meet it, so it is made anew in each.
+            DesugarError: The first run did not capture it, so the function makes a new tensor in each run.
         """
         if self.is_sealed:
             raise DesugarError(
@@ -137,54 +142,55 @@ class Inputs:
                 instead="make it outside the function, or with torch.tensor(...)",
             )
         self.captured.append(tensor)
-        if id(tensor) in self.first_leaf:  # it is an argument too
+        if id(tensor) in self.first_leaf:  # the tensor is an argument, too
             self.values.append(Same("input", self.first_leaf[id(tensor)]))
             return self.values[-1]
         return self._add(tensor, dynamic=False)
 
     def note_generator(self, generator: torch.Generator) -> None:
-        """Takes a generator of random numbers as a constant.
+        """Records a random number generator, which is a constant of the program.
 
         Raises:
-            DesugarError: The function makes it anew in each run.
+            DesugarError: The first run did not use it, so the function makes a new generator in each run.
         """
         if any(generator is known for known in self.generators):
             return
         if self.is_sealed:
             raise DesugarError(
-                "a torch.Generator is made inside the function; a program would go on with that of the trace",
+                "a torch.Generator is made inside the function; a program would keep using the one of the trace",
                 instead="make it outside the function",
                 stock_is_wrong=True,
             )
         self.generators.append(generator)
 
     def add_faked(self, leaves: list[Any], fake_leaves: list[Any], names: Sequence[str]) -> None:
-        """Takes the argument leaves apart by fakes that Dynamo made, whose guards cover them.
+        """Flattens the argument leaves with the fakes that Dynamo made; Dynamo's guards cover them.
 
-        What two arguments hold may be one tensor in one call and two in the next, so each occurrence is an input. But
-        what Dynamo read of an argument, as `x.values`, is that inner tensor in every call.
+        An inner tensor that two arguments share in this call may be two tensors in the next. So each occurrence of a
+        tensor is a separate input. The exception is an attribute of an argument that Dynamo passes as an argument
+        (`x.values`): it is that inner tensor in every call, and shares its slot.
 
         Args:
             leaves: The arguments.
             fake_leaves: Their fakes.
-            names: How Dynamo names them.
+            names: Dynamo's names for them.
         """
         self.are_apart = True
         values: dict[int, Value] = {}
         for number in sorted(range(len(leaves)), key=lambda n: not is_wrapper(leaves[n])):
             if isinstance(leaves[number], nn.Parameter):
                 self.parameters.add(number)
-            inside = self._find_inside(number, names)
-            plain = None if inside is None or is_wrapper(leaves[number]) else self._slot_at(inside)
-            if plain is None:
+            origin = self._find_in_other_argument(number, names)
+            slot = None if origin is None or is_wrapper(leaves[number]) else self._slot_of(origin)
+            if slot is None:
                 values[number] = self._add_fake(leaves[number], fake_leaves[number], number, ())
             else:
-                values[number] = Plain(plain, leaves[number].requires_grad, leaves[number].is_leaf)
+                values[number] = Plain(slot, leaves[number].requires_grad, leaves[number].is_leaf)
         self.values += [values[number] for number in range(len(leaves))]
         self.num_arguments = len(self.values)
 
-    def _find_inside(self, number: int, names: Sequence[str]) -> Origin | None:
-        """The place of an argument inside of another one, by their names."""
+    def _find_in_other_argument(self, number: int, names: Sequence[str]) -> Origin | None:
+        """Returns the origin of an argument that is an attribute of another argument, judged by their names."""
         parts = names[number].split(".") if number < len(names) else []
         for length in range(len(parts) - 1, 0, -1):
             owner = ".".join(parts[:length])
@@ -192,15 +198,22 @@ class Inputs:
                 return Origin(names.index(owner), tuple(parts[length:]))
         return None
 
-    def _slot_at(self, place: Origin) -> int | None:
-        return next((slot for slot, origin in self.origins.items() if origin == place), None)
+    def _slot_of(self, origin: Origin) -> int | None:
+        return next((slot for slot, known in self.origins.items() if known == origin), None)
 
     def _add_fake(self, leaf: Any, fake: Any, number: int, path: tuple[str, ...]) -> Value:
-        if isinstance(fake, SymInt) and fake.node.expr.is_number:  # a symbol that turned out to be one number
+        """Adds the plain tensors and symbols of an argument leaf, or of its inner tensor at an attribute path.
+
+        Raises:
+            DesugarError: The pass does not support such a tensor, or the fake is of another class.
+        """
+        if (
+            isinstance(fake, SymInt) and fake.node.expr.is_number
+        ):  # a symbol that was specialized to a constant
             return Constant(int(fake))
         if isinstance(fake, SymInt):
-            place = self._integer(fake, f"a{number}")
-            return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)
+            extent = self._integer(fake, f"a{number}")
+            return Constant(None, extent.index) if isinstance(extent, Slot) else Constant(extent)
         if not isinstance(fake, Tensor):
             return Constant(fake)
         check_nested(leaf)
@@ -208,15 +221,17 @@ class Inputs:
         name = ".".join([f"a{number}", *path])
         if isinstance(value, Plain):
             check_class(leaf)
-            slot = self.flat.tensor(leaf) if id(leaf) not in self.flat.known else self.flat.again(leaf)
+            slot = (
+                self.flat.tensor(leaf) if id(leaf) not in self.flat.tensor_ids else self.flat.duplicate(leaf)
+            )
             self.fake_items[slot] = fake.detach() if slot != self.flat.tensor(leaf) else fake
             self.origins[slot] = Origin(number, path)
-            self._note_extents(fake, name)
+            self._add_extents(fake, name)
             return Plain(slot, leaf.requires_grad and not path, leaf.is_leaf)
         assert isinstance(value, Wrapper)
         if type(fake) is not type(leaf):
             raise DesugarError(
-                f"{type(leaf).__name__}.__tensor_unflatten__ gives a {type(fake).__name__}",
+                f"{type(leaf).__name__}.__tensor_unflatten__ returns a {type(fake).__name__}",
                 instead=f"define it in {type(leaf).__name__}, and return one of that class",
             )
         inner = tuple(
@@ -226,7 +241,7 @@ class Inputs:
         dynamics = tuple(
             (field, self._integer(getattr(fake, field), f"{name}.{field}")) for field, _ in value.dynamics
         )
-        size, stride = self._note_extents(fake, name)
+        size, stride = self._add_extents(fake, name)
         return replace(
             value,
             inner=inner,
@@ -237,7 +252,8 @@ class Inputs:
             is_leaf=leaf.is_leaf,
         )
 
-    def _note_extents(self, fake: Tensor, name: str) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
+    def _add_extents(self, fake: Tensor, name: str) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
+        """Adds input slots for the symbols in a fake's size and stride, and returns that size and stride."""
         size = tuple(self._integer(extent, f"{name}.size({dim})") for dim, extent in enumerate(fake.size()))
         stride = tuple(
             self._integer(extent, f"{name}.stride({dim})") for dim, extent in enumerate(fake.stride())
@@ -245,10 +261,13 @@ class Inputs:
         return size, stride
 
     def add_base(self, slots: tuple[int, ...]) -> None:
-        """Makes the storage that tensors overlap in an input, of which they are views from now on.
+        """Makes the storage of overlapping tensors an input; the trace then takes these tensors as views of it.
+
+        Args:
+            slots: The input slots of the tensors.
 
         Raises:
-            DesugarError: They have several dtypes, or one requires grad.
+            DesugarError: The tensors have different dtypes, or one requires grad.
             StaticNeeded: Their sizes are symbolic.
         """
         reals, fakes = ([items[slot] for slot in slots] for items in (self.flat.items, self.fake_items))
@@ -262,37 +281,37 @@ class Inputs:
             )
         if any(map(is_symbolic, fakes)):
             raise StaticNeeded
-        base = self.flat.again(whole_storage(reals[0]))
+        base = self.flat.duplicate(whole_storage(reals[0]))
         self.fake_items[base] = self.fakes.tensor(self.flat.items[base], f"storage{base}")
         self.origins[base] = Origin(-1, ())
         self.bases[base] = slots
 
     @property
     def homes(self) -> dict[int, int]:
-        """Slot -> slot of the storage that it is a view of."""
+        """Input slot -> input slot of the storage that it is a view of."""
         return {slot: base for base, slots in self.bases.items() for slot in slots}
 
     @property
     def has_symbols(self) -> bool:
-        """Whether some size or int is a symbol."""
+        """Whether a size, stride or int of the inputs is a symbol."""
         return any(origin.text is not None for origin in self.origins.values())
 
     def primals(self) -> list[Any]:
-        """Fake tensors and symbolic ints in slot order: what the traced graph takes."""
+        """Returns the arguments of the traced graph: fake tensors and symbolic ints, by input slot."""
         return [self.fake_items[slot] for slot in range(len(self.flat.items))]
 
     def release_arguments(self) -> None:
-        """Forgets the real tensors of the call, which the program would otherwise keep alive."""
+        """Drops the real tensors of the call, which the program would otherwise keep alive."""
         self.flat.release()
 
     def rebuild(self, value: Value, items: list[Any]) -> Any:
-        """The leaf of `value` from plain tensors (fake or functional), with its `requires_grad`."""
+        """Builds the leaf that `value` describes from plain tensors (fake or functional), and sets `requires_grad`."""
         leaf = wrap_value(value, items)
         if isinstance(value, Plain | Wrapper) and value.requires_grad:
             leaf.requires_grad_()
         return leaf
 
-    # .................................................................................. taking a leaf apart
+    # .................................................................................... flattening a leaf
 
     def _add(self, leaf: object, *, dynamic: bool) -> Value:
         number = len(self.values)
@@ -304,11 +323,11 @@ class Inputs:
         return value
 
     def _fakeify(self, value: Value, real: Any, origin: Origin, dynamic: bool) -> Value:
-        """Makes the fakes of a tensor value, and symbols for its dynamic ints and outer sizes."""
+        """Makes fakes of the plain tensors in a value, and symbols for its dynamic ints and outer sizes."""
         if isinstance(value, Plain):
             if value.index not in self.fake_items:
                 self.fake_items[value.index] = self.fakes.tensor(real, origin.name, is_dynamic=dynamic)
-                self.fakes.real_of[origin.name] = origin
+                self.fakes.origin_of[origin.name] = origin
                 self.origins[value.index] = origin
             return value
         assert isinstance(value, Wrapper)
@@ -327,15 +346,15 @@ class Inputs:
         if not dynamic:
             return number
         symbol = self.fakes.integer(number, origin.name)
-        self.fakes.real_of[origin.name] = origin
+        self.fakes.origin_of[origin.name] = origin
         return self._integer(symbol, origin.name) if isinstance(symbol, SymInt) else symbol
 
     def _outer_extents(
         self, value: Wrapper, real: Tensor, origin: Origin, dynamic: bool
     ) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
-        """Outer size and stride; symbols of their own for a class written by hand.
+        """Returns the outer size and stride of a wrapper: new symbols for a dynamic one of a handwritten class.
 
-        A declared class computes its outer size from its inner tensors, so it needs none.
+        A declared class computes its outer size from its inner tensors, so it needs no symbols.
         """
         if not dynamic or real.dim() == 0 or issubclass(value.cls, TensorSubclass):
             return value.size, value.stride
@@ -343,25 +362,30 @@ class Inputs:
             real, private.LocalSource(origin.name), symbolic_context=symbolic_context(real.dim(), dynamic)
         )
         with self.fakes.mode:
-            stand_in = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
-        self.fakes.guarded.append((origin.name, stand_in))
-        self.fakes.real_of[origin.name] = origin
+            outer = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
+        self.fakes.guarded.append((origin.name, outer))
+        self.fakes.origin_of[origin.name] = origin
         size = tuple(self._integer(s, f"{origin.name}.size({d})") for d, s in enumerate(sizes))
         return size, tuple(self._integer(s, f"{origin.name}.stride({d})") for d, s in enumerate(strides))
 
     def _integer(self, extent: Any, text: str) -> Int:
-        """A constant, the slot of a symbol, or a derived int as it is (a stride that sizes determine)."""
+        """Returns the input slot of a symbol; a constant or a derived int (a stride that sizes determine) unchanged.
+
+        Args:
+            extent: A size, stride or other int.
+            text: The expression that reads it at run time.
+        """
         if isinstance(extent, SymInt) and not extent.node.expr.is_symbol:
             return extent  # type: ignore[return-value]
-        place = self.flat.integer(extent)
-        if isinstance(place, Slot) and place.index not in self.fake_items:
-            self.fake_items[place.index] = self.fakes.canonical(extent)
-            self.origins[place.index] = Origin(-1, (), text)
-        return place
+        known = self.flat.integer(extent)
+        if isinstance(known, Slot) and known.index not in self.fake_items:
+            self.fake_items[known.index] = self.fakes.canonical(extent)
+            self.origins[known.index] = Origin(-1, (), text)
+        return known
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether a tensor belongs to a trace (fake or functional at the bottom) rather than to the world."""
+    """Returns whether a tensor belongs to a trace: it or an inner tensor is fake, functional or functorch's."""
     if isinstance(tensor, (private.FunctionalTensor, private.FakeTensor)):
         return True
     if private.is_functional_tensor(tensor) or private.is_functorch_wrapped_tensor(tensor):

@@ -1,1 +1,1 @@
-"""Records that all stages read: values, graphs, storages."""
+"""Intermediate records that every stage reads: values, outputs, graphs; and helpers for graphs and storages."""

@@ -1,4 +1,4 @@
-"""Small things one does with graphs."""
+"""Helpers that read and edit `torch.fx` graphs and the autograd graph."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from desugar import _torch as private
 
 
 def output_nodes(graph: fx.GraphModule) -> list[Any]:
-    """What a graph returns, flat."""
+    """Returns the flat list of values that a graph returns: nodes, and constants such as None."""
     (output,) = graph.graph.find_nodes(op="output")
     return list(output.args[0])
 
 
 def set_outputs(graph: fx.GraphModule, outputs: list[Any]) -> None:
-    """Makes a graph return `outputs`."""
+    """Makes a graph return `outputs`; removes dead nodes and recompiles it."""
     (output,) = graph.graph.find_nodes(op="output")
     meta: Mapping[str, Any] = {
         k: v for k, v in output.meta.items() if k not in ("desc", "output_stack_traces")
@@ -30,12 +30,12 @@ def set_outputs(graph: fx.GraphModule, outputs: list[Any]) -> None:
 
 
 def fake_inputs(graph: fx.GraphModule) -> list[Any]:
-    """The fake tensors and symbolic ints that a graph takes."""
+    """Returns the fake tensors and symbolic ints of a graph's placeholders."""
     return [node.meta["val"] for node in graph.graph.find_nodes(op="placeholder")]
 
 
 def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
-    """A graph of its own with the same nodes, names and metadata."""
+    """Copies a graph with its node names and metadata."""
     copied = fx.Graph()
     output = copied.graph_copy(graph.graph, {})
     copied.output(output)
@@ -46,7 +46,10 @@ def copy_graph(graph: fx.GraphModule) -> fx.GraphModule:
 
 
 def is_view(node: fx.Node) -> bool:
-    """Whether a node is an op whose result is a view of its first argument."""
+    """Returns whether a node calls a functional op whose schema says that a result aliases an argument.
+
+    False for an op that mutates an argument, and for a first argument that is not a node.
+    """
     schema = getattr(node.target, "_schema", None)
     if node.op != "call_function" or schema is None or schema.is_mutable:
         return False
@@ -56,10 +59,10 @@ def is_view(node: fx.Node) -> bool:
 
 
 def keep_results_apart(graph: fx.GraphModule, before: list[Any]) -> None:
-    """Copies results that graph passes have made one with an input or with another result.
+    """Clones each result that graph passes replaced with an input or with another result.
 
-    `zeros + x` becomes `x`, and two equal sums become one; a user who then writes to one result in place must
-    not meet the change elsewhere.
+    Passes turn `zeros + x` into `x`, and merge two equal sums. Without a clone, an in-place write to one result
+    would also change the input or the other result.
 
     Args:
         graph: A graph after passes; changed in place.
@@ -84,33 +87,35 @@ def keep_results_apart(graph: fx.GraphModule, before: list[Any]) -> None:
 
 
 def result_names(graph: fx.GraphModule, count: int) -> list[Any]:
-    """The names of the first output nodes of a graph."""
+    """Returns the names of the first `count` output nodes of a graph; None for a constant."""
     return [node.name if isinstance(node, fx.Node) else None for node in output_nodes(graph)[:count]]
 
 
 def read_sizes_early(graph: fx.GraphModule) -> None:
-    """Makes a joint graph read sizes from the forward's own tensors, where they have them; changes it in place.
+    """Makes a joint graph read sizes from the forward's tensors instead of the tangents'; changes it in place.
 
-    Gradients are inputs of such a graph, so a size that only data tells is first met in one, and read there.
+    The tangents are placeholders of a joint graph. So for an unbacked size, which only data determines, the trace finds
+    a tangent before the forward op that makes the size, and reads the size from the tangent. A size that no
+    forward tensor has keeps its read.
     """
     nodes = list(graph.graph.nodes)
-    late = {node for node in nodes if node.op == "placeholder" and "tangents" in str(node.target)}
+    backward = {node for node in nodes if node.op == "placeholder" and "tangents" in str(node.target)}
     sizes = [node for node in nodes if isinstance(node.meta.get("val"), torch.SymInt)]
-    read_late = [node for node in sizes if node.op == "call_function" and node.args[0] in late]
-    if not read_late:
+    tangent_sizes = [node for node in sizes if node.op == "call_function" and node.args[0] in backward]
+    if not tangent_sizes:
         return
     for node in nodes:
-        if any(parent in late for parent in node.all_input_nodes):
-            late.add(node)
-    early = [node for node in nodes if node not in late]
-    for node in read_late:
-        size = _of_extent(node.meta["val"], early)
+        if any(parent in backward for parent in node.all_input_nodes):
+            backward.add(node)
+    forward = [node for node in nodes if node not in backward]
+    for node in tangent_sizes:
+        size = _insert_size_read(node.meta["val"], forward)
         if size is not None:
             node.replace_all_uses_with(size)
 
 
-def _of_extent(value: torch.SymInt, nodes: list[fx.Node]) -> fx.Node | None:
-    """A new node for an extent, read from the first of the nodes that has it."""
+def _insert_size_read(value: torch.SymInt, nodes: list[fx.Node]) -> fx.Node | None:
+    """Inserts a node that reads an extent from the first of `nodes` that has it; None if none has it."""
     for node in nodes:
         tensor = node.meta.get("val")
         for dim, extent in enumerate(tensor.shape if isinstance(tensor, Tensor) else ()):
@@ -123,7 +128,7 @@ def _of_extent(value: torch.SymInt, nodes: list[fx.Node]) -> fx.Node | None:
 
 
 def first_random(graph: fx.GraphModule) -> str | None:
-    """An op of the graph that draws random numbers."""
+    """Returns the name of the graph's first op that draws random numbers; None if there is none."""
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             return str(node.target)
@@ -131,7 +136,7 @@ def first_random(graph: fx.GraphModule) -> str | None:
 
 
 def autograd_nodes(results: Iterable[Any]) -> Iterator[Any]:
-    """The nodes of the autograd graph that leads to results, each once."""
+    """Yields each node of the autograd graph behind `results` once."""
     stack = [leaf.grad_fn for leaf in results if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
     seen = set()
     while stack:
@@ -144,13 +149,14 @@ def autograd_nodes(results: Iterable[Any]) -> Iterator[Any]:
 
 
 def tangents_behind(graph: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
-    """Per node of a joint graph, the slots of the tangents from which it is computed."""
-    behind: dict[fx.Node, frozenset[int]] = {}
+    """Returns, for each node of a joint graph, the tangent slots that it depends on."""
+    dependencies: dict[fx.Node, frozenset[int]] = {}
     count = 0
     for node in graph.graph.nodes:
         if node.op == "placeholder" and "tangents" in str(node.target):
-            behind[node] = frozenset({count})
+            dependencies[node] = frozenset({count})
             count += 1
         else:
-            behind[node] = frozenset().union(*(behind[parent] for parent in node.all_input_nodes))
-    return behind
+            parents = (dependencies[parent] for parent in node.all_input_nodes)
+            dependencies[node] = frozenset().union(*parents)
+    return dependencies

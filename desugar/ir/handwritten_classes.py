@@ -1,7 +1,8 @@
-"""What can be proved of a tensor subclass written by hand, so that its wrappers pay less.
+"""Proves properties of handwritten tensor subclasses, so that call wrappers may skip work for them.
 
-A declared class carries an interned layout and is built by one known call. A class written by hand has two
-methods that may do anything; but often they do very little, and that can be seen.
+An instance of a declared class carries an interned layout, and one known call builds it. The `__tensor_flatten__` and
+`__tensor_unflatten__` of a handwritten class may run any code. Often they do very little, which this module detects:
+the first from its bytecode, the second from a rebuilt instance.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ _CONSTANT = frozenset(
 
 @functools.cache
 def flattens_to_constants(cls: type) -> bool:
-    """Whether `cls.__tensor_flatten__` gives the same names and context for every instance.
+    """Returns whether `cls.__tensor_flatten__` returns the same names and context for every instance.
 
-    True where its bytecode only builds constants, as in `return ["a", "b"], None`.
+    True if its bytecode only builds constants, as in `return ["a", "b"], None`.
     """
     code = getattr(cls.__tensor_flatten__, "__code__", None)  # type: ignore[attr-defined]
     return code is not None and all(i.opname in _CONSTANT for i in dis.get_instructions(code))
 
 
 def is_plainly_built(leaf: Any, names: tuple[str, ...], context: Any) -> bool:
-    """Whether `__tensor_unflatten__` makes what one `_make_wrapper_subclass` and one store per inner tensor make.
+    """Returns whether one `_make_wrapper_subclass` and one store per inner tensor replace `__tensor_unflatten__`.
 
-    An instance is its `__dict__` and what C++ holds: size, stride, dtype, device, dispatch keys. If a rebuilt
-    `leaf` has nothing in its dictionary but its inner tensors, and the rest is as in a bare wrapper, there is
-    nothing else that the method could have done to it.
+    The state of an instance is its `__dict__` and what C++ holds: size, stride, dtype, device, dispatch keys. The
+    function rebuilds `leaf` with `__tensor_unflatten__`. If the `__dict__` of the result holds the inner tensors alone,
+    and its C++ state equals that of a bare wrapper, the method did nothing else to the instance. False for a class
+    with `__slots__`, which hold state too.
     """
     cls = type(leaf)
     inner = {name: getattr(leaf, name) for name in names}
@@ -54,16 +56,16 @@ def is_plainly_built(leaf: Any, names: tuple[str, ...], context: Any) -> bool:
         hasattr(base, "__slots__") for base in cls.__mro__ if issubclass(base, Tensor) and base is not Tensor
     ):
         return False
-    built = cls.__tensor_unflatten__(dict(inner), context, leaf.size(), leaf.stride())
+    rebuilt = cls.__tensor_unflatten__(dict(inner), context, leaf.size(), leaf.stride())
     bare = make_wrapper_subclass(
         cls, leaf.size(), strides=leaf.stride(), dtype=leaf.dtype, device=leaf.device
     )
-    same_inner = built.__dict__.keys() == inner.keys() and all(
-        built.__dict__[n] is t for n, t in inner.items()
+    same_inner = rebuilt.__dict__.keys() == inner.keys() and all(
+        rebuilt.__dict__[n] is t for n, t in inner.items()
     )
-    return same_inner and _facts(built) == _facts(bare)
+    return same_inner and _cpp_state(rebuilt) == _cpp_state(bare)
 
 
-def _facts(tensor: Tensor) -> tuple[Any, ...]:
+def _cpp_state(tensor: Tensor) -> tuple[Any, ...]:
     keys = private.dispatch_keys(tensor).raw_repr()
     return type(tensor), tensor.requires_grad, tensor.layout, tensor.storage_offset(), keys

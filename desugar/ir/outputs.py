@@ -1,4 +1,4 @@
-"""What a function returned and what it wrote, as records."""
+"""Records of a function's results and of its mutations."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from desugar.ir.values import Value, View, slots_of
 
 @dataclass(frozen=True, slots=True)
 class Outputs:
-    """What a function returned and wrote.
+    """The results and the mutations of a function.
 
     Attributes:
         treespec: optree's structure of the result.
-        values: One per leaf, then the hidden ones: bases of views, new values of written inputs.
+        values: One value per result leaf, then one per hidden result: bases of views, new values of mutated inputs,
+            replaced inner tensors.
         items: Fake tensors and symbolic ints, by output slot.
-        inputs: Slot of `items` -> slot of the inputs, for those that are an input itself.
-        writes: (input leaf, result) of the inputs whose write autograd recorded.
-        stores: (input slot, output slot) of the other writes.
-        versions: (input leaf, attribute path) -> by how much its version counter rises.
-        homes: Input slot -> slot of the storage that it is a view of.
-        assigns: (input leaf, name, result) of inner tensors that were replaced.
-        tokens: Output slots of the last tokens of effects.
+        inputs: Output slot -> input slot, for each output that is an input itself.
+        writes: (input leaf, index in `values`) of each mutated input that autograd recorded the write of. The wrapper
+            copies the value into the input after the call.
+        stores: (input slot, output slot) of each other mutated input tensor. The graph stores the output in it.
+        versions: (input leaf, attribute path, increase of the version counter) of each mutated tensor.
+        homes: Input slot -> input slot of the storage that it is a view of.
+        assigns: (input leaf, name, index in `values`) of each inner tensor that the function replaced.
+        tokens: Output slots of the last effect tokens.
     """
 
     treespec: optree.PyTreeSpec
@@ -41,43 +43,48 @@ class Outputs:
 
     @property
     def returned(self) -> list[int]:
-        """Slots that the graph computes, in order of its outputs."""
+        """The output slots that the graph computes, in order of its outputs."""
         return [slot for slot in range(len(self.items)) if slot not in self.inputs]
 
     @property
     def visible(self) -> tuple[Value, ...]:
-        """The values of the result's own leaves."""
+        """The values of the result leaves, without the hidden results."""
         return self.values[: self.treespec.num_leaves]
 
     @property
     def has_effects(self) -> bool:
-        """Whether the function changes its inputs."""
+        """Whether the function mutates its inputs or assigns to their inner tensors."""
         return bool(self.versions or self.assigns)
 
     def with_views_of(self, earlier: Outputs) -> Outputs:
-        """The same, with the views that an earlier run of the same function took."""
+        """Returns a copy with the :class:`View` values of an earlier run of the same function."""
         pairs = zip(self.values, earlier.values, strict=True)
         return replace(self, values=tuple(old if isinstance(old, View) else new for new, old in pairs))
 
 
 def store_positions(outputs: Outputs) -> dict[int, int]:
-    """Input slot -> output of the graph that is stored in it."""
+    """Returns a map from input slot to the index of the graph output that the graph stores in it."""
     positions = {slot: n for n, slot in enumerate(outputs.returned)}
     return {slot: positions[value] for slot, value in outputs.stores}
 
 
 def token_positions(outputs: Outputs) -> list[int]:
-    """Outputs of the graph that are tokens of effects."""
+    """Returns the indices of the graph outputs that are effect tokens."""
     return [n for n, slot in enumerate(outputs.returned) if slot in outputs.tokens]
 
 
 def unread_positions(outputs: Outputs) -> set[int]:
-    """Outputs of the graph that nobody reads: they are stored, or end an effect."""
+    """Returns the indices of the graph outputs that the wrapper does not read: stored ones and effect tokens."""
     return {*store_positions(outputs).values(), *token_positions(outputs)}
 
 
 def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
-    """Input slots whose memory the program changes, in the graph or after it."""
+    """Returns the input slots whose memory the program changes, in the graph or after it.
+
+    Args:
+        values: One value per input leaf.
+        outputs: The mutations.
+    """
     slots = {slot for slot, _ in outputs.stores}
     for leaf, _ in outputs.writes:
         slots.update(slots_of(values[leaf]))

@@ -1,6 +1,7 @@
-"""What a graph returns, as optree sees it: None is a leaf.
+"""Flattens what a graph returns, with optree; None is a leaf.
 
-Dynamo's graphs return flat tuples; it takes apart and rebuilds whatever else the user's function takes and returns.
+Dynamo's graphs return flat tuples. Dynamo itself flattens and rebuilds every other structure that the user's function
+takes or returns.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import optree
 
 
 def flatten(tree: Any) -> tuple[list[Any], optree.PyTreeSpec]:
-    """Leaves and structure."""
+    """Returns the leaves of a tree and its structure."""
     return optree.tree_flatten(tree, none_is_leaf=True)
 
 
 def result_leaves(result: Any) -> list[Any]:
-    """Leaves of what a function returned."""
+    """Returns the leaves of a function's result."""
     return flatten(result)[0]

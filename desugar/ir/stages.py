@@ -1,4 +1,4 @@
-"""What each stage makes of a function: the traced graph, and the two graphs that it is split into."""
+"""Results of the stages: the traced joint graph, and the forward and backward graphs that it is split into."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from desugar.ir.fx_utils import output_nodes
 from desugar.ir.outputs import Outputs
 from desugar.ir.values import Value
 
-LeafFunction = Callable[[list[Any]], Any]  # takes the argument leaves of a call
+LeafFunction = Callable[[list[Any]], Any]  # a function of the list of argument leaves
 
 # -------------------------------------------------------------------------------------------------- traced
 
 
 @dataclass(frozen=True, slots=True)
 class GradientCall:
-    """A call of an autograd function's `backward`: of what each gradient is made.
+    """One call of the `backward` of a `torch.autograd.Function`.
+
+    While the graph is recorded, an entry is the list of plain tensors in one gradient. In a :class:`Traced`, an entry
+    is the set of tangent slots that this gradient depends on. A gradient that is None has no entry.
 
     Attributes:
-        arriving: Per gradient that it got.
-        given: Per gradient that it gave.
+        arriving: One entry per gradient that `backward` received; empty where `backward` is known to be linear.
+        given: One entry per gradient that `backward` returned.
     """
 
     arriving: tuple[Any, ...]
@@ -32,17 +35,17 @@ class GradientCall:
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """A traced function: the graph and how its arguments and results map to the outside.
+    """A traced function: the joint graph, and how its inputs and outputs map to argument and result leaves.
 
     Attributes:
-        graph: Plain-tensor graph; takes the inputs' slots, then the tangents.
-        outputs: The forward's results.
+        graph: Graph over plain tensors; takes the input slots, then the tangent slots.
+        outputs: The forward's results and mutations.
         num_forward: How many of the graph's outputs are the forward's.
-        tangents: Per tangent value: (output leaf, value); its slots index the graph's tangent inputs.
-        tangent_items: Fake tangents, by slot.
-        grads: One value per input leaf that requires grad (None where it gets no gradient); slots index the
-            graph's outputs after the forward's.
-        calls: Of backwards of autograd functions, where there are several results.
+        tangents: (index in `outputs.values`, tangent value) per tangent; the value's slots are tangent slots.
+        tangent_items: Fake tangents, by tangent slot.
+        grads: (input leaf, value) per input leaf that requires grad; the value is None for a leaf without a gradient.
+            Its slots index the graph's outputs after the forward's.
+        calls: Calls of `backward` of autograd functions; empty unless several results require grad.
     """
 
     graph: fx.GraphModule
@@ -55,7 +58,7 @@ class Traced:
 
     @property
     def is_training(self) -> bool:
-        """Whether there is a backward."""
+        """Whether the graph has a backward."""
         return bool(self.tangents)
 
 
@@ -64,21 +67,21 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class FromInput:
-    """A backward input that is input slot `index` of the forward."""
+    """A backward input: input slot `index` of the forward."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class FromForward:
-    """A backward input that is output `index` of the forward graph (a result or a saved value)."""
+    """A backward input: output `index` of the forward graph (a result or a saved value)."""
 
     index: int
 
 
 @dataclass(frozen=True, slots=True)
 class FromTangent:
-    """A backward input that is tangent slot `index`."""
+    """A backward input: tangent slot `index`."""
 
     index: int
 
@@ -93,7 +96,8 @@ class Partitioned:
     Attributes:
         forward: Takes all input slots; returns `num_forward` results, then the saved values.
         backward: Takes `backward_inputs`; returns the gradients.
-        backward_inputs: Where each comes from.
+        num_forward: How many outputs of the forward graph are results.
+        backward_inputs: The source of each input of the backward graph.
         depends: Per gradient output, the tangent slots that it depends on.
     """
 
@@ -105,7 +109,7 @@ class Partitioned:
 
     @property
     def saved_bytes(self) -> int | None:
-        """Bytes of the intermediates saved for the backward; None if a size is symbolic."""
+        """Bytes of the intermediate values saved for the backward; None if a size is symbolic."""
         total = 0
         for node in output_nodes(self.forward)[self.num_forward :]:
             value = node.meta["val"]

@@ -1,4 +1,4 @@
-"""Which tensors share memory."""
+"""Finds out which tensors share memory."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from torch import Tensor
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Which memory a tensor speaks of; wrappers that are views of one another share theirs."""
+    """Returns an id of a tensor's storage; wrappers that are views of one another have the same storage."""
     return tensor.untyped_storage()._cdata
 
 
 def base_of(tensor: Any) -> Any:
-    """What a tensor is a view of, or itself."""
+    """Returns the base of a view; for any other tensor, the tensor itself."""
     return tensor._base if tensor._is_view() else tensor
 
 
 def may_overlap(one: Tensor, other: Tensor) -> bool:
-    """Whether two plain tensors share a storage, and the ranges that they span in it meet."""
+    """Returns whether two plain tensors share a storage and span byte ranges of it that overlap."""
     if storage_of(one) != storage_of(other):
         return False
     (start, end), (other_start, other_end) = _span(one), _span(other)
@@ -27,7 +27,7 @@ def may_overlap(one: Tensor, other: Tensor) -> bool:
 
 
 def _span(tensor: Tensor) -> tuple[int, int]:
-    """The bytes of its storage between a tensor's first and last element."""
+    """Returns the half-open range of bytes that a tensor spans in its storage; empty for a tensor of no elements."""
     width, start = tensor.element_size(), int(tensor.storage_offset())
     if tensor.numel() == 0:
         return start * width, start * width
@@ -37,10 +37,10 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def are_apart(written: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
-    """Whether no tensor that is written to shares memory with another.
+    """Returns whether no mutated tensor overlaps another mutated tensor or one of the others.
 
     Args:
-        written: Tensors that are written to.
+        written: The tensors that the function mutates.
         others: The other tensors.
     """
     return not any(
@@ -49,7 +49,7 @@ def are_apart(written: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> bool:
 
 
 def whole_storage(tensor: Tensor) -> Tensor:
-    """All of a tensor's storage as one row of its dtype."""
+    """Returns a one-dimensional tensor over the whole storage of `tensor`, of the same dtype."""
     storage = tensor.untyped_storage()
     with torch.no_grad():
         blank = torch.empty(0, dtype=tensor.dtype, device=tensor.device)

@@ -1,10 +1,10 @@
-"""What a program's arguments and results are made of, down to plain tensors.
+"""Records of a program's arguments and results, down to plain tensors.
 
-A *value* describes one leaf of the arguments or of the result: a plain tensor, a tensor subclass and the
-plain tensors inside it, or something that is no tensor. Values are frozen; the tensors they speak of live
-in a flat list beside them, and a value names its place in that list (a *slot*). So the same value says how
-to take a live object apart (`unwrap_value`) and how to build it from a list of plain tensors (`wrap_value`),
-at trace time with functional tensors and, as generated text, at run time with real ones.
+A *value* describes one pytree leaf of the arguments or of the result: a plain tensor, a tensor subclass with the plain
+tensors inside it, or an object that is not a tensor. Values are frozen and hold no tensors. The plain tensors are in a
+separate flat list, and a value holds their indices in that list (*slots*: input slots or output slots).
+`unwrap_value` makes a value from a live object; `wrap_value` rebuilds the object from a value and a flat list of plain
+tensors. Tracing rebuilds objects from functional tensors; at run time, generated text rebuilds them from real tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from subclasses._torch import is_traceable_wrapper_subclass
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """An int that is not constant: place `index` of the flat list holds it."""
+    """An int that is not constant: item `index` of the flat list."""
 
     index: int
 
@@ -36,7 +36,13 @@ Int = int | Slot
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A plain tensor (or parameter), at place `index` of the flat list."""
+    """A plain tensor (or parameter): item `index` of the flat list.
+
+    Attributes:
+        index: Its slot.
+        requires_grad: Whether the tensor requires grad.
+        is_leaf: Whether the tensor is an autograd leaf.
+    """
 
     index: int
     requires_grad: bool = False
@@ -45,18 +51,18 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """A tensor subclass and what it is made of.
+    """A tensor subclass and its inner tensors.
 
     Attributes:
         cls: The subclass.
-        context: What `__tensor_flatten__` gave beside the names: constant metadata.
-        inner: (attribute name, value) per inner tensor, in flatten order, absent ones left out.
-        dynamics: (field name, int) per dynamic int of a declared subclass.
+        context: The constant metadata: the second result of `__tensor_flatten__`, or the layout of a declared class.
+        inner: (attribute name, value) per present inner tensor, in flatten order.
+        dynamics: (field name, int) per dynamic int of a declared class.
         size, stride: The outer size and stride.
         dtype, device: The outer dtype and device.
-        requires_grad, is_leaf: Of the outer tensor.
-        plainly_built, fixed_flatten: Of a class written by hand: `is_plainly_built` and `flattens_to_constants`
-            of `desugar.ir.handwritten_classes`.
+        requires_grad, is_leaf: Whether the outer tensor requires grad, and whether it is an autograd leaf.
+        plainly_built, fixed_flatten: For a handwritten class, the results of `is_plainly_built` and
+            `flattens_to_constants` of `desugar.ir.handwritten_classes`; False for a declared class.
     """
 
     cls: type
@@ -75,14 +81,15 @@ class Wrapper:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A result leaf that is a view of an argument, or of another result: the view is taken again at run time.
+    """A result leaf that is a view of an input leaf or of another result; the wrapper replays the view at run time.
 
     Attributes:
-        of: "input" or "output".
-        index: Of the argument leaf, or of the result leaf (hidden ones come after those the user sees).
+        of: The kind of the base: "input" or "output".
+        index: The index of the base among the input leaves, or among the results (hidden results follow the result
+            leaves that the user gets).
         replay: `(base, ints) -> view`.
-        ints: The sizes, strides and indices that the view was taken with.
-        detached: The view is cut off from the autograd graph of its base, which shares its memory.
+        ints: The sizes, strides and indices of the view.
+        detached: The view shares the base's memory, but is detached from the base's autograd graph.
         no_grad: The view was taken with gradients off.
     """
 
@@ -96,7 +103,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A leaf that is no tensor. `index` is set where the leaf is a symbolic number: place in the flat list."""
+    """A leaf that is not a tensor. For a symbolic number, `index` is its slot and `value` is None."""
 
     value: Any
     index: int | None = None
@@ -104,7 +111,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """A result leaf that is the very object of argument leaf (`of="input"`) or earlier result leaf `index`."""
+    """A leaf that is the same object as input leaf `index` (`of="input"`) or as earlier result leaf `index`."""
 
     of: str
     index: int
@@ -113,47 +120,50 @@ class Same:
 Value = Plain | Wrapper | Constant | Same | View
 
 
-# ------------------------------------------------------------------------------------- taking values apart
+# ---------------------------------------------------------------------------------------- unwrapping values
 
 
 @dataclass(slots=True)
 class Flat:
-    """The flat list under construction: plain tensors, deduplicated by identity, and symbolic ints."""
+    """A flat list under construction: plain tensors, deduplicated by identity, and symbolic numbers."""
 
     items: list[Any] = field(default_factory=list)
     _tensor_slots: dict[int, int] = field(default_factory=dict)
     _symbol_slots: dict[Any, int] = field(default_factory=dict)
 
     def tensor(self, tensor: Tensor) -> int:
-        """The slot of a plain tensor; the same object always has the same slot."""
+        """Returns the slot of a plain tensor, added if it is new; the same object always has the same slot."""
         if id(tensor) not in self._tensor_slots:
             self._tensor_slots[id(tensor)] = len(self.items)
             self.items.append(tensor)
         return self._tensor_slots[id(tensor)]
 
     @property
-    def known(self) -> Container[int]:
-        """Ids of the tensors in the list."""
+    def tensor_ids(self) -> Container[int]:
+        """The ids of the tensors in the list."""
         return self._tensor_slots
 
-    def again(self, tensor: Tensor) -> int:
-        """A further slot for a tensor that has one."""
+    def duplicate(self, tensor: Tensor) -> int:
+        """Adds a tensor under a new slot, even if the list already holds it."""
         self.items.append(tensor)
         return len(self.items) - 1
 
     def release(self) -> None:
-        """Drops the tensors; their slots stay."""
+        """Drops the tensors; the slots of all items stay the same."""
         self.items[:] = [None if isinstance(item, Tensor) else item for item in self.items]
         self._tensor_slots.clear()
 
     def integer(self, value: int | SymInt) -> Int:
-        """A constant, or the slot of a symbolic int; equal expressions share a slot."""
+        """Returns the slot of a symbolic int; a constant unchanged. Equal expressions share a slot."""
         if not isinstance(value, SymInt):
             return int(value)
         return self.number(value)  # type: ignore[return-value]
 
     def number(self, value: SymInt | SymFloat | SymBool) -> Int | float:
-        """A constant, or the slot of a symbolic number; equal expressions of a kind share a slot."""
+        """Returns the slot of a symbolic number, or its value if its expression is constant.
+
+        Equal expressions of the same type share a slot.
+        """
         expression = value.node.expr
         if expression.is_number:
             return int(expression) if isinstance(value, SymInt) else float(expression)
@@ -165,19 +175,21 @@ class Flat:
 
 
 def is_wrapper(value: object) -> bool:
-    """Whether `value` is a tensor subclass that can be taken apart."""
+    """Returns whether `value` is a traceable wrapper subclass."""
     return isinstance(value, Tensor) and is_traceable_wrapper_subclass(value)
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor is no wrapper whose constructor has yet to set an inner tensor."""
+    """Returns False for a wrapper under construction, which lacks an inner tensor; True for any other tensor."""
     return not is_wrapper(tensor) or all(hasattr(tensor, name) for name in inner_names(tensor)[0])
 
 
 def unwrap_value(leaf: object, flat: Flat) -> Value:
-    """Takes one leaf apart, adding its plain tensors and symbolic ints to `flat`."""
+    """Unwraps one leaf: adds its plain tensors and symbolic numbers to `flat` and returns its value."""
     if isinstance(leaf, SymBool) and leaf.node.has_hint():
-        return Constant(bool(leaf))  # which settles it: another answer is another signature
+        return Constant(
+            bool(leaf)
+        )  # bool() adds a guard, so a call with the other answer gets another program
     if isinstance(leaf, SymInt | SymFloat | SymBool):
         place = flat.number(leaf)
         return Constant(None, place.index) if isinstance(place, Slot) else Constant(place)
@@ -186,7 +198,7 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
     if not is_wrapper(leaf):
         return Plain(flat.tensor(leaf), leaf.requires_grad, leaf.is_leaf)
     names, context = inner_names(leaf)
-    by_hand = not isinstance(leaf, TensorSubclass)
+    is_handwritten = not isinstance(leaf, TensorSubclass)
     return Wrapper(
         cls=type(leaf),
         context=context,
@@ -198,13 +210,17 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
         device=leaf.device,
         requires_grad=leaf.requires_grad,
         is_leaf=leaf.is_leaf,
-        plainly_built=by_hand and is_plainly_built(leaf, names, context),
-        fixed_flatten=by_hand and flattens_to_constants(type(leaf)),
+        plainly_built=is_handwritten and is_plainly_built(leaf, names, context),
+        fixed_flatten=is_handwritten and flattens_to_constants(type(leaf)),
     )
 
 
 def inner_names(wrapper: Any) -> tuple[tuple[str, ...], Any]:
-    """Names of the inner tensors that are present, and the constant metadata (the interned layout)."""
+    """Returns the names of the present inner tensors, and the constant metadata.
+
+    The metadata of a declared class is its interned layout, that of a handwritten class the context that
+    `__tensor_flatten__` returns.
+    """
     if isinstance(wrapper, TensorSubclass):
         layout = wrapper._layout
         return layout.present, layout
@@ -213,15 +229,19 @@ def inner_names(wrapper: Any) -> tuple[tuple[str, ...], Any]:
 
 
 def dynamic_names(cls: type) -> tuple[str, ...]:
-    """Names of a declared class's dynamic ints; a class written by hand has none."""
+    """Returns the names of a declared class's dynamic ints; a handwritten class has none."""
     return tuple(field.name for field in cls.__spec__.dynamics) if issubclass(cls, TensorSubclass) else ()
 
 
-# --------------------------------------------------------------------------------- building them from parts
+# ------------------------------------------------------------------------------------------ wrapping values
 
 
 def wrap_value(value: Value, flat: Sequence[Any]) -> Any:
-    """Builds the leaf a value describes from the flat list, without autograd metadata."""
+    """Builds the leaf that a value describes from a flat list, without autograd metadata.
+
+    Raises:
+        TypeError: The value is a :class:`Same` or a :class:`View`, which refers to another leaf.
+    """
     match value:
         case Plain(index):
             return flat[index]
@@ -238,19 +258,19 @@ def wrap_value(value: Value, flat: Sequence[Any]) -> Any:
             stride = tuple(read_int(extent, flat) for extent in value.stride)
             return value.cls.__tensor_unflatten__(inner, value.context, size, stride)  # type: ignore[attr-defined]
         case _:
-            raise TypeError(f"expected a value that stands on its own, got {value!r}")
+            raise TypeError(f"expected a value that refers to no other leaf, got {value!r}")
 
 
 def read_int(value: Int, flat: Sequence[Any]) -> Any:
-    """A constant as it is, a slot from the flat list."""
+    """Returns the item of the flat list for a :class:`Slot`; a constant unchanged."""
     return flat[value.index] if isinstance(value, Slot) else value
 
 
-# -------------------------------------------------------------------------------------------------- walking
+# ---------------------------------------------------------------------------------------- traversing values
 
 
 def renumber(value: Value, slots: Sequence[int]) -> Value:
-    """A value over other slots."""
+    """Returns a copy of a value in which each slot `n` becomes `slots[n]`."""
 
     def number(extent: Int) -> Int:
         return Slot(slots[extent.index]) if isinstance(extent, Slot) else extent
@@ -273,7 +293,7 @@ def renumber(value: Value, slots: Sequence[int]) -> Value:
 
 
 def slots_of(value: Value) -> Iterator[int]:
-    """Slots of the plain tensors a value is built from, in flatten order."""
+    """Yields the slots of the plain tensors in a value, in flatten order."""
     match value:
         case Plain(index):
             yield index
@@ -285,7 +305,7 @@ def slots_of(value: Value) -> Iterator[int]:
 
 
 def paths_of(value: Value) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """(slot, attribute path) of each plain tensor in a value: the path leads from the leaf to the tensor."""
+    """Yields (slot, attribute path from the leaf to the tensor) of each plain tensor in a value."""
     match value:
         case Plain(index):
             yield index, ()
@@ -298,12 +318,12 @@ def paths_of(value: Value) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 
 def requires_grad(value: Value) -> bool:
-    """Whether the leaf takes part in autograd."""
+    """Returns whether the leaf of a value is a tensor that requires grad."""
     return isinstance(value, Plain | Wrapper) and value.requires_grad
 
 
 def describe(value: Value, indent: str = "", items: Sequence[Any] = ()) -> str:
-    """A value as readable text, one line per tensor; with `items`, plain tensors have their dtype and size."""
+    """Formats a value as text, one line per tensor; with `items`, plain tensors show their dtype and size."""
     match value:
         case Plain(index, grad):
             item = f": {items[index].dtype} {_ints(items[index].size())}" if items else ""

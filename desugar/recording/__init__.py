@@ -1,1 +1,1 @@
-"""What is recorded during a compilation, for logs, `explain`, and PyTorch's own tools."""
+"""Records compilations for logs, `explain`, and PyTorch's own tools."""

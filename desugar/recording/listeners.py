@@ -1,7 +1,7 @@
-"""Who looks on while programs are compiled. Nothing is noted, and nothing costs, while nobody does.
+"""Records compilations for listeners. Without a listener nothing is recorded, and recording costs no time.
 
-A *recording* is what one compilation tells of itself: how long each stage took, which ops the function ran
-(`desugar.recording.ops`), and the records that the stages made. Listeners get it when the compilation has ended.
+A *recording* describes one compilation: how long each stage took, which ops the function ran
+(`desugar.recording.ops`), and the records that the stages made. A listener gets it when the compilation has ended.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from subclasses.codegen.emitter import Emitter
 
 @dataclass(slots=True)
 class Op:
-    """Something that the function ran, as it was seen above dispatch or on its way to a subclass.
+    """A call that the function ran: of a torch function, above dispatch, or of an op with a subclass argument.
 
     Attributes:
-        number: Its place among the ops of the recording.
+        number: Its index in the recording.
         name: `torch.nn.functional.linear`, `aten.mul.Tensor`.
-        how: What turned it into plain ops: a rule, "structure", "materialize", ...; "plain" where none was needed.
-        operands: Types and sizes of its tensors.
-        line: The user's line that ran it.
-        parent: The op in which it was run.
+        how: What turned it into plain ops: a rule, "structure", "materialize", ...; "plain" where no argument is a
+            subclass; empty for a torch function without a rule.
+        operands: Types and sizes of its tensor arguments.
+        line: The line of the user's code that ran it.
+        parent: The number of the op that ran it; None at the top.
     """
 
     number: int
@@ -44,20 +45,22 @@ class Op:
 class Recording:
     """One compilation.
 
+    After the listeners have returned, `args` is empty, and `graph`, `inputs` and `traced` are None.
+
     Attributes:
-        fn: The user's function or module, if `desugar.compile` asked; else the graph, or a function of leaves.
+        fn: The user's function or module, if `desugar.compile` started the compilation; else Dynamo's graph.
         reason: Why it is compiled.
-        failed: What failed of an earlier program's guards, in words; empty for a first one.
-        args: The graph's leaves; gone when the listeners have returned, as are `graph`, `inputs` and `traced`.
+        failed: Which guard of an earlier program failed, in words; empty for a first program.
+        args: The argument leaves of the graph.
         graph: Dynamo's graph.
-        guards: Dynamo's guards of the frame; what they check is known once Dynamo has built them, after this.
-        stages: (name, seconds) in order; a stage that is run again occurs again.
-        ops: What the recorded run of the function ran.
-        materialized: (class, op, line) of its materializing fallbacks.
-        inputs, traced: The records of the stages, once there.
-        program: The program, once there.
-        error: What ended the compilation instead.
-        seconds: How long it took.
+        guards: Dynamo's guards of the frame. Dynamo builds their checks later, after the compilation.
+        stages: (name, seconds) in order; a stage that ran twice has two entries.
+        ops: The ops of the recorded run of the function.
+        materialized: (class name, op, line) of each materializing fallback in that run.
+        inputs, traced: The inputs and the traced graph; None before their stages have run.
+        program: The program; None before the compilation has succeeded.
+        error: The error that ended the compilation.
+        seconds: How long the compilation took.
     """
 
     fn: Any
@@ -77,21 +80,21 @@ class Recording:
 
 
 class Caller:
-    """Who has something compiled.
+    """The owner of a call that may compile.
 
     Attributes:
-        what: The function or module, as the user has it.
-        reason: Why, where no guard of an earlier program has failed.
+        what: The user's function or module.
+        reason: Why it is compiled, for a compilation where no guard of an earlier program has failed.
     """
 
     def __init__(self, what: Any, reason: str) -> None:
         self.what, self.reason = what, reason
 
     def add(self, program: Any, why: str) -> None:
-        """Gets a program that was compiled for the call in progress."""
+        """Receives a program that was compiled for the call in progress."""
 
     def variables(self, compile_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The variables, in this call, of the frame that Dynamo compiled: local ones, global ones; none if unknown."""
+        """Returns the local and global variables of the frame that Dynamo compiles; both are empty if unknown."""
         return {}, {}
 
 
@@ -100,12 +103,12 @@ class Caller:
 Listener = Callable[[Recording], None]
 
 _listeners: list[Listener] = []
-_here = threading.local()
+_thread = threading.local()
 
 
 @contextlib.contextmanager
 def listen(listener: Listener) -> Iterator[None]:
-    """Inside, the listener is called with each compilation that ends, in whatever thread."""
+    """Calls the listener with each compilation that ends inside the context, in any thread."""
     _listeners.append(listener)
     try:
         yield
@@ -114,18 +117,23 @@ def listen(listener: Listener) -> Iterator[None]:
 
 
 def has_listeners() -> bool:
-    """Whether somebody looks on."""
+    """Returns whether there is a listener to all compilations."""
     return bool(_listeners)
 
 
 def current() -> Recording | None:
-    """The recording of the compilation in progress in this thread, if anybody looks on."""
-    return getattr(_here, "recording", None)
+    """Returns the recording of the compilation in progress in this thread; None if nobody listens to it."""
+    return getattr(_thread, "recording", None)
 
 
 @contextlib.contextmanager
-def recording(made: Recording, *, also: Listener | None = None) -> Iterator[None]:
-    """A compilation; `also` listens to this one besides those who listen to all."""
+def publish_recording(made: Recording, *, also: Listener | None = None) -> Iterator[None]:
+    """Records the compilation inside the context, and passes the recording to the listeners when it ends.
+
+    Args:
+        made: The recording to fill.
+        also: A further listener, to this compilation alone.
+    """
     listeners = [*_listeners, *([also] if also is not None else [])]
     if not listeners:
         yield
@@ -144,46 +152,46 @@ def recording(made: Recording, *, also: Listener | None = None) -> Iterator[None
 
 @contextlib.contextmanager
 def resumed(made: Recording) -> Iterator[None]:
-    """Inside, what is compiled in this thread belongs to a recording."""
+    """Makes a recording that of the compilation in this thread inside the context, and adds the time to it."""
     outer, start = current(), time.perf_counter()
-    _here.recording = made
+    _thread.recording = made
     try:
         yield
     finally:
-        _here.recording = outer
+        _thread.recording = outer
         made.seconds += time.perf_counter() - start
 
 
 @contextlib.contextmanager
 def called_by(caller: Caller) -> Iterator[None]:
-    """Inside, what is compiled in this thread is compiled for `caller`."""
-    outer, _here.caller = getattr(_here, "caller", None), caller
+    """Makes `caller` the owner of what is compiled in this thread inside the context."""
+    outer, _thread.caller = getattr(_thread, "caller", None), caller
     try:
         yield
     finally:
-        _here.caller = outer
+        _thread.caller = outer
 
 
 def caller() -> Caller | None:
-    """Whose call compiles in this thread, if `desugar` was called; None behind `torch.compile`."""
-    return getattr(_here, "caller", None)
+    """Returns the owner of the call that compiles in this thread; None for a call that `torch.compile` compiles."""
+    return getattr(_thread, "caller", None)
 
 
 def note_left_out(out: Emitter, text: str) -> None:
-    """A comment beside a check that generated text does without, and what proves it; only if anybody looks on."""
+    """Writes a comment into generated text that names a skipped check and its proof, if the compilation is recorded."""
     if current() is not None:
         out.writeline(f"# left out: {text}")
 
 
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
-    """A stage of the compilation in progress."""
-    noted = current()
-    if noted is None:
+    """Records the duration of a stage of the compilation in progress."""
+    made = current()
+    if made is None:
         yield
         return
     start = time.perf_counter()
     try:
         yield
     finally:
-        noted.stages.append((name, time.perf_counter() - start))
+        made.stages.append((name, time.perf_counter() - start))

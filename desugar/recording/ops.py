@@ -1,9 +1,9 @@
-"""Which ops a traced function runs, and which nodes of the graph each became.
+"""Records which ops a traced function runs, and which nodes of the graph each op became.
 
-Two things see an op: the torch function mode that watches the function (`Capture`), above autograd, and a dispatch
-mode, on the op's way to a tensor subclass. Each notes the nodes that the graph grew by meanwhile, the innermost
-first. A node of the backward belongs to the op whose autograd node was running: autograd numbers its nodes in the
-order of their making, so each op has a range of numbers.
+Two modes see an op: the torch function mode of the trace (`Capture`), above autograd, and a dispatch mode, before a
+tensor subclass handles the op. When an op ends, the nodes added to the graph since its start are marked with its
+number, unless an inner op has marked them. A node of the backward belongs to the op whose autograd node was running.
+Autograd numbers its nodes in the order of their creation, so each op has a range of numbers.
 """
 
 from __future__ import annotations
@@ -28,53 +28,59 @@ from subclasses.dispatch.resolution import find_step
 from subclasses.dispatch.rules import collect_function_rules, describe, find_op_rule
 from subclasses.errors import DispatchError
 
-OP = "desugar_op"  # in a node's metadata: the number of the op that it came from
-BACKWARD = "desugar_backward"  # and whether it belongs to that op's backward
+# Keys of a node's metadata: the number of the op that the node came from; whether it belongs to that op's backward.
+OP = "desugar_op"
+BACKWARD = "desugar_backward"
 
-# ------------------------------------------------------------------------------------------------ the notes
+# --------------------------------------------------------------------------------------------- the recorder
 
 
-class Notes:
-    """Fills `recording.ops` during one traced run."""
+class OpRecorder:
+    """Fills `recording.ops` and `recording.materialized` during one traced run."""
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
         self.recording.ops.clear()
         self.recording.materialized.clear()
-        self._open: list[int] = []
-        self._ranges: list[tuple[int, int, int]] = []  # autograd's numbers, and the op that made them
-        self._backward: int | None = None
-        self._last: fx.Node | None = None
+        self._open: list[int] = []  # the ops in progress, innermost last
+        self._ranges: list[tuple[int, int, int]] = []  # (first autograd number, end of the range, op)
+        self._backward: int | None = None  # the op whose autograd node is running
+        self._last: fx.Node | None = None  # the last node of the graph before that autograd node
 
     def call(self, run: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
-        """A Python-level function, about to run as `run(func, args, kwargs)`."""
+        """Runs `run(func, args, kwargs)` and records it as a call of the Python-level function `func`."""
         name = torch.overrides.resolve_name(func) or getattr(func, "__qualname__", str(func))
         operands = _tensors((args, kwargs))
-        how = _rule_above(func, operands) if any(map(is_wrapper, operands)) else "plain"
-        with self._noting(name, how, operands, find_line()):
+        how = _function_rule(func, operands) if any(map(is_wrapper, operands)) else "plain"
+        with self._recording(name, how, operands, find_line()):
             return run(func, args, kwargs)
 
-    def dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """An op on its way to a subclass."""
+    def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Runs and records an op that a tensor subclass handles."""
         operands = _tensors((args, kwargs))
-        with self._noting(str(func), _step(func, operands), operands, find_line()):
+        with self._recording(str(func), _resolution_step(func, operands), operands, find_line()):
             return func(*args, **kwargs)
 
-    def materialized(self, cls: type, op: Any) -> None:
-        """A subclass gave way to the plain tensor that it stands for, in whatever thread."""
-        if notes_in_progress() is self:
-            inside = self._open[-1] if self._open else self._backward
-            line = find_line() if inside is None else self.recording.ops[inside].line
+    def add_materialization(self, cls: type, op: Any) -> None:
+        """Records a materializing fallback if this thread is the one that runs the recorded function."""
+        if current_op_recorder() is self:
+            parent = self._open[-1] if self._open else self._backward
+            line = find_line() if parent is None else self.recording.ops[parent].line
             self.recording.materialized.append((cls.__name__, str(op), line))
 
     @contextlib.contextmanager
-    def _noting(self, name: str, how: str, operands: Sequence[Tensor], line: Line | None) -> Iterator[None]:
+    def _recording(
+        self, name: str, how: str, operands: Sequence[Tensor], line: Line | None
+    ) -> Iterator[None]:
+        """Records an op that runs inside the context."""
         ops = self.recording.ops
         parent = self._open[-1] if self._open else self._backward
         op = Op(len(ops), name, how, ", ".join(map(_show, operands)), line, parent)
         ops.append(op)
         if self._backward is not None and parent is not None:
-            op.line = ops[parent].line  # what stands on the stack is whoever called the trace
+            op.line = ops[
+                parent
+            ].line  # in the backward, the stack shows the line that called the compiled function
         self._open.append(op.number)
         last, start = _last_node(), private.sequence_number()
         try:
@@ -83,91 +89,91 @@ class Notes:
             self._open.pop()
             if self._backward is None:
                 self._ranges.append((start, private.sequence_number(), op.number))
-            _mark(last, op.number, self._backward is not None)
+            _mark_nodes_after(last, op.number, self._backward is not None)
 
     # ............................................................................................. backward
 
     @contextlib.contextmanager
     def backward(self, results: Sequence[Tensor]) -> Iterator[None]:
-        """The backward from some results; every autograd node tells when it runs."""
+        """Records the backward from `results` that runs inside the context, with a pre-hook on every autograd node."""
         hooks = [
-            node.register_prehook(functools.partial(self._enter, self._owner(node)))
+            node.register_prehook(functools.partial(self._start_backward, self._op_of(node)))
             for node in autograd_nodes(results)
         ]
         self._last = _last_node()
         try:
             yield
         finally:
-            self._enter(None)
+            self._start_backward(None)
             for hook in hooks:
                 hook.remove()
 
-    def _owner(self, node: Any) -> int | None:
-        """The innermost op during which an autograd node was made: inner ones end first."""
+    def _op_of(self, node: Any) -> int | None:
+        """Returns the innermost op that created an autograd node: inner ops end first, so their ranges come first."""
         number = node._sequence_nr()
         return next((op for start, end, op in self._ranges if start <= number < end), None)
 
-    def _enter(self, op: int | None, *gradients: Any) -> None:
+    def _start_backward(self, op: int | None, *gradients: Any) -> None:
+        """Marks the nodes of the autograd node that ran last, and starts the backward of `op`."""
         if self._backward is not None:
-            _mark(self._last, self._backward, True)
+            _mark_nodes_after(self._last, self._backward, True)
         self._backward, self._last = op, _last_node()
 
 
-class OuterOps(private.TorchDispatchMode):
-    """Shows ops to the notes on their way to a subclass."""
+class OuterOpMode(private.TorchDispatchMode):
+    """Records ops before a tensor subclass handles them."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, notes: Notes) -> None:
+    def __init__(self, recorder: OpRecorder) -> None:
         super().__init__()
-        self.notes = notes
+        self.recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Runs the op; one without a subclass among its arguments is plain already."""
+        """Runs the op, and records it if an argument is a subclass; any other op is plain already."""
         if not any(is_traceable_wrapper_subclass_type(kind) for kind in types):
             return func(*args, **(kwargs or {}))
-        return self.notes.dispatched(func, args, kwargs or {})
+        return self.recorder.dispatch(func, args, kwargs or {})
 
 
-_in_progress: dict[int, Notes] = {}  # by id of the recording
+_in_progress: dict[int, OpRecorder] = {}  # by id of the recording
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[None]:
-    """The recorded run of the function, if anybody looks on."""
+def record_ops() -> Iterator[None]:
+    """Records the ops of the function that is traced inside the context, if the compilation is recorded."""
     recording = current()
     if recording is None:
         yield
         return
     outer = _in_progress.pop(id(recording), None)
-    if (
-        outer is not None
-    ):  # a branch of a higher-order op, traced by itself: a part of the op that is noted already
+    if outer is not None:
+        # A separate trace of a branch of a higher-order op, which is part of an op that is recorded already.
         try:
             yield
         finally:
             _in_progress[id(recording)] = outer
         return
-    notes = _in_progress[id(recording)] = Notes(recording)
-    strict_mode.watchers.append(notes.materialized)
+    recorder = _in_progress[id(recording)] = OpRecorder(recording)
+    strict_mode.watchers.append(recorder.add_materialization)
     try:
-        with OuterOps(notes):
+        with OuterOpMode(recorder):
             yield
     finally:
-        strict_mode.watchers.remove(notes.materialized)
+        strict_mode.watchers.remove(recorder.add_materialization)
         _in_progress.pop(id(recording), None)
 
 
-def notes_in_progress() -> Notes | None:
-    """The notes of the run that is recorded in this thread, if any."""
+def current_op_recorder() -> OpRecorder | None:
+    """Returns the recorder of the traced run in this thread; None if nothing is recorded."""
     recording = current()
     return None if recording is None else _in_progress.get(id(recording))
 
 
-def noting_backward(results: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
-    """The backward of the run that is recorded, if anybody looks on."""
-    notes = notes_in_progress()
-    return contextlib.nullcontext() if notes is None else notes.backward(results)
+def record_backward(results: Sequence[Tensor]) -> contextlib.AbstractContextManager[None]:
+    """Records the backward that runs inside the context, if the traced run is recorded."""
+    recorder = current_op_recorder()
+    return contextlib.nullcontext() if recorder is None else recorder.backward(results)
 
 
 # -------------------------------------------------------------------------------------------------- helpers
@@ -190,8 +196,11 @@ def _classes(operands: Sequence[Tensor]) -> list[type]:
     return list(dict.fromkeys(type(t) for t in operands if is_wrapper(t) and not _is_functional(t)))
 
 
-def _rule_above(func: Any, operands: Sequence[Tensor]) -> str:
-    """The rule for a Python-level function, if a class has one."""
+def _function_rule(func: Any, operands: Sequence[Tensor]) -> str:
+    """Names the rule of a class for a Python-level function.
+
+    Returns an empty string where no class has a rule, and "plain" where no operand is a wrapper.
+    """
     for cls in _classes(operands):
         rule = collect_function_rules(cls).get(func) if issubclass(cls, TensorSubclass) else None
         if rule is not None:
@@ -199,8 +208,8 @@ def _rule_above(func: Any, operands: Sequence[Tensor]) -> str:
     return "" if _classes(operands) else "plain"
 
 
-def _step(op: Any, operands: Sequence[Tensor]) -> str:
-    """The step of the op resolution that applies."""
+def _resolution_step(op: Any, operands: Sequence[Tensor]) -> str:
+    """Names the step of the op resolution that applies to an op, and its class."""
     declared = [cls for cls in _classes(operands) if issubclass(cls, TensorSubclass)]
     if not declared:
         return f"__torch_dispatch__ of {', '.join(cls.__name__ for cls in _classes(operands))}"
@@ -227,8 +236,8 @@ def _last_node() -> fx.Node | None:
     return None if graph is None else next(iter(reversed(graph.nodes)), None)
 
 
-def _mark(last: fx.Node | None, op: int, is_backward: bool) -> None:
-    """Marks the nodes after `last` that no inner op has marked."""
+def _mark_nodes_after(last: fx.Node | None, op: int, is_backward: bool) -> None:
+    """Marks each node after `last` with an op, unless an inner op has marked it."""
     graph = _graph()
     for node in reversed(graph.nodes) if graph is not None else ():
         if node is last:

@@ -1,8 +1,8 @@
-"""What PyTorch's own tools get to see of a compilation: `TORCH_TRACE`, which `tlparse` shows, and the logger.
+"""Shows compilations in PyTorch's own tools: `TORCH_TRACE`, which `tlparse` displays, and the logger.
 
-With `TORCH_TRACE` set, each compilation leaves its layouts, graphs, wrapper text, stages and reason as artifacts
-under Dynamo's compile id. The logger `desugar` says at `INFO` what is compiled and why, and at `DEBUG` shows the same
-texts: `TORCH_LOGS="desugar"` and `TORCH_LOGS="+desugar"` set these levels.
+With `TORCH_TRACE` set, each compilation writes its layouts, graphs, wrapper text, stages and reason as artifacts
+under Dynamo's compile id. The logger `desugar` logs at `INFO` what is compiled and why, and at `DEBUG` the texts of the
+artifacts. `TORCH_LOGS="desugar"` and `TORCH_LOGS="+desugar"` set these levels.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Iterator
 
 from desugar import _torch as private
 from desugar.ir.values import describe
-from desugar.recording.listeners import Recording, recording
+from desugar.recording.listeners import Recording, publish_recording
 from desugar.recording.user_names import function_name
 
 log = logging.getLogger("desugar")
 
 
 @contextlib.contextmanager
-def recorded(made: Recording) -> Iterator[None]:
-    """A compilation that listeners, `TORCH_TRACE` and the logger hear of."""
-    # torch's own handler is there from the start, and knows a folder only if TORCH_TRACE names one.
+def record_compilation(made: Recording) -> Iterator[None]:
+    """Records the compilation inside the context for listeners, `TORCH_TRACE` and the logger."""
+    # torch always installs its handler; the handler has a folder only if TORCH_TRACE names one.
     is_traced = any(getattr(handler, "root_dir", None) for handler in private.trace_log.handlers)
-    with recording(made, also=emit if is_traced or log.isEnabledFor(logging.DEBUG) else None):
+    with publish_recording(made, also=emit if is_traced or log.isEnabledFor(logging.DEBUG) else None):
         yield
 
 
 def emit(made: Recording) -> None:
-    """Hands a compilation's texts on."""
+    """Writes the texts of a compilation to `TORCH_TRACE` and to the logger."""
     function = function_name(made.fn, made.graph)
     for name, text in collect_texts(made).items():
         kind = "json" if name in ("stages", "reason") else "string"
@@ -43,7 +43,7 @@ def emit(made: Recording) -> None:
 
 
 def collect_texts(made: Recording) -> dict[str, str]:
-    """Name of an artifact -> its text."""
+    """Returns the text of each artifact, by name."""
     function = function_name(made.fn, made.graph)
     reason = {"function": function, "reason": made.failed or made.reason, "seconds": made.seconds}
     if made.error is not None:

@@ -1,7 +1,7 @@
-"""What the user calls what Dynamo names: `L['self']._modules['layer']._parameters['weight']` is `self.layer.weight`.
+"""Translates Dynamo's names: `L['self']._modules['layer']._parameters['weight']` becomes `self.layer.weight`.
 
-A module that `desugar.compile` got is called by a function of ours (`desugar.api.call_of`), so of its frame the names
-are `module`, and `args` and `kwargs` where its forward has other than plain parameters.
+A generated function (`desugar.api.call_of`) calls a module that was passed to `desugar.compile`. Dynamo compiles that
+function, so the module is `module` there; `args` and `kwargs` are its parameters if the forward's are not simple.
 """
 
 from __future__ import annotations
@@ -25,22 +25,24 @@ _MAIN = re.compile(r"G\['__import___main__'\]\.")
 _IMPORTED = re.compile(r"G\['__import_(\w+)'\]")
 _GLOBAL = re.compile(r"G\[(['\"])(\w+)\1\]")
 _ENTRY = re.compile(r"\.(?:__dict__|_modules|_parameters|_buffers)\['(?:([^\W\d]\w*)|(\d+))'\]")
-_CARRIER = re.compile(r"\._(\w+)_carrier\.size\(\)\[0\]")  # what holds a dynamic int of a declared class
+_CARRIER = re.compile(
+    r"\._(\w+)_carrier\.size\(\)\[0\]"
+)  # the tensor that carries a dynamic int of a declared class
 _OF_CLASS = re.compile(r"dict\((type\([^()]+\))\.__dict__\)\['(\w+)'\]")
 _EXTENT = re.compile(r"\.(size|stride)\(\)\[(\d+)\]")
 
 
 def readable(text: str, what: Any = None) -> str:
-    """An expression, or a guard, with Dynamo's names replaced by those of the user.
+    """Replaces Dynamo's names in an expression or a guard by the user's names.
 
     Args:
-        text: Dynamo's text; local variables may stand in it as `L['x']` or as `x`.
-        what: What the user compiled, if that is known.
+        text: Dynamo's text; it may name a local variable `L['x']` or `x`.
+        what: The function or module that the user compiled, if known.
     """
     text = _LOCAL.sub(r"\2", text)
     if isinstance(what, nn.Module):
         parameters = _parameters(what)
-        text = _CALL.sub(lambda found: _name_in_call(found, parameters), text)
+        text = _CALL.sub(lambda found: _name_in_forward(found, parameters), text)
     text = _MAIN.sub("", _BUILTIN.sub(r"\1", text))
     text = _IMPORTED.sub(lambda found: found[1].replace("_dot_", "."), text)
     text = _GLOBAL.sub(r"\2", text)
@@ -49,11 +51,11 @@ def readable(text: str, what: Any = None) -> str:
     return _EXTENT.sub(r".\1(\2)", _CARRIER.sub(r".\1", text))
 
 
-def _name_in_call(found: re.Match[str], parameters: list[inspect.Parameter]) -> str:
-    """A name in the frame that calls a module, as the module's forward has it."""
+def _name_in_forward(found: re.Match[str], parameters: list[inspect.Parameter]) -> str:
+    """Returns the name, in the module's forward, of a variable of the function that calls the module."""
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     if found[1]:
-        # A parameter of that name has it for itself.
+        # If the forward has a parameter named `module`, the generated function calls the module `module_<n>`.
         return (
             "self" if (found[2] is not None) == ("module" in plain and are_simple(parameters)) else found[0]
         )
@@ -69,12 +71,12 @@ def _name_in_call(found: re.Match[str], parameters: list[inspect.Parameter]) -> 
 def _parameters(module: nn.Module) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(module.forward).parameters.values())
-    except (TypeError, ValueError):  # a builtin tells nothing
+    except (TypeError, ValueError):  # a builtin without a signature
         return []
 
 
 def are_simple(parameters: Sequence[inspect.Parameter]) -> bool:
-    """Whether parameters are given by position or name, and have no defaults."""
+    """Returns whether all parameters are positional-or-keyword and have no defaults."""
     return all(p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty for p in parameters)
 
 
@@ -82,14 +84,18 @@ def are_simple(parameters: Sequence[inspect.Parameter]) -> bool:
 
 
 def leaf_names(graph: fx.GraphModule, what: Any = None) -> tuple[str, ...]:
-    """What the user calls each argument of a graph of Dynamo's; one that Dynamo does not name has the graph's name."""
+    """Returns the user's name for each argument of a Dynamo graph; the placeholder's name where Dynamo has none."""
     nodes = graph.graph.find_nodes(op="placeholder")
     names = private.source_names(graph)
     return tuple(readable(name, what) or node.name for node, name in zip(nodes, names, strict=True))
 
 
 def function_name(fn: Any, graph: fx.GraphModule | None = None) -> str:
-    """What to call what was compiled: the user's function or module, else the function that a graph was made from."""
+    """Returns a name for what was compiled.
+
+    It is the name of the user's function or module. For a graph, it is the function that the graph was captured from,
+    or "a graph" if its nodes have no stack trace.
+    """
     if isinstance(fn, fx.GraphModule) or fn is None:
         stacks = (stack_of_node(node) for node in graph.graph.nodes) if graph is not None else iter(())
         return next((stack[0].function for stack in stacks if stack), "a graph")

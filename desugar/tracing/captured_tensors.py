@@ -16,7 +16,7 @@ from desugar.frontend.inputs import Inputs, is_traced
 from desugar.frontend.storage_offsets import depends_on_offset
 from desugar.ir.pytree import flatten
 from desugar.ir.values import Plain, Same, Value, Wrapper, is_whole, wrap_value
-from desugar.recording.ops import notes_in_progress
+from desugar.recording.ops import current_op_recorder
 from desugar.tracing import unsupported
 from desugar.tracing.checkpointing import run_op
 from desugar.tracing.decompositions import match_eager_mode
@@ -46,12 +46,12 @@ class Capture(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if private.detect_infra_mode(private.ModeKey.FUNCTIONAL) is None:  # inside an op
             return func(*args, **(kwargs or {}))
-        kwargs, notes = kwargs or {}, notes_in_progress()
+        kwargs, recorder = kwargs or {}, current_op_recorder()
         if isinstance(func, private.HigherOrderOperator):
             unsupported.check_while_loop(func, args)
-        if notes is None:
+        if recorder is None:
             return self.call(func, args, kwargs)
-        return notes.call(self.call, func, args, kwargs)
+        return recorder.call(self.call, func, args, kwargs)
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls a torch function, with captured tensors replaced by inputs of the graph."""
@@ -87,7 +87,6 @@ class Capture(TorchFunctionMode):
                 input_leaf = build_input_leaf(value, self.inputs, self.items, self.arguments)
                 self.storages += [storages_of(item) for item in self.items[len(self.storages) :]]
             self.captured_leaves[id(leaf)] = input_leaf
-            self.inputs.stand_ins[id(input_leaf.leaf)] = leaf
         return self.captured_leaves[id(leaf)].leaf
 
     def replace_result(self, result: Any) -> Any:

@@ -233,7 +233,7 @@ class _ResultUnwrapper:
 
     def _new_slot(self, item: Any) -> int:
         """Adds an output slot for the new value of an input's tensor, even if the tensor has a slot already."""
-        slot = self.flat.again(item)
+        slot = self.flat.duplicate(item)
         self.new_slots.add(slot)
         return slot
 

@@ -40,7 +40,7 @@ from desugar.ir.values import (
     unwrap_value,
     wrap_value,
 )
-from desugar.recording.ops import noting, noting_backward
+from desugar.recording.ops import record_backward, record_ops
 from desugar.tracing import nonlinear_gradients, unsupported
 from desugar.tracing.captured_tensors import Capture, build_input_leaf, to_functional
 from desugar.tracing.effect_tokens import end_effects, start_effects
@@ -69,8 +69,6 @@ def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> 
     arguments, captured = input_leaves[: inputs.num_arguments], input_leaves[inputs.num_arguments :]
     capture = Capture(inputs, items, storages, arguments)
     capture.captured_leaves = {id(t): leaf for t, leaf in zip(inputs.captured, captured, strict=True)}
-    inputs.stand_ins.clear()
-    inputs.stand_ins.update({id(capture.captured_leaves[id(t)].leaf): t for t in inputs.captured})
     tokens = start_effects()
     with capture, unsupported.restored_grad_mode():
         result = capture.replace_result(call([leaf.leaf for leaf in arguments]))
@@ -160,7 +158,7 @@ def trace_graph(
         def joint(primals: list[Any], tangents: list[Tensor]) -> list[Any]:
             return recorder.joint(primals, tangents)
 
-        with noting():
+        with record_ops():
             graph = private.make_fx(joint, decomposition_table=dict(decompositions))(
                 inputs.primals(), list(tangent_items)
             )
@@ -224,7 +222,7 @@ class _Recorder:
                 instead="make parameters outside the function, where their gradients can be seen, or detach the result",
             )
         results = [leaves[number] for number, _ in self.tangents]
-        with noting_backward(results), nonlinear_gradients.record_backward_calls(results) as self.calls:
+        with record_backward(results), nonlinear_gradients.record_backward_calls(results) as self.calls:
             roots = [run.input_leaves[number].root for number in differentiable]
             gradients = torch.autograd.grad(results, roots, cotangents, allow_unused=True)
         flat, in_use = Flat(), {identity(item) for item in (*run.items, *items)}

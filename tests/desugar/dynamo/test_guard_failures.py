@@ -348,7 +348,7 @@ def test_a_function_that_breaks_says_it_for_each_part():
 def test_what_the_call_holds_is_not_kept():
     compiled = desugar.compile(twice, backend="eager")
     compiled(X)
-    assert compiled._calls._here.call is None
+    assert compiled._calls._thread.call is None
 
 
 class Odd:

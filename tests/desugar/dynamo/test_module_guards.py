@@ -40,7 +40,7 @@ class Net(nn.Module):
 
 def noted(compiled):
     """The guards that are noted by what they read, of the newest code."""
-    (newest, *_) = type(compiled)._desugar_calls._admitted
+    (newest, *_) = type(compiled)._desugar_calls._accepted
     return newest.module
 
 
@@ -236,8 +236,8 @@ def test_a_function_that_holds_a_module():
     compiled = desugar.compile(lambda x: net(x) * 2, backend="eager")
     for _ in range(2):
         torch.testing.assert_close(compiled(x), net(x) * 2)
-    (admitted,) = compiled._calls._admitted
-    assert admitted.module.module is net
+    (accepted,) = compiled._calls._accepted
+    assert accepted.module.module is net
     first, net = net, Net()
     torch.testing.assert_close(compiled(x), net(x) * 2)
     assert first is not net

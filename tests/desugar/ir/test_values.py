@@ -60,7 +60,7 @@ def test_the_same_tensor_has_one_slot_in_whatever_wrapper():
     values = [unwrap_value(leaf, flat) for leaf in (Pair(a, b), TwoTensor(b, a), a)]
     assert [list(slots_of(value)) for value in values] == [[0, 1], [1, 0], [0]]
     assert len(flat.items) == 2 and flat.items[0] is a and flat.items[1] is b
-    assert flat.again(a) == 2
+    assert flat.duplicate(a) == 2
 
 
 def test_absent_inner_tensors_and_metadata_stand_in_the_value():
@@ -95,7 +95,7 @@ def test_is_wrapper_and_requires_grad():
 
 
 def test_what_does_not_stand_on_its_own_is_not_built():
-    with pytest.raises(TypeError, match="stands on its own"):
+    with pytest.raises(TypeError, match="refers to no other leaf"):
         wrap_value(Same("input", 0), [])
 
 
