@@ -3,78 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import sys
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from desugar import _torch as private
-from desugar.explain.collect import collect_program, guards_of, merge_materialized
-from desugar.explain.cost import GRAPH, middle_cost
-from desugar.explain.guards import TakenGuards, describe_left_out
-from desugar.explain.records import Cost, Materialized, Program, Report
+from desugar.explain.collect import collect_program, merge_materialized
+from desugar.explain.cost import Meter, attach_meter
+from desugar.explain.guards import TakenGuards, describe_left_out, take_guards
+from desugar.explain.records import Materialized, Program, Report
 from desugar.recording.listeners import Recording, current, listen
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line, find_line
 from subclasses import strict_mode
 
 _SHORT = 1e-3  # seconds that are not worth a stage of their own
-_SAMPLES = 1000  # calls of one program whose times are kept
-
-# --------------------------------------------------------------------------------------------------- meters
-
-
-@dataclass(slots=True)
-class Meter:
-    """What the calls of one program took."""
-
-    calls: int = 0
-    whole: list[float] = field(default_factory=list)
-    graph: list[float] = field(default_factory=list)
-    last_graph: float = 0.0
-
-    @property
-    def cost(self) -> Cost | None:
-        """Medians, without the first call where there are others."""
-        whole, graph = (times[1:] or times for times in (self.whole, self.graph))
-        return middle_cost(whole, graph) if whole else None
-
-
-def attach_meter(program: Any) -> Meter:
-    """Counts and times the calls of a program from now on."""
-    meter, run, scope = Meter(), program.run, inspect.unwrap(program.run).__globals__
-    compiled = scope.get(GRAPH)
-
-    @functools.wraps(run)
-    def metered(*leaves: Any) -> Any:
-        meter.last_graph, start = 0.0, time.perf_counter()
-        result = run(*leaves)
-        meter.calls += 1
-        if len(meter.whole) < _SAMPLES:
-            meter.whole.append(time.perf_counter() - start)
-            meter.graph.append(meter.last_graph)
-        return result
-
-    def timed(items: list[Any]) -> Any:
-        start = time.perf_counter()
-        try:
-            return compiled(items)
-        finally:
-            meter.last_graph += time.perf_counter() - start
-
-    if compiled is not None:
-        scope[GRAPH] = timed
-    program.run = metered
-    return meter
-
 
 # ------------------------------------------------------------------------------------------------ collector
 
@@ -163,7 +113,7 @@ def _describe(recording: Recording) -> _Seen:
     """The record of a compilation; one that cannot be described is told of, for looking on must not end a script."""
     try:
         record = collect_program(recording)
-        return _Seen(record, None if record.error else guards_of(record, recording))
+        return _Seen(record, None if record.error else take_guards(recording, record))
     except Exception as error:  # noqa: BLE001 - whatever is wrong here is no error of the script
         what = f"it was compiled, and cannot be described: {type(error).__name__}: {error}"
         name = function_name(recording.fn, recording.graph)

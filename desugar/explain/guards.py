@@ -9,7 +9,7 @@ fail if somebody patches those.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +18,10 @@ from torch import fx
 
 from desugar import _torch as private
 from desugar.dynamo.guard_filter import is_proved
-from desugar.explain.records import Guard, Leaf, LeftOut, Place
+from desugar.explain.effects import with_inner
+from desugar.explain.records import Guard, Leaf, LeftOut, Place, Program
 from desugar.explain.text import count, leaf_text
-from desugar.ir.values import inner_names, is_wrapper
+from desugar.ir.values import is_wrapper
 from desugar.recording.listeners import Recording
 from desugar.recording.user_names import readable
 from desugar.user_code import is_users_file
@@ -126,32 +127,18 @@ def _place(guard: Any) -> Place | None:
 
 
 # What Dynamo writes -> what it means.
-_CODES: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
-    (
-        re.compile(r"___check_type_id\((.+), \d+\), type=<class '(?:.*\.)?(.+?)'>$"),
-        lambda found: f"type({found[1]}) is {found[2]}",
-    ),
-    (
-        re.compile(r"___check_obj_id\((.+), \d+\), type=<class 'NoneType'>$"),
-        lambda found: f"{found[1]} is None",
-    ),
-    (
-        re.compile(r"___check_obj_id\((.+?)(?:\.__code__)?, \d+\), type=<class '(?:.*\.)?(.+?)'>$"),
-        lambda found: f"{found[1]} is the same {'function' if found[2] == 'code' else found[2]}",
-    ),
-    (re.compile(r"list\(dict\.keys\((.+)\)\) == (.+)$"), lambda found: f"[*{found[1]}] == {found[2]}"),
-    (
-        re.compile(r"(.+)\.__tensor_flatten__\(\)\[0\] == (.+)$"),
-        lambda found: f"the inner tensors of {found[1]} are {found[2]}",
-    ),
-    (
-        re.compile(r"(not )?___dict_contains\((.+?), (.+)\)$"),
-        lambda found: f"{found[2]} {found[1] or ''}in {found[3]}",
-    ),
-    (
-        re.compile(r"(not )?\w+\.__contains__\((.+), (.+)\)$"),
-        lambda found: f"{found[3]} {found[1] or ''}in {found[2]}",
-    ),
+_CODES = [
+    (re.compile(pattern), meaning)
+    for pattern, meaning in {
+        r"^___check_type_id\((.+), \d+\), type=<class '(?:.*\.)?(.+?)'>$": r"type(\1) is \2",
+        r"^___check_obj_id\((.+), \d+\), type=<class 'NoneType'>$": r"\1 is None",
+        r"^___check_obj_id\((.+?)(?:\.__code__)?, \d+\), type=<class 'code'>$": r"\1 is the same function",
+        r"^___check_obj_id\((.+?)(?:\.__code__)?, \d+\), type=<class '(?:.*\.)?(.+?)'>$": r"\1 is the same \2",
+        r"^list\(dict\.keys\((.+)\)\) == (.+)$": r"[*\1] == \2",
+        r"^(.+)\.__tensor_flatten__\(\)\[0\] == (.+)$": r"the inner tensors of \1 are \2",
+        r"^(not )?___dict_contains\((.+?), (.+)\)$": r"\2 \1in \3",
+        r"^(not )?\w+\.__contains__\((.+), (.+)\)$": r"\3 \1in \2",
+    }.items()
 ]
 
 
@@ -164,20 +151,17 @@ def _metadata(name: str, leaf: Leaf | None) -> Iterator[str]:
 
 
 def _in_words(code: str, what: Any) -> str:
-    for pattern, describe in _CODES:
-        if (found := pattern.match(code)) is not None:
-            code = describe(found)
-            break
-    return readable(code, what)
+    """What a guard checks, in the user's names."""
+    found = ((pattern.match(code), meaning) for pattern, meaning in _CODES)
+    return readable(next((match.expand(meaning) for match, meaning in found if match), code), what)
 
 
-def take_guards(recording: Recording, leaves: Iterable[Leaf], files: Iterable[str]) -> TakenGuards:
+def take_guards(recording: Recording, record: Program) -> TakenGuards:
     """The guards of a compilation that has just ended, without those that `desugar.compile` leaves out.
 
     Args:
         recording: The compilation, with its arguments still there.
-        leaves: The records of the arguments.
-        files: Files of the user's lines.
+        record: Its record.
     """
     context = private.CompileContext.try_get()
     sizes = [str(guard.expr) for guard in recording.inputs.fakes.env.guards]
@@ -189,19 +173,16 @@ def take_guards(recording: Recording, leaves: Iterable[Leaf], files: Iterable[st
         for guard in recording.guards
         if not is_proved(SimpleNamespace(guard_type=guard.create_fn_name(), name=guard.name), wrappers)
     )
-    by_name = {name: leaf for one in leaves for name, leaf in _with_inner(one.name, one)}
-    return TakenGuards(recording.fn, kept, sizes, by_name, tuple(dict.fromkeys(files)))
+    leaves = {
+        name: leaf for one in (*record.inputs, *record.captured) for name, leaf in _with_inner(one.name, one)
+    }
+    return TakenGuards(recording.fn, kept, sizes, leaves, tuple(source.file for source in record.sources))
 
 
 def _wrappers(recording: Recording) -> dict[str, Any]:
     """The wrappers among the arguments and inside of them, by Dynamo's names."""
-    found: dict[str, Any] = {}
-    waiting = list(zip(private.source_names(recording.graph), recording.args, strict=True))
-    for name, leaf in waiting:  # which grows
-        if is_wrapper(leaf):
-            found[name] = leaf
-            waiting += [(f"{name}.{field}", getattr(leaf, field)) for field in inner_names(leaf)[0]]
-    return found
+    named = zip(private.source_names(recording.graph), recording.args, strict=True)
+    return {name: leaf for name, leaf in with_inner(list(named)) if is_wrapper(leaf)}
 
 
 def _with_inner(name: str, leaf: Leaf) -> Iterator[tuple[str, Leaf]]:
