@@ -14,7 +14,7 @@ from torch import Tensor
 from subclasses._torch import op_infos
 from subclasses.testing.compare import check_stands_for, leaves
 from subclasses.testing.errors import Attempt, Broken, Skipped, first_three, problem, shown
-from subclasses.testing.property import Case, promise
+from subclasses.testing.property import promise
 from subclasses.testing.subject import Options, Subject, undisturbed
 
 Verdict = Literal["right", "refused", "wrong"]
@@ -81,27 +81,27 @@ def run_sweep(s: Subject, ops: Collection[str] | str, samples: int = 1) -> Verdi
 def _judge(s: Subject, entry: Any, dtype: torch.dtype, samples: int) -> tuple[Verdict, str] | None:
     """The verdict on one op; None where the reference takes no sample."""
     verdict = None
-    for case, values in itertools.islice(_cases(s, entry, dtype), samples):
+    for run, values in itertools.islice(_samples(s, entry, dtype), samples):
         plain = list(zip(*map(s.reference, values), strict=True))
         expected: list[Any] = []
         with Attempt() as attempt, torch.no_grad():
-            expected = [case.run(inputs) for inputs in plain]
+            expected = [run(inputs) for inputs in plain]
         if attempt.error is not None:
             continue
         with Attempt() as attempt, torch.no_grad():
-            check_stands_for(s, case.name, case.run(values), expected)
+            check_stands_for(s, entry.name, run(values), expected)
         error = attempt.error
         if error is None:
             verdict = verdict or ("right", "")
-        elif s.refuses(case.name, error):
+        elif s.refuses(entry.name, error):
             verdict = ("refused", s.refused[-1])
         else:
-            return "wrong", problem(case.name, error)
+            return "wrong", problem(entry.name, error)
     return verdict
 
 
-def _cases(s: Subject, entry: Any, dtype: torch.dtype) -> Iterator[tuple[Case, list[Any]]]:
-    """Each sample as a case that takes the tensors of its input, and these tensors as values of the class."""
+def _samples(s: Subject, entry: Any, dtype: torch.dtype) -> Iterator[tuple[Callable[[Any], Any], list[Any]]]:
+    """Each sample as a function of the tensors of its input, and these tensors as values of the class."""
     wrap: Any = s.options.get("wrap")
     torch.manual_seed(0)
     with Attempt():
@@ -112,7 +112,7 @@ def _cases(s: Subject, entry: Any, dtype: torch.dtype) -> Iterator[tuple[Case, l
                 with Attempt() as attempt:
                     values = [wrap(t.detach()) for t in inputs]
                 if attempt.error is None:
-                    yield Case(entry.name, functools.partial(_call, entry, sample)), values
+                    yield functools.partial(_call, entry, sample), values
 
 
 def _call(entry: Any, sample: Any, inputs: Sequence[Any]) -> Any:

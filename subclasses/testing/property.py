@@ -59,17 +59,20 @@ def promise(
 def run_cases(s: Subject, cases: Iterable[Case], check: Callable[[Subject, Case], None]) -> None:
     """Checks each case, and raises one error for all cases that fail; clean refusals are noted."""
     problems: list[tuple[str, Exception]] = []
+    skipped = None
     for case in cases:
         with Attempt() as attempt:
             check(s, case)
         error = attempt.error
         if isinstance(error, Skipped):
-            raise error
-        if error is not None and not s.refuses(case.name, error):
+            skipped = error
+        elif error is not None and not s.refuses(case.name, error):
             problems.append((problem(case.name, error), error))
     if problems:
         texts, errors = zip(*problems, strict=True)
         raise Broken(first_three(texts, "calls"), getattr(errors[0], "mend", None)) from errors[0]
+    if skipped is not None:
+        raise skipped
 
 
 # ---- outcomes ----------------------------------------------------------------------------------------------

@@ -18,8 +18,6 @@ from subclasses.testing.properties.nesting import Nest
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Compile, Factory, Subject
 
-Run = Callable[[], Any]
-
 
 def _together(cases: Sequence[Case]) -> Callable[[Any], Any]:
     """One function that runs all cases, so that they compile together."""
@@ -223,21 +221,14 @@ def dynamic_shapes(s: Subject) -> None:
     factories = [s.factory, *s.options.get("sizes", ())]
     if len(factories) < 3:
         raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
-    _check_in_turn(
-        s,
-        [(f"size number {i}", factory) for i, factory in enumerate(factories)],
-        lambda i, path, run: _no_new_program(path)(run) if i >= 2 else run,
-    )
+    calls = [(f"size number {i}", factory) for i, factory in enumerate(factories)]
+    _check_in_turn(s, calls, compiles=2)
 
 
-def _check_in_turn(
-    s: Subject,
-    calls: Sequence[tuple[str, Factory]],
-    wrap: Callable[[int, str, Run], Run] = lambda i, path, run: run,
-) -> None:
+def _check_in_turn(s: Subject, calls: Sequence[tuple[str, Factory]], compiles: int | None = None) -> None:
     """Compares calls of one compiled function, each on a value of its own factory, with eager mode.
 
-    ``wrap`` wraps a call, by its number and the name of the compiler.
+    With ``compiles``, only so many of the calls may compile a program.
     """
     makes = [partial(s.make, factory) for _, factory in calls]
     cases = [c for c in accepted(s) if succeeds(lambda c=c: [c.run(make()) for make in makes])]
@@ -245,7 +236,9 @@ def _check_in_turn(
     for path, compile in compilers(s):
         compiled = compile(function)
         for i, (what, _) in enumerate(calls):
-            run = wrap(i, path, lambda make=makes[i], compiled=compiled: compiled(make()))
+            run = lambda make=makes[i], compiled=compiled: compiled(make())  # noqa: E731
+            if compiles is not None and i >= compiles:
+                run = _no_new_program(path)(run)
             against_eager(s, f"{what} under {path}", run, function(makes[i]()))
 
 
