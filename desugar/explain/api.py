@@ -57,11 +57,11 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Tells what becomes of one call: what is traced, what each line turns into, what is checked and what it costs.
+    """Explains one call: the traced ops, the plain ops of each line, the guards, the wrapper and the cost.
 
-    The function is captured as by `desugar.trace`, whole and anew each time, and not run. What `desugar.compile`
-    returned is explained with its own backend; anything else runs its plain graphs as they are. To measure what a
-    call costs, the compiled program is run on what the graph takes of this call, unless it would write to that.
+    The function is captured as by `desugar.trace`, whole and anew each time, and not run. The result of
+    `desugar.compile` is explained with its own backend; any other function runs its plain graphs as they are. To
+    measure the cost of a call, the compiled program is run on the arguments of the graph, unless it writes to them.
 
     Args:
         fn: A function or module, or what `desugar.compile` made of one.
@@ -81,7 +81,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
 
 
 def _backend_of(calls: Calls) -> Backend:
-    """What compiles the graphs of what `desugar.compile` returned."""
+    """The backend of a function that `desugar.compile` returned."""
     given = calls.backend.kwargs
     options = {name: option for name, option in given.get("options", {}).items() if name != "strict"}
     return choose_backend(options.pop("backend", "inductor"), given.get("mode"), options)

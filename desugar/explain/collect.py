@@ -1,4 +1,4 @@
-"""From a compilation to its record."""
+"""Makes the record of one compilation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from desugar.user_code import Line
 
 
 def collect_program(recording: Recording, backend: str = "") -> Program:
-    """The record of a compilation that has just ended; what comes after that (guards, calls, costs) is not in it.
+    """The record of a compilation that has just ended, without guards, calls and costs, which come later.
 
     Args:
         recording: The compilation, with its inputs still there.
-        backend: The name of what compiled the graphs.
+        backend: The name of the backend that compiled the graphs.
     """
     stages: Counter[str] = Counter()
     for stage, seconds in recording.stages:  # a stage may have run again

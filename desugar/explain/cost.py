@@ -1,4 +1,4 @@
-"""What calls of a program cost: measured in turns with the graph alone, or metered where the user calls it."""
+"""The cost of calls of a program: measured in turns with the graph alone, or metered in the user's calls."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _take_turns(call: Callable[[], Any], graph: Callable[[], Any], items: list[A
 
 
 def _middle_cost(whole: Sequence[float], graph: Sequence[float]) -> Cost:
-    """What a call and its wrapper take in the middle.
+    """The median cost of a call and of its wrapper.
 
     The wrapper's part is the median of the differences, call by call: the difference of two medians would be that
     of two calls, which differ by more than a wrapper where the machine is busy or sizes vary.
@@ -97,7 +97,7 @@ def _middle_cost(whole: Sequence[float], graph: Sequence[float]) -> Cost:
 
 @dataclass(slots=True)
 class Meter:
-    """What the calls of one program took."""
+    """Seconds of the calls of one program, and of the graph in each."""
 
     calls: int = 0
     whole: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Graphs as Python that runs by itself, and the user's functions beside them."""
+"""Graphs as Python functions that run by themselves, the outer ops, and the user's functions."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _shown(node: fx.Node) -> str:
 
 
 def describe_ops(ops: Sequence[Op], joint: fx.GraphModule) -> tuple[OuterOp, ...]:
-    """The ops that the function ran with the plain ops that each became; those that left no trace are dropped."""
+    """The ops that the function ran, each with its plain ops; ops without any are dropped."""
     plain: dict[tuple[int, bool], list[str]] = {}
     for node in joint.graph.nodes:
         if OP in node.meta and node.op == "call_function":

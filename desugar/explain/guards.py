@@ -1,9 +1,8 @@
-"""What a call has to meet: Dynamo's guards in the user's names; and which checks the wrapper does without.
+"""Dynamo's guards in the user's names, and the checks that a wrapper skips.
 
-What a guard checks is known once Dynamo has built the guards of a frame, which is after the backend's turn. So the
-guards are taken when a compilation ends, and described later. Guards on what Python and PyTorch are made of (a builtin
-is the same one, a module's `_parameters` is a dict, an object has no method of its own) are counted together: they
-fail if somebody patches those.
+Dynamo builds the guards of a frame after the backend has returned. So they are collected when a compilation ends, and
+described later. Guards on the internals of Python and PyTorch (a builtin is the same one, a module's `_parameters` is a
+dict, an object has no method of its own) are counted together: they fail only if somebody patches those.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from desugar.user_code import is_users_file
 
 @dataclass(frozen=True, slots=True)
 class TakenGuards:
-    """The guards of one compilation, to be described once Dynamo has built them.
+    """The guards of one compilation; Dynamo fills them in after the compilation has ended.
 
     Attributes:
         what: What the user compiled.
-        guards: Dynamo's own records; none where a call is compared with an earlier one in Python.
+        guards: Dynamo's own records; empty for a program that Dynamo does not guard.
         sizes: Conditions on sizes as Dynamo writes them, each with the user's line; filled when guards are built.
         leaves: The records of arguments and inner tensors, by the user's names.
         files: Files of the user's lines.
@@ -87,7 +86,7 @@ class TakenGuards:
             yield from (_in_words(code, self.what) for code in guard.code_list or ())
 
     def _place_of_size(self, text: str) -> Place | None:
-        """The user's line that asked about a size; Dynamo leaves out the beginning of the file's name."""
+        """The user's line that asked about a size; Dynamo shortens the file name from the left."""
         found = _SIZE_LINE.search(text)
         if found is None or "0/1 specialization" in text:  # which is on the first line that uses the size
             return None
@@ -126,7 +125,7 @@ def _place(guard: Any) -> Place | None:
     return Place(frames[-1].filename, frames[-1].lineno or 0, (frames[-1].line or "").strip())
 
 
-# What Dynamo writes -> what it means.
+# Dynamo's text of a guard -> its meaning.
 _CODES = [
     (re.compile(pattern), meaning)
     for pattern, meaning in {
@@ -151,13 +150,13 @@ def _metadata(name: str, leaf: Leaf | None) -> Iterator[str]:
 
 
 def _in_words(code: str, what: Any) -> str:
-    """What a guard checks, in the user's names."""
+    """The meaning of a guard, in the user's names."""
     found = ((pattern.match(code), meaning) for pattern, meaning in _CODES)
     return readable(next((match.expand(meaning) for match, meaning in found if match), code), what)
 
 
 def take_guards(recording: Recording, record: Program) -> TakenGuards:
-    """The guards of a compilation that has just ended, without those that `desugar.compile` leaves out.
+    """The guards of a compilation that has just ended, without those that `desugar.compile` filters out.
 
     Args:
         recording: The compilation, with its arguments still there.
@@ -197,7 +196,7 @@ _LEFT_OUT = re.compile(r"^\s*# left out: (.*?): (.*)$")
 
 
 def describe_left_out(text: str) -> Iterator[LeftOut]:
-    """The comments about checks that are not there."""
+    """The comments about skipped checks."""
     for number, line in enumerate(text.splitlines()):
         if found := _LEFT_OUT.match(line):
             yield LeftOut(number, found[1], found[2])

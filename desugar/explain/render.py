@@ -1,4 +1,4 @@
-"""An explanation or report for people: as one page, or in a terminal."""
+"""Renders an explanation in a terminal, and a report as one HTML page."""
 
 from __future__ import annotations
 
