@@ -68,7 +68,7 @@ def test_the_commands_of_the_first_page_run(tmp_path):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_that_a_page_shows_exist(page):
     makefile, project = ((ROOT / name).read_text() for name in ("Makefile", "pyproject.toml"))
-    words = (ROOT / "desugar" / "explain" / "cli.py").read_text()
+    words = (ROOT / "desugar" / "cli" / "commands.py").read_text()
     for command in commands(page):
         match command:
             case ["make", target, *_]:
