@@ -25,7 +25,7 @@ from desugar.cli.script import run_script, show_error
 from desugar.cli.targets import TargetError, find_arguments, find_factory, find_target
 from desugar.errors import DesugarError
 from desugar.explain.api import explain as explain_function
-from desugar.explain.page import render_page
+from desugar.explain.render import render_page
 from desugar.explain.text import duration, render_report_text
 from desugar.ir.values import is_wrapper
 from desugar.user_code import is_library_file

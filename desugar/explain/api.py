@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from desugar import program as desugar_program
 from desugar.api import calls_of, capture
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.entry import Calls
-from desugar.explain.collect import collect_program, guards_of
+from desugar.explain.collect import collect_program
 from desugar.explain.cost import measure_cost
-from desugar.explain.guards import TakenGuards
+from desugar.explain.guards import TakenGuards, take_guards
 from desugar.explain.records import Cost, Program, Report
-from desugar.ir.outputs import Outputs
 from desugar.recording.listeners import Recording, listen, resumed
 
 
@@ -42,14 +41,14 @@ class Explanation:
 
     def to_html(self, path: str | Path) -> Path:
         """Writes one page that needs nothing else and no network; returns its path."""
-        from desugar.explain.page import render_page
+        from desugar.explain.render import render_page
 
         target = Path(path)
         target.write_text(render_page(Report(self.program.name, (self.program,))), encoding="utf-8")
         return target
 
     def __str__(self) -> str:
-        from desugar.explain.terminal import render
+        from desugar.explain.render import render
 
         return render(self.program)
 
@@ -58,11 +57,11 @@ class Explanation:
 
 
 def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Tells what becomes of one call: what is traced, what each line turns into, what is checked and what it costs.
+    """Explains one call: the traced ops, the plain ops of each line, the guards, the wrapper and the cost.
 
-    The function is captured as by `desugar.trace`, whole and anew each time, and not run. What `desugar.compile`
-    returned is explained with its own backend; anything else runs its plain graphs as they are. To measure what a
-    call costs, the compiled program is run on what the graph takes of this call, unless it would write to that.
+    The function is captured as by `desugar.trace`, whole and anew each time, and not run. The result of
+    `desugar.compile` is explained with its own backend; any other function runs its plain graphs as they are. To
+    measure the cost of a call, the compiled program is run on the arguments of the graph, unless it writes to them.
 
     Args:
         fn: A function or module, or what `desugar.compile` made of one.
@@ -82,7 +81,7 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
 
 
 def _backend_of(calls: Calls) -> Backend:
-    """What compiles the graphs of what `desugar.compile` returned."""
+    """The backend of a function that `desugar.compile` returned."""
     given = calls.backend.kwargs
     options = {name: option for name, option in given.get("options", {}).items() if name != "strict"}
     return choose_backend(options.pop("backend", "inductor"), given.get("mode"), options)
@@ -92,43 +91,26 @@ def _explain(
     fn: Any, backend: Backend, dynamic: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Program:
     """The record of one call, compiled for the purpose."""
-    found: list[_Explained] = []
+    found: list[tuple[Program, TakenGuards, Callable[[], Cost | str]]] = []
     thread = threading.get_ident()
 
     def note(recording: Recording) -> None:
-        if recording.program is not None and threading.get_ident() == thread and not found:
-            found.append(_Explained.of(recording, backend))
-
-    with listen(note):
-        capture(fn, args, kwargs, backend, reason="to be explained", dynamic=dynamic)
-    return found[0].finish()
-
-
-@dataclass(frozen=True, slots=True)
-class _Explained:
-    """What is known when a compilation ends; Dynamo builds its guards afterwards, and nothing has been run."""
-
-    record: Program
-    guards: TakenGuards
-    program: desugar_program.Program
-    outputs: Outputs
-    leaves: tuple[Any, ...]
-
-    @staticmethod
-    def of(recording: Recording, backend: Backend) -> _Explained:
-        """Describes a compilation, with the backward for all gradients."""
-        program, outputs = recording.program, recording.traced.outputs
-        if program.variants is not None:
+        program = recording.program
+        if program is None or threading.get_ident() != thread or found:
+            return
+        if program.variants is not None:  # the backward for all gradients
             with resumed(recording):
                 program.variants.table[(True,) * len(program.variants.traced.tangents)]
         record = collect_program(recording, backend.name)
-        return _Explained(record, guards_of(record, recording), program, outputs, recording.args)
+        measure = partial(measure_cost, program, recording.traced.outputs, recording.args)
+        found.append((record, take_guards(recording, record), measure))
 
-    def finish(self) -> Program:
-        """The record with guards and cost."""
-        cost = measure_cost(self.program, self.outputs, self.leaves)
-        measured = {"cost": cost} if isinstance(cost, Cost) else {"no_cost": cost}
-        return replace(self.record, guards=self.guards.describe(), **measured)
+    with listen(note):
+        capture(fn, args, kwargs, backend, reason="to be explained", dynamic=dynamic)
+    record, guards, measure = found[0]
+    cost = measure()
+    measured = {"cost": cost} if isinstance(cost, Cost) else {"no_cost": cost}
+    return replace(record, guards=guards.describe(), **measured)
 
 
 __all__ = ["Explanation", "explain"]

@@ -1,80 +1,30 @@
-"""Collects every program that is compiled while something else runs, and what its calls cost."""
+"""Collects every program that is compiled while other code runs, and the cost of its calls."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import sys
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from desugar import _torch as private
-from desugar.explain.collect import collect_program, guards_of, merge_materialized
-from desugar.explain.cost import GRAPH, middle_cost
-from desugar.explain.guards import TakenGuards, describe_left_out
-from desugar.explain.records import Cost, Materialized, Program, Report
+from desugar.explain.collect import collect_program, merge_materialized
+from desugar.explain.cost import Meter, attach_meter
+from desugar.explain.guards import TakenGuards, describe_left_out, take_guards
+from desugar.explain.records import Materialized, Program, Report
 from desugar.recording.listeners import Recording, current, listen
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line, find_line
 from subclasses import strict_mode
 
-_SHORT = 1e-3  # seconds that are not worth a stage of their own
-_SAMPLES = 1000  # calls of one program whose times are kept
-
-# --------------------------------------------------------------------------------------------------- meters
-
-
-@dataclass(slots=True)
-class Meter:
-    """What the calls of one program took."""
-
-    calls: int = 0
-    whole: list[float] = field(default_factory=list)
-    graph: list[float] = field(default_factory=list)
-    last_graph: float = 0.0
-
-    @property
-    def cost(self) -> Cost | None:
-        """Medians, without the first call where there are others."""
-        whole, graph = (times[1:] or times for times in (self.whole, self.graph))
-        return middle_cost(whole, graph) if whole else None
-
-
-def attach_meter(program: Any) -> Meter:
-    """Counts and times the calls of a program from now on."""
-    meter, run, scope = Meter(), program.run, inspect.unwrap(program.run).__globals__
-    compiled = scope.get(GRAPH)
-
-    @functools.wraps(run)
-    def metered(*leaves: Any) -> Any:
-        meter.last_graph, start = 0.0, time.perf_counter()
-        result = run(*leaves)
-        meter.calls += 1
-        if len(meter.whole) < _SAMPLES:
-            meter.whole.append(time.perf_counter() - start)
-            meter.graph.append(meter.last_graph)
-        return result
-
-    def timed(items: list[Any]) -> Any:
-        start = time.perf_counter()
-        try:
-            return compiled(items)
-        finally:
-            meter.last_graph += time.perf_counter() - start
-
-    if compiled is not None:
-        scope[GRAPH] = timed
-    program.run = metered
-    return meter
-
+_SHORT = 1e-3  # seconds; a late stage that took less is not listed
 
 # ------------------------------------------------------------------------------------------------ collector
 
@@ -87,32 +37,28 @@ class _Seen:
     meter: Meter | None = None
 
     def finish(self) -> Program:
-        """The record with what came after the compilation: guards, backwards, calls, costs."""
+        """The record, completed by guards, backwards, calls and costs, which come after the compilation."""
         if self.meter is None:
             return self.record
-        cost = self.meter.cost
-        counted = replace(
-            self.record,
-            guards=() if self.guards is None else self.guards.describe(),
-            calls=self.meter.calls,
-            cost=cost,
-            no_cost="" if cost else "it was not called",
-        )
-        program = self.program()
-        if program is None:  # collected by now
-            return counted
-        late = program.variants.late_seconds if program.variants is not None else 0.0
-        return replace(
-            counted,
-            seconds=counted.seconds + late,
-            stages=counted.stages + ((("compile backward, late", late),) if late > _SHORT else ()),
-            wrapper=program.source,
-            left_out=tuple(describe_left_out(program.source)),
-        )
+        cost, program = self.meter.cost, self.program()
+        found: dict[str, Any] = {
+            "guards": () if self.guards is None else self.guards.describe(),
+            "calls": self.meter.calls,
+            "cost": cost,
+            "no_cost": "" if cost else "it was not called",
+        }
+        if program is not None:  # otherwise it was collected by now
+            late = program.variants.late_seconds if program.variants is not None else 0.0
+            if late > _SHORT:
+                found["stages"] = (*self.record.stages, ("compile backward, late", late))
+            found["seconds"] = self.record.seconds + late
+            found["wrapper"] = program.source
+            found["left_out"] = tuple(describe_left_out(program.source))
+        return replace(self.record, **found)
 
 
 class Collector:
-    """Listens while it is entered; `report` is what it heard."""
+    """Records compilations and materializing fallbacks inside `collecting`; `report` returns them."""
 
     def __init__(self) -> None:
         self._seen: list[_Seen] = []
@@ -160,17 +106,17 @@ class Collector:
 
 
 def _describe(recording: Recording) -> _Seen:
-    """The record of a compilation; one that cannot be described is told of, for looking on must not end a script."""
+    """The record of a compilation. An error here becomes the record's error: it must not end the user's script."""
     try:
         record = collect_program(recording)
-        return _Seen(record, None if record.error else guards_of(record, recording))
-    except Exception as error:  # noqa: BLE001 - whatever is wrong here is no error of the script
+        return _Seen(record, None if record.error else take_guards(recording, record))
+    except Exception as error:  # noqa: BLE001 - not an error of the script
         what = f"it was compiled, and cannot be described: {type(error).__name__}: {error}"
         name = function_name(recording.fn, recording.graph)
         return _Seen(Program(name, recording.reason, "", recording.seconds, error=what))
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """What it ran on."""
+    """The versions of Python and PyTorch, and the device."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     return (("Python", sys.version.split()[0]), ("PyTorch", torch.__version__), ("device", device))

@@ -1,11 +1,13 @@
-"""What a call costs besides its graph, measured: whole calls and the graph alone take turns."""
+"""The cost of calls of a program: measured in turns with the graph alone, or metered in the user's calls."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,9 +18,10 @@ from desugar.frontend.fakes import hint
 from desugar.ir.outputs import Outputs
 from desugar.program import Program
 
-GRAPH = "compiled_graph"  # what the generated text calls the forward or inference graph
+_GRAPH = "compiled_graph"  # the name of the forward or inference graph in generated text
 
 _SECONDS, _LEAST, _MOST = 0.2, 5, 2000
+_SAMPLES = 1000  # calls of one program whose times a meter stores
 
 
 def measure_cost(program: Program, outputs: Outputs, given: Sequence[Any]) -> Cost | str:
@@ -30,9 +33,9 @@ def measure_cost(program: Program, outputs: Outputs, given: Sequence[Any]) -> Co
     scope = inspect.unwrap(run).__globals__
     if outputs.has_effects:
         return "it writes to its arguments, and a measurement calls it many times"
-    if GRAPH not in scope:
+    if _GRAPH not in scope:
         return "it calls no graph"
-    compiled, taken = scope[GRAPH], []
+    compiled, taken = scope[_GRAPH], []
     leaves = [hint(leaf) if isinstance(leaf, SymInt) else leaf for leaf in given]
 
     def take(items: list[Any]) -> Any:
@@ -41,17 +44,17 @@ def measure_cost(program: Program, outputs: Outputs, given: Sequence[Any]) -> Co
 
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        scope[GRAPH] = take
+        scope[_GRAPH] = take
         try:
             run(*leaves)
         finally:
-            scope[GRAPH] = compiled
+            scope[_GRAPH] = compiled
         if not taken:
             return "it calls no graph"
         return _take_turns(lambda: run(*leaves), _graph_alone(compiled, taken[0], program), taken[0])
 
 
-def _graph_alone(compiled: Any, items: list[Any], program: Any) -> Callable[[], Any]:
+def _graph_alone(compiled: Any, items: list[Any], program: Program) -> Callable[[], Any]:
     if program.variants is None:
         return lambda: compiled(list(items))
 
@@ -75,11 +78,11 @@ def _take_turns(call: Callable[[], Any], graph: Callable[[], Any], items: list[A
             start = time.perf_counter()
             run()
             spent.append(time.perf_counter() - start)
-    return middle_cost(*times)
+    return _middle_cost(*times)
 
 
-def middle_cost(whole: Sequence[float], graph: Sequence[float]) -> Cost:
-    """What a call and its wrapper take in the middle.
+def _middle_cost(whole: Sequence[float], graph: Sequence[float]) -> Cost:
+    """The median cost of a call and of its wrapper.
 
     The wrapper's part is the median of the differences, call by call: the difference of two medians would be that
     of two calls, which differ by more than a wrapper where the machine is busy or sizes vary.
@@ -87,3 +90,50 @@ def middle_cost(whole: Sequence[float], graph: Sequence[float]) -> Cost:
     call = statistics.median(whole)
     wrapper = statistics.median(one - inside for one, inside in zip(whole, graph, strict=True))
     return Cost(call, min(max(call - wrapper, 0.0), call), len(whole))
+
+
+# ---------------------------------------------------------------------------------------------------- metering
+
+
+@dataclass(slots=True)
+class Meter:
+    """Seconds of the calls of one program, and of the graph in each."""
+
+    calls: int = 0
+    whole: list[float] = field(default_factory=list)
+    graph: list[float] = field(default_factory=list)
+    last_graph: float = 0.0
+
+    @property
+    def cost(self) -> Cost | None:
+        """Medians, without the first call where there are others."""
+        whole, graph = (times[1:] or times for times in (self.whole, self.graph))
+        return _middle_cost(whole, graph) if whole else None
+
+
+def attach_meter(program: Any) -> Meter:
+    """Counts and times the calls of a program from now on."""
+    meter, run, scope = Meter(), program.run, inspect.unwrap(program.run).__globals__
+    compiled = scope.get(_GRAPH)
+
+    @functools.wraps(run)
+    def metered(*leaves: Any) -> Any:
+        meter.last_graph, start = 0.0, time.perf_counter()
+        result = run(*leaves)
+        meter.calls += 1
+        if len(meter.whole) < _SAMPLES:
+            meter.whole.append(time.perf_counter() - start)
+            meter.graph.append(meter.last_graph)
+        return result
+
+    def timed(items: list[Any]) -> Any:
+        start = time.perf_counter()
+        try:
+            return compiled(items)
+        finally:
+            meter.last_graph += time.perf_counter() - start
+
+    if compiled is not None:
+        scope[_GRAPH] = timed
+    program.run = metered
+    return meter

@@ -1,122 +1,101 @@
-"""Aliasing and mutation as sentences, and what is saved for the backward."""
+"""Aliasing and mutation as sentences, and the tensors that are saved for the backward."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from desugar.explain.leaves import extent_text
+from desugar.explain.leaves import dtype_text, extent_text
+from desugar.explain.names import Names
 from desugar.explain.records import Saved
 from desugar.frontend.fakes import hint
-from desugar.frontend.inputs import Inputs
-from desugar.ir.outputs import Outputs
 from desugar.ir.stages import FromForward, FromInput
 from desugar.ir.values import Same, Value, View, inner_names, is_wrapper, paths_of
-
-NameLeaf = Callable[[str, int], str]
 
 # ---------------------------------------------------------------------------------------------------- aliasing
 
 
-def describe_shared(leaves: Sequence[Any], leaf_name: NameLeaf) -> Iterator[str]:
-    """Which inner tensors of the arguments are one tensor in the call that was compiled."""
-    places: dict[int, list[str]] = {}
-    waiting = [(leaf_name("input", number), leaf) for number, leaf in enumerate(leaves)]
+def with_inner(named: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Named live leaves, then the inner tensors of those that are wrappers, level by level."""
+    waiting = list(named)
     for name, leaf in waiting:  # which grows
+        yield name, leaf
         if is_wrapper(leaf):
             waiting += [(f"{name}.{field}", getattr(leaf, field)) for field in inner_names(leaf)[0]]
-        elif isinstance(leaf, Tensor):
-            places.setdefault(id(leaf), []).append(name)
-    for names in places.values():
-        if len(names) > 1:
-            yield f"{' and '.join(names)} are one tensor in this call"
 
 
-def describe_aliasing(inputs: Inputs, outputs: Outputs, leaf_name: NameLeaf) -> Iterator[str]:
-    """Which tensors share memory: among the inputs, and between inputs and results."""
+def describe_aliasing(names: Names, leaves: Sequence[Any]) -> Iterator[str]:
+    """Which tensors share memory: in the call that was compiled, among the inputs, between inputs and results."""
     places: dict[int, list[str]] = {}
-    for number, value in enumerate(inputs.values):
+    for name, leaf in with_inner([(names.of("input", n), leaf) for n, leaf in enumerate(leaves)]):
+        if isinstance(leaf, Tensor) and not is_wrapper(leaf):
+            places.setdefault(id(leaf), []).append(name)
+    yield from _shared(places, "are one tensor in this call")
+    for number, value in enumerate(names.inputs.values):
         if isinstance(value, Same):
-            yield f"{leaf_name('input', number)} is the same object as {leaf_name('input', value.index)}"
-        for slot, path in paths_of(value):
-            places.setdefault(slot, []).append(".".join([leaf_name("input", number), *path]))
-    for names in places.values():
-        if len(names) > 1:
-            yield f"{' and '.join(names)} are one tensor: one input of the graph"
-    for slots in inputs.bases.values():
-        names = " and ".join(places[slot][0] for slot in slots)
-        yield f"{names} overlap in one storage, which is written to: the storage is an input, they are views of it"
-    for number, value in enumerate(outputs.visible):
-        yield from _aliases_of_result(leaf_name("output", number), value, outputs, places, leaf_name)
+            yield f"{names.of('input', number)} is the same object as {names.of('input', value.index)}"
+    yield from _shared(names.places, "are one tensor: one input of the graph")
+    for slots in names.inputs.bases.values():
+        several = " and ".join(names.places[slot][0] for slot in slots)
+        yield f"{several} overlap in one storage, which is written to: the storage is an input, they are views of it"
+    for name, value in names.results().items():
+        yield from _aliases_of_result(name, value, names)
 
 
-def _aliases_of_result(
-    name: str, value: Value, outputs: Outputs, places: dict[int, list[str]], leaf_name: NameLeaf
-) -> Iterator[str]:
+def _aliases_of_result(name: str, value: Value, names: Names) -> Iterator[str]:
     match value:
-        case Same(of, index):
-            yield f"{name} is the very object {leaf_name(of, index)}"
-        case View(of, index):
-            yield f"{name} is a view of {leaf_name(of, index)}"
-        case _:
-            for slot, path in paths_of(value):
-                if slot in outputs.inputs:
-                    inside = ".".join([name, *path])
-                    yield f"{inside} is the tensor {places.get(outputs.inputs[slot], ['of an input'])[0]}"
+        case Same():
+            yield f"{name} is the very object {names.of_source(value)}"
+        case View():
+            yield f"{name} is a view of {names.of_source(value)}"
+    for slot, path in paths_of(value):
+        if slot in names.outputs.inputs:
+            source = names.place(names.outputs.inputs[slot], "of an input")
+            yield f"{'.'.join([name, *path])} is the tensor {source}"
 
 
-def describe_mutation(inputs: Inputs, outputs: Outputs, leaf_name: NameLeaf) -> Iterator[str]:
+def _shared(places: dict[int, list[str]], how: str) -> Iterator[str]:
+    return (f"{' and '.join(names)} {how}" for names in places.values() if len(names) > 1)
+
+
+def describe_mutation(names: Names) -> Iterator[str]:
     """What the function changes, and how the program does it."""
-    places = {
-        slot: ".".join([leaf_name("input", number), *path])
-        for number, value in reversed(list(enumerate(inputs.values)))
-        for slot, path in paths_of(value)
-    }
+    outputs = names.outputs
     for leaf, _ in outputs.writes:
-        yield f"{leaf_name('input', leaf)} is written to; copy_ after the graph, so that autograd records it"
+        yield f"{names.of('input', leaf)} is written to; copy_ after the graph, so that autograd records it"
     for slot, _ in outputs.stores:
-        yield f"{places.get(slot, f'input {slot}')} is written to; the graph stores its new value"
+        yield f"{names.place(slot, f'input {slot}')} is written to; the graph stores its new value"
     for leaf, name, _ in outputs.assigns:
-        yield f"{leaf_name('input', leaf)}.{name} is replaced by another tensor"
+        yield f"{names.of('input', leaf, name)} is replaced by another tensor"
     for leaf, path, rise in outputs.versions:
-        where = ".".join([leaf_name("input", leaf), *path])
-        yield f"the version counter of {where} rises by {rise}, as in eager mode"
+        yield f"the version counter of {names.of('input', leaf, *path)} rises by {rise}, as in eager mode"
 
 
 # ------------------------------------------------------------------------------------------- for the backward
 
 
-def describe_saved(variants: Any, leaf_name: NameLeaf) -> Iterator[Saved]:
+def describe_saved(variants: Any, names: Names) -> Iterator[Saved]:
     """What the backward reads, and from where."""
     if variants is None:
         return
     partitioned = variants.partitioned
-    places = {
-        slot: ".".join([leaf_name("input", number), *path])
-        for number, value in reversed(list(enumerate(variants.inputs.values)))
-        for slot, path in paths_of(value)
-    }
     nodes = partitioned.backward.graph.find_nodes(op="placeholder")
     for node, source in zip(nodes, partitioned.backward_inputs, strict=True):
-        fake = node.meta["val"]
-        size = tuple(map(extent_text, fake.size())) if isinstance(fake, Tensor) else ()
-        dtype = str(getattr(fake, "dtype", "int")).removeprefix("torch.")
+        fake, nbytes = node.meta["val"], 0
         match source:
             case FromInput() | FromForward() if not isinstance(fake, Tensor):
                 yield Saved(node.name, "a size", (), "int", 0)
+                continue
             case FromInput(index):
-                yield Saved(node.name, f"input {places.get(index, index)}", size, dtype, 0)
+                origin = f"input {names.place(index, str(index))}"
             case FromForward(index) if index < partitioned.num_forward:
-                yield Saved(node.name, "a result", size, dtype, 0)
+                origin = "a result"
             case FromForward():
-                yield Saved(node.name, "an intermediate", size, dtype, _nbytes(fake))
+                origin = "an intermediate"
+                nbytes = math.prod(map(hint, fake.size())) * fake.element_size()  # at the sizes of the call
             case _:
-                pass
-
-
-def _nbytes(fake: Tensor) -> int:
-    """Bytes with the sizes of the call that was traced."""
-    return math.prod(map(hint, fake.size())) * fake.element_size()
+                continue
+        yield Saved(node.name, origin, tuple(map(extent_text, fake.size())), dtype_text(fake), nbytes)

@@ -1,4 +1,4 @@
-"""Graphs as Python that runs by itself, and the user's functions beside them."""
+"""Graphs as Python functions that run by themselves, the outer ops, and the user's functions."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from subclasses._torch import OpOverload
 _INSTALLED = (
     f"{Path(__file__).resolve().parents[2]}{os.sep}"  # rules of this project's classes are named from here
 )
-_HEADER = "import torch\nfrom torch import device, inf, nan\n\n\n"
+_HEADER = ["import torch", "from torch import device, inf, nan", "", ""]
 _FREED = re.compile(r";\s+\w+(?: = \w+)* = None$")
-_SIGNATURE = re.compile(r"^def forward\(self(?:, )?(.*?)\)(?: -> .*)?:$")
 _INSIDE = re.compile(r"^    (\w+) = self\.\1(?:;.*)?$")
 _NAMELESS = re.compile(r": _(?= \()|\.<locals>\._(?= \()")  # a rule that goes by its line alone
 _TARGET = re.compile(r"^    (\w+)(?:\s*:\s*[^=]+)? = ")
@@ -38,64 +37,48 @@ def describe_graph(name: str, module: fx.GraphModule, arguments: Sequence[str]) 
         module: The graph.
         arguments: What the user calls each of its arguments.
     """
-    needs = tuple(
-        target for target in _attributes(module) if not isinstance(getattr(module, target), fx.GraphModule)
+    lines = [*_HEADER, *_function(name, module, arguments)]
+    at = {found[1]: n for n, line in enumerate(lines) if (found := _TARGET.match(line))}
+    nodes = [node for node in module.graph.nodes if node.name in at]
+    for node in nodes:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor):
+            lines[at[node.name]] += f"  # {tensor_text(value)}"
+    return Graph(
+        name,
+        "\n".join(lines) + "\n",
+        tuple(Node(node.name, _shown(node), at[node.name], node.meta.get(OP)) for node in nodes),
+        tuple(name for name, value in _attributes(module).items() if not isinstance(value, fx.GraphModule)),
     )
-    head, *body = _function(name, module)
-    text = _HEADER + "\n".join([*_with_comments(head, arguments), *body]) + "\n"
-    at = {found[1]: n for n, line in enumerate(text.splitlines()) if (found := _TARGET.match(line))}
-    nodes = tuple(
-        Node(node.name, _shown(node), at[node.name], node.meta.get(OP))
-        for node in module.graph.nodes
-        if node.name in at
-    )
-    return Graph(name, _annotated(text, module, at), nodes, needs)
 
 
-def _attributes(module: fx.GraphModule) -> list[str]:
-    return [str(node.target) for node in module.graph.find_nodes(op="get_attr")]
+def _attributes(module: fx.GraphModule) -> dict[str, Any]:
+    names = [str(node.target) for node in module.graph.find_nodes(op="get_attr")]
+    return {name: getattr(module, name) for name in names}
 
 
-def _function(name: str, module: fx.GraphModule) -> Iterator[str]:
-    """A graph as a function; the graphs that higher-order ops call are functions inside of it."""
-    inside = {target: getattr(module, target) for target in _attributes(module)}
-    keeps_self = not all(isinstance(attribute, fx.GraphModule) for attribute in inside.values())
+def _function(name: str, module: fx.GraphModule, arguments: Sequence[str] = ()) -> Iterator[str]:
+    """A graph as a function; the graphs that higher-order ops call are functions inside of it.
+
+    With `arguments`, each parameter is on a line with its user's name.
+    """
+    inside = _attributes(module)
+    takes_self = not all(isinstance(attribute, fx.GraphModule) for attribute in inside.values())
+    parameters = [str(node.target) for node in module.graph.find_nodes(op="placeholder")]
+    if parameters and arguments:
+        named = zip(parameters, arguments, strict=False)
+        own = [f"    {parameter},  # {argument}" for parameter, argument in named]
+        yield from [f"def {name}(", *["    self,"] * takes_self, *own, "):"]
+    else:
+        yield f"def {name}({', '.join(['self'] * takes_self + parameters)}):"
     for line in module.code.strip("\n").splitlines():
-        if not line.strip() or line.startswith(("import ", "from ")):
+        if not line.strip() or line.startswith(("import ", "from ", "def forward(")):
             continue
         found = _INSIDE.match(line)
         if found is not None and isinstance(inside.get(found[1]), fx.GraphModule):
             yield from (f"    {nested}" for nested in _function(found[1], inside[found[1]]))
         else:
-            yield _head(_FREED.sub("", line), name, keeps_self)
-
-
-def _head(line: str, name: str, keeps_self: bool) -> str:
-    found = _SIGNATURE.match(line)
-    if found is None:
-        return line
-    parameters = [part.strip() for part in ["self"] * keeps_self + found[1].split(", ") if part.strip()]
-    return f"def {name}({', '.join(parameters)}):"
-
-
-def _with_comments(head: str, arguments: Sequence[str]) -> list[str]:
-    """The first line of a function as one line for each parameter, with what the user calls it."""
-    start, _, rest = head.partition("(")
-    parameters = rest.removesuffix("):").split(", ")
-    first = ["    self,"] if parameters[0] == "self" else []
-    named = zip(parameters[len(first) :], arguments, strict=False)
-    lines = [f"    {parameter},  # {argument}" for parameter, argument in named if parameter]
-    return [f"{start}(", *first, *lines, "):"] if lines else [head]
-
-
-def _annotated(text: str, module: fx.GraphModule, at: dict[str, int]) -> str:
-    """The text with the dtype and size of each tensor beside the line that makes it."""
-    lines = text.splitlines()
-    for node in module.graph.nodes:
-        value = node.meta.get("val")
-        if node.name in at and isinstance(value, Tensor):
-            lines[at[node.name]] += f"  # {tensor_text(value)}"
-    return "\n".join(lines) + "\n"
+            yield _FREED.sub("", line)
 
 
 def tensor_text(value: Tensor) -> str:
@@ -113,7 +96,7 @@ def _shown(node: fx.Node) -> str:
 
 
 def describe_ops(ops: Sequence[Op], joint: fx.GraphModule) -> tuple[OuterOp, ...]:
-    """The ops that the function ran with the plain ops that each became; those that left no trace are dropped."""
+    """The ops that the function ran, each with its plain ops; ops without any are dropped."""
     plain: dict[tuple[int, bool], list[str]] = {}
     for node in joint.graph.nodes:
         if OP in node.meta and node.op == "call_function":

@@ -1,15 +1,14 @@
-"""What a call has to meet: Dynamo's guards in the user's names; and which checks the wrapper does without.
+"""Dynamo's guards in the user's names, and the checks that a wrapper skips.
 
-What a guard checks is known once Dynamo has built the guards of a frame, which is after the backend's turn. So the
-guards are taken when a compilation ends, and described later. Guards on what Python and PyTorch are made of (a builtin
-is the same one, a module's `_parameters` is a dict, an object has no method of its own) are counted together: they
-fail if somebody patches those.
+Dynamo builds the guards of a frame after the backend has returned. So they are collected when a compilation ends, and
+described later. Guards on the internals of Python and PyTorch (a builtin is the same one, a module's `_parameters` is a
+dict, an object has no method of its own) are counted together: they fail only if somebody patches those.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +17,10 @@ from torch import fx
 
 from desugar import _torch as private
 from desugar.dynamo.guard_filter import is_proved
-from desugar.explain.records import Guard, Leaf, LeftOut, Place
+from desugar.explain.effects import with_inner
+from desugar.explain.records import Guard, Leaf, LeftOut, Place, Program
 from desugar.explain.text import count, leaf_text
-from desugar.ir.values import inner_names, is_wrapper
+from desugar.ir.values import is_wrapper
 from desugar.recording.listeners import Recording
 from desugar.recording.user_names import readable
 from desugar.user_code import is_users_file
@@ -30,11 +30,11 @@ from desugar.user_code import is_users_file
 
 @dataclass(frozen=True, slots=True)
 class TakenGuards:
-    """The guards of one compilation, to be described once Dynamo has built them.
+    """The guards of one compilation; Dynamo fills them in after the compilation has ended.
 
     Attributes:
         what: What the user compiled.
-        guards: Dynamo's own records; none where a call is compared with an earlier one in Python.
+        guards: Dynamo's own records; empty for a program that Dynamo does not guard.
         sizes: Conditions on sizes as Dynamo writes them, each with the user's line; filled when guards are built.
         leaves: The records of arguments and inner tensors, by the user's names.
         files: Files of the user's lines.
@@ -86,7 +86,7 @@ class TakenGuards:
             yield from (_in_words(code, self.what) for code in guard.code_list or ())
 
     def _place_of_size(self, text: str) -> Place | None:
-        """The user's line that asked about a size; Dynamo leaves out the beginning of the file's name."""
+        """The user's line that asked about a size; Dynamo shortens the file name from the left."""
         found = _SIZE_LINE.search(text)
         if found is None or "0/1 specialization" in text:  # which is on the first line that uses the size
             return None
@@ -125,33 +125,19 @@ def _place(guard: Any) -> Place | None:
     return Place(frames[-1].filename, frames[-1].lineno or 0, (frames[-1].line or "").strip())
 
 
-# What Dynamo writes -> what it means.
-_CODES: list[tuple[re.Pattern[str], Callable[[re.Match[str]], str]]] = [
-    (
-        re.compile(r"___check_type_id\((.+), \d+\), type=<class '(?:.*\.)?(.+?)'>$"),
-        lambda found: f"type({found[1]}) is {found[2]}",
-    ),
-    (
-        re.compile(r"___check_obj_id\((.+), \d+\), type=<class 'NoneType'>$"),
-        lambda found: f"{found[1]} is None",
-    ),
-    (
-        re.compile(r"___check_obj_id\((.+?)(?:\.__code__)?, \d+\), type=<class '(?:.*\.)?(.+?)'>$"),
-        lambda found: f"{found[1]} is the same {'function' if found[2] == 'code' else found[2]}",
-    ),
-    (re.compile(r"list\(dict\.keys\((.+)\)\) == (.+)$"), lambda found: f"[*{found[1]}] == {found[2]}"),
-    (
-        re.compile(r"(.+)\.__tensor_flatten__\(\)\[0\] == (.+)$"),
-        lambda found: f"the inner tensors of {found[1]} are {found[2]}",
-    ),
-    (
-        re.compile(r"(not )?___dict_contains\((.+?), (.+)\)$"),
-        lambda found: f"{found[2]} {found[1] or ''}in {found[3]}",
-    ),
-    (
-        re.compile(r"(not )?\w+\.__contains__\((.+), (.+)\)$"),
-        lambda found: f"{found[3]} {found[1] or ''}in {found[2]}",
-    ),
+# Dynamo's text of a guard -> its meaning.
+_CODES = [
+    (re.compile(pattern), meaning)
+    for pattern, meaning in {
+        r"^___check_type_id\((.+), \d+\), type=<class '(?:.*\.)?(.+?)'>$": r"type(\1) is \2",
+        r"^___check_obj_id\((.+), \d+\), type=<class 'NoneType'>$": r"\1 is None",
+        r"^___check_obj_id\((.+?)(?:\.__code__)?, \d+\), type=<class 'code'>$": r"\1 is the same function",
+        r"^___check_obj_id\((.+?)(?:\.__code__)?, \d+\), type=<class '(?:.*\.)?(.+?)'>$": r"\1 is the same \2",
+        r"^list\(dict\.keys\((.+)\)\) == (.+)$": r"[*\1] == \2",
+        r"^(.+)\.__tensor_flatten__\(\)\[0\] == (.+)$": r"the inner tensors of \1 are \2",
+        r"^(not )?___dict_contains\((.+?), (.+)\)$": r"\2 \1in \3",
+        r"^(not )?\w+\.__contains__\((.+), (.+)\)$": r"\3 \1in \2",
+    }.items()
 ]
 
 
@@ -164,20 +150,17 @@ def _metadata(name: str, leaf: Leaf | None) -> Iterator[str]:
 
 
 def _in_words(code: str, what: Any) -> str:
-    for pattern, describe in _CODES:
-        if (found := pattern.match(code)) is not None:
-            code = describe(found)
-            break
-    return readable(code, what)
+    """The meaning of a guard, in the user's names."""
+    found = ((pattern.match(code), meaning) for pattern, meaning in _CODES)
+    return readable(next((match.expand(meaning) for match, meaning in found if match), code), what)
 
 
-def take_guards(recording: Recording, leaves: Iterable[Leaf], files: Iterable[str]) -> TakenGuards:
-    """The guards of a compilation that has just ended, without those that `desugar.compile` leaves out.
+def take_guards(recording: Recording, record: Program) -> TakenGuards:
+    """The guards of a compilation that has just ended, without those that `desugar.compile` filters out.
 
     Args:
         recording: The compilation, with its arguments still there.
-        leaves: The records of the arguments.
-        files: Files of the user's lines.
+        record: Its record.
     """
     context = private.CompileContext.try_get()
     sizes = [str(guard.expr) for guard in recording.inputs.fakes.env.guards]
@@ -189,19 +172,16 @@ def take_guards(recording: Recording, leaves: Iterable[Leaf], files: Iterable[st
         for guard in recording.guards
         if not is_proved(SimpleNamespace(guard_type=guard.create_fn_name(), name=guard.name), wrappers)
     )
-    by_name = {name: leaf for one in leaves for name, leaf in _with_inner(one.name, one)}
-    return TakenGuards(recording.fn, kept, sizes, by_name, tuple(dict.fromkeys(files)))
+    leaves = {
+        name: leaf for one in (*record.inputs, *record.captured) for name, leaf in _with_inner(one.name, one)
+    }
+    return TakenGuards(recording.fn, kept, sizes, leaves, tuple(source.file for source in record.sources))
 
 
 def _wrappers(recording: Recording) -> dict[str, Any]:
     """The wrappers among the arguments and inside of them, by Dynamo's names."""
-    found: dict[str, Any] = {}
-    waiting = list(zip(private.source_names(recording.graph), recording.args, strict=True))
-    for name, leaf in waiting:  # which grows
-        if is_wrapper(leaf):
-            found[name] = leaf
-            waiting += [(f"{name}.{field}", getattr(leaf, field)) for field in inner_names(leaf)[0]]
-    return found
+    named = zip(private.source_names(recording.graph), recording.args, strict=True)
+    return {name: leaf for name, leaf in with_inner(list(named)) if is_wrapper(leaf)}
 
 
 def _with_inner(name: str, leaf: Leaf) -> Iterator[tuple[str, Leaf]]:
@@ -216,7 +196,7 @@ _LEFT_OUT = re.compile(r"^\s*# left out: (.*?): (.*)$")
 
 
 def describe_left_out(text: str) -> Iterator[LeftOut]:
-    """The comments about checks that are not there."""
+    """The comments about skipped checks."""
     for number, line in enumerate(text.splitlines()):
         if found := _LEFT_OUT.match(line):
             yield LeftOut(number, found[1], found[2])

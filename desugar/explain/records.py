@@ -7,6 +7,7 @@ as dictionaries, lists, strings and numbers, for tools; its keys are the attribu
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,13 +19,7 @@ class Record:
 
     def to_dict(self) -> dict[str, Any]:
         """The record and those in it as dictionaries and lists."""
-        return _plain(dataclasses.asdict(self))  # type: ignore[call-overload]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
+        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[call-overload]
 
 
 # ---------------------------------------------------------------------------------------- what went in and out

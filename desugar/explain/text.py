@@ -14,7 +14,7 @@ _MOST_GUARDS = 100  # and guards; each module and parameter has some
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A title and what stands under it; `language` is "python" or "text"."""
+    """A title and its text; `language` is "python" or "text"."""
 
     title: str
     body: str
@@ -30,7 +30,7 @@ def render_text(program: Program) -> str:
 
 
 def sections(program: Program) -> Iterator[Section]:
-    """The sections about one program, in the order in which one asks."""
+    """The sections about one program."""
     yield Section(program.name, "\n".join(_overview(program)))
     if program.error:
         yield Section("Not compiled", program.error)
@@ -155,7 +155,7 @@ def materialized_text(found: Materialized) -> str:
 
 
 def place_text(place: Place | None) -> str:
-    """A line of the user's."""
+    """A line of the user's code."""
     if place is None:
         return "where no line of yours is on the stack"
     return f"{_short(place.file)}:{place.line}: {place.text}"
@@ -168,7 +168,7 @@ def _short(file: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds with a unit in which they are read easily."""
+    """Seconds in the largest unit that gives at least 1."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if seconds * factor >= 1 or unit == "µs":
             return f"{seconds * factor:.3g} {unit}"
@@ -176,7 +176,7 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A part of a whole."""
+    """A fraction as a percentage."""
     return "< 1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 

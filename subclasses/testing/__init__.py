@@ -1,11 +1,11 @@
-"""The conformance kit: does a tensor subclass keep what PyTorch and its users rely on?
+"""The conformance kit: checks that a tensor subclass has the properties that PyTorch and its users rely on.
 
-``check(factory)`` puts a class to the test; ``TestMine = suite(factory)`` makes it a test class for pytest.
+``check(factory)`` checks a class; ``TestMine = suite(factory)`` makes a test class for pytest.
 """
 
-from subclasses.testing.opinfo import Verdicts, sweep
-from subclasses.testing.paths import PATHS, named
-from subclasses.testing.promise import Outcome, Promise
+from subclasses.testing.compilers import PATHS, named
+from subclasses.testing.op_infos import Verdicts, sweep
+from subclasses.testing.property import Outcome, Promise
 from subclasses.testing.runner import ConformanceError, Report, check, examine, suite
 from subclasses.testing.subject import Options
 

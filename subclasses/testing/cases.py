@@ -1,29 +1,22 @@
 """The calls that the kit tries on any value: one of each kind, and those that the author adds.
 
-A case is a function of one argument, run on a value and on what the value stands for. It may look at sizes and
-dtype, and makes whatever else it needs itself, the same at each call.
+A case is a function of one argument, run on a value and on the tensors that the value stands for. It may read
+sizes and dtype. It makes its other arguments itself, the same ones at each call.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses.testing.promise import Attempt
+from subclasses.testing.errors import succeeds
+from subclasses.testing.property import Case
 from subclasses.testing.subject import Subject
-
-
-@dataclass(frozen=True)
-class Case:
-    """A call by the name that a report shows."""
-
-    name: str
-    run: Callable[[Any], Any]
 
 
 def like(x: Tensor, *shape: int) -> Tensor:
@@ -32,28 +25,16 @@ def like(x: Tensor, *shape: int) -> Tensor:
     count = 1
     for extent in size:
         count = count * extent
-    numbers = torch.arange(count, device=x.device) % 7 - 3
-    return (
-        (numbers.reshape(size) / 4).to(x.dtype)
-        if x.dtype.is_floating_point
-        else numbers.reshape(size).to(x.dtype)
-    )
+    numbers = (torch.arange(count, device=x.device) % 7 - 3).reshape(size)
+    return (numbers / 4 if x.dtype.is_floating_point else numbers).to(x.dtype)
 
 
-def _linear(x: Any) -> Any:
-    return F.linear(like(x, 3, x.shape[1]), x)
+def _zeros(x: Tensor) -> Tensor:
+    """Two indices of the first row."""
+    return torch.zeros(2, dtype=torch.int64, device=x.device)
 
 
-def _masked(x: Any) -> Any:
-    mask = torch.arange(x.shape[-1], device=x.device) % 2 == 0
-    return x.masked_fill(mask, 0)
-
-
-def _index(x: Any) -> Any:
-    return x.index_select(0, torch.zeros(2, dtype=torch.int64, device=x.device))
-
-
-# ---- what ops give -----------------------------------------------------------------------------------------
+# ---- results -------------------------------------------------------------------------------------------------
 
 FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "x * 2": lambda x: x * 2,
@@ -86,15 +67,15 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "x.argmax(-1)": lambda x: x.argmax(-1),
     "x @ x.mT": lambda x: x @ x.mT,
     "plain @ x": lambda x: like(x, 3, x.shape[-2]) @ x,
-    "F.linear(plain, x)": _linear,
+    "F.linear(plain, x)": lambda x: F.linear(like(x, 3, x.shape[1]), x),
     "F.linear(x, plain, bias)": lambda x: F.linear(x, like(x, 3, x.shape[-1]), like(x, 3)),
     "F.layer_norm(x)": lambda x: F.layer_norm(x, (x.shape[-1],)),
-    "F.embedding(i, x)": lambda x: F.embedding(torch.zeros(2, dtype=torch.int64, device=x.device), x),
+    "F.embedding(i, x)": lambda x: F.embedding(_zeros(x), x),
     "torch.cat([x, x])": lambda x: torch.cat([x, x]),
     "torch.stack([x, x])": lambda x: torch.stack([x, x]),
     "x.flip(0)": lambda x: x.flip(0),
-    "x.masked_fill": _masked,
-    "x.index_select": _index,
+    "x.masked_fill": lambda x: x.masked_fill(torch.arange(x.shape[-1], device=x.device) % 2 == 0, 0),
+    "x.index_select": lambda x: x.index_select(0, _zeros(x)),
     "x.repeat(2, 1)": lambda x: x.repeat(2, 1),
     "x.clone()": lambda x: x.clone(),
     "x.contiguous()": lambda x: x.contiguous(),
@@ -103,6 +84,8 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "torch.full_like(x, 2)": lambda x: torch.full_like(x, 2),
     "x.new_zeros(2)": lambda x: x.new_zeros(2),
 }
+
+CLONE = Case("x.clone()", FUNCTIONAL["x.clone()"])
 
 # ---- views -------------------------------------------------------------------------------------------------
 
@@ -124,7 +107,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "x.as_strided": lambda x: x.as_strided(x.shape, x.stride(), x.storage_offset()),
 }
 
-# ---- ops that write ----------------------------------------------------------------------------------------
+# ---- mutations ----------------------------------------------------------------------------------------------
 
 MUTATIONS: dict[str, Callable[[Any], Any]] = {
     "x.add_(1)": lambda x: x.add_(1),
@@ -153,64 +136,66 @@ METADATA_MUTATIONS: dict[str, Callable[[Any], Any]] = {
 # ---- which apply -------------------------------------------------------------------------------------------
 
 
+def once(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
+    """Finds cases at the first call for a class, and caches them with it."""
+
+    @functools.wraps(find)
+    def found(s: Subject) -> list[Case]:
+        if find.__name__ not in s.cache:
+            s.cache[find.__name__] = find(s)
+        return s.cache[find.__name__]
+
+    return found
+
+
+@torch.no_grad()
+def run_on_reference(s: Subject, case: Case) -> list[Any]:
+    """The results on the tensors that a value stands for."""
+    return [case.run(plain.detach().clone()) for plain in s.reference(s.make())]
+
+
 def applicable(s: Subject, table: Mapping[str, Callable[[Any], Any]]) -> list[Case]:
     """The cases that make sense for the sizes and dtype of a value: those that its reference takes."""
-    found = []
-    for name, run in table.items():
-        with Attempt() as attempt, torch.no_grad():
-            for plain in s.reference(s.make()):
-                run(plain.detach().clone())
-        if attempt.error is None:
-            found.append(Case(name, run))
-    return found
+    cases = [Case(name, run) for name, run in table.items()]
+    return [case for case in cases if succeeds(run_on_reference, s, case)]
 
 
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, and those of the author."""
     views = {name: view for name, view in VIEWS.items() if name != "x.detach()"}
-    return applicable(s, FUNCTIONAL | views) + author_cases(s)
+    return applicable(s, FUNCTIONAL | views) + _author_cases(s)
 
 
-def author_cases(s: Subject) -> list[Case]:
+def _author_cases(s: Subject) -> list[Case]:
     """Ops with arguments that the author passed as ``ops={op: lambda x: (...)}``."""
     ops = s.options.get("ops")
     if not isinstance(ops, Mapping):
         return []  # names of OpInfo entries
-    return [Case(_name_of(op), _call(op, arguments)) for op, arguments in ops.items()]
+    return [Case(getattr(op, "__name__", str(op)), _call(op, arguments)) for op, arguments in ops.items()]
 
 
 def _call(op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], Any]:
     return lambda x: op(*arguments(x))
 
 
-def _name_of(op: Any) -> str:
-    return getattr(op, "__name__", str(op))
-
-
+@once
 def accepted(s: Subject) -> list[Case]:
-    """The cases that the class takes in eager mode; found out once."""
-    if "accepted" not in s.cache:
-        found = []
-        with torch.no_grad():
-            for case in functional_cases(s):
-                with Attempt() as attempt:
-                    case.run(s.make())
-                if attempt.error is None:
-                    found.append(case)
-        s.cache["accepted"] = found
-    return s.cache["accepted"]
+    """The cases that the class takes in eager mode."""
+    with torch.no_grad():
+        return [case for case in functional_cases(s) if succeeds(lambda c=case: c.run(s.make()))]
 
 
+@once
 def recorded(s: Subject) -> list[Case]:
-    """The accepted cases that a plain tensor takes while gradients are recorded."""
-    if "recorded" not in s.cache:
-        found = []
-        for case in accepted(s):
-            with Attempt() as attempt:
-                if s.has_reference:
-                    for plain in s.reference(s.make()):
-                        case.run(plain.detach().clone().requires_grad_())
-            if attempt.error is None:
-                found.append(case)
-        s.cache["recorded"] = found
-    return s.cache["recorded"]
+    """The accepted cases that a plain tensor takes while gradients are recorded.
+
+    Raises:
+        Skipped: the dtype of the class cannot require grad.
+    """
+    s.trainable()
+
+    def record(case: Case) -> None:
+        for plain in s.reference(s.make()) if s.has_reference else ():
+            case.run(plain.detach().clone().requires_grad_())
+
+    return [case for case in accepted(s) if succeeds(record, case)]

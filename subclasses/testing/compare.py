@@ -1,4 +1,4 @@
-"""Comparing results: a value with what it stands for, a value with another value."""
+"""Compares results: a value with the tensors that it stands for, a value with another value."""
 
 from __future__ import annotations
 
@@ -9,22 +9,19 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
-from subclasses.testing.promise import Attempt, Broken, first_line
+from subclasses.testing.errors import Attempt, Broken, first_line
 from subclasses.testing.subject import Subject
-
-# Torch compares no float8 tensors; they are compared as numbers.
-_SMALL_FLOATS = 1
 
 
 def leaves(value: Any) -> list[Any]:
-    """The results in a result, lists and tuples taken apart."""
+    """A result as a flat list: lists and tuples are flattened."""
     if isinstance(value, list | tuple):
         return [leaf for part in value for leaf in leaves(part)]
     return [value]
 
 
 def check_stands_for(s: Subject, what: str, got: Any, expected: Sequence[Any]) -> None:
-    """Raises unless a result stands for what the reference gives.
+    """Raises unless a result stands for the results on the reference.
 
     Args:
         s: the class under test.
@@ -37,38 +34,41 @@ def check_stands_for(s: Subject, what: str, got: Any, expected: Sequence[Any]) -
         raise Broken(f"{what} gave {len(got_leaves)} results, its reference {len(wanted[0])}")
     for i, one in enumerate(got_leaves):
         where = what if len(got_leaves) == 1 else f"result {i} of {what}"
-        check_leaf(s, where, one, [w[i] for w in wanted])
+        _check_leaf(s, where, one, [w[i] for w in wanted])
 
 
-def check_leaf(s: Subject, what: str, got: Any, expected: Sequence[Any]) -> None:
-    """Raises unless one result stands for what the reference gives."""
+def _check_leaf(s: Subject, what: str, got: Any, expected: Sequence[Any]) -> None:
     if not isinstance(expected[0], Tensor):
         if not all(_alike(s, got, e) for e in expected):
             raise Broken(f"{what} gave {got!r}, its reference {', '.join(map(repr, expected))}")
         return
     if not isinstance(got, Tensor):
         raise Broken(f"{what} gave a {type(got).__name__}, its reference a tensor")
-    plain = s.reference(got) if isinstance(got, s.cls) else (got,) * len(expected)
+    plain = s.references(got, len(expected))
     if len(plain) != len(expected):
         raise Broken(f"{what} stands for {len(plain)} tensors, its reference for {len(expected)}")
     for p, e in zip(plain, expected, strict=True):
-        check_described(what, got, e)
+        check_shape(what, got, e)
+        if got.dtype != e.dtype:
+            raise Broken(f"{what} has {got.dtype}, its reference {e.dtype}")
         check_close(s, what, p, e)
 
 
-def check_described(what: str, got: Tensor, expected: Tensor) -> None:
-    """Raises unless the outside of a result is that of its reference."""
+def check_shape(what: str, got: Tensor, expected: Tensor) -> None:
+    """Raises unless a result has the shape of its reference."""
     if got.shape != expected.shape:
         raise Broken(f"{what} has shape {list(got.shape)}, its reference {list(expected.shape)}")
-    if got.dtype != expected.dtype:
-        raise Broken(f"{what} has {got.dtype}, its reference {expected.dtype}")
 
 
 def check_close(s: Subject, what: str, got: Any, expected: Any) -> None:
     """Raises unless two plain tensors are equal up to rounding."""
-    problem = difference(s, got, expected)
+    check_none(f"{what} is not what its reference gives", difference(s, got, expected))
+
+
+def check_none(what: str, problem: str | None) -> None:
+    """Raises if there is a problem."""
     if problem:
-        raise Broken(f"{what} is not what its reference gives: {problem}")
+        raise Broken(f"{what}: {problem}")
 
 
 def difference(s: Subject, got: Any, expected: Any) -> str | None:
@@ -103,8 +103,8 @@ def plainest(t: Any) -> Any:
     while is_traceable_wrapper_subclass(t):
         names, _ = t.__tensor_flatten__()  # type: ignore[attr-defined]
         t = getattr(t, names[0])
-    if t.is_floating_point() and t.dtype.itemsize <= _SMALL_FLOATS:
-        return t.to(torch.float32)
+    if t.is_floating_point() and t.dtype.itemsize == 1:
+        return t.to(torch.float32)  # torch compares no float8 tensors
     return t.resolve_conj().resolve_neg()
 
 
@@ -141,13 +141,13 @@ def _leaf_difference(s: Subject, got: Any, expected: Any) -> str | None:
             return f"{what} {getattr(got, what)} instead of {getattr(expected, what)}"
     if not is_traceable_wrapper_subclass(expected):
         return difference(s, got, expected)
-    (names, context), (wanted, other) = got.__tensor_flatten__(), expected.__tensor_flatten__()  # type: ignore[attr-defined]
-    if list(names) != list(wanted):
-        return f"inner tensors {list(names)} instead of {list(wanted)}"
-    if not same_context(type(got), context, other):
+    (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (got, expected)]
+    if list(inners) != list(wanted):
+        return f"inner tensors {list(inners)} instead of {list(wanted)}"
+    if not same_context(context, other):
         return f"metadata {first_line(repr(context))} instead of {first_line(repr(other))}"
-    for name in names:
-        problem = _leaf_difference(s, getattr(got, name), getattr(expected, name))
+    for name, inner in inners.items():
+        problem = _leaf_difference(s, inner, wanted[name])
         if problem:
             return f"{name}: {problem}"
     return None
@@ -158,22 +158,18 @@ def plain_type(x: Any) -> type:
     return Tensor if type(x) is torch.nn.Parameter else type(x)
 
 
-def same_context(cls: Any, a: Any, b: Any) -> bool:
+def same_context(a: Any, b: Any) -> bool:
     """Whether two flatten contexts mean the same metadata."""
     return a is b or bool(a == b)
 
 
-def check_equal(s: Subject, what: str, got: Any, expected: Any, mend: str | None = None) -> None:
+def check_equal(s: Subject, what: str, got: Any, expected: Any) -> None:
     """Raises unless two results are the same in every respect."""
-    problem = value_difference(s, got, expected)
-    if problem:
-        raise Broken(f"{what}: {problem}", mend)
+    check_none(what, value_difference(s, got, expected))
 
 
 def snapshot(s: Subject, x: Any) -> Any:
     """A value with inner tensors of its own, put together without asking the class to copy."""
     if not is_traceable_wrapper_subclass(x):
         return x.detach().clone()
-    names, context = x.__tensor_flatten__()  # type: ignore[attr-defined]
-    inners = {name: snapshot(s, getattr(x, name)) for name in names}
-    return type(x).__tensor_unflatten__(inners, context, x.size(), x.stride())  # type: ignore[attr-defined]
+    return s.unflatten(x, {name: snapshot(s, inner) for name, inner in s.inners(x).items()})

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import unittest
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack
 
-from subclasses.testing import (
-    compiling,
+from subclasses.testing import op_infos
+from subclasses.testing.errors import Attempt, Broken, Skipped, refusal, shown
+from subclasses.testing.properties import (
+    compiled,
     copies,
     gradients,
     nesting,
-    opinfo,
-    ops,
-    strangers,
+    rule_coverage,
     structure,
     surroundings,
+    values,
     views,
 )
-from subclasses.testing.promise import PROMISES, Attempt, Broken, Outcome, Promise, Skipped, refusal, shown
+from subclasses.testing.property import Outcome, Promise
 from subclasses.testing.subject import Factory, Options, Subject, undisturbed
 
-# Each module files its promises; they are put to the test in this order.
-_MODULES = (structure, ops, surroundings, strangers, views, copies, gradients, compiling, nesting, opinfo)
-_ORDERED = [p for module in _MODULES for p in PROMISES.values() if p.run.__module__ == module.__name__]
+_MODULES = (
+    structure,
+    values,
+    surroundings,
+    views,
+    copies,
+    gradients,
+    rule_coverage,
+    compiled,
+    nesting,
+    op_infos,
+)
+# The order of the report.
+PROMISES = [p for module in _MODULES for p in vars(module).values() if isinstance(p, Promise)]
 
 
 class ConformanceError(AssertionError):
@@ -37,7 +50,7 @@ class ConformanceError(AssertionError):
 
 @dataclass(frozen=True)
 class Report:
-    """What became of each promise, for one class."""
+    """The outcome of each promise, for one class."""
 
     name: str
     outcomes: tuple[Outcome, ...]
@@ -63,7 +76,7 @@ class Report:
 
 
 def run_promise(s: Subject, promise: Promise) -> Outcome:
-    """Puts one promise to the test."""
+    """Checks one promise."""
     if promise.name in s.options.get("skip", ()):
         return Outcome(promise, "skipped", "left out by skip=")
     s.refused.clear()
@@ -86,14 +99,14 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
 def examine(
     factory: Factory, *, tell: Callable[[str], None] | None = None, **options: Unpack[Options]
 ) -> Report:
-    """Puts every promise to the test and tells what became of each; see :func:`check`.
+    """Checks every promise and returns the outcomes; see :func:`check`.
 
-    ``tell`` hears before each promise which one it is, for whoever shows progress.
+    ``tell`` is called before each promise with a line that names it, to show progress.
     """
     s, outcomes = _subject(factory, options), []
-    for number, promise in enumerate(_ORDERED, 1):
+    for number, promise in enumerate(PROMISES, 1):
         if tell is not None:
-            tell(f"promise {number} of {len(_ORDERED)}: {promise.name}")
+            tell(f"promise {number} of {len(PROMISES)}: {promise.name}")
         outcomes.append(run_promise(s, promise))
     return Report(s.name, tuple(outcomes))
 
@@ -110,7 +123,7 @@ def check(factory: Factory, **options: Unpack[Options]) -> Report:
         **options: see :class:`Options`.
 
     Returns:
-        What became of each promise.
+        The outcome of each promise.
 
     Raises:
         ConformanceError: the class breaks a promise.
@@ -123,10 +136,11 @@ def check(factory: Factory, **options: Unpack[Options]) -> Report:
 
 
 def _subject(factory: Factory, options: Options) -> Subject:
-    unknown = set(options.get("skip", ())) - set(PROMISES)
+    names = [p.name for p in PROMISES]
+    unknown = set(options.get("skip", ())).difference(names)
     if unknown:
         raise TypeError(
-            f"skip= has unknown promises {', '.join(sorted(unknown))}; they are {', '.join(p.name for p in _ORDERED)}"
+            f"skip= has unknown promises {', '.join(sorted(unknown))}; they are {', '.join(names)}"
         )
     with undisturbed():
         return Subject(factory, options)
@@ -142,20 +156,19 @@ def suite(factory: Factory, **options: Unpack[Options]) -> type:
 
         TestMine = suite(make_mine)
     """
-    shared: dict[str, Subject] = {}
+    subject = functools.cache(lambda: _subject(factory, options))
 
     def test_of(promise: Promise) -> Any:
         def test(self: Any) -> None:
-            s = shared.get("subject") or shared.setdefault("subject", _subject(factory, options))
-            outcome = run_promise(s, promise)
+            outcome = run_promise(subject(), promise)
             if outcome.state == "skipped":
                 raise unittest.SkipTest(outcome.detail)
             if outcome.state == "broken":
-                raise ConformanceError(Report(s.name, (outcome,))) from outcome.error
+                raise ConformanceError(Report(subject().name, (outcome,))) from outcome.error
 
         test.__name__ = test.__qualname__ = f"test_{promise.name}"
         test.__doc__ = promise.says
         return test
 
-    body = {f"test_{p.name}": test_of(p) for p in _ORDERED}
+    body = {f"test_{p.name}": test_of(p) for p in PROMISES}
     return type("ConformanceSuite", (), {"__doc__": "One test for each promise.", **body})

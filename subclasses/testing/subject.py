@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.base import TensorSubclass
-from subclasses.testing.promise import Attempt, Skipped, refusal
+from subclasses.testing.errors import Refused, Skipped, refusal, shown, succeeds
 
 Factory = Callable[[], Tensor]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -108,7 +109,7 @@ class Subject:
 
     def unflatten(self, x: Any, inners: Mapping[str, Any]) -> Any:
         """A value with other inner tensors, as PyTorch puts it together: no checks, nothing detached."""
-        return self.cls.__tensor_unflatten__(dict(inners), self.context(x), x.size(), x.stride())
+        return type(x).__tensor_unflatten__(dict(inners), self.context(x), x.size(), x.stride())
 
     def construct(self, x: Any, inners: Mapping[str, Any]) -> Any:
         """A value with other inner tensors, as a user puts it together.
@@ -135,23 +136,12 @@ class Subject:
             spec = cls.__spec__
             meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
             return lambda *parts: cls(**dict(zip(names, parts, strict=True)), **meta), names
-        if self.context(x) is not None or not _takes(cls, len(names)):
+        takes_inners = succeeds(lambda: inspect.signature(cls.__new__).bind(cls, *names))
+        if self.context(x) is not None or not takes_inners:
             raise Skipped(f"pass construct=, which makes a {self.name} from {', '.join(names)}")
         return cls, names
 
     # ---- what it stands for --------------------------------------------------------------------------------
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether it is known what a value stands for."""
-        return self.options.get("reference") is not None or self._default_reference() is not None
-
-    @property
-    def several(self) -> bool:
-        """Whether a value stands for several tensors at once."""
-        if "several" not in self.cache:
-            self.cache["several"] = isinstance(self._stands_for(self.make()), tuple)
-        return self.cache["several"]
 
     def reference(self, x: Any) -> tuple[Tensor, ...]:
         """The plain tensors that a value stands for: one, or several that ops are run on one by one.
@@ -159,19 +149,27 @@ class Subject:
         Raises:
             Skipped: nobody said.
         """
-        plain = self._stands_for(x)
+        if self._reference is None:
+            raise Skipped(f"pass reference=, which says what plain tensor a {self.name} stands for")
+        plain = self._reference(x)
         return plain if isinstance(plain, tuple) else (plain,)
 
-    def _stands_for(self, x: Any) -> Any:
-        function = self.options.get("reference") or self._default_reference()
-        if function is None:
-            raise Skipped(f"pass reference=, which says what plain tensor a {self.name} stands for")
-        return function(x)
+    def references(self, result: Any, count: int) -> tuple[Any, ...]:
+        """The plain tensors that a result stands for; a plain result counts for each of ``count`` tensors."""
+        return self.reference(result) if isinstance(result, self.cls) else (result,) * count
 
-    def _default_reference(self) -> Callable[[Any], Any] | None:
+    @property
+    def has_reference(self) -> bool:
+        """Whether it is known what a value stands for."""
+        return self._reference is not None
+
+    @functools.cached_property
+    def _reference(self) -> Callable[[Any], Any] | None:
+        if self.options.get("reference") is not None:
+            return self.options.get("reference")
         if self.declared and self.cls.__spec__.fallback == "map":
             return lambda x: tuple(x.__dict__[n] for n in x._layout.present)
-        return self.cls.materialize if hasattr(self.cls, "materialize") else None
+        return getattr(self.cls, "materialize", None)
 
     # ---- judging -------------------------------------------------------------------------------------------
 
@@ -179,26 +177,31 @@ class Subject:
         """Whether an error is a clean refusal, which is then noted."""
         message = refusal(error)
         if message is not None:
-            self.refused.append(f"{what}: {message}")
+            self.refused.append(message if isinstance(error, Refused) else f"{what}: {message}")
         return message is not None
 
+    def call(self, what: str, run: Callable[[], Any], *, any_error: bool = False) -> Any:
+        """The result of a call.
+
+        Raises:
+            Refused: the class refuses it, or raises any error under ``any_error``; begins with ``what``.
+        """
+        try:
+            return run()
+        except (Refused, Skipped):
+            raise
+        except Exception as error:
+            message = shown(error) if any_error else refusal(error)
+            if message is None:
+                raise
+            raise Refused(f"{what}: {message}") from error
+
     def works(self, what: str, run: Callable[[], Any]) -> tuple[bool, Any]:
-        """Whether something runs, and its result; a clean refusal is noted, other errors go through."""
-        result = None
-        with Attempt() as attempt:
-            result = run()
-        if attempt.error is None:
-            return True, result
-        if self.refuses(what, attempt.error):
-            return False, None
-        raise attempt.error
-
-
-def _takes(cls: Any, count: int) -> bool:
-    """Whether a class can be called with so many tensors and nothing else."""
-    with Attempt() as attempt:
-        inspect.signature(cls.__new__).bind(cls, *range(count))
-    return attempt.error is None
+        """Whether a call runs, and its result; a clean refusal is noted, other errors go through."""
+        try:
+            return True, self.call(what, run)
+        except Refused as refused:
+            return not self.refuses(what, refused), None
 
 
 def is_differentiable(t: Any) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 import desugar
 from desugar.explain.graphs import kind_of
 from desugar.explain.records import Guard
-from desugar.explain.terminal import render_rich
+from desugar.explain.render import render_rich
 from desugar.explain.text import percent, render_text
 from desugar.recording import listeners
 from subclasses.ragged import JaggedTensor

@@ -11,8 +11,8 @@ import pytest
 
 import desugar
 from desugar.explain.collector import Collector
-from desugar.explain.page import render_page
 from desugar.explain.records import Program
+from desugar.explain.render import render_page
 from docs.picture import take_picture
 from tests.desugar.explain.subjects import layer, make_weight, make_x
 

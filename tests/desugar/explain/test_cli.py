@@ -101,7 +101,7 @@ def test_an_error_of_the_users_own_code_is_shown_from_its_first_line(run, tmp_pa
     result = run("explain", f"{path}:f")
     assert result.exit_code == 1 and isinstance(result.exception, SystemExit)
     assert says in result.output and str(path) in result.output
-    assert "explain/cli.py" not in result.output and "typer" not in result.output
+    assert "cli/commands.py" not in result.output and "typer" not in result.output
 
 
 @pytest.mark.parametrize("command", ["explain", "check", "coverage", "bench"])
@@ -241,7 +241,7 @@ def test_check_of_a_factory_that_raises_shows_its_error(run, tmp_path):
     path.write_text("def make():\n    raise ValueError('no data today')\n")
     result = run("check", f"{path}:make")
     assert result.exit_code == 1 and "no data today" in result.output
-    assert "explain/cli.py" not in result.output
+    assert "cli/commands.py" not in result.output
 
 
 def test_long_work_says_on_a_terminal_what_it_is_at(monkeypatch, capsys):

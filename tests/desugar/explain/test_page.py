@@ -9,8 +9,8 @@ import re
 import pytest
 
 import desugar
-from desugar.explain.page import embed, render_page
 from desugar.explain.records import Program, Report
+from desugar.explain.render import embed, render_page
 from tests.desugar.explain.subjects import layer, make_weight, make_x
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}

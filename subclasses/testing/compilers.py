@@ -1,4 +1,4 @@
-"""Compilers to try a class with: which there are, and how one compiled call is judged."""
+"""The compilers that a class is tried with, and the comparison of a compiled call with eager mode."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from subclasses.testing.compare import value_difference
-from subclasses.testing.promise import Attempt, Broken, Skipped, shown
+from subclasses.testing.compare import check_equal
+from subclasses.testing.errors import Attempt, Broken, Skipped, problem
 from subclasses.testing.subject import Compile, Subject
 
 # ---- which compilers ---------------------------------------------------------------------------------------
@@ -59,17 +59,25 @@ def compilers(s: Subject) -> Iterator[tuple[str, Compile]]:
     torch.compiler.reset()
 
 
-def against_eager(
-    s: Subject, what: str, path: str, run: Callable[[], Any], expected: Any, *, note: bool = True
-) -> None:
-    """Raises unless a compiled call gives what eager mode gave, or refuses."""
+# ---- comparison --------------------------------------------------------------------------------------------
+
+
+def check_compiled(s: Subject, what: str, run: Callable[[Compile], Any]) -> None:
+    """Raises unless ``run(compile)`` gives the same result for each compiler as in eager mode, or is refused."""
+    works, expected = s.works(what, lambda: run(lambda function: function))
+    for path, compile in compilers(s) if works else ():
+        against_eager(s, f"{what} under {path}", lambda c=compile: run(c), expected)
+
+
+def against_eager(s: Subject, what: str, run: Callable[[], Any], expected: Any, *, note: bool = True) -> None:
+    """Raises unless a compiled call gives the result of eager mode, or is refused.
+
+    With ``note=False`` a refusal is an error as well.
+    """
     got = None
     with Attempt() as attempt:
         got = run()
-    if attempt.error is not None:
-        if note and s.refuses(f"{what} under {path}", attempt.error):
-            return
-        raise Broken(f"{what} under {path} raised {shown(attempt.error)}") from attempt.error
-    problem = value_difference(s, got, expected)
-    if problem:
-        raise Broken(f"{what} under {path} is not what eager mode gives: {problem}")
+    if attempt.error is None:
+        check_equal(s, f"{what} is not what eager mode gives", got, expected)
+    elif not (note and s.refuses(what, attempt.error)):
+        raise Broken(problem(what, attempt.error)) from attempt.error

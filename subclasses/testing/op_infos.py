@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from subclasses._torch import op_infos
-from subclasses.testing.cases import Case
 from subclasses.testing.compare import check_stands_for, leaves
-from subclasses.testing.promise import Attempt, Broken, Skipped, promise, shown
+from subclasses.testing.errors import Attempt, Broken, Skipped, first_three, problem, shown
+from subclasses.testing.property import promise
 from subclasses.testing.subject import Options, Subject, undisturbed
 
 Verdict = Literal["right", "refused", "wrong"]
@@ -80,66 +81,51 @@ def run_sweep(s: Subject, ops: Collection[str] | str, samples: int = 1) -> Verdi
 def _judge(s: Subject, entry: Any, dtype: torch.dtype, samples: int) -> tuple[Verdict, str] | None:
     """The verdict on one op; None where the reference takes no sample."""
     verdict = None
-    for case, plain in itertools.islice(_cases(s, entry, dtype), samples):
-        expected = None
+    for run, values in itertools.islice(_samples(s, entry, dtype), samples):
+        plain = list(zip(*map(s.reference, values), strict=True))
+        expected: list[Any] = []
         with Attempt() as attempt, torch.no_grad():
-            expected = [case.run(p) for p in plain]
+            expected = [run(inputs) for inputs in plain]
         if attempt.error is not None:
             continue
         with Attempt() as attempt, torch.no_grad():
-            check_stands_for(s, case.name, case.run(None), expected or [])
-        if attempt.error is None:
+            check_stands_for(s, entry.name, run(values), expected)
+        error = attempt.error
+        if error is None:
             verdict = verdict or ("right", "")
-        elif s.refuses(case.name, attempt.error):
+        elif s.refuses(entry.name, error):
             verdict = ("refused", s.refused[-1])
         else:
-            error = attempt.error
-            return "wrong", str(error) if isinstance(error, Broken) else f"{case.name} raised {shown(error)}"
+            return "wrong", problem(entry.name, error)
     return verdict
 
 
-def _cases(s: Subject, entry: Any, dtype: torch.dtype) -> Iterator[tuple[Case, list[Any]]]:
-    """Each sample as a case; run on ``None`` it runs on values of the class."""
-    wrap = s.options["wrap"]  # type: ignore[typeddict-item]
-    assert wrap is not None, "checked by the caller"
+def _samples(s: Subject, entry: Any, dtype: torch.dtype) -> Iterator[tuple[Callable[[Any], Any], list[Any]]]:
+    """Each sample as a function of the tensors of its input, and these tensors as values of the class."""
+    wrap: Any = s.options.get("wrap")
     torch.manual_seed(0)
     with Attempt():
         for sample in entry.sample_inputs("cpu", dtype, requires_grad=False):
             inputs = leaves(sample.input)
-            if not all(
-                isinstance(t, Tensor) and t.dtype == dtype and t.layout == torch.strided for t in inputs
-            ):
-                continue
-            wrapped: Any = None
-            with Attempt() as attempt:
-                wrapped = [wrap(t.detach()) for t in inputs]
-            if attempt.error is None:
-                yield _case(entry, sample, wrapped), _plains(s, wrapped)
+            if all(isinstance(t, Tensor) and t.dtype == dtype and t.layout == torch.strided for t in inputs):
+                values: list[Any] = []
+                with Attempt() as attempt:
+                    values = [wrap(t.detach()) for t in inputs]
+                if attempt.error is None:
+                    yield functools.partial(_call, entry, sample), values
 
 
-def _plains(s: Subject, wrapped: list[Any]) -> list[Any]:
-    """For each tensor that a value stands for, the inputs."""
-    return [list(parts) for parts in zip(*(s.reference(w) for w in wrapped), strict=True)]
-
-
-def _case(entry: Any, sample: Any, wrapped: list[Any]) -> Case:
-    def run(plain: list[Any] | None) -> Any:
-        parts = [p.clone() for p in (wrapped if plain is None else plain)]
-        first = parts[0] if isinstance(sample.input, Tensor) else type(sample.input)(parts)
-        return entry.op(first, *sample.args, **sample.kwargs)
-
-    return Case(entry.name, run)
+def _call(entry: Any, sample: Any, inputs: Sequence[Any]) -> Any:
+    parts = [t.clone() for t in inputs]
+    first = parts[0] if isinstance(sample.input, Tensor) else type(sample.input)(parts)
+    return entry.op(first, *sample.args, **sample.kwargs)
 
 
 @promise("write a rule for the op that computes what its reference does, or refuse the op")
 def op_infos_agree(s: Subject) -> None:
     """PyTorch's own sample inputs of each op give what they give on the reference, or are refused."""
     ops = s.options.get("ops")
-    if isinstance(ops, dict):
-        ops = None
-    chosen: Any = "all" if ops is None else ops
-    verdicts = run_sweep(s, chosen)
+    verdicts = run_sweep(s, "all" if ops is None or isinstance(ops, Mapping) else ops)
     wrong = [message for verdict, message in verdicts.values() if verdict == "wrong"]
     if wrong:
-        more = f" (and {len(wrong) - 3} more ops)" if len(wrong) > 3 else ""
-        raise Broken("; ".join(wrong[:3]) + more)
+        raise Broken(first_three(wrong, "ops"))

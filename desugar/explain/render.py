@@ -1,14 +1,20 @@
-"""An explanation in a terminal: with rich where that is installed and somebody looks, as plain text otherwise."""
+"""Renders an explanation in a terminal, and a report as one HTML page."""
 
 from __future__ import annotations
 
+import html
 import importlib
 import importlib.util
 import io
+import json
 import sys
+from importlib import resources
+from string import Template
 
-from desugar.explain.records import Program
+from desugar.explain.records import Program, Report
 from desugar.explain.text import render_text, sections
+
+# -------------------------------------------------------------------------------------------------- a terminal
 
 
 def render(program: Program) -> str:
@@ -38,3 +44,27 @@ def render_rich(program: Program, width: int | None = None) -> str:
             shown.highlight_regex(r"\((?:constant|dynamic)\)", "dim")
         console.print(shown, soft_wrap=True)
     return file.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------ a page
+
+
+def render_page(report: Report) -> str:
+    """The page as text."""
+    template = Template(_asset("page.html"))
+    return template.substitute(
+        title=html.escape(f"{report.title} - desugar"),
+        style=_asset("page.css"),
+        script=_asset("page.js"),
+        data=embed(report.to_dict()),
+    )
+
+
+def embed(data: object) -> str:
+    """JSON that may stand inside of a script element: nothing in it ends the element or opens a comment."""
+    text = json.dumps(data, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    return resources.files("desugar.explain").joinpath("assets", name).read_text(encoding="utf-8")

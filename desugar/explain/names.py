@@ -1,0 +1,106 @@
+"""The user's names for the arguments, results, tensors and sizes of one compilation."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from torch import fx
+
+from desugar import _torch as private
+from desugar.ir.values import Same, Value, View, paths_of
+from desugar.recording.listeners import Recording
+from desugar.user_code import line_of_node
+
+_PARAMETER = re.compile(r"\ba(\d+)\b")  # the name of an argument in generated text
+_EXTENT = re.compile(r"\.(size|stride)\(\d+\)$")
+
+
+class Names:
+    """Names of what one compilation is about.
+
+    Attributes:
+        inputs, outputs: The compiler's records of arguments and results.
+        places: Slot of a plain tensor among the inputs -> where it is, with the user's names.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.inputs, self.outputs = recording.inputs, recording.traced.outputs
+        self._graph, arguments = recording.graph, recording.program.names
+        more = len(self.inputs.values) - len(arguments)
+        self._names = {
+            "input": [*arguments, *(f"tensor {n} of a rule" for n in range(1, more + 1))],
+            "output": _result_names(
+                self._graph if len(arguments) == self.inputs.num_arguments else None,
+                len(self.outputs.visible),
+            ),
+        }
+        self.places: dict[int, list[str]] = {}
+        for number, value in enumerate(self.inputs.values):
+            for slot, path in paths_of(value):
+                self.places.setdefault(slot, []).append(self.of("input", number, *path))
+
+    def of(self, kind: str, number: int, *path: str) -> str:
+        """The name of an input or result leaf, or of an attribute of it; hidden results have none."""
+        names = self._names[kind]
+        return ".".join([names[number] if number < len(names) else f"{kind} {number}", *path])
+
+    def of_source(self, value: Same | View) -> str:
+        """The name of the leaf that another leaf is, or is a view of."""
+        return self.of(value.of, value.index)
+
+    def place(self, slot: int, default: str) -> str:
+        """Where a plain tensor among the inputs is, first of all."""
+        return self.places.get(slot, [default])[0]
+
+    def slots(self) -> list[str]:
+        """The source of each flat input: the attribute path of a tensor, the expression that reads an int."""
+        found = []
+        for slot in range(len(self.inputs.flat.items)):
+            origin = self.inputs.origins[slot]
+            if origin.text is not None:
+                found.append(_PARAMETER.sub(lambda found: self.of("input", int(found[1])), origin.text))
+            elif slot in self.inputs.bases:
+                found.append("the memory that some arguments share")
+            else:
+                found.append(self.of("input", origin.leaf, *origin.path))
+        return found
+
+    def arguments(self, *, captured: bool) -> dict[str, Value]:
+        """Input leaves by name: those of parameters, or those captured by modules, closures, globals and rules.
+
+        Sizes, which Dynamo passes beside the tensors that have them, are in neither.
+        """
+        named = [(n, self.of("input", n), value) for n, value in enumerate(self.inputs.values)]
+        return {
+            name: value
+            for n, name, value in named
+            if not _EXTENT.search(name) and _is_captured(self._graph, n, name) == captured
+        }
+
+    def results(self) -> dict[str, Value]:
+        """Result leaves by name."""
+        return {self.of("output", n): value for n, value in enumerate(self.outputs.visible)}
+
+
+def _is_captured(graph: fx.GraphModule, number: int, name: str) -> bool:
+    """True for an argument of a graph that is no parameter's, and for a module's."""
+    nodes = graph.graph.find_nodes(op="placeholder")
+    if number >= len(nodes):
+        return not name.startswith("gradient")
+    dynamos = private.source_names(graph)[number]
+    is_modules = name.startswith("self.") or "._parameters[" in dynamos or "._buffers[" in dynamos
+    return is_modules or not private.is_argument(nodes[number])
+
+
+def _result_names(graph: fx.GraphModule | None, count: int) -> list[str]:
+    """Names of the results of a graph of Dynamo's: the user's variables, where there are any."""
+    if count == 1:
+        return ["result"]
+    names = [f"result {n}" for n in range(1, count + 1)]
+    results: Any = () if graph is None else graph.graph.output_node().args[0]
+    for n, node in enumerate(results):
+        line = line_of_node(node) if isinstance(node, fx.Node) else None
+        if n < count and line is not None and re.search(rf"\b{node.name}\b[^=(]*=", line.text):
+            names[n] = node.name
+    return names

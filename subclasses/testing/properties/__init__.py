@@ -1,0 +1,1 @@
+"""What the conformance kit checks: one property, called a promise in reports, per function."""

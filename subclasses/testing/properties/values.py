@@ -1,0 +1,160 @@
+"""The results of ops: those of the reference, and the same ones in every mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.testing.cases import CLONE, accepted, applicable, functional_cases, recorded, run_on_reference
+from subclasses.testing.compare import check_equal, check_stands_for, leaves, value_difference
+from subclasses.testing.errors import Broken, Skipped
+from subclasses.testing.property import Case, promise, run_cases
+from subclasses.testing.subject import Subject
+
+
+@promise(
+    "write a rule that computes this, or refuse the op: raise subclasses.DispatchError or NotImplementedError "
+    "with a message, or return NotImplemented",
+    cases=functional_cases,
+)
+@torch.no_grad()
+def values(s: Subject, case: Case) -> None:
+    """An op on a value gives what it gives on the tensor that the value stands for."""
+    check_stands_for(s, case.name, case.run(s.make()), run_on_reference(s, case))
+
+
+@promise(
+    "there, composite ops (linear, matmul, reshape) reach __torch_dispatch__ whole: take those without a rule "
+    "apart with func.decompose(), as outside of inference mode; views of a value from outside must be made under "
+    "torch.inference_mode(False), for they share its version counter",
+    cases=accepted,
+)
+def inference_mode(s: Subject, case: Case) -> None:
+    """An op gives in inference mode what it gives outside of it."""
+    outside = s.make()
+    with torch.no_grad():
+        expected = case.run(s.make())
+    with torch.inference_mode():
+        check_equal(s, case.name, case.run(outside), expected)
+        check_equal(s, case.name, case.run(s.make()), expected)
+
+
+@promise(
+    "a rule must not look at grad mode, and a rule above autograd must give what the op below it gives",
+    cases=recorded,
+)
+def grad_mode(s: Subject, case: Case) -> None:
+    """An op gives the same value whether gradients are recorded or not."""
+    x = s.trainable()
+    with torch.no_grad():
+        expected = case.run(s.make())
+    check_equal(s, case.name, case.run(x), expected)
+
+
+# ---- randomness --------------------------------------------------------------------------------------------
+
+RANDOM: dict[str, Callable[[Any], Any]] = {
+    "F.dropout(x)": lambda x: F.dropout(x, 0.5),
+    "torch.rand_like(x)": lambda x: torch.rand_like(x),
+    "torch.randn_like(x)": lambda x: torch.randn_like(x),
+    "x.clone().uniform_()": lambda x: x.clone().uniform_(),
+    "torch.bernoulli": lambda x: torch.bernoulli(torch.full_like(x, 0.5)),
+}
+
+
+@promise(
+    "draw from torch's generator at each call, once, by running the op itself on the inner tensors; keep no "
+    "generator and no mask",
+    cases=lambda s: [Case(name, run) for name, run in RANDOM.items()],
+)
+@torch.no_grad()
+def randomness(s: Subject, case: Case) -> None:
+    """Random ops follow the seed: the same after the same seed, something new at the next call."""
+    x = s.make()
+    if not (x.is_floating_point() and x.numel() > 8):
+        raise Skipped("random ops draw floating point numbers, and want more than 8 of them")
+    torch.manual_seed(1)
+    first = case.run(x)
+    torch.manual_seed(1)
+    second = case.run(x)
+    check_equal(s, f"{case.name} twice after the same seed", second, first)
+    if value_difference(s, case.run(x), second) is None:
+        raise Broken(f"{case.name} gave the same numbers twice, without a seed between")
+
+
+@promise("the backward of a random op must use the mask of its forward: save it, do not draw anew")
+def random_backward(s: Subject) -> None:
+    """Forward and backward of dropout agree on what was dropped."""
+    x = s.trainable()
+    if not x.is_floating_point():
+        raise Skipped("dropout of complex numbers is not defined")
+    y = s.call("F.dropout(x)", lambda: F.dropout(x, 0.5))
+    ones = torch.ones(x.shape, dtype=x.dtype)
+    (grad,) = s.call("the gradient of F.dropout(x)", lambda: torch.autograd.grad(y, x, ones))
+    if isinstance(grad, s.cls) and not isinstance(y, s.cls):
+        return  # the gradient by inner tensors says nothing entry by entry
+    plains = s.reference(x.detach())
+    kept, flows = s.references(y.detach(), len(plains)), s.references(grad, len(plains))
+    for k, g, plain in zip(kept, flows, plains, strict=True):
+        if bool(((g != 0) != (k != 0))[plain != 0].any()):
+            raise Broken("entries that F.dropout dropped have a gradient, or kept ones have none")
+
+
+# ---- conjugate and negative bits ---------------------------------------------------------------------------
+
+LAZY: dict[str, Callable[[Any], Any]] = {
+    "x.conj()": lambda x: x.conj(),
+    "x.conj().clone()": lambda x: x.conj().clone(),
+    "x.conj() * x": lambda x: x.conj() * x,
+    "x.conj().resolve_conj()": lambda x: x.conj().resolve_conj(),
+    "x.conj().conj() + 1": lambda x: x.conj().conj() + 1,
+    "x.conj().imag": lambda x: x.conj().imag,
+    "x.conj().real": lambda x: x.conj().real,
+    "x.mH": lambda x: x.mH,
+    "x.conj().sum()": lambda x: x.conj().sum(),
+}
+
+
+@promise(
+    "within __torch_dispatch__ PyTorch does not look at the lazy bits of inner tensors (its issue 130646): resolve "
+    "them (t.resolve_conj().resolve_neg()) at construction and after _conj and _neg_view, or hand them on to the "
+    "outer tensor"
+)
+def lazy_bits(s: Subject) -> None:
+    """Conjugate and negative bits are kept, on a value and on its inner tensors."""
+    x = s.make()
+    if x.is_complex():
+        run_cases(s, applicable(s, LAZY), values.check)
+    _check_lazy_inners(s, x)
+
+
+def _check_lazy_inners(s: Subject, x: Any) -> None:
+    s.reference(x)  # without a reference there is nothing to compare
+    lazy = {name: _lazily(t) for name, t in s.inners(x).items()}
+    solid = {name: t.resolve_conj().resolve_neg() for name, t in lazy.items()}
+    pair = s.call("lazy inner tensors", lambda: (s.construct(x, lazy), s.construct(x, solid)))
+
+    @torch.no_grad()
+    def check(s: Subject, case: Case) -> None:
+        got, expected = (_meaning(s, case.run(value)) for value in pair)
+        check_equal(s, f"{case.name} on inner tensors with a lazy bit set", got, expected)
+
+    run_cases(s, [CLONE, *accepted(s)[:8]], check)
+
+
+def _lazily(t: Any) -> Any:
+    """A plain tensor with its conjugate or negative bit set, as far as its dtype has one."""
+    if is_traceable_wrapper_subclass(t):
+        return t
+    if t.is_complex():
+        return t.conj()
+    return torch.complex(t, t).conj().imag if t.dtype in (torch.float32, torch.float64) else t
+
+
+def _meaning(s: Subject, result: Any) -> list[Any]:
+    """The plain tensors that the results stand for."""
+    return [tensor for leaf in leaves(result) for tensor in s.references(leaf, 1)]

@@ -1,0 +1,135 @@
+"""Views and mutation: which memory is shared, which is written, which is left alone."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import storage_key
+from subclasses.testing import cases
+from subclasses.testing.cases import applicable, run_on_reference
+from subclasses.testing.compare import check_equal, check_stands_for, leaves, snapshot
+from subclasses.testing.errors import Attempt, Broken
+from subclasses.testing.property import Case, promise
+from subclasses.testing.subject import Subject
+
+_ALIASING = (
+    "end __torch_dispatch__ with `return torch.utils._python_dispatch.return_and_correct_aliasing(func, args, "
+    "kwargs, out)`"
+)
+
+
+@promise(
+    f"{_ALIASING}, and make the inner tensors of the result views of the inner tensors",
+    cases=partial(applicable, table=cases.VIEWS),
+)
+def views(s: Subject, case: Case) -> None:
+    """A view shares memory with the value that it is a view of; a copy does not claim to."""
+    x = s.make()
+    with torch.no_grad():
+        view = leaves(case.run(x))[0]
+        check_stands_for(s, case.name, view, run_on_reference(s, case))
+    if view is x:
+        plain = s.reference(s.make())[0].detach()
+        if leaves(case.run(plain))[0] is not plain:  # as it is for ``flatten`` of one dimension
+            raise Broken(f"{case.name} gave x itself, not a view of it")
+    elif type(view) is s.cls:
+        _check_view(s, case.name, x, view)
+    elif view._is_view() and view._base is x:
+        raise Broken(
+            f"{case.name} is a copy of type {type(view).__name__}, yet it claims to be a view of x",
+            "give back a view of the class, or refuse the op; a plain copy must be detached from x",
+        )
+
+
+def _check_view(s: Subject, what: str, x: Any, view: Any) -> None:
+    if storage_key(view) != storage_key(x):
+        raise Broken(
+            f"{what} has a storage of its own, so that autograd and the compiler take it for a copy",
+            _ALIASING,
+        )
+    if what != "x.detach()" and not (view._is_view() and view._base is x):
+        raise Broken(f"{what} is no view of x to autograd: _base is not x", _ALIASING)
+    inside, held = ([t for t in s.inners(of).values() if isinstance(t, Tensor)] for of in (x, view))
+    storages = {storage_key(t) for t in inside}
+    if held and all(storage_key(t) not in storages and t.numel() for t in held):
+        raise Broken(f"{what} holds copies: no inner tensor shares memory with one of x")
+
+
+# ---- mutation ----------------------------------------------------------------------------------------------
+
+
+@promise(
+    "write into the inner tensors (copy_) and return the very argument that was written; where a class cannot, "
+    "raise before anything is written",
+    cases=partial(applicable, table=cases.MUTATIONS),
+)
+def mutation(s: Subject, case: Case) -> None:
+    """An in-place op changes the value itself, or is refused and changes nothing."""
+    _check_write(s, case, returns_self=True)
+
+
+@promise(
+    "write through to the inner tensors of the base: a view must hold views, and an op that makes a copy must "
+    "not be followed by a write that is lost",
+    cases=partial(applicable, table=cases.VIEW_MUTATIONS),
+)
+def mutation_of_views(s: Subject, case: Case) -> None:
+    """Writing to a view changes the value that it is a view of."""
+    _check_write(s, case, returns_self=False)
+
+
+@promise(
+    "return x itself with its new sizes, through return_and_correct_aliasing; or refuse the op",
+    cases=partial(applicable, table=cases.METADATA_MUTATIONS),
+)
+def metadata_mutation(s: Subject, case: Case) -> None:
+    """An in-place change of sizes shows in the value itself, or is refused."""
+    _check_write(s, case, returns_self=True)
+
+
+def _check_write(s: Subject, case: Case, *, returns_self: bool) -> None:
+    x = s.make()
+    before, version, out = snapshot(s, x), x._version, None
+    with Attempt() as attempt, torch.no_grad():
+        out = case.run(x)
+    if attempt.error is not None:
+        check_equal(s, f"{case.name} was refused, but had changed x", x, before)
+        raise attempt.error
+    if not returns_self and not isinstance(out, s.cls):
+        _check_copy_was_plain(s, case, x, before, out)
+        return
+    if returns_self and out is not x:
+        raise Broken(f"{case.name} gave another object than x", _ALIASING)
+    expected = [plain.detach().clone() for plain in s.reference(before)]
+    with torch.no_grad():
+        for plain in expected:
+            case.run(plain)
+    check_stands_for(s, f"x after {case.name}", x, expected)
+    if x._version == version:
+        raise Broken(
+            f"{case.name} left the version counter of x as it was, so a stale gradient goes unnoticed"
+        )
+
+
+def _check_copy_was_plain(s: Subject, case: Case, x: Any, before: Any, out: Any) -> None:
+    """A write to a plain copy is right if the copy does not claim to be a view."""
+    check_equal(s, f"x after {case.name}, which wrote to a plain copy", x, before)
+    if isinstance(out, Tensor) and out._is_view() and out._base is x:
+        raise Broken(f"{case.name} wrote to a copy that claims to be a view of x: the write is lost")
+
+
+@promise("save tensors with ctx.save_for_backward, and raise version counters of what a rule writes to")
+def stale_gradients(s: Subject) -> None:
+    """A gradient that needs a value which has been overwritten is an error."""
+    x = s.trainable()
+    y = s.call("x * x", lambda: x * x)
+    with torch.no_grad():
+        s.call("x.mul_(2)", lambda: x.mul_(2))
+    with Attempt() as attempt:
+        torch.autograd.grad(y, x, torch.ones(y.shape, dtype=y.dtype))
+    if attempt.error is None:
+        raise Broken("y = x * x; x.mul_(2); the gradient of y came out, from the overwritten x")

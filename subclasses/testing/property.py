@@ -1,0 +1,107 @@
+"""Properties, called promises in reports: each is a function of the class under test, or of one case on it.
+
+:func:`promise` makes a property of such a function. :func:`run_cases` is the one loop over cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from subclasses.testing.errors import Attempt, Broken, Skipped, first_three, problem
+
+if TYPE_CHECKING:
+    from subclasses.testing.subject import Subject
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call by the name that a report shows."""
+
+    name: str
+    run: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One promise.
+
+    Attributes:
+        name: the name of its function.
+        says: the promise in a sentence, the first line of the function's docstring.
+        mend: advice for a class that breaks it.
+        check: ``check(subject)``, or ``check(subject, case)`` if there are cases.
+        cases: makes the cases for a class.
+    """
+
+    name: str
+    says: str
+    mend: str
+    check: Callable[..., None]
+    cases: Callable[[Subject], Iterable[Case]] | None = None
+
+    def run(self, s: Subject) -> None:
+        """Checks a class."""
+        if self.cases is None:
+            self.check(s)
+        else:
+            run_cases(s, self.cases(s), self.check)
+
+
+def promise(
+    mend: str, cases: Callable[[Subject], Iterable[Case]] | None = None
+) -> Callable[[Callable[..., None]], Promise]:
+    """Makes a :class:`Promise` of the decorated function."""
+    return lambda check: Promise(check.__name__, (check.__doc__ or "").splitlines()[0], mend, check, cases)
+
+
+def run_cases(s: Subject, cases: Iterable[Case], check: Callable[[Subject, Case], None]) -> None:
+    """Checks each case, and raises one error for all cases that fail; clean refusals are noted."""
+    problems: list[tuple[str, Exception]] = []
+    skipped = None
+    for case in cases:
+        with Attempt() as attempt:
+            check(s, case)
+        error = attempt.error
+        if isinstance(error, Skipped):
+            skipped = error
+        elif error is not None and not s.refuses(case.name, error):
+            problems.append((problem(case.name, error), error))
+    if problems:
+        texts, errors = zip(*problems, strict=True)
+        raise Broken(first_three(texts, "calls"), getattr(errors[0], "mend", None)) from errors[0]
+    if skipped is not None:
+        raise skipped
+
+
+# ---- outcomes ----------------------------------------------------------------------------------------------
+
+State = Literal["kept", "broken", "skipped"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of one promise.
+
+    Attributes:
+        promise: which.
+        state: kept, broken, or skipped where it could not be checked.
+        detail: what broke it, or why it was skipped.
+        mend: how to mend it, if broken.
+        refused: what the class refused cleanly, with the first line of each message.
+        error: the exception behind a broken promise.
+    """
+
+    promise: Promise
+    state: State
+    detail: str = ""
+    mend: str = ""
+    refused: tuple[str, ...] = ()
+    error: BaseException | None = field(default=None, compare=False)
+
+    def __str__(self) -> str:
+        head = f"{self.promise.name}: {self.promise.says}"
+        if self.state == "broken":
+            return f"{head}\n  broken: {self.detail}\n  mend: {self.mend}"
+        return f"{head}\n  {self.state}{f': {self.detail}' if self.detail else ''}"
