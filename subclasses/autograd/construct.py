@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import recording_again
+from subclasses._torch import autograd_enabled
 from subclasses.errors import DispatchError
 from subclasses.layout import Layout, cotangent_layout
 
@@ -191,7 +191,7 @@ class Primal:
                 f"{cls.__name__}: a plain cotangent needs the inner tensors that unwrap() gave, and one of them "
                 f"was modified by an in-place operation since"
             )
-        with recording_again():  # the engine's sum is an op below autograd
+        with autograd_enabled():  # the engine's sum is an op below autograd
             found = cls._wrap(self.layout, *self.inners, *self.dynamics).wrap_cotangent(plain)
         return as_cotangent(found)
 

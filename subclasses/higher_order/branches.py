@@ -16,9 +16,9 @@ from torch import Tensor
 from subclasses._torch import (
     HigherOrderOperator,
     TreeSpec,
+    fresh_fakes,
+    functional_storage_key,
     is_recorded,
-    on_fakes,
-    storage_below,
     storage_key,
     trace_graph,
     tree_flatten,
@@ -66,7 +66,7 @@ def find_results(fn: Call, plain: Sequence[Any]) -> Results:
         fn: from plain operands to results that may be wrappers.
         plain: the operands.
     """
-    with on_fakes(plain) as fakes:
+    with fresh_fakes(plain) as fakes:
         results, treespec = tree_flatten(fn(*fakes))
         leaves: list[Any] = []
         parts = tuple([unwrap_value(result, leaves) for result in results])
@@ -104,9 +104,9 @@ def plain_function(fn: Call, results: Results, wanted: Sequence[int]) -> Call:
     return on_plain
 
 
-def as_graphs(fns: Iterable[Call], plain: Sequence[Any], vary: bool = False) -> list[Call]:
+def as_graphs(fns: Iterable[Call], plain: Sequence[Any], dynamic_ints: bool = False) -> list[Call]:
     """Functions that write to their operands, as graphs: PyTorch functionalizes them where no wrapper may be made."""
-    return [trace_graph(fn, plain, vary) for fn in fns]
+    return [trace_graph(fn, plain, dynamic_ints) for fn in fns]
 
 
 def check_not_random(op: HigherOrderOperator, fns: Iterable[Call], plain: Sequence[Any]) -> None:
@@ -115,7 +115,7 @@ def check_not_random(op: HigherOrderOperator, fns: Iterable[Call], plain: Sequen
     Only where a graph is made of the derivative: what merely asks for sizes may run with autograd's own later.
     """
     for fn in fns if is_recorded() else ():
-        graph = trace_graph(fn, plain, vary=False)
+        graph = trace_graph(fn, plain, dynamic_ints=False)
         nodes = [
             n for part in graph.modules() if isinstance(part, torch.fx.GraphModule) for n in part.graph.nodes
         ]
@@ -133,7 +133,7 @@ def apart(plain: Sequence[Any]) -> list[Any]:
     operands = []
     for operand in plain:
         if isinstance(operand, Tensor):
-            key = storage_below(operand)
+            key = functional_storage_key(operand)
             operand = operand.clone() if key in met else operand
             met.add(key)
         operands.append(operand)

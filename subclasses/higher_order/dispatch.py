@@ -24,10 +24,10 @@ from torch import Tensor
 
 from subclasses._torch import (
     HigherOrderOperator,
-    interpreted,
+    eager_while_loop,
     is_traced,
-    loop_in_python,
     patch_aliasing_checks,
+    run_with_interpreter,
     tree_map,
 )
 from subclasses.errors import DispatchError, one_of
@@ -63,15 +63,16 @@ def _run_cond(op: HigherOrderOperator, pred: Any, true_fn: Call, false_fn: Call,
         )
     if not is_traced(op, (pred, operands)):
         return tree_map(with_carriers, (true_fn if pred else false_fn)(*operands))
-    return call_cond(op, pred, (interpreted(true_fn), interpreted(false_fn)), operands)
+    return call_cond(op, pred, (run_with_interpreter(true_fn), run_with_interpreter(false_fn)), operands)
 
 
 def _run_while_loop(
     op: HigherOrderOperator, cond_fn: Call, body_fn: Call, carried: Any, additional: Any = (), **kwargs: Any
 ) -> Any:
     if not is_traced(op, (carried, additional)):
-        return loop_in_python(op, cond_fn, body_fn, carried, additional)
-    return call_while_loop(op, (interpreted(cond_fn), interpreted(body_fn)), carried, additional, **kwargs)
+        return eager_while_loop(op, cond_fn, body_fn, carried, additional)
+    fns = run_with_interpreter(cond_fn), run_with_interpreter(body_fn)
+    return call_while_loop(op, fns, carried, additional, **kwargs)
 
 
 _RUNS = {"cond": _run_cond, "while_loop": _run_while_loop}

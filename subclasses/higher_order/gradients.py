@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import recording_again, tree_flatten
+from subclasses._torch import autograd_enabled, tree_flatten
 from subclasses.autograd.construct import as_cotangent, is_differentiable
 from subclasses.higher_order.branches import Results
 from subclasses.higher_order.values import Constant, Operands, Plain, Wrapper, is_declared, wrap_value
 from subclasses.layout import cotangent_layout
-from subclasses.spec.values import rebuild
+from subclasses.spec.values import map_inners
 
 Call = Callable[..., Any]
 
@@ -39,7 +39,7 @@ def gradients_of(fn: Call, num_primals: int, wanted: Sequence[int], present: Seq
     def gradients(*values: Any) -> tuple[Any, ...]:
         primals, cotangents = list(values[:num_primals]), values[num_primals:]
         again = torch.is_grad_enabled()
-        with recording_again(), torch.enable_grad():
+        with autograd_enabled(), torch.enable_grad():
             inputs = [primals[n] if again else _leaf(primals[n]) for n in wanted]
             for n, leaf in zip(wanted, inputs, strict=True):
                 primals[n] = leaf
@@ -101,13 +101,13 @@ def _zeros(results: Results, number: int, plain: Sequence[Any]) -> Any:
 
 def _contiguous(gradient: Any) -> Any:
     """A gradient of a class, with the strides that the same one of the other branch has."""
-    return rebuild(gradient, lambda _, t: t.contiguous())
+    return map_inners(gradient, lambda _, t: t.contiguous())
 
 
 def _of_class(primal: Any, cotangent: Tensor) -> Any:
     """A plain cotangent of a wrapper as one of its class, as the backward of a construction makes it."""
     cls = type(primal)
     if cls.__spec__.fallback == "map" and not cls._saves_inners:
-        return rebuild(primal, lambda _, t: cotangent if is_differentiable(t) else t)
-    with recording_again():
+        return map_inners(primal, lambda _, t: cotangent if is_differentiable(t) else t)
+    with autograd_enabled():
         return as_cotangent(primal.wrap_cotangent(cotangent))

@@ -61,7 +61,7 @@ def call_while_loop(
     call = functools.partial(op, over_plain(condition, loop.wrap), body, **kwargs)
     plain = [*loop.state, *loop.read]
     if results.written:
-        found = op(*as_graphs(call.args, plain, vary=True), *_in_two(loop, plain), **kwargs)
+        found = op(*as_graphs(call.args, plain, dynamic_ints=True), *_in_two(loop, plain), **kwargs)
     elif torch.is_grad_enabled() and any(map(_requires_grad, plain)):
         check_not_random(op, call.args, plain)
         found = _call_differentiably(call, loop, condition(*carried, *additional))

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from subclasses.dispatch.aliasing import bump_versions
-from subclasses.dispatch.cotangents import check_materialize
+from subclasses.dispatch.cotangents import check_no_cotangents
 from subclasses.errors import DispatchError
 from subclasses.int8.parts import map_parts, rows_apart
 from subclasses.int8.tensor import Int8Tensor
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 @Int8Tensor.implements(aten.constant_pad_nd.default)
 def _(func: Any, x: Any, pad: Sequence[int], value: Any = 0) -> Any:
     """Rows of zeros around, as ``DTensor`` adds them to parts of uneven size; else a plain tensor."""
-    check_materialize(Int8Tensor, func, [x])
+    check_no_cotangents(Int8Tensor, func, [x])
     within, along = list(pad[: 2 * (x.dim() - 1)]), list(pad[2 * (x.dim() - 1) :])
     if value != 0 or any(within) or x.dim() < 2 or min(along, default=0) < 0:
         return func(x.materialize(), pad, value)
@@ -40,7 +40,7 @@ def _(func: Any, x: Any, pad: Sequence[int], value: Any = 0) -> Any:
 
 def _gathered(func: Any, x: Any, *group: Any) -> Any:
     """Waits at once: what is asked of the result reads several tensors, and waits for none."""
-    check_materialize(Int8Tensor, func, [x])
+    check_no_cotangents(Int8Tensor, func, [x])
     _learn_to_wrap()
     wait = torch.ops._c10d_functional.wait_tensor.default
     return map_parts(rows_apart(x), lambda t: wait(func(t.contiguous(), *group)))

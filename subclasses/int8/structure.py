@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.dispatch.cotangents import check_materialize, is_cotangent
+from subclasses.dispatch.cotangents import check_no_cotangents, is_cotangent
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
 from subclasses.int8.parts import map_parts, with_parts
@@ -241,12 +241,12 @@ def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
     """Tensors of one kind end to end, cut into the coarsest blocks that all of them have."""
     quantized = [t for t in tensors if isinstance(t, Int8Tensor)]
     if not _alike(tensors, dim):
-        check_materialize(Int8Tensor, func, quantized)
+        check_no_cotangents(Int8Tensor, func, quantized)
         return func([t.materialize() if isinstance(t, Int8Tensor) else t for t in tensors], dim)
     dim = _dim(tensors[0], dim)
     counts = _joint_counts(tensors, dim)
     if any(tuple(t.scale.shape) != tuple(c) for t, c in zip(tensors, counts, strict=True)):
-        check_materialize(
+        check_no_cotangents(
             Int8Tensor, func, quantized
         )  # the gradient of a scale is not that of each of its parts
     scales = func([blocks.refine(t.scale, c) for t, c in zip(tensors, counts, strict=True)], dim)

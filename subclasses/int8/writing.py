@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from subclasses.dispatch.aliasing import bump_versions
-from subclasses.dispatch.cotangents import check_materialize
+from subclasses.dispatch.cotangents import check_no_cotangents
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
 from subclasses.int8.parts import map_parts, with_parts
@@ -28,7 +28,7 @@ def _(func: Any, x: Any, **kwargs: Any) -> Any:
 def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     """Another floating point dtype changes the outer one: the numbers and their scales stay as they are."""
     if dtype is not None and not dtype.is_floating_point:
-        check_materialize(Int8Tensor, func, [x])
+        check_no_cotangents(Int8Tensor, func, [x])
         return func(x.materialize(), dtype=dtype, **kwargs)
     return map_parts(x, lambda t: func(t, **kwargs), float_dtype=dtype or x.dtype, partial=False)
 
@@ -36,7 +36,7 @@ def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> 
 @Int8Tensor.implements(aten.empty_like.default)
 def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     if dtype is not None and not dtype.is_floating_point:
-        check_materialize(Int8Tensor, func, [x])
+        check_no_cotangents(Int8Tensor, func, [x])
         return func(x.materialize(), dtype=dtype, **kwargs)
     return map_parts(x, lambda t: func(t, **kwargs), float_dtype=dtype or x.dtype, partial=False)
 
@@ -49,7 +49,7 @@ def _(func: Any, x: Any, size: Any, *, dtype: torch.dtype | None = None, **kwarg
     """
     counts = _counts_for(size, x) if dtype in (None, x.dtype) else None
     if counts is None:
-        check_materialize(Int8Tensor, func, [x])
+        check_no_cotangents(Int8Tensor, func, [x])
         return func(x.materialize(), size, dtype=dtype, **kwargs)
     qdata = func(x.qdata, size, **kwargs)
     scale = func(x.scale, counts, **kwargs)
@@ -81,7 +81,7 @@ def _counts_for(size: Any, x: Any) -> list[int] | None:
 def _(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
     """Writes numbers and scales, where the blocks of ``x`` can hold exactly what the source holds."""
     if not isinstance(x, Int8Tensor):
-        check_materialize(Int8Tensor, func, [source])
+        check_no_cotangents(Int8Tensor, func, [source])
         return func(x, source.materialize(), non_blocking)
     if isinstance(source, Int8Tensor) and x.shape == source.shape and 0 in x.shape:
         return x
