@@ -15,7 +15,7 @@ from torch import Tensor
 
 from subclasses import strict_mode
 from subclasses._torch import OpOverload, lazy_bits_enabled
-from subclasses.dispatch.aliasing import bump_versions, resize_outer, with_aliasing
+from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
 from subclasses.dispatch.cotangents import check_no_cotangents
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, raise_mixed, raise_writes_plain
 from subclasses.dispatch.schema import op_facts, undeclared_writes
@@ -62,8 +62,7 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
             ):
                 raise_mixed(op, x, other)
         for i in facts.written:
-            written = args[i] if i < len(args) else kwargs.get(facts.arguments[i].name)
-            _check_not_plain(cls, op, written)
+            _check_not_plain(cls, op, argument(facts, args, kwargs, i))
         outs = {
             n: op(*_select_inner(cls, n, args), **_select_inner(cls, n, kwargs)) for n in x._layout.present
         }
@@ -71,7 +70,7 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
             bump_versions([w.__dict__[n] for w in found for n in x._layout.present])
             # An op that changes metadata itself is replayed on the outer tensor instead.
             for i in () if facts.changes_metadata else facts.written:
-                resize_outer(args[i] if i < len(args) else kwargs.get(facts.arguments[i].name), cls)
+                resize_outer(argument(facts, args, kwargs, i), cls)
         return _wrap_results(op, x, spec, outs)
 
     return with_aliasing(op, plan)
@@ -142,8 +141,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
     def plan(*args: Any, **kwargs: Any) -> Any:
         strict_mode.check_materialize(cls, op)
         for i in written_indices:
-            written = args[i] if i < len(args) else kwargs.get(facts.arguments[i].name)
-            if wrappers_in(cls, written):
+            if wrappers_in(cls, argument(facts, args, kwargs, i)):
                 raise DispatchError(
                     f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost; "
                     f"use the functional op, or {hint}"
