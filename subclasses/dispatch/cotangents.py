@@ -122,6 +122,6 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
     """Raises DispatchError if a value to be materialized is marked as a cotangent."""
     if any(x._layout.cotangent for x in wrappers):
         raise DispatchError(
-            f"{op} on a cotangent of {cls.__name__} (a gradient, say), which stands for no plain tensor; "
+            f"{op} on a cotangent of {cls.__name__} (a gradient, say), which does not represent a plain tensor; "
             f"read its inner tensors instead"
         )
