@@ -1,4 +1,4 @@
-"""Tensor subclasses from declarations."""
+"""Declares traceable wrapper subclasses of ``torch.Tensor`` and generates their methods."""
 
 from subclasses.base import TensorSubclass
 from subclasses.coverage import Coverage, coverage

@@ -1,7 +1,7 @@
-"""Every private name of torch that the spec layer uses, and why.
+"""Every private torch name that ``subclasses`` uses, each with the reason.
 
-Nothing else in `subclasses` imports a name that starts with an underscore from torch, so a new release of
-PyTorch is read against this one file (and `desugar/_torch.py`, which holds what only the pass needs).
+No other module of ``subclasses`` imports a torch name that starts with an underscore. A new release of PyTorch is
+therefore checked against this file and ``desugar/_torch.py``, which holds the private names that only the pass needs.
 ``tests/subclasses/test_torch_names.py`` names each of them.
 """
 
@@ -16,25 +16,25 @@ import torch
 from torch._ops import (
     # The type of torch.ops.higher_order.cond.
     HigherOrderOperator as HigherOrderOperator,
-    # The types of torch.ops.aten.mul.Tensor and torch.ops.aten.mul: public objects whose types have no name.
+    # The types of torch.ops.aten.mul.Tensor and torch.ops.aten.mul. The objects are public, their types are not.
     OpOverload as OpOverload,
     OpOverloadPacket as OpOverloadPacket,
 )
 from torch.utils._python_dispatch import (
-    # A mode that sees every op below autograd; the conformance kit notes with it which rules were reached.
+    # A mode that sees every op below autograd; the conformance kit records with it which rules were reached.
     TorchDispatchMode as TorchDispatchMode,
-    # The modes in force, which a higher-order op asks before any subclass.
+    # The active dispatch modes, which a higher-order op calls before any subclass.
     _get_current_dispatch_mode_stack as _dispatch_modes,
-    # Is a tensor of the kind that PyTorch can take apart with __tensor_flatten__?
+    # Whether a tensor is a wrapper that PyTorch can flatten with __tensor_flatten__.
     is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
-    # The same question about a type.
+    # The same test for a type.
     is_traceable_wrapper_subclass_type as is_traceable_wrapper_subclass_type,
-    # Gives a view made below autograd its base's storage and returns the mutated argument of an in-place op.
+    # Shares the base's storage with a view made below autograd, and returns the mutated argument of an in-place op.
     return_and_correct_aliasing as return_and_correct_aliasing,
 )
 from torch.utils._pytree import (
-    # The containers in which a branch of a higher-order op may return its results are the ones that PyTorch's own
-    # implementations of the op flatten; optree knows fewer.
+    # PyTorch's own implementations of higher-order ops flatten a branch's results with this module, so a branch may
+    # return any container that it knows; optree knows fewer.
     TreeSpec as TreeSpec,
     tree_flatten as tree_flatten,
     tree_map as tree_map,
@@ -45,30 +45,30 @@ from subclasses.after_import import after_import
 
 # ---- making wrappers ---------------------------------------------------------------------------------------
 
-# The only way to make a tensor without storage whose Python class is a given one.
+# The only way to make a tensor without storage with a given Python class.
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 
-# A construction is shown to the torch function modes in force; asks whether there is one.
+# Whether a torch function mode is active: construction must be visible to such modes.
 in_function_mode = torch._C._is_torch_function_mode_enabled
 
-# The transform of torch.func that runs, or None; its own wrappers around tensors are not to be wrapped again.
+# The torch.func transform that is running, or None. Tensors wrapped by a transform must not be wrapped again.
 current_transform = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
 
-# Whether a tensor belongs to such a transform.
+# Whether such a transform wrapped a tensor.
 is_transformed = torch._C._functorch.is_functorch_wrapped_tensor  # type: ignore[attr-defined]
 
 # ---- Dynamo ------------------------------------------------------------------------------------------------
 
-# How Dynamo treats a code object that Python runs as a frame of its own (not one that it inlines), without the
-# import of torch._dynamo. A release without these names traces such frames.
+# Controls how Dynamo treats a code object that runs as a frame of its own (not inlined), without importing
+# torch._dynamo. On a release without these names Dynamo traces such frames.
 _frames = torch._C._dynamo.eval_frame  # type: ignore[attr-defined]
 
 
-def run_as_it_is(function: Any) -> None:
-    """Keeps Dynamo's eyes off the frames of a function and what they call, at no price per call.
+def skip_frames(function: Any) -> None:
+    """Makes Dynamo skip the frames of a function and of everything it calls, at no cost per call.
 
-    Where a user's frame is not compiled (a graph break in a loop, an exception), its ops run in eager mode with
-    Dynamo looking at each frame on the way, those below `__torch_dispatch__` included.
+    Where a user's frame is not compiled (a graph break in a loop, an exception), its ops run in eager mode, and Dynamo
+    otherwise inspects every frame on the way, including those below `__torch_dispatch__`.
     """
     if hasattr(_frames, "set_code_exec_strategy"):
         skip = _frames._FrameAction.SKIP
@@ -77,49 +77,49 @@ def run_as_it_is(function: Any) -> None:
 
 # ---- printing ----------------------------------------------------------------------------------------------
 
-# What torch.set_printoptions sets, which has no public reader.
+# The options that torch.set_printoptions sets; they have no public reader.
 print_options = torch._tensor_str.PRINT_OPTS  # type: ignore[attr-defined]
 
-# A context with other options, which torch.set_printoptions is not: it forgets ``sci_mode``.
+# A context with other print options. torch.set_printoptions cannot restore them: it does not keep ``sci_mode``.
 printing_with = torch._tensor_str.printoptions  # type: ignore[attr-defined]
 
-# A context without the modes in force: PyTorch prints tensors in one, so that a mode sees none of it.
+# A context without the active modes: PyTorch prints tensors in it, so that a mode does not see the ops of printing.
 disable_current_modes = torch.utils._python_dispatch._disable_current_modes  # type: ignore[attr-defined]
 
 # ---- dynamic ints ------------------------------------------------------------------------------------------
 
-# The dims of a tensor that Dynamo makes symbols of at the first compilation. Read, not guarded on; a release
-# that does not know it compiles once more.
+# The attribute with the dims that Dynamo makes symbolic at the first compilation. Dynamo reads it and does not guard
+# on it. A release that does not know the attribute compiles once more.
 dynamic_dims_name = "_dynamo_propagated_dynamic_indices"
 
 
 def mark_dim_dynamic(t: torch.Tensor, dim: int = 0) -> None:
-    """What torch._dynamo.maybe_mark_dynamic(t, dim) does, without the import of torch._dynamo."""
-    # A private attribute is what Dynamo reads.
+    """Does what torch._dynamo.maybe_mark_dynamic(t, dim) does, without importing torch._dynamo."""
+    # The private attribute that Dynamo reads.
     t._dynamo_weak_dynamic_indices = {*dims_marked_dynamic(t), dim}  # type: ignore[attr-defined]
 
 
 def dims_marked_dynamic(t: torch.Tensor) -> list[int]:
-    """The dims that :func:`mark_dim_dynamic` has marked."""
+    """Returns the dims that :func:`mark_dim_dynamic` marked, in order."""
     # The same attribute.
     return sorted(getattr(t, "_dynamo_weak_dynamic_indices", ()))
 
 
 # ---- above autograd ----------------------------------------------------------------------------------------
 
-# Switches __torch_function__ off for a class with no rule above autograd, in C++ and known to Dynamo.
+# Disables __torch_function__ for a class without rules above autograd: implemented in C++ and known to Dynamo.
 disabled_torch_function_impl = torch._C._disabled_torch_function_impl
 
-# The TLS guard with which a function runs when its one hop cannot be skipped.
+# The TLS guard under which a function runs on a release that cannot skip a single __torch_function__ check.
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 
-# Calls a function past its own __torch_function__ check only, so that ruled functions which it calls in turn
-# are still intercepted. Missing on older releases, where the whole call runs with interception off.
+# Calls a function and skips only that function's own __torch_function__ check, so functions with rules that it calls
+# are still intercepted. Older releases lack it; there the whole call runs without interception.
 _skip_one_hop = getattr(torch._C, "_skip_one_hop_torch_function", None)
 
 
 def call_unruled(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-    """Runs a function that no rule is for as if its arguments had no ``__torch_function__``."""
+    """Runs a function without a rule as if its arguments had no ``__torch_function__``."""
     if _skip_one_hop is not None:
         return _skip_one_hop(func, types, args, kwargs)
     with DisableTorchFunctionSubclass():
@@ -128,36 +128,36 @@ def call_unruled(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
 
 # ---- below autograd ----------------------------------------------------------------------------------------
 
-# The keys under which a dispatch mode or subclass is called are read, changed and put back with these four.
+# These four read, change and restore the dispatch keys under which a dispatch mode or subclass is called.
 _ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard  # type: ignore[attr-defined]
 _included_keys = torch._C._dispatch_tls_local_include_set  # type: ignore[attr-defined]
 _excluded_keys = torch._C._dispatch_tls_local_exclude_set  # type: ignore[attr-defined]
 _lazy_bits = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate).add(torch._C.DispatchKey.Negative)  # type: ignore[attr-defined]
 
 
-def seeing_lazy_bits() -> Any:
-    """A context in which kernels see conjugate and negative bits again.
+def lazy_bits_enabled() -> Any:
+    """Context in which kernels see conjugate and negative bits again.
 
-    PyTorch switches both keys off before ``__torch_dispatch__`` (its issue 130646), so that a kernel made of other
-    ops which sets a bit itself, such as ``linalg_pinv``, would be silently wrong there.
+    PyTorch disables both keys before ``__torch_dispatch__`` (its issue 130646). A kernel composed of other ops that
+    sets such a bit itself, such as ``linalg_pinv``, would be silently wrong without them.
     """
     return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _lazy_bits)
 
 
-# What is switched off below autograd: the keys of autograd itself and of the bookkeeping of views beside it.
+# The keys that are disabled below autograd: autograd itself and the tracking of views and in-place ops.
 _autograd_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality).add(  # type: ignore[attr-defined]
     torch._C.DispatchKey.ADInplaceOrView  # type: ignore[attr-defined]
 )
 
 
-def recording_again() -> Any:
-    """A context below autograd in which operations are differentiable again, for a gradient taken inside."""
+def autograd_enabled() -> Any:
+    """Context below autograd in which ops are differentiable again, to compute a gradient inside."""
     return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _autograd_keys)
 
 
 def in_backward() -> bool:
-    """Whether the autograd engine runs in this thread: what is computed then is a derivative."""
-    # The engine's number for what it runs; -1 for nothing.
+    """Whether the autograd engine is running in this thread, so that ops compute a derivative."""
+    # The engine's id of the running graph task; -1 if none runs.
     return torch._C._current_graph_task_id() != -1
 
 
@@ -165,12 +165,12 @@ def in_backward() -> bool:
 
 
 def is_traced(op: Any, operands: Any) -> bool:
-    """Whether a call of a higher-order op is recorded or transformed, or its operands have no data."""
-    # Knows the fake mode of a compilation, of the modes in force, and of tensors.
+    """Whether a higher-order op is being traced or transformed, or its operands have no data."""
+    # Finds the fake mode of the compilation, of the active modes, or of the operands.
     from torch._guards import detect_fake_mode
 
-    # A mode counts that the op has an implementation for; any other one sees the ops of the branch instead. (One that
-    # counts operations would choose the branch with more of them.) Before autograd there is a stack of its own.
+    # Only modes for which the op has an implementation count; any other mode sees the ops of the branch. (A mode that
+    # counts FLOPs would otherwise choose the branch with more of them.) Pre-dispatch modes have a stack of their own.
     return (
         any(type(mode) in op.python_key_table for mode in _dispatch_modes())
         or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
@@ -179,53 +179,53 @@ def is_traced(op: Any, operands: Any) -> bool:
     )
 
 
-def loop_in_python(op: Any, *args: Any) -> Any:
-    """``while_loop`` as a loop in Python, which is PyTorch's kernel for tensors with data; differentiable as it is."""
-    # The key under which PyTorch keeps that kernel.
+def eager_while_loop(op: Any, *args: Any) -> Any:
+    """Runs ``while_loop`` as a Python loop: PyTorch's kernel for tensors with data, which autograd differentiates."""
+    # The dispatch key under which PyTorch registers that kernel.
     return op.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args)  # type: ignore[attr-defined]
 
 
-def interpreted(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A graph run node by node where the nodes' metadata (the user's lines) is to be kept, any other function as is."""
-    # What PyTorch's own implementations of the ops do with each branch.
+def run_with_interpreter(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a graph to run node by node where node metadata (the user's lines) must be kept; others are unchanged."""
+    # PyTorch's own implementations of the ops do the same with each branch.
     from torch._higher_order_ops.utils import _maybe_run_with_interpreter
 
     return _maybe_run_with_interpreter(fn)
 
 
-def trace_graph(fn: Callable[..., Any], values: Sequence[Any], vary: bool) -> torch.fx.GraphModule:
-    """The graph of a function, traced on fake tensors apart from what is being traced; ints may vary between calls."""
-    # make_fx, within the trace that goes on if there is one.
+def trace_graph(fn: Callable[..., Any], values: Sequence[Any], dynamic_ints: bool) -> torch.fx.GraphModule:
+    """Traces a function to a graph of its own on fresh fake tensors; with ``dynamic_ints``, ints become symbols."""
+    # make_fx, nested in the active trace if there is one.
     from torch._guards import detect_fake_mode
     from torch._higher_order_ops.utils import _maybe_reenter_make_fx
 
-    with on_fakes(values) as fakes:
+    with fresh_fakes(values) as fakes:
         env = detect_fake_mode(fakes).shape_env  # type: ignore[union-attr]
-        if vary and env is not None:
+        if dynamic_ints and env is not None:
             fakes = [env.create_unbacked_symint() if type(v) is int else v for v in fakes]
         return _maybe_reenter_make_fx(fn)(*fakes)
 
 
 def is_recorded() -> bool:
-    """Whether ops are written to a graph, as opposed to being run for the sizes of their results."""
-    # Slow to import, needed by derivatives alone.
+    """Whether ops are being recorded in a graph, and not merely run to infer the sizes of their results."""
+    # Slow to import, and only derivatives need it.
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     return get_proxy_mode() is not None
 
 
 @contextlib.contextmanager
-def on_fakes(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """A context in which nothing is recorded, with fresh fake tensors like the given ones; ints stay."""
-    # Functionalization below Python is no mode, and is switched off apart.
+def fresh_fakes(values: Sequence[Any]) -> Iterator[list[Any]]:
+    """Context without recording; yields fresh fake tensors like the given ones, and passes ints through."""
+    # C++ functionalization is not a mode, so it is suspended separately.
     from torch._dispatch.python import suspend_functionalization
     from torch._guards import detect_fake_mode
 
     mode = detect_fake_mode(values) or fake_mode()
     env = mode.shape_env
-    # What a run here makes up is not missing from the graph of whoever traces.
-    forgetting = contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
-    with suspend_functionalization(), disable_current_modes(), mode, torch.no_grad(), forgetting:
+    # Unbacked symbols created here never appear in the outer trace's graph, so it must not look for them.
+    ignore_symbols = contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
+    with suspend_functionalization(), disable_current_modes(), mode, torch.no_grad(), ignore_symbols:
         with torch.inference_mode(False):
             fakes = [_fake_like(v) if isinstance(v, torch.Tensor) else v for v in values]
         yield fakes
@@ -239,24 +239,24 @@ def _fake_like(t: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device)
 
 
-def storage_below(t: torch.Tensor) -> int:
-    """The storage of what a tensor stands for under functionalization, which gives each input one of its own."""
-    # The tensors by which AOTAutograd functionalizes.
+def functional_storage_key(t: torch.Tensor) -> int:
+    """Returns the key of a tensor's storage below functionalization, which gives each input a storage of its own."""
+    # AOTAutograd functionalizes with these tensors.
     from torch._subclasses.functional_tensor import FunctionalTensor
 
-    # Writes to it that wait are carried out first.
+    # Pending writes are applied first.
     if isinstance(t, FunctionalTensor):
         torch._sync(t)  # type: ignore[attr-defined]
         return storage_key(torch._from_functional_tensor(t.elem))  # type: ignore[attr-defined]
     return storage_key(t)
 
 
-def _answer_for_wrappers(home: Any, name: str, is_ours: Callable[[Any], bool], answer: Any) -> None:
-    """Replaces a function of PyTorch by one that gives an answer of ours where the argument is ours."""
-    ask = getattr(home, name, None)
-    if ask is not None:
-        ours = functools.wraps(ask)(lambda asked: answer(asked) if is_ours(asked) else ask(asked))
-        setattr(home, name, ours)
+def _override_for(module: Any, name: str, is_ours: Callable[[Any], bool], override: Any) -> None:
+    """Replaces a PyTorch function by one that calls ``override`` if ``is_ours`` holds for the argument."""
+    original = getattr(module, name, None)
+    if original is not None:
+        wrap = functools.wraps(original)
+        setattr(module, name, wrap(lambda arg: override(arg) if is_ours(arg) else original(arg)))
 
 
 def _outer_storage(t: torch.Tensor) -> set[Any]:
@@ -266,112 +266,112 @@ def _outer_storage(t: torch.Tensor) -> set[Any]:
 
 
 def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
-    """Makes Dynamo compare wrappers for which a predicate holds as it compares plain tensors: by their own storage.
+    """Makes Dynamo compare wrappers for which a predicate holds by their own storage, as it does plain tensors.
 
-    It looks for aliases among the operands and results of a branch, and for operands that a loop writes to. Of a
-    wrapper it takes the first inner tensor, fails where that is a wrapper too, and refuses wrappers in loops, whatever
-    the body does. What inner tensors share is dealt with where wrappers are taken apart.
+    Dynamo looks for aliases among the operands and results of a branch, and for operands that a loop mutates. For a
+    wrapper it compares the first inner tensor, fails if that is a wrapper too, and refuses every wrapper in a loop,
+    whatever the body does. Aliasing of inner tensors is handled where wrappers are flattened.
     """
-    # The home of one of the two functions that Dynamo asks.
+    # The module of one of the two functions that Dynamo calls.
     import torch._higher_order_ops.utils as utils
 
     def example(nodes: Any) -> Any:
         node = nodes[0] if len(nodes) == 1 else None
         return getattr(getattr(node, "node", node), "meta", {}).get("example_value")
 
-    _answer_for_wrappers(
+    _override_for(
         utils, "_collect_fake_inputs", lambda nodes: is_ours(example(nodes)), lambda nodes: [example(nodes)]
     )
 
     def patch(dynamo: Any) -> None:
-        _answer_for_wrappers(dynamo, "get_tensor_storages", is_ours, _outer_storage)
+        _override_for(dynamo, "get_tensor_storages", is_ours, _outer_storage)
 
     after_import("torch._dynamo.variables.higher_order_ops", patch)
 
 
 def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Has Dynamo put calls of a function into its graph, where it would trace into it; it need not be imported yet."""
+    """Makes Dynamo record calls of a function in its graph instead of tracing into it; does not import Dynamo."""
     after_import("torch._dynamo.decorators", lambda dynamo: dynamo.allow_in_graph(fn))
     return fn
 
 
 # ---- aliasing ----------------------------------------------------------------------------------------------
 
-# Gives a wrapper made for a view op the storage of the wrapper it is a view of, as AOTAutograd expects.
+# Gives a wrapper made for a view op the storage of its base wrapper, as AOTAutograd expects.
 set_storage_of = torch._functionalize_unsafe_set  # type: ignore[attr-defined]
 
-# A context in which writes to a tensor leave its version counter alone, as FSDP2 fills what it gathered before.
+# A context in which writes to a tensor do not bump its version counter; FSDP2 refills gathered tensors in it.
 preserve_version_counter = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 
 # ---- schemas -----------------------------------------------------------------------------------------------
 
-# Functions such as F.linear live here; one operation may be reached through it and through torch.
+# The module of functions such as F.linear; an op may be reachable through it and through torch.
 nn_functions = torch._C._nn  # type: ignore[attr-defined]
 
 
 def is_dispatched(op: Any) -> bool:
-    """Whether an overload has kernels; those of TorchScript on ints, lists and strings have none."""
-    # The table of the dispatcher itself; asking an overload for one key raises where there is none at all.
+    """Whether an overload has kernels; TorchScript's overloads on ints, lists and strings have none."""
+    # The dispatcher's own table. Asking an overload for one key raises if it has no kernel at all.
     return torch._C._dispatch_has_kernel(op.name())
 
 
 def is_composite(op: Any) -> bool:
-    """Whether PyTorch takes an op apart above dispatch, except in inference mode."""
-    # The key of ops whose kernel is made of other ops and which autograd therefore sees through.
+    """Whether PyTorch decomposes an op above dispatch, except in inference mode."""
+    # The key of ops whose kernel is composed of other ops, through which autograd differentiates.
     return is_dispatched(op) and op.has_kernel_for_dispatch_key(
         torch._C.DispatchKey.CompositeImplicitAutograd
     )
 
 
 def resolve_overload(packet: Any, args: Any, kwargs: Any) -> Any:
-    """The overload of a packet that takes these arguments, or None."""
+    """Returns the overload of a packet that accepts these arguments, or None."""
     try:
-        # What calling the packet does first.
+        # The first step of calling the packet.
         name = torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs)
     except RuntimeError:
         return None
     return getattr(packet, name)
 
 
-def entry_of(op: Any) -> Any:
-    """The C++ function behind an op, which ``OpOverload.__call__`` only passes its arguments on to."""
-    # A Python frame less for each inner tensor of each op.
+def cpp_callable(op: Any) -> Any:
+    """Returns the C++ function that ``OpOverload.__call__`` forwards its arguments to."""
+    # Saves a Python frame for each inner tensor of each op.
     return getattr(op, "_op", op)
 
 
 def schema_of(op: Any) -> Any:
-    """The schema of an op: arguments and returns with their types and alias sets."""
+    """Returns an op's schema: arguments and returns with their types and alias sets."""
     return op._schema
 
 
 def all_aten_ops() -> list[Any]:
-    """Every overload of every aten op that has a kernel, by name."""
-    # The dispatcher's own table; dir(torch.ops.aten) knows only the packets that were used.
+    """Returns every overload with a kernel of every aten op, sorted by name."""
+    # The dispatcher's own table; dir(torch.ops.aten) lists only the packets that were used.
     names = torch._C._dispatch_get_all_op_names()
     split = sorted(n.removeprefix("aten::").partition(".") for n in names if n.startswith("aten::"))
     return [getattr(getattr(torch.ops.aten, packet), overload or "default") for packet, _, overload in split]
 
 
 def python_decomposition(op: Any) -> Any:
-    """PyTorch's decomposition of an op that it does not take apart itself, or None."""
-    # The table behind the public torch.library and export functions; slow to import and needed by few classes.
+    """Returns PyTorch's Python decomposition of an op, or None."""
+    # The table behind the public torch.library and export functions. Slow to import, and few classes need it.
     from torch._decomp import decomposition_table
 
-    # Looked up, never written.
+    # Read only.
     return decomposition_table.get(op)
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------
 
-# Fused attention on the CPU with its log-sum-exp, which the public function keeps to itself; and its backward.
+# Fused attention on the CPU and its backward. It returns the log-sum-exp, which the public function does not.
 flash_attention_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_attention_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
-# The same on CUDA for rows of any lengths back to back, as torch.nested calls them; differentiable.
+# The same on CUDA for packed rows of any lengths, as torch.nested calls them; differentiable.
 flash_attention_rows = torch.ops.aten._flash_attention_forward
 efficient_attention_rows = torch.ops.aten._efficient_attention_forward
 
-# Whether the second is traced with its backward: up to 2.13 the meta kernel lacks an argument (2.14: not tried).
+# Whether the second op traces with its backward: up to 2.13 the meta kernel lacks an argument (2.14: not tried).
 efficient_attention_traces = torch.__version__ >= "2.15"
 
 
@@ -379,20 +379,20 @@ efficient_attention_traces = torch.__version__ >= "2.15"
 
 
 def fake_mode() -> Any:
-    """A mode whose tensors have no data, as the compiler traces with."""
+    """Returns a fake mode such as the compiler traces with; its tensors have no data."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import, needed by the kit alone
 
     return FakeTensorMode()
 
 
 def storage_key(x: torch.Tensor) -> int:
-    """What two tensors have in common exactly if they share a storage, as AOTAutograd tells aliases."""
+    """Returns a key that is equal for two tensors exactly if they share a storage, as AOTAutograd detects aliases."""
     return x.untyped_storage()._cdata
 
 
 def op_infos() -> Any:
-    """PyTorch's own list of ops with sample inputs; its test helpers need numpy and expecttest."""
-    # Slow to import, needed by the kit alone.
+    """Returns PyTorch's own list of ops with sample inputs; its test helpers need numpy and expecttest."""
+    # Slow to import, and only the kit needs it.
     from torch.testing._internal.common_methods_invocations import op_db
 
     return op_db

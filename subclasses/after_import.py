@@ -1,4 +1,4 @@
-"""Running a function on a module that is slow to import, as soon as somebody imports it."""
+"""Import hooks: runs a function on a module that is slow to import once something else imports it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def after_import(name: str, then: Callable[[Any], None]) -> None:
-    """Calls a function with the module of a name: now if it is imported already, else at the end of its import."""
+    """Calls ``then`` with the module called ``name``: immediately if it is imported, else after its import."""
     module = sys.modules.get(name)
     if module is None:
         sys.meta_path.insert(0, _Finder(name, then))
@@ -19,7 +19,10 @@ def after_import(name: str, then: Callable[[Any], None]) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module, once, as the finders after it do, and adds a function to its loader."""
+    """Finds one module through the finders after it, and calls a function once the module has executed.
+
+    The finder removes itself from ``sys.meta_path`` when it finds the module.
+    """
 
     def __init__(self, name: str, then: Callable[[Any], None]) -> None:
         self.name, self.then = name, then

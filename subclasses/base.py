@@ -1,4 +1,8 @@
-"""``TensorSubclass``: from a class statement to a class that does all that PyTorch asks of it."""
+"""``TensorSubclass``: the base class whose subclass statements are declarations.
+
+Each class statement is collected into a ``SubclassSpec``, and every method that PyTorch requires of a traceable wrapper
+subclass is generated from it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from torch import Tensor
 
 from subclasses._torch import call_unruled
 from subclasses.autograd import construct
-from subclasses.dispatch.rules import BOOK, RuleBook, registering
+from subclasses.dispatch.rules import BOOK, RuleBook, registration
 from subclasses.errors import DispatchError, SpecError
 from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
@@ -26,23 +30,23 @@ intercept()
 
 @dataclass_transform(field_specifiers=(inner, static, dynamic))
 class TensorSubclass(Tensor):
-    """Base of all declared classes; see the package's guide for how to declare one.
+    """Base of all declared classes; the package's guide shows how to declare one.
 
     Class keywords:
-        size_from: the inner tensor whose size, stride and device are the outer ones; default the first.
-        dtype_from: the inner tensor whose dtype is the outer one; default ``size_from``.
-        fallback: what to do with an op that has no rule: ``"error"``, ``"materialize"`` or ``"map"``.
-        decompose: whether PyTorch's decompositions may be used, or for which ops.
+        size_from: name of the inner tensor whose size, stride and device are the outer ones. Default: the first.
+        dtype_from: name of the inner tensor whose dtype is the outer one. Default: ``size_from``.
+        fallback: what an op without a rule does: ``"error"``, ``"materialize"`` or ``"map"``.
+        decompose: whether PyTorch's decompositions may be used, or the collection of ops that may be decomposed.
     """
 
     __spec__: SubclassSpec
     __source__: str
     _layout: Layout
     _saves_inners = False
-    _instead = ""  # what a user may do where an op has no rule, added to the error
+    _instead = ""  # advice appended to the error for an op without a rule
 
     if TYPE_CHECKING:
-        # Tensor's method of this name is the outer product; a declared class has a function of its fields here.
+        # Tensor.outer is the outer product. A declared class uses the name for a function of its fields.
         outer: Any
 
     def __init_subclass__(
@@ -54,7 +58,7 @@ class TensorSubclass(Tensor):
         decompose: bool | Collection[Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if kwargs and isinstance(super().__init_subclass__, BuiltinMethodType):  # object's: nobody takes them
+        if kwargs and isinstance(super().__init_subclass__, BuiltinMethodType):  # object's takes no keywords
             raise_unknown_keywords(cls, kwargs)
         super().__init_subclass__(**kwargs)
         keywords = {
@@ -68,7 +72,7 @@ class TensorSubclass(Tensor):
         install(cls, TensorSubclass)
 
     def __new__(cls, *inners: Any, **metadata: Any) -> Self:
-        """The generated constructor, for a class body's own ``__new__`` to end with ``super().__new__(cls, ...)``."""
+        """Calls the generated constructor; a class body's own ``__new__`` ends with ``super().__new__(cls, ...)``."""
         if cls is TensorSubclass:
             raise TypeError(
                 "TensorSubclass has no fields; declare a class: `class Pair(TensorSubclass): ...`"
@@ -79,15 +83,15 @@ class TensorSubclass(Tensor):
 
     @classmethod
     def implements(cls, *ops: Any) -> Callable[[RuleType], RuleType]:
-        """Registers the decorated function as the rule for ops; called as ``rule(func, *args, **kwargs)``.
+        """Registers the decorated function as the rule for ops; it is called as ``rule(func, *args, **kwargs)``.
 
         Args:
-            *ops: an ``OpOverload`` or a packet (the rule runs below autograd, on raw inner tensors),
-                Python-level functions (it runs above autograd), or a ``torch.Tag``.
+            *ops: each an ``OpOverload`` or a packet (the rule runs below autograd, on raw inner tensors), a
+                Python-level function (the rule runs above autograd), or a ``torch.Tag``.
 
         Raises:
-            SpecError: an op is of no such kind, or has a rule on this class already, or the rule cannot be
-                called; nothing is registered then.
+            SpecError: an op is of another kind or already has a rule on this class, or the rule is not callable. No
+                op is registered then.
         """
         if cls is TensorSubclass:
             raise SpecError(
@@ -97,16 +101,16 @@ class TensorSubclass(Tensor):
             raise SpecError(f"{cls.__name__}.implements() needs an op, such as torch.ops.aten.mul.Tensor")
 
         def register(rule: RuleType) -> RuleType:
-            with registering(cls, lambda: _refresh(cls)) as file:
+            with registration(cls, lambda: _refresh(cls)) as register_rule:
                 for op in ops:
-                    file(op, rule)
+                    register_rule(op, rule)
             return rule
 
         return register
 
     @classmethod
     def unruled(cls, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a Python-level function as if it had no rule, so that a rule may settle its arguments only."""
+        """Calls a Python-level function as if it had no rule, for a rule that only normalizes its arguments."""
         return call_unruled(func, (cls,), args, kwargs)
 
     # ---- inner tensors -----------------------------------------------------------------------------------------
@@ -118,35 +122,45 @@ class TensorSubclass(Tensor):
     def unwrap(self, name: str) -> Tensor: ...
 
     def unwrap(self, name: str | None = None) -> Any:
-        """An inner tensor, or all of them, as a differentiable function of this tensor.
+        """Returns one inner tensor, or all of them, as a differentiable function of this tensor.
 
         Args:
-            name: the inner tensor; without it a tuple of all in order of declaration, ``None`` for absent ones.
+            name: the inner tensor to return. Without a name, the result is a tuple of all inner tensors in order of
+                declaration, ``None`` for absent ones.
+
+        Raises:
+            AttributeError: the class has no inner tensor of this name.
         """
         names = type(self).__spec__.inner_names
         if name is None:
             return construct.unwrap(self, names)
         if name not in names:
             raise AttributeError(
-                f"{type(self).__name__} has no inner tensor {name!r}; they are {', '.join(names)}"
+                f"{type(self).__name__} has no inner tensor {name!r}; its inner tensors are {', '.join(names)}"
             )
         return construct.unwrap(self, (name,))[0]
 
     def wrap_cotangent(self, cotangent: Tensor) -> Any:
-        """A plain cotangent of the outer size as one of this class: same metadata, same fixed inner tensors.
+        """Converts a plain cotangent of the outer size to a cotangent of this class.
 
-        Called in the backward of a construction with the value that was constructed. The default pulls the
-        cotangent back through ``materialize``. A class without ``materialize`` overrides it where plain
-        cotangents can reach it; there the differentiable inner tensors of this value have the right size and
-        dtype and hold nothing.
+        The result has the same metadata and the same non-differentiable inner tensors as this value. The backward of a
+        construction calls this method on the value that was constructed. The default pulls the cotangent back through
+        ``materialize``. A class without ``materialize`` overrides it if plain cotangents can reach it; the
+        differentiable inner tensors of this value then have the right size and dtype but undefined contents.
+
+        Raises:
+            DispatchError: the class has no ``materialize`` and does not override this method.
         """
         if not type(self).__spec__.has_materialize:
-            raise DispatchError(f"{type(self).__name__} does not say what a plain cotangent means for it")
+            raise DispatchError(
+                f"{type(self).__name__}: a plain cotangent needs a method `materialize(self) -> Tensor`, or "
+                f"`wrap_cotangent(self, cotangent)` that returns it as a {type(self).__name__}"
+            )
         return construct.pull_back(self, cotangent)
 
 
 def _refresh(cls: Any) -> None:
-    """Makes a class and all that inherit from it see a new rule."""
+    """Makes a new rule visible to a class and all classes that inherit from it."""
     for child in (cls, *_descendants(cls)):
         child._refresh()
 

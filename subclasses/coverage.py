@@ -1,4 +1,4 @@
-"""``coverage(Cls)``: how a class runs each op of aten, without running any."""
+"""``coverage(Cls)``: reports how a class runs each aten op, without running any op."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from subclasses.dispatch.resolution import find_step
 from subclasses.dispatch.schema import op_facts
 from subclasses.errors import DispatchError, SpecError
 
-# In the order in which they are tried; the first word of a step is its kind.
+# In order of precedence. The first word of a step is its kind.
 KINDS = ("rule", "derived", "structure", "tag", "decomposition", "map", "materialize", "error", "ambiguous")
 OWN_KINDS = ("rule", "derived", "tag", "ambiguous")
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """What :func:`coverage` returns; ``print`` shows it as a table.
+    """Result of :func:`coverage`; ``print`` shows it as a table.
 
     Attributes:
         name: the name of the class.
-        steps: for each op, such as ``"aten.add.Tensor"``, the step of the resolution that applies:
+        steps: for each op, such as ``"aten.add.Tensor"``, the resolution step that applies:
             ``"rule"``, ``"derived from aten.add.Tensor (rule)"``, ``"structure"``, ``"tag rule"``,
-            ``"decomposition"``, then the class's fallback ``"map"``, ``"materialize"`` or ``"error"``;
+            ``"decomposition"``, or the class's fallback ``"map"``, ``"materialize"`` or ``"error"``;
             ``"ambiguous"`` where two equally specific rules apply.
     """
 
@@ -34,22 +34,22 @@ class Coverage:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many ops each kind of step runs, those that run none left out."""
+        """Number of ops for each kind of step; kinds without ops are omitted."""
         found = Counter(step.split()[0] for step in self.steps.values())
         return {kind: found[kind] for kind in KINDS if found[kind]}
 
     def ops(self, kind: str) -> list[str]:
-        """The ops that a kind of step runs.
+        """Returns the ops that a kind of step runs.
 
         Raises:
-            ValueError: there is no such kind.
+            ValueError: the kind does not exist.
         """
         if kind not in KINDS:
             raise ValueError(f"expected a kind of step in {KINDS}, got {kind!r}")
         return [op for op, step in self.steps.items() if step.split()[0] == kind]
 
     def __str__(self) -> str:
-        """One line a kind; the ops themselves where the class says something of its own about them."""
+        """Returns one line for each kind, and the names of the ops that the class itself has rules for."""
         lines = [f"{self.name}: {len(self.steps)} ops of aten"]
         for kind, count in self.counts.items():
             lines.append(f"  {kind:<14}{count:>6}")
@@ -61,9 +61,12 @@ class Coverage:
 
 
 def coverage(cls: Any) -> Coverage:
-    """Tells, op by op over all of ``torch.ops.aten``, how a class runs it.
+    """Reports, for every op of ``torch.ops.aten`` that takes a tensor, how a class runs it.
 
-    Rules for Python-level functions run before any op is dispatched and are no part of it.
+    Rules for Python-level functions run before any op is dispatched and are not included.
+
+    Raises:
+        SpecError: ``cls`` is not a declared class.
     """
     if not hasattr(cls, "__spec__"):
         raise SpecError(f"coverage() takes a class declared with TensorSubclass, got {cls!r}")
@@ -71,7 +74,7 @@ def coverage(cls: Any) -> Coverage:
 
 
 def takes_tensors(op: OpOverload) -> bool:
-    """Whether an op has a tensor among its arguments; others never reach a subclass."""
+    """Whether an op has a tensor argument; other ops never reach a subclass."""
     return any(a.kind != "other" for a in op_facts(op).arguments)
 
 

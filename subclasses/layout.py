@@ -1,13 +1,12 @@
-"""Layouts: what is constant about one value of a subclass.
+"""Layouts: the constant part of a subclass value.
 
-A :class:`~subclasses.spec.collect.SubclassSpec` describes a class; a :class:`Layout` describes one value of it, with
-everything that is no tensor and no size left in: class, static metadata, which inner tensors are there, the
-layouts of those that are wrappers themselves. Layouts are immutable and *interned*: two values have equal
-metadata exactly if their layouts are the same object, so that comparing metadata is an identity test.
-Sizes, strides and dtypes are no part of it (interned sizes would leak and would fight dynamic shapes), nor
-are dynamic ints.
+A :class:`~subclasses.spec.collect.SubclassSpec` describes a class; a :class:`Layout` describes one value of it: the
+class, the static metadata, which inner tensors are present, and the layouts of inner tensors that are wrappers
+themselves. Layouts are immutable and *interned*: two values have equal metadata exactly if their layouts are the same
+object, so comparing metadata is an identity test. A layout holds no tensors, dynamic ints, sizes, strides or dtypes
+(interned sizes would leak and would conflict with dynamic shapes).
 
-Layouts are held weakly: one that no tensor and no compiled program refers to is collected.
+Layouts are held weakly: a layout is collected once no tensor and no compiled program refers to it.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ Nested = tuple[tuple[str, "Layout"], ...]
 
 
 class Layout:
-    """The interned description of one value; make one with :func:`intern_layout`.
+    """The interned description of one value; :func:`intern_layout` creates one.
 
     Attributes:
         cls: the subclass.
-        statics: values of static metadata in the order of the spec. For a class written by hand, its
-            flatten context.
-        present: names of the inner tensors that are there, in order of declaration.
+        statics: values of the static metadata in the order of the spec. For a handwritten class, a tuple of its
+            flatten context alone.
+        present: names of the inner tensors that are present, in order of declaration.
         nested: name and layout of each inner tensor that is itself a traceable wrapper subclass.
-        cotangent: whether the value is a cotangent of a class that stands for a plain tensor; there
-            adding means adding inner tensors, which for the values themselves it does not.
+        cotangent: whether the value is marked as a cotangent. Adding two cotangents adds their inner tensors, which is
+            not what adding two values means for a class that represents a plain tensor.
     """
 
     __slots__ = ("__weakref__", "cls", "cotangent", "nested", "present", "statics")
@@ -66,7 +65,7 @@ class Layout:
 
 # ---- interning ---------------------------------------------------------------------------------------------
 
-# class -> key -> layout. Types stand in the key beside values, since 1 == True == 1.0.
+# class -> key -> layout. The key includes the type of each value, since 1 == True == 1.0.
 _tables: weakref.WeakKeyDictionary[type, weakref.WeakValueDictionary[Any, Layout]] = (
     weakref.WeakKeyDictionary()
 )
@@ -79,7 +78,7 @@ def intern_layout(
     nested: Nested = (),
     cotangent: bool = False,
 ) -> Layout:
-    """The one layout with this description.
+    """Returns the unique layout with this description, and creates it if necessary.
 
     Raises:
         TypeError: static metadata is not hashable.
@@ -94,13 +93,13 @@ def intern_layout(
         values = {"cls": cls, "statics": statics, "present": present, "nested": nested}
         for name, value in (*values.items(), ("cotangent", cotangent)):
             object.__setattr__(layout, name, value)
-        # setdefault: another thread may have been faster, and there must be only one.
+        # setdefault: another thread may have interned the same key meanwhile, and there must be only one layout.
         layout = table.setdefault(key, layout)
     return layout
 
 
 def _typed(value: Any) -> Any:
-    """The value with the type of each part beside it."""
+    """Pairs a value with its type, recursively through tuples."""
     if isinstance(value, tuple):
         return (type(value), *map(_typed, value))
     return (type(value), value)
@@ -110,10 +109,10 @@ def _typed(value: Any) -> Any:
 
 
 def layout_of(x: Tensor) -> Layout:
-    """The layout of a wrapper, declared or written by hand.
+    """Returns the layout of a wrapper, declared or handwritten.
 
     Raises:
-        TypeError: ``x`` is no traceable wrapper subclass, or its flatten context is not hashable.
+        TypeError: ``x`` is not a traceable wrapper subclass, or its flatten context is not hashable.
     """
     layout = x.__dict__.get("_layout")
     if layout is not None:
@@ -127,11 +126,11 @@ def layout_of(x: Tensor) -> Layout:
 
 
 def nested_layouts(inners: list[tuple[str, Any]]) -> Nested:
-    """Name and layout of each inner tensor that is a wrapper itself."""
+    """Returns the name and layout of each inner tensor that is itself a wrapper."""
     wrappers = [(name, t) for name, t in inners if t is not None and is_traceable_wrapper_subclass(t)]
     return tuple((name, layout_of(t)) for name, t in wrappers)  # type: ignore[arg-type]
 
 
 def cotangent_layout(layout: Layout) -> Layout:
-    """The layout of a cotangent of values with this layout."""
+    """Returns the layout of a cotangent of values with this layout."""
     return intern_layout(layout.cls, layout.statics, layout.present, layout.nested, True)

@@ -1,7 +1,7 @@
-"""Values outside one process and one moment: pickle, ``torch.save``, ``copy.deepcopy``, shared memory.
+"""Serialization and copies: pickle, ``torch.save``, ``copy.deepcopy``, shared memory.
 
-A value is pickled as its class, its inner tensors and its metadata by name, so that a field with a default may be
-added later and old files still load. Inner tensors are pickled by torch itself, which keeps shared storages shared.
+A value is pickled as its class, its inner tensors and its metadata by name. A class may therefore gain a field with a
+default later, and old files still load. torch pickles the inner tensors itself, so shared storages stay shared.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from subclasses.layout import cotangent_layout
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.values import carrier
 
-# ---- what there is to keep ---------------------------------------------------------------------------------
+# ---- state -------------------------------------------------------------------------------------------------
 
 
-def _inners(x: Any) -> dict[str, Tensor]:
+def _present_inners(x: Any) -> dict[str, Tensor]:
     return {name: x.__dict__[name] for name in x._layout.present}
 
 
@@ -32,22 +32,22 @@ def _metadata(x: Any) -> dict[str, Any]:
     return statics | {f.name: x.__dict__[f.name] for f in spec.dynamics}
 
 
-def _extras(x: Any) -> dict[str, Any]:
-    """Attributes that the user or torch set on the value, such as the mark of an ``nn.Parameter``."""
+def _extra_attributes(x: Any) -> dict[str, Any]:
+    """Returns attributes that the user or torch set on the value, such as the mark of an ``nn.Parameter``."""
     own = {*type(x).__spec__.names, "_layout", *(carrier(f.name) for f in type(x).__spec__.dynamics)}
     return {k: v for k, v in x.__dict__.items() if k not in own and not k.startswith("_dynamo_")}
 
 
-def _marked_dims(x: Any) -> dict[str, list[int]]:
-    """Which dims compilers take as dynamic, of the value ("") and its inner tensors.
+def _dynamic_dims(x: Any) -> dict[str, list[int]]:
+    """Returns the dims that are marked dynamic for compilers, of the value (key "") and of its inner tensors.
 
-    torch keeps those of inner tensors in files, and loses them on the way to another process.
+    torch stores the marks of inner tensors in files, but loses them when it sends a tensor to another process.
     """
-    marked = {name: dims_marked_dynamic(t) for name, t in {"": x, **_inners(x)}.items()}
+    marked = {name: dims_marked_dynamic(t) for name, t in {"": x, **_present_inners(x)}.items()}
     return {name: dims for name, dims in marked.items() if dims}
 
 
-def _mark_dims(x: Any, marked: dict[str, list[int]]) -> None:
+def _mark_dynamic_dims(x: Any, marked: dict[str, list[int]]) -> None:
     for name, dims in marked.items():
         for dim in dims:
             mark_dim_dynamic(x.__dict__[name] if name else x, dim)
@@ -57,11 +57,11 @@ def _mark_dims(x: Any, marked: dict[str, list[int]]) -> None:
 
 
 def reduce(x: Any) -> tuple[Any, ...]:
-    """What ``__reduce_ex__`` returns."""
+    """Implements ``__reduce_ex__``; :func:`rebuild` is the inverse."""
     warn_if_has_hooks(x)
     flags = {"requires_grad": x.requires_grad, "cotangent": x._layout.cotangent}
-    flags["dynamic_dims"] = _marked_dims(x)
-    return rebuild, (type(x), _inners(x), _metadata(x), flags, _extras(x))
+    flags["dynamic_dims"] = _dynamic_dims(x)
+    return rebuild, (type(x), _present_inners(x), _metadata(x), flags, _extra_attributes(x))
 
 
 def rebuild(
@@ -71,35 +71,35 @@ def rebuild(
     flags: dict[str, Any],
     extras: dict[str, Any],
 ) -> Any:
-    """Makes a value from what :func:`reduce` gave; checked as at construction."""
+    """Constructs a value from the arguments that :func:`reduce` returned, with the constructor's checks."""
     with torch.no_grad():
         x = cls._new(cls, *(inners.get(n) for n in cls.__spec__.inner_names), **metadata)
     if flags["cotangent"]:
         x.__dict__["_layout"] = cotangent_layout(x._layout)
-    if extras:  # Dynamo, which traces copy.copy, takes no update of nothing
+    if extras:  # Dynamo traces copy.copy and rejects an update with an empty dict
         x.__dict__.update(extras)
-    _mark_dims(x, flags.get("dynamic_dims", {}))
+    _mark_dynamic_dims(x, flags.get("dynamic_dims", {}))
     return x.requires_grad_() if flags["requires_grad"] else x
 
 
 def allow_loading(cls: type) -> None:
-    """Lets ``torch.load(weights_only=True)`` load values of a class: declaring one is the consent.
+    """Allows ``torch.load(weights_only=True)`` to load values of a class; declaring a class counts as consent.
 
-    An ``Enum`` that is the default of static metadata comes with it; other types of metadata that torch does not
-    know have to be allowed with :func:`torch.serialization.add_safe_globals`.
+    The type of an ``Enum`` default of static metadata is allowed too. Other types of metadata that torch does not know
+    have to be allowed with :func:`torch.serialization.add_safe_globals`.
     """
     if "<locals>" in cls.__qualname__:
-        return  # cannot be found again by name, and must not be kept alive by torch's list
+        return  # a local class cannot be imported by name, and torch's list must not keep it alive
     spec: SubclassSpec = cls.__spec__  # type: ignore[attr-defined]
     enums = {type(f.default) for f in spec.statics if isinstance(f.default, enum.Enum)}
-    _forget_namesakes(cls)
+    _remove_same_named(cls)
     torch.serialization.add_safe_globals([rebuild, cls, *enums])
 
 
-def _forget_namesakes(cls: type) -> None:
-    """Takes classes off torch's list that had this name before, as where a notebook's cell runs again.
+def _remove_same_named(cls: type) -> None:
+    """Removes older classes of the same name from torch's list, such as those of a notebook cell that runs again.
 
-    torch finds a class by its name, and would take any of them.
+    torch looks a class up by name and could return any of them.
     """
     known = torch.serialization.get_safe_globals()
     stale: list[Any] = [
@@ -108,14 +108,18 @@ def _forget_namesakes(cls: type) -> None:
         if isinstance(old, type) and (old.__module__, old.__qualname__) == (cls.__module__, cls.__qualname__)
     ]
     with torch.serialization.safe_globals(stale):
-        pass  # on leaving, these are no longer on the list
+        pass  # on exit, torch removes these from its list
 
 
 # ---- copying -----------------------------------------------------------------------------------------------
 
 
 def deepcopy(x: Any, memo: dict[int, Any]) -> Any:
-    """``copy.deepcopy``: inner tensors are copied with the same memo, so that what was shared stays shared."""
+    """Implements ``copy.deepcopy``: inner tensors are copied with the same memo, so shared tensors stay shared.
+
+    Raises:
+        RuntimeError: the value is not an autograd leaf.
+    """
     if id(x) in memo:
         return memo[id(x)]
     if not x.is_leaf:
@@ -123,11 +127,11 @@ def deepcopy(x: Any, memo: dict[int, Any]) -> Any:
             f"Only a leaf can be deep-copied, and this {type(x).__name__} is the result of an op that records "
             f"gradients; copy x.detach() instead"
         )
-    inners = {name: copy.deepcopy(t, memo) for name, t in _inners(x).items()}
+    inners = {name: copy.deepcopy(t, memo) for name, t in _present_inners(x).items()}
     dynamics = [x.__dict__[f.name] for f in type(x).__spec__.dynamics]
     new = type(x)._wrap(x._layout, *(inners.get(n) for n in type(x).__spec__.inner_names), *dynamics)
-    new.__dict__.update(copy.deepcopy(_extras(x), memo))
-    _mark_dims(new, _marked_dims(x))
+    new.__dict__.update(copy.deepcopy(_extra_attributes(x), memo))
+    _mark_dynamic_dims(new, _dynamic_dims(x))
     if x.requires_grad:
         new.requires_grad_()
     if x.grad is not None:
@@ -140,12 +144,12 @@ def deepcopy(x: Any, memo: dict[int, Any]) -> Any:
 
 
 def share_memory(x: Any) -> Any:
-    """Moves every inner tensor to shared memory, in place."""
-    for t in _inners(x).values():
+    """Moves every inner tensor to shared memory in place, and returns the value."""
+    for t in _present_inners(x).values():
         t.share_memory_()
     return x
 
 
 def is_shared(x: Any) -> bool:
-    """Whether every inner tensor lives in shared memory."""
-    return all(t.is_shared() for t in _inners(x).values())
+    """Whether every inner tensor is in shared memory."""
+    return all(t.is_shared() for t in _present_inners(x).values())

@@ -1,4 +1,4 @@
-"""``strict()``: inside, nothing is materialized silently."""
+"""``strict()``: a context in which materializing fallbacks raise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from subclasses.errors import DispatchError, one_of
 
-# Called with the class and the op of each materializing fallback, for those who look on.
+# Each is called with the class and the op of every materializing fallback that runs, for recorders such as explain's.
 watchers: list[Callable[[type, Any], None]] = []
 
 _strict: ContextVar[bool] = ContextVar("strict", default=False)
@@ -17,7 +17,7 @@ _strict: ContextVar[bool] = ContextVar("strict", default=False)
 
 @contextmanager
 def strict() -> Iterator[None]:
-    """Inside, a materializing fallback raises a :class:`DispatchError` that names the op."""
+    """Context in which a materializing fallback raises a :class:`DispatchError` that names the op."""
     token = _strict.set(True)
     try:
         yield
@@ -26,7 +26,7 @@ def strict() -> Iterator[None]:
 
 
 def check_materialize(cls: type, op: Any) -> None:
-    """Raises inside :func:`strict`; tells those who look on."""
+    """Raises a ``DispatchError`` inside :func:`strict`; elsewhere notifies the watchers."""
     if _strict.get():
         raise DispatchError(f"{op} would materialize {one_of(cls)}, and subclasses.strict() is in force")
     for watcher in watchers:

@@ -1,1 +1,1 @@
-"""Differentiable construction, and rules that run above autograd."""
+"""Differentiable construction and unwrapping, and rules that run above autograd."""

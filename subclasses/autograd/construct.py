@@ -1,13 +1,13 @@
 """Differentiable construction of a wrapper, and differentiable access to its inner tensors.
 
-A wrapper stores inner tensors raw: they never require grad. The two autograd functions here connect the outer
-tensor to inner tensors in the autograd graph::
+A wrapper stores raw inner tensors, which never require grad. Two autograd functions connect the outer tensor with inner
+tensors in the autograd graph::
 
     inner tensors --Construct--> wrapper --Unwrap--> inner tensors
 
-A cotangent that reaches a wrapper is either of its class, with the same metadata and the same
-non-differentiable inner tensors, or a plain tensor of the outer size, as C++ formulas may produce. The class
-turns a plain one into one of its own with :meth:`TensorSubclass.wrap_cotangent`.
+A cotangent that reaches a wrapper either has its class, with the same metadata and the same non-differentiable inner
+tensors, or is a plain tensor of the outer size, as C++ formulas may produce. The class converts a plain cotangent with
+:meth:`TensorSubclass.wrap_cotangent`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import recording_again
+from subclasses._torch import autograd_enabled
 from subclasses.errors import DispatchError
 from subclasses.layout import Layout, cotangent_layout
 
@@ -25,43 +25,43 @@ aten = torch.ops.aten
 
 
 def is_differentiable(t: Tensor | None) -> bool:
-    """Whether gradients can flow to an inner tensor, judging by its dtype."""
+    """Whether gradients can flow to an inner tensor: it is present and has a floating or complex dtype."""
     return t is not None and (t.is_floating_point() or t.is_complex())
 
 
 def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
-    """A wrapper as a differentiable function of its inner tensors."""
+    """Constructs a wrapper as a differentiable function of its inner tensors."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inners):
         return Construct.apply(layout, dynamics, *inners)
     return wrap_detached(layout, dynamics, *inners)
 
 
 def wrap_detached(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
-    """A wrapper that no gradient reaches."""
+    """Constructs a wrapper from detached inner tensors."""
     raw = [t.detach() if t is not None and t.requires_grad else t for t in inners]
     return layout.cls._wrap(layout, *raw, *dynamics)  # type: ignore[attr-defined]
 
 
 class Construct(torch.autograd.Function):
-    """``Cls(*inners)``; the backward hands each inner tensor its part of the cotangent."""
+    """``Cls(*inners)`` in the autograd graph; the backward returns the inner tensors of the cotangent."""
 
     @staticmethod
     def forward(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
-        """Wraps aliases of what requires grad, since what is stored never does; the rest stays the same tensor.
+        """Wraps inner tensors. Those that require grad are detached, since stored tensors never require grad.
 
-        (That two values share their offsets proves that their rows match.)
+        All others stay the same objects: two values that share one offsets tensor provably have matching rows.
         """
         return wrap_detached(layout, dynamics, *inners)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps the inner tensors only where a plain cotangent may need them."""
+        """Saves the inner tensors only if a plain cotangent may need them."""
         ctx.layout, ctx.dynamics, *inners = inputs
         ctx.differentiable = [is_differentiable(t) for t in inners]
         ctx.set_materialize_grads(False)
         cls = ctx.layout.cls
         if cls._saves_inners and not cls.__spec__.has_materialize:
-            # Only looked at for its size: a value without a `materialize` takes no part in pulling back.
+            # Only the size and dtype are read: without `materialize`, pulling back does not use the contents.
             inners = [
                 t.new_empty(()).expand(t.shape) if d else t
                 for t, d in zip(inners, ctx.differentiable, strict=True)
@@ -70,7 +70,11 @@ class Construct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        """The inner tensors of the cotangent."""
+        """Returns the inner tensors of the cotangent; a plain cotangent is converted to the class first.
+
+        Raises:
+            DispatchError: the cotangent is plain and the class cannot convert it.
+        """
         (cotangent,) = cotangents
         cls = ctx.layout.cls
         if cotangent is None:
@@ -80,58 +84,58 @@ class Construct(torch.autograd.Function):
         elif cls.__spec__.fallback == "map" and not cls._saves_inners:
             grads = [cotangent for _ in ctx.differentiable]
         elif cls._saves_inners:
-            # Open: its inner tensors may require grad, so that a double backward sees them.
+            # An open wrapper: its inner tensors may require grad, which a double backward needs.
             primal = cls._wrap(ctx.layout, *ctx.saved_tensors, *ctx.dynamics)
             grads = primal.wrap_cotangent(cotangent).unwrap()
         else:
-            raise DispatchError(_NO_WAY_BACK.format(cls=cls.__name__))
+            raise DispatchError(_PLAIN_COTANGENT.format(cls=cls.__name__))
         return None, None, *(g if d else None for g, d in zip(grads, ctx.differentiable, strict=True))
 
 
-_NO_WAY_BACK = (
+_PLAIN_COTANGENT = (
     "{cls}: a plain tensor arrived as the cotangent of a {cls}. Define `wrap_cotangent(self, cotangent)`, which "
-    "returns it as a {cls}, or rule the op that made it above autograd (on the Python-level function)"
+    "returns it as a {cls}, or register a rule above autograd (on the Python-level function) for the op that made it"
 )
 
 
 def pull_back(primal: Any, cotangent: Tensor) -> Any:
-    """A plain cotangent as one of the class, through ``materialize`` by :func:`torch.autograd.grad`."""
-    cls, layout, twice = type(primal), primal._layout, torch.is_grad_enabled()
+    """Converts a plain cotangent to one of the class: the VJP of ``materialize``, by :func:`torch.autograd.grad`."""
+    cls, layout, create_graph = type(primal), primal._layout, torch.is_grad_enabled()
     spec = cls.__spec__
     inners = [primal.__dict__[n] for n in spec.inner_names]
     with torch.enable_grad():
-        leaves = [_leaf(t, twice) if is_differentiable(t) else t for t in inners]
+        leaves = [_make_leaf(t, create_graph) if is_differentiable(t) else t for t in inners]
         wanted = [t for t in leaves if is_differentiable(t)]
-        # An open wrapper: its inner tensors require grad, so that materialize records.
+        # An open wrapper: its inner tensors require grad, so that autograd records `materialize`.
         dynamics = [primal.__dict__[f.name] for f in spec.dynamics]
         plain = cls._wrap(layout, *leaves, *dynamics).materialize()
         grads = torch.autograd.grad(
-            plain, wanted, cotangent, allow_unused=True, materialize_grads=True, create_graph=twice
+            plain, wanted, cotangent, allow_unused=True, materialize_grads=True, create_graph=create_graph
         )
     rest = iter(grads)
     parts = [next(rest) if is_differentiable(t) else t for t in leaves]
     return construct(cotangent_layout(layout), tuple(dynamics), *parts)
 
 
-def _leaf(t: Tensor, twice: bool) -> Tensor:
-    """Something to differentiate by; under a double backward the tensor itself, with its history."""
-    return t if twice and t.requires_grad else t.detach().requires_grad_()
+def _make_leaf(t: Tensor, create_graph: bool) -> Tensor:
+    """Returns a tensor to differentiate by: an autograd leaf, or in a double backward the tensor with its history."""
+    return t if create_graph and t.requires_grad else t.detach().requires_grad_()
 
 
 class Unwrap(torch.autograd.Function):
-    """Some inner tensors as functions of the wrapper; the backward builds a cotangent of its class."""
+    """Some inner tensors as functions of the wrapper; the backward constructs a cotangent of its class."""
 
     @staticmethod
     def forward(x: Any, names: tuple[str, ...]) -> tuple[Tensor, ...]:
-        """Views that share the version counter, so that a later write to the wrapper is noticed.
+        """Returns views that share the version counter, so that autograd notices a later write to the wrapper.
 
-        A write to such a view is refused by PyTorch: the wrapper's gradient would not know of it.
+        PyTorch refuses a write to such a view, because the gradient of the wrapper would not include it.
         """
         return tuple(aten.alias.default(x.__dict__[name]) for name in names)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps the other inner tensors: as values where no gradient flows, else for their size."""
+        """Keeps the other inner tensors: the values of non-differentiable ones, the size and dtype of the others."""
         x, ctx.names = inputs
         spec = type(x).__spec__
         ctx.layout = x._layout
@@ -139,16 +143,16 @@ class Unwrap(torch.autograd.Function):
         inners = [(n, x.__dict__[n]) for n in spec.inner_names]
         ctx.fixed = [n for n, t in inners if t is not None and not is_differentiable(t)]
         ctx.save_for_backward(*(x.__dict__[n] for n in ctx.fixed))
-        # Looked at for size and dtype only, so a later write to one of them is no error.
+        # Only the size and dtype are read, so a later write to one of these tensors is not an error.
         ctx.likes = {n: t.detach() for n, t in inners if is_differentiable(t) and n not in ctx.names}
-        # What a plain cotangent that meets this one is pulled back through. Dynamo keeps no such attribute.
+        # Converts a plain cotangent that is added to this one. Dynamo does not keep such an attribute of ctx.
         ctx.primal = None
         if type(x)._saves_inners and not torch.compiler.is_dynamo_compiling():
             ctx.primal = Primal(x)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        """A cotangent with zeros where nothing was asked for."""
+        """Returns a cotangent of the class, with zeros for the differentiable inner tensors that were not unwrapped."""
         parts: dict[str, Any] = dict(zip(ctx.names, cotangents, strict=True))
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
         parts |= {n: torch.zeros_like(t) for n, t in ctx.likes.items()}
@@ -162,12 +166,12 @@ class Unwrap(torch.autograd.Function):
         return cotangent, None
 
 
-# The attribute of a cotangent under which the primal is found.
+# The attribute of a cotangent that holds its primal.
 PRIMAL = "_primal"
 
 
 class Primal:
-    """The inner tensors of a value that a cotangent belongs to, as they were when they were unwrapped."""
+    """The inner tensors of the value that a cotangent belongs to, with their versions when they were unwrapped."""
 
     def __init__(self, x: Any) -> None:
         spec = type(x).__spec__
@@ -180,10 +184,10 @@ class Primal:
         return [0 if t is None or t.is_inference() else t._version for t in self.inners]
 
     def wrap_cotangent(self, plain: Tensor) -> Any:
-        """A plain cotangent of the value as one of its class.
+        """Converts a plain cotangent of the value to one of its class.
 
         Raises:
-            DispatchError: an inner tensor was written to since.
+            DispatchError: an inner tensor was modified in place after it was unwrapped.
         """
         cls = self.layout.cls
         if self._versions() != self.versions:
@@ -191,28 +195,28 @@ class Primal:
                 f"{cls.__name__}: a plain cotangent needs the inner tensors that unwrap() gave, and one of them "
                 f"was modified by an in-place operation since"
             )
-        with recording_again():  # the engine's sum is an op below autograd
+        with autograd_enabled():  # the engine adds cotangents below autograd
             found = cls._wrap(self.layout, *self.inners, *self.dynamics).wrap_cotangent(plain)
         return as_cotangent(found)
 
 
 def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
-    """The inner tensors of these names; differentiable ones as functions of ``x``."""
+    """Returns the inner tensors with these names; differentiable ones as functions of ``x``."""
     raw = [x.__dict__[n] for n in names]
     if not (x.requires_grad and torch.is_grad_enabled()):
         return tuple(raw)
     wanted = tuple(n for n, t in zip(names, raw, strict=True) if is_differentiable(t))
-    live = dict(zip(wanted, Unwrap.apply(x, wanted), strict=True)) if wanted else {}
-    return tuple(live.get(n, t) for n, t in zip(names, raw, strict=True))
+    unwrapped = dict(zip(wanted, Unwrap.apply(x, wanted), strict=True)) if wanted else {}
+    return tuple(unwrapped.get(n, t) for n, t in zip(names, raw, strict=True))
 
 
 # ---- open wrappers -----------------------------------------------------------------------------------------
 
 
 def open_wrappers(value: Any, opened: dict[int, Any]) -> Any:
-    """Arguments with each wrapper that requires grad replaced by an open one: its inner tensors require grad.
+    """Replaces each wrapper that requires grad in the arguments by an open one, whose inner tensors require grad.
 
-    ``opened`` collects the wrappers by the id of their open ones, for :func:`close_wrappers`.
+    ``opened`` maps the id of each open wrapper to it and its original, for :func:`close_wrappers`.
     """
     if isinstance(value, Tensor) and value.requires_grad and hasattr(type(value), "__spec__"):
         spec: Any = type(value).__spec__  # type: ignore[attr-defined]
@@ -228,7 +232,7 @@ def open_wrappers(value: Any, opened: dict[int, Any]) -> Any:
 
 
 def close_wrappers(value: Any, opened: dict[int, Any]) -> Any:
-    """A result in which no open wrapper is left: one that was given is the argument itself again."""
+    """Replaces each open wrapper that is itself a result by its original argument, also in lists and tuples."""
     if type(value) in (list, tuple):
         return type(value)(close_wrappers(v, opened) for v in value)
     return opened[id(value)][1] if id(value) in opened else value
@@ -238,12 +242,12 @@ def close_wrappers(value: Any, opened: dict[int, Any]) -> Any:
 
 
 def as_cotangent(x: Any) -> Any:
-    """The same value with the layout of a cotangent, which AOTAutograd then expects."""
+    """Returns the same value with the layout of a cotangent, if its class marks cotangents; AOTAutograd expects it."""
     return _with_layout(x, cotangent_layout(x._layout)) if type(x)._marks_cotangents else x
 
 
 def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
-    """A tangent with the metadata that was traced, or None where there is no way to it."""
+    """Converts a tangent to the metadata that was traced; returns None if that is impossible."""
     layout = x._layout
     if expected_type not in (None, type(x)) or not isinstance(expected, Layout):
         return None

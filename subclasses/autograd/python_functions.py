@@ -1,12 +1,12 @@
-"""Which Python-level functions are the same operation.
+"""Groups of Python-level functions that are the same operation.
 
-A rule for ``torch.sum`` covers ``x.sum()`` too, and a rule for ``torch.matmul`` covers ``x @ y``. Operators
-need no table: PyTorch carries ``x @ y`` to ``Tensor.matmul`` and ``1 - x`` to ``torch.rsub``, and functions of
-``torch.nn.functional`` written in Python call ``torch`` functions, each of which is intercepted in turn. What
-is left are the two ways to call one function, ``torch.f(x)`` and ``x.f()``, and synonyms.
+A rule for ``torch.sum`` covers ``x.sum()`` too, and a rule for ``torch.matmul`` covers ``x @ y``. Operators need no
+table: PyTorch implements ``x @ y`` with ``Tensor.matmul`` and ``1 - x`` with ``torch.rsub``, and functions of
+``torch.nn.functional`` written in Python call ``torch`` functions, each of which is intercepted in turn. The groups
+therefore cover the two ways to call one function, ``torch.f(x)`` and ``x.f()``, and synonyms.
 
-A rule for a function of ``torch.nn.functional`` covers that function only: ``F.softmax`` is carried to
-``Tensor.softmax``, not the other way round.
+A rule for a function of ``torch.nn.functional`` covers that function only: ``F.softmax`` calls ``Tensor.softmax``, and
+not the other way round.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, all_aten_ops, nn_functions
 
-# Same name, other order of arguments: torch.where(condition, x, y) is x.where(condition, y).
-_DIFFERENT = frozenset({"where", "polygamma"})
+# Functions with another argument order than the method: torch.where(condition, x, y) is x.where(condition, y).
+_OTHER_ARGUMENT_ORDER = frozenset({"where", "polygamma"})
 
 _SYNONYMS = (
     ("absolute", "abs"),
@@ -44,9 +44,9 @@ _SYNONYMS = (
 )
 
 
-def _named(name: str) -> Iterator[Any]:
-    """``torch.name`` and ``Tensor.name``, as far as they are there and mean the same."""
-    if name not in _DIFFERENT:
+def _functions_named(name: str) -> Iterator[Any]:
+    """Yields ``torch.name`` and ``Tensor.name`` if they exist and take the same arguments."""
+    if name not in _OTHER_ARGUMENT_ORDER:
         for home in (torch, Tensor):
             found = getattr(home, name, None)
             if callable(found):
@@ -54,12 +54,12 @@ def _named(name: str) -> Iterator[Any]:
 
 
 def _collect_groups() -> dict[Any, list[Any]]:
-    """Each function that has twins, with all of them."""
+    """Maps each function with equivalents to its group."""
     canonical = dict(_SYNONYMS)
     groups: dict[str, list[Any]] = {}
     for name in sorted({*dir(torch), *dir(Tensor)}):
         if not name.startswith("_"):
-            groups.setdefault(canonical.get(name, name), []).extend(_named(name))
+            groups.setdefault(canonical.get(name, name), []).extend(_functions_named(name))
     return {f: group for group in groups.values() if len(group) > 1 for f in group}
 
 
@@ -67,15 +67,15 @@ _groups = _collect_groups()
 
 
 def twins(function: Callable[..., Any]) -> tuple[Any, ...]:
-    """The other Python-level functions that take the same arguments to the same result."""
+    """Returns the other Python-level functions that compute the same result from the same arguments."""
     return tuple(f for f in _groups.get(function, ()) if f is not function)
 
 
 def python_functions(op: OpOverload) -> tuple[Any, ...]:
-    """The Python-level functions through which a composite op is called, empty where there is none."""
+    """Returns the Python-level functions that call a composite op; empty if there are none."""
     name = op.overloadpacket.__name__
     homes = (torch, Tensor, nn_functions, torch.linalg, torch.special, torch.fft)
-    found = [getattr(home, name, None) for home in homes if name not in _DIFFERENT]
+    found = [getattr(home, name, None) for home in homes if name not in _OTHER_ARGUMENT_ORDER]
     for prefix, home in (("linalg_", torch.linalg), ("special_", torch.special), ("fft_", torch.fft)):
         if name.startswith(prefix):
             found.append(getattr(home, name.removeprefix(prefix), None))
@@ -85,6 +85,6 @@ def python_functions(op: OpOverload) -> tuple[Any, ...]:
 
 
 def tagged_functions(tag: torch.Tag) -> tuple[Any, ...]:
-    """The Python-level functions of all ops with a tag, such as ``torch.Tag.pointwise``."""
+    """Returns the Python-level functions of all ops with a tag, such as ``torch.Tag.pointwise``."""
     found = [f for op in all_aten_ops() if tag in op.tags for f in python_functions(op)]
     return tuple(dict.fromkeys(found))

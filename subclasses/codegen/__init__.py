@@ -1,1 +1,1 @@
-"""From text to live functions."""
+"""Generated source text, and the functions compiled from it."""

@@ -1,11 +1,12 @@
-"""Text to live functions: the only ``exec`` of the repository.
+"""Compiles generated text into functions, with the only ``exec`` of the repository.
 
-The text is registered in :mod:`linecache` under a file name that nothing else has, so that tracebacks,
-debuggers and :func:`inspect.getsource` show its lines, and it is dropped when its owner is collected.
+The text is registered in :mod:`linecache` under a unique file name, so that tracebacks, debuggers and
+:func:`inspect.getsource` show its lines. It is removed when its owner is collected.
 
-The file name also decides what Dynamo does. A name in brackets, ``<subclasses Pair>``, is inlined into what is
-traced; one below a directory that Dynamo skips is not, which costs a hot runtime wrapper nothing where
-``torch._dynamo.disable`` would cost 0.4 µs a call. Neither is ever compiled for itself.
+The file name also decides how Dynamo treats a call of a generated function in traced code. Dynamo inlines a function
+whose file name is in brackets, ``<subclasses Pair>``, and skips one below a directory on its skip list. Skipping costs
+a hot runtime wrapper nothing, where ``torch._dynamo.disable`` would cost 0.4 µs a call. Dynamo never compiles a frame
+of either kind on its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import types
 import weakref
 from typing import Any
 
-from subclasses._torch import run_as_it_is
+from subclasses._torch import skip_frames
 
 _counter = itertools.count(1)
 
@@ -24,14 +25,14 @@ _counter = itertools.count(1)
 def build_functions(
     source: str, namespace: dict[str, object], *, filename: str, owner: object | None = None
 ) -> dict[str, Any]:
-    """Runs generated text once and returns the functions that it defines at its top level.
+    """Executes generated text once and returns the functions that it defines at its top level.
 
     Args:
-        source: Python text, all of it function definitions.
+        source: Python text that consists of function definitions.
         namespace: the globals of the text; it is copied.
-        filename: what tracebacks show. A counter makes it unique: ``<subclasses Pair>`` becomes
+        filename: the file name that tracebacks show. A counter makes it unique: ``<subclasses Pair>`` becomes
             ``<subclasses Pair 3>``, ``/dir/wrapper.py`` becomes ``/dir/wrapper.3.py``.
-        owner: a weakly referable object; once it is collected the text leaves :mod:`linecache`. Without an
+        owner: a weakly referable object. Once it is collected, the text is removed from :mod:`linecache`. Without an
             owner the text stays.
 
     Returns:
@@ -40,18 +41,18 @@ def build_functions(
     filename = _unique(filename)
     code = compile(source, filename, "exec")
     lines = source.splitlines(keepends=True)
-    # A modification time of None tells linecache.checkcache to keep an entry that is no file.
+    # A modification time of None makes linecache.checkcache keep an entry without a file.
     linecache.cache[filename] = (len(source), None, lines, filename)
     if owner is not None:
         weakref.finalize(owner, linecache.cache.pop, filename, None).atexit = False
-    scope: dict[str, Any] = dict(namespace)  # without `__name__`: Dynamo would import the module of that name
+    scope: dict[str, Any] = dict(namespace)  # no `__name__`: Dynamo would import the module of that name
     before = set(scope)
-    exec(code, scope)  # noqa: S102 - the one exec, on text that our own emitters wrote
+    exec(code, scope)  # noqa: S102 - the one exec, on text from our own emitters
     made = {name: value for name, value in scope.items() if name not in before and name != "__builtins__"}
     for value in made.values():
         if isinstance(value, types.FunctionType):
             value.__source__ = _own_lines(value, lines)  # type: ignore[attr-defined]
-            run_as_it_is(value)
+            skip_frames(value)
     return made
 
 
@@ -64,7 +65,7 @@ def _unique(filename: str) -> str:
 
 
 def _own_lines(function: types.FunctionType, lines: list[str]) -> str:
-    """The lines of one function, decorators and comments just above it left out."""
+    """Returns the lines of one function, without comments above it."""
     first = function.__code__.co_firstlineno - 1
     last = first + 1
     while last < len(lines) and (not lines[last].strip() or lines[last][0].isspace()):

@@ -1,9 +1,8 @@
-"""The one emitter: lines of Python and the objects that they name.
+"""The emitter: lines of Python and the objects that they refer to.
 
-An emitter holds no options and takes no decisions. Whoever drives it has resolved everything before, so that
-what it writes is straight-line code with names, indices and types baked in. An object that generated code
-needs is *bound*: it becomes a global of the generated code under a readable name, and never passes through
-``repr``.
+An emitter has no options and makes no decisions. Its caller resolves everything first, so that the emitted text is
+straight-line code with names, indices and types baked in. An object that generated code needs is *bound*: it becomes a
+global of the generated code under a readable name, and never passes through ``repr``.
 
     >>> e = Emitter()
     >>> scale = e.bind(2.5, "scale")
@@ -29,7 +28,7 @@ _RESERVED = frozenset(keyword.kwlist) | frozenset(dir(builtins))
 
 
 class Emitter:
-    """Collects lines, keeps the indentation, and hands out names."""
+    """Collects lines, tracks the indentation, and allocates unique names."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
@@ -41,13 +40,13 @@ class Emitter:
     # ---- text ----------------------------------------------------------------------------------------------
 
     def writeline(self, line: str = "") -> None:
-        """Adds one line (or several, if it holds newlines) at the current indentation."""
+        """Adds one line, or several if the text contains newlines, at the current indentation."""
         for part in line.split("\n"):
             self._lines.append("    " * self._depth + part if part else "")
 
     @contextmanager
     def indent(self) -> Iterator[None]:
-        """Everything written inside the ``with`` stands one level deeper."""
+        """Indents the lines written inside the ``with`` by one level."""
         self._depth += 1
         try:
             yield
@@ -56,13 +55,13 @@ class Emitter:
 
     @property
     def source(self) -> str:
-        """The text so far; ends with a newline."""
+        """The text emitted so far; it ends with a newline unless it is empty."""
         return "\n".join(self._lines) + "\n" if self._lines else ""
 
     # ---- names ---------------------------------------------------------------------------------------------
 
     def fresh_name(self, hint: str) -> str:
-        """A valid identifier near ``hint`` that nothing else of this emitter has."""
+        """Returns a valid identifier similar to ``hint`` that this emitter has not used, and reserves it."""
         stem = re.sub(r"\W", "_", hint) or "value"
         if stem[0].isdigit():
             stem = f"_{stem}"
@@ -73,20 +72,20 @@ class Emitter:
         return name
 
     def reserve(self, *names: str) -> None:
-        """Keeps names (of parameters, of functions written out) from being handed out."""
+        """Excludes names (of parameters, of functions in the text) from :meth:`fresh_name`."""
         self._names.update(names)
 
     def bind(self, obj: object, hint: str) -> str:
-        """Makes ``obj`` a global of the generated code and returns its name, the same one each time."""
+        """Makes ``obj`` a global of the generated code and returns its name, which is the same for each call."""
         known = self._bound.get(id(obj))
         if known is not None:
             return known
         name = self.fresh_name(hint)
         self._bound[id(obj)] = name
-        self._namespace[name] = obj  # also keeps obj alive, so that its id stays its own
+        self._namespace[name] = obj  # also keeps obj alive, so that its id is not reused
         return name
 
     @property
     def namespace(self) -> dict[str, object]:
-        """The bound objects by name: the globals that the text needs."""
+        """The bound objects by name, which the text needs as globals."""
         return dict(self._namespace)

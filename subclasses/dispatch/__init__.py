@@ -1,1 +1,1 @@
-"""How a class runs an op: rules, schemas, aliasing, fallbacks."""
+"""How a class runs an op: resolution, rules, schemas, aliasing, fallbacks."""

@@ -1,10 +1,10 @@
-"""Arithmetic of cotangents: inner tensor by inner tensor, whatever the class means.
+"""Arithmetic of cotangents: always on inner tensors, whatever the class represents.
 
-For a class that stands for a plain tensor, ``x + y`` is a sum of what two values stand for. The sum of two cotangents,
-which the autograd engine asks for by the same op, is the sum of their inner tensors. The two are told apart by the
-layout: a value that a backward made is marked as a cotangent, and so is the gradient of a leaf. Ops of a vector space
-on marked values run on the differentiable inner tensors; the others are those of the first. Whatever else would
-materialize a marked value is refused, since it stands for nothing.
+For a class that represents a plain tensor, ``x + y`` adds the represented tensors. The autograd engine adds two
+cotangents with the same op, but their sum is the sum of their inner tensors. The layout distinguishes the two: a value
+that a backward made, and hence the gradient of an autograd leaf, is marked as a cotangent. Vector space ops on marked
+values run on the differentiable inner tensors; the other inner tensors are those of the first operand. Any other op
+that would materialize a marked value is refused, since a cotangent represents no plain tensor.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from subclasses.errors import DispatchError, one_of
 
 aten = torch.ops.aten
 
-SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor})
-MULTIPLES = frozenset(
+ADDITIVE_OPS = frozenset({aten.add.Tensor, aten.add_.Tensor, aten.sub.Tensor, aten.sub_.Tensor})
+SCALING_OPS = frozenset(
     {
         aten.mul.Tensor,
         aten.mul_.Tensor,
@@ -49,9 +49,13 @@ def _layout_of(x: Any) -> Any:
     return getattr(x, "_layout", None) if isinstance(x, Tensor) else None
 
 
-def with_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run``, but marked values are added and scaled inner tensor by inner tensor."""
-    if op not in SUMS and op not in MULTIPLES:
+def with_cotangent_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps ``run`` so that an op adds or scales marked values one inner tensor at a time.
+
+    Raises:
+        DispatchError: from the plan, if the other operand is not a matching cotangent or a number.
+    """
+    if op not in ADDITIVE_OPS and op not in SCALING_OPS:
         return run
 
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -59,23 +63,23 @@ def with_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         if not (is_cotangent(x) or is_cotangent(other)):
             return run(x, *args, **kwargs)
         if op is aten.add.Tensor and not kwargs:
-            x, other = wrap_plain(x, other)
+            x, other = wrap_plain_cotangent(x, other)
             args = (other,)
-        alike = isinstance(x, cls) and isinstance(other, cls) and _layout_of(x) is _layout_of(other)
-        if op in SUMS and not alike:
-            raise _mixed(cls, op, x, other)
-        if op in MULTIPLES and (not isinstance(x, cls) or _is_sized(other)):
-            raise _mixed(cls, op, x, other)
+        same_layout = isinstance(x, cls) and isinstance(other, cls) and _layout_of(x) is _layout_of(other)
+        if op in ADDITIVE_OPS and not same_layout:
+            raise _mixed_error(cls, op, x, other)
+        if op in SCALING_OPS and (not isinstance(x, cls) or _has_dims(other)):
+            raise _mixed_error(cls, op, x, other)
         return _apply(op, x, args, kwargs)
 
     return plan
 
 
-def wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
-    """Two cotangents of one value, a plain one of them as one of the class.
+def wrap_plain_cotangent(x: Any, y: Any) -> tuple[Any, Any]:
+    """Converts the plain one of two cotangents of the same value to a cotangent of the class.
 
-    That is what the autograd engine adds where a function reads inner tensors with ``unwrap`` and uses the value as a
-    whole besides. Left alone where no derivative of the sum would follow, or where nothing is known of the value.
+    The autograd engine adds such a pair if a function reads inner tensors with ``unwrap`` and also uses the value as a
+    whole. Both stay unchanged if the sum has to be differentiable, or if the value's inner tensors are not known.
     """
     primal = next((v.__dict__[PRIMAL] for v in (x, y) if is_cotangent(v) and PRIMAL in v.__dict__), None)
     differentiable = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
@@ -86,26 +90,26 @@ def wrap_plain(x: Any, y: Any) -> tuple[Any, Any]:
 
 def _apply(op: OpOverload, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     spec, other = type(x).__spec__, args[0] if args else None
-    done = []
+    results = []
     for name in spec.inner_names:
         t = x.__dict__[name]
         if is_differentiable(t):
             t = op(t, *([other.__dict__[name], *args[1:]] if isinstance(other, type(x)) else args), **kwargs)
-        done.append(t)
+        results.append(t)
     if op.overloadpacket.__name__.endswith("_"):
-        bump_versions([t for t in done if is_differentiable(t)])
+        bump_versions([t for t in results if is_differentiable(t)])
         return x
-    out = type(x)._wrap(x._layout, *done, *(x.__dict__[f.name] for f in spec.dynamics))
+    out = type(x)._wrap(x._layout, *results, *(x.__dict__[f.name] for f in spec.dynamics))
     if PRIMAL in x.__dict__ or (isinstance(other, type(x)) and PRIMAL in other.__dict__):
         out.__dict__[PRIMAL] = x.__dict__.get(PRIMAL) or other.__dict__[PRIMAL]
     return out
 
 
-def _is_sized(other: Any) -> bool:
+def _has_dims(other: Any) -> bool:
     return isinstance(other, Tensor) and other.dim() > 0
 
 
-def _mixed(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
+def _mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
     shown = [f"{one_of(type(v))}" + " cotangent" * is_cotangent(v) for v in (x, other)]
     return DispatchError(
         f"{op} on {shown[0]} and {shown[1]}: cotangents of {one_of(cls)} are added to one another and scaled by "
@@ -114,10 +118,10 @@ def _mixed(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
     )
 
 
-def check_materialize(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
-    """Raises if a marked value would be materialized."""
+def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
+    """Raises DispatchError if a value to be materialized is marked as a cotangent."""
     if any(x._layout.cotangent for x in wrappers):
         raise DispatchError(
-            f"{op} on a cotangent of {cls.__name__} (a gradient, say), which stands for no plain tensor; "
+            f"{op} on a cotangent of {cls.__name__} (a gradient, say), which does not represent a plain tensor; "
             f"read its inner tensors instead"
         )

@@ -1,7 +1,8 @@
-"""The three fallbacks: what a class does with an op that nothing else covers.
+"""The three fallbacks: what a class does with an op that no earlier resolution step covers.
 
-``"map"`` runs it once per inner tensor, written out where its schema allows it and in a general form where it takes or
-gives lists; ``"materialize"`` runs it on what the values stand for; ``"error"`` says how to add a rule.
+``"map"`` runs the op once for each inner tensor, as straight-line code if the schema allows it, and in a general form
+for ops with lists of tensors. ``"materialize"`` runs the op on materialized values. ``"error"`` raises an error that
+says how to add a rule.
 """
 
 from __future__ import annotations
@@ -13,31 +14,32 @@ import torch
 from torch import Tensor
 
 from subclasses import strict_mode
-from subclasses._torch import OpOverload, seeing_lazy_bits
-from subclasses.dispatch.aliasing import bump_versions, follow_resize, with_semantics
-from subclasses.dispatch.cotangents import check_materialize
+from subclasses._torch import OpOverload, lazy_bits_enabled
+from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
+from subclasses.dispatch.cotangents import check_no_cotangents
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, raise_mixed, raise_writes_plain
-from subclasses.dispatch.schema import op_facts, unsaid_writes
-from subclasses.dispatch.strided import STRIDED, check_strided_copy, map_strided
+from subclasses.dispatch.schema import op_facts, undeclared_writes
+from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
 from subclasses.errors import DispatchError, one_of
 
 Call = Callable[..., Any]
 
-# Ops that only set a lazy bit. Below dispatch torch does not look at the bits of inner tensors, so none is set there.
-_CARRIED_OUT = {
+# Ops that only set a lazy bit, and the ops that compute the result. Below dispatch torch ignores the lazy bits of inner
+# tensors, so they must not be set there.
+_WITHOUT_LAZY_BITS = {
     torch.ops.aten._conj.default: torch.ops.aten.conj_physical.default,
     torch.ops.aten._neg_view.default: torch.ops.aten.neg.default,
 }
 
 
 def fallback_run(cls: Any, op: OpOverload) -> Call:
-    """What the class does with an op that nothing else covers."""
+    """Returns the callable that runs an op by the fallback of the class."""
     match cls.__spec__.fallback:
         case "map":
-            if op in STRIDED:
+            if op in STRIDED_OPS:
                 return map_strided(cls, op)
-            op = _CARRIED_OUT.get(op, op)
-            return build_map_plan(cls, op) if can_emit(op) else _map_any(cls, op)
+            op = _WITHOUT_LAZY_BITS.get(op, op)
+            return build_map_plan(cls, op) if can_emit(op) else _map_general(cls, op)
         case "materialize":
             return _materialize(cls, op)
         case _:
@@ -47,8 +49,8 @@ def fallback_run(cls: Any, op: OpOverload) -> Call:
 # ---- map ---------------------------------------------------------------------------------------------------
 
 
-def _map_any(cls: Any, op: OpOverload) -> Call:
-    """The general form of a mapped op: lists of tensors, several results, keyword tensors."""
+def _map_general(cls: Any, op: OpOverload) -> Call:
+    """Returns the general form of a mapped op: lists of tensors, several results, keyword tensors."""
     facts, spec = op_facts(op), cls.__spec__
 
     def plan(*args: Any, **kwargs: Any) -> Any:
@@ -60,27 +62,28 @@ def _map_any(cls: Any, op: OpOverload) -> Call:
             ):
                 raise_mixed(op, x, other)
         for i in facts.written:
-            written = args[i] if i < len(args) else kwargs.get(facts.arguments[i].name)
-            _check_written(cls, op, written)
-        outs = {n: op(*_pick(cls, n, args), **_pick(cls, n, kwargs)) for n in x._layout.present}
+            _check_not_plain(cls, op, argument(facts, args, kwargs, i))
+        outs = {
+            n: op(*_select_inner(cls, n, args), **_select_inner(cls, n, kwargs)) for n in x._layout.present
+        }
         if facts.written:
             bump_versions([w.__dict__[n] for w in found for n in x._layout.present])
-            # An op that changes metadata by itself is replayed on the outer tensor instead.
+            # An op that changes metadata itself is replayed on the outer tensor instead.
             for i in () if facts.changes_metadata else facts.written:
-                follow_resize(args[i] if i < len(args) else kwargs.get(facts.arguments[i].name), cls)
-        return _rewrap(op, x, spec, outs)
+                resize_outer(argument(facts, args, kwargs, i), cls)
+        return _wrap_results(op, x, spec, outs)
 
-    return with_semantics(op, plan)
+    return with_aliasing(op, plan)
 
 
-def _check_written(cls: Any, op: OpOverload, written: Any) -> None:
+def _check_not_plain(cls: Any, op: OpOverload, written: Any) -> None:
     for t in written if isinstance(written, list | tuple) else (written,):
         if isinstance(t, Tensor) and not isinstance(t, cls):
             raise_writes_plain(op, cls)
 
 
 def wrappers_in(cls: Any, value: Any) -> list[Any]:
-    """The values of a class among arguments, in lists and dicts too."""
+    """Returns the values of a class among arguments, also inside lists and dicts."""
     if isinstance(value, cls):
         return [value]
     if isinstance(value, dict):
@@ -90,19 +93,23 @@ def wrappers_in(cls: Any, value: Any) -> list[Any]:
     return [w for part in value for w in wrappers_in(cls, part)]
 
 
-def _pick(cls: Any, name: str, value: Any) -> Any:
-    """The arguments with each wrapper replaced by its inner tensor of one name."""
+def _select_inner(cls: Any, name: str, value: Any) -> Any:
+    """Replaces each wrapper in the arguments by its inner tensor of one name."""
     if isinstance(value, cls):
         return value.__dict__[name]
     if isinstance(value, dict):
-        return {k: _pick(cls, name, v) for k, v in value.items()}
+        return {k: _select_inner(cls, name, v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_pick(cls, name, v) for v in value)
+        return type(value)(_select_inner(cls, name, v) for v in value)
     return value
 
 
-def _rewrap(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> Any:
-    """One result from the results of all inner tensors."""
+def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> Any:
+    """Combines the results for all inner tensors into one result: wrappers, sequences of them, or equal values.
+
+    Raises:
+        DispatchError: result sizes that depend on data differ, or the inner tensors give different values.
+    """
     first = next(iter(outs.values()))
     if isinstance(first, Tensor):
         if torch.Tag.dynamic_output_shape in op.tags and any(o.shape != first.shape for o in outs.values()):
@@ -111,7 +118,7 @@ def _rewrap(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> Any:
         dynamics = [x.__dict__[f.name] for f in spec.dynamics]
         return type(x)._wrap(x._layout, *(outs.get(n) for n in spec.inner_names), *dynamics)
     if isinstance(first, list | tuple):
-        parts = [_rewrap(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
+        parts = [_wrap_results(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
         return parts if isinstance(first, list) else tuple(parts)
     if any(_differ(o, first) for o in outs.values()):
         raise DispatchError(f"{op}: the inner tensors of {one_of(type(x))} disagree: {outs}")
@@ -119,7 +126,7 @@ def _rewrap(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> Any:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Whether two answers are not the same; symbolic truths cannot be compared as they are."""
+    """Whether two results differ; symbolic bools have to be converted before they can be compared."""
     return bool(one) != bool(other) if isinstance(one, torch.SymBool) else one != other
 
 
@@ -128,33 +135,32 @@ def _differ(one: Any, other: Any) -> bool:
 
 def _materialize(cls: Any, op: OpOverload) -> Call:
     facts = op_facts(op)
-    filled = (*facts.written, *unsaid_writes(op))
+    written_indices = (*facts.written, *undeclared_writes(op))
     hint = _hint(cls, op)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         strict_mode.check_materialize(cls, op)
-        for i in filled:
-            written = args[i] if i < len(args) else kwargs.get(facts.arguments[i].name)
-            if wrappers_in(cls, written):
+        for i in written_indices:
+            if wrappers_in(cls, argument(facts, args, kwargs, i)):
                 raise DispatchError(
                     f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost; "
                     f"use the functional op, or {hint}"
                 )
         check_strided_copy(cls, op)
-        check_materialize(cls, op, wrappers_in(cls, (args, kwargs)))
-        with seeing_lazy_bits():
-            return op(*_plain(cls, args), **_plain(cls, kwargs))
+        check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
+        with lazy_bits_enabled():
+            return op(*_materialize_all(cls, args), **_materialize_all(cls, kwargs))
 
     return plan
 
 
-def _plain(cls: Any, value: Any) -> Any:
+def _materialize_all(cls: Any, value: Any) -> Any:
     if isinstance(value, cls):
         return value.materialize()
     if isinstance(value, dict):
-        return {k: _plain(cls, v) for k, v in value.items()}
+        return {k: _materialize_all(cls, v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_plain(cls, v) for v in value)
+        return type(value)(_materialize_all(cls, v) for v in value)
     return value
 
 
@@ -163,7 +169,7 @@ def _plain(cls: Any, value: Any) -> Any:
 
 def _error(cls: Any, op: OpOverload) -> Call:
     def plan(*args: Any, **kwargs: Any) -> Any:
-        shown = [_kind(a) for a in (*args, *kwargs.values())]
+        shown = [_describe(a) for a in (*args, *kwargs.values())]
         raise DispatchError(f"{cls.__name__} has no rule for {op}({', '.join(shown)}); {_hint(cls, op)}")
 
     return plan
@@ -173,7 +179,7 @@ def _hint(cls: Any, op: OpOverload) -> str:
     return f"add one with @{cls.__name__}.implements(torch.ops.{op}){cls._instead}"
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{type(value).__name__}{list(value.shape)}"
     return type(value).__name__

@@ -1,8 +1,7 @@
-"""Straight-line plans: one op run once per inner tensor.
+"""Straight-line plans: one op runs once for each inner tensor.
 
-For an op and a class the text says which argument may be a wrapper, reads its inner tensors by name, calls the
-op once for each, and wraps. ``aten.mul.Tensor`` on a pair of ``a`` and ``b`` comes out as::
-
+For an op and a class, the generated text determines which arguments are wrappers, reads their inner tensors by name,
+calls the op once for each name, and wraps the results. ``aten.mul.Tensor`` on a pair of ``a`` and ``b`` becomes::
     def mul_Tensor(self, other):
         _is_self = isinstance(self, _Cls)
         _is_other = isinstance(other, _Cls)
@@ -23,7 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from subclasses._torch import OpOverload, entry_of, set_storage_of
+from subclasses._torch import OpOverload, cpp_callable, set_storage_of
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 from subclasses.dispatch.aliasing import bump_versions
@@ -33,7 +32,7 @@ from subclasses.spec.collect import InnerField, SubclassSpec
 
 
 def can_emit(op: OpOverload) -> bool:
-    """Whether the plan of an op is straight-line: tensors in, no lists, one tensor out."""
+    """Whether the plan of an op is straight-line: no lists of tensors, one tensor as result."""
     facts = op_facts(op)
     names = [a.name for a in facts.arguments]
     tensors = [a for a in facts.arguments if a.kind == "tensor"]
@@ -50,7 +49,7 @@ def can_emit(op: OpOverload) -> bool:
 
 
 def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
-    """The compiled plan that maps an op over the inner tensors of a class."""
+    """Builds the plan that maps an op over the inner tensors of a class."""
     spec: SubclassSpec = cls.__spec__
     e = Emitter()
     name = op.overloadpacket.__name__ + "_" + op._overloadname
@@ -59,7 +58,7 @@ def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
     emit_map_plan(e, spec, facts, name)
     supplied = {
         "_op": op,
-        "_call": entry_of(op),
+        "_call": cpp_callable(op),
         "_Cls": cls,
         "_wrap": cls._wrap,
         "_raise_mixed": raise_mixed,
@@ -71,25 +70,27 @@ def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
 
 
 def emit_map_plan(e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str) -> None:
-    """Writes the plan; see the module's docstring for what comes out."""
+    """Emits the plan; the module's docstring shows an example."""
     tensors = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor"]
     params = facts.arguments[: tensors[-1] + 1]
     wrappers = [a for a in params if a.kind == "tensor"]
     signature = [a.name + "".join(f"={e.bind(d, f'{a.name}_default')}" for d in a.default) for a in params]
-    left = facts.arguments[len(params) :]
-    rest = ["*_rest"] * any(not a.keyword for a in left) + ["**_kwargs"] * any(a.keyword for a in left)
+    remaining = facts.arguments[len(params) :]
+    rest = ["*_rest"] * any(not a.keyword for a in remaining) + ["**_kwargs"] * any(
+        a.keyword for a in remaining
+    )
     e.writeline(f"def {name}({', '.join((*signature, *rest))}):")
     with e.indent():
-        _emit_find(e, spec, wrappers)
+        _emit_find_wrappers(e, spec, wrappers)
         for index in facts.written:
-            _emit_written(e, facts.arguments[index], len(wrappers) > 1)
+            _emit_check_written(e, facts.arguments[index], len(wrappers) > 1)
         for field in spec.inners:
             _emit_call(e, field, params, rest)
         _emit_result(e, spec, facts)
 
 
-def _emit_find(e: Emitter, spec: SubclassSpec, wrappers: list[Argument]) -> None:
-    """Which arguments are wrappers, and that all have the same layout."""
+def _emit_find_wrappers(e: Emitter, spec: SubclassSpec, wrappers: list[Argument]) -> None:
+    """Emits which arguments are wrappers, and the check that all of them have the same metadata."""
     first, *others = [a.name for a in wrappers]
     if not others:
         e.writeline(f"_x = {first}")
@@ -107,14 +108,14 @@ def _emit_find(e: Emitter, spec: SubclassSpec, wrappers: list[Argument]) -> None
         e.writeline(f"    _raise_mixed(_op, _x, {name})")
 
 
-def _emit_written(e: Emitter, written: Argument, several: bool) -> None:
+def _emit_check_written(e: Emitter, written: Argument, several: bool) -> None:
     if several:
         e.writeline(f"if not _is_{written.name}:")
         e.writeline("    _raise_plain(_op, _Cls)")
 
 
 def _emit_call(e: Emitter, field: InnerField, params: tuple[Argument, ...], rest: list[str]) -> None:
-    """The op on the inner tensors of one name."""
+    """Emits the call of the op on the inner tensors of one name."""
     parts, several = [], sum(a.kind == "tensor" for a in params) > 1
     for a in params:
         inner = f"{a.name}.{field.name}"
@@ -149,7 +150,7 @@ def _emit_result(e: Emitter, spec: SubclassSpec, facts: OpFacts) -> None:
     e.writeline(f"return _alias({wrap}, {base})")
 
 
-# ---- what plans call ---------------------------------------------------------------------------------------
+# ---- functions that plans call -----------------------------------------------------------------------------
 
 
 def _alias(view: Any, base: Any) -> Any:
@@ -159,7 +160,7 @@ def _alias(view: Any, base: Any) -> Any:
 
 
 def raise_mixed(op: OpOverload, x: Any, y: Any) -> NoReturn:
-    """Two wrappers with different metadata cannot be mapped over together."""
+    """Raises DispatchError: an op cannot be mapped over wrappers with different metadata."""
     raise DispatchError(
         f"{op} on two {type(x).__name__} with different metadata: {_metadata(x)} and {_metadata(y)}; "
         f"write a rule that says what the result has: @{type(x).__name__}.implements(torch.ops.{op})"
@@ -172,7 +173,7 @@ def _metadata(x: Any) -> str:
 
 
 def raise_dtype(op: OpOverload, x: Any, field: str, expected: Any, got: Any) -> NoReturn:
-    """The op gives an inner tensor a dtype that its field does not allow."""
+    """Raises DispatchError: the op returns an inner tensor with a dtype that its field does not allow."""
     raise DispatchError(
         f"{op} makes {type(x).__name__}.{field} {got}, which is declared {expected}; "
         f"write a rule for it: @{type(x).__name__}.implements(torch.ops.{op})"
@@ -180,5 +181,5 @@ def raise_dtype(op: OpOverload, x: Any, field: str, expected: Any, got: Any) -> 
 
 
 def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
-    """An op would write several values, one per inner tensor, into one plain tensor."""
+    """Raises DispatchError: an op would write several values, one for each inner tensor, to one plain tensor."""
     raise DispatchError(f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value")

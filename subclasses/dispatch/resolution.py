@@ -1,8 +1,8 @@
-"""Op resolution: how a class runs an op, decided once and kept as one callable.
+"""Op resolution: decides once for each class and op how the op runs, and returns one callable.
 
-The order is that of the design: an exact rule; what follows from the schema; a rule for a tag; PyTorch's
-decomposition, where the class allows it; the class's fallback; a :class:`DispatchError`. ``choose_plan`` says
-which and hands back the callable; the generated ``__torch_dispatch__`` keeps it in a dict.
+The steps in order: an exact rule; an op derived from the rule of its functional counterpart; a structure-preserving op;
+a rule for a tag; PyTorch's decomposition, where the class allows it; the class's fallback, whose last resort is a
+:class:`DispatchError`. The generated ``__torch_dispatch__`` caches the callable in a dict.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from subclasses._torch import (
     python_decomposition,
 )
 from subclasses.dispatch import structural
-from subclasses.dispatch.aliasing import with_normal_views, with_semantics, write_into
-from subclasses.dispatch.cotangents import with_arithmetic
+from subclasses.dispatch.aliasing import with_aliasing, with_normal_views, write_into
+from subclasses.dispatch.cotangents import with_cotangent_arithmetic
 from subclasses.dispatch.fallbacks import fallback_run, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
@@ -37,7 +37,7 @@ Call = Callable[..., Any]
 
 
 class Plan(NamedTuple):
-    """How an op runs: the step of the resolution that applies, and the callable."""
+    """How an op runs: the resolution step that applies, and the callable."""
 
     step: str
     run: Call
@@ -47,51 +47,51 @@ class Plan(NamedTuple):
 
 
 def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
-    """The first step of the resolution that applies to an op; the last one always does."""
+    """Returns the plan of the first resolution step that applies to an op; the fallback always applies."""
     if isinstance(op, HigherOrderOperator):
         return Plan("higher-order", higher_order_run(cls, op))
-    plan = _own_plan(cls, op) or Plan(cls.__spec__.fallback, fallback_run(cls, op))
+    plan = _plan_before_fallback(cls, op) or Plan(cls.__spec__.fallback, fallback_run(cls, op))
     if cls.__spec__.fallback != "map":
-        plan = plan._replace(run=with_arithmetic(cls, op, plan.run))
+        plan = plan._replace(run=with_cotangent_arithmetic(cls, op, plan.run))
     return plan._replace(run=with_normal_views(op, plan.run)) if op_facts(op).viewed else plan
 
 
 def find_step(cls: Any, op: OpOverload) -> str:
-    """The name of the step that applies, with no plan made for a fallback."""
-    plan = _own_plan(cls, op)
+    """Returns the name of the step that applies, without building the plan of a fallback."""
+    plan = _plan_before_fallback(cls, op)
     return plan.step if plan is not None else cls.__spec__.fallback
 
 
 def marks_cotangents(cls: Any) -> bool:
-    """Whether cotangents of a class are marked, because its own ``+`` is no sum of inner tensors or is missing."""
+    """Whether cotangents of a class are marked, because its ``+`` does not add inner tensors or does not exist."""
     spec = cls.__spec__
     if spec.stands_for_plain or spec.fallback != "error":
         return spec.stands_for_plain
     try:
         return find_step(cls, torch.ops.aten.add.Tensor) == "error"
     except DispatchError:
-        return False  # two rules for it, which is an error of its own once they are needed
+        return False  # two rules apply to it, which is an error where they are called
 
 
-def _own_plan(cls: Any, op: OpOverload) -> Plan | None:
+def _plan_before_fallback(cls: Any, op: OpOverload) -> Plan | None:
     plans = (step(cls, op) for step in (_exact, _derived, _structural, _tagged, _decomposed))
     return next((plan for plan in plans if plan is not None), None)
 
 
 def _exact(cls: Any, op: OpOverload) -> Plan | None:
     rule = find_op_rule(cls, op)
-    return None if rule is None else Plan("rule", with_semantics(op, functools.partial(rule, op)))
+    return None if rule is None else Plan("rule", with_aliasing(op, functools.partial(rule, op)))
 
 
 def _derived(cls: Any, op: OpOverload) -> Plan | None:
-    """An in-place or ``out=`` op from the rule for the op that computes what it writes."""
+    """Returns the plan of an in-place or ``out=`` op, from the plan of its functional counterpart."""
     functional = functional_counterpart(op)
     if functional is None:
         return None
     for step in (_exact, _tagged, _decomposed):
         plan = step(cls, functional)
         if plan is not None:
-            return Plan(f"derived from {functional} ({plan.step})", _written_from(cls, op, plan.run))
+            return Plan(f"derived from {functional} ({plan.step})", _write_result(cls, op, plan.run))
     return None
 
 
@@ -102,7 +102,7 @@ def _structural(cls: Any, op: OpOverload) -> Plan | None:
     other = functools.cache(functools.partial(fallback_run, cls, op))
 
     def plan(*args: Any, **kwargs: Any) -> Any:
-        if structural.applies(cls, op, args, kwargs):
+        if structural.preserves_structure(cls, op, args, kwargs):
             return run(*args, **kwargs)
         return other()(*args, **kwargs)
 
@@ -113,7 +113,7 @@ def _tagged(cls: Any, op: OpOverload) -> Plan | None:
     if op_facts(op).written:
         return None
     rule = find_tag_rule(cls, op)
-    return None if rule is None else Plan("tag rule", with_semantics(op, functools.partial(rule, op)))
+    return None if rule is None else Plan("tag rule", with_aliasing(op, functools.partial(rule, op)))
 
 
 def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
@@ -123,15 +123,15 @@ def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
     if allowed is True or (allowed and op in allowed):
         function = python_decomposition(op)
         if function is not None:
-            return Plan("decomposition", with_semantics(op, function))
+            return Plan("decomposition", with_aliasing(op, function))
     return None
 
 
 def _decompose(op: OpOverload) -> Call:
-    """A composite op, reached in inference mode, as the ops that it is made of."""
+    """Returns a plan that decomposes a composite op, which is dispatched in inference mode only."""
 
     def plan(*args: Any, **kwargs: Any) -> Any:
-        # The kernel is called past the dispatcher, but not past __torch_function__, which would call the op itself.
+        # decompose() calls the kernel directly, but __torch_function__ would intercept it and call the op again.
         with DisableTorchFunctionSubclass():
             return op.decompose(*args, **kwargs)
 
@@ -141,11 +141,11 @@ def _decompose(op: OpOverload) -> Call:
 # ---- the steps ---------------------------------------------------------------------------------------------
 
 
-def _written_from(cls: Any, op: OpOverload, run: Call) -> Call:
+def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
     facts, ruled = op_facts(op), find_op_rule(cls, aten.copy_.default)
-    # A class that says how it is written to has said it for every op.
+    # A rule for copy_ defines how every derived op writes to the class.
     write = write_into if ruled is None else lambda _, x, value: ruled(aten.copy_.default, x, value)
-    # An in-place op names what it writes as its counterpart does; an out= op takes it besides.
+    # An in-place op names its target as its functional counterpart does; an out= op has additional parameters.
     out = [facts.arguments[i].name for i in facts.written if facts.arguments[i].keyword]
 
     def plan(*args: Any, **kwargs: Any) -> Any:
@@ -164,7 +164,7 @@ def _written_from(cls: Any, op: OpOverload, run: Call) -> Call:
 
 
 def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
-    """Whether another subclass in the call should be asked first: one that a rule here knows nothing about."""
+    """Whether another subclass in the call handles the op first: no rule for it here, and not nested in this class."""
     others: list[type] = [
         t for t in types if not issubclass(t, cls) and is_traceable_wrapper_subclass_type(t)
     ]

@@ -1,7 +1,7 @@
-"""The rules of a class: who may write one, which of several applies.
+"""The rules of a class: registration, and which of several rules applies.
 
-Each class has a :class:`RuleBook` of its own. A rule is found along the class's bases, the nearest first; two
-that are equally near (on two unrelated bases, or two tags of one op) raise an error that names both.
+Each class has a :class:`RuleBook` of its own. A rule is looked up along the MRO, nearest base first. Two rules that are
+equally near (on two unrelated bases, or for two tags of one op) raise an error that names both.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class RuleBook:
     """The rules registered on one class.
 
     Attributes:
-        overloads: rules for one ``OpOverload``.
-        packets: rules for a whole packet, listed by the functional overloads it has.
-        functions: rules for Python-level functions as the author named them.
-        implied: rules for their twins.
-        composite: functions that reach a composite op with a rule, and the packet that they reach.
-        tags: rules for all ops that carry a ``torch.Tag``.
+        overloads: rules for a single ``OpOverload``.
+        packets: rules for a whole packet, stored under each of its functional overloads.
+        functions: rules for Python-level functions that the author named.
+        implied: the same rules for functions equivalent to those.
+        composite: functions that call a composite op with a rule, and the packet of that op.
+        tags: rules for all ops with a ``torch.Tag``.
     """
 
     overloads: dict[OpOverload, Rule] = field(default_factory=dict)
@@ -46,15 +46,15 @@ class RuleBook:
 BOOK = "_rulebook"
 
 
-# ---- registering -------------------------------------------------------------------------------------------
+# ---- registration ------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def registering(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[Any, Rule], None]]:
-    """Gives a function that files a rule under a key, and refreshes; an error takes all of them out again."""
+def registration(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[Any, Rule], None]]:
+    """Yields a function that registers a rule under a key, then refreshes the class; an error rolls all back."""
     before: RuleBook = vars(cls)[BOOK]
-    shelves = {f.name: dict(getattr(before, f.name)) for f in fields(RuleBook)}
-    setattr(cls, BOOK, RuleBook(**shelves))
+    tables = {f.name: dict(getattr(before, f.name)) for f in fields(RuleBook)}
+    setattr(cls, BOOK, RuleBook(**tables))
     try:
         yield functools.partial(register_rule, cls)
         refresh()
@@ -65,11 +65,11 @@ def registering(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[An
 
 
 def register_rule(cls: type, key: Any, rule: Rule) -> None:
-    """Files a rule under an op, a packet, a tag or a Python-level function.
+    """Registers a rule under an op, a packet, a tag or a Python-level function.
 
     Raises:
-        SpecError: the key is none of these, the class has a rule for it already, or it is a composite op
-            that cannot be intercepted; or the rule is no function.
+        SpecError: the key is of another kind, the class already has a rule for it, it is a composite op that cannot be
+            intercepted, or the rule is not callable.
     """
     book: RuleBook = vars(cls)[BOOK]
     if not callable(rule):
@@ -84,9 +84,9 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
         ops = [op for op in ops if is_dispatched(op) and not schema_of(op).is_mutable]
         _register_ops(cls, book, book.packets, ops, rule)
     elif isinstance(key, torch.Tag):
-        _file(cls, book.tags, key, rule)
+        _add(cls, book.tags, key, rule)
     elif callable(key) and not isinstance(key, type):
-        _file(cls, book.functions, key, rule)
+        _add(cls, book.functions, key, rule)
         for twin in twins(key):
             book.implied.setdefault(twin, rule)
     else:
@@ -96,83 +96,83 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
         )
 
 
-def _register_ops(cls: type, book: RuleBook, shelf: Any, ops: list[OpOverload], rule: Rule) -> None:
-    """Files a rule under ops, and puts packets with a composite one among those to intercept."""
+def _register_ops(cls: type, book: RuleBook, table: Any, ops: list[OpOverload], rule: Rule) -> None:
+    """Registers a rule under ops, and marks the functions that call composite ones for interception."""
     composite = [op for op in ops if is_composite(op)]
     if len(composite) == len(ops):
         for op in composite:
             check_interceptable(cls, op)
     for op in ops:
-        _file(cls, shelf, op, rule)
+        _add(cls, table, op, rule)
     for op in composite:
-        # The op itself too: a call of it that carries a wrapper is taken apart like any other.
+        # The op itself too: a composite op called with a wrapper is decomposed before dispatch like any other call.
         functions = (*python_functions(op), op, op.overloadpacket)
         book.composite.update((function, op.overloadpacket) for function in functions)
 
 
-def _file(cls: type, shelf: dict[Any, Rule], key: Any, rule: Rule) -> None:
-    if key in shelf:
+def _add(cls: type, table: dict[Any, Rule], key: Any, rule: Rule) -> None:
+    if key in table:
         raise SpecError(
-            f"{cls.__name__} has two rules for {key}: {describe(shelf[key])} and {describe(rule)}; remove one"
+            f"{cls.__name__} has two rules for {key}: {describe(table[key])} and {describe(rule)}; remove one"
         )
-    shelf[key] = rule
+    table[key] = rule
 
 
 # ---- finding -----------------------------------------------------------------------------------------------
 
 
-def find_rule(cls: type, shelves: tuple[str, ...], key: Any) -> Rule | None:
-    """The rule of the nearest base that has one, on the first of its shelves; raises if two are equally near."""
-    found = {b: r for b in cls.__mro__ if (r := _own_rule(b, shelves, key)) is not None}
+def find_rule(cls: type, tables: tuple[str, ...], key: Any) -> Rule | None:
+    """Returns the rule of the nearest base, from the first of its tables with one; raises if two are equally near."""
+    found = {b: r for b in cls.__mro__ if (r := _own_rule(b, tables, key)) is not None}
     nearest = [b for b in found if not any(o is not b and issubclass(o, b) for o in found)]
     rules = list(dict.fromkeys(found[b] for b in nearest))
     if len(rules) > 1:
-        raise _ambiguous(cls, key, rules)
+        raise _ambiguity_error(cls, key, rules)
     return rules[0] if rules else None
 
 
-def _own_rule(base: type, shelves: tuple[str, ...], key: Any) -> Rule | None:
+def _own_rule(base: type, tables: tuple[str, ...], key: Any) -> Rule | None:
     book = vars(base).get(BOOK)
-    rules = (getattr(book, shelf).get(key) for shelf in shelves if book is not None)
+    rules = (getattr(book, table).get(key) for table in tables if book is not None)
     return next((rule for rule in rules if rule is not None), None)
 
 
 def find_op_rule(cls: type, op: OpOverload) -> Rule | None:
-    """The rule for exactly this op: on one class, one for the overload before one for the packet."""
+    """Returns the rule for exactly this op; on one class a rule for the overload precedes one for the packet."""
     return find_rule(cls, ("overloads", "packets"), op)
 
 
 def find_tag_rule(cls: type, op: OpOverload) -> Rule | None:
-    """The rule for a tag of this op; raises if two of its tags have one."""
+    """Returns the rule for a tag of this op; raises DispatchError if two of its tags have different rules."""
     rules = list(dict.fromkeys(r for tag in op.tags if (r := find_rule(cls, ("tags",), tag)) is not None))
     if len(rules) > 1:
-        raise _ambiguous(cls, op, rules)
+        raise _ambiguity_error(cls, op, rules)
     return rules[0] if rules else None
 
 
 def all_rules(cls: type) -> list[tuple[Any, Rule]]:
-    """Every rule on a class or its bases, with the op, function or tag that it is for."""
+    """Returns every rule on a class or its bases, with its op, function or tag."""
     books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
-    shelves = [s for b in books for s in (b.overloads, b.packets, b.functions, b.tags)]
-    return [item for shelf in shelves for item in shelf.items()]
+    tables = [s for b in books for s in (b.overloads, b.packets, b.functions, b.tags)]
+    return [item for table in tables for item in table.items()]
 
 
 def collect_function_rules(cls: type) -> dict[Any, Rule]:
-    """Every Python-level function with the rule that applies to it.
+    """Returns the applicable rule for each Python-level function.
 
-    On one class a rule that names the function comes before an implied one.
+    On one class a rule that names the function takes precedence over an implied one.
     """
     table: dict[Any, Rule] = {}
     for base in reversed([b for b in cls.__mro__ if BOOK in vars(b)]):
         book: RuleBook = vars(base)[BOOK]
         find = functools.cache(functools.partial(find_op_rule, cls))
         table |= {f: intercept_packet(p, find) for f, p in book.composite.items()}
-        table |= {f: _checked(cls, f, r) for f, r in (book.implied | book.functions).items()}
+        table |= {f: _unless_ambiguous(cls, f, r) for f, r in (book.implied | book.functions).items()}
     return table
 
 
-def _checked(cls: type, function: Any, rule: Rule) -> Rule:
-    """The rule, or if another base has an equally near one, a rule that raises."""
+def _unless_ambiguous(cls: type, function: Any, rule: Rule) -> Rule:
+    """Returns the rule, or a rule that raises if another base has an equally near one."""
     try:
         find_rule(cls, ("functions", "implied"), function)
     except DispatchError as error:
@@ -185,7 +185,7 @@ def _checked(cls: type, function: Any, rule: Rule) -> Rule:
     return rule
 
 
-def _ambiguous(cls: type, key: Any, rules: list[Rule]) -> DispatchError:
+def _ambiguity_error(cls: type, key: Any, rules: list[Rule]) -> DispatchError:
     both = " and ".join(describe(r) for r in rules)
     return DispatchError(
         f"{cls.__name__}: two rules apply to {key}, equally specific: {both}; give {cls.__name__} its own"
@@ -193,7 +193,7 @@ def _ambiguous(cls: type, key: Any, rules: list[Rule]) -> DispatchError:
 
 
 def describe(rule: Rule) -> str:
-    """Where a rule was written."""
+    """Returns a rule's qualified name and the file and line of its definition."""
     rule = getattr(rule, "__wrapped__", rule)
     code = getattr(rule, "__code__", None)
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""

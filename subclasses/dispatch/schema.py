@@ -1,4 +1,4 @@
-"""What an op's schema says: which arguments are tensors, which are written, what comes back as a view."""
+"""Facts from an op's schema: which arguments are tensors, which are written, which results are views."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Kind = Literal["tensor", "tensors", "other"]
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument: its name, whether it is a tensor or a list of them, whether it is written.
+    """One argument: its name, whether it is a tensor or a list of tensors, whether it is written.
 
-    ``default`` is a tuple of one value, or empty where the argument must be given.
+    ``default`` is a tuple of one value, or empty if the argument is required.
     """
 
     name: str
@@ -30,15 +30,15 @@ class Argument:
 
 @dataclass(frozen=True)
 class OpFacts:
-    """A schema as the plans need it.
+    """The facts of a schema that plans need.
 
     Attributes:
-        arguments: in order, keyword-only ones last.
+        arguments: in order, keyword-only arguments last.
         returns: the kind of each result.
         written: indices of the arguments that the op writes to.
-        returned: for each result the index of the written argument that it is, or None.
-        viewed: pairs (argument, result) where the result is a view of the argument.
-        changes_metadata: an in-place op that changes sizes or strides, such as ``t_``.
+        returned: for each result, the index of the written argument that is returned, or None.
+        viewed: pairs (argument, result) of indices where the result is a view of the argument.
+        changes_metadata: whether the op changes sizes or strides in place, such as ``t_``.
     """
 
     arguments: tuple[Argument, ...]
@@ -50,13 +50,13 @@ class OpFacts:
 
     @property
     def functional(self) -> bool:
-        """Whether the op writes to nothing and returns no view."""
+        """Whether the op writes to no argument and returns no view."""
         return not self.written and not self.viewed
 
 
 @functools.cache
 def op_facts(op: OpOverload) -> OpFacts:
-    """Reads a schema, once."""
+    """Reads the facts of an op from its schema, once."""
     schema = schema_of(op)
     arguments = tuple(
         Argument(a.name, _kind(a.type), a.kwarg_only, _is_write(a), _alias_set(a), _default(a))
@@ -90,7 +90,7 @@ def _kind(kind: Any) -> Kind:
 
 
 def _alias_set(a: Any) -> frozenset[str]:
-    # The argument of an op that returns a list of views is Tensor(a -> *); the list itself says nothing.
+    # An op that returns a list of views declares its argument as Tensor(a -> *), and the list without an alias set.
     info = a.alias_info
     return frozenset() if info is None else frozenset({*info.before_set, *({"*"} & info.after_set)})
 
@@ -103,8 +103,8 @@ def _is_write(a: Any) -> bool:
     return a.alias_info is not None and a.alias_info.is_write
 
 
-def unsaid_writes(op: OpOverload) -> tuple[int, ...]:
-    """Indices of the arguments that a collective of ``torch.distributed`` fills; their schemas say nothing of it."""
+def undeclared_writes(op: OpOverload) -> tuple[int, ...]:
+    """Returns indices of arguments that a ``torch.distributed`` collective writes to; its schema omits them."""
     if op.namespace != "c10d" or not schema_of(op).name.endswith("_"):
         return ()
     arguments = enumerate(schema_of(op).arguments)
@@ -116,7 +116,7 @@ def unsaid_writes(op: OpOverload) -> tuple[int, ...]:
 
 @functools.cache
 def functional_counterpart(op: OpOverload) -> OpOverload | None:
-    """The op that computes what this one writes: ``add.Tensor`` for ``add_.Tensor`` and for ``add.out``."""
+    """Returns the op that computes what this op writes: ``add.Tensor`` for ``add_.Tensor`` and ``add.out``."""
     facts = op_facts(op)
     if not facts.written or facts.changes_metadata:
         return None

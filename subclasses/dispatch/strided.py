@@ -1,7 +1,7 @@
-"""``as_strided`` of a wrapper, with which ``torch.compile`` remakes views of its arguments.
+"""``as_strided`` on a wrapper, with which ``torch.compile`` recreates views of its arguments.
 
-Size, stride and offset are those of the outer tensor. They mean the same place in an inner tensor that has the outer
-size and stride, once the offset is counted from where that inner tensor starts in its own storage.
+Size, stride and storage offset are those of the outer tensor. They select the same elements of an inner tensor with the
+outer size and stride, once the offset is taken relative to the storage offset of that inner tensor.
 """
 
 from __future__ import annotations
@@ -12,35 +12,41 @@ from typing import Any
 import torch
 
 from subclasses._torch import OpOverload
-from subclasses.dispatch.aliasing import with_semantics
+from subclasses.dispatch.aliasing import with_aliasing
 from subclasses.dispatch.rules import all_rules
 from subclasses.dispatch.schema import op_facts
 from subclasses.errors import DispatchError
 
 aten = torch.ops.aten
 
-STRIDED = frozenset({aten.as_strided.default, aten.as_strided_copy.default})
+STRIDED_OPS = frozenset({aten.as_strided.default, aten.as_strided_copy.default})
 
 
 def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
-    """The plan of a mapped ``as_strided``."""
+    """Returns the plan of ``as_strided`` for the ``"map"`` fallback.
+
+    Raises:
+        DispatchError: from the plan, if an inner tensor has another size or stride than the outer tensor.
+    """
     spec = cls.__spec__
 
     def plan(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-        done = []
+        results = []
         for name in spec.inner_names:
             t = x.__dict__[name]
             if t is not None:
-                _check_alike(op, x, name, t)
-                skipped = None if storage_offset is None else storage_offset - x.storage_offset()
-                t = op(t, size, stride, None if skipped is None else t.storage_offset() + skipped)
-            done.append(t)
-        return cls._wrap(x._layout, *done, *(x.__dict__[f.name] for f in spec.dynamics))
+                _check_same_strides(op, x, name, t)
+                relative_offset = None if storage_offset is None else storage_offset - x.storage_offset()
+                t = op(
+                    t, size, stride, None if relative_offset is None else t.storage_offset() + relative_offset
+                )
+            results.append(t)
+        return cls._wrap(x._layout, *results, *(x.__dict__[f.name] for f in spec.dynamics))
 
-    return with_semantics(op, plan)
+    return with_aliasing(op, plan)
 
 
-def _check_alike(op: OpOverload, x: Any, name: str, t: Any) -> None:
+def _check_same_strides(op: OpOverload, x: Any, name: str, t: Any) -> None:
     if t.shape != x.shape or t.stride() != x.stride():
         cls = type(x).__name__
         raise DispatchError(
@@ -51,9 +57,9 @@ def _check_alike(op: OpOverload, x: Any, name: str, t: Any) -> None:
 
 
 def check_strided_copy(cls: Any, op: OpOverload) -> None:
-    """Raises where a view that the class makes itself would be remade as a copy of what it materializes to."""
+    """Raises DispatchError if materializing ``as_strided`` would turn a view by a rule of the class into a copy."""
     viewing = [key for key, _ in all_rules(cls) if isinstance(key, OpOverload) and op_facts(key).viewed]
-    if op in STRIDED and viewing:
+    if op in STRIDED_OPS and viewing:
         raise DispatchError(
             f"{cls.__name__} has a rule for {viewing[0]}, and none for {op}, with which torch.compile remakes views of "
             f"its arguments; add one with @{cls.__name__}.implements(torch.ops.{op})"

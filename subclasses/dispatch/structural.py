@@ -1,8 +1,8 @@
-"""Ops that keep a value's structure: each inner tensor is copied, moved or aliased, whatever the class means.
+"""Structure-preserving ops: each inner tensor is copied, moved or aliased, whatever the class represents.
 
-``clone``, ``detach``, ``_to_copy`` and the like need no rule. A change of dtype converts the inner tensors that
-have the outer dtype and declare none of their own: a scale becomes ``bfloat16``, quantized data and offsets stay.
-An inner tensor declared ``device="any"`` stays where it is when the rest moves.
+``clone``, ``detach``, ``_to_copy`` and similar ops need no rule. A change of dtype converts the inner tensors that have
+the outer dtype and declare no dtype: a scale becomes ``bfloat16``, while quantized data and offsets stay unchanged. An
+inner tensor declared ``device="any"`` stays on its device when the others move.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from subclasses._torch import OpOverload
-from subclasses.dispatch.aliasing import with_semantics, write_into
+from subclasses.dispatch.aliasing import with_aliasing, write_into
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import rebuild
+from subclasses.spec.values import map_inners
 
 aten = torch.ops.aten
 
@@ -25,9 +25,9 @@ Structural = Callable[..., Any]
 # ---- one function per op -----------------------------------------------------------------------------------
 
 
-def _each(op: OpOverload) -> Structural:
-    """The op on every inner tensor."""
-    return lambda x, *args, **kwargs: rebuild(x, lambda _, t: op(t, *args, **kwargs))
+def _map_op(op: OpOverload) -> Structural:
+    """Returns a plan that runs an op on every inner tensor."""
+    return lambda x, *args, **kwargs: map_inners(x, lambda _, t: op(t, *args, **kwargs))
 
 
 def _to_copy(x: Any, *, dtype: torch.dtype | None = None, device: Any = None, **kwargs: Any) -> Any:
@@ -37,21 +37,21 @@ def _to_copy(x: Any, *, dtype: torch.dtype | None = None, device: Any = None, **
             return aten._to_copy.default(t, dtype=own)
         return aten._to_copy.default(t, dtype=own, device=device, **kwargs)
 
-    return rebuild(x, change)
+    return map_inners(x, change)
 
 
 def _empty_like(x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     def change(field: InnerField, t: Any) -> Any:
-        # Integers may be offsets or indices, which must stay valid.
+        # Integers may be offsets or indices, whose values must stay valid, so they are copied.
         if not (t.is_floating_point() or t.is_complex()):
-            return _to_copy_one(t, field, kwargs)
+            return _copy_to_device(t, field, kwargs)
         own = dtype if follows_dtype(x, field, t) else None
         return aten.empty_like.default(t, dtype=own, **kwargs)
 
-    return rebuild(x, change)
+    return map_inners(x, change)
 
 
-def _to_copy_one(t: Any, field: InnerField, kwargs: dict[str, Any]) -> Any:
+def _copy_to_device(t: Any, field: InnerField, kwargs: dict[str, Any]) -> Any:
     device = None if field.device == "any" else kwargs.get("device")
     return aten._to_copy.default(t, device=device)
 
@@ -62,30 +62,30 @@ def _copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
 
 
 def _pin_memory(x: Any, device: Any = None) -> Any:
-    return rebuild(x, lambda _, t: t.pin_memory())
+    return map_inners(x, lambda _, t: t.pin_memory())
 
 
 def _is_pinned(x: Any, device: Any = None) -> bool:
-    return all(t.is_pinned() for t in _there(x))
+    return all(t.is_pinned() for t in _present_inners(x))
 
 
 def _record_stream(x: Any, stream: Any) -> None:
-    for t in _there(x):
+    for t in _present_inners(x):
         t.record_stream(stream)
 
 
-def _there(x: Any) -> list[Any]:
+def _present_inners(x: Any) -> list[Any]:
     return [x.__dict__[name] for name in x._layout.present]
 
 
 def follows_dtype(x: Any, field: InnerField, t: Any) -> bool:
-    """Whether an inner tensor changes its dtype with the outer one."""
+    """Whether the dtype of an inner tensor changes with the outer dtype."""
     return field.dtype is None and t.dtype == x.dtype
 
 
-# ---- facts -------------------------------------------------------------------------------------------------
+# ---- outer properties --------------------------------------------------------------------------------------
 
-# What the outer tensor itself answers. Ops of the dispatcher, which a trace with symbolic sizes may ask by.
+# Ops that read properties of the outer tensor. A trace with symbolic sizes may dispatch them.
 _FACTS: dict[OpOverload, Structural] = {
     aten.size.default: lambda x: list(x.size()),
     aten.size.int: lambda x, dim: x.size(dim),
@@ -107,11 +107,11 @@ _FACTS: dict[OpOverload, Structural] = {
 # ---- the table ---------------------------------------------------------------------------------------------
 
 _TABLE: dict[OpOverload, Structural] = {
-    aten.detach.default: _each(aten.detach.default),
-    aten.alias.default: _each(aten.alias.default),
-    aten.clone.default: _each(aten.clone.default),
-    aten.lift_fresh.default: _each(aten.lift_fresh.default),
-    aten.lift.default: _each(aten.lift.default),
+    aten.detach.default: _map_op(aten.detach.default),
+    aten.alias.default: _map_op(aten.alias.default),
+    aten.clone.default: _map_op(aten.clone.default),
+    aten.lift_fresh.default: _map_op(aten.lift_fresh.default),
+    aten.lift.default: _map_op(aten.lift.default),
     aten._to_copy.default: _to_copy,
     aten.empty_like.default: _empty_like,
     aten.copy_.default: _copy_,
@@ -123,16 +123,16 @@ _TABLE: dict[OpOverload, Structural] = {
 
 
 def find_structural(op: OpOverload) -> Structural | None:
-    """How an op that keeps structure runs, or None for any other op."""
+    """Returns the plan of a structure-preserving op, or None for any other op."""
     run = _TABLE.get(op)
-    return None if run is None else with_semantics(op, run)
+    return None if run is None else with_aliasing(op, run)
 
 
-def applies(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether structure can be kept for these arguments.
+def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether these arguments allow an op to preserve the structure.
 
-    It cannot where a dtype is asked for that the class cannot take on, nor where a plain tensor and a wrapper,
-    or two wrappers with different metadata, are copied onto each other.
+    They do not if the class cannot change to the requested dtype, or if a plain tensor and a wrapper, or two wrappers
+    with different metadata, are copied onto each other.
     """
     if op is aten.copy_.default:
         x, source = args[:2]

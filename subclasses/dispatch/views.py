@@ -1,9 +1,9 @@
-"""What a class that materializes gives where a plain tensor would give a view: an honest copy.
+"""View functions on classes with ``fallback="materialize"``: they return copies instead of views.
 
-The op runs on the materialized tensor, so its result shares nothing with the wrapper. But torch's own kernel above
-dispatch marks the result of a view op as a view of its argument whatever came back, and a write to it would then
-count as a write to the wrapper. Only above autograd can that be undone: the functions that may return views are
-intercepted, and a plain result is copied off its base. Gradients flow through the copy.
+The op runs on the materialized tensor, so its result shares no memory with the wrapper. But above dispatch, torch's own
+kernel of a view op marks any result as a view of the argument, and a write to the result would count as a write to the
+wrapper. This can be undone above autograd only: the functions that may return views are intercepted, and a plain result
+that is marked as a view is cloned. Gradients flow through the clone.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from subclasses._torch import DisableTorchFunctionSubclass, call_unruled, is_tra
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
 
-# Functions of torch, and methods and attributes of Tensor, that may return a view of an argument. Those that keep a
-# value's structure (detach, to, contiguous, ...) return a wrapper or the argument itself.
+# Functions of torch, and methods and attributes of Tensor, that may return a view of an argument. Functions that
+# preserve a value's structure (detach, to, contiguous, ...) return a wrapper or the argument itself.
 VIEW_NAMES = frozenset(
     """T H mT mH __getitem__ adjoint as_strided atleast_1d atleast_2d atleast_3d broadcast_tensors broadcast_to
     chunk conj diagonal dsplit expand expand_as flatten hsplit imag meshgrid moveaxis movedim narrow permute ravel
@@ -28,7 +28,7 @@ VIEW_NAMES = frozenset(
 )
 
 
-# Ops with another name than the function or attribute that reaches them.
+# Ops with a different name than the function or attribute that calls them.
 _ONLY_OPS = frozenset({"numpy_T", "matrix_H", "slice"})
 
 
@@ -38,43 +38,48 @@ def _collect_view_functions() -> dict[Any, Callable[..., Any]]:
         for home in (torch, Tensor):
             found = getattr(home, name, None)
             if found is not None:
-                # An attribute such as Tensor.T reaches __torch_function__ as its getter.
-                functions[found if callable(found) else found.__get__] = without_view
+                # __torch_function__ receives an attribute such as Tensor.T as its getter.
+                functions[found if callable(found) else found.__get__] = clone_views
     for name in sorted(VIEW_NAMES | _ONLY_OPS):
         packet = getattr(torch.ops.aten, name, None)
         if packet is not None:
-            # An op that is called itself, as Dynamo does for x.T on newer releases.
+            # The op may be called directly, as Dynamo does for x.T on newer releases.
             functions |= dict.fromkeys(
-                [packet, *(getattr(packet, o) for o in packet.overloads())], without_view
+                [packet, *(getattr(packet, o) for o in packet.overloads())], clone_views
             )
     return functions
 
 
-def without_view(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Runs a function and copies what claims to be a view without being one."""
+def clone_views(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs a function and clones plain results that are marked as views."""
     out = call_unruled(func, (), args, kwargs)
     if isinstance(out, list | tuple):
-        return type(out)(map(_copy, out)) if type(out) in (list, tuple) else out
-    return _copy(out)
+        return type(out)(map(_clone_view, out)) if type(out) in (list, tuple) else out
+    return _clone_view(out)
 
 
 def unflatten(func: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Tensor.unflatten``, which is written in Python and calls torch's method of the same name.
+    """Runs ``Tensor.unflatten``, which is written in Python and calls torch's method of the same name.
 
-    That one would be intercepted under this one's name, and so without end, were interception not off meanwhile.
+    Interception is off during the call. Otherwise the inner method would be intercepted under the same name, without
+    end.
     """
     with DisableTorchFunctionSubclass():
-        return _copy(func(*args, **kwargs))
+        return _clone_view(func(*args, **kwargs))
 
 
-def _copy(out: Any) -> Any:
+def _clone_view(out: Any) -> Any:
     if isinstance(out, Tensor) and not is_traceable_wrapper_subclass(out) and out._is_view():
         return out.clone()
     return out
 
 
 def set_item(func: Any, x: Any, index: Any, value: Any) -> None:
-    """``x[index] = value``, which torch carries out as a write to a view of ``x``: refused where that is a copy."""
+    """Runs ``x[index] = value``, which torch implements as a write to a view of ``x``.
+
+    Raises:
+        DispatchError: the class materializes ``select`` or ``slice``, so the write would go to a copy.
+    """
     cls = type(x)
     if getattr(getattr(cls, "__spec__", None), "fallback", None) == "materialize":
         for op in (torch.ops.aten.select.int, torch.ops.aten.slice.Tensor):

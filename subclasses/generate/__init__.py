@@ -1,1 +1,1 @@
-"""The generated methods of a declared class."""
+"""Generated methods of declared classes: their text, their installation, and the functions they call."""

@@ -1,4 +1,4 @@
-"""The attributes of a value: what reading and assigning a field means, and what goes with a dynamic int."""
+"""Field access on values: assigning inner tensors, reading static metadata, and dims that follow a dynamic int."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from subclasses.spec.values import carrier
 
 
 class DynamicDims:
-    """Tells Dynamo which outer dims follow a dynamic int, so that its first program serves every value.
+    """Tells Dynamo which outer dims follow a dynamic int, so that its first program serves every size.
 
-    A non-data descriptor under a name that torch reads: what torch itself notes on an instance comes first.
+    A non-data descriptor under the attribute name that Dynamo reads. Marks that torch stores on an instance take
+    precedence.
     """
 
     def __init__(self, names: tuple[str, ...]) -> None:
@@ -24,7 +25,7 @@ class DynamicDims:
     def __get__(self, x: Any, owner: type | None = None) -> set[int]:
         if x is None:
             return set()
-        # Comparing symbolic ints would add guards, and those are dynamic already.
+        # Symbolic ints are excluded: comparing them would add guards, and they are dynamic already.
         counts = [c for name in self.names if type(c := x.__dict__.get(name)) is int and c > 1]
         return {i for i, size in enumerate(x.shape) if type(size) is int and size in counts}
 
@@ -33,7 +34,7 @@ class DynamicDims:
 
 
 def set_field(x: Any, name: str, value: Any) -> None:
-    """Assigns an inner tensor, checked as at construction.
+    """Assigns an inner tensor, with the checks of the constructor; ``data`` replaces the whole value.
 
     Raises:
         AttributeError: the field is metadata, which is constant.
@@ -65,7 +66,7 @@ def set_field(x: Any, name: str, value: Any) -> None:
 
 
 def _set_data(x: Any, value: Any) -> None:
-    """``x.data = value``: the inner tensors, metadata and outer facts of another value of the class."""
+    """Implements ``x.data = value``: takes over the inner tensors, metadata and outer properties of ``value``."""
     if type(value) is not type(x):
         raise_not_a_tensor(type(x).__name__, "data", type(x), value)
     object.__setattr__(x, "data", value)
@@ -81,7 +82,7 @@ def _set_data(x: Any, value: Any) -> None:
 class StaticField:
     """Reads static metadata from a value's layout.
 
-    Not a ``property``, for then Dynamo would trace into the getter; of this it takes the value as a constant.
+    Dynamo would trace into the getter of a ``property``; it treats the value of this descriptor as a constant.
     """
 
     def __init__(self, name: str, index: int) -> None:

@@ -1,9 +1,9 @@
-"""From a spec to the text of a class's methods.
+"""Emits the text of a class's methods from its spec.
 
-One function per method, each writing to the emitter it is given. All methods of a class are one file and are
-compiled once. Fields appear under their own names, so every other name in the text starts with an underscore
-or was handed out by the emitter, which keeps clear of them. Global names with an underscore need the class
-itself and are supplied by :mod:`subclasses.generate.install`.
+There is one function for each method, and each writes to the emitter that it is given. All methods of a class form one
+file and compile once. Fields appear under their own names. Every other name in the text starts with an underscore or
+comes from the emitter, which avoids the names of fields. Global names with an underscore depend on the class itself and
+are supplied by :mod:`subclasses.generate.install`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def may_require_grad(field: InnerField) -> bool:
 
 
 def emit_new(e: Emitter, spec: SubclassSpec) -> None:
-    """``Cls(...)``: every check, then either a plain wrap or a differentiable one.
+    """Emits the constructor: every check, then a plain or a differentiable construction.
 
-    A torch function mode sees it as it sees any other function that makes a tensor.
+    The constructor is visible to torch function modes, like any other function that creates a tensor.
     """
     e.writeline(f"def __new__(_cls, {_parameters(e, spec)}):")
     with e.indent():
@@ -60,12 +60,12 @@ def emit_new(e: Emitter, spec: SubclassSpec) -> None:
         _emit_find_layout(e, spec)
         for field in filter(may_require_grad, spec.inners):
             _emit_detach(e, spec, field)
-        e.writeline(f"return _wrap(_layout, {_values(spec)})")
+        e.writeline(f"return _wrap(_layout, {_wrap_arguments(spec)})")
     e.writeline()
 
 
 def _parameters(e: Emitter, spec: SubclassSpec) -> str:
-    """Inner tensors first, then metadata by keyword. None is a default only where nothing required follows."""
+    """Returns the parameters: inner tensors, then keyword metadata. None is a default only after all required ones."""
     required = [i for i, f in enumerate(spec.inners) if not f.optional]
     last = max(required, default=-1)
     parts = [f.name if i <= last else f"{f.name}=None" for i, f in enumerate(spec.inners)]
@@ -77,8 +77,8 @@ def _parameters(e: Emitter, spec: SubclassSpec) -> str:
     return ", ".join(parts)
 
 
-def _values(spec: SubclassSpec) -> str:
-    """What ``wrap`` takes beside the layout: inner tensors and dynamic ints."""
+def _wrap_arguments(spec: SubclassSpec) -> str:
+    """Returns the arguments of ``_wrap`` after the layout: inner tensors and dynamic ints."""
     return ", ".join((*spec.inner_names, *(f.name for f in spec.dynamics)))
 
 
@@ -104,7 +104,10 @@ def _emit_inner_check(e: Emitter, spec: SubclassSpec, field: InnerField) -> None
 
 
 def _emit_find_layout(e: Emitter, spec: SubclassSpec) -> None:
-    """The layout from a small table where every inner tensor is plain, else by the long way."""
+    """Emits the lookup of the layout in the class's own table, and ``_make_layout`` if it is missing or nested.
+
+    Then emits the differentiable construction for inner tensors that require grad.
+    """
     tensor = e.bind(Tensor, "Tensor")
     optional = [f.name for f in spec.inners if f.optional]
     plain = [
@@ -142,12 +145,12 @@ def _emit_detach(e: Emitter, spec: SubclassSpec, field: InnerField) -> None:
 
 
 def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
-    """``wrap``: a value from a layout and what varies, with no check at all."""
+    """Emits ``_wrap``, which makes a value from a layout, inner tensors and dynamic ints without any check."""
     make = e.bind(make_wrapper_subclass, "make_wrapper_subclass")
-    # By position: size, stride, offset, memory format, dtype, layout, device. Keywords cost a third more.
+    # Positional: size, stride, storage offset, memory format, dtype, layout, device. Keywords cost a third more.
     strided = e.bind(torch.strided, "strided")
     carriers = "".join(f", {carrier(f.name)}=None" for f in spec.dynamics)
-    e.writeline(f"def _wrap(_layout, {_values(spec)}{carriers}):")
+    e.writeline(f"def _wrap(_layout, {_wrap_arguments(spec)}{carriers}):")
     with e.indent():
         size, dtype = spec.size_from, spec.dtype_from
         if spec.outer_args is None:
@@ -169,15 +172,16 @@ def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
             e.writeline(f"_dict[{name!r}] = {name}")
         e.writeline('_dict["_layout"] = _layout')
         if spec.dynamics:
-            _emit_keep_carriers(e, spec)
+            _emit_store_carriers(e, spec)
         e.writeline("return _self")
     e.writeline()
 
 
-def _emit_keep_carriers(e: Emitter, spec: SubclassSpec) -> None:
-    """Under a trace carriers come with the value or are made with it, where the trace's modes are in force.
+def _emit_store_carriers(e: Emitter, spec: SubclassSpec) -> None:
+    """Emits the storing of carriers for a value whose inner tensors are not plain, as in a trace.
 
-    A value of plain inner tensors makes them when it is first taken apart, marked as dynamic.
+    There the carriers are passed in or created at construction, while the trace's modes are active. A value of plain
+    inner tensors creates its carriers, marked as dynamic, when it is first flattened.
     """
     first = min(spec.inners, key=lambda f: f.optional)
     e.writeline(f"if {first.name}.__class__ is not {e.bind(Tensor, 'Tensor')}:")
@@ -187,11 +191,11 @@ def _emit_keep_carriers(e: Emitter, spec: SubclassSpec) -> None:
             e.writeline(f"_dict[{name!r}] = _make_carrier(_self, {field.name}) if {name} is None else {name}")
 
 
-# ---- taking apart and putting together ---------------------------------------------------------------------
+# ---- flatten and unflatten ---------------------------------------------------------------------------------
 
 
 def emit_flatten(e: Emitter, spec: SubclassSpec) -> None:
-    """``__tensor_flatten__``: the names of what is there, and the layout."""
+    """Emits ``__tensor_flatten__``: the names of the inner tensors and carriers that are present, and the layout."""
     carriers = [carrier(f.name) for f in spec.dynamics]
     e.writeline("def __tensor_flatten__(_self):")
     with e.indent():
@@ -210,7 +214,7 @@ def emit_flatten(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
-    """``__tensor_unflatten__``: no checks, the outer size from the inner tensors."""
+    """Emits ``__tensor_unflatten__``: no checks; the outer size follows from the inner tensors."""
     e.writeline("def __tensor_unflatten__(_inner_tensors, _layout, _outer_size, _outer_stride):")
     with e.indent():
         args = [
@@ -229,7 +233,7 @@ def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
-    """``__torch_dispatch__``: one table look-up, then the plan."""
+    """Emits ``__torch_dispatch__``: one table lookup, then the plan."""
     e.writeline("def __torch_dispatch__(_cls, _func, _types, _args=(), _kwargs=None):")
     with e.indent():
         e.writeline("_plan = _plans.get(_func)")
@@ -242,7 +246,7 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_function(e: Emitter, spec: SubclassSpec) -> None:
-    """``__torch_function__``, put to use once a rule for a Python-level function is there."""
+    """Emits ``__torch_function__``; it is installed once the class has a rule for a Python-level function."""
     e.writeline("def __torch_function__(_cls, _func, _types, _args=(), _kwargs=None):")
     with e.indent():
         e.writeline("_rule = _functions.get(_func)")
@@ -256,7 +260,7 @@ def emit_function(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
-    """``__setattr__``: an inner tensor is checked as at construction, metadata is constant."""
+    """Emits ``__setattr__``: assigning an inner tensor is checked as at construction, and metadata is constant."""
     fields = e.bind(frozenset({*spec.names, "data"}), "fields")
     plain = e.bind(object.__setattr__, "set_attribute")
     e.writeline("def __setattr__(_self, _name, _value):")
@@ -269,7 +273,7 @@ def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_repr(e: Emitter, spec: SubclassSpec) -> None:
-    """``__repr__``: the call that would make this value, and how it hangs in the autograd graph."""
+    """Emits ``__repr__``: the constructor call that makes this value, then ``grad_fn`` or ``requires_grad``."""
     tail = e.bind(construction.repr_tail, "repr_tail")
     shown = ", ".join(f"{n}={{_self.{n}!r}}" for n in spec.names)
     e.writeline("def __repr__(_self, *, tensor_contents=None):")
@@ -281,7 +285,7 @@ def emit_repr(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_compile_hooks(e: Emitter, spec: SubclassSpec) -> None:
-    """Guards, cache keys and tangents: comparing metadata is an identity test."""
+    """Emits the hooks for guards, cache keys and tangents; comparing metadata is an identity test."""
     e.writeline("def __metadata_guard__(_cls, _saved, _now):")
     e.writeline("    return _saved is _now")
     e.writeline()
@@ -300,7 +304,10 @@ def emit_compile_hooks(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_storage_hooks(e: Emitter, spec: SubclassSpec) -> None:
-    """Pickling, copying, shared memory, FSDP2: what torch would do by way of a storage that a wrapper lacks."""
+    """Emits pickling, copying, shared memory and FSDP2 hooks, which torch implements through a tensor's storage.
+
+    A wrapper has no storage with data, so these hooks go through its inner tensors.
+    """
     for name, parameters, call in (
         ("__reduce_ex__", "_self, _protocol", f"{e.bind(serialize.reduce, 'reduce')}(_self)"),
         ("__deepcopy__", "_self, _memo", f"{e.bind(serialize.deepcopy, 'deepcopy')}(_self, _memo)"),
@@ -337,7 +344,7 @@ EMITTERS = (
 
 
 def emit_class(spec: SubclassSpec) -> Emitter:
-    """The whole generated text of a class."""
+    """Emits the complete text of a class."""
     e = Emitter()
     e.reserve(*spec.names, "is_shared", "share_memory_")
     for emit in EMITTERS:

@@ -1,9 +1,9 @@
-"""What stands for a value in the key of AOTAutograd's cache.
+"""The representation of a value in the key of AOTAutograd's cache.
 
-The cache outlives the process, so the key must be the same in every process (no ``hash()``, no ids, no order of
-a set), and it must change with whatever the compiled program depends on. That is more than the metadata of the
-value: a rule that was edited gives another program for the same Dynamo graph, so the text of the class and the
-files that its rules come from are part of the key.
+The cache outlives the process, so the key must be the same in every process (no ``hash()``, no ids, no order of a
+set), and it must change with everything that the compiled program depends on. That includes more than the metadata of
+the value: an edited rule compiles to another program for the same Dynamo graph. The key therefore covers the text of
+the class and the source files of its rules.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from subclasses.layout import Layout, layout_of
 
 
 def stable_hash(x: Tensor) -> str:
-    """A digest of all that a compiled program depends on of a value: class, metadata, inner tensors."""
+    """Returns a digest of what a compiled program depends on: the value's class, metadata and tensor properties."""
     return _digest(repr((_describe_layout(layout_of(x)), _describe_tensor(x))))
 
 
@@ -59,7 +59,7 @@ def _describe_tensor(t: Tensor) -> tuple[Any, ...]:
 
 
 def describe_value(value: Any) -> str:
-    """Text for static metadata that is equal in every process, and different for different values."""
+    """Returns text for static metadata: the same for equal values in every process, different for other values."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     match value:
         case enum.Enum():
@@ -82,41 +82,41 @@ def describe_value(value: Any) -> str:
 
 # ---- classes -----------------------------------------------------------------------------------------------
 
-# class -> (how many rules it had, digest); a rule that comes later makes another digest.
+# class -> (number of rules, digest). Registering a rule later makes a new digest.
 _fingerprints: weakref.WeakKeyDictionary[type, tuple[int, str]] = weakref.WeakKeyDictionary()
 
 
 def fingerprint(cls: type) -> str:
-    """A digest of the code behind a class: its text, the files of its bases and rules, this package."""
+    """Returns a digest of the code of a class: its text, the files of its bases and rules, this package, torch."""
     rules = all_rules(cls)
     known = _fingerprints.get(cls)
     if known is None or known[0] != len(rules):
-        code = {*map(_code_of, cls.__mro__), *(_code_of(rule) for _, rule in rules)}
+        code = {*map(_code_digest, cls.__mro__), *(_code_digest(rule) for _, rule in rules)}
         keys = sorted(getattr(key, "__qualname__", str(key)) for key, _ in rules)
         text = repr((getattr(cls, "__source__", ""), keys, torch.__version__, _own_files(), sorted(code)))
         known = _fingerprints[cls] = len(rules), _digest(text)
     return known[1]
 
 
-def _code_of(made: Any) -> str:
-    """The file that a class or function stands in; without a file, its byte code."""
+def _code_digest(made: Any) -> str:
+    """Returns a digest of the file that defines a class or function, or of its bytecode if there is no file."""
     if getattr(made, "__module__", "").split(".")[0] in ("torch", "builtins"):
         return ""
     made = inspect.unwrap(made)
     try:
         path = inspect.getsourcefile(made)
-    except (TypeError, OSError):  # built in, or typed at a prompt
+    except (TypeError, OSError):  # built in, or defined at a prompt
         path = None
     if path and Path(path).is_file():
         return _digest(Path(path).read_text())
     code = getattr(made, "__code__", None)
-    return _digest(repr((code.co_code, _plain_constants(code), code.co_names))) if code else repr(made)
+    return _digest(repr((code.co_code, _stable_constants(code), code.co_names))) if code else repr(made)
 
 
-def _plain_constants(code: types.CodeType) -> list[Any]:
-    """Constants without addresses: code objects inside by their own byte code."""
+def _stable_constants(code: types.CodeType) -> list[Any]:
+    """Returns constants without addresses: nested code objects are represented by their bytecode."""
     return [
-        (c.co_code, _plain_constants(c), c.co_names) if isinstance(c, types.CodeType) else describe_value(c)
+        (c.co_code, _stable_constants(c), c.co_names) if isinstance(c, types.CodeType) else describe_value(c)
         for c in code.co_consts
     ]
 

@@ -1,7 +1,7 @@
-"""The two hooks through which FSDP2 gathers a parameter from the ranks that hold a part of it.
+"""The hooks with which FSDP2 all-gathers a sharded parameter of a declared class.
 
-Parameters are sharded along dim 0. An inner tensor whose first dim is that of the outer tensor is gathered; any
-other, a scale of the whole tensor, say, is the same on every rank and stays.
+Parameters are sharded along dim 0. An inner tensor with as many rows as the outer tensor is gathered. Any other, such
+as the scale of the whole tensor, is the same on every rank and is not gathered.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Gathered = tuple[Any, tuple[Tensor, ...]]
 
 
 def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[tuple[Tensor, ...], Any]:
-    """The inner tensors to gather, in the dtype that the policy asks for, and what to rebuild with."""
+    """Returns the inner tensors to gather, in the policy's parameter dtype, and the metadata to rebuild from."""
     dtype = None if mp_policy is None else mp_policy.param_dtype
     gathered, inners = [], {}
     for field in type(x).__spec__.inners:
@@ -29,21 +29,21 @@ def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[
         if t is not None and is_sharded(x, t, outer_size):
             gathered.append(field.name)
     if mesh is not None and mesh.size() == 1:
-        # FSDP then gathers nothing and hands back the first tensor alone; the others are whole already.
+        # FSDP gathers nothing on one rank and returns the first tensor alone; the other tensors are complete.
         del gathered[1:]
     return tuple(inners[n] for n in gathered), (x._layout, tuple(gathered), inners, _dynamics(x))
 
 
 def is_sharded(x: Any, t: Tensor, outer_size: Any) -> bool:
-    """Whether an inner tensor is a part of a larger one: its rows are those of the shard."""
+    """Whether an inner tensor is sharded: it has as many rows as the shard."""
     return x.dim() > 0 and t.dim() > 0 and t.size(0) == x.size(0) and len(outer_size) == x.dim()
 
 
 def post_all_gather(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gathered | None:
-    """The whole parameter from the gathered inner tensors.
+    """Rebuilds the whole parameter from the gathered inner tensors.
 
-    With ``out`` nothing is returned: its inner tensors are the ones given, or views of them, which FSDP filled
-    anew; where they are not, the new ones are put in place.
+    With ``out``, the function updates ``out`` and returns None. FSDP refilled the gathered storages, which the inner
+    tensors of ``out`` usually share; an inner tensor with another storage is copied into.
     """
     layout, gathered, inners, dynamics = metadata
     whole = inners | dict(zip(gathered, outputs, strict=True))
@@ -55,9 +55,8 @@ def post_all_gather(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gat
         for name, t in whole.items():
             held = target.__dict__[name]
             if t is not None and held.untyped_storage().data_ptr() != t.untyped_storage().data_ptr():
-                with preserve_version_counter(
-                    held
-                ):  # the same value as at the first gather, which autograd saved
+                # The values are those of the first gather, which autograd saved, so the version stays.
+                with preserve_version_counter(held):
                     held.copy_(t)
     return None
 

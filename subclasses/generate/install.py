@@ -1,4 +1,4 @@
-"""From a spec to a working class: the generated text compiled, and put in place."""
+"""Installs the generated methods of a class: compiles the text and sets the class attributes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _CLASS_METHODS = frozenset({"__torch_dispatch__", "__torch_function__", "__metad
 
 
 def install(cls: Any, root: type) -> None:
-    """Generates the methods of a class and puts them in place; one that the class body defines stays."""
+    """Generates the methods of a class and installs those that the class body or a base does not define."""
     spec: SubclassSpec = cls.__spec__
     e = emit_class(spec)
     plan_table: dict[Any, Any] = {}
     function_table: dict[Any, Any] = {}
     made = build_functions(
         e.source,
-        e.namespace | _supplied(cls, spec, plan_table, function_table),
+        e.namespace | _generated_globals(cls, spec, plan_table, function_table),
         filename=f"<subclasses {spec.name}>",
         owner=cls,
     )
@@ -60,7 +60,7 @@ def install(cls: Any, root: type) -> None:
 
 
 def _is_overridden(cls: Any, name: str, root: type) -> bool:
-    """Whether the class body, or that of a base, defines a method that would be generated."""
+    """Whether the body of the class or of a declared base defines a method that would be generated."""
     bases = cls.__mro__[: cls.__mro__.index(root)]
     return any(name in vars(b).get("_handwritten", vars(b)) for b in bases)
 
@@ -75,7 +75,7 @@ def _as_method(cls: Any, name: str, function: Any) -> Any:
 def _refresh(
     ref: Any, plan_table: dict[Any, Any], functions: dict[Any, Any], made: dict[str, Any], root: type
 ) -> None:
-    """Forgets what was resolved, and intercepts above autograd if there is a rule that needs it."""
+    """Clears resolved plans, and installs ``__torch_function__`` if a rule above autograd exists."""
     cls = ref()
     plan_table.clear()
     functions.clear()
@@ -89,10 +89,10 @@ def _refresh(
         setattr(cls, name, found)
 
 
-# ---- what the generated text calls -------------------------------------------------------------------------
+# ---- globals of the generated text -------------------------------------------------------------------------
 
 
-def _supplied(
+def _generated_globals(
     cls: Any, spec: SubclassSpec, plan_table: dict[Any, Any], functions: dict[Any, Any]
 ) -> dict[str, object]:
     layouts: weakref.WeakValueDictionary[Any, Layout] = weakref.WeakValueDictionary()
@@ -120,15 +120,15 @@ def _supplied(
     }
 
 
-# Values of these types are equal only if they are the same to a program; others, such as tuples, may hold
-# 1 and True, which are equal and not the same.
+# Equal values of one of these types are interchangeable in a program. A tuple may contain 1 or True, which are equal
+# and not interchangeable, so layouts with values of other types are not kept in the class's own table.
 _ATOMS = (int, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def make_layout(
     cls: Any, spec: SubclassSpec, layouts: Any, key: Any, inners: tuple[Any, ...], statics: tuple[Any, ...]
 ) -> Layout:
-    """The layout of a construction that is not in the class's small table yet."""
+    """Interns the layout of a construction that missed the class's own table, and adds it there if possible."""
     check_statics(spec.name, tuple(f.name for f in spec.statics), statics)
     pairs = [(n, t) for n, t in zip(spec.inner_names, inners, strict=True) if t is not None]
     nested = nested_layouts(pairs)

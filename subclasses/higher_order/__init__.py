@@ -1,1 +1,1 @@
-"""`torch.cond` and `while_loop` over tensors of declared classes."""
+"""``torch.cond`` and ``while_loop`` over tensors of declared classes."""

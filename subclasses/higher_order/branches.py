@@ -1,7 +1,7 @@
-"""The functions that a higher-order op is given, as functions over plain tensors.
+"""The functions that are passed to a higher-order op, as functions over plain tensors.
 
-What a function returns is found out by running it once on fake tensors, outside of every mode that records. Results
-that are operands are told from results that alias one: PyTorch takes neither from a function over plain tensors.
+Running a function once on fake tensors, outside of every recording mode, shows what it returns. A result that is an
+operand is distinguished from a result that aliases one: PyTorch accepts neither from a function over plain tensors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch import Tensor
 from subclasses._torch import (
     HigherOrderOperator,
     TreeSpec,
+    fresh_fakes,
+    functional_storage_key,
     is_recorded,
-    on_fakes,
-    storage_below,
     storage_key,
     trace_graph,
     tree_flatten,
@@ -31,15 +31,15 @@ Call = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What a function returns.
+    """The results of a function.
 
     Attributes:
         treespec: the container of the results.
-        parts: one per result.
-        leaves: the plain tensors and ints in them, as fake tensors.
-        sources: per leaf, the plain operand that it is, or None.
-        aliases: the leaves that share memory with an operand or with another leaf before them.
-        written: the plain operands that the function writes to.
+        parts: the description of each result.
+        leaves: the plain tensors and ints that the results flatten to, as fake tensors.
+        sources: for each leaf, the slot of the plain operand that it is, or None.
+        aliases: indices of the leaves that share memory with an operand or an earlier leaf.
+        written: slots of the plain operands that the function writes to.
     """
 
     treespec: TreeSpec
@@ -54,46 +54,46 @@ class Results:
         return f"({', '.join(describe(part, leaves) for part in self.parts)})"
 
     def leaves_of(self, number: int) -> range:
-        """The places of the leaves of one result."""
+        """Returns the indices of the leaves of one result."""
         start = sum(map(num_leaves, self.parts[:number]))
         return range(start, start + num_leaves(self.parts[number]))
 
 
-def find_results(fn: Call, plain: Sequence[Any]) -> Results:
-    """Runs a function over plain operands on fake ones.
+def infer_results(fn: Call, plain: Sequence[Any]) -> Results:
+    """Infers the results of a function over plain operands by running it on fake tensors.
 
     Args:
-        fn: from plain operands to results that may be wrappers.
+        fn: takes plain operands and returns results that may be wrappers.
         plain: the operands.
     """
-    with on_fakes(plain) as fakes:
+    with fresh_fakes(plain) as fakes:
         results, treespec = tree_flatten(fn(*fakes))
         leaves: list[Any] = []
         parts = tuple([unwrap_value(result, leaves) for result in results])
-        places = {id(fake): n for n, fake in enumerate(fakes) if isinstance(fake, Tensor)}
-        sources = tuple([places.get(id(leaf)) for leaf in leaves])
+        slots = {id(fake): n for n, fake in enumerate(fakes) if isinstance(fake, Tensor)}
+        sources = tuple([slots.get(id(leaf)) for leaf in leaves])
         written = frozenset([n for n, fake in enumerate(fakes) if isinstance(fake, Tensor) and fake._version])
         return Results(treespec, parts, tuple(leaves), sources, _find_aliases(fakes, leaves), written)
 
 
 def _find_aliases(operands: Sequence[Any], leaves: Sequence[Any]) -> frozenset[int]:
-    met = {storage_key(t) for t in operands if isinstance(t, Tensor)}
+    seen = {storage_key(t) for t in operands if isinstance(t, Tensor)}
     aliases = set()
     for n, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
-            if storage_key(leaf) in met:
+            if storage_key(leaf) in seen:
                 aliases.add(n)
-            met.add(storage_key(leaf))
+            seen.add(storage_key(leaf))
     return frozenset(aliases)
 
 
-def over_plain(fn: Call, wrap: Callable[[Sequence[Any]], Sequence[Any]]) -> Call:
-    """A function of plain operands, from one of wrapped ones; its results may be wrappers."""
+def accept_plain(fn: Call, wrap: Callable[[Sequence[Any]], Sequence[Any]]) -> Call:
+    """Converts a function of wrapped operands to one of plain operands; its results may be wrappers."""
     return lambda *plain: fn(*wrap(plain))
 
 
-def plain_function(fn: Call, results: Results, wanted: Sequence[int]) -> Call:
-    """A function from plain operands to those leaves of its results that are wanted, none of which is an alias."""
+def select_leaves(fn: Call, results: Results, wanted: Sequence[int]) -> Call:
+    """Returns a function from plain operands to the wanted leaves of its results; leaves that alias are cloned."""
 
     def on_plain(*plain: Any) -> tuple[Any, ...]:
         leaves: list[Any] = []
@@ -104,18 +104,18 @@ def plain_function(fn: Call, results: Results, wanted: Sequence[int]) -> Call:
     return on_plain
 
 
-def as_graphs(fns: Iterable[Call], plain: Sequence[Any], vary: bool = False) -> list[Call]:
-    """Functions that write to their operands, as graphs: PyTorch functionalizes them where no wrapper may be made."""
-    return [trace_graph(fn, plain, vary) for fn in fns]
+def trace_graphs(fns: Iterable[Call], plain: Sequence[Any], dynamic_ints: bool = False) -> list[Call]:
+    """Traces functions that write to operands: PyTorch functionalizes graphs, where no wrapper may be created."""
+    return [trace_graph(fn, plain, dynamic_ints) for fn in fns]
 
 
 def check_not_random(op: HigherOrderOperator, fns: Iterable[Call], plain: Sequence[Any]) -> None:
-    """Raises DispatchError if a function draws random numbers, for its derivative computes it once more.
+    """Raises DispatchError if a function draws random numbers, because its derivative computes it a second time.
 
-    Only where a graph is made of the derivative: what merely asks for sizes may run with autograd's own later.
+    The check runs only if ops are recorded. A run that merely infers sizes may use autograd's own derivative later.
     """
     for fn in fns if is_recorded() else ():
-        graph = trace_graph(fn, plain, vary=False)
+        graph = trace_graph(fn, plain, dynamic_ints=False)
         nodes = [
             n for part in graph.modules() if isinstance(part, torch.fx.GraphModule) for n in part.graph.nodes
         ]
@@ -127,21 +127,21 @@ def check_not_random(op: HigherOrderOperator, fns: Iterable[Call], plain: Sequen
                 )
 
 
-def apart(plain: Sequence[Any]) -> list[Any]:
-    """Operands of which no two share memory, as the op asks: copies of those that do with one before them."""
-    met: set[int] = set()
+def clone_aliases(plain: Sequence[Any]) -> list[Any]:
+    """Clones operands that share memory with an earlier one, because the op rejects operands that alias."""
+    seen: set[int] = set()
     operands = []
     for operand in plain:
         if isinstance(operand, Tensor):
-            key = storage_below(operand)
-            operand = operand.clone() if key in met else operand
-            met.add(key)
+            key = functional_storage_key(operand)
+            operand = operand.clone() if key in seen else operand
+            seen.add(key)
         operands.append(operand)
     return operands
 
 
 def example_results(fn: Any) -> list[Any]:
-    """What Dynamo noted of the results of a function that it traced; nothing for other functions."""
+    """Returns the example results that Dynamo recorded for a function that it traced; empty for other functions."""
     if not isinstance(fn, torch.fx.GraphModule):
         return []
     (output,) = fn.graph.find_nodes(op="output")

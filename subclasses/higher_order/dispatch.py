@@ -1,16 +1,16 @@
 """``torch.cond`` and ``while_loop`` over tensors of declared classes.
 
-PyTorch's implementations of these ops know plain tensors only: the one for fake tensors cannot merge the wrappers that
-two branches return, and the derivative replaces wrappers by plain tensors of their size. So each op looks at its
-operands before it dispatches. If one of them is of a declared class, ``__torch_dispatch__`` of that class gets the op,
-above autograd, and
+PyTorch's implementations of these ops support plain tensors only. The one for fake tensors cannot merge the wrappers
+that two branches return, and the derivative replaces wrappers by plain tensors of their size. Each op therefore looks
+at its operands before it dispatches. If one of them is of a declared class, the ``__torch_dispatch__`` of that class
+receives the op, above autograd. It then
 
-- where nothing is traced, runs the branch that the predicate chooses, or the loop, as Python would;
-- under a trace, unwraps the operands, makes functions over plain tensors of the branches, calls the op again on these,
-  and wraps the results.
+- runs the chosen branch, or the loop, as plain Python if nothing is traced;
+- under a trace, unwraps the operands, converts the branches to functions over plain tensors, calls the op again on
+  these, and wraps the results.
 
-A ``cond`` has a derivative of its own, another ``cond`` over wrappers. A loop is differentiated by PyTorch, over plain
-tensors, between an unwrapping and a wrapping that are differentiable.
+The derivative of ``cond`` is implemented here, as another ``cond`` over wrappers. PyTorch differentiates a loop over
+plain tensors, between a differentiable unwrapping and a differentiable wrapping.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from torch import Tensor
 
 from subclasses._torch import (
     HigherOrderOperator,
-    interpreted,
+    eager_while_loop,
     is_traced,
-    loop_in_python,
     patch_aliasing_checks,
+    run_with_interpreter,
     tree_map,
 )
 from subclasses.errors import DispatchError, one_of
@@ -43,12 +43,12 @@ Call = Callable[..., Any]
 
 
 def higher_order_run(cls: Any, op: HigherOrderOperator) -> Call:
-    """How a class runs a higher-order op."""
-    run = _RUNS.get(op.name())
-    return functools.partial(_unknown, cls, op) if run is None else functools.partial(run, op)
+    """Returns the callable that runs a higher-order op on a class."""
+    run = _IMPLEMENTATIONS.get(op.name())
+    return functools.partial(_raise_unsupported, cls, op) if run is None else functools.partial(run, op)
 
 
-def _unknown(cls: Any, op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
+def _raise_unsupported(cls: Any, op: HigherOrderOperator, *args: Any, **kwargs: Any) -> Any:
     raise DispatchError(
         f"{cls.__name__} has no rule for the higher-order op {op.name()}; pass it the inner tensors, or add a rule "
         f"with @{cls.__name__}.implements(torch.ops.higher_order.{op.name()})"
@@ -63,44 +63,45 @@ def _run_cond(op: HigherOrderOperator, pred: Any, true_fn: Call, false_fn: Call,
         )
     if not is_traced(op, (pred, operands)):
         return tree_map(with_carriers, (true_fn if pred else false_fn)(*operands))
-    return call_cond(op, pred, (interpreted(true_fn), interpreted(false_fn)), operands)
+    return call_cond(op, pred, (run_with_interpreter(true_fn), run_with_interpreter(false_fn)), operands)
 
 
 def _run_while_loop(
     op: HigherOrderOperator, cond_fn: Call, body_fn: Call, carried: Any, additional: Any = (), **kwargs: Any
 ) -> Any:
     if not is_traced(op, (carried, additional)):
-        return loop_in_python(op, cond_fn, body_fn, carried, additional)
-    return call_while_loop(op, (interpreted(cond_fn), interpreted(body_fn)), carried, additional, **kwargs)
+        return eager_while_loop(op, cond_fn, body_fn, carried, additional)
+    fns = run_with_interpreter(cond_fn), run_with_interpreter(body_fn)
+    return call_while_loop(op, fns, carried, additional, **kwargs)
 
 
-_RUNS = {"cond": _run_cond, "while_loop": _run_while_loop}
+_IMPLEMENTATIONS = {"cond": _run_cond, "while_loop": _run_while_loop}
 
 
-# ---- asking ------------------------------------------------------------------------------------------------
+# ---- dispatching to a class --------------------------------------------------------------------------------
 
 
 def intercept() -> None:
-    """Lets the ops of the table above ask the class of a declared operand first."""
-    for name in _RUNS:
+    """Makes the ops of the table above dispatch to the class of a declared operand first."""
+    for name in _IMPLEMENTATIONS:
         op = getattr(torch.ops.higher_order, name)
-        op.dispatch = _asking(op, op.dispatch)
+        op.dispatch = _intercept_dispatch(op, op.dispatch)
     patch_aliasing_checks(is_declared)
 
 
-def _asking(op: HigherOrderOperator, dispatch: Call) -> Call:
+def _intercept_dispatch(op: HigherOrderOperator, dispatch: Call) -> Call:
     @functools.wraps(dispatch)
-    def ask_or_dispatch(key: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def dispatch_to_class(key: Any, /, *args: Any, **kwargs: Any) -> Any:
         cls = _declared_class(args)
         if cls is None:
             return dispatch(key, *args, **kwargs)
         return cls.__torch_dispatch__(op, (cls,), args, kwargs)
 
-    return ask_or_dispatch
+    return dispatch_to_class
 
 
 def _declared_class(args: Iterable[Any]) -> Any:
-    """The first declared class among operands, or among what Dynamo noted of the results of branches."""
+    """Returns the first declared class among the operands, or among the example results of a traced branch."""
     for arg in args:
         if isinstance(arg, Tensor | list | tuple):
             values: Iterable[Any] = arg if isinstance(arg, list | tuple) else (arg,)

@@ -1,7 +1,7 @@
-"""The gradients of two branches, as two functions that give results of the same classes.
+"""The gradients of two branches, as two functions whose results have the same classes.
 
-One branch may have no gradient where the other has one, or a plain one where the other has one of the class. In eager
-mode the predicate decides which it is; a ``cond`` gives one of them always.
+One branch may lack a gradient that the other has, or have a plain gradient where the other has one of a class. In eager
+mode the predicate decides which of them results. A ``cond`` needs the same structure from both branches.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import recording_again, tree_flatten
+from subclasses._torch import autograd_enabled, tree_flatten
 from subclasses.autograd.construct import as_cotangent, is_differentiable
 from subclasses.higher_order.branches import Results
 from subclasses.higher_order.values import Constant, Operands, Plain, Wrapper, is_declared, wrap_value
 from subclasses.layout import cotangent_layout
-from subclasses.spec.values import rebuild
+from subclasses.spec.values import map_inners
 
 Call = Callable[..., Any]
 
 
 def gradients_of(fn: Call, num_primals: int, wanted: Sequence[int], present: Sequence[int]) -> Call:
-    """The gradients of a function.
+    """Returns the function that computes the gradients of a function.
 
     Args:
-        fn: from operands to results.
-        num_primals: how many operands it has.
-        wanted: the operands with a gradient.
-        present: the results with a cotangent.
+        fn: maps operands to results.
+        num_primals: the number of operands.
+        wanted: indices of the operands whose gradients are wanted.
+        present: indices of the results that have a cotangent.
 
     Returns:
-        From the operands and those cotangents to those gradients, None where there is none.
+        A function from the operands and those cotangents to those gradients, None for a gradient that does not exist.
     """
 
     def gradients(*values: Any) -> tuple[Any, ...]:
         primals, cotangents = list(values[:num_primals]), values[num_primals:]
-        again = torch.is_grad_enabled()
-        with recording_again(), torch.enable_grad():
-            inputs = [primals[n] if again else _leaf(primals[n]) for n in wanted]
+        create_graph = torch.is_grad_enabled()
+        with autograd_enabled(), torch.enable_grad():
+            inputs = [primals[n] if create_graph else _make_leaf(primals[n]) for n in wanted]
             for n, leaf in zip(wanted, inputs, strict=True):
                 primals[n] = leaf
             results = tree_flatten(fn(*primals))[0]
@@ -49,38 +49,38 @@ def gradients_of(fn: Call, num_primals: int, wanted: Sequence[int], present: Seq
             if not pairs:
                 return (None,) * len(inputs)
             outputs, given = zip(*pairs, strict=True)
-            return torch.autograd.grad(outputs, inputs, given, allow_unused=True, create_graph=again)
+            return torch.autograd.grad(outputs, inputs, given, allow_unused=True, create_graph=create_graph)
 
     return gradients
 
 
-def _leaf(t: Tensor) -> Tensor:
-    """Something to differentiate by; a wrapper was made for this call, and detaching would copy its fixed parts."""
+def _make_leaf(t: Tensor) -> Tensor:
+    """Returns an autograd leaf. A wrapper is new for this call; detaching it would copy its fixed inner tensors."""
     return (t if is_declared(t) else t.detach()).requires_grad_()
 
 
-# ---- gradients that differ ---------------------------------------------------------------------------------
+# ---- gradients of different classes ------------------------------------------------------------------------
 
 
-def fill_gradients(fns: Sequence[Call], results: Sequence[Results], wanted: Sequence[int]) -> list[Call]:
-    """Two gradient functions such that each gives every gradient that the other gives, and as what it gives it."""
+def unify_gradients(fns: Sequence[Call], results: Sequence[Results], wanted: Sequence[int]) -> list[Call]:
+    """Returns two gradient functions that return the same gradients, each of the same class in both."""
     return [
-        functools.partial(_filled, fn, mine, other, wanted)
+        functools.partial(_unified, fn, mine, other, wanted)
         for fn, mine, other in zip(fns, results, reversed(results), strict=True)
     ]
 
 
-def _filled(fn: Call, mine: Results, other: Results, wanted: Sequence[int], *once: Any) -> tuple[Any, ...]:
-    plain = Operands(once).plain
+def _unified(fn: Call, mine: Results, other: Results, wanted: Sequence[int], *unique: Any) -> tuple[Any, ...]:
+    plain = Operands(unique).plain
     found = []
-    for n, gradient in enumerate(fn(*once)):
+    for n, gradient in enumerate(fn(*unique)):
         match mine.parts[n], other.parts[n]:
             case Constant(), Plain() | Wrapper():
                 gradient = _zeros(other, n, plain)
-            case Plain(), Wrapper(layout) if is_declared(once[wanted[n]]) and layout is cotangent_layout(
+            case Plain(), Wrapper(layout) if is_declared(unique[wanted[n]]) and layout is cotangent_layout(
                 layout
             ):
-                gradient = _of_class(once[wanted[n]], gradient)
+                gradient = _wrap_cotangent(unique[wanted[n]], gradient)
             case Plain(), Wrapper():
                 gradient = _contiguous(_zeros(other, n, plain) + gradient)
             case Wrapper(layout), Wrapper(expected) if expected is cotangent_layout(layout):
@@ -90,7 +90,7 @@ def _filled(fn: Call, mine: Results, other: Results, wanted: Sequence[int], *onc
 
 
 def _zeros(results: Results, number: int, plain: Sequence[Any]) -> Any:
-    """Zeros like a result; what it has of an operand (offsets) stays that."""
+    """Returns zeros like a result; leaves that are operands, such as offsets, stay those tensors."""
     leaves = []
     for n in results.leaves_of(number):
         source, like = results.sources[n], results.leaves[n]
@@ -100,14 +100,14 @@ def _zeros(results: Results, number: int, plain: Sequence[Any]) -> Any:
 
 
 def _contiguous(gradient: Any) -> Any:
-    """A gradient of a class, with the strides that the same one of the other branch has."""
-    return rebuild(gradient, lambda _, t: t.contiguous())
+    """Makes the inner tensors of a gradient contiguous, as they are in the other branch's gradient."""
+    return map_inners(gradient, lambda _, t: t.contiguous())
 
 
-def _of_class(primal: Any, cotangent: Tensor) -> Any:
-    """A plain cotangent of a wrapper as one of its class, as the backward of a construction makes it."""
+def _wrap_cotangent(primal: Any, cotangent: Tensor) -> Any:
+    """Converts a plain cotangent of a wrapper to its class, as the backward of a construction does."""
     cls = type(primal)
     if cls.__spec__.fallback == "map" and not cls._saves_inners:
-        return rebuild(primal, lambda _, t: cotangent if is_differentiable(t) else t)
-    with recording_again():
+        return map_inners(primal, lambda _, t: cotangent if is_differentiable(t) else t)
+    with autograd_enabled():
         return as_cotangent(primal.wrap_cotangent(cotangent))

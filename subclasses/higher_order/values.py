@@ -1,8 +1,8 @@
-"""Values of declared classes as plain tensors: the operands and the results of a higher-order op.
+"""Operands and results of a higher-order op: values of declared classes as plain tensors.
 
-Each wrapper becomes its inner tensors, nested wrappers theirs, and for each dynamic int the zero-element tensor that
-carries it, since plain tensors are what every higher-order op takes. Both ways are differentiable:
-:func:`unwrap_value` reads inner tensors as :meth:`TensorSubclass.unwrap` does, and :func:`wrap_value` constructs.
+Every higher-order op takes plain tensors. Each wrapper, including nested ones, is flattened to its inner tensors and,
+for each dynamic int, its carrier, a zero-element tensor. Both directions are differentiable: :func:`unwrap_value` reads
+inner tensors as :meth:`TensorSubclass.unwrap` does, and :func:`wrap_value` constructs.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from subclasses.spec.values import carrier, make_carrier
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A tensor of no declared class, or an int: it stays what it is."""
+    """A tensor that is not of a declared class, or an int; it is a leaf itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A value that no tensor holds, such as an absent inner tensor."""
+    """A value without a tensor, such as an absent inner tensor."""
 
     value: Any
 
@@ -50,7 +50,7 @@ def is_declared(value: Any) -> bool:
 
 
 def unwrap_value(value: Any, leaves: list[Any]) -> Part:
-    """Describes a value and appends the plain tensors and ints in it, as differentiable functions of it."""
+    """Describes a value, and appends its plain tensors and ints to ``leaves`` as differentiable functions of it."""
     if value is None:
         return Constant(None)
     if not is_declared(value):
@@ -58,18 +58,18 @@ def unwrap_value(value: Any, leaves: list[Any]) -> Part:
         return Plain()
     spec = type(value).__spec__
     inners = construct.unwrap(value, spec.inner_names)
-    carriers = [_carrier_of(value, f.name) for f in spec.dynamics]
+    carriers = [_find_carrier(value, f.name) for f in spec.dynamics]
     return Wrapper(value._layout, tuple(unwrap_value(t, leaves) for t in (*inners, *carriers)))
 
 
-def _carrier_of(x: Any, name: str) -> Tensor:
-    """The carrier of a dynamic int; made anew where there is none, or one of another kind that a compiler supplied."""
+def _find_carrier(x: Any, name: str) -> Tensor:
+    """Returns the carrier of a dynamic int, and creates one if there is none or a compiler supplied another kind."""
     held = x.__dict__.get(carrier(name))
     return held if held is not None and held.dtype is torch.uint8 else make_carrier(x, x.__dict__[name])
 
 
 def with_carriers(value: Any) -> Any:
-    """A value whose dynamic ints can be read off tensors, as Dynamo does where a branch decides on them."""
+    """Creates the carriers of a value and its inner tensors, from which Dynamo reads dynamic ints after a branch."""
     if is_declared(value):
         for inner in [getattr(value, name) for name in value.__tensor_flatten__()[0]]:
             with_carriers(inner)
@@ -77,7 +77,7 @@ def with_carriers(value: Any) -> Any:
 
 
 def wrap_value(part: Part, leaves: Iterator[Any]) -> Any:
-    """The value again, around the next of some leaves and as a differentiable function of them."""
+    """Rebuilds a value from the next leaves, as a differentiable function of them."""
     match part:
         case Plain():
             return next(leaves)
@@ -91,12 +91,12 @@ def wrap_value(part: Part, leaves: Iterator[Any]) -> Any:
 
 
 def num_leaves(part: Part) -> int:
-    """How many plain tensors and ints a value consists of."""
+    """Returns the number of plain tensors and ints in a value."""
     return sum(map(num_leaves, part.parts)) if isinstance(part, Wrapper) else isinstance(part, Plain)
 
 
 def describe(part: Part, leaves: Iterator[Any]) -> str:
-    """A value in a message: ``Pair(a=float32[3], b=float32[3])``, ``float32[2, 3]``."""
+    """Describes a value for an error message: ``Pair(a=float32[3], b=float32[3])``, ``float32[2, 3]``."""
     match part:
         case Plain():
             leaf = next(leaves)
@@ -115,62 +115,62 @@ def describe(part: Part, leaves: Iterator[Any]) -> str:
             return f"{layout.cls.__name__}({', '.join(shown)})"
 
 
-# ---- several -----------------------------------------------------------------------------------------------
+# ---- several values ----------------------------------------------------------------------------------------
 
 
 class Operands:
-    """The operands of a higher-order op, taken apart; identical tensors are one operand.
+    """The flattened operands of a higher-order op; identical tensors are one operand.
 
     Attributes:
-        once: each operand once.
-        plain: the plain operands: the tensors and ints in them.
-        own: per plain operand, whether it is an operand itself, not an inner tensor of one.
+        unique: the unique operands.
+        plain: the plain operands: tensors and ints of the operands, identical tensors once.
+        is_operand: for each plain operand, whether it is an operand itself and not only an inner tensor of one.
     """
 
     def __init__(
         self, values: Iterable[Any], others: Iterable[Any] = (), differentiable: bool = False
     ) -> None:
-        """Takes apart values, perhaps differentiably; the symbolic sizes of others are operands too."""
-        self.once, self._places = without_repetition(values)
+        """Flattens values, differentiably on request; symbolic sizes of ``others`` become operands too."""
+        self.unique, self._indices = deduplicate(values)
         leaves: list[Any] = []
         with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
-            self._parts = [unwrap_value(v, leaves) for v in self.once]
-        self.plain, self._leaf_places = without_repetition([*leaves, *_symbolic_sizes([*self.once, *others])])
-        itself = {id(value) for value in self.once}
-        self.own = [id(leaf) in itself for leaf in self.plain]
+            self._parts = [unwrap_value(v, leaves) for v in self.unique]
+        self.plain, self._leaf_slots = deduplicate([*leaves, *_symbolic_sizes([*self.unique, *others])])
+        itself = {id(value) for value in self.unique}
+        self.is_operand = [id(leaf) in itself for leaf in self.plain]
 
-    def wrap_once(self, plain: Sequence[Any]) -> list[Any]:
-        """The operands again, each once, around other plain ones."""
-        leaves = iter([plain[n] for n in self._leaf_places])
+    def wrap_unique(self, plain: Sequence[Any]) -> list[Any]:
+        """Rebuilds the unique operands from other plain operands."""
+        leaves = iter([plain[n] for n in self._leaf_slots])
         return [wrap_value(part, leaves) for part in self._parts]
 
     def wrap(self, plain: Sequence[Any]) -> list[Any]:
-        """The operands again, as they were given, around other plain ones."""
-        return self.repeat(self.wrap_once(plain))
+        """Rebuilds the operands in their original order from other plain operands."""
+        return self.repeat(self.wrap_unique(plain))
 
-    def repeat(self, once: Sequence[Any]) -> list[Any]:
-        """All operands, from each of them once."""
-        return [once[n] for n in self._places]
+    def repeat(self, unique: Sequence[Any]) -> list[Any]:
+        """Returns all operands in their original order, from the unique ones."""
+        return [unique[n] for n in self._indices]
 
 
 def _symbolic_sizes(values: Iterable[Any]) -> list[torch.SymInt]:
-    """The symbols in the outer sizes of wrappers, which a function over plain tensors is given besides.
+    """Returns the symbols in the outer sizes of wrappers, as additional operands of a function over plain tensors.
 
-    A compiler asks that each symbol in the size of an operand (offsets of size ``B + 1``) is an operand or the size
-    of one, which it is for the tensors that Dynamo gave the op.
+    A compiler requires that each symbol in the size of an operand (offsets of size ``B + 1``) is itself an operand or
+    the size of one. That holds for the tensors that Dynamo passed to the op, but not for their inner tensors.
     """
     sizes = [size for value in values if is_declared(value) for size in value.shape]
     return list({str(size): size for size in sizes if isinstance(size, torch.SymInt)}.values())
 
 
-def without_repetition(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
-    """Each tensor once, and for every value its place among them; ints are not told apart from one another."""
-    once: list[Any] = []
+def deduplicate(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
+    """Removes repeated tensors; also returns the index of each value among the unique ones. Ints are all kept."""
+    unique: list[Any] = []
     first: dict[int, int] = {}
     places = []
     for value in values:
-        place = first.setdefault(id(value), len(once)) if isinstance(value, Tensor) else len(once)
-        if place == len(once):
-            once.append(value)
+        place = first.setdefault(id(value), len(unique)) if isinstance(value, Tensor) else len(unique)
+        if place == len(unique):
+            unique.append(value)
         places.append(place)
-    return once, places
+    return unique, places

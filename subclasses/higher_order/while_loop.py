@@ -1,7 +1,8 @@
-"""``while_loop`` over plain tensors, from one that carries or reads wrappers.
+"""``while_loop`` that carries or reads wrappers, as a ``while_loop`` over plain tensors.
 
-A leaf of a carried value that the body returns as it is (offsets, a scale) is no state of the loop: it is read, like
-an additional operand. So the wrappers that are carried go on sharing it, and the result shares it with the operand.
+A leaf of a carried value that the body returns unchanged (offsets, a scale) is loop-invariant, not state: the loop only
+reads it, like an additional operand. The carried wrappers therefore keep sharing it, and the result shares it with the
+operand.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from subclasses.autograd.construct import is_differentiable
 from subclasses.errors import one_of
 from subclasses.higher_order.branches import (
     Results,
-    apart,
-    as_graphs,
+    accept_plain,
     check_not_random,
-    find_results,
-    over_plain,
-    plain_function,
+    clone_aliases,
+    infer_results,
+    select_leaves,
+    trace_graphs,
 )
 from subclasses.higher_order.values import (
     Operands,
     Part,
+    deduplicate,
     describe,
     is_declared,
     unwrap_value,
-    without_repetition,
     wrap_value,
 )
 
@@ -45,11 +46,11 @@ def call_while_loop(
     additional: Sequence[Any],
     **kwargs: Any,
 ) -> tuple[Any, ...]:
-    """Calls ``while_loop`` on the inner tensors of its operands; differentiable in the operands.
+    """Calls ``while_loop`` on the inner tensors of its operands, and is differentiable in the operands.
 
     Raises:
-        TypeError: the body returns values of another class or metadata than it is given, or the condition is
-            a wrapper.
+        TypeError: the body returns values of another class or metadata than it receives, or the condition is a
+            wrapper.
     """
     leaves: list[Any] = []
     parts = tuple([unwrap_value(value, leaves) for value in carried])
@@ -57,17 +58,19 @@ def call_while_loop(
     if kwargs.get("mutated_arg_indices"):
         kwargs["mutated_arg_indices"] = ",".join(map(str, sorted(results.written)))
     condition = functools.partial(_condition, fns[0])
-    body = plain_function(over_plain(fns[1], loop.wrap), results, loop.varying)
-    call = functools.partial(op, over_plain(condition, loop.wrap), body, **kwargs)
-    plain = [*loop.state, *loop.read]
+    body = select_leaves(accept_plain(fns[1], loop.wrap), results, loop.varying)
+    call = functools.partial(op, accept_plain(condition, loop.wrap), body, **kwargs)
+    plain = [*loop.state, *loop.invariant]
     if results.written:
-        found = op(*as_graphs(call.args, plain, vary=True), *_in_two(loop, plain), **kwargs)
+        found = op(
+            *trace_graphs(call.args, plain, dynamic_ints=True), *_split_operands(loop, plain), **kwargs
+        )
     elif torch.is_grad_enabled() and any(map(_requires_grad, plain)):
         check_not_random(op, call.args, plain)
         found = _call_differentiably(call, loop, condition(*carried, *additional))
     else:
-        found = call(*_in_two(loop, apart(plain)))
-    return tuple(loop.wrap_carried([*found, *loop.read]))
+        found = call(*_split_operands(loop, clone_aliases(plain)))
+    return tuple(loop.wrap_carried([*found, *loop.invariant]))
 
 
 def _condition(cond_fn: Call, *values: Any) -> Any:
@@ -80,8 +83,8 @@ def _condition(cond_fn: Call, *values: Any) -> Any:
     return found
 
 
-def _in_two(loop: Loop, plain: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """The state and what is read besides, as the op takes them."""
+def _split_operands(loop: Loop, plain: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Splits the plain operands into the state and the loop-invariant operands, as the op takes them."""
     return tuple(plain[: len(loop.state)]), tuple(plain[len(loop.state) :])
 
 
@@ -92,26 +95,27 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _call_differentiably(call: Call, loop: Loop, starts: Any) -> list[Any]:
-    """Calls the op with PyTorch's derivative, kept from what that gets wrong (2.13, 2.15).
+def _call_differentiably(call: Call, loop: Loop, has_iteration: Any) -> list[Any]:
+    """Calls the op with PyTorch's derivative, and works around two errors of it (2.13, 2.15).
 
-    It differentiates the body once for a loop that makes no iteration: there results are the operands, and no
-    gradient comes from the loop. It forgets all iterations but the last for a carried tensor that requires no grad.
+    For a loop without iterations, PyTorch differentiates the body once. In that case the results are the operands, and
+    no gradient may come from the loop. For a carried tensor that does not require grad, PyTorch drops the gradients of
+    all iterations but the last.
     """
-    plain = [*loop.state, *loop.read]
-    if not isinstance(starts, Tensor):
-        starts = torch.full((), bool(starts), device=next(filter(_requires_grad, plain)).device)
+    plain = [*loop.state, *loop.invariant]
+    if not isinstance(has_iteration, Tensor):
+        has_iteration = torch.full((), bool(has_iteration), device=next(filter(_requires_grad, plain)).device)
 
-    def where_it_starts(t: Any) -> Any:
-        return torch.where(starts, t, t.detach()) if _requires_grad(t) else t
+    def detach_unless_run(t: Any) -> Any:
+        return torch.where(has_iteration, t, t.detach()) if _requires_grad(t) else t
 
-    state, read = _in_two(loop, apart([where_it_starts(t) for t in plain]))
-    found = call(tuple(map(_requiring_grad, state)), read)
+    state, invariant = _split_operands(loop, clone_aliases([detach_unless_run(t) for t in plain]))
+    found = call(tuple(map(_make_differentiable, state)), invariant)
     pairs = zip(found, loop.state, strict=True)
-    return [torch.where(starts, t, before) if _requires_grad(t) else t for t, before in pairs]
+    return [torch.where(has_iteration, t, before) if _requires_grad(t) else t for t, before in pairs]
 
 
-def _requiring_grad(t: Any) -> Any:
+def _make_differentiable(t: Any) -> Any:
     if isinstance(t, Tensor) and is_differentiable(t) and not t.requires_grad:
         return t.detach().requires_grad_()
     return t
@@ -121,12 +125,13 @@ def _requiring_grad(t: Any) -> Any:
 
 
 class Loop:
-    """The operands of a loop, given which leaves of the carried values the body changes.
+    """The operands of a loop, for a given set of carried leaves that the body changes.
 
     Attributes:
-        varying: those leaves.
-        state: what they are before the first iteration.
-        read: the other leaves and the additional operands, identical tensors once.
+        varying: indices of those leaves, in order.
+        state: their values before the first iteration.
+        invariant: the loop-invariant leaves and the additional operands, identical tensors once.
+        slots: for each leaf of the carried values, its slot among the plain operands ``[*state, *invariant]``.
     """
 
     def __init__(
@@ -136,36 +141,39 @@ class Loop:
         self.varying = sorted(varying)
         self.state = [leaves[n] for n in self.varying]
         kept = [n for n in range(len(leaves)) if n not in varying]
-        self.read, places = without_repetition([*(leaves[n] for n in kept), *additional.plain])
-        places = [len(self.state) + place for place in places]
+        self.invariant, slots = deduplicate([*(leaves[n] for n in kept), *additional.plain])
+        slots = [len(self.state) + slot for slot in slots]
         where = dict(zip(self.varying, range(len(self.state)), strict=True))
-        where |= dict(zip(kept, places[: len(kept)], strict=True))
-        self.places = [where[n] for n in range(len(leaves))]
-        self._additional_places = places[len(kept) :]
+        where |= dict(zip(kept, slots[: len(kept)], strict=True))
+        self.slots = [where[n] for n in range(len(leaves))]
+        self._additional_slots = slots[len(kept) :]
 
     def wrap_carried(self, plain: Sequence[Any]) -> list[Any]:
-        """The carried values, around plain operands."""
-        leaves = iter([plain[place] for place in self.places])
+        """Rebuilds the carried values from plain operands."""
+        leaves = iter([plain[slot] for slot in self.slots])
         return [wrap_value(part, leaves) for part in self._parts]
 
     def wrap(self, plain: Sequence[Any]) -> list[Any]:
-        """All arguments of the condition and the body, around plain operands."""
-        additional = self._additional.wrap([plain[place] for place in self._additional_places])
+        """Rebuilds all arguments of the condition and the body from plain operands."""
+        additional = self._additional.wrap([plain[slot] for slot in self._additional_slots])
         return [*self.wrap_carried(plain), *additional]
 
 
 def _find_loop(
     body_fn: Call, parts: tuple[Part, ...], leaves: Sequence[Any], additional: Operands
 ) -> tuple[Loop, Results]:
-    """The loop with the least state, and what its body returns.
+    """Finds the loop with the least state, and the results of its body.
 
-    At first every tensor counts as unchanged; one that the body does not return as it is becomes state, and the body
-    is asked again, until it confirms what was assumed.
+    At first every carried tensor counts as invariant. A leaf that the body changes becomes state, and the body is run
+    again, until no further leaf changes.
+
+    Raises:
+        TypeError: the body returns other classes or metadata than it receives.
     """
     varying = {n for n, leaf in enumerate(leaves) if not isinstance(leaf, Tensor)}
     while True:
         loop = Loop(parts, leaves, additional, varying)
-        results = find_results(over_plain(body_fn, loop.wrap), [*loop.state, *loop.read])
+        results = infer_results(accept_plain(body_fn, loop.wrap), [*loop.state, *loop.invariant])
         if results.parts != parts:
             given = iter(leaves)
             shown = ", ".join(describe(part, given) for part in parts)
@@ -173,7 +181,7 @@ def _find_loop(
                 f"the body of while_loop is given ({shown}) and returns {results}; return values of the same "
                 f"structure, classes and metadata"
             )
-        changed = {n for n, source in enumerate(results.sources) if source != loop.places[n]} - varying
+        changed = {n for n, source in enumerate(results.sources) if source != loop.slots[n]} - varying
         if not changed and (varying or not leaves):
             return loop, results
         varying |= changed or set(range(len(leaves)))

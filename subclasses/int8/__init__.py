@@ -1,6 +1,6 @@
-"""Int8 weights: quantized tensors, and ``quantize_``, which puts them into a model."""
+"""Int8 weights: quantized tensors, and ``quantize_``, which quantizes the weights of a model."""
 
-from subclasses.int8 import collectives, layers, structure, writing  # noqa: F401  # these add rules to the class
+from subclasses.int8 import collectives, layers, structure, writing  # noqa: F401  # imported to register rules
 from subclasses.int8.config import (
     FqnToConfig,
     Int8DynamicActivationInt8WeightConfig,

@@ -1,8 +1,8 @@
-"""Numbers to int8 and back: ``q = round(x / scale) + zero_point``, ``x ≈ (q - zero_point) * scale``.
+"""Affine quantization: ``q = round(x / scale) + zero_point``, ``x ≈ (q - zero_point) * scale``.
 
-Scales follow torchao's affine quantization, so that a model quantized here is as good as one quantized there:
-symmetric ones spread the largest magnitude over 127.5 steps, asymmetric ones the range from the least to the
-greatest value, 0 included, over 255. They are kept in float32 for the narrower dtypes, whose own few bits would
+Scales are computed as torchao computes them, so that a model quantized here is as accurate as one quantized there. A
+symmetric scale divides the largest magnitude by 127.5, an asymmetric scale divides the range of values, 0 included, by
+255. For dtypes narrower than float32 scales are stored in float32, because a scale rounded to the narrower dtype would
 add an error to each entry.
 """
 
@@ -11,20 +11,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from subclasses.int8.blocks import Size, split_blocks, spread
+from subclasses.int8.blocks import Size, expand_scale, split_blocks
 
 LOWEST, HIGHEST = -128, 127
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype that scales are computed and kept in."""
+def scale_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype in which scales are computed and stored."""
     return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def choose_scale(x: Tensor, counts: Size, symmetric: bool) -> tuple[Tensor, Tensor | None]:
-    """Scale and zero point (None if symmetric) for each block; both of the size ``counts``."""
-    dtype = wide(x.dtype)
-    if x.dtype is not torch.bfloat16:  # where a scale is one of its numbers, products with it round less
+    """Returns the scale and the zero point (None if symmetric) of each block, both of size ``counts``."""
+    dtype = scale_dtype(x.dtype)
+    if x.dtype is not torch.bfloat16:  # products with a scale that bfloat16 can represent round less
         x = x.to(dtype)
     if 0 in x.shape:
         scale = x.new_ones(tuple(counts), dtype=dtype)
@@ -40,16 +40,16 @@ def choose_scale(x: Tensor, counts: Size, symmetric: bool) -> tuple[Tensor, Tens
 
 
 def to_int8(x: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
-    """The nearest int8 numbers, for scales that one block or more have."""
-    q = (x.to(scale.dtype) / spread(scale, x.shape)).round()
+    """Quantizes floats to the nearest int8 numbers, given the scale and zero point of each block."""
+    q = (x.to(scale.dtype) / expand_scale(scale, x.shape)).round()
     if zero_point is not None:
-        q = q + spread(zero_point, x.shape)
+        q = q + expand_scale(zero_point, x.shape)
     return q.clamp(LOWEST, HIGHEST).to(torch.int8)
 
 
 def from_int8(q: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """What int8 numbers stand for; differentiable in ``scale``."""
+    """Dequantizes int8 numbers to ``dtype``; differentiable in ``scale``."""
     x = q.to(scale.dtype)
     if zero_point is not None:
-        x = x - spread(zero_point, q.shape).to(scale.dtype)
-    return (x * spread(scale, q.shape)).to(dtype)
+        x = x - expand_scale(zero_point, q.shape).to(scale.dtype)
+    return (x * expand_scale(scale, q.shape)).to(dtype)

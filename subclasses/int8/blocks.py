@@ -1,8 +1,8 @@
 """Blocks: which entries of a quantized tensor share a scale.
 
-Along each dimension of size ``s`` there are ``n`` blocks of ``s / n`` entries, and a scale has the size
-``[n, ...]``: that is all there is to say, so it is read off the sizes and stored nowhere. One scale for the whole
-tensor has the size ``[1, 1]``, one for each row of a matrix ``[rows, 1]``, one for each group ``[rows, groups]``.
+Along each dimension of size ``s`` there are ``n`` blocks of ``s / n`` entries, and the scale has the size ``[n, ...]``.
+The blocks therefore follow from the two sizes and are not stored. A single scale for the whole tensor has the size
+``[1, 1]``, a scale for each row of a matrix ``[rows, 1]``, a scale for each group ``[rows, groups]``.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ Size = Sequence[int]
 
 
 def block_size_of(size: Size, counts: Size) -> tuple[int, ...]:
-    """How many entries a block has along each dimension, from the sizes of a tensor and of its scale."""
+    """Returns the entries of a block along each dimension, from the size of a tensor and of its scale."""
     return tuple(s if n == 1 else s // n if n else 1 for s, n in zip(size, counts, strict=True))
 
 
-def counts_of(size: Size, block_size: Size) -> tuple[int, ...]:
-    """The size of the scale for blocks of a given size; 0 entries along a dimension are one block.
+def block_counts(size: Size, block_size: Size) -> tuple[int, ...]:
+    """Returns the size of the scale for blocks of a given size; a dimension without entries counts as one block.
 
     Raises:
-        ValueError: there is not one extent per dimension, or it does not divide the dimension.
+        ValueError: ``block_size`` does not have one extent for each dimension, or does not divide ``size``.
     """
     if not isinstance(block_size, Sequence) or len(block_size) != len(size):
         raise ValueError(
@@ -43,31 +43,31 @@ def counts_of(size: Size, block_size: Size) -> tuple[int, ...]:
     return tuple(s // b if s else 1 for s, b in zip(size, block_size, strict=True))
 
 
-def per_row(size: Size) -> tuple[int, ...]:
-    """The blocks of one scale per row: the last dimension, whole."""
+def row_block_size(size: Size) -> tuple[int, ...]:
+    """Returns the block size for one scale per row: the whole last dimension."""
     return (*(1 for _ in size[:-1]), size[-1])
 
 
-def fits(size: Size, counts: Size) -> bool:
-    """Whether a scale of this size says something about each entry: as many dimensions, blocks of equal size."""
+def is_valid_scale(size: Size, counts: Size) -> bool:
+    """Whether a scale of size ``counts`` fits a tensor: as many dimensions, and blocks of equal size."""
     return len(size) == len(counts) and all(
         n == 1 or s == n or (n > 0 and s > 0 and s % n == 0) for s, n in zip(size, counts, strict=True)
     )
 
 
-# ---- scales among entries ----------------------------------------------------------------------------------
+# ---- expanding scales --------------------------------------------------------------------------------------
 
 
-def spread(scale: Tensor, size: Size) -> Tensor:
-    """A scale that broadcasts against a tensor of this size."""
+def expand_scale(scale: Tensor, size: Size) -> Tensor:
+    """Expands a scale so that it broadcasts against a tensor of this size."""
     for dim, (s, n) in enumerate(zip(size, scale.shape, strict=True)):
         if n not in (1, s):
             scale = scale.repeat_interleave(s // n, dim)
     return scale
 
 
-def refine(scale: Tensor, counts: Size) -> Tensor:
-    """The same scales for more blocks, each count a multiple of what it was."""
+def refine_scale(scale: Tensor, counts: Size) -> Tensor:
+    """Repeats a scale for smaller blocks, where each count is a multiple of the old one."""
     for dim, (new, old) in enumerate(zip(counts, scale.shape, strict=True)):
         if new != old:
             scale = scale.repeat_interleave(new // old, dim) if old else scale
@@ -75,13 +75,13 @@ def refine(scale: Tensor, counts: Size) -> Tensor:
 
 
 def split_blocks(x: Tensor, counts: Size) -> tuple[Tensor, tuple[int, ...]]:
-    """``[n1, b1, n2, b2, ...]`` with the dimensions of entries within a block, to reduce over."""
+    """Reshapes to ``[n1, b1, n2, b2, ...]``; also returns the dimensions within a block, to reduce over."""
     shape = [extent for s, n in zip(x.shape, counts, strict=True) for extent in (n, s // n)]
     return x.reshape(shape), tuple(range(1, len(shape), 2))
 
 
 def common_counts(all_counts: Sequence[Size]) -> tuple[int, ...]:
-    """The coarsest blocks that divide those of every size given."""
+    """Returns the counts of the coarsest blocks that divide all the given blocks."""
     return tuple(math.lcm(*column) for column in zip(*all_counts, strict=True))
 
 
@@ -89,13 +89,13 @@ def common_counts(all_counts: Sequence[Size]) -> tuple[int, ...]:
 
 
 def view_counts(size: Size, counts: Size, new: Size) -> tuple[int, ...]:
-    """The size of the scale of a view: the same entries in the same order under other sizes.
+    """Returns the size of the scale of a view, which has the same entries in the same order with other sizes.
 
-    Sizes fall into groups of dimensions that hold the same entries before and after. Within a group, blocks stay
-    blocks where each is a run of neighbours, and where the new sizes cut between runs.
+    The dimensions fall into groups that hold the same entries before and after. Within a group, blocks are preserved if
+    each is a contiguous run and the new sizes split between runs.
 
     Raises:
-        DispatchError: a block of the tensor is none of the view.
+        DispatchError: the view does not preserve the blocks.
     """
     out: list[int] = []
     for old_dims, new_dims in _groups(size, new):
@@ -104,15 +104,15 @@ def view_counts(size: Size, counts: Size, new: Size) -> tuple[int, ...]:
         moved = n if part == target else _regroup(part, n, target)
         if moved is None:
             raise DispatchError(
-                f"view: blocks of {block_size_of(size, counts)} in {tuple(size)} are no blocks of {tuple(new)}; "
-                f"call dequantize() first"
+                f"view: blocks of {block_size_of(size, counts)} in {tuple(size)} do not correspond to blocks of "
+                f"{tuple(new)}; call dequantize() first"
             )
         out += moved
     return tuple(out)
 
 
 def _groups(size: Size, new: Size) -> list[tuple[list[int], list[int]]]:
-    """The shortest stretches of dimensions, before and after, with equal products."""
+    """Returns the shortest groups of consecutive dimensions with equal products, before and after."""
     groups, i, j = [], 0, 0
     while i < len(size) or j < len(new):
         olds, news, a, b = [], [], 1, 1
@@ -128,7 +128,7 @@ def _groups(size: Size, new: Size) -> list[tuple[list[int], list[int]]]:
 
 
 def _regroup(size: Size, counts: Size, new: Size) -> list[int] | None:
-    """Blocks of runs of neighbours, cut anew; None where there is no way."""
+    """Returns the block counts for new sizes if each block is a contiguous run that fits them, else None."""
     run, whole = 1, True
     for s, n in zip(reversed(size), reversed(counts), strict=True):
         if whole:

@@ -1,4 +1,4 @@
-"""``quantize_`` and its configurations, with the names and the meaning that they have in torchao."""
+"""``quantize_`` and its configurations, with the names and the meaning that torchao gives them."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from subclasses.base import TensorSubclass
 from subclasses.int8.tensor import Int8Tensor
 
-# ---- which entries share a scale ---------------------------------------------------------------------------
+# ---- granularity -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PerRow:
-    """One scale for each row; for a convolution, each output channel."""
+    """One scale for each row, or for each output channel of a convolution."""
 
     def block_size(self, weight: Tensor) -> tuple[int, ...]:
-        """Rows along the last dimension of up to three, else all but the first."""
+        """Returns blocks that span the last dimension, or all but the first one for 4 and more dimensions."""
         whole = weight.dim() - 1 if weight.dim() < 4 else 1
         return (*(1 for _ in weight.shape[:whole]), *weight.shape[whole:])
 
 
 @dataclass(frozen=True)
 class PerTensor:
-    """One scale for the whole."""
+    """One scale for the whole tensor."""
 
     def block_size(self, weight: Tensor) -> tuple[int, ...]:
-        """All of it."""
+        """Returns one block that spans all entries."""
         return tuple(weight.shape)
 
 
 @dataclass(frozen=True)
 class PerGroup:
-    """One scale for each ``group_size`` neighbours of a row."""
+    """One scale for each ``group_size`` neighbouring entries of a row."""
 
     group_size: int
 
@@ -48,7 +48,7 @@ class PerGroup:
             )
 
     def block_size(self, weight: Tensor) -> tuple[int, ...]:
-        """Neighbours along the last dimension."""
+        """Returns blocks of ``group_size`` entries along the last dimension."""
         return (*(1 for _ in weight.shape[:-1]), self.group_size)
 
 
@@ -59,7 +59,7 @@ Granularity = PerRow | PerTensor | PerGroup
 
 @dataclass(frozen=True)
 class Int8WeightOnlyConfig:
-    """Weights as int8, multiplied with inputs as they are.
+    """Int8 weights that are multiplied with unquantized inputs.
 
     Args:
         granularity: which entries share a scale.
@@ -73,7 +73,7 @@ class Int8WeightOnlyConfig:
         _check_granularity(self, self.granularity, Granularity)
 
     def quantize(self, weight: Tensor) -> Int8Tensor:
-        """The weight as this configuration has it."""
+        """Quantizes a weight by this configuration."""
         return Int8Tensor.from_float(
             weight, block_size=self.granularity.block_size(weight), symmetric=self.symmetric
         )
@@ -81,11 +81,11 @@ class Int8WeightOnlyConfig:
 
 @dataclass(frozen=True)
 class Int8DynamicActivationInt8WeightConfig:
-    """Weights as int8; linear layers quantize their inputs as they come and multiply integers.
+    """Int8 weights; linear layers quantize each input dynamically and multiply integers.
 
     Args:
-        granularity: for inputs and weights alike, or one for each in this order; of rows or of the whole.
-        act_mapping_type: whether inputs are ``"symmetric"`` or ``"asymmetric"``, that is, have a zero point.
+        granularity: :class:`PerRow` or :class:`PerTensor`, for inputs and weights alike or a pair in this order.
+        act_mapping_type: whether inputs are quantized ``"symmetric"`` or ``"asymmetric"``, with a zero point.
         symmetric: whether weights have no zero point.
     """
 
@@ -94,7 +94,7 @@ class Int8DynamicActivationInt8WeightConfig:
     symmetric: bool = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.granularity, list):  # as torchao takes it; a configuration is hashed
+        if isinstance(self.granularity, list):  # torchao accepts a list; a configuration has to be hashable
             object.__setattr__(self, "granularity", tuple(self.granularity))
         for one in self._both():
             _check_granularity(self, one, PerRow | PerTensor)
@@ -112,7 +112,7 @@ class Int8DynamicActivationInt8WeightConfig:
         return given[0], given[1]
 
     def quantize(self, weight: Tensor) -> Int8Tensor:
-        """The weight as this configuration has it."""
+        """Quantizes a weight by this configuration."""
         inputs, weights = self._both()
         return Int8Tensor.from_float(
             weight,
@@ -137,15 +137,15 @@ class FqnToConfig:
     """A configuration for each layer, by its name in the model.
 
     Args:
-        fqn_to_config: to a configuration, or None, which leaves a layer as it is, from the name of a layer or of one of
-            its parameters, from ``"re:..."`` that matches the whole of one, or from ``"_default"`` for all other linear
-            layers. The name of a parameter goes before that of its layer, names go before expressions, and these count
-            in order; they match parameters of floats. A key that names nothing in the model is no error: one
-            configuration may serve parts of a model.
+        fqn_to_config: maps keys to a configuration, or to None to keep a layer unquantized. A key is the name of a
+            layer or of one of its parameters, a regular expression ``"re:..."`` that matches such a whole name, or
+            ``"_default"`` for all other linear layers. The name of a parameter precedes that of its layer. Names
+            precede expressions, which apply in order and match floating point parameters. A key without a match in the
+            model is not an error: one configuration may serve parts of a model.
 
     Raises:
-        TypeError: a value is no configuration.
-        ValueError: an expression cannot be compiled.
+        TypeError: a value is not a configuration.
+        ValueError: an expression does not compile.
     """
 
     fqn_to_config: Mapping[str, Config | None]
@@ -157,10 +157,12 @@ class FqnToConfig:
             try:
                 re.compile(key.removeprefix("re:") if key.startswith("re:") else "")
             except re.error as error:
-                raise ValueError(f"FqnToConfig: {key!r} is no regular expression: {error}") from error
+                raise ValueError(
+                    f"FqnToConfig: {key!r} is not a valid regular expression: {error}"
+                ) from error
 
     def find(self, name: str, layer: nn.Module) -> dict[str, Config]:
-        """The parameters of a layer to quantize, and how."""
+        """Returns the configurations of the parameters of a layer that are to be quantized."""
         own = {f"{name}.{p}".removeprefix("."): p for p in (*layer._parameters, *layer._buffers)}
         floats = {
             p for p, t in layer._parameters.items() if t is not None and t.is_floating_point() and t.dim()
@@ -168,7 +170,7 @@ class FqnToConfig:
         named = {p: self.fqn_to_config[key] for key, p in own.items() if key in self.fqn_to_config}
         if not any(named.values()) and name in self.fqn_to_config:
             named.setdefault("weight", self.fqn_to_config[name])
-            return _given(named)
+            return _drop_none(named)
         matched = {p: self._first_match(key) for key, p in own.items() if p in floats - named.keys()}
         named |= {p: found[0] for p, found in matched.items() if found}
         if not named:
@@ -177,15 +179,15 @@ class FqnToConfig:
                 named["weight"] = found[0]
             elif not found and _is_linear(layer):
                 named["weight"] = self.fqn_to_config.get("_default")
-        return _given(named)
+        return _drop_none(named)
 
     def _first_match(self, name: str) -> list[Config | None]:
-        """What the first expression that matches a name leads to, or nothing."""
+        """Returns the configuration of the first expression that matches a name, as a list of one or none."""
         expressions = (key for key in self.fqn_to_config if key.startswith("re:"))
         return [self.fqn_to_config[key] for key in expressions if re.fullmatch(key[3:], name)][:1]
 
 
-def _given(configs: dict[str, Config | None]) -> dict[str, Config]:
+def _drop_none(configs: dict[str, Config | None]) -> dict[str, Config]:
     return {name: config for name, config in configs.items() if config is not None}
 
 
@@ -197,21 +199,21 @@ def quantize_(
     config: Config | FqnToConfig,
     filter_fn: Callable[[nn.Module, str], bool] | None = None,
 ) -> None:
-    """Replaces weights of a model by :class:`Int8Tensor` ones, which do not require grad.
+    """Replaces weights of a model by :class:`Int8Tensor` parameters, which do not require grad.
 
-    Weights that are tensor subclasses already stay as they are; one that two chosen layers share stays shared, so
-    choose both the embedding and the linear layer that a language model ties. All new weights are made before the
-    first one is replaced. A compiled module is taken as the module that it runs.
+    Weights that are declared subclasses already stay unchanged. A weight shared by two chosen layers stays shared, so
+    choose both the embedding and the linear layer that a language model ties. All new weights are computed before the
+    first one is replaced. For a compiled module, names are those of the module that it compiles.
 
     Args:
-        module: the model; a layer itself will do.
-        config: how; a :class:`FqnToConfig` says it layer by layer.
-        filter_fn: called with each module and its name, says whether its weight is quantized; None: linear layers,
-            but for the output of ``nn.MultiheadAttention``, as in torchao.
+        module: the model, or a single layer.
+        config: the configuration of all chosen layers, or a :class:`FqnToConfig` for each layer.
+        filter_fn: takes each module and its name and returns whether its weight is quantized. None chooses linear
+            layers except the output layer of ``nn.MultiheadAttention``, as torchao does.
 
     Raises:
-        TypeError: ``config`` is no configuration, or a chosen module has no weight of floats, or computes it.
-        ValueError: groups do not divide a weight, or ``filter_fn`` is given besides a :class:`FqnToConfig`.
+        TypeError: ``config`` is not a configuration, or a chosen module has no floating point weight or computes it.
+        ValueError: groups do not divide a weight, or ``filter_fn`` is passed with a :class:`FqnToConfig`.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"quantize_: expected a module, got {type(module).__name__}")
@@ -220,8 +222,8 @@ def quantize_(
             f"quantize_: expected a configuration such as Int8WeightOnlyConfig(), got {type(config).__name__}"
         )
     if isinstance(config, FqnToConfig) and filter_fn is not None:
-        raise ValueError("quantize_: an FqnToConfig chooses the layers; leave filter_fn out")
-    made: dict[tuple[int, Config], nn.Parameter] = {}
+        raise ValueError("quantize_: an FqnToConfig chooses the layers; omit filter_fn")
+    quantized: dict[tuple[int, Config], nn.Parameter] = {}
     chosen: list[tuple[nn.Module, str, nn.Parameter]] = []
     for given, layer in module.named_modules():
         name = given.replace("_orig_mod.", "").removesuffix("_orig_mod")
@@ -231,9 +233,9 @@ def quantize_(
                 continue
             _check_weight(name, layer, parameter, weight)
             key = (id(weight), one)
-            if key not in made:
-                made[key] = nn.Parameter(one.quantize(weight.detach()), requires_grad=False)  # type: ignore[union-attr]
-            chosen.append((layer, parameter, made[key]))
+            if key not in quantized:
+                quantized[key] = nn.Parameter(one.quantize(weight.detach()), requires_grad=False)  # type: ignore[union-attr]
+            chosen.append((layer, parameter, quantized[key]))
     for layer, parameter, new in chosen:
         setattr(layer, parameter, new)
 
@@ -254,8 +256,8 @@ def _check_weight(name: str, layer: nn.Module, parameter: str, weight: Any) -> N
         raise TypeError(f"quantize_: {shown} has no {parameter} of floats")
     if parameter not in layer._parameters and parameter not in layer._buffers:
         raise TypeError(
-            f"quantize_: {parameter} of {shown} is no parameter but computed, by a parametrization for one; make it a "
-            f"parameter first: torch.nn.utils.parametrize.remove_parametrizations(layer, {parameter!r})"
+            f"quantize_: {parameter} of {shown} is computed, for example by a parametrization, and not a parameter; "
+            f"make it a parameter first: torch.nn.utils.parametrize.remove_parametrizations(layer, {parameter!r})"
         )
 
 
@@ -264,7 +266,7 @@ def _data(weight: Any) -> Any:
 
 
 def weight_bytes(module: nn.Module) -> int:
-    """How many bytes the parameters and buffers of a model take, each counted once."""
+    """Returns the total size in bytes of a model's parameters and buffers, each counted once."""
     tensors = {id(t): t for t in (*module.parameters(), *module.buffers())}
     return sum(_bytes(_data(t)) for t in tensors.values())
 

@@ -33,19 +33,19 @@ def _linear(x: Tensor, w: Int8Tensor, activation: Activation) -> Tensor:
     x = _autocast(x)
     if scale.shape[1] != 1:  # type: ignore[union-attr]
         if activation is not None:
-            x = _through_int8(x, w)
+            x = _fake_quantize(x, w)
         return F.linear(x, affine.from_int8(qdata, scale, zero_point, x.dtype))  # type: ignore[arg-type]
-    rows = kernels.Rows(qdata, _of_each_row(scale, qdata), _of_each_row(zero_point, qdata))  # type: ignore[arg-type]
+    rows = kernels.Rows(qdata, _expand_to_rows(scale, qdata), _expand_to_rows(zero_point, qdata))  # type: ignore[arg-type]
     if activation is None:
         return kernels.float_times_int8(x, rows)
     if x.shape[-1] > kernels.longest_sum(w.activation_symmetric, zero_point is None):
-        return kernels.float_times_int8(_through_int8(x, w), rows)
-    y = kernels.dynamic_linear(x.reshape(_entries(x), x.shape[-1]), rows, activation, w.activation_symmetric)
+        return kernels.float_times_int8(_fake_quantize(x, w), rows)
+    y = kernels.dynamic_linear(x.reshape(_num_rows(x), x.shape[-1]), rows, activation, w.activation_symmetric)
     return y.reshape(*x.shape[:-1], qdata.shape[0])  # type: ignore[union-attr]
 
 
-def _entries(x: Tensor) -> int:
-    """How many rows a tensor has; -1 does not say where a row is empty."""
+def _num_rows(x: Tensor) -> int:
+    """Returns the product of all but the last extent; ``reshape(-1, ...)`` is ambiguous for empty rows."""
     rows = 1
     for extent in x.shape[:-1]:
         rows = rows * extent
@@ -53,29 +53,29 @@ def _entries(x: Tensor) -> int:
 
 
 def _autocast(x: Tensor) -> Tensor:
-    """The input in the dtype that autocast has a linear layer run in."""
+    """Converts the input to the dtype in which autocast runs a linear layer."""
     kind = x.device.type
     if torch.is_autocast_enabled(kind) and x.dtype is not torch.float64:
         return x.to(torch.get_autocast_dtype(kind))
     return x
 
 
-def _of_each_row(t: Tensor | None, qdata: Any) -> Tensor | None:
-    """One number for each row, or one for all, where blocks are of some rows."""
+def _expand_to_rows(t: Tensor | None, qdata: Any) -> Tensor | None:
+    """Expands a scale or zero point of blocks of rows to one number for each row, or keeps one for all rows."""
     if t is None or t.shape[0] in (1, qdata.shape[0]):
         return t
-    return blocks.refine(t, (qdata.shape[0], 1))
+    return blocks.refine_scale(t, (qdata.shape[0], 1))
 
 
-def _through_int8(x: Tensor, w: Int8Tensor) -> Tensor:
-    """The input as int8 sees it, with the gradient of the identity."""
-    rows = x.detach().reshape(_entries(x), x.shape[-1])
+def _fake_quantize(x: Tensor, w: Int8Tensor) -> Tensor:
+    """Quantizes and dequantizes the input, with the gradient of the identity (straight-through)."""
+    rows = x.detach().reshape(_num_rows(x), x.shape[-1])
     seen = kernels.quantize_rows(rows, w.activation or "row", w.activation_symmetric).to_float(x.dtype)
     return x + (seen.reshape(x.shape) - x).detach()
 
 
 # ---- matrix products ---------------------------------------------------------------------------------------
-# As exact as the weight is: what quantizes its inputs is a linear layer.
+# These are as exact as the weight. Only linear layers quantize their inputs.
 
 
 @Int8Tensor.implements(torch.matmul, torch.mm)
@@ -93,12 +93,12 @@ def _(func: Any, input: Any, other: Any, **kwargs: Any) -> Any:
 @Int8Tensor.implements(F.embedding)
 def _(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
     options = dict(zip(_EMBEDDING_OPTIONS, args, strict=False)) | kwargs
-    needs_whole = options.get("max_norm") is not None or weight.requires_grad
-    if needs_whole or not isinstance(weight, Int8Tensor) or weight.dim() != 2:
+    needs_all_rows = options.get("max_norm") is not None or weight.requires_grad
+    if needs_all_rows or not isinstance(weight, Int8Tensor) or weight.dim() != 2:
         return Int8Tensor.unruled(func, input, weight, *args, **kwargs)
     rows = input.reshape(-1)
-    scale, zero_point = (_take(t, rows, weight) for t in (weight.scale, weight.zero_point))
-    # The lookup of the numbers is torch's own: it checks that each index is in range.
+    scale, zero_point = (_take_rows(t, rows, weight) for t in (weight.scale, weight.zero_point))
+    # torch's own lookup of the numbers checks that each index is in range.
     found = affine.from_int8(weight.qdata.index_select(0, rows), scale, zero_point, weight.dtype)  # type: ignore[arg-type]
     return found.reshape(*input.shape, weight.shape[1])
 
@@ -106,8 +106,8 @@ def _(func: Any, input: Any, weight: Any, *args: Any, **kwargs: Any) -> Any:
 _EMBEDDING_OPTIONS = ("padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
 
 
-def _take(t: Tensor | None, rows: Tensor, weight: Int8Tensor) -> Tensor | None:
-    """The scales of some rows."""
+def _take_rows(t: Tensor | None, rows: Tensor, weight: Int8Tensor) -> Tensor | None:
+    """Returns the scales or zero points of some rows."""
     if t is None or t.shape[0] == 1:
         return t
     height = weight.block_size[0]

@@ -1,4 +1,4 @@
-"""Values with other inner tensors, and the metadata of one that is there."""
+"""Int8Tensors with other inner tensors and the metadata of an existing one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from subclasses.layout import cotangent_layout
 
 
 def with_parts(x: Any, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, **metadata: Any) -> Any:
-    """A value with other inner tensors, and the metadata of ``x`` but for what is given."""
+    """Returns a value with other inner tensors, and the metadata of ``x`` except for what ``metadata`` overrides."""
     kept = dict(zip((f.name for f in type(x).__spec__.statics), x._layout.statics, strict=True))
     new = type(x)(qdata, scale, zero_point, **(kept | metadata))
     if x._layout.cotangent:
@@ -20,13 +20,15 @@ def with_parts(x: Any, qdata: Tensor, scale: Tensor, zero_point: Tensor | None, 
 
 
 def map_parts(x: Any, change: Any, **metadata: Any) -> Any:
-    """A value in which ``change`` was applied to each inner tensor that is there."""
+    """Returns a value with ``change`` applied to each inner tensor that is present."""
     parts: list[Any] = [None if t is None else change(t) for t in (x.qdata, x.scale, x.zero_point)]
     return with_parts(x, *parts, **metadata)
 
 
-def rows_apart(x: Any) -> Any:
-    """The same tensor with blocks that lie in one row each; its numbers are shared."""
+def with_row_blocks(x: Any) -> Any:
+    """Returns the same tensor with blocks that span one row each; it shares the int8 numbers."""
     counts = (x.qdata.size(0), *x.scale.shape[1:])
-    scale, zero_point = (None if t is None else blocks.refine(t, counts) for t in (x.scale, x.zero_point))
+    scale, zero_point = (
+        None if t is None else blocks.refine_scale(t, counts) for t in (x.scale, x.zero_point)
+    )
     return with_parts(x, x.qdata, scale, zero_point, partial=False)  # type: ignore[arg-type]

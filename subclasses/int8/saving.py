@@ -1,6 +1,6 @@
-"""State dicts of plain tensors, for files that hold nothing else, such as safetensors.
+"""State dicts of plain tensors, for file formats that hold nothing else, such as safetensors.
 
-``torch.save`` and ``load_state_dict`` take an :class:`Int8Tensor` as it is; these two functions are for the rest::
+``torch.save`` and ``load_state_dict`` accept an :class:`Int8Tensor` directly. Other formats need these two functions::
 
     tensors, metadata = to_plain(model.state_dict())
     safetensors.torch.save_file(tensors, path, metadata)
@@ -19,18 +19,18 @@ from torch import Tensor, nn
 
 from subclasses.int8.tensor import Int8Tensor
 
-_KEY, _TIED = "int8_tensors", "tied_tensors"
+_TENSORS_KEY, _TIED_KEY = "int8_tensors", "tied_tensors"
 _PARTS = ("qdata", "scale", "zero_point")
-_ACTIVATIONS = ("activation", "activation_symmetric", "partial")
+_METADATA = ("activation", "activation_symmetric", "partial")
 
 
 def to_plain(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Each ``Int8Tensor`` as ``name.qdata``, ``name.scale`` and maybe ``name.zero_point``, and what else it takes.
+    """Flattens each ``Int8Tensor`` to ``name.qdata``, ``name.scale`` and, if present, ``name.zero_point``.
 
-    A tensor that the state has under several names, as of tied weights, comes once: safetensors refuses shared memory.
+    A tensor under several names in the state, such as a tied weight, is stored once: safetensors refuses shared memory.
 
     Returns:
-        The tensors, contiguous, and metadata of strings, which :func:`from_plain` wants back.
+        The tensors, contiguous, and metadata of strings, which :func:`from_plain` needs.
 
     Raises:
         ValueError: two tensors would have the same name.
@@ -43,18 +43,18 @@ def to_plain(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str
         if isinstance(data, Int8Tensor):
             parts = {f"{name}.{p}": getattr(data, p) for p in _PARTS if getattr(data, p) is not None}
             described[name] = {"dtype": str(data.dtype).removeprefix("torch.")}
-            described[name] |= {key: getattr(data, key) for key in _ACTIVATIONS}
+            described[name] |= {key: getattr(data, key) for key in _METADATA}
         taken = parts.keys() & (tensors.keys() | (state.keys() - {name}))
         if taken:
             raise ValueError(f"to_plain: there is a tensor named {min(taken)} already")
         tensors |= {key: t.detach() for key, t in parts.items()}
-    tied = _tied(tensors)
+    tied = _find_tied(tensors)
     kept = {key: t.contiguous() for key, t in tensors.items() if key not in tied}
-    return kept, {_KEY: json.dumps(described), _TIED: json.dumps(tied)}
+    return kept, {_TENSORS_KEY: json.dumps(described), _TIED_KEY: json.dumps(tied)}
 
 
-def _tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """The first name of each tensor that comes again under another one."""
+def _find_tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Maps the name of each repeated tensor to its first name."""
     first: dict[Any, str] = {}
     tied = {}
     for name, t in tensors.items():
@@ -67,22 +67,22 @@ def _tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> dict[str, Any]:
-    """The state dict that :func:`to_plain` took apart.
+    """Rebuilds the state dict that :func:`to_plain` flattened.
 
     Raises:
-        ValueError: the metadata is not that of :func:`to_plain`, or a part is missing.
+        ValueError: the metadata is not from :func:`to_plain`, or an inner tensor is missing.
     """
-    if metadata is None or _KEY not in metadata:
+    if metadata is None or _TENSORS_KEY not in metadata:
         raise ValueError(
-            f"from_plain: expected metadata with {_KEY!r}, as to_plain returns it beside the tensors; "
+            f"from_plain: expected metadata with {_TENSORS_KEY!r}, as to_plain returns it beside the tensors; "
             f"safetensors.safe_open(path, 'pt').metadata() reads it"
         )
     state: dict[str, Any] = dict(tensors)
-    for name, first in json.loads(metadata.get(_TIED, "{}")).items():
+    for name, first in json.loads(metadata.get(_TIED_KEY, "{}")).items():
         if first in tensors:
             state[name] = tensors[first]
     names = list(state)
-    for name, description in json.loads(metadata[_KEY]).items():
+    for name, description in json.loads(metadata[_TENSORS_KEY]).items():
         parts = [state.pop(f"{name}.{p}", None) for p in _PARTS]
         if parts[0] is None or parts[1] is None:
             raise ValueError(f"from_plain: {name}.qdata or {name}.scale is missing")
@@ -92,5 +92,5 @@ def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
 
 
 def _in_order(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
-    """The names in the order of the file, and those that it has not."""
+    """Returns the names in the order of the file, each inner tensor's name replaced by that of its Int8Tensor."""
     return list(dict.fromkeys(key if key in state else key.rpartition(".")[0] for key in names))

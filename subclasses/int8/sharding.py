@@ -1,7 +1,7 @@
-"""What FSDP2 gathers of an int8 parameter: its numbers, and a scale for each row, whatever blocks there are.
+"""FSDP2 hooks of an int8 parameter: the int8 numbers and a scale for each row are gathered, whatever the blocks.
 
-Rows that do not divide evenly among the ranks are padded, and FSDP2 then takes inputs of one size alone, that of the
-padded shard. The bytes of the scales are packed into tensors of that size: for a scale per row one more.
+Rows that do not divide evenly among the ranks are padded. FSDP2 then accepts only inputs of one size, that of the
+padded shard. The bytes of scales and zero points are packed into tensors of that size; a scale for each row needs one.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.generate.fsdp import Gathered, post_all_gather, pre_all_gather
-from subclasses.int8.parts import rows_apart
+from subclasses.int8.parts import with_row_blocks
 
 
 class Packed(NamedTuple):
-    """What to rebuild a parameter with: a shard of it, and how many rows the whole has."""
+    """Metadata for rebuilding a parameter: a shard of it, and the number of rows of the whole."""
 
     shard: Any
     rows: int
@@ -27,10 +27,10 @@ class Packed(NamedTuple):
 # ---- the hooks ---------------------------------------------------------------------------------------------
 
 
-def gather(x: Any, mesh: Any, outer_size: Any, dtype: torch.dtype | None) -> Any:
-    """The inputs of one rank, and metadata. Another dtype changes the outer one, and no scale."""
+def all_gather_inputs(x: Any, mesh: Any, outer_size: Any, dtype: torch.dtype | None) -> Any:
+    """Returns the all-gather inputs of one rank, and metadata. ``dtype`` changes the outer dtype, not the scales."""
     x = x if dtype is None else x.to(dtype)
-    shard = rows_apart(x)
+    shard = with_row_blocks(x)
     ranks = 1 if mesh is None else mesh.size()
     if outer_size[0] % ranks == 0:
         return pre_all_gather(shard, mesh, outer_size, None)
@@ -38,15 +38,15 @@ def gather(x: Any, mesh: Any, outer_size: Any, dtype: torch.dtype | None) -> Any
     return _packed(shard, rows), Packed(shard, outer_size[0])
 
 
-def rebuild(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gathered | None:
-    """The whole parameter; see :func:`subclasses.generate.fsdp.post_all_gather`."""
+def rebuild_parameter(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gathered | None:
+    """Rebuilds the whole parameter; see :func:`subclasses.generate.fsdp.post_all_gather`."""
     if not isinstance(metadata, Packed):
         return post_all_gather(outputs, metadata, out)
     shard, rows = metadata
     parts = {"qdata": outputs[0][:rows], **_unpacked(outputs[1:], shard, rows)}
     inners = dict.fromkeys(type(shard).__spec__.inner_names) | parts
     found = post_all_gather(tuple(parts.values()), (shard._layout, tuple(parts), inners, []), out)
-    # What is returned is freed between gathers; the scales have storage of their own, and stay.
+    # FSDP frees the returned tensors between gathers. The scales were copied to storage of their own, so they stay.
     return found and (found[0], outputs)
 
 
@@ -54,7 +54,7 @@ def rebuild(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gathered | 
 
 
 def _packed(x: Any, rows: int) -> tuple[Tensor, ...]:
-    """The numbers of a shard, and the bytes of its scales, as tensors of so many rows of the outer size."""
+    """Returns the int8 numbers of a shard and the bytes of its scales, as tensors of ``rows`` padded rows."""
     size = (rows, *x.shape[1:])
     extra = torch.cat([_bytes(t) for t in _scales(x).values()], 1)
     width = math.prod(x.shape[1:])
@@ -64,7 +64,7 @@ def _packed(x: Any, rows: int) -> tuple[Tensor, ...]:
 
 
 def _unpacked(outputs: tuple[Tensor, ...], shard: Any, rows: int) -> dict[str, Tensor]:
-    """The scales of the whole, and the zero points if there are some."""
+    """Unpacks the scales of the whole parameter, and the zero points if it has them."""
     found, left = {}, 0
     extra = torch.cat([t.flatten(1) for t in outputs], 1)[:rows]
     for name, t in _scales(shard).items():
@@ -84,7 +84,7 @@ def _scales(x: Any) -> dict[str, Tensor]:
 
 
 def _bytes(t: Tensor) -> Tensor:
-    """``[rows, bytes of a row]``."""
+    """Returns the bytes of each row, ``[rows, bytes of a row]`` int8."""
     return (
         t.reshape(len(t), math.prod(t.shape[1:]))
         .clone(memory_format=torch.contiguous_format)

@@ -1,8 +1,7 @@
-"""What moves entries about and keeps their blocks: transposes, slices, views, parts, joined tensors.
+"""Ops that move entries and preserve their blocks: transposes, slices, views, splits, joins.
 
-Results share storage with their argument wherever a plain tensor's would, scales included. A slice that would cut
-through blocks and leave uneven ones is refused; one within a single block keeps that block's scale and is marked
-``partial``.
+Results share storage with their argument, scales included, wherever the results of a plain tensor would. A slice that
+would leave uneven blocks is refused. A slice within a single block keeps that block's scale and is marked ``partial``.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.dispatch.cotangents import check_materialize, is_cotangent
+from subclasses.dispatch.cotangents import check_no_cotangents, is_cotangent
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
 from subclasses.int8.parts import map_parts, with_parts
@@ -37,15 +36,15 @@ aten = torch.ops.aten
 def _(func: Any, x: Any, *args: Any) -> Any:
     if not isinstance(x, Int8Tensor):
         return NotImplemented
-    if func in _SQUEEZES:  # a dimension of one block is not one of one entry
-        func, args = aten.squeeze.dims, (_squeezed(x, *args),)
+    if func in _SQUEEZES:  # a dimension with one block may have several entries
+        func, args = aten.squeeze.dims, (_squeezable_dims(x, *args),)
     return map_parts(x, lambda t: func(t, *args))
 
 
 _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
 
-def _squeezed(x: Tensor, dims: Any = None) -> list[int]:
+def _squeezable_dims(x: Tensor, dims: Any = None) -> list[int]:
     asked = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
     return [_dim(x, d) for d in asked if x.shape[_dim(x, d)] == 1]
 
@@ -62,7 +61,7 @@ def _dim(x: Tensor, dim: int) -> int:
 def _(func: Any, x: Any, size: Any, *_: Any) -> Any:
     qdata = aten.view.default(x.qdata, size)
     scales: list[Any] = [x.scale, x.zero_point]
-    if 0 in x.shape and qdata.shape != x.shape:  # no entry, so that no scale says anything
+    if 0 in x.shape and qdata.shape != x.shape:  # without entries the scales do not matter
         counts = tuple(min(s, 1) for s in qdata.shape)
         scales = [None if t is None else aten.slice.Tensor(t, 0, 0, 0) for t in scales]
     else:
@@ -72,24 +71,25 @@ def _(func: Any, x: Any, size: Any, *_: Any) -> Any:
 
 @Int8Tensor.implements(aten.as_strided.default)
 def _(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """A view as it is said by sizes and strides: transposed, parts, or the same entries under other sizes.
+    """Returns the view with given sizes and strides: transposed, sliced, or the same entries under other sizes.
 
-    FSDP2 makes parameters so, and ``torch.compile`` the arguments that are views of one another.
+    FSDP2 makes parameters this way, and ``torch.compile`` recreates arguments that are views of each other.
     """
     size, stride, begin = tuple(size), tuple(stride), x.storage_offset()
     offset = begin if storage_offset is None else storage_offset
-    # Newer releases, where torch.compile remakes a view, count the beginning of its argument twice.
-    skipped = (
+    # On newer releases, torch.compile adds the storage offset of its argument twice when it recreates a view.
+    relative_offsets = (
         {offset - begin, offset - 2 * begin}
         if COUNTS_TWICE and storage_offset is not None
         else {offset - begin}
     )
-    views = [view for n in skipped if (view := _view_at(x, size, stride, n)) is not None]
+    views = [view for n in relative_offsets if (view := _view_at(x, size, stride, n)) is not None]
     if len(views) != 1:
-        why = "may be either of two views" if views else "is no view"
+        why = "may be either of two views" if views else "is not a view"
         raise DispatchError(
-            f"as_strided: {size} with strides {stride} from {offset} on {why} of an Int8Tensor {tuple(x.shape)} with "
-            f"strides {x.stride()} that keeps its blocks; call dequantize() first, or clone() what is viewed"
+            f"as_strided: size {size} with strides {stride} and storage offset {offset} {why} of an Int8Tensor of size "
+            f"{tuple(x.shape)} with strides {x.stride()} that keeps its blocks; call dequantize() first, or clone() "
+            f"the view"
         )
     return views[0]
 
@@ -97,21 +97,21 @@ def _(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> 
 COUNTS_TWICE = not torch.__version__.startswith(("2.11.", "2.12.", "2.13."))
 
 
-def _view_at(x: Any, size: tuple[int, ...], stride: tuple[int, ...], skipped: int) -> Any:
-    """The view that begins so many entries behind ``x``, or None."""
-    if skipped < 0:
+def _view_at(x: Any, size: tuple[int, ...], stride: tuple[int, ...], relative_offset: int) -> Any:
+    """Returns the view that begins the given number of entries after ``x``, or None."""
+    if relative_offset < 0:
         return None
-    if (size, stride, skipped) == (tuple(x.shape), x.stride(), 0):
+    if (size, stride, relative_offset) == (tuple(x.shape), x.stride(), 0):
         return map_parts(x, aten.alias.default)
     try:
-        view = _located(x, size, stride, skipped)
-        if view is None and skipped == 0 and math.prod(size) == x.numel() and x.is_contiguous():
+        view = _match_strides(x, size, stride, relative_offset)
+        if view is None and relative_offset == 0 and math.prod(size) == x.numel() and x.is_contiguous():
             view = aten.view.default(x, size)
-    except DispatchError:  # cuts through a block
+    except DispatchError:  # the view cuts through a block
         return None
     if view is None or _strides(view) != _strides_of(size, stride):
         return None
-    return view if view.storage_offset() == x.storage_offset() + skipped else None
+    return view if view.storage_offset() == x.storage_offset() + relative_offset else None
 
 
 def _strides(x: Any) -> list[Any]:
@@ -119,12 +119,12 @@ def _strides(x: Any) -> list[Any]:
 
 
 def _strides_of(size: Any, stride: Any) -> list[Any]:
-    """Sizes with strides; that of a single entry says nothing."""
+    """Pairs sizes with strides; the stride of a dimension with one entry is ignored."""
     return [(s, t if s > 1 else 0) for s, t in zip(size, stride, strict=True)]
 
 
-def _located(x: Any, size: Any, stride: Any, offset: int) -> Any:
-    """The view whose dimensions are found among those of ``x`` by their strides, or None."""
+def _match_strides(x: Any, size: Any, stride: Any, offset: int) -> Any:
+    """Returns the view whose dimensions match dimensions of ``x`` by their strides, or None."""
     free = sorted((d for d in range(x.dim()) if x.shape[d] > 1), key=lambda d: -x.stride(d))
     wanted = {j: t for j, (s, t) in enumerate(zip(size, stride, strict=True)) if s > 1}
     places = {j: next((d for d in free if x.stride(d) == t), None) for j, t in wanted.items()}
@@ -145,7 +145,7 @@ def _located(x: Any, size: Any, stride: Any, offset: int) -> Any:
     return aten.squeeze.dims(x, rest) if rest else x
 
 
-# ---- parts -------------------------------------------------------------------------------------------------
+# ---- slicing and splitting ---------------------------------------------------------------------------------
 
 
 @Int8Tensor.implements(aten.slice.Tensor)
@@ -156,7 +156,7 @@ def _(func: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, step:
 
 
 def _sliced(x: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
-    """Entries from ``start`` to ``end`` along a dimension, with the scales of the blocks that they are in."""
+    """Returns the entries from ``start`` to ``end`` along a dimension, with the scales of their blocks."""
     first, last, partial = _blocks_within(x, dim, start, end, step)
     qdata = aten.slice.Tensor(x.qdata, dim, start, end, step)
     every = step if x.scale.shape[dim] == x.shape[dim] else 1
@@ -167,7 +167,11 @@ def _sliced(x: Any, dim: int, start: int, end: int, step: int = 1) -> Any:
 
 
 def _blocks_within(x: Any, dim: int, start: int, end: int, step: int) -> tuple[int, int, bool]:
-    """The first block, the one after the last, and whether these blocks are parts of larger ones."""
+    """Returns the first block, the end of the blocks, and whether the slice covers only a part of one block.
+
+    Raises:
+        DispatchError: the slice would leave uneven blocks.
+    """
     size, n = x.shape[dim], x.scale.shape[dim]
     if n == size:
         return start, end, False
@@ -233,30 +237,30 @@ def _(func: Any, x: Any, sizes: Sequence[int], dim: int = 0) -> Any:
     return parts
 
 
-# ---- joined ------------------------------------------------------------------------------------------------
+# ---- joining -----------------------------------------------------------------------------------------------
 
 
 @Int8Tensor.implements(aten.cat.default)
 def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
-    """Tensors of one kind end to end, cut into the coarsest blocks that all of them have."""
+    """Concatenates tensors of one kind, with the coarsest blocks that divide the blocks of all."""
     quantized = [t for t in tensors if isinstance(t, Int8Tensor)]
-    if not _alike(tensors, dim):
-        check_materialize(Int8Tensor, func, quantized)
+    if not _can_join(tensors, dim):
+        check_no_cotangents(Int8Tensor, func, quantized)
         return func([t.materialize() if isinstance(t, Int8Tensor) else t for t in tensors], dim)
     dim = _dim(tensors[0], dim)
     counts = _joint_counts(tensors, dim)
     if any(tuple(t.scale.shape) != tuple(c) for t, c in zip(tensors, counts, strict=True)):
-        check_materialize(
+        check_no_cotangents(
             Int8Tensor, func, quantized
         )  # the gradient of a scale is not that of each of its parts
-    scales = func([blocks.refine(t.scale, c) for t, c in zip(tensors, counts, strict=True)], dim)
+    scales = func([blocks.refine_scale(t.scale, c) for t, c in zip(tensors, counts, strict=True)], dim)
     zero_point = None
     if any(t.zero_point is not None for t in tensors):
         zeros = (
             torch.zeros_like(t.scale, dtype=torch.int8) if t.zero_point is None else t.zero_point
             for t in tensors
         )
-        zero_point = func([blocks.refine(z, c) for z, c in zip(zeros, counts, strict=True)], dim)
+        zero_point = func([blocks.refine_scale(z, c) for z, c in zip(zeros, counts, strict=True)], dim)
     return with_parts(tensors[0], func([t.qdata for t in tensors], dim), scales, zero_point, partial=False)
 
 
@@ -265,8 +269,8 @@ def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
     return aten.cat.default([t.unsqueeze(dim) for t in tensors], dim).contiguous()  # as a plain one always is
 
 
-def _alike(tensors: Sequence[Any], dim: int) -> bool:
-    """Whether tensors can be joined as they are: of one class, dtype and use, and of sizes that fit."""
+def _can_join(tensors: Sequence[Any], dim: int) -> bool:
+    """Whether tensors can be joined without materializing: one class, dtype and activation, and sizes that fit."""
     first = tensors[0]
     if not all(isinstance(t, Int8Tensor) and t.dim() == first.dim() for t in tensors):
         return False
@@ -281,7 +285,7 @@ def _alike(tensors: Sequence[Any], dim: int) -> bool:
 
 
 def _joint_counts(tensors: Sequence[Any], dim: int) -> list[list[int]]:
-    """For each tensor the blocks to cut its own into, so that all have the same size."""
+    """Returns the block counts to refine each tensor to, so that all blocks have the same size."""
     common = blocks.common_counts([t.scale.shape for t in tensors])
     extent = math.gcd(*(t.block_size[dim] for t in tensors))
     return [[t.shape[dim] // extent if i == dim else n for i, n in enumerate(common)] for t in tensors]

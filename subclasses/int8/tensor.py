@@ -1,9 +1,9 @@
-"""``Int8Tensor``: int8 numbers with scales that stand for floats, in a quarter of their memory.
+"""``Int8Tensor``: int8 numbers with scales that represent floats, in a quarter of the memory.
 
-Which entries share a scale is read off the size of ``scale`` (see `blocks.py`). The outer dtype is metadata, for
-scales stay in float32 where the tensor stands for bfloat16. The rules for ops stand beside this file, by family:
-products and lookups in `layers.py`, what moves entries about in `structure.py` and `writing.py`. Whatever has no
-rule runs on ``dequantize()``.
+The size of ``scale`` determines which entries share a scale (see `blocks.py`). The outer dtype is metadata, because
+scales stay in float32 where the tensor represents bfloat16. The rules for ops are in the modules beside this file:
+products and lookups in `layers.py`, ops that move entries in `structure.py` and `writing.py`. An op without a rule runs
+on ``dequantize()``.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ Activation = Literal["row", "tensor"] | None
 
 
 class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback="materialize"):
-    """Int8 numbers that stand for ``(qdata - zero_point) * scale``; see also :meth:`from_float`.
+    """Int8 numbers that represent ``(qdata - zero_point) * scale``; see also :meth:`from_float`.
 
     Args:
         qdata: int8, of the outer size.
-        scale: floats, one for each block: of as many dimensions as ``qdata``, each of a size that divides the
-            outer one. A single number is taken as the scale of the whole.
-        zero_point: int8, of the size of ``scale``; None: all zero.
-        block_size: entries of a block along each dimension, to be checked against ``scale``; None: what follows
-            from its size.
-        float_dtype: the outer dtype; None: that of ``scale``.
-        activation: with ``"row"`` or ``"tensor"`` a linear layer with this weight quantizes its input as it comes,
-            with one scale for each row or for all of it, and multiplies integers.
-        activation_symmetric: whether that has no zero point.
-        partial: whether blocks are parts of larger ones whose scale other tensors share, as in a slice of a row;
-            nothing is then written that would change the scale.
+        scale: floats, one for each block. It has as many dimensions as ``qdata``, each of a size that divides the outer
+            one. A tensor of one number is the scale of the whole.
+        zero_point: int8, of the size of ``scale``; None means 0 everywhere.
+        block_size: entries of a block along each dimension, which is checked against ``scale``; None derives it from
+            the size of ``scale``.
+        float_dtype: the outer dtype; None means that of ``scale``.
+        activation: ``"row"`` or ``"tensor"`` makes a linear layer with this weight quantize its input dynamically, with
+            one scale for each row or for the whole, and multiply integers.
+        activation_symmetric: whether inputs are quantized without a zero point.
+        partial: whether blocks are parts of larger ones whose scale other tensors share, as in a slice of a row.
+            Writes that would change such a scale are refused.
 
     Raises:
-        ValueError: sizes do not fit together, or the outer dtype is no floating point dtype.
+        ValueError: sizes do not fit together, the outer dtype is not floating point, or ``activation`` is unknown.
     """
 
     qdata: Tensor = inner(dtype=torch.int8)
@@ -61,18 +61,18 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
         float_dtype: torch.dtype | None = None,
         **metadata: Any,
     ) -> Any:
-        """Checks that the parts fit together; see the class."""
+        """Checks that the inner tensors and metadata fit together; the class describes the arguments."""
         if isinstance(qdata, Tensor) and isinstance(scale, Tensor):
-            scale, zero_point = _shaped_like_blocks(qdata, scale), _shaped_like_blocks(qdata, zero_point)
+            scale, zero_point = _match_dims(qdata, scale), _match_dims(qdata, zero_point)
             _check_parts(qdata, scale, zero_point, block_size)
-            float_dtype = _checked_dtype(float_dtype or scale.dtype)
+            float_dtype = _check_dtype(float_dtype or scale.dtype)
         if metadata.get("activation") not in (None, "row", "tensor"):
             raise ValueError(
                 f"Int8Tensor.activation: expected 'row', 'tensor' or None, got {metadata['activation']!r}"
             )
         return super().__new__(cls, qdata, scale, zero_point, float_dtype=float_dtype, **metadata)
 
-    if TYPE_CHECKING:  # what type checkers would otherwise derive from the fields
+    if TYPE_CHECKING:  # replaces the signature that type checkers derive from the fields
 
         def __init__(
             self,
@@ -87,7 +87,7 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
 
     @staticmethod
     def outer(qdata: Tensor, scale: Tensor, float_dtype: torch.dtype | None) -> Outer:
-        """The size of ``qdata``, and the dtype that the numbers stand for."""
+        """Returns the size, stride and offset of ``qdata``, and the represented dtype."""
         dtype = scale.dtype if float_dtype is None else float_dtype
         return Outer(qdata.size(), qdata.stride(), dtype, None, qdata.storage_offset())  # type: ignore[arg-type]
 
@@ -97,18 +97,18 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
     def from_float(
         cls, w: Tensor, *, block_size: blocks.Size | None = None, symmetric: bool = True, **metadata: Any
     ) -> Int8Tensor:
-        """Quantizes a tensor of floats to the nearest; gradients do not flow through the rounding.
+        """Quantizes a tensor of floats to the nearest numbers; gradients do not flow through the rounding.
 
         Args:
-            w: floats, of one dimension or more. A block with an infinite entry or NaN stands for nothing finite.
-            block_size: how many entries along each dimension share a scale; None: one scale per row, which is the
-                last dimension, whole.
-            symmetric: whether 0 is the middle of the range; else each block has a zero point, which serves
-                values of one sign better.
-            **metadata: ``activation`` and ``activation_symmetric``, see the class.
+            w: floats, of one dimension or more. A block with an infinite entry or NaN represents no finite values.
+            block_size: how many entries along each dimension share a scale; None means one scale for each row, the
+                whole last dimension.
+            symmetric: whether 0 is the middle of the range. Otherwise each block has a zero point, which represents
+                values of one sign more accurately.
+            **metadata: ``activation`` and ``activation_symmetric`` of the class.
 
         Raises:
-            TypeError: ``w`` is no tensor of floats.
+            TypeError: ``w`` is not a tensor of floats.
             ValueError: ``block_size`` does not divide the size of ``w``, or ``w`` has no dimension.
         """
         if not isinstance(w, Tensor) or not w.is_floating_point():
@@ -119,23 +119,25 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
         if isinstance(w, Int8Tensor):
             w = w.dequantize()
         w = w.detach()
-        counts = blocks.counts_of(w.shape, blocks.per_row(w.shape) if block_size is None else block_size)
+        counts = blocks.block_counts(
+            w.shape, blocks.row_block_size(w.shape) if block_size is None else block_size
+        )
         scale, zero_point = affine.choose_scale(w, counts, symmetric)
         qdata = affine.to_int8(w, scale, zero_point)
         return cls(qdata, scale, zero_point, float_dtype=w.dtype, **metadata)
 
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
-        """The plain tensor that this stands for; differentiable in ``scale``."""
+        """Returns the represented plain tensor in ``output_dtype`` (default: outer dtype); differentiable in scale."""
         qdata, scale, zero_point = self.unwrap()
         return affine.from_int8(qdata, scale, zero_point, output_dtype or self.dtype)  # type: ignore[arg-type]
 
     def materialize(self) -> Tensor:
-        """The same, where the inner tensors are known to be plain."""
+        """Returns the represented plain tensor from raw inner tensors."""
         return affine.from_int8(self.qdata, self.scale, self.zero_point, self.dtype)
 
     @property
     def block_size(self) -> tuple[int, ...]:
-        """How many entries along each dimension share a scale."""
+        """The number of entries along each dimension that share a scale."""
         return blocks.block_size_of(self.qdata.shape, self.scale.shape)
 
     # ---- sharding ------------------------------------------------------------------------------------------
@@ -143,29 +145,29 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
     def fsdp_pre_all_gather(
         self, mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
     ) -> Any:
-        """What this rank gives FSDP2 to gather; a policy of another dtype changes the outer dtype, and no scale."""
+        """Returns this rank's tensors to gather; the policy's dtype changes the outer dtype, not the scales."""
         dtype = None if mp_policy is None else mp_policy.param_dtype
-        return sharding.gather(self, mesh, outer_size, dtype)
+        return sharding.all_gather_inputs(self, mesh, outer_size, dtype)
 
     def fsdp_post_all_gather(
         self, all_gather_outputs: Any, metadata: Any, param_dtype: Any, *, out: Any = None
     ) -> Any:
-        """The whole parameter from what all ranks gave."""
-        return sharding.rebuild(all_gather_outputs, metadata, out)
+        """Rebuilds the whole parameter from the gathered tensors of all ranks."""
+        return sharding.rebuild_parameter(all_gather_outputs, metadata, out)
 
 
 # ---- checks ------------------------------------------------------------------------------------------------
 
 
-def _shaped_like_blocks(qdata: Tensor, t: Any) -> Any:
-    """A scale or zero point of a single number, with the dimensions of the whole."""
+def _match_dims(qdata: Tensor, t: Any) -> Any:
+    """Gives a scale or zero point of a single number as many dimensions as ``qdata``."""
     if isinstance(t, Tensor) and t.dim() != qdata.dim() and t.numel() == 1:
         return t.reshape([1] * qdata.dim())
     return t
 
 
 def _check_parts(qdata: Tensor, scale: Tensor, zero_point: Any, block_size: blocks.Size | None) -> None:
-    if not blocks.fits(qdata.shape, scale.shape):
+    if not blocks.is_valid_scale(qdata.shape, scale.shape):
         raise ValueError(
             f"Int8Tensor.scale: expected a number for each block, of {qdata.dim()} dimensions that divide "
             f"{tuple(qdata.shape)}, got {tuple(scale.shape)}"
@@ -174,14 +176,14 @@ def _check_parts(qdata: Tensor, scale: Tensor, zero_point: Any, block_size: bloc
         raise ValueError(
             f"Int8Tensor.zero_point: expected the size of scale, {tuple(scale.shape)}, got {tuple(zero_point.shape)}"
         )
-    if block_size is not None and blocks.counts_of(qdata.shape, block_size) != tuple(scale.shape):
+    if block_size is not None and blocks.block_counts(qdata.shape, block_size) != tuple(scale.shape):
         raise ValueError(
             f"Int8Tensor.block_size: {tuple(block_size)} asks for a scale of size "
-            f"{blocks.counts_of(qdata.shape, block_size)}, got {tuple(scale.shape)}"
+            f"{blocks.block_counts(qdata.shape, block_size)}, got {tuple(scale.shape)}"
         )
 
 
-def _checked_dtype(dtype: torch.dtype) -> torch.dtype:
+def _check_dtype(dtype: torch.dtype) -> torch.dtype:
     if not dtype.is_floating_point:
-        raise ValueError(f"Int8Tensor stands for floats: expected a floating point dtype, got {dtype}")
+        raise ValueError(f"Int8Tensor represents floats: expected a floating point dtype, got {dtype}")
     return dtype

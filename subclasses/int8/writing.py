@@ -1,4 +1,4 @@
-"""Copies, conversions and writes: what makes other numbers of the same blocks."""
+"""Copies, conversions and writes: ops that store other numbers in the same blocks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from subclasses.dispatch.aliasing import bump_versions
-from subclasses.dispatch.cotangents import check_materialize
+from subclasses.dispatch.cotangents import check_no_cotangents
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
 from subclasses.int8.parts import map_parts, with_parts
@@ -26,9 +26,9 @@ def _(func: Any, x: Any, **kwargs: Any) -> Any:
 
 @Int8Tensor.implements(aten._to_copy.default)
 def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-    """Another floating point dtype changes the outer one: the numbers and their scales stay as they are."""
+    """Changes the outer dtype to another floating point dtype; the numbers and their scales stay unchanged."""
     if dtype is not None and not dtype.is_floating_point:
-        check_materialize(Int8Tensor, func, [x])
+        check_no_cotangents(Int8Tensor, func, [x])
         return func(x.materialize(), dtype=dtype, **kwargs)
     return map_parts(x, lambda t: func(t, **kwargs), float_dtype=dtype or x.dtype, partial=False)
 
@@ -36,20 +36,21 @@ def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> 
 @Int8Tensor.implements(aten.empty_like.default)
 def _(func: Any, x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     if dtype is not None and not dtype.is_floating_point:
-        check_materialize(Int8Tensor, func, [x])
+        check_no_cotangents(Int8Tensor, func, [x])
         return func(x.materialize(), dtype=dtype, **kwargs)
     return map_parts(x, lambda t: func(t, **kwargs), float_dtype=dtype or x.dtype, partial=False)
 
 
 @Int8Tensor.implements(aten.new_zeros.default, aten.new_empty.default)
 def _(func: Any, x: Any, size: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-    """Of another size, and of blocks of the same size where they divide it; else a plain tensor.
+    """Returns a tensor of another size with blocks of the same size if they divide it; else a plain tensor.
 
-    Another number of rows has a scale for each: FSDP2 makes room so for a shard and its padding, and writes the shard.
+    A tensor with another number of rows has a scale for each row: FSDP2 allocates a padded shard this way, then copies
+    the shard to it.
     """
     counts = _counts_for(size, x) if dtype in (None, x.dtype) else None
     if counts is None:
-        check_materialize(Int8Tensor, func, [x])
+        check_no_cotangents(Int8Tensor, func, [x])
         return func(x.materialize(), size, dtype=dtype, **kwargs)
     qdata = func(x.qdata, size, **kwargs)
     scale = func(x.scale, counts, **kwargs)
@@ -79,13 +80,17 @@ def _counts_for(size: Any, x: Any) -> list[int] | None:
 
 @Int8Tensor.implements(aten.copy_.default)
 def _(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
-    """Writes numbers and scales, where the blocks of ``x`` can hold exactly what the source holds."""
+    """Copies numbers and scales if the blocks of ``x`` can represent the source exactly.
+
+    Raises:
+        DispatchError: they cannot.
+    """
     if not isinstance(x, Int8Tensor):
-        check_materialize(Int8Tensor, func, [source])
+        check_no_cotangents(Int8Tensor, func, [source])
         return func(x, source.materialize(), non_blocking)
     if isinstance(source, Int8Tensor) and x.shape == source.shape and 0 in x.shape:
         return x
-    scale, zero_point = _for_blocks_of(x, source)
+    scale, zero_point = _match_blocks(x, source)
     if not x.partial:
         x.scale.copy_(scale, non_blocking)
         if x.zero_point is not None:
@@ -95,11 +100,12 @@ def _(func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
     return x
 
 
-def _for_blocks_of(x: Any, source: Any) -> tuple[Tensor, Any]:
-    """Scale and zero point of the source for the blocks of ``x``.
+def _match_blocks(x: Any, source: Any) -> tuple[Tensor, Any]:
+    """Returns scale and zero point of the source for the blocks of ``x``.
 
     Raises:
-        DispatchError: the source is no ``Int8Tensor``, or ``x`` would have to round.
+        DispatchError: the source is not an ``Int8Tensor``, ``x`` would have to round, or ``x`` is partial and the scale
+            of its block would change.
     """
     if not isinstance(source, Int8Tensor):
         raise DispatchError(
@@ -112,13 +118,15 @@ def _for_blocks_of(x: Any, source: Any) -> tuple[Tensor, Any]:
     )
     if not finer or (x.zero_point is None and source.zero_point is not None):
         raise DispatchError(
-            f"copy_: an Int8Tensor of size {tuple(x.shape)} with {_shown(x)} cannot hold one of size "
-            f"{tuple(source.shape)} with {_shown(source)} exactly; quantize the source for these blocks"
+            f"copy_: an Int8Tensor of size {tuple(x.shape)} with {_describe(x)} cannot hold one of size "
+            f"{tuple(source.shape)} with {_describe(source)} exactly; quantize the source for these blocks"
         )
     zero_point = source.zero_point
     if zero_point is None and x.zero_point is not None:
         zero_point = torch.zeros_like(source.scale, dtype=torch.int8)
-    scale, zero_point = (None if t is None else blocks.refine(t, counts) for t in (source.scale, zero_point))
+    scale, zero_point = (
+        None if t is None else blocks.refine_scale(t, counts) for t in (source.scale, zero_point)
+    )
     if x.partial and not (_equal(x.scale, scale) and _equal(x.zero_point, zero_point)):
         raise DispatchError(
             "copy_ to a part of a block would change the scale of the whole block; write whole blocks of the "
@@ -131,5 +139,5 @@ def _equal(a: Any, b: Any) -> bool:
     return a is b or torch.equal(a, b.to(a.device, a.dtype))
 
 
-def _shown(x: Any) -> str:
+def _describe(x: Any) -> str:
     return f"blocks of {x.block_size} and {'no' if x.zero_point is None else 'a'} zero point"

@@ -1,8 +1,8 @@
-"""Jagged features by key, as recommender models use them, and lookups in embedding tables."""
+"""Jagged features by key, as in recommender models, and lookups in embedding tables."""
 
 from subclasses.keyed.modules import EmbeddingBagCollection, EmbeddingCollection
 from subclasses.keyed.tensor import KeyedJaggedTensor
 
-from subclasses.keyed import gradients  # noqa: F401  # isort: skip  (registers what PyTorch asks of the ops)
+from subclasses.keyed import gradients  # noqa: F401  # isort: skip  (registers fake kernels and derivatives)
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingCollection", "KeyedJaggedTensor"]

@@ -1,4 +1,4 @@
-"""What is asked of the parts of a keyed tensor, each with an error that says what came and what to do."""
+"""Checks of the arguments of a keyed tensor; each error says what was expected, what came and what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 def check_keys(keys: Any) -> tuple[str, ...]:
-    """The keys as a tuple; raises unless they are distinct strings, and at least one."""
+    """Returns the keys as a tuple; raises unless they are one or more distinct strings."""
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(k, str) for k in keys):
         raise TypeError(f"{_NAME}.keys: expected a sequence of strings, got {keys!r}")
     if not keys:
@@ -30,7 +30,7 @@ def check_keys(keys: Any) -> tuple[str, ...]:
 
 
 def check_parts(keys: tuple[str, ...], values: Any, lengths: Any, weights: Any) -> None:
-    """Raises unless values, lengths and weights fit together by their shapes and dtypes."""
+    """Raises unless values, lengths and weights fit together in type, shape, dtype and device."""
     for name, t in (("values", values), ("lengths", lengths), ("weights", weights)):
         if not isinstance(t, Tensor) and not (name == "weights" and t is None):
             raise TypeError(f"{_NAME}.{name}: expected a Tensor, got {t!r} of type {type(t).__name__}")
@@ -58,7 +58,7 @@ def check_parts(keys: tuple[str, ...], values: Any, lengths: Any, weights: Any) 
 
 
 def longest_row(values: Tensor, lengths: Tensor) -> int:
-    """The length of the longest row of all keys; reads the lengths, and checks them on the way."""
+    """Returns the length of the longest row of all keys; reads the lengths, and checks them."""
     if torch.compiler.is_compiling() or type(lengths) is not Tensor:
         raise ValueError(
             f"{_NAME}: in a compiled function the longest row is not known; give max_length=, or build it outside"
@@ -83,13 +83,15 @@ def _extremes(lengths: Tensor) -> list[int]:
 
 
 def check_features(features: Any, what: str) -> None:
-    """Raises unless features are jagged tensors of as many rows, alike but for their lengths."""
+    """Raises unless features are jagged tensors with the same number of rows and the same kind of entries."""
     if not isinstance(features, Mapping) or not features:
-        raise TypeError(f"{_NAME}.{what}: expected a dict from keys to JaggedTensors, got {_kind(features)}")
+        raise TypeError(
+            f"{_NAME}.{what}: expected a dict from keys to JaggedTensors, got {_describe(features)}"
+        )
     first = next(iter(features))
     for key, x in features.items():
         if not isinstance(x, JaggedTensor):
-            raise TypeError(f"{_NAME}.{what}: expected a JaggedTensor for {key!r}, got {_kind(x)}")
+            raise TypeError(f"{_NAME}.{what}: expected a JaggedTensor for {key!r}, got {_describe(x)}")
         if x.ragged_dim != 1:
             raise ValueError(f"{_NAME}.{what}: {key!r} is ragged along {x.ragged_dim}; transpose it to 1")
         other = features[first]
@@ -104,10 +106,10 @@ def _entry(x: Any) -> str:
     return f"{x.shape[0]} rows of {x.dtype}{list(x.shape[2:])}"
 
 
-def check_alike(kjts: Sequence[Any], cls: type) -> None:
+def check_joinable(kjts: Sequence[Any], cls: type) -> None:
     """Raises unless keyed tensors can be joined along their keys."""
     if not kjts or not all(isinstance(x, cls) for x in kjts):
-        raise TypeError(f"{_NAME}.cat: expected {_NAME}s, got {', '.join(map(_kind, kjts)) or 'none'}")
+        raise TypeError(f"{_NAME}.cat: expected {_NAME}s, got {', '.join(map(_describe, kjts)) or 'none'}")
     first = kjts[0]
     for x in kjts:
         if x.batch_size != first.batch_size:
@@ -118,42 +120,43 @@ def check_alike(kjts: Sequence[Any], cls: type) -> None:
             raise ValueError(f"{_NAME}.cat: expected all with weights or none; give ones to those without")
         if (x.values.dtype, x.values.shape[1:]) != (first.values.dtype, first.values.shape[1:]):
             raise ValueError(
-                f"{_NAME}.cat: expected entries of one dtype and shape, got {_kind(first.values)} and {_kind(x.values)}"
+                f"{_NAME}.cat: expected entries of one dtype and shape, got {_describe(first.values)} and "
+                f"{_describe(x.values)}"
             )
 
 
 def key_index(x: Any, key: Any) -> int:
-    """The place of a key; raises KeyError that names those there are."""
+    """Returns the index of a key; raises KeyError with the existing keys."""
     if key not in x.keys:
-        raise KeyError(f"{_NAME} has no key {key!r}; they are {', '.join(x.keys)}")
+        raise KeyError(f"{_NAME} has no key {key!r}; its keys are {', '.join(x.keys)}")
     return x.keys.index(key)
 
 
-def places_of(x: Any, keys: Any) -> list[int]:
-    """The places of keys, each given by its name or its place."""
+def key_indices(x: Any, keys: Any) -> list[int]:
+    """Returns the indices of keys that are given by name or by index."""
     given: tuple[Any, ...] = (
         tuple(keys) if isinstance(keys, Iterable) and not isinstance(keys, str) else (None,)
     )
     if not all(isinstance(k, str | int) for k in given):
-        raise TypeError(
-            f"{_NAME}.permute: expected keys, or places of keys, one after the other, got {keys!r}"
-        )
+        raise TypeError(f"{_NAME}.permute: expected a sequence of keys or of indices of keys, got {keys!r}")
     count = len(x.keys)
     for k in given:
         if isinstance(k, int) and not -count <= k < count:
-            raise IndexError(f"{_NAME}.permute: expected places below {count}, the number of keys, got {k}")
+            raise IndexError(f"{_NAME}.permute: expected indices below {count}, the number of keys, got {k}")
     return [key_index(x, k) if isinstance(k, str) else k % count for k in given]
 
 
 def check_counts(counts: Any) -> None:
-    """Raises unless these are whole numbers one after the other."""
+    """Raises unless the counts are a sequence of ints."""
     if not isinstance(counts, Sequence) or not all(isinstance(n, int) for n in counts):
-        wrong = DispatchError if isinstance(counts, int) else TypeError  # torch.split may be given an int
-        raise wrong(f"{_NAME}.split: expected how many keys each part has, such as [2, 1], got {counts!r}")
+        wrong = DispatchError if isinstance(counts, int) else TypeError  # torch.split accepts an int
+        raise wrong(
+            f"{_NAME}.split: expected the number of keys of each part, such as [2, 1], got {counts!r}"
+        )
 
 
-def refuse_traced(x: Any, method: str, instead: str) -> None:
-    """Raises where lengths would have to be read while a graph is traced."""
+def check_not_traced(x: Any, method: str, instead: str) -> None:
+    """Raises DispatchError if a method that reads lengths is called while a graph is traced."""
     if is_traced(x.values):
         raise DispatchError(
             f"{_NAME}.{method} reads the lengths, which a compiled function cannot; {instead}"
@@ -161,11 +164,11 @@ def refuse_traced(x: Any, method: str, instead: str) -> None:
 
 
 def is_traced(t: Tensor) -> bool:
-    """Whether a graph is traced, so that no data can be read."""
+    """Whether a graph is being traced, so that data cannot be read."""
     return torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter)
 
 
-def _kind(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a {type(value).__name__} of {value.dtype} and shape {tuple(value.shape)}"
     return f"{value!r} of type {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Lookups of jagged ids in embedding tables: outside of a graph by PyTorch's own functions, in one by one op."""
+"""Lookups of jagged ids in embedding tables: PyTorch's own functions outside of a graph, a custom op in a graph."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from subclasses.errors import DispatchError
 from subclasses.keyed.checks import is_traced
-from subclasses.keyed.kernels import EACH, Entries, Lookups, Part, keyed_lookup, keyed_pool, parts_of
-from subclasses.keyed.rows import beside
+from subclasses.keyed.kernels import NO_POOLING, Entries, Lookups, Part, keyed_lookup, keyed_pool, parts_of
+from subclasses.keyed.rows import check_weights
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.norms import kernels_of_bags
 
@@ -22,7 +22,7 @@ MODES = ("sum", "mean", "max")
 
 
 class Table(NamedTuple):
-    """A table ``[V, D]`` and how it is looked up, as ``nn.Embedding`` and ``nn.EmbeddingBag`` have it."""
+    """A table ``[V, D]`` and its lookup options, as in ``nn.Embedding`` and ``nn.EmbeddingBag``."""
 
     weight: Tensor
     mode: str = "sum"
@@ -34,7 +34,7 @@ class Table(NamedTuple):
 
     @classmethod
     def of(cls, module: nn.Embedding | nn.EmbeddingBag) -> Table:
-        """The table of a module."""
+        """Returns the table of a module."""
         return cls(
             module.weight,
             getattr(module, "mode", "sum"),
@@ -46,15 +46,15 @@ class Table(NamedTuple):
         )
 
     @property
-    def place_of_padding(self) -> int:
-        """The padding id counted from 0; -1 for none."""
+    def padding_index(self) -> int:
+        """The non-negative padding id; -1 for none."""
         if self.padding is None:
             return -1
         return self.padding % self.weight.shape[0]
 
 
 def _check_graph(tables: Sequence[Table]) -> None:
-    """Raises for what a graph cannot do."""
+    """Raises DispatchError for lookups that a graph cannot perform."""
     if any(t.max_norm is not None for t in tables):
         raise DispatchError(
             "embeddings with max_norm write to their table at each lookup, which a compiled function does not do for "
@@ -62,12 +62,12 @@ def _check_graph(tables: Sequence[Table]) -> None:
         )
 
 
-def _lookups(tables: Sequence[Table], sparse: bool) -> Lookups:
-    """What an op is told of the tables."""
+def _make_lookups(tables: Sequence[Table], sparse: bool) -> Lookups:
+    """Returns the lookup options of tables as arguments of a custom op."""
     first: dict[int, int] = {}
     return Lookups(
         modes=[MODES.index(t.mode) for t in tables],
-        paddings=[t.place_of_padding for t in tables],
+        paddings=[t.padding_index for t in tables],
         by_frequency=[t.by_frequency for t in tables],
         sparse=sparse,
         firsts=[first.setdefault(id(t.weight), k) for k, t in enumerate(tables)],
@@ -80,14 +80,14 @@ def _lookups(tables: Sequence[Table], sparse: bool) -> Lookups:
 def pool(
     tables: Sequence[Table], values: Tensor, offsets: Tensor, lengths: Tensor | None, weights: Tensor | None
 ) -> list[Tensor]:
-    """The rows of each key looked up and pooled, ``[B, D]`` each; 0 for an empty row.
+    """Looks up and pools the rows of each key; returns ``[B, D]`` for each, 0 for an empty row.
 
     Args:
         tables: one for each key.
         values: ``[total]``, ids.
-        offsets: ``[K, B + 1]``, where each row begins.
+        offsets: ``[K, B + 1]``, the start of each row and the end of the last one.
         lengths: ``[K, B]``, for rows with gaps between them.
-        weights: ``[total]``, factors of what is looked up (``mode="sum"`` alone).
+        weights: ``[total]``, a factor for each looked-up entry; only for ``mode="sum"``.
     """
     if not is_traced(values):
         parts = parts_of(offsets, lengths)
@@ -95,14 +95,14 @@ def pool(
     _check_graph(tables)
     found: list[Any] = [None] * len(tables)
     for sparse in (False, True):
-        places = [k for k, t in enumerate(tables) if t.sparse is sparse]
-        if places:
-            chosen = [tables[k] for k in places]
+        indices = [k for k, t in enumerate(tables) if t.sparse is sparse]
+        if indices:
+            chosen = [tables[k] for k in indices]
             entries = Entries(values, offsets, lengths, weights)
-            if len(places) < len(tables):
-                entries = entries.of_keys(places)
-            pooled, _, _ = keyed_pool([t.weight for t in chosen], *entries, *_lookups(chosen, sparse))
-            for k, part in zip(places, pooled.split([t.weight.shape[1] for t in chosen], 1), strict=True):
+            if len(indices) < len(tables):
+                entries = entries.select_keys(indices)
+            pooled, _, _ = keyed_pool([t.weight for t in chosen], *entries, *_make_lookups(chosen, sparse))
+            for k, part in zip(indices, pooled.split([t.weight.shape[1] for t in chosen], 1), strict=True):
                 found[k] = part
     return found
 
@@ -123,15 +123,15 @@ def _pool_part(table: Table, part: Part, values: Tensor, weights: Tensor | None)
     )
 
 
-# ---- entry by entry --------------------------------------------------------------------------------------------
+# ---- without pooling -------------------------------------------------------------------------------------------
 
 
 def look_up(tables: Sequence[Table], values: Tensor, offsets: Tensor) -> Tensor:
-    """``[total, D]``: each entry looked up in its key's table, all of one width; 0 for an entry of no key."""
+    """Looks up each entry in its key's table; returns ``[total, D]``, 0 for entries of no key. All widths are equal."""
     if is_traced(values):
         _check_graph(tables)
-        how = _lookups(tables, tables[0].sparse)._replace(modes=[EACH] * len(tables))
-        return keyed_lookup([t.weight for t in tables], *Entries(values, offsets), *how)
+        lookups = _make_lookups(tables, tables[0].sparse)._replace(modes=[NO_POOLING] * len(tables))
+        return keyed_lookup([t.weight for t in tables], *Entries(values, offsets), *lookups)
     weight, end, found = tables[0].weight, 0, []
     ends = offsets[:, [0, -1]].tolist()
     for (start, stop), table in sorted(zip(ends, tables, strict=True), key=lambda pair: pair[0]):
@@ -155,7 +155,7 @@ def look_up(tables: Sequence[Table], values: Tensor, offsets: Tensor) -> Tensor:
 # ---- nn.EmbeddingBag of a feature ------------------------------------------------------------------------------
 
 
-def _bag(  # noqa: PLR0913
+def _embedding_bag(  # noqa: PLR0913
     func: Any,
     input: Any,
     weight: Tensor,
@@ -169,7 +169,7 @@ def _bag(  # noqa: PLR0913
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Tensor:
-    """``[B, T]`` ragged ids to ``[B, D]``, as a loop over the rows would give."""
+    """Implements ``embedding_bag`` of ragged ids ``[B, T]``: returns ``[B, D]``, as a loop over the rows would."""
     if not isinstance(input, JaggedTensor) or isinstance(weight, JaggedTensor):
         raise DispatchError("embedding_bag: expected ragged ids and a dense table")
     if input.dim() != 2 or input.ragged_dim != 1 or offsets is not None:
@@ -179,10 +179,12 @@ def _bag(  # noqa: PLR0913
         )
     if per_sample_weights is not None and mode != "sum":
         raise DispatchError(f"embedding_bag: per_sample_weights go with mode='sum', got mode={mode!r}")
-    factors = None if per_sample_weights is None else beside(input, per_sample_weights).unwrap("values")
+    factors = (
+        None if per_sample_weights is None else check_weights(input, per_sample_weights).unwrap("values")
+    )
     table = Table(weight, mode, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     lengths = None if input.lengths is None else input.lengths.unsqueeze(0)
     return pool([table], input.values, input.offsets.unsqueeze(0), lengths, factors)[0]
 
 
-kernels_of_bags[JaggedTensor] = _bag
+kernels_of_bags[JaggedTensor] = _embedding_bag

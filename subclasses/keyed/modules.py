@@ -1,4 +1,4 @@
-"""Modules that look up every key of a batch in a table of its own."""
+"""Modules that look up each key of a batch in its own embedding table."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from subclasses.keyed.lookup import Table, look_up, pool
-from subclasses.keyed.rows import window
+from subclasses.keyed.rows import feature_rows
 from subclasses.keyed.tensor import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
 
 
 class _Tables(nn.ModuleDict):
-    """A dict of modules that takes any key, ``items`` and ``type`` included, which are names of a module's own."""
+    """A module dict that accepts any key, also attribute names of a module such as ``items`` and ``type``."""
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         self._modules[name] = module  # type: ignore[assignment]
 
 
 class _Collection(nn.Module):
-    """Tables by key; one module may serve several keys."""
+    """Base of collections of tables by key; several keys may use one module."""
 
     kind: type
 
@@ -42,8 +42,8 @@ class _Collection(nn.Module):
             raise ValueError(f"{name}: expected a table for at least one key, got none")
         self.tables = _Tables(tables)
 
-    def _tables_of(self, ids: KeyedJaggedTensor) -> list[Table]:
-        """The tables in the order of the keys of a batch."""
+    def _find_tables(self, ids: KeyedJaggedTensor) -> list[Table]:
+        """Returns the tables in the order of the keys of a batch; raises if one is missing or the batch has no ids."""
         name = type(self).__name__
         if not isinstance(ids, KeyedJaggedTensor):
             raise TypeError(f"{name}: expected a KeyedJaggedTensor, got {type(ids).__name__}")
@@ -57,11 +57,11 @@ class _Collection(nn.Module):
         return [Table.of(self.tables[key]) for key in ids.keys]  # type: ignore[arg-type]
 
 
-def _as_input(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
-    """The same batch, made by an op where Dynamo looks on.
+def _make_graph_input(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
+    """Returns the same batch as the result of an op if Dynamo is tracing.
 
-    It would take the inner tensors alone as inputs of its graph, with sizes in terms of the outer one, which nothing
-    then brings along: Inductor stops at that.
+    Dynamo would otherwise make only the inner tensors inputs of its graph, with sizes in terms of the outer size, which
+    would not be an input. Inductor fails on such a graph.
     """
     return ids.permute(ids.keys) if torch.compiler.is_dynamo_compiling() else ids
 
@@ -70,22 +70,22 @@ class EmbeddingBagCollection(_Collection):
     """Pooled embeddings: ``nn.EmbeddingBag`` tables by key, looked up together.
 
     Args:
-        tables: the tables; they stay ordinary modules (``collection.tables[key]``), and one may serve several keys.
+        tables: the tables. They stay ordinary modules (``collection.tables[key]``), and several keys may use one.
     """
 
     kind = nn.EmbeddingBag
 
     def forward(self, ids: KeyedJaggedTensor) -> dict[str, Tensor]:
-        """Each key's rows pooled, ``[B, D]``; 0 for an empty row.
+        """Looks up and pools the rows of each key; returns ``[B, D]`` by key, 0 for an empty row.
 
-        The weights of the batch, if it has some, are factors of what is looked up, for tables of ``mode="sum"``.
+        If the batch has weights, they are factors of the looked-up entries, for tables of ``mode="sum"`` only.
 
         Raises:
             KeyError: a key has no table.
             ValueError: the batch has weights, and a table is not of ``mode="sum"``.
         """
-        tables = self._tables_of(ids)
-        ids = _as_input(ids)
+        tables = self._find_tables(ids)
+        ids = _make_graph_input(ids)
         averaging = [key for key, t in zip(ids.keys, tables, strict=True) if t.mode != "sum"]
         if ids.weights is not None and averaging:
             raise ValueError(
@@ -99,26 +99,26 @@ class EmbeddingCollection(_Collection):
     """Embeddings of every entry: ``nn.Embedding`` tables by key, looked up together.
 
     Args:
-        tables: the tables; they stay ordinary modules (``collection.tables[key]``), and one may serve several keys.
+        tables: the tables. They stay ordinary modules (``collection.tables[key]``), and several keys may use one.
     """
 
     kind = nn.Embedding
 
     def forward(self, ids: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
-        """Each key's rows looked up, ``[B, T, D]``.
+        """Looks up the rows of each key; returns ``[B, T, D]`` by key.
 
         Raises:
             KeyError: a key has no table.
         """
-        tables = self._tables_of(ids)
-        ids = _as_input(ids)
+        tables = self._find_tables(ids)
+        ids = _make_graph_input(ids)
         kinds = [(t.weight.shape[1], t.weight.dtype, t.sparse) for t in tables]
         found: dict[str, JaggedTensor] = {}
         for kind in dict.fromkeys(kinds):
-            places = [k for k, other in enumerate(kinds) if other == kind]
+            indices = [k for k, other in enumerate(kinds) if other == kind]
             offsets = (
-                ids.offsets if len(places) == len(tables) else torch.stack([ids.offsets[k] for k in places])
+                ids.offsets if len(indices) == len(tables) else torch.stack([ids.offsets[k] for k in indices])
             )
-            entries = look_up([tables[k] for k in places], ids.values, offsets)
-            found |= {ids.keys[k]: window(entries, ids.offsets[k], ids.max_length) for k in places}
+            entries = look_up([tables[k] for k in indices], ids.values, offsets)
+            found |= {ids.keys[k]: feature_rows(entries, ids.offsets[k], ids.max_length) for k in indices}
         return {key: found[key] for key in ids.keys}

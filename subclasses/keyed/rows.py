@@ -1,4 +1,4 @@
-"""Where the rows of each key lie: offsets made, joined and compared."""
+"""The rows of each key: computing, joining and comparing offsets."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from subclasses.ragged import JaggedTensor
 
 
 def offsets_of(lengths: Tensor) -> Tensor:
-    """``[K, B]`` lengths to ``[K, B + 1]`` offsets of rows that lie back to back."""
+    """Converts lengths ``[K, B]`` to offsets ``[K, B + 1]`` of adjacent rows."""
     ends = lengths.cumsum(1)
     totals = lengths.sum(1)
     starts = totals.cumsum(0) - totals
     return torch.cat([lengths.new_zeros(lengths.shape[0], 1), ends], 1) + starts.unsqueeze(1)
 
 
-def running(counts: list[Any]) -> list[Any]:
-    """Where each of so many parts begins."""
+def start_indices(counts: list[Any]) -> list[Any]:
+    """Returns the start of each of several adjacent parts, from their counts."""
     return [sum(counts[:i]) for i in range(len(counts))]
 
 
 def mark_dynamic(x: Any) -> Any:
-    """Tells compilers that the number of entries and of rows, and the longest row, will change."""
+    """Marks the number of entries, the number of rows and the longest row as dynamic for compilers."""
     if not checks.is_traced(x.values):
         mark_dim_dynamic(x.offsets, 1)
         for per_entry in (x.values, x.weights):
@@ -43,15 +43,18 @@ def mark_dynamic(x: Any) -> Any:
 # ---- rows of a feature -----------------------------------------------------------------------------------------
 
 
-def window(values: Tensor, offsets: Tensor, max_length: int) -> JaggedTensor:
-    """The rows of one key, ``[B, T, ...]``, which share the values of all."""
+def feature_rows(values: Tensor, offsets: Tensor, max_length: int) -> JaggedTensor:
+    """Returns the rows of one key, ``[B, T, ...]``, which share the values of all keys."""
     return JaggedTensor(values, offsets, lengths=offsets.diff(), max_length=max_length)
 
 
-def taken(x: JaggedTensor) -> tuple[Tensor, Tensor]:
-    """Values and offsets of a feature with no gap between its rows; what lies around them is left out.
+def packed_rows(x: JaggedTensor) -> tuple[Tensor, Tensor]:
+    """Returns the values and offsets of a feature whose rows have no gaps, without the entries around them.
 
-    While a graph is traced nothing is read: all values are taken, and that rows have no gaps is checked as it runs.
+    In a graph no data is read: all values are returned, and the graph asserts at run time that there are no gaps.
+
+    Raises:
+        ValueError: there are gaps between the rows.
     """
     values, offsets = x.unwrap("values"), x.offsets
     if x.lengths is None:
@@ -70,27 +73,27 @@ def taken(x: JaggedTensor) -> tuple[Tensor, Tensor]:
     return values[first:last], offsets - first
 
 
-def taken_weights(
+def packed_weights(
     features: Mapping[str, JaggedTensor], weights: Mapping[str, JaggedTensor]
 ) -> list[tuple[Tensor, Tensor]]:
-    """The weights of each key, laid out as its values."""
+    """Returns the weights of each key in the same way as its values."""
     checks.check_features(weights, "from_jagged(weights=)")
     if list(weights) != list(features):
         raise ValueError(
             f"KeyedJaggedTensor.from_jagged: expected weights for {list(features)}, got {list(weights)}"
         )
-    return [taken(beside(features[k], weights[k])) for k in features]
+    return [packed_rows(check_weights(features[k], weights[k])) for k in features]
 
 
-def beside(x: JaggedTensor, weights: Any) -> JaggedTensor:
-    """Weights for the entries of a feature.
+def check_weights(x: JaggedTensor, weights: Any) -> JaggedTensor:
+    """Returns the weights of a feature's entries after checking them.
 
     Raises:
-        ValueError: their rows do not lie as those of the feature do.
+        ValueError: the rows of the weights are not where those of the feature are.
     """
     if not isinstance(weights, JaggedTensor) or weights.dim() != 2 or weights.ragged_dim != 1:
         shown = f"a {type(weights).__name__} of size {tuple(weights.shape)}"
-    elif weights.values.shape[0] != x.values.shape[0] or not _lie_alike(x, weights):
+    elif weights.values.shape[0] != x.values.shape[0] or not _same_rows(x, weights):
         shown = "rows of other lengths, or that lie elsewhere"
     else:
         return weights
@@ -100,8 +103,8 @@ def beside(x: JaggedTensor, weights: Any) -> JaggedTensor:
     )
 
 
-def _lie_alike(x: JaggedTensor, y: JaggedTensor) -> bool:
-    """Whether rows lie alike; a graph checks it as it runs."""
+def _same_rows(x: JaggedTensor, y: JaggedTensor) -> bool:
+    """Whether two tensors have rows at the same offsets; a graph asserts it at run time."""
     if y.offsets is x.offsets and y.lengths is x.lengths:
         return True
     if y.offsets.shape != x.offsets.shape:

@@ -1,9 +1,9 @@
 """``KeyedJaggedTensor``: several jagged features of one batch, by key.
 
-The rows of a key lie back to back in ``values``, shared by all keys, and ``offsets [K, B + 1]`` says where: row b of
-key k is ``values[offsets[k, b]:offsets[k, b + 1]]``. A feature, a permutation or a part of the keys is other offsets
-for the same values: nothing is copied, nothing is read, and a graph has no size that depends on the lengths of a key.
-So entries of ``values`` may belong to no key, and they do not exist then; ``compact()`` drops them.
+The rows of a key are contiguous in ``values``, which all keys share. ``offsets [K, B + 1]`` locates them: row b of key
+k is ``values[offsets[k, b]:offsets[k, b + 1]]``. Selecting a feature, or permuting or splitting the keys, only changes
+the offsets: no values are copied, no data is read, and no size in a graph depends on the lengths of a key. Some entries
+of ``values`` may therefore belong to no key. Such entries do not exist; ``compact()`` drops them.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ aten = torch.ops.aten
 
 
 class KeyedJaggedTensor(TensorSubclass):
-    """Jagged features by key: outer size ``[K, B, T, ...]``, keys, rows and the longest row of all keys.
+    """Jagged features by key; outer size ``[K, B, T, ...]``: keys, rows, and the longest row of all keys.
 
     Args:
-        keys: the names of the features, distinct. Other keys mean another program.
-        values: the entries of all features, ``[total, ...]``: those of the first key's rows, then the next key's.
-        lengths: ``[K * B]`` integers, how many entries each row has, key by key.
-        weights: ``[total]``, one for each entry; the outer dtype is theirs then, and they may require grad.
-        max_length: ``T``, an upper bound of the lengths. None computes it (one synchronisation on CUDA) and checks
-            the lengths on the way.
+        keys: the distinct names of the features. They are static: other keys compile another program.
+        values: the entries of all features, ``[total, ...]``: the rows of the first key, then those of the next one.
+        lengths: ``[K * B]`` integers, the number of entries of each row, key by key.
+        weights: ``[total]``, one for each entry. They determine the outer dtype if present, and may require grad.
+        max_length: ``T``, an upper bound of the lengths. None computes it, with one synchronization on CUDA, and then
+            also checks the lengths.
 
     Raises:
-        TypeError: a part is of another type.
+        TypeError: a part is of the wrong type.
         ValueError: shapes, dtypes or devices do not fit together, or the lengths do not add up.
     """
 
@@ -46,7 +46,7 @@ class KeyedJaggedTensor(TensorSubclass):
     keys: tuple[str, ...] = static()
     max_length: int = dynamic()
 
-    _instead = "; or work on a feature, which kjt[key] gives as a JaggedTensor"
+    _instead = "; or work on a feature, which kjt[key] returns as a JaggedTensor"
 
     def __new__(
         cls,
@@ -57,7 +57,7 @@ class KeyedJaggedTensor(TensorSubclass):
         weights: Tensor | None = None,
         max_length: int | None = None,
     ) -> Any:
-        """Checks that the parts fit together; see the class."""
+        """Checks that the parts fit together; the class describes the arguments."""
         keys = checks.check_keys(keys)
         checks.check_parts(keys, values, lengths, weights)
         if max_length is None:
@@ -66,7 +66,7 @@ class KeyedJaggedTensor(TensorSubclass):
         x = super().__new__(cls, values, offsets, weights, keys=keys, max_length=max_length)
         return rows.mark_dynamic(x)
 
-    if TYPE_CHECKING:  # what type checkers would otherwise derive from the fields
+    if TYPE_CHECKING:  # reindices the signature that type checkers derive from the fields
 
         def __init__(
             self,
@@ -80,49 +80,51 @@ class KeyedJaggedTensor(TensorSubclass):
 
     @staticmethod
     def outer(values: Tensor, offsets: Tensor, weights: Tensor | None, max_length: int) -> Outer:
-        """The size of the padded tensor it stands for, and the dtype of what gradients may flow to."""
+        """Returns the size of the equivalent padded tensor, and the dtype of the differentiable part."""
         size = (offsets.size(0), offsets.size(1) - 1, max_length, *values.shape[1:])
         return Outer(size, dtype=values.dtype if weights is None else weights.dtype)
 
-    # ---- making one --------------------------------------------------------------------------------------------
+    # ---- construction ------------------------------------------------------------------------------------------
 
     @classmethod
     def from_jagged(
         cls, features: Mapping[str, JaggedTensor], *, weights: Mapping[str, JaggedTensor] | None = None
     ) -> KeyedJaggedTensor:
-        """One key for each jagged tensor ``[B, T, ...]`` of a dict; differentiable in them.
+        """Joins jagged tensors ``[B, T, ...]`` as features with their dict keys; differentiable in them.
 
         Args:
-            features: all with as many rows, and entries of one dtype and shape.
+            features: jagged tensors with the same number of rows, and entries of one dtype and shape.
             weights: for each key one weight per entry, ``[B, T]``, with the lengths of the feature.
 
         Raises:
-            ValueError: the features differ in more than their lengths.
+            TypeError: an argument is not a dict of jagged tensors.
+            ValueError: the features differ in more than their lengths, or the weights do not fit them.
         """
         checks.check_features(features, "from_jagged")
         keys = checks.check_keys(list(features))
-        parts = [rows.taken(features[k]) for k in keys]
-        starts = rows.running([values.shape[0] for values, _ in parts])
+        parts = [rows.packed_rows(features[k]) for k in keys]
+        starts = rows.start_indices([values.shape[0] for values, _ in parts])
         values = torch.cat([values for values, _ in parts])
         offsets = torch.stack([row + start for (_, row), start in zip(parts, starts, strict=True)])
         scaled = None
         if weights is not None:
-            scaled = torch.cat([values for values, _ in rows.taken_weights(features, weights)])
+            scaled = torch.cat([values for values, _ in rows.packed_weights(features, weights)])
         longest = max(x.max_length for x in features.values())
         x = cls(keys, values, offsets.diff(dim=1).flatten(), weights=scaled, max_length=longest)
-        # In a graph nothing was left out around the rows, so that they need not follow each other.
+        # In a graph, entries outside of the rows were kept, so the rows of consecutive keys need not be adjacent.
         return x._with_parts(values, scaled, offsets) if checks.is_traced(values) else x
 
     @classmethod
     def cat(cls, kjts: Sequence[KeyedJaggedTensor]) -> KeyedJaggedTensor:
-        """The features of several, one after the other; ``torch.cat(kjts)`` does the same.
+        """Joins the features of several tensors in order; ``torch.cat(kjts)`` does the same.
 
         Raises:
-            ValueError: they share a key, or differ in batch size or kind of entries.
+            TypeError: an argument is not a KeyedJaggedTensor.
+            ValueError: they share a key, or differ in batch size, in kind of entries, or in having weights.
         """
-        checks.check_alike(kjts, cls)
+        checks.check_joinable(kjts, cls)
         keys = checks.check_keys([key for x in kjts for key in x.keys])
-        starts = rows.running([x.values.shape[0] for x in kjts])
+        starts = rows.start_indices([x.values.shape[0] for x in kjts])
         weights = None if kjts[0].weights is None else torch.cat([x.unwrap("weights") for x in kjts])
         return kjts[0]._with_parts(
             torch.cat([x.unwrap("values") for x in kjts]),
@@ -132,7 +134,7 @@ class KeyedJaggedTensor(TensorSubclass):
             max(x.max_length for x in kjts),
         )
 
-    # ---- looking at it -----------------------------------------------------------------------------------------
+    # ---- access ------------------------------------------------------------------------------------------------
 
     @property
     def batch_size(self) -> int:
@@ -141,41 +143,45 @@ class KeyedJaggedTensor(TensorSubclass):
 
     @property
     def lengths(self) -> Tensor:
-        """``[K * B]``: how many entries each row has, key by key."""
+        """The number of entries of each row, key by key, ``[K * B]``."""
         return self.offsets.diff(dim=1).flatten()
 
     def feature(self, key: str) -> JaggedTensor:
-        """The rows of one key, ``[B, T, ...]``, which share the values; ``kjt[key]`` is the same.
+        """Returns the rows of one key, ``[B, T, ...]``, which share the values; same as ``kjt[key]``.
 
         Raises:
             KeyError: there is no such key.
         """
-        return rows.window(self.unwrap("values"), self.offsets[checks.key_index(self, key)], self.max_length)
+        return rows.feature_rows(
+            self.unwrap("values"), self.offsets[checks.key_index(self, key)], self.max_length
+        )
 
     def feature_weights(self, key: str) -> JaggedTensor:
-        """The weights of one key's entries, ``[B, T]``, with the rows of the feature.
+        """Returns the weights of one key's entries, ``[B, T]``, with the rows of the feature.
 
         Raises:
-            KeyError: there is no such key, or no weights.
+            KeyError: there is no such key, or there are no weights.
         """
         if self.weights is None:
             raise KeyError("KeyedJaggedTensor has no weights; give weights= where it is made")
-        return rows.window(self.unwrap("weights"), self.offsets[checks.key_index(self, key)], self.max_length)
+        return rows.feature_rows(
+            self.unwrap("weights"), self.offsets[checks.key_index(self, key)], self.max_length
+        )
 
     def __getitem__(self, key: Any) -> Any:
         if isinstance(key, str):
             return self.feature(key)
         raise DispatchError(
-            f"KeyedJaggedTensor[...]: expected a key, got {key!r}; they are {', '.join(self.keys)}. A part of the keys "
-            f"is given by permute([...]) or split([...]), rows by kjt[key][...]"
+            f"KeyedJaggedTensor[...]: expected a key, got {key!r}; its keys are {', '.join(self.keys)}. Select several "
+            f"keys with permute([...]) or split([...]), and rows with kjt[key][...]"
         )
 
     def to_dict(self) -> dict[str, JaggedTensor]:
-        """Every feature by its key."""
+        """Returns every feature by its key."""
         return {key: self.feature(key) for key in self.keys}
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
-        """Each key with its lengths; while a graph is traced, the parts."""
+        """Shows each key with its lengths; while a graph is traced, the fields."""
         name = type(self).__name__
         if checks.is_traced(self.values) or self.values.is_meta:
             return f"{name}({', '.join(f'{n}={getattr(self, n)!r}' for n in type(self).__spec__.names)})"
@@ -185,7 +191,7 @@ class KeyedJaggedTensor(TensorSubclass):
         return f"{name}(lengths={{{text}}}, {self.values.dtype}{list(self.values.shape)}{weighted})"
 
     def wrap_cotangent(self, cotangent: Tensor) -> KeyedJaggedTensor:
-        """A dense cotangent counts where there are entries."""
+        """Converts a dense cotangent: its entries within rows count, padding does not."""
         total = self.values.shape[0]
         shares = [
             Segments(row, row.diff(), total, self.max_length).unpad(dense)
@@ -204,7 +210,7 @@ class KeyedJaggedTensor(TensorSubclass):
         keys: tuple[str, ...] | None = None,
         max_length: int | None = None,
     ) -> Any:
-        """Other parts that fit together as those of this value do; the same offsets and keys unless given."""
+        """Returns a value with other parts, which are known to fit together; offsets and keys default to this one's."""
         x = TensorSubclass.__new__(
             type(self),
             values,
@@ -215,27 +221,28 @@ class KeyedJaggedTensor(TensorSubclass):
         )
         return rows.mark_dynamic(x)
 
-    # ---- other keys --------------------------------------------------------------------------------------------
+    # ---- selecting keys ----------------------------------------------------------------------------------------
 
     def permute(self, keys: Sequence[str | int]) -> KeyedJaggedTensor:  # type: ignore[override]
-        """These keys (or places of keys) in this order; the values are shared.
+        """Selects keys, by name or index, in the given order; the values are shared.
 
         Raises:
-            TypeError: what is given is no sequence of keys and places.
+            TypeError: the argument is not a sequence of keys and indices.
             KeyError: there is no such key.
-            IndexError: there is no such place.
-            ValueError: a key is named twice, or none.
+            IndexError: an index is out of range.
+            ValueError: a key is named twice, or none is named.
         """
-        places = checks.places_of(self, keys)
-        keys = checks.check_keys([self.keys[i] for i in places])
-        offsets = torch.stack([self.offsets[i] for i in places])
+        indices = checks.key_indices(self, keys)
+        keys = checks.check_keys([self.keys[i] for i in indices])
+        offsets = torch.stack([self.offsets[i] for i in indices])
         return self._with_parts(self.unwrap("values"), self.unwrap("weights"), offsets, keys)
 
     def split(self, counts: Sequence[int]) -> list[KeyedJaggedTensor]:  # type: ignore[override]
-        """Parts with so many keys each, in order; the values are shared.
+        """Splits the keys into parts of the given numbers of keys, in order; the values are shared.
 
         Raises:
-            DispatchError, TypeError: what is given is one number, or no sequence of whole ones.
+            DispatchError: the argument is a single int.
+            TypeError: the argument is not a sequence of ints.
             ValueError: the counts do not add up to the number of keys.
         """
         checks.check_counts(counts)
@@ -244,11 +251,15 @@ class KeyedJaggedTensor(TensorSubclass):
                 f"KeyedJaggedTensor.split: expected numbers of keys, each from 1, that add up to {len(self.keys)}, got "
                 f"{counts}"
             )
-        ends = rows.running(list(counts))
+        ends = rows.start_indices(list(counts))
         return [self.permute(range(start, start + n)) for start, n in zip(ends, counts, strict=True)]
 
     def with_values(self, values: Tensor) -> KeyedJaggedTensor:
-        """Other values ``[total, ...]`` for the same rows, such as embeddings of ids; without weights."""
+        """Returns the same rows with other values ``[total, ...]``, such as embeddings of ids, and without weights.
+
+        Raises:
+            ValueError: the number of entries differs.
+        """
         if values.shape[0] != self.values.shape[0]:
             raise ValueError(
                 f"KeyedJaggedTensor.with_values: expected {self.values.shape[0]} entries, got {values.shape[0]}"
@@ -256,8 +267,12 @@ class KeyedJaggedTensor(TensorSubclass):
         return self._with_parts(values, None)
 
     def compact(self) -> KeyedJaggedTensor:
-        """The same features with values that hold nothing else, key by key; reads the lengths."""
-        checks.refuse_traced(self, "compact", "do it outside")
+        """Returns the same features with values that contain only existing entries, key by key; reads the lengths.
+
+        Raises:
+            DispatchError: a graph is being traced.
+        """
+        checks.check_not_traced(self, "compact", "do it outside")
         lengths = self.lengths
         ends = lengths.cumsum(0)
         shift = torch.repeat_interleave(self.offsets[:, :-1].flatten() - (ends - lengths), lengths)
@@ -286,7 +301,7 @@ def _(func: Any, tensors: Any, dim: int = 0) -> Any:
 
 @KeyedJaggedTensor.implements(aten._to_copy.default)
 def _(op: Any, x: KeyedJaggedTensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
-    """The outer dtype is that of the weights, if there are some: then it changes for them alone."""
+    """Converts the outer dtype, which is that of the weights: if there are any, only they change."""
     if x.weights is None:
         return x._with_parts(op(x.values, dtype=dtype, **kwargs), None, op(x.offsets, **kwargs))
     weights = op(x.weights, dtype=dtype, **kwargs)

@@ -1,1 +1,1 @@
-"""From a class statement to a frozen declaration."""
+"""Declarations: field markers, the frozen ``SubclassSpec``, and the checks of constructions."""

@@ -1,7 +1,7 @@
-"""From a class statement to a frozen :class:`SubclassSpec`.
+"""Collects a class statement into a frozen :class:`SubclassSpec`.
 
-Everything that can be wrong with a declaration is found here, once, with the name of the class and what to
-write instead. The emitters that follow take a spec as given and decide nothing.
+Every error of a declaration is raised here, with the name of the class and what to write instead. The emitters that
+follow take a spec as given and make no decisions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ FALLBACKS = ("error", "materialize", "map")
 
 @dataclass(frozen=True)
 class InnerField:
-    """One inner tensor: its name, the only dtype it may have, whether it may be absent, where it lives."""
+    """One inner tensor: name, required dtype or None, whether it may be None, device (None or "any"), tensor class."""
 
     name: str
     dtype: torch.dtype | None
@@ -38,7 +38,7 @@ class InnerField:
 
 @dataclass(frozen=True)
 class MetaField:
-    """One piece of metadata, static or dynamic; ``default`` is ``MISSING`` where it must be given."""
+    """One metadata field, static or dynamic; ``default`` is ``MISSING`` if the argument is required."""
 
     name: str
     default: Any
@@ -46,7 +46,7 @@ class MetaField:
 
 @dataclass(frozen=True)
 class SubclassSpec:
-    """The whole declaration of a class, inherited parts included."""
+    """The complete declaration of a class, including what it inherits."""
 
     name: str
     inners: tuple[InnerField, ...]
@@ -61,58 +61,58 @@ class SubclassSpec:
 
     @property
     def has_outer(self) -> bool:
-        """Whether the class computes its outer size itself."""
+        """Whether the class computes its outer size with a function ``outer``."""
         return self.outer_args is not None
 
     @property
     def stands_for_plain(self) -> bool:
-        """Whether a value means the plain tensor it materializes to, so that adding is not inner by inner."""
+        """Whether a value represents the plain tensor that it materializes to, so that adding is not per inner."""
         return self.has_materialize and self.fallback != "map"
 
     @property
     def inner_names(self) -> tuple[str, ...]:
-        """All inner tensors in order of declaration."""
+        """Names of all inner tensors in order of declaration."""
         return tuple(f.name for f in self.inners)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All fields: inner tensors, static metadata, dynamic ints."""
+        """Names of all fields: inner tensors, static metadata, dynamic ints."""
         return tuple(f.name for f in (*self.inners, *self.statics, *self.dynamics))
 
 
 # ---- collecting --------------------------------------------------------------------------------------------
 
-# What a class hands down to the classes that inherit from it, before anything is resolved.
+# Attributes with a class's own fields and keywords, unresolved. Subclasses merge those of all their bases.
 OWN_FIELDS, OWN_KEYWORDS = "_own_fields", "_own_keywords"
 
 KEYWORDS = ("size_from", "dtype_from", "fallback", "decompose")
 
 
 def raise_unknown_keywords(cls: type, unknown: Collection[str]) -> NoReturn:
-    """A class statement has keywords that neither this package nor another base takes."""
+    """Raises SpecError for class keywords that neither this package nor another base accepts."""
     raise SpecError(
         f"{cls.__name__}: unknown class keyword {', '.join(map(repr, unknown))}; the keywords are {', '.join(KEYWORDS)}"
     )
 
 
-# Tensor has an unrelated method of this name, the outer product.
+# Tensor's unrelated method of the same name, the outer product.
 _TENSOR_OUTER = inspect.getattr_static(Tensor, "outer")
 
 Field = InnerField | tuple[Literal["static", "dynamic"], MetaField]
 
 
 def collect_spec(cls: type, keywords: Mapping[str, Any], scope: Mapping[str, Any]) -> SubclassSpec:
-    """Reads a class statement.
+    """Collects the declaration of a class and checks it.
 
     Args:
-        cls: the class, its markers still in place; they are taken out.
-        keywords: the class keywords that were given.
-        scope: names of the place where the class statement stands, for annotations that are strings.
+        cls: the class with its markers, which are removed from it.
+        keywords: the class keywords; a value of None means that the keyword was not given.
+        scope: the local names at the class statement, to resolve annotations that are strings.
 
     Raises:
-        SpecError: the declaration is wrong.
+        SpecError: the declaration is invalid.
     """
-    own = {n: _field(cls, n, m, scope) for n, m in list(vars(cls).items()) if isinstance(m, Marker)}
+    own = {n: _collect_field(cls, n, m, scope) for n, m in list(vars(cls).items()) if isinstance(m, Marker)}
     for name in own:
         delattr(cls, name)
     setattr(cls, OWN_FIELDS, own)
@@ -127,11 +127,11 @@ def collect_spec(cls: type, keywords: Mapping[str, Any], scope: Mapping[str, Any
     return spec
 
 
-def _field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any]) -> Field:
+def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any]) -> Field:
     check_field_name(cls, name)
     match marker:
         case InnerMarker():
-            return _inner_field(cls, name, marker, scope)
+            return _collect_inner(cls, name, marker, scope)
         case StaticMarker(default):
             return "static", MetaField(name, default)
         case DynamicMarker(default):
@@ -139,8 +139,8 @@ def _field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any]) -> Fi
             return "dynamic", MetaField(name, default)
 
 
-def _inner_field(cls: type, name: str, marker: InnerMarker, scope: Mapping[str, Any]) -> InnerField:
-    subclass, optional = _annotation(cls, name, scope)
+def _collect_inner(cls: type, name: str, marker: InnerMarker, scope: Mapping[str, Any]) -> InnerField:
+    subclass, optional = _tensor_annotation(cls, name, scope)
     if optional != marker.optional:
         has, lacks = ("the annotation", "inner()") if optional else ("inner()", "the annotation")
         raise SpecError(
@@ -159,41 +159,41 @@ def _inner_field(cls: type, name: str, marker: InnerMarker, scope: Mapping[str, 
 
 
 def _check_count_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> None:
-    """Raises where a dynamic int is annotated as something else; it may be without an annotation."""
-    written = inspect.get_annotations(cls).get(name)
-    hint = int if written is None else _resolve(cls, name, written, scope)
+    """Raises SpecError if a dynamic int is annotated as another type; the annotation may be missing."""
+    annotation = inspect.get_annotations(cls).get(name)
+    hint = int if annotation is None else _resolve_annotation(cls, name, annotation, scope)
     if int not in (hint, *typing.get_args(hint)) and hint is not Any:
         raise SpecError(
-            f"{cls.__name__}.{name}: dynamic() declares a non-negative int, and the annotation is {written!r}; write "
-            f"`{name}: int = dynamic()`, or static() for what is no int"
+            f"{cls.__name__}.{name}: dynamic() declares a non-negative int, and the annotation is {annotation!r}; "
+            f"write `{name}: int = dynamic()`, or declare metadata of another type with static()"
         )
 
 
-def _annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[type[Tensor], bool]:
-    """The tensor type that an annotation names, and whether it allows None."""
-    written = inspect.get_annotations(cls).get(name)
-    if written is None:
+def _tensor_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[type[Tensor], bool]:
+    """Returns the tensor class that an annotation names, and whether the annotation allows None."""
+    annotation = inspect.get_annotations(cls).get(name)
+    if annotation is None:
         raise SpecError(f"{cls.__name__}.{name} has no annotation; write `{name}: Tensor = inner()`")
-    hint = _resolve(cls, name, written, scope)
+    hint = _resolve_annotation(cls, name, annotation, scope)
     options = set(typing.get_args(hint)) if _is_union(hint) else {hint}
     kinds = options - {type(None)}
     if len(kinds) == 1 and isinstance(kind := kinds.pop(), type) and issubclass(kind, Tensor):
         return kind, type(None) in options
     raise SpecError(
-        f"{cls.__name__}.{name}: expected the annotation Tensor, Tensor | None or a subclass, got {written!r}"
+        f"{cls.__name__}.{name}: expected the annotation Tensor, Tensor | None or a subclass, got {annotation!r}"
     )
 
 
-def _resolve(cls: type, name: str, written: Any, scope: Mapping[str, Any]) -> Any:
-    """What an annotation means, where it may be a string."""
-    holder = types.new_class("Holder", exec_body=lambda ns: ns.update(__annotations__={name: written}))
+def _resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:
+    """Evaluates an annotation, which may be a string."""
+    holder = types.new_class("Holder", exec_body=lambda ns: ns.update(__annotations__={name: annotation}))
     holder.__module__ = cls.__module__
     try:
-        # The class's own name means the class, which the scope does not hold yet.
+        # An annotation may name the class itself, which is not bound in the scope yet.
         return typing.get_type_hints(holder, localns={**scope, cls.__name__: cls})[name]
     except (NameError, SyntaxError, AttributeError, TypeError) as error:
         raise SpecError(
-            f"{cls.__name__}.{name}: cannot resolve the annotation {written!r}: {error}"
+            f"{cls.__name__}.{name}: cannot resolve the annotation {annotation!r}: {error}"
         ) from error
 
 
@@ -216,13 +216,13 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
         size_from=size_from,
         dtype_from=keywords.get("dtype_from", size_from),
         fallback=keywords.get("fallback", "error"),
-        decompose=_decompose(cls, keywords.get("decompose", False)),
-        outer_args=None if outer is _TENSOR_OUTER else _outer_args(cls, outer, frozenset(fields)),
+        decompose=_collect_decompose(cls, keywords.get("decompose", False)),
+        outer_args=None if outer is _TENSOR_OUTER else _collect_outer_args(cls, outer, frozenset(fields)),
         has_materialize=inspect.getattr_static(cls, "materialize", None) is not None,
     )
 
 
-def _decompose(cls: type, value: bool | Collection[Any]) -> bool | frozenset[Any]:
+def _collect_decompose(cls: type, value: bool | Collection[Any]) -> bool | frozenset[Any]:
     if isinstance(value, bool):
         return value
     if isinstance(value, str | OpOverload | OpOverloadPacket) or not isinstance(value, Iterable):
@@ -238,7 +238,7 @@ def _decompose(cls: type, value: bool | Collection[Any]) -> bool | frozenset[Any
     return frozenset(ops)
 
 
-def _outer_args(cls: type, outer: object, fields: frozenset[str]) -> tuple[str, ...]:
+def _collect_outer_args(cls: type, outer: object, fields: frozenset[str]) -> tuple[str, ...]:
     if isinstance(outer, staticmethod):
         args = tuple(inspect.signature(outer.__func__).parameters)
         if fields.issuperset(args):
@@ -251,20 +251,20 @@ def _outer_args(cls: type, outer: object, fields: frozenset[str]) -> tuple[str, 
 
 # ---- checking ----------------------------------------------------------------------------------------------
 
-# Methods that torch itself calls on any tensor, and the names that every declared class has.
+# Methods that torch itself calls on any tensor.
 CALLED_BY_TORCH = frozenset(
     """backward clone contiguous copy_ cpu cuda data_ptr detach detach_ dim element_size expand_as
     get_device half is_complex is_contiguous is_floating_point is_pinned is_shared item new_empty
     new_empty_strided numel pin_memory register_hook requires_grad_ retain_grad share_memory_ size
     storage_offset stride to tolist type untyped_storage view view_as""".split()
 )
-# A data attribute of Tensor on older releases.
+# Data attributes of Tensor on older releases.
 FORMER_ATTRIBUTES = frozenset({"names"})
 OWN_NAMES = frozenset({"implements", "materialize", "outer", "unwrap", "wrap_cotangent"})
 
 
 def check_field_name(cls: type, name: str) -> None:
-    """Raises if a field of this name would break the tensor that it is a field of."""
+    """Raises SpecError if a field of this name would shadow a name that the tensor needs."""
     found = inspect.getattr_static(Tensor, name, None)
     reason = None
     if name.startswith("_"):
@@ -284,12 +284,12 @@ def check_field_name(cls: type, name: str) -> None:
 
 
 def check_spec(cls: type, spec: SubclassSpec) -> None:
-    """Raises where the parts of a declaration do not fit together."""
+    """Raises SpecError if parts of a declaration contradict each other."""
     for keyword in ("size_from", "dtype_from"):
         named = getattr(spec, keyword)
         if named not in spec.inner_names:
             raise SpecError(
-                f"{spec.name}: {keyword}={named!r} is no inner tensor; they are {', '.join(spec.inner_names)}"
+                f"{spec.name}: {keyword}={named!r} is not an inner tensor; the class has {', '.join(spec.inner_names)}"
             )
         field = spec.inners[spec.inner_names.index(named)]
         if field.optional and not spec.has_outer:

@@ -1,7 +1,7 @@
-"""The errors of a wrong construction, and small helpers that generated methods call.
+"""Checks of a construction, and small helpers that generated methods call.
 
-Generated code tests in line and calls one of these only to raise, so that a good construction pays for the
-test alone.
+Generated code tests a condition inline and calls a ``raise_`` function only if it fails, so a valid construction pays
+for the test alone.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from subclasses.errors import DispatchError
 
 
 def raise_not_a_tensor(cls: str, field: str, expected: type, got: object) -> NoReturn:
-    """A value of another type stands where an inner tensor belongs."""
-    raise TypeError(f"{cls}.{field}: expected a {expected.__name__}, got {_kind(got)}")
+    """Raises TypeError: the value of an inner tensor field is not a tensor of the expected class."""
+    raise TypeError(f"{cls}.{field}: expected a {expected.__name__}, got {_describe(got)}")
 
 
 def raise_wrong_dtype(cls: str, field: str, expected: torch.dtype, got: torch.dtype) -> NoReturn:
-    """An inner tensor has another dtype than its field declares."""
+    """Raises ValueError: an inner tensor does not have the dtype that its field declares."""
     raise ValueError(f"{cls}.{field}: expected dtype {expected}, got {got}")
 
 
 def raise_mixed_devices(cls: str, field: str, got: Any, anchor: str, expected: Any) -> NoReturn:
-    """Two inner tensors live on different devices."""
+    """Raises ValueError: two inner tensors are on different devices."""
     raise ValueError(
         f"{cls}.{field}: expected device {expected} as of {anchor!r}, got {got}; "
         f"declare it inner(device='any') if it may live elsewhere"
@@ -35,14 +35,14 @@ def raise_mixed_devices(cls: str, field: str, got: Any, anchor: str, expected: A
 
 
 def raise_not_a_count(cls: str, field: str, got: object) -> NoReturn:
-    """A dynamic int is no int or is negative."""
-    shown = f"{got}" if isinstance(got, int) and not isinstance(got, bool) else _kind(got)
+    """Raises for an invalid dynamic int: ValueError if it is negative, TypeError if it is not an int."""
+    shown = f"{got}" if isinstance(got, int) and not isinstance(got, bool) else _describe(got)
     kind = ValueError if isinstance(got, int) and not isinstance(got, bool) else TypeError
     raise kind(f"{cls}.{field}: expected a non-negative int, got {shown}")
 
 
 def check_not_transformed(cls: str, *inners: Tensor | None) -> None:
-    """Raises DispatchError for an inner tensor that a transform of torch.func made."""
+    """Raises DispatchError if a torch.func transform wrapped an inner tensor."""
     if any(t is not None and is_transformed(t) for t in inners):
         raise DispatchError(
             f"{cls}: cannot be made inside a transform of torch.func (vmap, grad, jvp, ...) from tensors that it "
@@ -52,10 +52,10 @@ def check_not_transformed(cls: str, *inners: Tensor | None) -> None:
 
 
 def check_statics(cls: str, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
-    """Raises TypeError unless each value of static metadata is hashable and no tensor."""
+    """Raises TypeError unless each value of static metadata is hashable and contains no tensor or symbolic int."""
     for name, value in zip(names, values, strict=True):
         if (tensor := find_tensor(value)) is not None:
-            raise TypeError(f"{cls}.{name}: expected static metadata, got {_kind(tensor)}; use inner()")
+            raise TypeError(f"{cls}.{name}: expected static metadata, got {_describe(tensor)}; use inner()")
         if isinstance(value, torch.SymInt):
             raise TypeError(
                 f"{cls}.{name}: expected static metadata, got the symbolic int {value}; "
@@ -65,12 +65,12 @@ def check_statics(cls: str, names: tuple[str, ...], values: tuple[Any, ...]) -> 
             hash(value)
         except TypeError as error:
             raise TypeError(
-                f"{cls}.{name}: expected hashable metadata, got {_kind(value)}; use a tuple or a frozen dataclass"
+                f"{cls}.{name}: expected hashable metadata, got {_describe(value)}; use a tuple or a frozen dataclass"
             ) from error
 
 
 def find_tensor(value: object) -> Tensor | None:
-    """A tensor that a value of static metadata is or holds."""
+    """Returns the first tensor that a value of static metadata is or contains, or None."""
     if isinstance(value, Tensor):
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -81,13 +81,13 @@ def find_tensor(value: object) -> Tensor | None:
 
 
 def repr_tail(x: Tensor) -> str:
-    """The end of a tensor's repr that says how it hangs in the autograd graph."""
+    """Returns the end of a repr: ``grad_fn`` or ``requires_grad``, as for a plain tensor."""
     if x.grad_fn is not None:
         return f", grad_fn=<{type(x.grad_fn).__name__}>"
     return ", requires_grad=True" if x.requires_grad else ""
 
 
-def _kind(value: object) -> str:
+def _describe(value: object) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
     return f"{value!r} of type {type(value).__name__}" if value is not None else "None"

@@ -1,8 +1,8 @@
-"""The words of a declaration: ``inner``, ``static``, ``dynamic`` and ``Outer``.
+"""The functions of a declaration: ``inner``, ``static``, ``dynamic`` and ``Outer``.
 
-The three functions return markers that :func:`subclasses.spec.collect.collect_spec` reads and removes again. They
-check nothing themselves: a wrong declaration is reported at the class statement, with the class's name. The
-parameter ``kw_only`` of two of them is there for type checkers: metadata is given by keyword.
+``inner``, ``static`` and ``dynamic`` return markers that :func:`subclasses.spec.collect.collect_spec` reads and removes
+from the class. They check nothing: errors are raised at the class statement, with the name of the class. The parameter
+``kw_only`` exists for type checkers only, since metadata is passed by keyword.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-# What a field without a default holds; None is a default like any other.
+# The default of a field without one; None is a valid default.
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
 
 
 @dataclass(frozen=True)
 class InnerMarker:
-    """What ``inner(...)`` was called with."""
+    """The arguments of ``inner(...)``."""
 
     dtype: torch.dtype | None
     optional: bool
@@ -29,14 +29,14 @@ class InnerMarker:
 
 @dataclass(frozen=True)
 class StaticMarker:
-    """What ``static(...)`` was called with."""
+    """The arguments of ``static(...)``."""
 
     default: Any
 
 
 @dataclass(frozen=True)
 class DynamicMarker:
-    """What ``dynamic(...)`` was called with."""
+    """The arguments of ``dynamic(...)``."""
 
     default: Any
 
@@ -54,17 +54,17 @@ def inner(
     """Declares an inner tensor.
 
     Args:
-        dtype: the only dtype the inner tensor may have; ``None`` allows any.
-        optional: the inner tensor may be ``None``; the annotation then is ``Tensor | None``.
-        device: ``"any"`` lets the inner tensor live on another device than the rest.
-        default: ``None`` may be written beside ``optional=True``, where it changes nothing but what type checkers
-            know: that the argument may be left out.
+        dtype: the only dtype that the inner tensor may have; ``None`` allows any.
+        optional: whether the inner tensor may be ``None``; the annotation is then ``Tensor | None``.
+        device: ``"any"`` allows the inner tensor to be on another device than the others.
+        default: ``None`` is allowed together with ``optional=True``. It only tells type checkers that the argument may
+            be omitted.
     """
     return InnerMarker(dtype, optional, device, default)
 
 
 def static(*, default: Any = MISSING, kw_only: Literal[True] = True) -> Any:
-    """Declares constant metadata: hashable, picklable, no tensor. Another value means another program."""
+    """Declares constant metadata: hashable, picklable, without tensors. A new value compiles a new program."""
     return StaticMarker(default)
 
 
@@ -74,15 +74,15 @@ def dynamic(*, default: Any = MISSING, kw_only: Literal[True] = True) -> Any:
 
 
 class Outer(NamedTuple):
-    """What the outside of a wrapper looks like, where no single inner tensor says it.
+    """The outer properties of a wrapper, for a class where no single inner tensor has them.
 
     Attributes:
         size: the outer size.
         stride: the outer stride; ``None`` means contiguous.
-        dtype: the outer dtype; ``None`` means that of the inner tensor that ``dtype_from`` names.
-        device: the outer device; ``None`` means that of the inner tensor that ``size_from`` names.
-        storage_offset: where the first element would be, with a stride; ``None`` means 0. A class with views says
-            it as its inner tensors do: ``torch.compile`` remakes a view of an argument by ``as_strided`` with it.
+        dtype: the outer dtype; ``None`` means that of the inner tensor named by ``dtype_from``.
+        device: the outer device; ``None`` means that of the inner tensor named by ``size_from``.
+        storage_offset: the offset of the first element, in elements; ``None`` means 0. A class with views computes it
+            from its inner tensors, because ``torch.compile`` recreates a view of an argument by ``as_strided`` with it.
     """
 
     size: Sequence[int]

@@ -116,9 +116,9 @@ def resolve_overload():
     assert _torch.resolve_overload(aten.max, ("x",), {}) is None
 
 
-def entry_of():
-    assert _torch.entry_of(aten.mul.Tensor)(torch.ones(1), 3) == 3
-    assert _torch.entry_of(len) is len
+def cpp_callable():
+    assert _torch.cpp_callable(aten.mul.Tensor)(torch.ones(1), 3) == 3
+    assert _torch.cpp_callable(len) is len
 
 
 def schema_of():
@@ -147,7 +147,7 @@ def flash_attention():
     assert [g.shape for g in grads] == [q.shape] * 3
 
 
-def seeing_lazy_bits():
+def lazy_bits_enabled():
     """Below dispatch torch does not look at conjugate bits; inside the context it does."""
 
     class Seen(TensorSubclass):
@@ -155,7 +155,7 @@ def seeing_lazy_bits():
 
     def rule(func, x):
         lazy = torch.tensor([1 + 2j]).conj()
-        with _torch.seeing_lazy_bits():
+        with _torch.lazy_bits_enabled():
             inside = lazy * 1
         return Seen(torch.cat([lazy * 1, inside]).imag.clone())
 
@@ -163,7 +163,7 @@ def seeing_lazy_bits():
     assert aten.cos.default(Seen(torch.ones(1))).a.tolist()[1] == -2
 
 
-def recording_again():
+def autograd_enabled():
     """Below autograd nothing is recorded; inside the context it is."""
 
     class Recorded(TensorSubclass):
@@ -173,7 +173,7 @@ def recording_again():
         with torch.enable_grad():
             leaf = torch.ones(1, requires_grad=True)
             assert (leaf * 2).grad_fn is None
-            with _torch.recording_again():
+            with _torch.autograd_enabled():
                 return Recorded(*torch.autograd.grad(leaf * 2, leaf))
 
     Recorded.implements(aten.cos.default)(rule)
@@ -245,7 +245,7 @@ def transforms():
     assert not _torch.is_transformed(torch.ones(2))
 
 
-def run_as_it_is():
+def skip_frames():
     def run(fn):
         seen = []
         with torch._dynamo.config.patch(suppress_errors=False):
@@ -258,7 +258,7 @@ def run_as_it_is():
     def twice(x):
         return x * 2
 
-    _torch.run_as_it_is(twice)
+    _torch.skip_frames(twice)
     assert len(run(double)) == 1 and run(twice) == []
     assert len(run(lambda x: twice(x) + 1)) == 1, "it is inlined all the same"
 
@@ -322,26 +322,26 @@ def is_traced():
     assert seen == [True] * 3
 
 
-def loop_in_python():
+def eager_while_loop():
     x = torch.ones(1, requires_grad=True)
     loop = torch.ops.higher_order.while_loop
-    (y,) = _torch.loop_in_python(loop, lambda x: x.sum() < 10, lambda x: (x * 3,), (x,), ())
+    (y,) = _torch.eager_while_loop(loop, lambda x: x.sum() < 10, lambda x: (x * 3,), (x,), ())
     y.backward()
     assert (y.item(), x.grad) == (27, 27)
 
 
-def interpreted():
+def run_with_interpreter():
     def plain(x):
         return x
 
     graph = make_fx(lambda x: x * 2)(torch.ones(2))
-    assert _torch.interpreted(plain) is plain and _torch.interpreted(graph) is graph
+    assert _torch.run_with_interpreter(plain) is plain and _torch.run_with_interpreter(graph) is graph
     with preserve_node_meta():
-        assert _torch.interpreted(graph) is not graph
+        assert _torch.run_with_interpreter(graph) is not graph
 
 
 def trace_graph():
-    graph = _torch.trace_graph(lambda x, n: x * n, [torch.ones(2), 3], vary=False)
+    graph = _torch.trace_graph(lambda x, n: x * n, [torch.ones(2), 3], dynamic_ints=False)
     assert graph(torch.ones(2), 3).tolist() == [3, 3]
 
 
@@ -353,20 +353,21 @@ def is_recorded():
     assert seen == [True]
 
 
-def on_fakes():
+def fresh_fakes():
     x = torch.ones(2, 3).t().requires_grad_()
-    with Seeing(), _torch.on_fakes([x, 3, make_pair(2)]) as (fake, number, pair):
+    with Seeing(), _torch.fresh_fakes([x, 3, make_pair(2)]) as (fake, number, pair):
         assert type(fake) is not Tensor and (fake.shape, fake.stride()) == (x.shape, x.stride())
         assert number == 3 and type(pair) is Pair and type(pair.a) is type(fake)
         assert not (fake.requires_grad or torch.is_grad_enabled())
 
 
-def storage_below():
+def functional_storage_key():
     x = torch.ones(2)
-    assert _torch.storage_below(x) == _torch.storage_below(x[1:]) != _torch.storage_below(x.clone())
+    key_of = _torch.functional_storage_key
+    assert key_of(x) == key_of(x[1:]) != key_of(x.clone())
     with FunctionalTensorMode():
         views = FunctionalTensor.to_functional(x), FunctionalTensor.to_functional(x[1:])
-        assert _torch.storage_below(views[0]) == _torch.storage_below(views[1])
+        assert key_of(views[0]) == key_of(views[1])
     assert _torch.storage_key(views[0]) != _torch.storage_key(views[1])
 
 
@@ -410,18 +411,18 @@ CHECKS = {
     "tree_map": trees,
     "tree_unflatten": trees,
     "is_traced": is_traced,
-    "loop_in_python": loop_in_python,
-    "interpreted": interpreted,
+    "eager_while_loop": eager_while_loop,
+    "run_with_interpreter": run_with_interpreter,
     "trace_graph": trace_graph,
     "is_recorded": is_recorded,
-    "on_fakes": on_fakes,
-    "storage_below": storage_below,
+    "fresh_fakes": fresh_fakes,
+    "functional_storage_key": functional_storage_key,
     "patch_aliasing_checks": patch_aliasing_checks,
     "leave_in_graph": leave_in_graph,
     "print_options": printing,
     "printing_with": printing,
     "disable_current_modes": disable_current_modes,
-    "run_as_it_is": run_as_it_is,
+    "skip_frames": skip_frames,
     "OpOverload": op_types,
     "OpOverloadPacket": op_types,
     "is_traceable_wrapper_subclass": wrapper_questions,
@@ -439,12 +440,12 @@ CHECKS = {
     "is_dispatched": is_dispatched,
     "is_composite": is_composite,
     "resolve_overload": resolve_overload,
-    "entry_of": entry_of,
+    "cpp_callable": cpp_callable,
     "schema_of": schema_of,
     "all_aten_ops": all_aten_ops,
     "python_decomposition": python_decomposition,
-    "seeing_lazy_bits": seeing_lazy_bits,
-    "recording_again": recording_again,
+    "lazy_bits_enabled": lazy_bits_enabled,
+    "autograd_enabled": autograd_enabled,
     "in_backward": in_backward,
     "TorchDispatchMode": dispatch_mode,
     "preserve_version_counter": preserve_version_counter,

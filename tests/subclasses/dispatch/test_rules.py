@@ -303,7 +303,7 @@ def test_a_composite_op_by_keyword():
 @pytest.mark.parametrize("key", [aten._sparse_mm.default, aten._sparse_mm], ids=str)
 def test_a_composite_op_that_has_no_function_is_refused_and_leaves_nothing(key):
     Box = fresh()
-    with pytest.raises(SpecError, match=r"is composite: PyTorch takes it apart before a rule is asked"):
+    with pytest.raises(SpecError, match=r"is composite: PyTorch decomposes it before a rule is called"):
         Box.implements(key)(answer(1))
     assert not Box._rulebook.overloads and not Box._rulebook.packets and not Box._rulebook.composite
 

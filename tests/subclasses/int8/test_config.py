@@ -153,7 +153,8 @@ def test_a_list_of_granularities_is_taken():
 @pytest.mark.parametrize("normalize", [parametrizations.weight_norm, parametrizations.orthogonal])
 def test_a_computed_weight_is_refused_before_anything_changes(normalize):
     model = nn.Sequential(nn.Linear(4, 4), normalize(nn.Linear(4, 4)))
-    with pytest.raises(TypeError, match=r"1 \(ParametrizedLinear\) is no parameter but computed"):
+    message = r"1 \(ParametrizedLinear\) is computed, for example by a parametrization, and not a parameter"
+    with pytest.raises(TypeError, match=message):
         quantize_(model, Int8WeightOnlyConfig())
     assert type(model[0].weight.data) is torch.Tensor
     parametrize.remove_parametrizations(model[1], "weight")
@@ -200,10 +201,14 @@ def test_bytes():
             TypeError,
             "has no weight of floats",
         ),
-        (lambda m: quantize_(m, FqnToConfig({}), lambda *_: True), ValueError, "leave filter_fn out"),
+        (lambda m: quantize_(m, FqnToConfig({}), lambda *_: True), ValueError, "omit filter_fn"),
         (lambda m: quantize_(list(m), Int8WeightOnlyConfig()), TypeError, "a module, got list"),
         (lambda m: FqnToConfig({"0": "int8"}), TypeError, "for '0', got 'int8'"),
-        (lambda m: FqnToConfig({"re:(": Int8WeightOnlyConfig()}), ValueError, "no regular expression"),
+        (
+            lambda m: FqnToConfig({"re:(": Int8WeightOnlyConfig()}),
+            ValueError,
+            "not a valid regular expression",
+        ),
         (lambda m: PerGroup(0), ValueError, "expected a number of entries, 1 or more, got 0"),
         (lambda m: Int8WeightOnlyConfig("row"), ValueError, "PerRow, PerTensor, PerGroup, got 'row'"),
         (

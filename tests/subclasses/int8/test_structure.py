@@ -91,10 +91,10 @@ def test_views_of_any_size(data):
         left //= new[-1]
     new = new or [1] * len(size)
     scale = torch.rand(counts)
-    entries = blocks.spread(scale, size).expand(size).reshape(new)
+    entries = blocks.expand_scale(scale, size).expand(size).reshape(new)
     with contextlib.suppress(DispatchError):
         found = blocks.view_counts(size, counts, new)
-        assert torch.equal(blocks.spread(scale.view(found), new).expand(new), entries)
+        assert torch.equal(blocks.expand_scale(scale.view(found), new).expand(new), entries)
 
 
 CHAINED = {

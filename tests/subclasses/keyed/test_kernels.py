@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from subclasses.keyed.kernels import EACH, Entries, Lookups, keyed_lookup, keyed_pool, parts_of
+from subclasses.keyed.kernels import NO_POOLING, Entries, Lookups, keyed_lookup, keyed_pool, parts_of
 
 OFFSETS = torch.tensor([[4, 6, 9], [1, 1, 4]])
 
@@ -37,14 +37,14 @@ def test_pool_with_weights():
 def test_lookup_keeps_what_pytorch_asks_of_an_op():
     tables = [torch.randn(5, 2, requires_grad=True) for _ in range(2)]
     values = torch.randint(0, 5, (9,))
-    how = Lookups([EACH] * 2, [-1, 1], [False, True], False, [0, 1])
+    how = Lookups([NO_POOLING] * 2, [-1, 1], [False, True], False, [0, 1])
     torch.library.opcheck(keyed_lookup, (tables, *Entries(values, OFFSETS), *how))
 
 
 def test_parts():
     first, second = parts_of(OFFSETS, None)
-    assert (first.place, second.place) == (slice(4, 9), slice(1, 4))
+    assert (first.positions, second.positions) == (slice(4, 9), slice(1, 4))
     assert (first.starts.tolist(), second.starts.tolist()) == ([0, 2], [0, 0])
     first, second = parts_of(OFFSETS, torch.tensor([[1, 2], [0, 3]]))
-    assert (first.place.tolist(), second.place.tolist()) == ([4, 6, 7], [1, 2, 3])
+    assert (first.positions.tolist(), second.positions.tolist()) == ([4, 6, 7], [1, 2, 3])
     assert (first.starts.tolist(), second.starts.tolist()) == ([0, 1], [0, 0])

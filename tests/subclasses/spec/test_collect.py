@@ -134,11 +134,11 @@ REFUSED = {
     "metadata only": (lambda: declare({"n": static(default=1)}, {"n": int}), "declares no inner tensor"),
     "size_from": (
         lambda: declare({"a": inner()}, {"a": Tensor}, size_from="b"),
-        "size_from='b' is no inner tensor; they are a",
+        "size_from='b' is not an inner tensor; the class has a",
     ),
     "dtype_from": (
         lambda: declare({"a": inner()}, {"a": Tensor}, dtype_from="b"),
-        "dtype_from='b' is no inner tensor",
+        "dtype_from='b' is not an inner tensor",
     ),
     "size_from optional": (
         lambda: declare({"a": inner(optional=True)}, {"a": Tensor | None}),

@@ -185,7 +185,7 @@ def test_dynamic_ints_are_constant_too():
 
 
 def test_unwrap_of_no_inner_tensor():
-    with pytest.raises(AttributeError, match="Pair has no inner tensor 'c'; they are a, b"):
+    with pytest.raises(AttributeError, match="Pair has no inner tensor 'c'; its inner tensors are a, b"):
         make_pair().unwrap("c")
 
 
