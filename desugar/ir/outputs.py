@@ -79,12 +79,7 @@ def unread_positions(outputs: Outputs) -> set[int]:
 
 
 def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
-    """Returns the input slots whose memory the program changes, in the graph or after it.
-
-    Args:
-        values: One value per input leaf.
-        outputs: The mutations.
-    """
+    """Returns the input slots whose memory the program changes, in the graph or after it."""
     slots = {slot for slot, _ in outputs.stores}
     for leaf, _ in outputs.writes:
         slots.update(slots_of(values[leaf]))

@@ -36,13 +36,7 @@ Int = int | Slot
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A plain tensor (or parameter): item `index` of the flat list.
-
-    Attributes:
-        index: Its slot.
-        requires_grad: Whether the tensor requires grad.
-        is_leaf: Whether the tensor is an autograd leaf.
-    """
+    """A plain tensor (or parameter): item `index` of the flat list. `is_leaf` is True for an autograd leaf."""
 
     index: int
     requires_grad: bool = False
