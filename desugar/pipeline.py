@@ -43,7 +43,7 @@ log = logging.getLogger("desugar")
 
 @private.disable_dynamo  # the call may come from a frame that Dynamo runs; Dynamo would trace the compiler
 def build_program(
-    again: CapturedFunction,
+    function: CapturedFunction,
     inputs: Inputs,
     leaves: list[Any],
     backend: Backend,
@@ -52,7 +52,7 @@ def build_program(
     """Traces, checks, partitions, compiles and wraps a function of argument leaves.
 
     Args:
-        again: The function, and how to compile its derivative.
+        function: The function, and how to compile its derivative.
         inputs: Its flattened arguments.
         leaves: The argument leaves.
         backend: The compiler of the plain graphs.
@@ -66,7 +66,7 @@ def build_program(
     known = graph_texts()
     try:
         with private.compile_lock, private.use_lazy_graph_module(True):
-            program = _run_stages(again, inputs, leaves, backend, otherwise)
+            program = _run_stages(function, inputs, leaves, backend, otherwise)
     except BaseException:
         forget_texts(graph_texts() - known)
         raise
@@ -76,7 +76,7 @@ def build_program(
 
 
 def _run_stages(
-    again: CapturedFunction,
+    function: CapturedFunction,
     inputs: Inputs,
     leaves: list[Any],
     backend: Backend,
@@ -86,9 +86,9 @@ def _run_stages(
     with private.compiled_autograd._disable(), _without_inference_mode():
         private.shared_nested_tensor()
         with stage("discover"):
-            outputs = discover(again.call, inputs)
+            outputs = discover(function.call, inputs)
         with stage("trace"):
-            traced = trace_graph(again.call, inputs, outputs, backend.decompositions())
+            traced = trace_graph(function.call, inputs, outputs, backend.decompositions())
         verify.check_traced(traced, len(inputs.flat.items))
         compiled = (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
         parts = Parts(
@@ -104,7 +104,7 @@ def _run_stages(
             wrapped = emit_program(parts)
         variants = None
         if compiled.partitioned is not None and wrapped.function is not None:
-            variants = BackwardVariants(parts, compiled.partitioned, wrapped.function, backend, again)
+            variants = BackwardVariants(parts, compiled.partitioned, wrapped.function, backend, function)
             _compile_backward(variants, compiled.kernels)
     program = Program(
         forward=compiled.graph,

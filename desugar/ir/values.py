@@ -173,7 +173,7 @@ def is_wrapper(value: object) -> bool:
     return isinstance(value, Tensor) and is_traceable_wrapper_subclass(value)
 
 
-def is_whole(tensor: Tensor) -> bool:
+def is_constructed(tensor: Tensor) -> bool:
     """Returns False for a wrapper under construction, which lacks an inner tensor; True for any other tensor."""
     return not is_wrapper(tensor) or all(hasattr(tensor, name) for name in inner_names(tensor)[0])
 
