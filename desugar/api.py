@@ -236,7 +236,7 @@ def _dynamo_context(backend: Any, fullgraph: bool, dynamic: bool | None) -> Any:
 
 # Dynamo's options for the functions that `desugar.compile` compiles.
 _DYNAMO_OPTIONS = {
-    "record_runtime_overhead": False,  # without it, Dynamo's code measures itself, which costs 1.5 µs a call
+    "record_runtime_overhead": False,  # otherwise Dynamo's code measures itself, which costs 1.5 µs a call
     "skip_nnmodule_hook_guards": False,  # guards notice hooks that are added to a module later
 }
 

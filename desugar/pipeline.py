@@ -199,13 +199,7 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> Compi
 
 
 def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] = ()) -> None:
-    """Adds to the forward graph the end of effects and the stores of new values into mutated inputs.
-
-    Args:
-        graph: The forward graph; changed in place.
-        outputs: The mutations.
-        kept: Indices of the outputs that the backward uses.
-    """
+    """Adds to a forward graph the end of effects, and stores into mutated inputs; the backward uses outputs `kept`."""
     stores = store_positions(outputs)
     sink_tokens(graph, token_positions(outputs))
     store_results(graph, stores, kept)

@@ -114,12 +114,7 @@ def _innermost(frames: Iterator[tuple[Any, int]]) -> Line | None:
 
 
 def _line_of_graph(frame: Any, number: int) -> Line | None:
-    """Returns the user's line of the node that a frame of a graph's code runs.
-
-    Args:
-        frame: The frame.
-        number: Its line number.
-    """
+    """Returns the user's line that the running node of a graph was captured from, for a frame of the graph's code."""
     graph = frame.f_locals.get("self")
     found = _GRAPH_LINE.match(linecache.getline(frame.f_code.co_filename, number))
     if found is None or not isinstance(graph, fx.GraphModule):

@@ -12,8 +12,8 @@ from torch import fx
 from desugar import _torch as private
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.parallel_build import PendingKernels, postpone_kernels
-from desugar.frontend.storage_offsets import starts_of_windows
-from desugar.ir.fx_utils import keep_results_apart, output_nodes, result_names
+from desugar.frontend.storage_offsets import input_storage_offsets
+from desugar.ir.fx_utils import clone_aliased_results, output_nodes, result_names
 from desugar.passes.verify import rechecks_enabled
 
 
@@ -69,14 +69,14 @@ def _patched(patches: Mapping[str, Any]) -> Iterator[None]:
 def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
     if all(node.op != "call_function" for node in graph.graph.nodes):
         return run_eagerly(graph, inputs, kind)  # nothing to compile; Inductor does not keep object identity
-    starts = starts_of_windows(graph)
+    starts = input_storage_offsets(graph)
     if any(not isinstance(start, int) or start != 0 for start in starts):
         return run_eagerly(graph, inputs, kind)
     if kind.role == "inference":
         before = result_names(graph, kind.num_results)
         devices = private.get_inputs_devices(inputs, graph)
         graph = private.joint_graph_passes(graph, input_device=next(iter(devices)))
-        keep_results_apart(graph, before)
+        clone_aliased_results(graph, before)
     (output,) = graph.graph.find_nodes(op="output")
     visible = 0 if kind.role == "backward" else kind.num_results
     output.meta["user_visible_output_idxs"] = [

@@ -14,7 +14,7 @@ import torch
 from desugar import _torch as private
 from desugar.codegen.text import targets_of, tuple_of
 from desugar.ir.values import Constant, Int, Plain, Slot, Value, Wrapper
-from desugar.recording.listeners import note_left_out
+from desugar.recording.listeners import note_skipped_check
 from subclasses import TensorSubclass
 from subclasses._torch import make_wrapper_subclass
 from subclasses.codegen.emitter import Emitter
@@ -62,7 +62,7 @@ def _emit_declared(out: Emitter, value: Wrapper, read: ReadSlot, hint: str) -> s
     fields = {field.name: parts.get(field.name, "None") for field in value.cls.__spec__.inners}  # type: ignore[attr-defined]
     fields |= {name: emit_int(extent, read) for name, extent in value.dynamics}
     result, attributes = out.fresh_name(hint), out.fresh_name(f"{hint}_dict")
-    note_left_out(
+    note_skipped_check(
         out, f"the checks of {value.cls.__name__}(...): dtypes and sizes are those that were traced"
     )
     out.writeline(f"{result} = {_constructor(out, value, read)}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from desugar.frontend.inputs import Inputs
 from desugar.ir.storage import whole_storage
 from desugar.ir.values import Plain, Value, Wrapper
-from desugar.recording.listeners import note_left_out
+from desugar.recording.listeners import note_skipped_check
 from subclasses.codegen.emitter import Emitter
 
 
@@ -38,7 +38,7 @@ def emit_unpacking(out: Emitter, inputs: Inputs, parameters: Sequence[str]) -> N
         inputs: The inputs of the program; captured tensors are bound.
         parameters: The names of the argument leaves.
     """
-    note_left_out(out, "the whole signature: guards have matched before this is called")
+    note_skipped_check(out, "the whole signature: guards have matched before this is called")
     captured = [out.bind(tensor, "captured") for tensor in inputs.captured]
     names = Names([*parameters, *captured])
     for name, value in zip(names.leaves, inputs.values, strict=True):

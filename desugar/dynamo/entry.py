@@ -25,7 +25,7 @@ from desugar.dynamo.module_guards import note_module_guards
 from desugar.dynamo.profiling import call_named, needs_name
 from desugar.program import Program
 from desugar.recording.graph_text import WRAPPER_FILE
-from desugar.recording.listeners import Caller, called_by, note_left_out
+from desugar.recording.listeners import Caller, called_by, note_skipped_check
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 
@@ -362,7 +362,7 @@ class Entry(Calls):
         fits = out.bind(code.module.rest.check, f"fits_but_module_{number}")
         module = out.bind(code.module.module, f"module_{number}")
         unchanged = out.bind(code.module.unchanged.holds, f"is_unchanged_{number}")
-        note_left_out(
+        note_skipped_check(
             out, f"guards of {code.module.name}, one by one: no dictionary that they read has changed"
         )
         return f"{frame}[{code.module.name!r}] is {module} and {fits}({frame}) and {unchanged}()"

@@ -225,9 +225,7 @@ def _collect_implied(node: Any, source: str, found: dict[str, bool], *, is_same:
 
 
 def _stays_same(node: Any, source: str, read: str) -> bool:
-    """Returns whether what is read from an object stays the same.
-
-    True if :class:`Unchanged` checks the object, or if the object is a tuple.
+    """Returns whether what is read from an object stays the same: it is a tuple, or :class:`Unchanged` checks it.
 
     Args:
         node: The guard manager of the object.

@@ -91,7 +91,6 @@ class GuardedProgram:
     """A program and its guards.
 
     Attributes:
-        program: The program.
         facts: The facts of the call that it was compiled for.
         state: PyTorch's C++ check of the global state.
         modes: The modes that this check does not cover.

@@ -23,15 +23,9 @@ _STEP = re.compile(r"\.(size|stride)\(\)\[(\d+)\]|\.(\w+)|\['([^']*)'\]|\[(\d+)\
 
 
 def find_value(path: str, frame: Mapping[str, Any], scope: Mapping[str, Any]) -> Any:
-    """Evaluates a path of attributes, keys and indices.
+    """Evaluates a Dynamo expression with local variables `frame` and global variables `scope`.
 
-    Args:
-        path: An expression of Dynamo's.
-        frame: The local variables.
-        scope: The global variables.
-
-    Returns:
-        The value; `UNKNOWN` if the expression is not such a path, or a part of it does not exist or raises.
+    Returns `UNKNOWN` if it is not a path of attributes, keys and indices, or a part of it does not exist or raises.
     """
     root = _ROOT.match(path)
     if root is None:
@@ -105,15 +99,9 @@ def _inner(value: Value | None, field: str) -> Value | None:
 
 
 def compare_metadata(name: str, value: Value, leaf: Any) -> str | None:
-    """Describes how the metadata of a wrapper, or of an inner wrapper, differs from that of an earlier program.
+    """Describes the first difference of a wrapper's metadata, or an inner wrapper's, from an earlier program's value.
 
-    Args:
-        name: The user's name of the wrapper.
-        value: The value of the earlier program.
-        leaf: The wrapper of this call.
-
-    Returns:
-        The first difference; None if there is none, or if the types differ.
+    Returns None if the metadata is equal or the types differ.
     """
     if not isinstance(value, Wrapper) or not is_wrapper(leaf) or type(leaf) is not value.cls:
         return None

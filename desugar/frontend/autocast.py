@@ -24,7 +24,7 @@ def is_autocast(state: AutocastState) -> bool:
 
 
 @contextlib.contextmanager
-def entering(state: AutocastState) -> Iterator[None]:
+def restore_autocast(state: AutocastState) -> Iterator[None]:
     """Restores an autocast state inside the context.
 
     A device type that is off both in `state` and now is skipped.

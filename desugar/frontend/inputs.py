@@ -88,12 +88,12 @@ class Inputs:
         origins: Input slot -> its source at run time.
         num_arguments: How many of `values` are argument leaves.
         bases: Input slot of a whole storage -> input slots of the tensors in it; a mutated one overlaps another.
-        are_apart: The trace treats inputs as if they shared no memory; the wrapper checks that at each call.
+        assumes_no_overlap: The trace treats inputs as if they shared no memory; the wrapper checks that at each call.
         is_sealed: The first run is over, so every captured tensor and every generator is known.
         first_leaf: Id of each tensor among the arguments -> index of the first leaf that is this tensor.
         parameters: Indices of the argument leaves that are an `nn.Parameter`.
         generators: The generators that the function passed to random functions.
-        made: References to the tensors that torch functions returned in the runs.
+        made_tensors: References to the tensors that torch functions returned in the runs.
     """
 
     fakes: Fakes
@@ -105,12 +105,12 @@ class Inputs:
     origins: dict[int, Origin] = field(default_factory=dict)
     num_arguments: int = 0
     bases: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    are_apart: bool = False
+    assumes_no_overlap: bool = False
     first_leaf: dict[int, int] = field(default_factory=dict)
     is_sealed: bool = False
     parameters: set[int] = field(default_factory=set)
     generators: list[torch.Generator] = field(default_factory=list)
-    made: list[weakref.ref[Tensor]] = field(default_factory=list)
+    made_tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
 
     def add_arguments(self, leaves: list[object]) -> None:
         """Flattens the argument leaves, and adds an input slot for every symbol.
@@ -175,7 +175,7 @@ class Inputs:
             fake_leaves: Their fakes.
             names: Dynamo's names for them.
         """
-        self.are_apart = True
+        self.assumes_no_overlap = True
         values: dict[int, Value] = {}
         for number in sorted(range(len(leaves)), key=lambda n: not is_wrapper(leaves[n])):
             if isinstance(leaves[number], nn.Parameter):
@@ -287,7 +287,7 @@ class Inputs:
         self.bases[base] = slots
 
     @property
-    def homes(self) -> dict[int, int]:
+    def base_slots(self) -> dict[int, int]:
         """Input slot -> input slot of the storage that it is a view of."""
         return {slot: base for base, slots in self.bases.items() for slot in slots}
 

@@ -41,7 +41,7 @@ def depends_on_offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return position is not None and (len(args) > position or kwargs.get("storage_offset") is not None)
 
 
-def starts_of_windows(graph: fx.GraphModule) -> list[Any]:
+def input_storage_offsets(graph: fx.GraphModule) -> list[Any]:
     """Returns the storage offset of an input, for each op that uses an offset from the start of that input's storage.
 
     Inductor's code counts from the first element of an input. Its lowering of `as_strided` converts the offset, but

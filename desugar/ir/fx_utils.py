@@ -58,7 +58,7 @@ def is_view(node: fx.Node) -> bool:
     )
 
 
-def keep_results_apart(graph: fx.GraphModule, before: list[Any]) -> None:
+def clone_aliased_results(graph: fx.GraphModule, before: list[Any]) -> None:
     """Clones each result that graph passes replaced with an input or with another result.
 
     Passes turn `zeros + x` into `x`, and merge two equal sums. Without a clone, an in-place write to one result
@@ -127,7 +127,7 @@ def _insert_size_read(value: torch.SymInt, nodes: list[fx.Node]) -> fx.Node | No
     return None
 
 
-def first_random(graph: fx.GraphModule) -> str | None:
+def find_random_op(graph: fx.GraphModule) -> str | None:
     """Returns the name of the graph's first op that draws random numbers; None if there is none."""
     for node in graph.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
@@ -148,7 +148,7 @@ def autograd_nodes(results: Iterable[Any]) -> Iterator[Any]:
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
 
 
-def tangents_behind(graph: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
+def tangent_dependencies(graph: fx.GraphModule) -> dict[fx.Node, frozenset[int]]:
     """Returns, for each node of a joint graph, the tangent slots that it depends on."""
     dependencies: dict[fx.Node, frozenset[int]] = {}
     count = 0

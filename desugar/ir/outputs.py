@@ -25,7 +25,7 @@ class Outputs:
             copies the value into the input after the call.
         stores: (input slot, output slot) of each other mutated input tensor. The graph stores the output in it.
         versions: (input leaf, attribute path, increase of the version counter) of each mutated tensor.
-        homes: Input slot -> input slot of the storage that it is a view of.
+        base_slots: Input slot -> input slot of the storage that it is a view of.
         assigns: (input leaf, name, index in `values`) of each inner tensor that the function replaced.
         tokens: Output slots of the last effect tokens.
     """
@@ -37,7 +37,7 @@ class Outputs:
     writes: tuple[tuple[int, int], ...] = ()
     stores: tuple[tuple[int, int], ...] = ()
     versions: tuple[tuple[int, tuple[str, ...], int], ...] = ()
-    homes: Mapping[int, int] = field(default_factory=dict)
+    base_slots: Mapping[int, int] = field(default_factory=dict)
     assigns: tuple[tuple[int, str, int], ...] = ()
     tokens: tuple[int, ...] = ()
 
@@ -79,13 +79,8 @@ def unread_positions(outputs: Outputs) -> set[int]:
 
 
 def written_slots(values: Sequence[Value], outputs: Outputs) -> set[int]:
-    """Returns the input slots whose memory the program changes, in the graph or after it.
-
-    Args:
-        values: One value per input leaf.
-        outputs: The mutations.
-    """
+    """Returns the input slots whose memory the program changes, in the graph or after it."""
     slots = {slot for slot, _ in outputs.stores}
     for leaf, _ in outputs.writes:
         slots.update(slots_of(values[leaf]))
-    return slots | {outputs.homes[slot] for slot in slots if slot in outputs.homes}
+    return slots | {outputs.base_slots[slot] for slot in slots if slot in outputs.base_slots}

@@ -25,12 +25,12 @@ class GradientCall:
     is the set of tangent slots that this gradient depends on. A gradient that is None has no entry.
 
     Attributes:
-        arriving: One entry per gradient that `backward` received; empty where `backward` is known to be linear.
-        given: One entry per gradient that `backward` returned.
+        received: One entry per gradient that `backward` received; empty where `backward` is known to be linear.
+        returned: One entry per gradient that `backward` returned.
     """
 
-    arriving: tuple[Any, ...]
-    given: tuple[Any, ...]
+    received: tuple[Any, ...]
+    returned: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)

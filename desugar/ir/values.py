@@ -36,13 +36,7 @@ Int = int | Slot
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A plain tensor (or parameter): item `index` of the flat list.
-
-    Attributes:
-        index: Its slot.
-        requires_grad: Whether the tensor requires grad.
-        is_leaf: Whether the tensor is an autograd leaf.
-    """
+    """A plain tensor (or parameter): item `index` of the flat list. `is_leaf` is True for an autograd leaf."""
 
     index: int
     requires_grad: bool = False
@@ -179,7 +173,7 @@ def is_wrapper(value: object) -> bool:
     return isinstance(value, Tensor) and is_traceable_wrapper_subclass(value)
 
 
-def is_whole(tensor: Tensor) -> bool:
+def is_constructed(tensor: Tensor) -> bool:
     """Returns False for a wrapper under construction, which lacks an inner tensor; True for any other tensor."""
     return not is_wrapper(tensor) or all(hasattr(tensor, name) for name in inner_names(tensor)[0])
 

@@ -13,7 +13,13 @@ from typing import Any
 from torch import fx
 
 from desugar import _torch as private
-from desugar.ir.fx_utils import keep_results_apart, output_nodes, result_names, set_outputs, tangents_behind
+from desugar.ir.fx_utils import (
+    clone_aliased_results,
+    output_nodes,
+    result_names,
+    set_outputs,
+    tangent_dependencies,
+)
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
 from desugar.passes.saved_views import replace_saved_views
 
@@ -40,7 +46,7 @@ def partition(traced: Traced, primals: list[Any], static_slots: list[int], split
         num_fwd_outputs=traced.num_forward,
         static_lifetime_input_indices=static_slots,
     )
-    keep_results_apart(forward, before)
+    clone_aliased_results(forward, before)
     placeholders = {node.name: n for n, node in enumerate(forward.graph.find_nodes(op="placeholder"))}
     results = output_nodes(forward)
     owners = set(forward.graph.find_nodes(op="placeholder"))
@@ -75,7 +81,7 @@ def tangent_dependence(traced: Traced) -> tuple[frozenset[int], ...]:
 
     If none of these tangents arrives, the gradient is `None` in eager mode, not zero.
     """
-    behind = tangents_behind(traced.graph)
+    behind = tangent_dependencies(traced.graph)
     gradients = output_nodes(traced.graph)[traced.num_forward :]
     return tuple(behind[node] if isinstance(node, fx.Node) else frozenset() for node in gradients)
 

@@ -177,7 +177,7 @@ def caller() -> Caller | None:
     return getattr(_thread, "caller", None)
 
 
-def note_left_out(out: Emitter, text: str) -> None:
+def note_skipped_check(out: Emitter, text: str) -> None:
     """Writes a comment into generated text that names a skipped check and its proof, if the compilation is recorded."""
     if current() is not None:
         out.writeline(f"# left out: {text}")

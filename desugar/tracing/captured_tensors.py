@@ -15,7 +15,7 @@ from desugar import _torch as private
 from desugar.frontend.inputs import Inputs, is_traced
 from desugar.frontend.storage_offsets import depends_on_offset
 from desugar.ir.pytree import flatten
-from desugar.ir.values import Plain, Same, Value, Wrapper, is_whole, wrap_value
+from desugar.ir.values import Plain, Same, Value, Wrapper, is_constructed, wrap_value
 from desugar.recording.ops import current_op_recorder
 from desugar.tracing import unsupported
 from desugar.tracing.checkpointing import run_op
@@ -62,18 +62,18 @@ class Capture(TorchFunctionMode):
         self.inputs.fakes.offsets_matter |= depends_on_offset(func, args, kwargs)
         unsupported.check_retain_grad(func, args)
         unsupported.check_write(func, args, kwargs)
-        unsupported.check_sparse(func, args, kwargs, self.inputs.made)
+        unsupported.check_sparse(func, args, kwargs, self.inputs.made_tensors)
         if isinstance(generator := kwargs.get("generator"), torch.Generator):
             self.inputs.note_generator(generator)
         func, args = match_eager_mode(func, args, kwargs)
         result = run_op(func, args, kwargs)
         made = result if isinstance(result, list | tuple) else [result]
-        self.inputs.made.extend(weakref.ref(tensor) for tensor in made if isinstance(tensor, Tensor))
+        self.inputs.made_tensors.extend(weakref.ref(tensor) for tensor in made if isinstance(tensor, Tensor))
         return result
 
     def replace_leaf(self, leaf: Any) -> Any:
         """Returns the input that represents a tensor from outside the trace; returns any other leaf unchanged."""
-        if not isinstance(leaf, Tensor) or not is_whole(leaf):
+        if not isinstance(leaf, Tensor) or not is_constructed(leaf):
             return leaf
         if is_traced(leaf):
             return leaf

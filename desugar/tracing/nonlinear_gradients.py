@@ -18,7 +18,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.autograd.function import BackwardCFunction
 
-from desugar.ir.fx_utils import autograd_nodes, output_nodes, set_outputs, tangents_behind
+from desugar.ir.fx_utils import autograd_nodes, output_nodes, set_outputs, tangent_dependencies
 from desugar.ir.stages import GradientCall
 from desugar.ir.values import Flat, unwrap_value
 from desugar.tracing.run import from_functional
@@ -64,7 +64,7 @@ def _plain_tensors(gradients: Sequence[Tensor | None]) -> tuple[list[Tensor], ..
 
 def recorded_tensors(calls: Sequence[GradientCall]) -> list[Tensor]:
     """Returns all plain tensors of the recorded calls as one flat list."""
-    return [tensor for call in calls for part in (*call.arriving, *call.given) for tensor in part]
+    return [tensor for call in calls for part in (*call.received, *call.returned) for tensor in part]
 
 
 def resolve_calls(graph: fx.GraphModule, calls: Sequence[GradientCall]) -> tuple[GradientCall, ...]:
@@ -77,7 +77,7 @@ def resolve_calls(graph: fx.GraphModule, calls: Sequence[GradientCall]) -> tuple
     count = len(recorded_tensors(calls))
     if count == 0:
         return ()
-    outputs, behind = output_nodes(graph), tangents_behind(graph)
+    outputs, behind = output_nodes(graph), tangent_dependencies(graph)
     recorded = iter(outputs[-count:])
 
     def slots(parts: Sequence[Sequence[Tensor]]) -> tuple[frozenset[int], ...]:
@@ -85,7 +85,7 @@ def resolve_calls(graph: fx.GraphModule, calls: Sequence[GradientCall]) -> tuple
             frozenset().union(*(behind.get(next(recorded), frozenset()) for _ in part)) for part in parts
         )
 
-    resolved = tuple(GradientCall(slots(call.arriving), slots(call.given)) for call in calls)
+    resolved = tuple(GradientCall(slots(call.received), slots(call.returned)) for call in calls)
     set_outputs(graph, outputs[:-count])
     return resolved
 
@@ -95,7 +95,7 @@ def may_differ_without(calls: Sequence[GradientCall], missing: frozenset[int]) -
 
     True if an output of a call depends on no tangent, or if only some of a call's incoming gradients are missing.
     """
-    has_constant_output = any(not slots for call in calls for slots in call.given)
+    has_constant_output = any(not slots for call in calls for slots in call.returned)
     return has_constant_output or any(
-        len({slots <= missing for slots in call.arriving if slots}) > 1 for call in calls
+        len({slots <= missing for slots in call.received if slots}) > 1 for call in calls
     )

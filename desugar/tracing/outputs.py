@@ -106,7 +106,7 @@ class _ResultUnwrapper:
             writes,
             stores,
             self._find_version_rises(),
-            self.run.homes,
+            self.run.base_slots,
             assigns,
             tokens,
         )
@@ -216,7 +216,7 @@ class _ResultUnwrapper:
                 recorded.update(changed)
         for source in self.run.input_leaves:
             for slot in changed_slots(source.value, self.run.items):
-                home = self.run.homes.get(slot, slot)
+                home = self.run.base_slots.get(slot, slot)
                 if slot not in recorded and home not in stores:
                     stores[home] = self._new_slot(self.run.items[home])
         return tuple(writes), tuple(stores.items())

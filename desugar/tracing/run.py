@@ -55,7 +55,7 @@ class Run:
         versions: The version counters of `items` before the run, by input slot; 0 for captured tensors.
         storages: The storages of `items` when the function receives them, by input slot.
         input_leaves: The argument and captured leaves, in order of `Inputs.values`.
-        homes: Input slot -> input slot of the storage that it is a view of, for inputs that overlap.
+        base_slots: Input slot -> input slot of the storage that it is a view of, for inputs that overlap.
         result: The function's result.
         tokens: The last token of each kind of effect of the function's ops.
     """
@@ -64,7 +64,7 @@ class Run:
     versions: list[int]
     storages: list[Storages]
     input_leaves: list[InputLeaf]
-    homes: dict[int, int]
+    base_slots: dict[int, int]
     result: Any
     tokens: tuple[Any, ...] = ()
 

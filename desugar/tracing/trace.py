@@ -75,7 +75,7 @@ def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> 
     end_effects()
     input_leaves += [capture.captured_leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
-    return Run(items, versions, storages, input_leaves, inputs.homes, result, tuple(tokens.values()))
+    return Run(items, versions, storages, input_leaves, inputs.base_slots, result, tuple(tokens.values()))
 
 
 def view_of_storage(base: Any, fake: Tensor) -> Any:
@@ -103,7 +103,7 @@ def discover(call: LeafFunction, inputs: Inputs) -> Outputs:
     with tracing_modes(inputs.fakes.mode) as mode, inputs.fakes.env.ignore_fresh_unbacked_symbols():
         run = run_function(call, inputs, inputs.primals())
         check_rng(mode.rng)
-        overlaps = [] if inputs.are_apart else find_overlaps(run, inputs)
+        overlaps = [] if inputs.assumes_no_overlap else find_overlaps(run, inputs)
     if overlaps:
         for slots in overlaps:
             inputs.add_base(slots)
@@ -124,7 +124,7 @@ def find_overlaps(run: Run, inputs: Inputs) -> list[tuple[int, ...]]:
     tensors = {n: item for n, item in enumerate(inputs.flat.items) if isinstance(item, Tensor)}
     groups: list[tuple[int, ...]] = []
     for slot in sorted({slot for value in inputs.values for slot in changed_slots(value, run.items)}):
-        if slot in inputs.homes or any(slot in group for group in groups):
+        if slot in inputs.base_slots or any(slot in group for group in groups):
             continue
         real = inputs.flat.items[slot]
         if sum(may_overlap(item, real) for item in tensors.values()) > 1:  # `real` overlaps itself

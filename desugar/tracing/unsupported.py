@@ -19,7 +19,7 @@ from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
 from desugar.frontend.fakes import check_nested
 from desugar.frontend.inputs import is_traced
-from desugar.ir.fx_utils import autograd_nodes, first_random, tangents_behind
+from desugar.ir.fx_utils import autograd_nodes, find_random_op, tangent_dependencies
 from desugar.ir.values import Constant, Plain, Wrapper, is_wrapper, paths_of, slots_of, wrap_value
 from desugar.tracing.functionalize import check_target
 from desugar.tracing.run import (
@@ -324,13 +324,13 @@ def check_constants(graph: fx.GraphModule) -> None:
 
 def check_higher_order_randomness(graph: fx.GraphModule) -> None:
     """Raises if the backward of a higher-order op reruns a function that draws random numbers."""
-    for node, tangents in tangents_behind(graph).items():
+    for node, tangents in tangent_dependencies(graph).items():
         op: Any = node.target
         if not tangents or not isinstance(op, private.HigherOrderOperator):
             continue
         names = [str(argument.target) for argument in node.all_input_nodes if argument.op == "get_attr"]
         for function in [part for name in names if isinstance(part := getattr(graph, name), fx.GraphModule)]:
-            if draws := first_random(function):
+            if draws := find_random_op(function):
                 raise DesugarError(
                     f"a function given to {op.name()} draws random numbers ({draws}), and its backward would "
                     "draw others",

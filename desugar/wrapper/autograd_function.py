@@ -19,7 +19,7 @@ from desugar.ir.fx_utils import output_nodes
 from desugar.ir.outputs import unread_positions
 from desugar.ir.stages import FromForward, Partitioned
 from desugar.ir.values import Plain, Wrapper
-from desugar.recording.listeners import note_left_out
+from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward import BackwardPlan, ForwardNames, plan_backward, variant_name
 from desugar.wrapper.recompute import RecomputePlan, plan_recompute, tensor_leaves
 from desugar.wrapper.results import Parts, emit_results, is_computed, slot_reader, view_ints
@@ -66,7 +66,7 @@ def emit_function(out: Emitter, parts: Parts, partitioned: Partitioned) -> Emitt
             out.writeline(f"return backwards[{present}](ctx, {', '.join(arriving.values())})")
     out.writeline()
     out.writeline()
-    note_left_out(out, "a look for functorch transforms: under one, guards do not match")
+    note_skipped_check(out, "a look for functorch transforms: under one, guards do not match")
     out.writeline(f"apply = super({function}, Backward).apply")
     return EmittedFunction(plan, recompute, is_replaced)
 

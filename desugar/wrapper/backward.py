@@ -25,7 +25,7 @@ from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import output_nodes
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
 from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of
-from desugar.recording.listeners import note_left_out
+from desugar.recording.listeners import note_skipped_check
 from subclasses import TensorSubclass
 from subclasses.codegen.emitter import Emitter
 from subclasses.layout import cotangent_layout
@@ -326,7 +326,7 @@ class VariantEmitter:
         """Emits one C++ check of all plain tangents; `settle` converts tangents that do not pass, if it can."""
         out, names = self.out, list(items.values())
         fakes = [self.traced.tangent_items[slot] for slot in items]
-        note_left_out(out, "type, memory order and lazy negation one by one: one C++ call looks at all")
+        note_skipped_check(out, "type, memory order and lazy negation one by one: one C++ call looks at all")
         check = out.bind(tensor_guards(fakes).check, "same_gradients")
         out.writeline(f"if not {check}({', '.join(names)}):")
         with out.indent():
@@ -353,7 +353,7 @@ class VariantEmitter:
     def _emit_gradients(self, variant: Variant, items: dict[int, str]) -> None:
         out = self.out
         if any(self.plan.reads.get(source, "").startswith("saved") for source in variant.sources):
-            note_left_out(out, "type, dtype and size of what was saved: the compiled forward made it")
+            note_skipped_check(out, "type, dtype and size of what was saved: the compiled forward made it")
             out.writeline("saved = ctx.saved_tensors")
         arguments = [
             items[source.index] if isinstance(source, FromTangent) else self.plan.reads[source]

@@ -21,9 +21,9 @@ from torch import fx, nn
 
 from desugar.codegen.runtime import are_batched
 from desugar.errors import DesugarError
-from desugar.frontend.autocast import AutocastState, entering
+from desugar.frontend.autocast import AutocastState, restore_autocast
 from desugar.frontend.inputs import Inputs
-from desugar.ir.fx_utils import first_random, output_nodes
+from desugar.ir.fx_utils import find_random_op, output_nodes
 from desugar.ir.pytree import result_leaves
 from desugar.ir.stages import FromForward, LeafFunction, Partitioned
 from desugar.ir.storage import base_of
@@ -111,7 +111,7 @@ class Recompute:
         assert parts.partitioned is not None
         self.inputs, self.traced, self.plan = parts.inputs, parts.traced, plan
         self.function, self.autocast = function, autocast
-        self._random_op = first_random(parts.partitioned.forward)
+        self._random_op = find_random_op(parts.partitioned.forward)
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._lock = threading.RLock()
 
@@ -138,14 +138,14 @@ class Recompute:
         present = tuple(n for n, tangent in zip(numbers, tangents, strict=True) if tangent is not None)
         arrived = tuple(tangent for tangent in tangents if tangent is not None)
         if are_batched(arrived):  # compiled code does not support vmap's batches
-            with entering(self.autocast):
+            with restore_autocast(self.autocast):
                 return None, None, *self._gradient_function(present)([*leaves, *arrived])
         with self._lock:
             compiled = self._compiled.get(present)
             if compiled is None:
                 compiled = self.function.compile(self._gradient_function(present))
                 self._compiled[present] = compiled
-        with entering(self.autocast):
+        with restore_autocast(self.autocast):
             return None, None, *compiled(*leaves, *arrived)
 
     def _gradient_function(self, present: tuple[int, ...]) -> LeafFunction:

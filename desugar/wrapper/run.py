@@ -19,7 +19,7 @@ from desugar.codegen.unpack import Names, emit_unpacking
 from desugar.ir.outputs import unread_positions, written_slots
 from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Same, View
-from desugar.recording.listeners import note_left_out
+from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.autograd_function import EmittedFunction, emit_function
 from desugar.wrapper.backward import differentiable_leaves
 from desugar.wrapper.recompute import tensor_leaves
@@ -167,7 +167,9 @@ def _emit_views(out: Emitter, parts: Parts, names: Names, leaves: dict[int, str]
 def _emit_inference(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, str], ReadSlot]:
     unread = unread_positions(parts.outputs)
     hints = ["_" if n in unread else f"r{n}" for n in range(parts.traced.num_forward)]
-    note_left_out(out, "a walk over the arguments, and a copy of their list: the items are named one by one")
+    note_skipped_check(
+        out, "a walk over the arguments, and a copy of their list: the items are named one by one"
+    )
     results = emit_graph_call(out, parts.forward, items_expression(parts, names), hints, parts.autocast)
     return emit_results(out, parts, names, results), slot_reader(parts, names, results)
 
@@ -179,7 +181,9 @@ def _emit_training(out: Emitter, parts: Parts, names: Names) -> tuple[dict[int, 
     kept = tuple_of(names.leaves[leaf] for leaf in tensor_leaves(parts.inputs))
     differentiable = ", ".join(names.leaves[leaf] for leaf in differentiable_leaves(parts.traced))
     call = f"apply({items_expression(parts, names)}, {kept}, {differentiable})"
-    note_left_out(out, "a walk over the arguments, and a copy of their list: the items are named one by one")
+    note_skipped_check(
+        out, "a walk over the arguments, and a copy of their list: the items are named one by one"
+    )
     out.writeline(f"{', '.join([*leaves.values(), *ints.values()])} = {call}")
     for number, value in enumerate(parts.outputs.values):
         match value:

@@ -9,10 +9,10 @@ from torch import fx
 import desugar
 from desugar import _torch as private
 from desugar.ir.fx_utils import (
+    clone_aliased_results,
     copy_graph,
     fake_inputs,
     is_view,
-    keep_results_apart,
     output_nodes,
     result_names,
     set_outputs,
@@ -67,7 +67,7 @@ def test_results_that_became_one_are_copied_apart():
     x, _ = graph.graph.find_nodes(op="placeholder")
     total = output_nodes(graph)[0]
     set_outputs(graph, [total, total, x])  # as passes do: two equal values, and an identity
-    keep_results_apart(graph, before)
+    clone_aliased_results(graph, before)
     a, b, c = graph((t := torch.ones(2)), torch.ones(2))
     assert len({a.data_ptr(), b.data_ptr(), c.data_ptr(), t.data_ptr()}) == 4
     assert targets(graph).count(aten.clone.default) == 2
@@ -78,7 +78,7 @@ def test_results_that_always_were_one_stay_so():
     total = output_nodes(graph)[1]
     set_outputs(graph, [*output_nodes(graph), total, None])
     before = result_names(graph, 5)
-    keep_results_apart(graph, before)
+    clone_aliased_results(graph, before)
     assert aten.clone.default not in targets(graph)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from desugar import DesugarError
-from desugar.frontend.autocast import autocast_state, entering, is_autocast
+from desugar.frontend.autocast import autocast_state, is_autocast, restore_autocast
 from desugar.tracing.modes import tracing_modes, without_saved_tensor_hooks
 
 # ---- saved-tensor hooks --------------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ def test_autocast_is_entered_as_it_was():
     with torch.autocast("cpu", dtype=torch.float16):
         state = autocast_state()
     assert is_autocast(state) and autocast_state() == off
-    with entering(state):
+    with restore_autocast(state):
         assert autocast_state() == state
-        with entering(off):
+        with restore_autocast(off):
             assert not torch.is_autocast_enabled("cpu")
     assert autocast_state() == off
