@@ -21,6 +21,7 @@ from subclasses.dispatch.map_plan import build_map_plan, can_emit, raise_mixed, 
 from subclasses.dispatch.schema import op_facts, undeclared_writes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
 from subclasses.errors import DispatchError, one_of
+from subclasses.spec.values import with_inners
 
 Call = Callable[..., Any]
 
@@ -115,8 +116,7 @@ def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> An
         if torch.Tag.dynamic_output_shape in op.tags and any(o.shape != first.shape for o in outs.values()):
             sizes = {n: tuple(o.shape) for n, o in outs.items()}
             raise DispatchError(f"{op}: the inner tensors of {one_of(type(x))} give results of sizes {sizes}")
-        dynamics = [x.__dict__[f.name] for f in spec.dynamics]
-        return type(x)._wrap(x._layout, *(outs.get(n) for n in spec.inner_names), *dynamics)
+        return with_inners(x, [outs.get(n) for n in spec.inner_names])
     if isinstance(first, list | tuple):
         parts = [_wrap_results(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
         return parts if isinstance(first, list) else tuple(parts)
