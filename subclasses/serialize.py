@@ -17,7 +17,7 @@ from torch.utils.hooks import warn_if_has_hooks
 from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
 from subclasses.layout import cotangent_layout
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.values import carrier
+from subclasses.spec.values import carrier, with_inners
 
 # ---- state -------------------------------------------------------------------------------------------------
 
@@ -128,8 +128,7 @@ def deepcopy(x: Any, memo: dict[int, Any]) -> Any:
             f"gradients; copy x.detach() instead"
         )
     inners = {name: copy.deepcopy(t, memo) for name, t in _present_inners(x).items()}
-    dynamics = [x.__dict__[f.name] for f in type(x).__spec__.dynamics]
-    new = type(x)._wrap(x._layout, *(inners.get(n) for n in type(x).__spec__.inner_names), *dynamics)
+    new = with_inners(x, [inners.get(n) for n in type(x).__spec__.inner_names])
     new.__dict__.update(copy.deepcopy(_extra_attributes(x), memo))
     _mark_dynamic_dims(new, _dynamic_dims(x))
     if x.requires_grad:

@@ -20,6 +20,7 @@ from torch import Tensor
 from subclasses._torch import autograd_enabled
 from subclasses.errors import DispatchError
 from subclasses.layout import Layout, cotangent_layout
+from subclasses.spec.values import dynamic_ints, with_inners
 
 aten = torch.ops.aten
 
@@ -100,21 +101,19 @@ _PLAIN_COTANGENT = (
 
 def pull_back(primal: Any, cotangent: Tensor) -> Any:
     """Converts a plain cotangent to one of the class: the VJP of ``materialize``, by :func:`torch.autograd.grad`."""
-    cls, layout, create_graph = type(primal), primal._layout, torch.is_grad_enabled()
-    spec = cls.__spec__
-    inners = [primal.__dict__[n] for n in spec.inner_names]
+    create_graph = torch.is_grad_enabled()
+    inners = [primal.__dict__[n] for n in type(primal).__spec__.inner_names]
     with torch.enable_grad():
         leaves = [_make_leaf(t, create_graph) if is_differentiable(t) else t for t in inners]
         wanted = [t for t in leaves if is_differentiable(t)]
         # An open wrapper: its inner tensors require grad, so that autograd records `materialize`.
-        dynamics = [primal.__dict__[f.name] for f in spec.dynamics]
-        plain = cls._wrap(layout, *leaves, *dynamics).materialize()
+        plain = with_inners(primal, leaves).materialize()
         grads = torch.autograd.grad(
             plain, wanted, cotangent, allow_unused=True, materialize_grads=True, create_graph=create_graph
         )
     rest = iter(grads)
     parts = [next(rest) if is_differentiable(t) else t for t in leaves]
-    return construct(cotangent_layout(layout), tuple(dynamics), *parts)
+    return construct(cotangent_layout(primal._layout), dynamic_ints(primal), *parts)
 
 
 def _make_leaf(t: Tensor, create_graph: bool) -> Tensor:
@@ -139,7 +138,7 @@ class Unwrap(torch.autograd.Function):
         x, ctx.names = inputs
         spec = type(x).__spec__
         ctx.layout = x._layout
-        ctx.dynamics = tuple(x.__dict__[f.name] for f in spec.dynamics)
+        ctx.dynamics = dynamic_ints(x)
         inners = [(n, x.__dict__[n]) for n in spec.inner_names]
         ctx.fixed = [n for n, t in inners if t is not None and not is_differentiable(t)]
         ctx.save_for_backward(*(x.__dict__[n] for n in ctx.fixed))
@@ -175,7 +174,7 @@ class Primal:
 
     def __init__(self, x: Any) -> None:
         spec = type(x).__spec__
-        self.layout, self.dynamics = x._layout, [x.__dict__[f.name] for f in spec.dynamics]
+        self.layout, self.dynamics = x._layout, dynamic_ints(x)
         raw = [x.__dict__[n] for n in spec.inner_names]
         self.inners = [None if t is None else t.detach() for t in raw]
         self.versions = self._versions()
@@ -219,9 +218,7 @@ def open_wrappers(value: Any, opened: dict[int, Any]) -> Any:
     ``opened`` maps the id of each open wrapper to it and its original, for :func:`close_wrappers`.
     """
     if isinstance(value, Tensor) and value.requires_grad and hasattr(type(value), "__spec__"):
-        spec: Any = type(value).__spec__  # type: ignore[attr-defined]
-        inners = unwrap(value, spec.inner_names)
-        new = type(value)._wrap(value._layout, *inners, *(value.__dict__[f.name] for f in spec.dynamics))  # type: ignore[attr-defined]
+        new = with_inners(value, unwrap(value, type(value).__spec__.inner_names))  # type: ignore[attr-defined]
         opened[id(new)] = new, value
         return new
     if isinstance(value, dict):
@@ -257,6 +254,5 @@ def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
 
 
 def _with_layout(x: Any, layout: Layout) -> Any:
-    spec = type(x).__spec__
-    values = [x.__dict__[n] for n in (*spec.inner_names, *(f.name for f in spec.dynamics))]
-    return type(x)._wrap(layout, *values)
+    inners = [x.__dict__[n] for n in type(x).__spec__.inner_names]
+    return type(x)._wrap(layout, *inners, *dynamic_ints(x))

@@ -19,6 +19,7 @@ from subclasses._torch import OpOverload
 from subclasses.autograd.construct import PRIMAL, is_differentiable
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError, one_of
+from subclasses.spec.values import with_inners
 
 aten = torch.ops.aten
 
@@ -99,7 +100,7 @@ def _apply(op: OpOverload, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     if op.overloadpacket.__name__.endswith("_"):
         bump_versions([t for t in results if is_differentiable(t)])
         return x
-    out = type(x)._wrap(x._layout, *results, *(x.__dict__[f.name] for f in spec.dynamics))
+    out = with_inners(x, results)
     if PRIMAL in x.__dict__ or (isinstance(other, type(x)) and PRIMAL in other.__dict__):
         out.__dict__[PRIMAL] = x.__dict__.get(PRIMAL) or other.__dict__[PRIMAL]
     return out

@@ -21,6 +21,7 @@ from subclasses.dispatch.map_plan import build_map_plan, can_emit, raise_mixed, 
 from subclasses.dispatch.schema import op_facts, undeclared_writes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
 from subclasses.errors import DispatchError, one_of
+from subclasses.spec.values import with_inners
 
 Call = Callable[..., Any]
 
@@ -64,7 +65,7 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
         for i in facts.written:
             _check_not_plain(cls, op, argument(facts, args, kwargs, i))
         outs = {
-            n: op(*_select_inner(cls, n, args), **_select_inner(cls, n, kwargs)) for n in x._layout.present
+            n: _run_replaced(cls, op, lambda w, n=n: w.__dict__[n], args, kwargs) for n in x._layout.present
         }
         if facts.written:
             bump_versions([w.__dict__[n] for w in found for n in x._layout.present])
@@ -93,14 +94,19 @@ def wrappers_in(cls: Any, value: Any) -> list[Any]:
     return [w for part in value for w in wrappers_in(cls, part)]
 
 
-def _select_inner(cls: Any, name: str, value: Any) -> Any:
-    """Replaces each wrapper in the arguments by its inner tensor of one name."""
+def _run_replaced(cls: Any, op: OpOverload, replace: Call, args: Any, kwargs: Any) -> Any:
+    """Runs an op with every value of a class in its arguments replaced."""
+    return op(*_replace_wrappers(cls, replace, args), **_replace_wrappers(cls, replace, kwargs))
+
+
+def _replace_wrappers(cls: Any, replace: Call, value: Any) -> Any:
+    """Replaces the values of a class among arguments, also inside lists and dicts."""
     if isinstance(value, cls):
-        return value.__dict__[name]
+        return replace(value)
     if isinstance(value, dict):
-        return {k: _select_inner(cls, name, v) for k, v in value.items()}
+        return {k: _replace_wrappers(cls, replace, v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_select_inner(cls, name, v) for v in value)
+        return type(value)(_replace_wrappers(cls, replace, v) for v in value)
     return value
 
 
@@ -115,8 +121,7 @@ def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> An
         if torch.Tag.dynamic_output_shape in op.tags and any(o.shape != first.shape for o in outs.values()):
             sizes = {n: tuple(o.shape) for n, o in outs.items()}
             raise DispatchError(f"{op}: the inner tensors of {one_of(type(x))} give results of sizes {sizes}")
-        dynamics = [x.__dict__[f.name] for f in spec.dynamics]
-        return type(x)._wrap(x._layout, *(outs.get(n) for n in spec.inner_names), *dynamics)
+        return with_inners(x, [outs.get(n) for n in spec.inner_names])
     if isinstance(first, list | tuple):
         parts = [_wrap_results(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
         return parts if isinstance(first, list) else tuple(parts)
@@ -149,19 +154,9 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         check_strided_copy(cls, op)
         check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
         with lazy_bits_enabled():
-            return op(*_materialize_all(cls, args), **_materialize_all(cls, kwargs))
+            return _run_replaced(cls, op, lambda w: w.materialize(), args, kwargs)
 
     return plan
-
-
-def _materialize_all(cls: Any, value: Any) -> Any:
-    if isinstance(value, cls):
-        return value.materialize()
-    if isinstance(value, dict):
-        return {k: _materialize_all(cls, v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_materialize_all(cls, v) for v in value)
-    return value
 
 
 # ---- error -------------------------------------------------------------------------------------------------

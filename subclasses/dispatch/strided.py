@@ -16,6 +16,7 @@ from subclasses.dispatch.aliasing import with_aliasing
 from subclasses.dispatch.rules import all_rules
 from subclasses.dispatch.schema import op_facts
 from subclasses.errors import DispatchError
+from subclasses.spec.values import with_inners
 
 aten = torch.ops.aten
 
@@ -41,7 +42,7 @@ def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
                     t, size, stride, None if relative_offset is None else t.storage_offset() + relative_offset
                 )
             results.append(t)
-        return cls._wrap(x._layout, *results, *(x.__dict__[f.name] for f in spec.dynamics))
+        return with_inners(x, results)
 
     return with_aliasing(op, plan)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from subclasses._torch import preserve_version_counter
 from subclasses.dispatch.structural import follows_dtype
+from subclasses.spec.values import dynamic_ints
 
 Gathered = tuple[Any, tuple[Tensor, ...]]
 
@@ -31,7 +32,7 @@ def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[
     if mesh is not None and mesh.size() == 1:
         # FSDP gathers nothing on one rank and returns the first tensor alone; the other tensors are complete.
         del gathered[1:]
-    return tuple(inners[n] for n in gathered), (x._layout, tuple(gathered), inners, _dynamics(x))
+    return tuple(inners[n] for n in gathered), (x._layout, tuple(gathered), inners, dynamic_ints(x))
 
 
 def is_sharded(x: Any, t: Tensor, outer_size: Any) -> bool:
@@ -59,7 +60,3 @@ def post_all_gather(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gat
                 with preserve_version_counter(held):
                     held.copy_(t)
     return None
-
-
-def _dynamics(x: Any) -> list[int]:
-    return [x.__dict__[f.name] for f in type(x).__spec__.dynamics]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,11 +12,22 @@ from subclasses._torch import is_traceable_wrapper_subclass, mark_dim_dynamic
 from subclasses.spec.collect import InnerField
 
 
+def dynamic_ints(x: Any) -> tuple[Any, ...]:
+    """Returns the values of the dynamic ints in order of declaration."""
+    return tuple([x.__dict__[f.name] for f in type(x).__spec__.dynamics])
+
+
+def with_inners(x: Any, inners: Iterable[Tensor | None]) -> Any:
+    """Returns a value with other inner tensors, in order of declaration, and the metadata of ``x``."""
+    return type(x)._wrap(x._layout, *inners, *dynamic_ints(x))
+
+
 def map_inners(x: Any, change: Callable[[InnerField, Any], Any]) -> Any:
     """Returns a copy of a value with ``change(field, tensor)`` in place of each inner tensor that is present."""
     spec, values = type(x).__spec__, x.__dict__
-    inners = [None if values[f.name] is None else change(f, values[f.name]) for f in spec.inners]
-    return type(x)._wrap(x._layout, *inners, *(values[f.name] for f in spec.dynamics))
+    return with_inners(
+        x, [None if values[f.name] is None else change(f, values[f.name]) for f in spec.inners]
+    )
 
 
 def carrier(name: str) -> str:
