@@ -14,7 +14,7 @@ from subclasses.keyed.checks import is_traced
 from subclasses.keyed.kernels import NO_POOLING, Entries, Lookups, Part, keyed_lookup, keyed_pool, parts_of
 from subclasses.keyed.rows import check_weights
 from subclasses.ragged import JaggedTensor
-from subclasses.ragged.norms import kernels_of_bags
+from subclasses.ragged.rules.normalization import kernels_of_bags
 
 MODES = ("sum", "mean", "max")
 

@@ -1,9 +1,8 @@
-"""What is asked of the parts of a ragged tensor, each with an error that says what came and what to do."""
+"""Checks of both layouts; an error says what was expected, what came, and what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,27 +17,7 @@ _EMPTY = {
     "PaddedTensor": "PaddedTensor(padded, torch.zeros(0, dtype=torch.int64)) with a table of shape [0, T, ...]",
 }
 
-# ---- shapes ----------------------------------------------------------------------------------------------------
-
-
-def check_parts(values: Any, offsets: Any, lengths: Any, ragged_dim: Any) -> None:
-    """Raises unless the parts of a jagged tensor fit together by their shapes; types and dtypes come later."""
-    if isinstance(values, Tensor) and values.dim() == 0:
-        raise ValueError("JaggedTensor.values: expected at least one dimension, the entries, got a scalar")
-    if isinstance(values, Tensor) and (type(ragged_dim) is not int or not 0 <= ragged_dim <= values.dim()):
-        raise ValueError(
-            f"JaggedTensor.ragged_dim: expected an int from 0 to {values.dim()} for values of shape "
-            f"{tuple(values.shape)}, got {ragged_dim!r}"
-        )
-    if isinstance(offsets, Tensor) and (offsets.dim() != 1 or offsets.shape[0] == 0):
-        raise ValueError(
-            f"JaggedTensor.offsets: expected shape [B + 1], with a 0 first, got {tuple(offsets.shape)}"
-        )
-    if isinstance(lengths, Tensor) and (lengths.dim() != 1 or lengths.shape[0] != offsets.shape[0] - 1):
-        raise ValueError(
-            f"JaggedTensor.lengths: expected shape [{offsets.shape[0] - 1}], one for each row of the offsets, got "
-            f"{tuple(lengths.shape)}"
-        )
+# ---- parts -----------------------------------------------------------------------------------------------------
 
 
 def is_traced(t: Tensor) -> bool:
@@ -75,41 +54,6 @@ def check_rows(rows: Sequence[Any], name: str = "JaggedTensor") -> None:
             )
 
 
-def check_lengths(values: Tensor, lengths: Tensor) -> None:
-    """Raises unless lengths are those of rows that fill ``values``."""
-    if lengths.dim() != 1:
-        raise ValueError(
-            f"JaggedTensor.from_lengths: expected lengths of shape [B], one for each row, got {tuple(lengths.shape)}"
-        )
-    if is_traced(lengths):
-        return
-    found = lengths.tolist()
-    if any(n < 0 for n in found):
-        raise ValueError(
-            f"JaggedTensor.from_lengths: expected one length of at least 0 for each row, got {found}"
-        )
-    if sum(found) != values.shape[0]:
-        raise ValueError(
-            f"JaggedTensor.from_lengths: the lengths add up to {sum(found)}, and values have {values.shape[0]} entries"
-        )
-
-
-def check_padded(padded: Tensor, lengths: Tensor) -> None:
-    """Raises unless lengths are those of rows of ``padded``."""
-    if padded.dim() < 2 or lengths.shape != padded.shape[:1]:
-        raise ValueError(
-            f"JaggedTensor.from_padded: expected a padded tensor [B, T, ...] and lengths [B], got "
-            f"{tuple(padded.shape)} and {tuple(lengths.shape)}"
-        )
-    if is_traced(lengths):
-        return
-    found = lengths.tolist()
-    if any(not 0 <= n <= padded.shape[1] for n in found):
-        raise ValueError(
-            f"JaggedTensor.from_padded: expected lengths from 0 to {padded.shape[1]}, the padded extent, got {found}"
-        )
-
-
 def check_mask(padded: Any, mask: Any, name: str = "JaggedTensor") -> None:
     """Raises unless ``mask [B, T]`` says which entries of ``padded [B, T, ...]`` exist."""
     fits = isinstance(padded, Tensor) and isinstance(mask, Tensor) and mask.dim() == 2
@@ -126,15 +70,6 @@ def check_mask(padded: Any, mask: Any, name: str = "JaggedTensor") -> None:
         )
 
 
-def check_nested(nested: Any) -> None:
-    """Raises unless ``nested`` is a nested tensor of jagged layout."""
-    if not (isinstance(nested, Tensor) and nested.is_nested and nested.layout is torch.jagged):
-        raise TypeError(
-            f"JaggedTensor.from_nested: expected a torch.nested tensor with layout=torch.jagged, got a "
-            f"{type(nested).__name__}"
-        )
-
-
 def check_has_rows(x: Any, method: str) -> None:
     """Raises for merged dimensions, where rows are no dimension of their own."""
     if x.ragged_dim == 0:
@@ -144,13 +79,7 @@ def check_has_rows(x: Any, method: str) -> None:
         )
 
 
-def check_like(x: Any, dense: Any) -> None:
-    """Raises unless ``dense`` has the outer size of a ragged tensor and is dense."""
-    if isinstance(dense, type(x)) or tuple(dense.shape) != tuple(x.shape):
-        raise ValueError(
-            f"JaggedTensor.like_dense: expected a dense tensor of size {tuple(x.shape)}, got a {type(dense).__name__} "
-            f"of size {tuple(dense.shape)}"
-        )
+# ---- autograd --------------------------------------------------------------------------------------------------
 
 
 def is_recorded(*tensors: Any) -> bool:
@@ -169,36 +98,3 @@ def check_not_recorded(op: Any, x: Any) -> None:
             f"{op}: reached from inside another op, whose gradient would count entries that a {type(x).__name__} does "
             f"not have; use x.sum(...), or take the op apart into ones that have rules"
         )
-
-
-# ---- data ------------------------------------------------------------------------------------------------------
-
-
-def longest_row(values: Any, offsets: Any, lengths: Any, ragged_dim: int) -> int:
-    """The length of the longest row; reads the data, and checks it on the way."""
-    if not isinstance(values, Tensor) or not isinstance(offsets, Tensor) or offsets.is_floating_point():
-        return 0  # refused by the constructor, which names the field
-    if is_traced(offsets):
-        raise ValueError(
-            "JaggedTensor: in a compiled function the longest row is not known; give max_length, such as x.shape[1]"
-        )
-    starts, total = offsets.tolist(), values.shape[max(ragged_dim - 1, 0)]
-    spans = [end - start for start, end in pairwise(starts)]
-    if starts[0] < 0 or starts[-1] > total or min(spans, default=0) < 0:
-        raise ValueError(
-            f"JaggedTensor.offsets: expected increasing offsets from 0 to at most {total}, the number of entries in "
-            f"values, got {starts}"
-        )
-    if lengths is None:
-        if starts[0] != 0 or starts[-1] != total:
-            raise ValueError(
-                f"JaggedTensor.offsets: without lengths the rows fill values, so offsets go from 0 to {total}; got "
-                f"{starts}. Give lengths if some entries belong to no row"
-            )
-        return max(spans, default=0)
-    found = lengths.tolist()
-    if any(not 0 <= n <= span for n, span in zip(found, spans, strict=True)):
-        raise ValueError(
-            f"JaggedTensor.lengths: expected from 0 up to what lies between the offsets, {spans}, got {found}"
-        )
-    return max(found, default=0)

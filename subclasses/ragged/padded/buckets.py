@@ -1,5 +1,6 @@
-"""How wide a table is: few widths for many lengths, so that few programs serve them, and widths that kernels like.
+"""Tables of a ``PaddedTensor``: where entries exist, and how wide a table is.
 
+Few widths for many lengths mean that few programs serve them, and some widths suit the kernels better than others.
 A program, and a CUDA graph, is made for each width. `propose_buckets` picks widths for lengths as they occur: as many
 as there may be programs, each a multiple of what suits the kernels, with the least padding in all.
 """
@@ -13,6 +14,8 @@ from functools import cache
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 Buckets = Sequence[int] | Literal["powers"]
 
@@ -57,6 +60,29 @@ def check_positive(name: str, n: int) -> None:
     """Raises unless ``n`` is one or more."""
     if n < 1:
         raise ValueError(f"{name}: expected an int of at least 1, got {n}")
+
+
+# ---- tables --------------------------------------------------------------------------------------------------
+
+
+def exists_in(padded: Tensor, lengths: Tensor, ragged_dim: int, batch_dim: int) -> Tensor:
+    """Where entries exist in a table, with extent 1 for dimensions of the entries."""
+    if ragged_dim == batch_dim:
+        rows = lengths.shape[0]
+        places = torch.arange(padded.size(ragged_dim) // max(rows, 1), device=lengths.device)
+        size = [padded.size(d) if d == ragged_dim else 1 for d in range(padded.dim())]
+        return (places < lengths.unsqueeze(1)).view(size)
+
+    def along(t: Tensor, dim: int) -> Tensor:
+        return t.view([t.shape[0] if d == dim else 1 for d in range(padded.dim())])
+
+    columns = torch.arange(padded.size(ragged_dim), device=lengths.device)
+    return along(columns, ragged_dim) < along(lengths, batch_dim)
+
+
+def widen(padded: Tensor, dim: int, width: int) -> Tensor:
+    """A table with this many places along ``dim``: zeros are added, or places past all rows are cut off."""
+    return F.pad(padded, [0, 0] * (padded.dim() - 1 - dim) + [0, width - padded.shape[dim]])
 
 
 # ---- proposing widths ------------------------------------------------------------------------------------------

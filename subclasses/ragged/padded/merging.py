@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.padded.rows import outer_dims, rows_stay, shown
+from subclasses.ragged.base import outer_dims, rows_stay, shown, unruled
 from subclasses.ragged.padded.tensor import PaddedTensor
+from subclasses.ragged.registry import Rules
+
+RULES = Rules()
+aten = torch.ops.aten
 
 # ---- where the rows are ----------------------------------------------------------------------------------------
 
@@ -76,25 +80,46 @@ def _place_after(x: PaddedTensor, dim: int, size: list[int]) -> int | None:
     return places[0] if len(places) == 1 else None
 
 
+# ---- below autograd --------------------------------------------------------------------------------------------
+
+
+@RULES.of(aten.t.default)
+def _t(op: Any, x: PaddedTensor) -> Any:
+    return x.with_padded(x.padded.t(), 1 - x.ragged_dim, 1 - x.batch_dim)
+
+
+@RULES.of(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+def _view(op: Any, x: PaddedTensor, size: Sequence[int], stride: Any = None) -> Any:
+    size = list(size)
+    if -1 in size:
+        unknown = size.index(-1)
+        rest = math.prod(size[:unknown] + size[unknown + 1 :])
+        size[unknown] = x.numel() // rest if rest else 0
+    places = places_after(op, x, size)
+    # A view for `view`; elsewhere PyTorch has made sure that one is possible, or that none is expected.
+    padded = x.padded.view(size) if op is aten.view.default else x.padded.reshape(size)
+    return x.with_padded(padded, *places)
+
+
 # ---- above autograd: what names dimensions ---------------------------------------------------------------------
 
 
-@PaddedTensor.implements(torch.flatten)
-def _(func: Any, x: PaddedTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
+@RULES.of(torch.flatten)
+def _flatten(func: Any, x: PaddedTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
     start, end = (outer_dims(func, x, d)[0] for d in (start_dim, end_dim))
     merges = (start, end) == (x.batch_dim, x.ragged_dim) and end == start + 1
     # With one place in each row and entries of extent 1 the size alone does not say which of them is gone.
     if merges and x.shape[end] == 1 and list(x.shape[end + 1 : end + 2]) == [1]:
         return x.merge()
-    return PaddedTensor.unruled(func, x, start, end)
+    return unruled(func, x, start, end)
 
 
-@PaddedTensor.implements(torch.unflatten)
-def _(func: Any, x: PaddedTensor, dim: int, sizes: Sequence[int]) -> Any:
+@RULES.of(torch.unflatten)
+def _unflatten(func: Any, x: PaddedTensor, dim: int, sizes: Sequence[int]) -> Any:
     (dim,) = outer_dims(func, x, dim)
     if not x.merged and not rows_stay(x, [dim]):
         raise DispatchError(f"{func.__name__}: {shown(x)} stays whole along its rows, got dimension {dim}")
     known = -math.prod(sizes)
     parts = [x.shape[dim] // known if n == -1 else n for n in sizes]
     # Tensor.unflatten asks for the rule again however it is called; splitting a dimension is a view.
-    return PaddedTensor.unruled(Tensor.view, x, [*x.shape[:dim], *parts, *x.shape[dim + 1 :]])
+    return unruled(Tensor.view, x, [*x.shape[:dim], *parts, *x.shape[dim + 1 :]])

@@ -25,13 +25,14 @@ from subclasses import TensorSubclass, inner, static
 from subclasses.ragged.checks import check_has_rows, check_mask, check_rows
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded import checks
-from subclasses.ragged.padded.buckets import Buckets, bucket_of
+from subclasses.ragged.padded.buckets import Buckets, bucket_of, exists_in, widen
+from subclasses.ragged.padded.interface import PaddedInterface
 from subclasses.ragged.printing import emit_rows
 
 # ---- the declaration -------------------------------------------------------------------------------------------
 
 
-class PaddedTensor(TensorSubclass):
+class PaddedTensor(PaddedInterface, TensorSubclass):
     """Rows of uneven length in a dense table ``[B, T, ...]``.
 
     Args:
@@ -81,9 +82,6 @@ class PaddedTensor(TensorSubclass):
             batch_dim: int = 0,
             row_count: Tensor | None = None,
         ) -> None: ...
-
-        def took_view(self, view: Tensor) -> None:
-            """What is done above autograd about a view of this one; stands in ``padded/cutting.py``."""
 
     # ---- making one --------------------------------------------------------------------------------------------
 
@@ -151,6 +149,11 @@ class PaddedTensor(TensorSubclass):
         padded = widen(x, dim, bucket_of(x.shape[dim], multiple, buckets))
         return cls(padded, lengths, ragged_dim=dim, batch_dim=0 if dim else 1)
 
+    @property
+    def ragged_class(self) -> type[PaddedTensor]:
+        """The class of the layout."""
+        return PaddedTensor
+
     # ---- looking at it -----------------------------------------------------------------------------------------
 
     def row_lengths(self) -> Tensor:
@@ -161,11 +164,6 @@ class PaddedTensor(TensorSubclass):
     def counts(self) -> Tensor:
         """``[B]``: how many entries of each row the table holds, which is what counts of lengths beyond it."""
         return self.lengths.clamp(0, self.width)
-
-    @property
-    def merged(self) -> bool:
-        """Whether batch and ragged dimension are one."""
-        return self.ragged_dim == self.batch_dim
 
     @property
     def width(self) -> int:
@@ -202,6 +200,8 @@ class PaddedTensor(TensorSubclass):
         """The plain table with ``fill`` where there is no entry."""
         return self.kept(self.unwrap("padded"), fill)
 
+    clean = samples = to_dense
+
     def with_padded(
         self, padded: Tensor, ragged_dim: int | None = None, batch_dim: int | None = None
     ) -> PaddedTensor:
@@ -214,6 +214,8 @@ class PaddedTensor(TensorSubclass):
             ragged_dim=self.ragged_dim if ragged_dim is None else ragged_dim,
             batch_dim=self.batch_dim if batch_dim is None else batch_dim,
         )
+
+    with_stored = with_padded
 
     def with_lengths(self, padded: Tensor, lengths: Tensor, row_count: Tensor | None = None) -> PaddedTensor:
         """Other rows at the same dimensions."""
@@ -247,11 +249,7 @@ class PaddedTensor(TensorSubclass):
             ValueError: it has another number of rows, or another width.
         """
         checks.check_like(self, dense)
-        return self.with_padded(self.kept(dense))
-
-    def wrap_cotangent(self, cotangent: Tensor) -> PaddedTensor:
-        """A dense cotangent counts where there are entries."""
-        return self.like_dense(cotangent.expand(self.shape))
+        return self.with_kept(dense)
 
     def to_tensors(self) -> list[Tensor]:
         """The rows, without their batch dimension: views of the table. Reads the lengths."""
@@ -316,27 +314,7 @@ class PaddedTensor(TensorSubclass):
         return jagged if ragged == 1 else jagged.with_entries(jagged.unwrap("values"), ragged)
 
 
-# ---- tables ----------------------------------------------------------------------------------------------------
-
-
-def exists_in(padded: Tensor, lengths: Tensor, ragged_dim: int, batch_dim: int) -> Tensor:
-    """Where entries exist in a table, with extent 1 for dimensions of the entries."""
-    if ragged_dim == batch_dim:
-        rows = lengths.shape[0]
-        places = torch.arange(padded.size(ragged_dim) // max(rows, 1), device=lengths.device)
-        size = [padded.size(d) if d == ragged_dim else 1 for d in range(padded.dim())]
-        return (places < lengths.unsqueeze(1)).view(size)
-
-    def along(t: Tensor, dim: int) -> Tensor:
-        return t.view([t.shape[0] if d == dim else 1 for d in range(padded.dim())])
-
-    columns = torch.arange(padded.size(ragged_dim), device=lengths.device)
-    return along(columns, ragged_dim) < along(lengths, batch_dim)
-
-
-def widen(padded: Tensor, dim: int, width: int) -> Tensor:
-    """A table with this many places along ``dim``: zeros are added, or places past all rows are cut off."""
-    return F.pad(padded, [0, 0] * (padded.dim() - 1 - dim) + [0, width - padded.shape[dim]])
+# ---- jagged to padded ------------------------------------------------------------------------------------------
 
 
 def to_padded(

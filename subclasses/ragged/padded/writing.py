@@ -1,4 +1,4 @@
-"""Writing into rows: ``x[index] = value``, ``index_put``.
+"""Writing into a ``PaddedTensor`` by an index.
 
 The table is made anew with the entries that are written, and copied over the old one as any in-place op does it.
 """
@@ -6,50 +6,65 @@ The table is made anew with the entries that are written, and copied over the ol
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.ragged.base import shown
+from subclasses.ragged.indexing.index import expanded, is_all, is_index, is_int, outer_places, replaced
 from subclasses.ragged.padded import checks
-from subclasses.ragged.padded.cutting import checked_places, take_rows
-from subclasses.ragged.padded.indexing import (
-    expanded,
-    is_all,
-    is_index,
-    is_int,
-    outer_places,
-    replaced,
+from subclasses.ragged.padded.operands import as_wide, check_rows_match
+from subclasses.ragged.padded.selection import (
+    beside_table,
+    check_mask,
+    checked_places,
     settled_pairs,
+    take_rows,
 )
-from subclasses.ragged.padded.picking import check_mask, put_back
-from subclasses.ragged.padded.rows import as_padded, as_wide, check_rows_match, shown
-from subclasses.ragged.padded.tensor import PaddedTensor
+
+if TYPE_CHECKING:
+    from subclasses.ragged.padded.tensor import PaddedTensor
+
+# ---- the interface ---------------------------------------------------------------------------------------------
+
+
+def with_written(x: PaddedTensor, func: Any, index: Any, value: Any) -> PaddedTensor:
+    """``x`` with a value at an index; no cotangent comes back from the padding that is written as well."""
+    by_mask = isinstance(index, x.ragged_class)
+    return x.like_dense(_by_mask(func, x, index, value) if by_mask else _by_index(x, index, value))
+
+
+def with_put(
+    x: PaddedTensor, func: Any, indices: Sequence[Any], values: Any, accumulate: bool
+) -> PaddedTensor:
+    """``x`` with values at index tensors."""
+    if isinstance(values, x.ragged_class) or x.merged:
+        raise DispatchError(
+            f"{func.__name__}: expected dense values for a padded tensor, got {shown(values)} for {shown(x)}"
+        )
+    found = list(indices)
+    if len(found) > max(x.ragged_dim, x.batch_dim) and is_index(found[x.ragged_dim]):
+        if not is_index(found[x.batch_dim]):
+            raise DispatchError(
+                f"{func.__name__}: places of {shown(x)} need an index tensor for rows beside theirs"
+            )
+        rows, entries = settled_pairs(x, found[x.batch_dim], found[x.ragged_dim])
+        found[x.batch_dim], found[x.ragged_dim] = rows, entries
+    return x.like_dense(x.unwrap("padded").index_put(tuple(found), values, accumulate))
+
 
 # ---- by index --------------------------------------------------------------------------------------------------
 
 
-@PaddedTensor.implements(torch.Tensor.__setitem__)
-def _(func: Any, x: Any, index: Any, value: Any) -> None:
-    if not isinstance(x, PaddedTensor):
-        raise DispatchError(f"{func.__name__}: cannot write {shown(value)} into {shown(x)}; use to_dense()")
-    table = _by_mask(func, x, index, value) if isinstance(index, PaddedTensor) else _by_index(x, index, value)
-    x.copy_(x.like_dense(table))  # which takes no cotangent from the padding that was written as well
-
-
-def _by_mask(func: Any, x: PaddedTensor, mask: PaddedTensor, value: Any) -> Tensor:
-    if isinstance(value, PaddedTensor) and mask.dim() == 2 and (x.batch_dim, x.ragged_dim) == (0, 1):
+def _by_mask(func: Any, x: Any, mask: Any, value: Any) -> Tensor:
+    if isinstance(value, x.ragged_class) and mask.dim() == 2 and (x.batch_dim, x.ragged_dim) == (0, 1):
         check_mask(func, x, mask)
-        return put_back(x, as_wide(x, mask), value)
-    if isinstance(value, PaddedTensor) or (isinstance(value, Tensor) and value.numel() != 1):
-        raise DispatchError(
-            f"{func.__name__}: expected a number, or what x[mask] gives for a mask [B, T], got {shown(value)}"
-        )
-    features = x.dim() - (1 if x.merged else 2)
-    if mask.dim() < x.dim() and mask.dim() == x.dim() - features:
-        mask = as_padded(mask[(..., *[None] * features)])
-    return as_padded(torch.where(mask, value, x)).unwrap("padded")
+        return _put_back(x, as_wide(x, mask), value)
+    raise DispatchError(
+        f"{func.__name__}: expected a number, or what x[mask] gives for a mask [B, T], got {shown(value)}"
+    )
 
 
 def _by_index(x: PaddedTensor, index: Any, value: Any) -> Tensor:
@@ -59,7 +74,7 @@ def _by_index(x: PaddedTensor, index: Any, value: Any) -> Tensor:
     if x.merged and not is_all(index[at_batch]):
         raise DispatchError(f"writing into {shown(x)}: merged dimensions stay whole; {checks.UNMERGE}")
     rows, entries = index[at_batch], index[at_ragged]
-    if isinstance(value, PaddedTensor):
+    if isinstance(value, x.ragged_class):
         value = _table_of(x, index, value)
     if not x.merged:
         index = _settled(x, index, (at_batch, rows), (at_ragged, entries))
@@ -71,7 +86,7 @@ def _by_index(x: PaddedTensor, index: Any, value: Any) -> Tensor:
 def _table_of(x: PaddedTensor, index: tuple[Any, ...], value: PaddedTensor) -> Tensor:
     """The table of what is written to ``x[index]``, whose rows must have the lengths of those in ``x``."""
     part = x[index]
-    if not isinstance(part, PaddedTensor):
+    if not isinstance(part, x.ragged_class):
         raise DispatchError(
             f"writing into {shown(x)}: expected a dense value for {index}, got {shown(value)}"
         )
@@ -113,30 +128,12 @@ def _paired(x: PaddedTensor, index: Any, at_batch: int, at_ragged: int) -> Any:
     return replaced(replaced(index, at_batch, rows), at_ragged, entries)
 
 
-# ---- index_put -------------------------------------------------------------------------------------------------
-
-
-@PaddedTensor.implements(torch.index_put)
-def _(func: Any, input: Any, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Any:
-    return input.like_dense(_put(func, input, indices, values, accumulate))
-
-
-@PaddedTensor.implements(torch.Tensor.index_put_)
-def _(func: Any, input: Any, indices: Sequence[Any], values: Tensor, accumulate: bool = False) -> Any:
-    return input.copy_(input.like_dense(_put(func, input, indices, values, accumulate)))
-
-
-def _put(func: Any, x: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Tensor:
-    if not isinstance(x, PaddedTensor) or isinstance(values, PaddedTensor) or x.merged:
-        raise DispatchError(
-            f"{func.__name__}: expected dense values for a padded tensor, got {shown(values)} for {shown(x)}"
-        )
-    found = list(indices)
-    if len(found) > max(x.ragged_dim, x.batch_dim) and is_index(found[x.ragged_dim]):
-        if not is_index(found[x.batch_dim]):
-            raise DispatchError(
-                f"{func.__name__}: places of {shown(x)} need an index tensor for rows beside theirs"
-            )
-        rows, entries = settled_pairs(x, found[x.batch_dim], found[x.ragged_dim])
-        found[x.batch_dim], found[x.ragged_dim] = rows, entries
-    return x.unwrap("padded").index_put(tuple(found), values, accumulate)
+def _put_back(x: PaddedTensor, mask: PaddedTensor, values: PaddedTensor) -> Tensor:
+    """The table of ``x`` with the entries that a mask picks replaced, in their order; the inverse of `pick`."""
+    picked = mask.to_dense(False)
+    rank = (picked.cumsum(1) - 1).clamp(min=0)
+    check_rows_match(torch.Tensor.__setitem__, values, x.with_lengths(x.padded, picked.sum(1), x.row_count))
+    source = as_wide(x, values).to_dense().expand(x.shape)
+    return torch.where(
+        beside_table(x, picked), source.gather(1, beside_table(x, rank).expand(x.shape)), x.to_dense()
+    )

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from subclasses.ragged import plan
-from subclasses.ragged.attention import ragged_attention
+from subclasses.ragged.attention import grouping
+from subclasses.ragged.attention.row_attention import ragged_attention
 
 HEADS, WIDTH = 2, 8
 CASES = {
@@ -136,40 +136,40 @@ def test_scores_far_apart():
 # ---- plans -----------------------------------------------------------------------------------------------------
 
 
-def sizes_of(lengths: list[int]) -> plan.Sizes:
-    return plan.Sizes(sum(lengths), sum(lengths), HEADS)
+def sizes_of(lengths: list[int]) -> grouping.Sizes:
+    return grouping.Sizes(sum(lengths), sum(lengths), HEADS)
 
 
 def test_rows_of_about_one_length_share_a_group():
     lengths = [100, 95, 90, 40, 38, 3]
-    rows = plan.Rows(make_offsets(lengths), None)
-    made = plan.make_plan(rows, rows, sizes_of(lengths), causal=True)
+    rows = grouping.Rows(make_offsets(lengths), None)
+    made = grouping.make_plan(rows, rows, sizes_of(lengths), causal=True)
     assert [g.queries.count for g in made.groups] == [3, 2, 1]
     assert made.complete and all(g.key_mask is None for g in made.groups)
 
 
 def test_padding_needs_a_mask_only_where_it_shows():
     lengths = [100, 95]
-    rows = plan.Rows(make_offsets(lengths), None)
-    assert plan.make_plan(rows, rows, sizes_of(lengths), causal=False).groups[0].key_mask is not None
+    rows = grouping.Rows(make_offsets(lengths), None)
+    assert grouping.make_plan(rows, rows, sizes_of(lengths), causal=False).groups[0].key_mask is not None
 
 
 def test_a_plan_is_kept_until_the_offsets_change():
-    rows = plan.Rows(make_offsets([3, 4]), None)
-    first = plan.plan_for(rows, rows, sizes_of([3, 4]), True)
-    assert plan.plan_for(rows, rows, sizes_of([3, 4]), True) is first
+    rows = grouping.Rows(make_offsets([3, 4]), None)
+    first = grouping.plan_for(rows, rows, sizes_of([3, 4]), True)
+    assert grouping.plan_for(rows, rows, sizes_of([3, 4]), True) is first
     rows.offsets[1] = 4
-    changed = plan.plan_for(rows, rows, sizes_of([3, 4]), True)
+    changed = grouping.plan_for(rows, rows, sizes_of([3, 4]), True)
     assert changed is not first and changed.groups[0].queries.width == 4
 
 
 def test_plans_go_with_their_offsets():
-    rows = plan.Rows(make_offsets([3, 4]), None)
-    before = len(plan._plans)
-    plan.plan_for(rows, rows, sizes_of([3, 4]), True)
-    assert len(plan._plans) == before + 1
+    rows = grouping.Rows(make_offsets([3, 4]), None)
+    before = len(grouping._plans)
+    grouping.plan_for(rows, rows, sizes_of([3, 4]), True)
+    assert len(grouping._plans) == before + 1
     del rows
-    assert len(plan._plans) == before
+    assert len(grouping._plans) == before
 
 
 # ---- as an op --------------------------------------------------------------------------------------------------

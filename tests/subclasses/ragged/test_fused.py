@@ -14,8 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import desugar
 from subclasses import _torch
-from subclasses.ragged import JaggedTensor, fused, sdpa
-from subclasses.ragged.fused import Kernel, kernel_for
+from subclasses.ragged import JaggedTensor
+from subclasses.ragged.attention import fused, rule
+from subclasses.ragged.attention.fused import Kernel, kernel_for
 
 LENGTHS, OTHERS = [3, 1, 5], [4, 0, 2]
 
@@ -53,7 +54,7 @@ def efficient(q, k, v, bias, q_starts, k_starts, max_q, max_k, dropout_p, mask_t
 @pytest.fixture(params=Kernel, ids=lambda kernel: kernel.value)
 def kernel(request, monkeypatch):
     """A kernel by its contract, chosen on the CPU."""
-    monkeypatch.setattr(sdpa, "kernel_for", lambda *_: request.param)
+    monkeypatch.setattr(rule, "kernel_for", lambda *_: request.param)
     monkeypatch.setattr(fused, "flash_attention_rows", flash)
     monkeypatch.setattr(fused, "efficient_attention_rows", efficient)
     return request.param
@@ -125,7 +126,7 @@ def test_pytorch_knows_the_kernels_like_that(chosen, monkeypatch):
     """Forward and backward of the ops themselves, without data: names, order and number of the arguments."""
     if chosen is Kernel.EFFICIENT and not _torch.efficient_attention_traces:
         pytest.skip("its backward has no working meta kernel in this release")
-    monkeypatch.setattr(sdpa, "kernel_for", lambda *_: chosen)
+    monkeypatch.setattr(rule, "kernel_for", lambda *_: chosen)
     rows, x = make(LENGTHS, 6, device="meta", dtype=torch.float16)
     _, y = make(OTHERS, 6, device="meta", dtype=torch.float16)
     for out in (

@@ -242,3 +242,12 @@ def test_cross_entropy_with_probabilities():
 def test_losses_of_what_does_not_fit(f):
     with pytest.raises(DispatchError, match="JaggedTensor"):
         f(make_batch().x)
+
+
+def test_products_of_rows_with_other_upper_bounds():
+    """The outer extents of the factors differ, and the lengths of their rows do not."""
+    offsets, a, b = torch.tensor([0, 3, 4]), torch.randn(4, 2, 3), torch.randn(4, 3, 2)
+    x, y = JaggedTensor(a, offsets, max_length=3), JaggedTensor(b, offsets.clone(), max_length=5)
+    for first, second in ((x, y), (y.transpose(2, 3), x.transpose(2, 3))):
+        expected = [p @ q for p, q in zip(first.to_tensors(), second.to_tensors(), strict=True)]
+        torch.testing.assert_close((first @ second).to_tensors(), expected)

@@ -1,0 +1,114 @@
+"""``scaled_dot_product_attention`` of ragged tensors: each row attends to the row of the same number."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.attention.fused import attend_fused, kernel_for
+from subclasses.ragged.attention.row_attention import ragged_attention
+from subclasses.ragged.base import first_ragged, shown
+from subclasses.ragged.jagged import JaggedTensor
+from subclasses.ragged.padded.tensor import PaddedTensor
+from subclasses.ragged.registry import Rules
+
+RULES = Rules()
+
+# ---- the rule --------------------------------------------------------------------------------------------------
+
+
+@RULES.of(F.scaled_dot_product_attention)
+def _attend(  # noqa: PLR0913
+    func: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    jagged = first_ragged((query, key, value)).rows_first
+    for x in (query, key, value):
+        _check_operand(JaggedTensor if jagged else PaddedTensor, x)
+    if not jagged:
+        key.check_same_rows(func, key, value)
+    if query.shape[0] != key.shape[0]:
+        raise ValueError(f"{func.__name__}: {shown(query)} and {shown(key)} have other numbers of rows")
+    value = key.alongside(func, value) if jagged else value
+    by_rows = jagged and attn_mask is None
+    kernel = kernel_for(query, key, value, is_causal) if by_rows else None
+    if kernel is None and not (by_rows and query.device.type == "cpu" and not dropout_p):
+        mask = score_mask(query, key, attn_mask, is_causal)
+        options = {"dropout_p": dropout_p, "scale": scale, "enable_gqa": enable_gqa}
+        return _attend_tables(query, key, value, attn_mask=mask, **options)
+    q, k, v = _heads_first(query), _heads_first(key), _heads_first(value)
+    if enable_gqa and k.shape[0] != q.shape[0]:
+        k, v = (x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v))
+    scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+    if kernel is not None:
+        out = attend_fused(kernel, query, key, (q, k, v), is_causal, dropout_p, scale)
+    else:
+        rows = query.offsets, key.offsets, query.lengths, key.lengths
+        out, _ = ragged_attention(q, k, v, *rows, is_causal, scale)
+    return query.with_values(out.reshape(*query.values.shape[:-1], out.shape[-1]))
+
+
+def _check_operand(kind: Any, x: Any) -> None:
+    """Raises unless the rows of an operand are numbered by dimension 0 and ragged along the last but one."""
+    if isinstance(x, kind) and x.dim() >= 3 and x.row_dims == (0, x.dim() - 2):
+        return
+    name, first = ("ragged", "") if kind is JaggedTensor else ("padded", "the batch dimension is first and ")
+    place = "the ragged dimension is" if kind is JaggedTensor else "the ragged one"
+    raise DispatchError(
+        f"scaled_dot_product_attention: expected {name} query, key and value [B, ..., T, D], got {shown(x)}; "
+        f"transpose so that {first}{place} the last but one"
+    )
+
+
+# ---- by padded tables ------------------------------------------------------------------------------------------
+
+
+def _attend_tables(query: Any, key: Any, value: Any, **options: Any) -> Any:
+    """One call over padded tables, for a mask of scores, dropout, or a device without a kernel for rows."""
+    dense = (x.to_dense() for x in (query, key, value))
+    out = F.scaled_dot_product_attention(*dense, **options)
+    # A row without keys attended to padding, so that nothing is NaN on the way back; its result is 0.
+    found = (key.row_lengths() > 0).view(-1, *[1] * (out.dim() - 1))
+    return query.from_table(torch.where(found, out, 0))
+
+
+def score_mask(query: Any, key: Any, attn_mask: Any, is_causal: bool) -> Tensor:
+    """Which scores count, or what is added to them: ``[B, 1..., T, S]``, the caller's mask included.
+
+    A query that does not exist attends to everything: a softmax without scores would be NaN, and so its derivative.
+    """
+    if attn_mask is not None and (not isinstance(attn_mask, Tensor) or hasattr(type(attn_mask), "__spec__")):
+        raise DispatchError(
+            f"scaled_dot_product_attention: expected a dense attn_mask that broadcasts against [B, ..., T, S], got "
+            f"{shown(attn_mask)}"
+        )
+    exists = key.mask() | (key.row_lengths() == 0).unsqueeze(1)
+    exists = exists.view(exists.shape[0], *[1] * (query.dim() - 2), exists.shape[1])
+    if is_causal:
+        past = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        exists = exists & past
+    if attn_mask is None:
+        return exists
+    asked = query.mask()
+    asked = asked.view(asked.shape[0], *[1] * (query.dim() - 3), asked.shape[1], 1)
+    if attn_mask.dtype == torch.bool:
+        return (exists & attn_mask) | ~asked
+    return torch.where(asked, torch.where(exists, attn_mask, -math.inf), 0.0)
+
+
+def _heads_first(x: JaggedTensor) -> Tensor:
+    """``[..., total, D]`` to ``[H, total, D]``."""
+    values = x.clean_values()
+    return values if values.dim() == 3 else values.reshape(-1, *values.shape[-2:])

@@ -1,0 +1,186 @@
+"""``RaggedTensor``: what a rule asks of a ragged tensor, whatever its layout.
+
+A layout keeps its entries in one inner tensor, called *stored* here: the ``values`` of a ``JaggedTensor``, the table
+``padded`` of a ``PaddedTensor``. A *gap* is a stored element that belongs to no row: a hole, or padding. Dimensions in
+rules are those of the outer tensor, counted from the front; `stored_dim` is the dimension of the stored tensor.
+
+A rule in ``rules/`` or ``indexing/`` is one plain function on this interface. A rule for a Python-level function runs
+above autograd and reads `clean` or `unwrap_stored`; a rule for an ``OpOverload`` runs below it and reads `stored`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from subclasses._torch import OpOverload, call_unruled
+
+# ---- the interface ---------------------------------------------------------------------------------------------
+
+
+class RaggedTensor:
+    """The interface of both layouts; a layout is declared as ``class JaggedTensor(JaggedInterface, TensorSubclass)``.
+
+    The layout:
+        ragged_class: the class of the layout, of which the class of a value may be a subclass.
+        kind, index_hint, contraction_hint: words of its errors.
+        rows_first: whether the batch dimension is always dimension 0.
+        has_gaps: whether there may be gaps.
+        batch_dim, ragged_dim: the outer dimension that numbers the rows, and the one along which they differ.
+        width: the outer extent of the ragged dimension where it is not merged, ``T``.
+        counts: ``[B]``, how many entries of each row exist.
+
+    Stored elements:
+        stored: the inner tensor with the entries, raw.
+        unwrap_stored(): the same as a differentiable function of this tensor.
+        clean(fill=0): the same with ``fill`` in gaps.
+        kept(stored, fill=0): a tensor shaped as `stored` with ``fill`` in gaps; no cotangent comes back from a gap.
+        with_stored(stored, *rows): another stored tensor for the same rows; ``rows`` are the ragged and the batch
+            dimension, if they change.
+        with_kept(stored, *rows): the same with 0 in gaps, as `kept`.
+        stored_dim(dim): the dimension of the stored tensor that an outer one is; -1 for one that it lacks.
+
+    Tables, plain tensors of the outer size:
+        to_dense(fill=0): the table with ``fill`` where there is no entry.
+        to_table(width): the same with 0, as wide as that of another factor of a product.
+        like_dense(table): the entries of a table, whose size is checked.
+        from_table(table, *rows): the same unchecked.
+
+    Operands:
+        beside(op, other): an operand of a pointwise op as it stands beside `stored`; below autograd.
+        aligned(func, other): an operand such that its cotangent is one of its own kind; above autograd.
+        operand(func, other): an operand as a plain tensor beside `unwrap_stored`, with 1 in gaps; above autograd.
+        alongside(func, other): a ragged operand with its entries where those of this one are; its other dimensions may
+            differ.
+        relaid(func, other): a ragged operand of the same dimensions with the very rows of this one.
+        moved(stored): another stored tensor on another device, with the rows moved there.
+        write(op, new, non_blocking): writes new elements into those that exist; below autograd.
+        check_writable(func, *operands): raises where autograd could not record a write; above autograd.
+        check_factors(func, a, b), check_same_rows(func, a, b): raise where two factors do not fit together.
+
+    Reductions; ``dims`` has a dimension of the rows:
+        sum_rows(stored, dims, keepdim, dtype): the sum over existing entries of a tensor shaped as `stored`.
+        count_entries(dims, keepdim): how many entries each result has: an int, or a tensor that broadcasts.
+        check_has_entries(func, dims): raises where a result would have no entry.
+        batch_size(): the number of rows, or of the entries of merged dimensions.
+        samples(fill): the entries with ``fill`` in gaps; dimension 0 numbers samples and dimension 1 stays.
+        from_samples(table, *rows): what a loss made of each sample.
+
+    Dimensions:
+        feature_dim(func, dim): a dimension of the entries, counted from the front; raises for one of the rows.
+
+    Selection:
+        select_row(row): one row, dense.
+        take_rows(which): some rows, by a slice, a list, an index tensor or a mask ``[B]``.
+        slice_rows(part): the same slice of every row; negative bounds count from each row's own end.
+        cut(first, lengths, width): the entries of each row from ``first [B]`` on, ``lengths [B]`` of them.
+        select_position(position), take_places(places): the entries at one place, or some, of every row, dense.
+        take_pairs(rows, places, index): single entries by the numbers of rows and the places in them, dense.
+        gather_index(func, index): places in the rows, which must have them, as an index of `stored`.
+        pick(func, mask): the entries that a ragged mask picks of each row, ragged again.
+        pick_together(index): elements by several index tensors for the features; only where rows come first.
+        rearranged(source): the entries of each row in another order; ``source(place, length)`` is the place that an
+            entry comes from.
+        with_written(func, index, value), with_put(func, indices, values, accumulate): this tensor with other entries.
+
+    Joining:
+        as_rows(func, dense): a dense tensor as rows that all have its extent.
+        join_rows(func, parts), join_entries(parts): the rows of all parts; each row with the entries of all parts.
+    """
+
+    @property
+    def merged(self: Any) -> bool:
+        """Whether batch and ragged dimension are one."""
+        return self.ragged_dim == self.batch_dim
+
+    @property
+    def row_dims(self: Any) -> tuple[int, int]:
+        """The batch and the ragged dimension."""
+        return self.batch_dim, self.ragged_dim
+
+    def wrap_cotangent(self: Any, cotangent: Tensor) -> Any:
+        """A dense cotangent counts where there are entries."""
+        return self.like_dense(cotangent.expand(self.shape))
+
+    def leader(self, values: Sequence[Any]) -> Any:
+        """The value among operands whose rows the others match, where this one is the first ragged one."""
+        return self
+
+    def per_row(self, dense: Tensor, dim: int) -> Tensor:
+        """A result with one entry for each row along ``dim``; a layout may have rows that are not of the batch."""
+        return dense
+
+    def check_first(self, op: Any) -> None:
+        """Raises where no other dimension may become dimension 0."""
+
+    def slice_below(self, op: Any, dim: int, start: Any, end: Any, step: int) -> Any:
+        """A slice of rows below autograd; None for one of features."""
+
+    def check_numbered(self, func: Any, dims: Sequence[int]) -> None:
+        """Raises where a result numbers places among stored elements that have gaps between them."""
+
+
+# ---- rows and dimensions ---------------------------------------------------------------------------------------
+
+
+def is_ragged(x: Any) -> bool:
+    """Whether a value is a ragged tensor of either layout."""
+    return isinstance(x, RaggedTensor)
+
+
+def first_ragged(values: Sequence[Any]) -> Any:
+    """The ragged tensor among operands whose rows the others match."""
+    return next(v for v in values if isinstance(v, RaggedTensor)).leader(values)
+
+
+def unruled(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function as if it had no rule, once a rule has settled its arguments."""
+    return call_unruled(func, (RaggedTensor,), args, kwargs)
+
+
+def outer_dims(func: Any, x: Any, dim: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Dimensions counted from the front; none given means all.
+
+    Raises:
+        IndexError: there is no such dimension, or it is named twice.
+    """
+    n = x.dim()
+    if dim is None or (not isinstance(dim, int) and not len(dim)):
+        return tuple(range(n))
+    given = [dim] if isinstance(dim, int) else list(dim)
+    outer = tuple(d % n for d in given if -n <= d < n)
+    if len(set(outer)) < len(given):
+        raise IndexError(f"{name_of(func)}: expected distinct dimensions of {shown(x)}, got {given}")
+    return outer
+
+
+def rows_stay(x: Any, dims: Sequence[int]) -> bool:
+    """Whether dimensions are those of an entry, so that a result without them has the rows of ``x``."""
+    return x.ragged_dim not in dims and x.batch_dim not in dims
+
+
+def without(x: Any, stored: Tensor, gone: Sequence[int]) -> Any:
+    """Stored elements for the rows of ``x`` that lack some outer dimensions of the entries."""
+    if not gone:
+        return x.with_stored(stored)
+    ragged, batch = (d - sum(g < d for g in gone) for d in (x.ragged_dim, x.batch_dim))
+    return x.with_stored(stored, ragged, batch)
+
+
+# ---- the words of an error -------------------------------------------------------------------------------------
+
+
+def name_of(func: Any) -> str:
+    """A function or op."""
+    return str(func) if isinstance(func, OpOverload) else getattr(func, "__name__", str(func))
+
+
+def shown(x: Any) -> str:
+    """A value."""
+    text = f"a {type(x).__name__}"
+    if is_ragged(x):
+        rows = "" if x.rows_first else f", rows along {x.batch_dim}"
+        return f"{text} of size {tuple(x.shape)}{rows}, ragged along {x.ragged_dim}"
+    return f"{text} of size {tuple(x.shape)}" if isinstance(x, Tensor) else text

@@ -1,0 +1,1 @@
+"""Indexing, splitting, gathering, joining, writing and views of both layouts."""

@@ -1,0 +1,226 @@
+"""Indexing and writing by ints, slices, index tensors and masks: the result is what a loop over the rows would give.
+
+An index is applied in three steps: rows, then entries of every row, then features of the entries. A layout says how the
+first two select (see ``selection.py`` of each); features are views of the stored tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import first_ragged, is_ragged, outer_dims, rows_stay, shown, unruled
+from subclasses.ragged.indexing.index import (
+    ALL,
+    as_tuple,
+    expanded,
+    is_all,
+    is_index,
+    is_int,
+    outer_places,
+    replaced,
+    without_place,
+)
+from subclasses.ragged.registry import Rules
+from subclasses.ragged.rules.reducing import without_out
+
+RULES = Rules()
+aten = torch.ops.aten
+
+# ---- x[index] --------------------------------------------------------------------------------------------------
+
+
+@RULES.of(torch.Tensor.__getitem__)
+def _getitem(func: Any, x: Any, index: Any) -> Any:
+    if not is_ragged(x):
+        by = first_ragged(as_tuple(index))
+        raise DispatchError(f"indexing {shown(x)} by {shown(by)}{by.index_hint}")
+    if isinstance(index, x.ragged_class):
+        return x.pick(func, index)
+    index = expanded(x, index)
+    places = outer_places(index)
+    at_rows, at_entries = places[x.batch_dim], places[x.ragged_dim]
+    if x.merged:
+        _check_whole(x, index[at_rows])
+        return _take_features(x, index)
+    if x.rows_first and at_rows:
+        raise DispatchError(f"indexing {shown(x)}: the batch dimension stays first, got {index}")
+    rows, entries = index[at_rows], index[at_entries]
+    if is_index(rows) and is_index(entries):
+        return x.take_pairs(rows, entries, index)
+    if is_int(rows):
+        return x.select_row(rows)[without_place(index, at_rows)]
+    x = x if is_all(rows) else x.take_rows(rows)
+    index = replaced(index, at_rows, ALL)
+    if is_int(entries):
+        return x.select_position(entries)[without_place(index, at_entries)]
+    index = replaced(index, at_entries, ALL)
+    if isinstance(entries, slice):
+        return _take_features(x if is_all(entries) else x.slice_rows(entries), index)
+    return x.take_places(entries)[index]
+
+
+def _check_whole(x: Any, i: Any) -> None:
+    """Raises where merged dimensions are cut; those that come first refuse it as a dimension of the entries."""
+    whole = isinstance(i, slice) and i.start in (None, 0) and i.stop is None and i.step in (None, 1)
+    if not (x.rows_first or whole):
+        raise DispatchError(
+            f"indexing {shown(x)}: merged dimensions stay whole; unmerge them by x.unflatten(0, (B, T))"
+        )
+
+
+def _take_features(x: Any, index: tuple[Any, ...]) -> Any:
+    """Slices, ints, None and index tensors at dimensions of the entries, one after the other."""
+    if sum(is_index(i) for i in index) > 1:
+        if not x.rows_first:
+            raise DispatchError(f"indexing {shown(x)}: expected one index tensor [n] for the features")
+        return x.pick_together(index)
+    result, dim = aten.alias.default(x), 0
+    for i in index:
+        if i is None:
+            result = result.unsqueeze(dim)
+        elif is_int(i):
+            result, dim = aten.select.int(result, dim, int(i) if isinstance(i, Tensor) else i), dim - 1
+        elif not isinstance(i, slice):
+            result = _pick_features(result, dim, i)
+        elif not is_all(i):
+            result = aten.slice.Tensor(result, dim, i.start, i.stop, 1 if i.step is None else i.step)
+        dim += 1
+    return result
+
+
+def _pick_features(x: Any, dim: int, which: Any) -> Any:
+    which = torch.as_tensor(which, device=x.device)
+    if which.dim() != 1:
+        raise DispatchError(f"indexing {shown(x)}: expected one index tensor [n] for the features")
+    which = which.nonzero().squeeze(1) if which.dtype == torch.bool else which
+    return x.index_select(dim, torch.where(which < 0, which + x.shape[dim], which))
+
+
+# ---- along one dimension ---------------------------------------------------------------------------------------
+
+
+def take_along(x: Any, dim: int, i: Any) -> Any:
+    """``x`` indexed at one dimension."""
+    return _getitem(torch.Tensor.__getitem__, x, (*[ALL] * dim, i))
+
+
+@RULES.of(torch.select)
+def _select(func: Any, x: Any, dim: int, index: int) -> Any:
+    (dim,) = outer_dims(func, x, dim)
+    if rows_stay(x, [dim]):
+        return unruled(func, x, dim, index)
+    if x.merged:
+        return take_along(x, dim, index)
+    return x.select_row(index) if dim == x.batch_dim else x.select_position(index)
+
+
+@RULES.of(torch.narrow)
+def _narrow(func: Any, x: Any, dim: int, start: int, length: int) -> Any:
+    (dim,) = outer_dims(func, x, dim)
+    stop = None if start < 0 and start + length == 0 else start + length
+    return take_along(x, dim, slice(start, stop))
+
+
+@RULES.of(torch.index_select)
+def _index_select(func: Any, input: Any, dim: int, index: Tensor) -> Any:
+    (dim,) = outer_dims(func, input, dim)
+    if rows_stay(input, [dim]) or (input.merged and input.rows_first):
+        place = input.stored_dim(input.feature_dim(func.__name__, dim))
+        return input.with_stored(func(input.unwrap_stored(), place, index))
+    return take_along(input, dim, index)
+
+
+@RULES.of(torch.unbind)
+def _unbind(func: Any, x: Any, dim: int = 0) -> Any:
+    (dim,) = outer_dims(func, x, dim)
+    return unruled(func, x, dim) if dim != x.batch_dim or x.merged else tuple(x.to_tensors())
+
+
+@RULES.of(torch.Tensor.__iter__)
+def _iter(func: Any, x: Any) -> Any:
+    return iter(x.entries() if x.merged and x.rows_first else x.unbind(0))
+
+
+# ---- by an index or a mask of the same rows ---------------------------------------------------------------------
+
+
+@RULES.of(torch.masked_select)
+def _masked_select(func: Any, input: Any, mask: Any) -> Any:
+    x = first_ragged((input, mask))
+    input, mask = (
+        t if isinstance(t, x.ragged_class) else x.from_table(t.expand(x.shape)) for t in (input, mask)
+    )
+    return input.pick(func, mask)
+
+
+@RULES.of(torch.gather, torch.take_along_dim)
+def _gather(func: Any, input: Any, dim: int, index: Any, **kwargs: Any) -> Any:
+    kwargs = without_out(func, input, kwargs)
+    if func.__name__ == "take_along_dim":
+        dim, index = index, dim
+    x = first_ragged((input, index))
+    if not isinstance(input, x.ragged_class) or not isinstance(index, x.ragged_class):
+        raise DispatchError(
+            f"{func.__name__}: expected two {x.kind} tensors with the same rows, got {shown(input)} and {shown(index)}"
+        )
+    (dim,) = outer_dims(func, input, dim)
+    if (input.dim(), input.row_dims) != (index.dim(), index.row_dims) or dim == input.batch_dim:  # type: ignore[attr-defined]
+        raise DispatchError(
+            f"{func.__name__}: {shown(index)} along {dim} of {shown(input)}; rows are taken by x[rows]"
+        )
+    if rows_stay(input, [dim]):
+        index = input.relaid(func, index)
+        places = index.clean()
+    else:
+        places = input.gather_index(func, index)
+    return index.with_kept(torch.gather(input.clean(), input.stored_dim(dim), places, **kwargs))
+
+
+@RULES.of(torch.topk)
+def _topk(func: Any, input: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    """Along the rows a row shorter than ``k`` gives all of its entries: a ragged result."""
+    (dim,) = outer_dims(func, input, dim)
+    if rows_stay(input, [dim]):
+        found = func(input.unwrap_stored(), k, input.stored_dim(dim), largest, sorted)
+        return type(found)(tuple(input.with_stored(part) for part in found))
+    if dim != input.ragged_dim or input.merged:
+        raise DispatchError(f"{func.__name__}: takes entries of a row, got dimension {dim} of {shown(input)}")
+    order = torch.sort(input, dim=dim, descending=largest, stable=True).indices
+    order = order[(*[slice(None)] * dim, slice(0, k))]
+    return torch.return_types.topk((torch.gather(input, dim, order), order))
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------
+
+
+@RULES.of(torch.Tensor.__setitem__)
+def _setitem(func: Any, x: Any, index: Any, value: Any) -> None:
+    _check_ragged(func, x, value)
+    dense = isinstance(value, Tensor) and value.numel() != 1
+    if isinstance(index, x.ragged_class) and not (dense or is_ragged(value)):
+        for _ in range(x.dim() - index.dim()):
+            index = index.unsqueeze(-1)
+        x.copy_(torch.where(index, value, x))  # type: ignore[arg-type]
+    else:
+        x.copy_(x.with_written(func, index, value))
+
+
+@RULES.of(torch.index_put)
+def _index_put(func: Any, input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+    _check_ragged(func, input, values)
+    return input.with_put(func, indices, values, accumulate)
+
+
+@RULES.of(torch.Tensor.index_put_)
+def _index_put_(func: Any, input: Any, indices: Sequence[Any], values: Any, accumulate: bool = False) -> Any:
+    return input.copy_(_index_put(func, input, indices, values, accumulate))
+
+
+def _check_ragged(func: Any, x: Any, value: Any) -> None:
+    if not is_ragged(x):
+        raise DispatchError(f"{func.__name__}: cannot write {shown(value)} into {shown(x)}; use to_dense()")

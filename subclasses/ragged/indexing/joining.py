@@ -1,0 +1,106 @@
+"""``cat`` and ``stack``: along a feature of the entries, along the rows, or of the rows one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import first_ragged, outer_dims, rows_stay, shown, unruled
+from subclasses.ragged.indexing.views import dims_after_new, new_dim
+from subclasses.ragged.registry import Rules
+
+RULES = Rules()
+aten = torch.ops.aten
+
+# ---- above autograd: rows and entries --------------------------------------------------------------------------
+
+
+@RULES.of(torch.cat)
+def _cat(func: Any, tensors: Sequence[Any], dim: int = 0, *, out: None = None) -> Any:
+    x = first_ragged(tensors)
+    _check_no_out(func, x, out)
+    (dim,) = outer_dims(func, x, dim)
+    if rows_stay(x, [dim]) or (x.merged and x.rows_first):
+        return unruled(func, [_joinable(func, x, t) for t in tensors], dim)
+    parts = [t if isinstance(t, x.ragged_class) else x.as_rows(func, t) for t in tensors]
+    for part in parts:
+        _check_joins(func, x, part, dim)
+    first = parts[0]
+    return first.join_entries(parts) if dim == x.ragged_dim else first.join_rows(func, parts)
+
+
+@RULES.of(torch.stack)
+def _stack(func: Any, tensors: Sequence[Any], dim: int = 0, *, out: None = None) -> Any:
+    x = first_ragged(tensors)
+    _check_no_out(func, x, out)
+    return unruled(func, [_joinable(func, x, t) for t in tensors], dim)
+
+
+def _check_no_out(func: Any, x: Any, out: Any) -> None:
+    if out is not None:
+        kind = "ragged" if x.rows_first else x.kind
+        raise DispatchError(
+            f"{func.__name__}: {kind} tensors are joined into a new one, and not into an out="
+        )
+
+
+def _check_joins(func: Any, x: Any, y: Any, dim: int) -> None:
+    """Raises unless entries or rows of ``y`` may follow those of ``x``."""
+    free = (x.ragged_dim,) if dim == x.ragged_dim else x.row_dims
+    alike = (y.dim(), y.row_dims) == (x.dim(), x.row_dims) and not x.merged
+    if not alike or any(
+        m != n for d, (m, n) in enumerate(zip(x.shape, y.shape, strict=True)) if d not in free
+    ):
+        raise DispatchError(f"{func.__name__}: {shown(x)} and {shown(y)} do not join along dimension {dim}")
+
+
+def _joinable(func: Any, x: Any, t: Any) -> Any:
+    """An operand along a feature; a dense one is made ragged where its cotangent would come back ragged."""
+    if x.rows_first or isinstance(t, x.ragged_class):
+        return t
+    _check_joined(func.__name__, x, t)
+    return x.like_dense(t)
+
+
+# ---- below autograd: along a feature ---------------------------------------------------------------------------
+
+
+@RULES.of(aten.cat.default)
+def _cat_features(op: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    x = first_ragged(tensors)
+    dim = x.feature_dim(op, dim)
+    return x.with_stored(op([_joined(op, x, t, x.stored_dim(dim)) for t in tensors], x.stored_dim(dim)))
+
+
+@RULES.of(aten.stack.default)
+def _stack_features(op: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
+    x = first_ragged(tensors)
+    dim = new_dim(op, x, dim)
+    stored = op([_joined(op, x, t, None) for t in tensors], x.stored_dim(dim))
+    return x.with_stored(stored, *dims_after_new(x, dim))
+
+
+def _joined(op: Any, x: Any, t: Any, place: int | None) -> Tensor:
+    """What is stored of one operand, which may differ along ``place``; a dense one is a derivative that is zero."""
+    stored = _check_joined(op, x, t)
+    if isinstance(t, x.ragged_class):
+        return stored
+    return stored.expand([stored.shape[p] if p == place else n for p, n in enumerate(x.stored.shape)])
+
+
+def _check_joined(func: Any, x: Any, t: Any) -> Tensor:
+    """An operand beside `stored`; raises unless it has as many dimensions, and tables are equally wide."""
+    if x.rows_first and t.dim() != x.dim():
+        raise DispatchError(
+            f"{func}: expected ragged tensors or dense ones of as many dimensions, got {shown(t)}"
+        )
+    stored = x.beside(func, t)
+    if not x.rows_first and (t.dim() != x.dim() or any(t.shape[d] != x.shape[d] for d in x.row_dims)):
+        raise DispatchError(
+            f"{func}: expected tables of the same rows and width as {shown(x)}, got {shown(t)}"
+        )
+    return stored

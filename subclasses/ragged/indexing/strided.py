@@ -1,0 +1,104 @@
+"""``as_strided``, by which ``torch.compile`` makes views of its arguments again.
+
+Size and stride are those of the outer tensor. They tell where batch and ragged dimension are, and the stored tensor is
+strided alike. A size and stride that leave a doubt (extents of 1, rows that were cut) are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import shown, unruled
+from subclasses.ragged.registry import Rules
+
+aten = torch.ops.aten
+
+
+RULES = Rules()
+
+# ---- the rules -------------------------------------------------------------------------------------------------
+
+
+@RULES.of(aten.as_strided.default)
+def _below(op: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    return _strided(op, x, x.stored, size, stride, storage_offset)
+
+
+@RULES.of(torch.as_strided)
+def _above(func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return unruled(func, x, size, stride, storage_offset)
+    return _strided(func, x, x.unwrap_stored(), size, stride, storage_offset)
+
+
+def _strided(func: Any, x: Any, stored: Tensor, size: Any, stride: Any, offset: Any) -> Any:
+    rows = find_rows(x, list(size), list(stride))
+    if rows is None:
+        raise DispatchError(
+            f"{func}: cannot tell where the rows of {shown(x)} of stride {x.stride()} are in one of size "
+            f"{tuple(size)} and stride {tuple(stride)}; torch.compile remakes views of its arguments so: return a "
+            f"copy by clone(), or use backend='desugar'"
+        )
+    lacking = x.dim() - stored.dim()
+    kept = [x.stored_dim(d) for d in set(x.row_dims) if d >= lacking]
+    skipped = 0 if offset is None else _skipped(stored, kept, offset, x.storage_offset())
+    if skipped is None:
+        raise DispatchError(
+            f"{func}: {shown(x)} that begins at {x.storage_offset()} of its storage is viewed with the beginning "
+            f"{offset}, where no element of a row's first entry is for certain; return a copy by clone(), or use "
+            f"backend='desugar'"
+        )
+    batch, ragged = rows
+    if x.rows_first and (batch != 0 or (batch == ragged) != x.merged):
+        raise DispatchError(
+            f"as_strided: the rows of {shown(x)} stay at the first dimension, got {list(size)}"
+        )
+    size = list(size)
+    if x.rows_first:
+        size[ragged] = stored.shape[x.stored_dim(x.ragged_dim)]
+    view = stored.as_strided(size[lacking:], list(stride)[lacking:], stored.storage_offset() + skipped)
+    return x.with_stored(view, ragged, batch)
+
+
+def find_rows(x: Any, size: list[int], stride: list[int]) -> tuple[int, int] | None:
+    """Where batch and ragged dimension are in a view of ``x``; None where that is not certain."""
+    batch, ragged = x.row_dims
+    outer = x.stride()
+    rows, places = (_matches(size, stride, x.shape[d], outer[d]) for d in (batch, ragged))
+    if len(rows) == len(places) == 1:
+        return rows[0], places[0]
+    if not rows and not places and outer[batch] == x.shape[ragged] * outer[ragged]:  # perhaps merged
+        together = _matches(size, stride, x.shape[batch] * x.shape[ragged], outer[ragged])
+        if len(together) == 1:
+            return together[0], together[0]
+    return None
+
+
+def _skipped(stored: Tensor, kept: Sequence[int], offset: int, begin: int) -> int | None:
+    """How many elements of features a view leaves out at its beginning; None where that is not certain.
+
+    Releases differ: newer ones add the beginning of the argument once more, since a wrapper made anew has a storage of
+    its own.
+    """
+    found = {n for n in (offset - begin, offset - 2 * begin) if _is_feature(stored, kept, n)}
+    return found.pop() if len(found) == 1 else None
+
+
+def _is_feature(stored: Tensor, kept: Sequence[int], skipped: int) -> bool:
+    """Whether an element lies so far behind the first one, at the same row and place."""
+    dims = sorted(range(stored.dim()), key=stored.stride, reverse=True)
+    for d in dims:
+        if stored.stride(d) > 0 and stored.size(d) > 1:
+            index, skipped = divmod(skipped, stored.stride(d))
+            if not 0 <= index < (1 if d in kept else stored.size(d)):
+                return False
+    return skipped == 0
+
+
+def _matches(size: Sequence[int], stride: Sequence[int], n: int, step: int) -> list[int]:
+    return [d for d, pair in enumerate(zip(size, stride, strict=True)) if pair == (n, step)]

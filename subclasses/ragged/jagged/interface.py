@@ -1,0 +1,204 @@
+"""How a ``JaggedTensor`` implements `RaggedTensor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import RaggedTensor, outer_dims, shown
+from subclasses.ragged.jagged import joining, operands, selection, sharing, writing
+
+
+class JaggedInterface(RaggedTensor):
+    """The part of ``JaggedTensor`` that rules of both layouts call; see base.py for what each name means."""
+
+    kind = "jagged"
+    rows_first = True
+    contraction_hint = "select the entries first"
+    index_hint = ": index by index.unwrap('values'), or to_dense()"
+
+    @property
+    def batch_dim(self: Any) -> int:
+        """The outer dimension that numbers the rows; the ragged one where both are merged."""
+        return 0
+
+    @property
+    def stored(self: Any) -> Tensor:
+        """The values, raw."""
+        return self.values
+
+    @property
+    def has_gaps(self: Any) -> bool:
+        """Whether there may be holes."""
+        return self.lengths is not None
+
+    @property
+    def width(self: Any) -> int:
+        """``T``, the outer extent of the ragged dimension."""
+        return self.max_length
+
+    @property
+    def counts(self: Any) -> Tensor:
+        """``[B]``: how many entries of each row exist."""
+        return self.row_lengths()
+
+    def unwrap_stored(self: Any) -> Tensor:
+        """The values as a differentiable function of this tensor."""
+        return self.unwrap("values")
+
+    def clean(self: Any, fill: float | int | bool = 0) -> Tensor:
+        """The values as a differentiable function of this tensor, with ``fill`` in holes."""
+        differentiable = self.values.is_floating_point() or self.values.is_complex()
+        return self.kept(self.unwrap("values") if differentiable else self.values, fill)
+
+    def with_stored(self: Any, stored: Tensor, *rows: int) -> Any:
+        """Other values for the same rows; the batch dimension stays first."""
+        return self.with_values(stored, rows[0] if rows else None)
+
+    def with_kept(self: Any, stored: Tensor, *rows: int) -> Any:
+        """Other values for the same rows, with 0 in holes."""
+        ragged_dim = rows[0] if rows else self.ragged_dim
+        if self.lengths is not None:
+            place = max(ragged_dim - 1, 0)
+            stored = self.segments.keep(stored.movedim(place, 0)).movedim(0, place)
+        return self.with_values(stored, ragged_dim)
+
+    def stored_dim(self: Any, dim: int) -> int:
+        """The dimension of the values that an outer one is; -1 for the batch dimension."""
+        return dim if self.ragged_dim == 0 else dim - 1
+
+    def from_table(self: Any, table: Tensor, *rows: int) -> Any:
+        """The entries of a plain tensor that has the rows of this one; differentiable in it."""
+        ragged_dim = rows[0] if rows else self.ragged_dim
+        if ragged_dim == 0:
+            return self.with_values(self.segments.keep(table), 0)
+        return self.with_entries(self.segments.unpad(table.movedim(ragged_dim, 1)), ragged_dim)
+
+    def to_table(self: Any, width: int) -> Tensor:
+        """The padded tensor with so many places for each row, 0 where there is no entry."""
+        missing = width - self.max_length
+        return F.pad(self.to_dense(), [0, 0] * (self.dim() - 1 - self.ragged_dim) + [0, missing])
+
+    def batch_size(self: Any) -> Any:
+        """The number of rows, or of the entries of merged dimensions."""
+        return self.offsets.shape[0] - 1 if self.ragged_dim else self.segments.number()
+
+    def samples(self: Any, fill: float) -> Tensor:
+        """The entries, ragged dimension first, with ``fill`` in holes."""
+        return self.leading(self.kept(self.unwrap("values"), fill))
+
+    def from_samples(self: Any, table: Tensor, *rows: int) -> Any:
+        """What a loss made of each entry."""
+        return self.with_entries(table, rows[0])
+
+    # ---- reductions --------------------------------------------------------------------------------------------
+
+    def sum_rows(self: Any, stored: Tensor, dims: Sequence[int], keepdim: bool, dtype: Any) -> Tensor:
+        """The sum over existing entries of a tensor shaped as the values, along the batch or the ragged dimension."""
+        features = [self.stored_dim(d) for d in dims if d not in self.row_dims]
+        if features:
+            stored = stored.sum(features, keepdim=True, dtype=dtype)
+        elif dtype is not None:
+            stored = stored.to(dtype)
+        entries, rows = self.leading(stored), self.segments
+        if 0 in dims and self.ragged_dim in dims:
+            result = rows.keep(entries).sum(0, keepdim=True)
+            result = result.unsqueeze(0) if self.ragged_dim else result
+        elif self.ragged_dim in dims:
+            result = rows.sum_rows(entries).unsqueeze(1)
+        else:
+            result = rows.sum_positions(entries).unsqueeze(0)
+        result = result.movedim(1, self.ragged_dim) if self.ragged_dim > 1 else result
+        return result if keepdim else result.squeeze(sorted(dims))
+
+    def count_entries(self: Any, dims: Sequence[int], keepdim: bool) -> Any:
+        """How many entries each result of such a sum has: an int, or a tensor that broadcasts."""
+        rows = self.segments
+        if 0 in dims and self.ragged_dim in dims:
+            return rows.number()
+        numbers = rows.row_lengths if self.ragged_dim in dims else rows.mask().sum(0)
+        # Beside the dimension of the counts, ones.
+        stays = 0 if self.ragged_dim in dims else self.ragged_dim
+        gone = () if keepdim else dims
+        return numbers.view(
+            [numbers.shape[0] if d == stays else 1 for d in range(self.dim()) if d not in gone]
+        )
+
+    def check_has_entries(self: Any, func: Any, dims: Sequence[int]) -> None:
+        """Raises where a row or a position has no entry to take a result from."""
+        by_row = self.ragged_dim in dims
+        if by_row and 0 in dims:
+            return
+        counts = self.row_lengths() if by_row else self.segments.mask().sum(0)
+        if torch.compiler.is_compiling() or type(counts) is not Tensor or counts.is_cuda:
+            torch.ops.aten._assert_async.msg(
+                (counts > 0).all(), f"{func.__name__}: a row of a ragged tensor is empty"
+            )
+        elif not bool((counts > 0).all()):
+            where = (counts == 0).nonzero().squeeze(1).tolist()
+            raise IndexError(
+                f"{func.__name__}: {shown(self)} has no entries in {'rows' if by_row else 'positions'} {where}"
+            )
+
+    # ---- dimensions --------------------------------------------------------------------------------------------
+
+    def feature_dim(self: Any, func: Any, dim: int) -> int:
+        """A dimension of the entries, counted from the front."""
+        (outer,) = outer_dims(func, self, dim)
+        if outer == self.ragged_dim:
+            raise DispatchError(
+                f"{func}: dimension {dim} of {shown(self)} is the ragged one; x.to_dense() gives a tensor without this "
+                f"limit"
+            )
+        if outer == 0:
+            self.check_first(func)
+        return outer
+
+    def check_first(self: Any, func: Any) -> None:
+        """Raises, since no other dimension comes before the rows."""
+        if self.merged:
+            raise DispatchError(
+                f"{func}: merged dimensions stay first; unmerge them by x.unflatten(0, (B, T))"
+            )
+        raise DispatchError(
+            f"{func}: the batch dimension of {shown(self)} comes first and stays as it is; x.to_dense() gives a tensor "
+            f"without this limit"
+        )
+
+    # ---- operands, selection, joining -------------------------------------------------------------------------
+
+    beside = operands.beside
+    aligned = operands.aligned
+    operand = operands.operand
+    alongside = operands.alongside
+    relaid = operands.relaid
+    moved = operands.moved
+    check_factors = operands.check_factors
+    write = sharing.write_values
+    check_writable = sharing.check_writable
+    select_row = selection.select_row
+    take_rows = selection.take_rows
+    slice_rows = selection.slice_rows
+    cut = selection.cut
+    rearranged = selection.rearranged
+    select_position = selection.select_position
+    take_places = selection.take_places
+    take_pairs = selection.take_pairs
+    gather_index = selection.gather_index
+    pick = selection.pick
+    pick_together = selection.pick_together
+    as_rows = joining.as_rows
+    join_rows = joining.join_rows
+    join_entries = joining.join_entries
+
+    def check_same_rows(self: Any, func: Any, a: Any, b: Any) -> None:
+        """Raises unless two factors of a product have the same rows."""
+        operands.check_rows_match(func, a, b)
+
+    with_written = writing.with_written
+    with_put = writing.with_put

@@ -1,0 +1,71 @@
+"""Joining of ``JaggedTensor`` s: the rows of several, or the entries of each row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import shown
+
+if TYPE_CHECKING:
+    from subclasses.ragged.jagged import JaggedTensor
+
+
+def as_rows(x: JaggedTensor, func: Any, dense: Tensor) -> JaggedTensor:
+    """A dense tensor as rows that all have its extent, beside those of ``x``."""
+    if hasattr(type(dense), "__spec__") or dense.dim() != x.dim():
+        raise DispatchError(
+            f"{func.__name__}: {shown(x)} and {shown(dense)} do not join; expected ragged tensors, or dense ones of as "
+            f"many dimensions"
+        )
+    rows, width = dense.shape[0], dense.shape[x.ragged_dim]
+    starts = torch.arange(rows + 1, device=x.offsets.device) * width
+    entries = dense.movedim(x.ragged_dim, 1).flatten(0, 1)
+    return type(x)(x.trailing(entries), starts, ragged_dim=x.ragged_dim, max_length=width)
+
+
+def join_rows(x: JaggedTensor, func: Any, parts: Sequence[JaggedTensor]) -> JaggedTensor:
+    """The rows of all, one after the other."""
+    place = x.ragged_dim - 1
+    ends = list(accumulate((t.values.shape[place] for t in parts), initial=0))
+    offsets = [t.offsets[:-1] + end for t, end in zip(parts, ends, strict=False)]
+    offsets = torch.cat([*offsets, parts[-1].offsets[-1:] + ends[-2]])
+    holes = any(t.lengths is not None for t in parts)
+    return type(x)(
+        torch.cat([t.unwrap("values") for t in parts], place),
+        offsets,
+        lengths=torch.cat([t.row_lengths() for t in parts]) if holes else None,
+        ragged_dim=x.ragged_dim,
+        max_length=reduce(torch.sym_max, [t.max_length for t in parts]),  # type: ignore[arg-type]
+    )
+
+
+def join_entries(x: JaggedTensor, parts: Sequence[JaggedTensor]) -> JaggedTensor:
+    """Each row with the entries of all, in their order."""
+    rows = [t.segments for t in parts]
+    lengths = reduce(torch.add, (r.row_lengths for r in rows))
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    total = sum(r.total for r in rows)
+    like, first = x.leading(x.unwrap("values")), offsets[:-1]
+    table = like.new_zeros(total + 1, *like.shape[1:])
+    for t, r in zip(parts, rows, strict=True):
+        entries = t.leading(t.unwrap("values"))
+        # What belongs to no row is put behind all, and cut off.
+        where = first.index_select(0, r.rows.clamp(max=max(r.count - 1, 0))) + r.positions
+        where = where if r.exists is None else torch.where(r.exists, where, total)
+        table, first = table.index_copy(0, where, entries), first + r.row_lengths
+    holes = any(t.lengths is not None for t in parts)
+    place = x.ragged_dim - 1
+    return type(x)(
+        table[:-1].movedim(0, place),
+        offsets,
+        lengths=lengths if holes else None,
+        ragged_dim=x.ragged_dim,
+        max_length=sum(t.max_length for t in parts),
+    )

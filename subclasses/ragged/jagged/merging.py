@@ -1,0 +1,159 @@
+"""Merging and unmerging the batch and the ragged dimension of a ``JaggedTensor``, and views with another size.
+
+``view`` runs below autograd where it keeps the rows. Above autograd the batch and the ragged dimension are merged or
+unmerged, which changes the outer size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import shown, unruled
+from subclasses.ragged.jagged.sharing import sharing
+from subclasses.ragged.registry import Rules
+
+if TYPE_CHECKING:
+    from subclasses.ragged.jagged import JaggedTensor
+
+RULES = Rules()
+aten = torch.ops.aten
+
+# ---- below autograd: rows stay ---------------------------------------------------------------------------------
+
+
+@RULES.of(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
+def _view_below(op: Any, x: JaggedTensor, size: Sequence[int], stride: Any = None) -> Any:
+    place = _ragged_place(x, size)
+    if place is None:
+        raise _cannot_view(op, x, size)
+    total = x.values.size(max(x.ragged_dim - 1, 0))
+    wanted = [*size[min(x.ragged_dim, 1) : place], total, *size[place + 1 :]]
+    # A view for `view`; elsewhere PyTorch has made sure that one is possible, or that none is expected.
+    return x.with_values(
+        x.values.view(wanted) if op is aten.view.default else x.values.reshape(wanted), place
+    )
+
+
+def _ragged_place(x: JaggedTensor, size: Sequence[int]) -> int | None:
+    """Where the ragged dimension is when a row is viewed with another size; None: nowhere."""
+    if x.ragged_dim == 0:
+        return 0 if len(size) and size[0] == x.size(0) else None
+    if not size or size[0] != x.size(0):
+        return None
+    before = math.prod(x.shape[1 : x.ragged_dim])
+    for place in range(1, len(size)):
+        # The extents before it are compared first: comparing other extents with T would become a guard on T.
+        if math.prod(size[1:place]) == before and size[place] == x.max_length:
+            return place
+    return None
+
+
+def _cannot_view(func: Any, x: JaggedTensor, size: Sequence[int]) -> DispatchError:
+    return DispatchError(
+        f"{func}: cannot view {shown(x)} as {list(size)}: the batch and ragged extents stay, or are merged by "
+        f"flatten(0, 1) or view(-1, ...), and unmerged by unflatten(0, (B, T))"
+    )
+
+
+# ---- above autograd: merging batch and ragged dimension ---------------------------------------------------------
+
+
+@RULES.of(torch.flatten)
+def _flatten(func: Any, x: JaggedTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
+    start, end = start_dim % x.dim(), end_dim % x.dim()
+    if x.ragged_dim == 0 or start > 0 or end == 0:
+        return unruled(func, x, start_dim, end_dim)
+    joined = math.prod(x.shape[2 : end + 1])
+    if x.ragged_dim != 1 or end > 1:
+        raise _cannot_view(func, x, [x.shape[0] * x.shape[1] * joined, *x.shape[end + 1 :]])
+    return merge(x)
+
+
+@RULES.of(torch.unflatten)
+def _unflatten(func: Any, x: JaggedTensor, dim: int, sizes: Sequence[int]) -> Any:
+    dim = dim % x.dim()
+    if x.ragged_dim == 0 and dim == 0:
+        return _view(func, x, [*sizes, *x.shape[1:]])
+    known = -math.prod(sizes)
+    parts = [x.shape[dim] // known if n == -1 else n for n in sizes]
+    # Tensor.unflatten asks for the rule again however it is called; splitting a dimension is a view.
+    return unruled(Tensor.view, x, [*x.shape[:dim], *parts, *x.shape[dim + 1 :]])
+
+
+@RULES.of(torch.Tensor.view, torch.reshape)
+def _view_above(func: Any, x: JaggedTensor, *size: Any) -> Any:
+    if len(size) == 1 and isinstance(size[0], torch.dtype | Sequence):
+        (size,) = size
+    return unruled(func, x, size) if isinstance(size, torch.dtype) else _view(func, x, list(size))
+
+
+@RULES.of(torch.Tensor.view_as, torch.Tensor.reshape_as)
+def _view_as(func: Any, x: Any, other: Tensor) -> Any:
+    return x.reshape(other.shape)
+
+
+def merge(x: JaggedTensor) -> JaggedTensor:
+    """Batch and ragged dimension as one, which holds the existing entries."""
+    return sharing(x.with_values(x.unwrap("values"), 0), x)
+
+
+def _view(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
+    if x.ragged_dim == 0:
+        return _view_merged(func, x, size)
+    rest = _entry_size(x)
+    if x.ragged_dim == 1 and size and _product(size[1:]) == rest and not _keeps_rows(x, size):
+        return (
+            merge(x)
+            if len(size) == x.dim() - 1 and size[1:] == list(x.shape[2:])
+            else _resize(merge(x), size)
+        )
+    if size and size[0] == -1:
+        size = [x.shape[0], *size[1:]]
+    if -1 in size:
+        unknown = size.index(-1)
+        known = _product(size[1:unknown] + size[unknown + 1 :])
+        # An unknown extent is that of the ragged dimension if the others make up an entry, and divides an entry else.
+        size[unknown] = x.max_length if known == rest else rest * x.max_length // known
+    return unruled(func, x, size)
+
+
+def _view_merged(func: Any, x: JaggedTensor, size: list[Any]) -> Any:
+    rest, rows = _entry_size(x), x.offsets.shape[0] - 1
+    # Rows of one entry look like entries with a dimension more: a size that names the rows means them.
+    means_rows = _product(size[2:]) == rest and size[:2] == [rows, x.max_length]
+    if size and _product(size[1:]) == rest and not means_rows:
+        return _resize(x, size)
+    if size and -1 in size[1:] and size[0] is x.shape[0]:
+        return _resize(x, size)
+    if len(size) > 1 and size[0] in (-1, rows) and size[1] in (-1, x.max_length):
+        values = x.unwrap("values")
+        return sharing(x.with_values(values.reshape(values.shape[0], *size[2:]), 1), x)
+    raise _cannot_view(func, x, size)
+
+
+def _resize(x: JaggedTensor, size: list[Any]) -> JaggedTensor:
+    """Merged entries of another size."""
+    values = x.unwrap("values")
+    return sharing(x.with_values(values.reshape(values.shape[0], *size[1:]), 0), x)
+
+
+def _entry_size(x: JaggedTensor) -> Any:
+    """The number of elements in one entry."""
+    return math.prod(n for p, n in enumerate(x.values.shape) if p != max(x.ragged_dim - 1, 0))
+
+
+def _keeps_rows(x: JaggedTensor, size: list[Any]) -> bool:
+    return (
+        len(size) > 1 and (size[0] is x.shape[0] or size[0] == x.shape[0]) and size[1] in (-1, x.max_length)
+    )
+
+
+def _product(extents: list[Any]) -> Any:
+    """The product of extents; -1 for one that holds an unknown extent."""
+    return -1 if -1 in extents else math.prod(extents)

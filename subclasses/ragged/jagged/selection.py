@@ -1,0 +1,185 @@
+"""Selection from a ``JaggedTensor``: rows, and entries of every row.
+
+A slice of rows, or of every row, shares the values: only the tensors that say where the rows lie are new. Negative
+bounds count from each row's own end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import shown
+from subclasses.ragged.checks import check_has_rows
+from subclasses.ragged.indexing.index import common_places, existing_places, is_all, is_index, row_numbers
+from subclasses.ragged.indexing.splitting import bound_in_rows
+from subclasses.ragged.jagged.operands import check_rows_match
+from subclasses.ragged.jagged.sharing import sharing
+
+if TYPE_CHECKING:
+    from subclasses.ragged.jagged import JaggedTensor
+
+# ---- rows ------------------------------------------------------------------------------------------------------
+
+
+def select_row(x: JaggedTensor, row: Any) -> Tensor:
+    """One row, dense: a view of the values."""
+    check_has_rows(x, "select")
+    count, row = x.offsets.shape[0] - 1, int(row)
+    if not -count <= row < count:
+        raise IndexError(f"index {row} is out of bounds for the {count} rows of {shown(x)}")
+    row = row % count
+    start, n = int(x.offsets[row]), int(x.row_lengths()[row])
+    return x.unwrap("values").narrow(x.ragged_dim - 1, start, n)
+
+
+def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
+    """Some rows: a slice shares the values, an index tensor or mask copies the rows."""
+    check_has_rows(x, "indexing")
+    starts, lengths = x.offsets[:-1], x.row_lengths()
+    if isinstance(which, slice):
+        if which.step in (None, 1):
+            offsets = torch.cat([starts[which], x.offsets[-1:]])
+            return sharing(_rebuilt(x, x.unwrap("values"), offsets, lengths[which]), x)
+        which = torch.arange(starts.shape[0], device=starts.device)[which]
+    which = row_numbers(x, which)
+    starts, lengths = starts[which], lengths[which]
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    index = torch.repeat_interleave(starts - offsets[:-1], lengths)
+    index = index + torch.arange(index.shape[0], device=index.device)
+    return _rebuilt(x, x.unwrap("values").index_select(x.ragged_dim - 1, index), offsets, None)
+
+
+def slice_rows(x: JaggedTensor, part: slice) -> JaggedTensor:
+    """The same slice of every row, which shares the values."""
+    if part.step not in (None, 1):
+        raise DispatchError(f"indexing {shown(x)}: rows are cut with step 1, got {part}")
+    lengths = x.row_lengths()
+    first = torch.zeros_like(lengths) if part.start is None else bound_in_rows(part.start, lengths)
+    last = torch.maximum(lengths if part.stop is None else bound_in_rows(part.stop, lengths), first)
+    signs = {(n or 0) < 0 for n in (part.start, part.stop)}
+    width = x.max_length if len(signs) == 2 and part.start else len(range(x.max_length)[part])
+    return cut(x, first, last - first, width)
+
+
+def cut(x: JaggedTensor, first: Tensor, lengths: Tensor, width: Any) -> JaggedTensor:
+    """The entries of each row from ``first [B]`` on, ``lengths [B]`` of them, which share the values."""
+    offsets = torch.cat([x.offsets[:-1] + first, x.offsets[-1:]])
+    return sharing(_rebuilt(x, x.unwrap("values"), offsets, lengths, width), x)
+
+
+def _rebuilt(
+    x: JaggedTensor, values: Tensor, offsets: Tensor, lengths: Tensor | None, width: Any = None
+) -> JaggedTensor:
+    width = x.max_length if width is None else width
+    return type(x)(values, offsets, lengths=lengths, ragged_dim=x.ragged_dim, max_length=width)
+
+
+def rearranged(x: JaggedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> JaggedTensor:
+    """The entries of each row in another order; ``source(place, length)`` is the place an entry comes from."""
+    rows = x.segments
+    moves = rows.keep(source(rows.positions, rows.spread_rows(rows.row_lengths)) - rows.positions)
+    index = torch.arange(rows.total, device=moves.device) + moves
+    return x.with_values(x.unwrap("values").index_select(x.ragged_dim - 1, index))
+
+
+# ---- entries ---------------------------------------------------------------------------------------------------
+
+
+def select_position(x: JaggedTensor, position: Any) -> Tensor:
+    """The entry at one place of every row, dense: ``[B, ...]``; a negative place counts from each row's end.
+
+    Raises:
+        IndexError: a row is too short (on CUDA, and in graphs, by an assertion that nothing waits for).
+    """
+    lengths, position = x.row_lengths(), int(position)
+    reached = lengths > position if position >= 0 else lengths >= -position
+    message = f"position {position} of every row: a row of the ragged tensor is too short"
+    if torch.compiler.is_compiling() or type(reached) is not Tensor or reached.is_cuda:
+        torch.ops.aten._assert_async.msg(reached.all(), message)
+    elif not reached.all():
+        short = (~reached).nonzero().squeeze(1).tolist()
+        raise IndexError(f"index {position} is out of bounds for rows {short} of {shown(x)}")
+    index = x.offsets[:-1] + (position if position >= 0 else lengths + position)
+    return x.unwrap("values").index_select(x.ragged_dim - 1, index).movedim(x.ragged_dim - 1, 0)
+
+
+def take_places(x: JaggedTensor, places: Any) -> Tensor:
+    """The entries at some places of every row, dense: the ragged dimension has as many."""
+    places = common_places(x, places)
+    rows = torch.arange(x.offsets.shape[0] - 1, device=places.device)
+    index = _entries_of(x, rows.unsqueeze(1), places)
+    values, place = x.unwrap("values"), x.ragged_dim - 1
+    return values.index_select(place, index.flatten()).unflatten(place, index.shape).movedim(place, 0)
+
+
+def take_pairs(x: JaggedTensor, rows: Any, places: Any, index: tuple[Any, ...]) -> Tensor:
+    """Single entries, by the number of the row and the place in it: dense."""
+    rest = index[1:]
+    if x.ragged_dim != 1 and not all(is_index(i) for i in rest):
+        raise DispatchError(
+            f"indexing {shown(x)}: index tensors for rows and places follow each other, or are there for all dimensions"
+        )
+    pair = [torch.as_tensor(i, device=x.offsets.device) for i in (rows, places)]
+    if torch.bool in (pair[0].dtype, pair[1].dtype):
+        raise DispatchError(f"indexing {shown(x)}: index by one ragged mask, or by two index tensors of ints")
+    place = x.ragged_dim - 1
+    return x.unwrap("values")[(*rest[:place], _entries_of(x, *pair), *rest[place + 1 :])]
+
+
+def _entries_of(x: JaggedTensor, rows: Tensor, places: Tensor) -> Tensor:
+    """The entries at places of rows, which must have them; negative ones count from the end."""
+    return x.offsets[:-1][rows] + existing_places(x, rows, places)
+
+
+def gather_index(x: JaggedTensor, func: Any, index: JaggedTensor) -> Tensor:
+    """The entries at places of each row, which it must have, as an index of the values."""
+    if x.offsets.shape != index.offsets.shape:
+        check_rows_match(func, x, index)  # which says how many there are
+    rows = index.segments
+    shape = [-1, *[1] * (index.values.dim() - 1)]
+    first, reach = (
+        index.trailing(rows.spread_rows(t).view(shape)) for t in (x.offsets[:-1], x.row_lengths())
+    )
+    found = index.kept(index.values)
+    reached = index.kept((found >= 0) & (found < reach), True)
+    message = f"{func.__name__}: an index lies beyond its row of {shown(x)}"
+    torch.ops.aten._assert_async.msg(reached.all(), message)
+    return index.kept(found + first)
+
+
+def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
+    """The entries that a ragged mask picks of each row, ragged again."""
+    if mask.dtype != torch.bool or x.ragged_dim > 1 or mask.ragged_dim != x.ragged_dim:
+        raise DispatchError(f"indexing {shown(x)}: expected a bool mask of the same rows, got {shown(mask)}")
+    check_rows_match(func, x, mask)
+    same_size = x if x.dim() == mask.dim() else x.with_values(mask.values)
+    mask = same_size.relaid(func, mask)
+    picked = x.segments.keep(mask.values, False)
+    counts = x.segments.sum_rows(picked.flatten(1).sum(1) if picked.dim() > 1 else picked)
+    offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+    return type(x)(x.unwrap("values")[picked], offsets, ragged_dim=min(x.ragged_dim, 1))
+
+
+# ---- features --------------------------------------------------------------------------------------------------
+
+
+def pick_together(x: JaggedTensor, index: tuple[Any, ...]) -> JaggedTensor:
+    """Elements by several index tensors for the features."""
+    kept = max(x.ragged_dim - 1, 0)
+    rest = index[min(x.ragged_dim, 1) :]
+    places = [p for p, i in enumerate(rest) if is_index(i)]
+    alone = all(is_index(i) or is_all(i) for i in index) and not is_index(rest[kept])
+    if not alone or places != list(range(places[0], places[-1] + 1)):
+        raise DispatchError(
+            f"indexing {shown(x)}: expected index tensors for features that follow each other, and whole dimensions "
+            f"beside them, got {index}"
+        )
+    found = torch.broadcast_tensors(*(torch.as_tensor(rest[p], device=x.device) for p in places))
+    values = x.unwrap("values")[(*rest[: places[0]], *found, *rest[places[-1] + 1 :])]
+    moved = found[0].dim() - len(places) if kept > places[0] else 0
+    return x.with_values(values, x.ragged_dim + moved)

@@ -1,0 +1,80 @@
+"""Writing into values that several jagged tensors share: into existing entries only, and with a gradient or not at all.
+
+Slices of rows, and merged dimensions, share the values of the tensor that they come from, their *root*. Autograd is not
+told so: what says where the rows lie is new, and no formula of a view leads from one to the other. A write that it
+records would give the one a gradient and leave the other without, so it is refused as long as both are there. Of any
+other write all of them are told, so that one which was saved for a backward is noticed to have changed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from subclasses._torch import leave_in_graph
+from subclasses.dispatch.aliasing import bump_versions
+from subclasses.errors import DispatchError
+from subclasses.ragged import checks
+
+# Which value another one shares its values with, and who shares those of a root. Not kept on the values themselves,
+# where a copy or a pickle would meet it.
+_roots: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_users: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+@leave_in_graph
+def sharing(x: Any, of: Any) -> Any:
+    """``x``, of which is noted that it has the values of another one."""
+    root = _roots[x] = _root(of)
+    _users[root] = [weakref.ref(t) for t in (*_sharers(root), x)]
+    return x
+
+
+def _root(x: Any) -> Any:
+    base = x._base if x._is_view() else x
+    return _roots.get(base, base)
+
+
+def _sharers(root: Any, but: Any = None) -> list[Any]:
+    """Who is still there of those that share the values of a root."""
+    found = (ref() for ref in _users.get(root) or ())
+    return [t for t in found if t is not None and t is not but]
+
+
+def check_writable(x: Any, func: Any, *operands: Any) -> None:
+    """Raises where autograd would record a write and not know who else sees it."""
+    root, base = _root(x), x._base if x._is_view() else x
+    if (root is base and not _sharers(root, base)) or not checks.is_recorded(x, *operands):
+        return
+    if hasattr(
+        x.values, "fake_mode"
+    ):  # Dynamo, which would break its graph; whoever compiles that asks again
+        return
+    name = getattr(func, "__name__", func)
+    if root is base:
+        raise DispatchError(
+            f"{name}: a slice of this JaggedTensor, or the same with its dimensions merged, is in use and shares its "
+            f"values, and its gradient would not know of the write; take the slice after the write, or write to a copy "
+            f"by clone()"
+        )
+    raise DispatchError(
+        f"{name}: this JaggedTensor is a slice of another one, or has its dimensions merged, and shares its values, so "
+        f"the gradient of the other would not know of the write; write to the other one, such as y[index] = value, or "
+        f"to a copy by clone()"
+    )
+
+
+def write_values(x: Any, op: Any, new: Tensor, non_blocking: bool) -> None:
+    """Writes the entries that exist: what lies between them may be another's."""
+    check_writable(x, op)
+    values, exists = x.values, x.segments.exists
+    if exists is not None:
+        exists = exists.view(-1, *[1] * (values.dim() - max(x.ragged_dim, 1)))
+        new = torch.where(exists, new.to(values.device), values)
+    values.copy_(new, non_blocking)
+    root, base = _root(x), x._base if x._is_view() else x
+    bump_versions([values, *(t for t in (root, *_sharers(root, base)) if t is not base)])

@@ -1,0 +1,67 @@
+"""Writing into a ``JaggedTensor`` by an index.
+
+An index has one meaning for reading and writing: it is applied to the numbers of the stored elements, and the elements
+with the resulting numbers are replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import RaggedTensor, shown
+from subclasses.ragged.jagged.operands import spread
+
+if TYPE_CHECKING:
+    from subclasses.ragged.jagged import JaggedTensor
+
+# ---- the interface ---------------------------------------------------------------------------------------------
+
+
+def with_written(x: JaggedTensor, func: Any, index: Any, value: Any) -> Any:
+    """``x`` with a value at an index."""
+    return _written(func, x, index, value, False)
+
+
+def with_put(x: JaggedTensor, func: Any, indices: Sequence[Any], values: Any, accumulate: bool) -> Any:
+    """``x`` with values at index tensors."""
+    return _written(func, x, _as_index(indices), values, accumulate)
+
+
+def _as_index(indices: Sequence[Any]) -> Any:
+    index = tuple(slice(None) if i is None else i for i in indices)
+    return index[0] if len(index) == 1 and isinstance(index[0], RaggedTensor) else index
+
+
+# ---- numbers of elements ---------------------------------------------------------------------------------------
+
+
+def _written(func: Any, x: JaggedTensor, index: Any, value: Any, accumulate: bool) -> JaggedTensor:
+    """``x`` with a value at an index."""
+    values = x.unwrap("values")
+    numbers = torch.arange(values.numel(), device=x.device).view(values.shape)
+    with torch.no_grad():
+        places = x.with_values(numbers)[index]
+    found, new = _ragged(func, x, places, value) if isinstance(places, x.ragged_class) else (places, value)
+    if isinstance(new, x.ragged_class):
+        raise DispatchError(
+            f"{func.__name__}: expected a dense value for this index of {shown(x)}, got {shown(new)}"
+        )
+    new = torch.as_tensor(new, dtype=x.dtype, device=x.device).expand(found.shape)
+    # What belongs to no row is written behind the others, and cut off.
+    flat = torch.cat([values.flatten(), values.new_zeros(1)])
+    flat = flat.index_put((found.flatten(),), new.flatten(), accumulate)
+    return x.with_values(flat[:-1].view(values.shape))
+
+
+def _ragged(func: Any, x: JaggedTensor, places: JaggedTensor, value: Any) -> tuple[Tensor, Tensor]:
+    """The elements of places that are rows again, and what is written to each."""
+    if isinstance(value, places.ragged_class):
+        new = places.relaid(func, value).unwrap("values")
+    else:
+        new = spread(func, places, torch.as_tensor(value, dtype=x.dtype, device=x.device))
+    return places.kept(places.values, x.values.numel()), new

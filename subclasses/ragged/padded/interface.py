@@ -1,0 +1,127 @@
+"""How a ``PaddedTensor`` implements `RaggedTensor`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import RaggedTensor, is_ragged, name_of, outer_dims, rows_stay, shown
+from subclasses.ragged.padded import joining, operands, selection, writing
+from subclasses.ragged.padded.buckets import exists_in
+from subclasses.ragged.rules.reducing import per_row
+
+
+class PaddedInterface(RaggedTensor):
+    """The part of ``PaddedTensor`` that rules of both layouts call; see base.py for what each name means."""
+
+    kind = "padded"
+    rows_first = False
+    has_gaps = True
+    index_hint = "; use to_dense()"
+    contraction_hint = "make both PaddedTensors with the same lengths"
+
+    @property
+    def stored(self: Any) -> Tensor:
+        """The table, raw."""
+        return self.padded
+
+    def unwrap_stored(self: Any) -> Tensor:
+        """The table as a differentiable function of this tensor."""
+        return self.unwrap("padded")
+
+    def stored_dim(self: Any, dim: int) -> int:
+        """The dimension of the table that an outer one is: the same."""
+        return dim
+
+    def to_table(self: Any, width: int) -> Tensor:
+        """The table, which is as wide as that of the other factor."""
+        return self.to_dense()
+
+    def with_kept(self: Any, stored: Tensor, *rows: int) -> Any:
+        """Another table with the same rows, with 0 in the padding; no cotangent comes back from there."""
+        ragged_dim, batch_dim = rows or (self.ragged_dim, self.batch_dim)
+        exists = exists_in(stored, self.lengths, ragged_dim, batch_dim)
+        return self.with_padded(torch.where(exists, stored, stored.new_full((), 0)), ragged_dim, batch_dim)
+
+    from_table = from_samples = with_kept
+
+    def batch_size(self: Any) -> Any:
+        """The number of rows of the batch, or of the entries of merged dimensions."""
+        if self.merged:
+            return self.exists.sum()
+        return self.shape[self.batch_dim] if self.row_count is None else self.row_count.squeeze(0)
+
+    def check_writable(self: Any, func: Any, *operands: Any) -> None:
+        """Autograd records every write to a table."""
+
+    # ---- reductions --------------------------------------------------------------------------------------------
+
+    def sum_rows(self: Any, stored: Tensor, dims: tuple[int, ...], keepdim: bool, dtype: Any) -> Tensor:
+        """The sum over existing entries of a tensor shaped as the table, along the batch or the ragged dimension."""
+        return self.kept(stored).sum(dims, keepdim, dtype=dtype)
+
+    def count_entries(self: Any, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+        """How many entries each result of such a sum has; broadcasts."""
+        return self.exists.sum(dims, keepdim)
+
+    def check_has_entries(self: Any, func: Any, dims: tuple[int, ...]) -> None:
+        """Raises where a row or a position has no entry to take a result from; nothing waits for a GPU."""
+        found = per_row(self, dims, False, self.exists.sum(dims) > 0)
+        if is_ragged(found):  # rows that are not of the batch need none
+            found = found.to_dense(fill=True)
+        message = f"{func.__name__}: a row or position of {shown(self)} has no entries"
+        torch.ops.aten._assert_async.msg(found.all(), message)
+
+    def check_numbered(self: Any, func: Any, dims: Sequence[int]) -> None:
+        """Raises where a place would be numbered among the entries of several rows: their padding lies between them."""
+        if self.merged and self.ragged_dim in dims and self.lengths.shape[0] != 1:
+            raise DispatchError(
+                f"{name_of(func)}: an order of merged rows has no place in {shown(self)}; unmerge them by "
+                f"x.unflatten({self.ragged_dim}, (B, T)), or use x.to_jagged()"
+            )
+
+    # ---- dimensions --------------------------------------------------------------------------------------------
+
+    def feature_dim(self: Any, func: Any, dim: int) -> int:
+        """A dimension of the entries, counted from the front."""
+        (dim,) = outer_dims(func, self, dim)
+        if not rows_stay(self, [dim]):
+            raise DispatchError(
+                f"{func}: {shown(self)} stays whole along its rows, got dimension {dim}; x.to_dense(), x.to_tensors() "
+                f"and x.to_jagged() give tensors without this limit"
+            )
+        return dim
+
+    # ---- operands, selection, joining -------------------------------------------------------------------------
+
+    slice_below: Any = selection.slice_below
+    leader: Any = operands.leader
+    beside = operands.beside
+    aligned = operands.aligned
+    operand = operands.operand
+    alongside = operands.alongside
+    relaid = operands.relaid
+    moved = operands.moved
+    write = operands.write
+    check_factors = operands.check_factors
+    check_same_rows = operands.check_same_rows
+    select_row = selection.select_row
+    take_rows = selection.take_rows
+    slice_rows = selection.slice_rows
+    cut = selection.cut
+    rearranged = selection.rearranged
+    select_position = selection.select_position
+    take_places = selection.take_places
+    take_pairs = selection.take_pairs
+    gather_index = selection.gather_index
+    took_view = selection.took_view
+    pick = selection.pick
+    as_rows = joining.as_rows
+    join_rows = joining.join_rows
+    join_entries = joining.join_entries
+    with_written = writing.with_written
+    with_put = writing.with_put

@@ -1,0 +1,162 @@
+"""Operands beside a ``PaddedTensor``: another one with the same rows, or a dense tensor that broadcasts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from subclasses.dispatch.aliasing import bump_versions
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import is_ragged, name_of, shown
+from subclasses.ragged.jagged.operands import check_lengths_match
+from subclasses.ragged.padded.buckets import widen
+
+if TYPE_CHECKING:
+    from subclasses.ragged.padded.tensor import PaddedTensor
+
+# ---- which rows match ------------------------------------------------------------------------------------------
+
+
+def leader(x: PaddedTensor, values: Sequence[Any]) -> PaddedTensor:
+    """The first padded tensor with rows; another one beside it may have an entry for each row."""
+    return next((v for v in values if isinstance(v, x.ragged_class) and not v.merged), x)
+
+
+def check_rows_match(func: Any, x: PaddedTensor, y: PaddedTensor) -> None:
+    """Raises unless each row of one is as long as that of the other; nothing waits for a GPU."""
+    if x.lengths is not y.lengths or torch.compiler.is_dynamo_compiling():
+        check_lengths_match(func, x.lengths, y.lengths)
+
+
+def check_fits(func: Any, x: PaddedTensor, y: Any) -> None:
+    """Raises unless ``y`` may stand beside ``x``: the same rows, or a dense tensor that broadcasts."""
+    if isinstance(y, x.ragged_class):
+        if (y.dim(), y.ragged_dim, y.batch_dim) != (x.dim(), x.ragged_dim, x.batch_dim):
+            raise DispatchError(
+                f"{name_of(func)}: padded tensors combine when they have as many dimensions and their rows at the "
+                f"same ones, got {shown(x)} and {shown(y)}; add dimensions by unsqueeze, or swap them by transpose"
+            )
+        if 1 in (x.lengths.shape[0], y.lengths.shape[0]) and x.lengths.shape != y.lengths.shape:
+            raise DispatchError(f"{name_of(func)}: a single row is not repeated: {shown(x)} and {shown(y)}")
+        check_rows_match(func, x, y)
+        return
+    missing = x.dim() - y.dim()
+    if missing < 0 or hasattr(type(y), "__spec__"):
+        raise DispatchError(
+            f"{name_of(func)}: {shown(y)} beside {shown(x)}; expected a dense tensor that broadcasts against it"
+        )
+    for dim in (x.ragged_dim, x.batch_dim):
+        if dim >= missing and y.size(dim - missing) != 1 and y.size(dim - missing) != x.size(dim):
+            raise ValueError(f"{name_of(func)}: {shown(y)} does not broadcast against {shown(x)}")
+
+
+def as_wide(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
+    """``y`` in a table as wide as that of ``x``, whose rows it has; differentiable."""
+    if y.width == x.width:
+        return y
+    if y.merged:
+        return as_wide(x.unmerged(), y.unmerged()).merge()
+    return y.with_padded(widen(y.unwrap("padded"), y.ragged_dim, x.width))
+
+
+def _has_entry_per_row(x: PaddedTensor, y: Any) -> bool:
+    """Whether ``y`` has an entry for each row of ``x``: what a reduction gave, where the batch is padded."""
+    return (
+        isinstance(y, x.ragged_class)
+        and y.merged
+        and x.row_count is not None
+        and (y.dim(), y.ragged_dim, y.size(y.ragged_dim)) == (x.dim(), x.batch_dim, x.size(x.batch_dim))
+        and not x.merged
+    )
+
+
+# ---- the interface ---------------------------------------------------------------------------------------------
+
+
+def beside(x: PaddedTensor, op: Any, other: Any) -> Tensor:
+    """An operand as it stands beside the table; below autograd."""
+    check_fits(op, x, other)
+    return as_wide(x, other).padded if isinstance(other, x.ragged_class) else other
+
+
+def aligned(x: PaddedTensor, func: Any, other: Any) -> Tensor:
+    """An operand such that its cotangent is one of its own kind; above autograd.
+
+    A dense operand with a value for each entry would get a ragged cotangent, since nothing is summed: it is made a
+    ragged one with the rows of ``x``. One that broadcasts gets a sum over the entries that exist.
+    """
+    if _has_entry_per_row(x, other):
+        return other.to_dense()
+    check_fits(func, x, other)
+    if isinstance(other, x.ragged_class):
+        return as_wide(x, other)
+    missing = x.dim() - other.dim()
+    if not other.requires_grad or min(x.ragged_dim, x.batch_dim) < missing:
+        return other
+    if any(other.size(d - missing) != x.size(d) for d in (x.ragged_dim, x.batch_dim)):
+        return other
+    return x.like_dense(other[(None,) * missing])
+
+
+def operand(x: PaddedTensor, func: Any, other: Any) -> Any:
+    """An operand as a plain tensor beside the table; above autograd.
+
+    Ones are in the domain of every loss: no derivative there is NaN, and none gets through.
+    """
+    if not isinstance(other, Tensor):
+        return other
+    other = other if other is x else aligned(x, func, other)
+    return other.to_dense(1) if is_ragged(other) else other
+
+
+def alongside(x: PaddedTensor, func: Any, other: PaddedTensor) -> PaddedTensor:
+    """``other`` in a table as wide as that of ``x``, whose rows it has, whatever its other dimensions."""
+    check_rows_match(func, x, other)
+    return as_wide(x, other)
+
+
+def relaid(x: PaddedTensor, func: Any, other: PaddedTensor) -> PaddedTensor:
+    """``other``, which has the dimensions of ``x``, with the very rows of ``x``; differentiable."""
+    wide = alongside(x, func, other)
+    return wide if wide.lengths is x.lengths else x.with_padded(wide.unwrap("padded"))
+
+
+def moved(x: PaddedTensor, stored: Tensor) -> PaddedTensor:
+    """Another table on another device, with the rows moved there."""
+    row_count = None if x.row_count is None else x.row_count.to(stored.device)
+    return x.with_lengths(stored, x.lengths.to(stored.device), row_count)
+
+
+def write(x: PaddedTensor, op: Any, new: Tensor, non_blocking: bool) -> None:
+    """Writes a table; what the padding gets does not exist."""
+    x.padded.copy_(new, non_blocking)
+    bump_versions([x.padded])
+
+
+# ---- factors of a product --------------------------------------------------------------------------------------
+
+
+def check_factors(x: PaddedTensor, func: Any, a: Any, b: Any) -> None:
+    """Raises unless two factors have as many dimensions, or one is a matrix, with the batch before the last two."""
+    n = max(a.dim(), b.dim())
+    for t in (a, b):
+        padded = isinstance(t, x.ragged_class)
+        matrix = t.dim() == 2 and not padded
+        if (t.dim() != n and not matrix) or (padded and t.batch_dim >= n - 2 and not t.merged):
+            raise DispatchError(
+                f"{func.__name__}: {shown(a)} and {shown(b)}; expected as many dimensions, or a matrix, and "
+                f"the batch dimension before the last two"
+            )
+
+
+def check_same_rows(x: PaddedTensor, func: Any, a: PaddedTensor, b: PaddedTensor) -> None:
+    """Raises unless two factors have the same rows, in tables of the same width."""
+    moved = a.batch_dim != b.batch_dim and not (a.merged and b.merged)
+    if moved or a.shape[a.ragged_dim] != b.shape[b.ragged_dim]:
+        raise DispatchError(
+            f"{func.__name__}: {shown(a)} and {shown(b)} have their rows at other places; use transpose and to_padded"
+        )
+    check_rows_match(func, a, b)

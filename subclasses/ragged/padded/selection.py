@@ -1,0 +1,303 @@
+"""Selection from a ``PaddedTensor``: rows, parts of every row, and entries at places of every row.
+
+Only lengths are computed, on the device, and nothing waits for them: a part that a row does not have is empty, and an
+entry that a row must have is asserted. The results cut off the cotangents of their own padding, where ``x`` may have
+entries. Only a row as a plain tensor of its own size (``x[0]``, ``x.unbind()``, a loop) reads lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import RaggedTensor, outer_dims, rows_stay, shown
+from subclasses.ragged.indexing.index import (
+    common_places,
+    existing_places,
+    is_all,
+    is_index,
+    outer_places,
+    replaced,
+    row_numbers,
+)
+from subclasses.ragged.indexing.splitting import bound_in_rows
+from subclasses.ragged.padded import checks
+from subclasses.ragged.padded.operands import as_wide, check_rows_match
+
+if TYPE_CHECKING:
+    from subclasses.ragged.padded.tensor import PaddedTensor
+
+aten = torch.ops.aten
+
+# ---- along the ragged dimension: tables of places ---------------------------------------------------------------
+
+
+def beside_table(x: PaddedTensor, places: Tensor) -> Tensor:
+    """``[B, n]`` ready to broadcast against a table with the dimensions of ``x``."""
+    size = [1] * x.dim()
+    size[x.batch_dim], size[x.ragged_dim] = places.shape
+    return (places if x.batch_dim < x.ragged_dim else places.mT).reshape(size)
+
+
+def entries_at(x: PaddedTensor, places: Tensor) -> Tensor:
+    """The table of the entries at ``places [B, n]`` of each row; one that a row has not gives anything."""
+    size = [places.shape[1] if d == x.ragged_dim else n for d, n in enumerate(x.shape)]
+    if not x.width:
+        return x.to_padded(at_least=1).unwrap("padded").expand(size)
+    index = beside_table(x, places.clamp(0, x.width - 1))
+    return x.to_dense().gather(x.ragged_dim, index.expand(size))
+
+
+def cut(x: PaddedTensor, first: Tensor, lengths: Tensor, width: Any, step: int = 1) -> PaddedTensor:
+    """The entries of each row from ``first [B]`` on, ``lengths [B]`` of them, in a table of this width."""
+    steps = torch.arange(0, width * step, step, device=lengths.device)
+    return other_rows(x, entries_at(x, first.unsqueeze(1) + steps), lengths)
+
+
+def other_rows(x: PaddedTensor, table: Tensor, lengths: Tensor) -> PaddedTensor:
+    """Rows of other lengths, where no cotangent comes back from their padding."""
+    return x.with_lengths(table, lengths, x.row_count).with_kept(table)
+
+
+# ---- slices, which are views -----------------------------------------------------------------------------------
+
+
+def slice_view(x: PaddedTensor, dim: int, start: Any, stop: Any, step: Any) -> PaddedTensor:
+    """A slice along the batch or the ragged dimension, whose derivative has the rows of ``x`` again."""
+    y = aten.slice.Tensor(x, dim, start, stop, step)
+    # The derivative of a slice knows its size alone. (A later write to the view gives it another one, and then what
+    # comes back is dense, with zeros in the padding.)
+    if not torch.compiler.is_dynamo_compiling():
+        x.took_view(y)
+    return y
+
+
+def took_view(self: PaddedTensor, view: Tensor) -> None:
+    """Gives the first derivative on the way back from a view the rows of what it is a view of."""
+    node, end = view.grad_fn, get_gradient_edge(self).node if self.requires_grad else None
+    while node is not None and end is not None:
+        before = node.next_functions[0][0] if node.next_functions else None
+        if before is end:
+            node.register_hook(_with_rows_of(self))
+            return
+        node = before
+
+
+def _with_rows_of(x: PaddedTensor) -> Any:
+    with torch.no_grad():
+        rows = x.with_padded(x.padded.new_empty(()).expand(x.padded.shape))  # no data is kept
+
+    def wrap(grads: tuple[Any, ...], _: Any) -> tuple[Any, ...]:
+        return tuple(g if g is None or isinstance(g, RaggedTensor) else rows.wrap_cotangent(g) for g in grads)
+
+    return wrap
+
+
+# ---- parts of every row ----------------------------------------------------------------------------------------
+
+
+def slice_rows(x: PaddedTensor, part: slice) -> PaddedTensor:
+    """The same slice of every row; negative bounds count from each row's own end.
+
+    A view, except where it begins at another place of each row.
+    """
+    step = 1 if part.step is None else part.step
+    if not isinstance(step, int) or step < 1:
+        raise DispatchError(f"indexing {shown(x)}: rows are cut with a positive step, got {part}")
+    start = 0 if part.start is None else part.start
+    if start >= 0:
+        return slice_view(x, x.ragged_dim, start, part.stop, step)
+    ends = 0 if part.stop is None else part.stop
+    most = min(ends - start, x.width) if ends <= 0 else min(-start, ends, x.width)
+    lengths = lengths_after(x, start, part.stop, step)
+    return cut(x, bound_in_rows(start, x.counts), lengths, -(-max(most, 0) // step), step)
+
+
+def lengths_after(x: PaddedTensor, start: Any, end: Any, step: int) -> Tensor:
+    """How many entries a slice of every row has."""
+    counts = x.counts
+    first = bound_in_rows(0 if start is None else start, counts)
+    last = counts if end is None else bound_in_rows(end, counts)
+    return ((last - first).clamp(min=0) + step - 1) // step
+
+
+def count_after(func: Any, x: PaddedTensor, start: Any, end: Any, step: int) -> Tensor | None:
+    """How many of the rows in a slice are of the batch."""
+    if x.row_count is None:
+        return None
+    if step != 1 or not isinstance(x.lengths.shape[0], int):
+        raise DispatchError(f"{func}: every row of a padded batch in turn, got {step}; {checks.UNPAD_BATCH}")
+    rows = range(x.lengths.shape[0])[slice(start, end)]
+    return (x.row_count - rows.start).clamp(min=0, max=len(rows))
+
+
+def slice_below(x: PaddedTensor, op: Any, dim: int, start: Any, end: Any, step: int) -> PaddedTensor | None:
+    """A slice of rows, or of the same places of every row; None for one of features.
+
+    Bounds that count from each row's own end are settled above autograd, by `slice_rows`.
+    """
+    (dim,) = outer_dims(op, x, dim)
+    if rows_stay(x, [dim]):
+        return None
+    table = op(x.padded, dim, start, end, step)
+    if start in (None, 0) and step == 1 and _reaches_end(x.size(dim), end):
+        return x.with_padded(table)
+    if dim == x.batch_dim and not x.merged:
+        return x.with_lengths(table, op(x.lengths, 0, start, end, step), count_after(op, x, start, end, step))
+    if x.merged or (start is not None and start < 0):
+        x.feature_dim(op, dim)  # which raises
+    return x.with_lengths(table, lengths_after(x, start, end, step), x.row_count)
+
+
+def _reaches_end(size: Any, end: Any) -> bool:
+    return end is None or end is size or (isinstance(end, int) and end >= size)
+
+
+# ---- one place, or some, of every row --------------------------------------------------------------------------
+
+
+def select_position(x: PaddedTensor, position: Any) -> Tensor:
+    """The entry at one place of every row; a negative place counts from each row's end.
+
+    Raises:
+        RuntimeError: a row is too short (on CUDA, and in graphs, by an assertion that nothing waits for).
+    """
+    found = checked_places(x, torch.full_like(x.lengths, position).unsqueeze(1))
+    if position >= 0 and x.row_count is None:
+        return x.unwrap("padded").select(x.ragged_dim, position)
+    dense = entries_at(x, found).select(x.ragged_dim, 0)
+    return x.per_row(dense, x.batch_dim - (x.ragged_dim < x.batch_dim))
+
+
+def take_places(x: PaddedTensor, places: Any) -> Tensor:
+    """The entries at some places of every row, dense: the ragged dimension has as many."""
+    found = checked_places(x, common_places(x, places).expand(x.lengths.shape[0], -1))
+    return x.per_row(entries_at(x, found), x.batch_dim)
+
+
+def checked_places(x: PaddedTensor, places: Tensor) -> Tensor:
+    """Places counted from the front, which every row of the batch must have."""
+    lengths = x.counts.unsqueeze(1)
+    reached = (places < lengths) & (places >= -lengths)
+    if x.row_count is not None:
+        rows = torch.arange(lengths.shape[0], device=lengths.device).unsqueeze(1)
+        reached = reached | (rows >= x.row_count)
+    message = f"a place of every row of {shown(x)}: a row is too short"
+    torch.ops.aten._assert_async.msg(reached.all(), message)
+    return torch.where(places < 0, lengths + places, places)
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------
+
+
+def select_row(x: PaddedTensor, row: Any) -> Tensor:
+    """One row, dense: a view of the table. Reads the lengths."""
+    rows, count = x.to_tensors(), x.lengths.shape[0]
+    if not -count <= row < count:
+        raise IndexError(f"index {row} is out of bounds for the {count} rows of {shown(x)}")
+    if row % count >= len(rows):
+        raise IndexError(f"index {row} is out of bounds for the {len(rows)} rows of the batch in {shown(x)}")
+    return rows[row % count]
+
+
+def take_rows(x: PaddedTensor, which: Any) -> PaddedTensor:
+    """Some rows: a slice is a view, an index tensor or mask copies the rows."""
+    if isinstance(which, slice):
+        step = 1 if which.step is None else which.step
+        return slice_view(x, x.batch_dim, which.start, which.stop, step)
+    which = row_numbers(x, which)
+    if x.row_count is not None:
+        raise DispatchError(
+            f"indexing {shown(x)}: rows of a padded batch are taken by slices; {checks.UNPAD_BATCH}"
+        )
+    which = torch.where(which < 0, which + x.lengths.shape[0], which)
+    table = x.unwrap("padded").index_select(x.batch_dim, which)
+    return x.with_lengths(table, x.lengths.index_select(0, which))
+
+
+def rearranged(x: PaddedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> PaddedTensor:
+    """The entries of each row in another order; ``source(place, length)`` is the place an entry comes from."""
+    places = torch.arange(x.width, device=x.lengths.device).expand(x.lengths.shape[0], -1)
+    return other_rows(x, entries_at(x, source(places, x.counts.unsqueeze(1))), x.lengths)
+
+
+# ---- single entries --------------------------------------------------------------------------------------------
+
+
+def take_pairs(x: PaddedTensor, rows: Any, places: Any, index: tuple[Any, ...]) -> Tensor:
+    """Single entries, by the number of the row and the place in it: dense."""
+    if not all(is_index(i) or is_all(i) for i in index):
+        raise DispatchError(f"indexing {shown(x)}: index tensors stand beside whole dimensions, got {index}")
+    at = outer_places(index)
+    rows, places = settled_pairs(x, rows, places)
+    index = replaced(replaced(index, at[x.batch_dim], rows), at[x.ragged_dim], places)
+    return x.unwrap("padded")[index]
+
+
+def settled_pairs(x: PaddedTensor, rows: Any, entries: Any) -> tuple[Tensor, Tensor]:
+    """Rows and places counted from the front, which must exist."""
+    rows, entries = (torch.as_tensor(i, device=x.lengths.device) for i in (rows, entries))
+    if torch.bool in (rows.dtype, entries.dtype):
+        raise DispatchError(f"indexing {shown(x)}: index by one mask [B, T], or by two index tensors of ints")
+    rows, entries = torch.broadcast_tensors(rows, existing_places(x, rows, entries))
+    return torch.where(rows < 0, rows + x.lengths.shape[0], rows), entries
+
+
+def gather_index(x: PaddedTensor, func: Any, index: PaddedTensor) -> Tensor:
+    """Places in the rows of ``x``, which must have them, as an index of the table; nothing waits for a GPU."""
+    size = [n if d == x.batch_dim else 1 for d, n in enumerate(x.shape)]
+    reached = (index.padded < x.counts.view(size)) & (index.padded >= 0)
+    message = f"{func.__name__}: an index lies beyond its row of {shown(x)}"
+    torch.ops.aten._assert_async.msg((reached | ~index.exists).all(), message)
+    return index.to_dense()
+
+
+# ---- by a mask -------------------------------------------------------------------------------------------------
+
+
+def pick(x: PaddedTensor, func: Any, mask: PaddedTensor) -> PaddedTensor:
+    """The entries that a mask picks of each row, in their order; a mask of single elements gives rows ``[n]``."""
+    if x.merged and mask.merged:
+        return pick(x.unmerged(), func, mask.unmerged()).merge()
+    x, mask = _batch_first(func, x), _batch_first(func, mask)
+    check_mask(func, x, mask)
+    mask = as_wide(x, mask)
+    if mask.dim() > 2:
+        x, mask = _elements(x), _elements(mask)
+    picked = mask.to_dense(False)
+    order = torch.sort((~picked).to(torch.uint8), dim=1, stable=True).indices
+    table = x.to_dense().gather(1, beside_table(x, order).expand(x.shape)) if x.width else x.unwrap("padded")
+    return other_rows(x, table, picked.sum(1))
+
+
+def check_mask(func: Any, x: PaddedTensor, mask: PaddedTensor) -> None:
+    """Raises unless a mask has one element for each entry, or for each element of one."""
+    if (
+        mask.dtype != torch.bool
+        or mask.dim() not in (2, x.dim())
+        or (mask.dim() > 2 and mask.shape[2:] != x.shape[2:])
+    ):
+        raise DispatchError(
+            f"{func.__name__}: expected a bool mask of the rows of {shown(x)}, got {shown(mask)}"
+        )
+    check_rows_match(func, x, mask)
+
+
+def _batch_first(func: Any, x: PaddedTensor) -> PaddedTensor:
+    """The same rows as ``[B, T, ...]``."""
+    if (x.batch_dim, x.ragged_dim) != (0, 1):
+        raise DispatchError(
+            f"{func.__name__}: expected rows along 0, ragged along 1, got {shown(x)}; use transpose"
+        )
+    return x
+
+
+def _elements(x: PaddedTensor) -> PaddedTensor:
+    """Every element as an entry of its own."""
+    features = x.padded[:1, :1].numel() if x.padded.numel() else 0
+    return x.with_lengths(x.unwrap("padded").flatten(1), x.counts * features, x.row_count)

@@ -1,0 +1,43 @@
+"""Gives every rule to its classes: one explicit list for each layout."""
+
+from __future__ import annotations
+
+from subclasses.ragged.attention import rule as attention
+from subclasses.ragged.indexing import indexing, joining, splitting, strided, views
+from subclasses.ragged.jagged import JaggedTensor, merging as jagged_merging
+from subclasses.ragged.padded import merging as padded_merging
+from subclasses.ragged.padded.tensor import PaddedTensor
+from subclasses.ragged.rules import (
+    copies,
+    einsum,
+    entries,
+    gradients,
+    layers,
+    losses,
+    masked,
+    normalization,
+    order_statistics,
+    pointwise,
+    reductions,
+)
+
+BOTH = (
+    pointwise,
+    copies,
+    reductions,
+    order_statistics,
+    losses,
+    layers,
+    normalization,
+    einsum,
+    entries,
+)
+BOTH += (gradients, indexing, joining, splitting, strided, views, attention)
+
+
+def register_rules() -> None:
+    """Registers all rules; the order has no meaning."""
+    for cls, merging in ((JaggedTensor, jagged_merging), (PaddedTensor, padded_merging)):
+        for module in (*BOTH, merging):
+            module.RULES.register(cls)
+    masked.replace_functions()

@@ -1,0 +1,32 @@
+"""``Rules``: an explicit table of rules, which a module fills and ``register.py`` gives to classes.
+
+Importing a module of rules changes no class, so the order of imports has no meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Rule = TypeVar("Rule", bound=Callable[..., Any])
+
+
+class Rules:
+    """Rules and the ops, functions and tags that each of them is for."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[tuple[Any, ...], Callable[..., Any]]] = []
+
+    def of(self, *ops: Any) -> Callable[[Rule], Rule]:
+        """Enters the decorated function as the rule for ops; the same ops as ``TensorSubclass.implements`` takes."""
+
+        def enter(rule: Rule) -> Rule:
+            self.entries.append((ops, rule))
+            return rule
+
+        return enter
+
+    def register(self, cls: Any) -> None:
+        """Registers all rules on a class."""
+        for ops, rule in self.entries:
+            cls.implements(*ops)(rule)

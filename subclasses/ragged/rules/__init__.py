@@ -1,0 +1,1 @@
+"""Rules of both layouts, each written once on the interface of ``base.py``."""

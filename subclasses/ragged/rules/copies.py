@@ -1,0 +1,105 @@
+"""Copies and aliases of ragged tensors, factories of others like them, and writes.
+
+A copy has its own stored tensor and shares the tensors that say where the rows lie. Those are never written to, so that
+an op on a value and its copy knows that their rows match.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import is_ragged, shown
+from subclasses.ragged.registry import Rules
+
+RULES = Rules()
+aten = torch.ops.aten
+
+# ---- which ops -------------------------------------------------------------------------------------------------
+
+LIKENESSES = (
+    aten.detach.default,
+    aten.alias.default,
+    aten.clone.default,
+    aten.empty_like.default,
+    aten.zeros_like.default,
+    aten.ones_like.default,
+    aten.full_like.default,
+    aten.rand_like.default,
+    aten.randn_like.default,
+    aten.randint_like.default,
+    aten.randint_like.low_dtype,
+    aten._to_copy.default,
+)
+
+
+# Ops that overwrite a tensor with random numbers.
+DRAWN = (
+    aten.bernoulli_.float,
+    aten.cauchy_.default,
+    aten.exponential_.default,
+    aten.geometric_.default,
+    aten.log_normal_.default,
+    aten.normal_.default,
+    aten.random_.default,
+    getattr(aten.random_, "from"),
+    aten.random_.to,
+    aten.uniform_.default,
+)
+
+# ---- copies ----------------------------------------------------------------------------------------------------
+
+
+@RULES.of(*LIKENESSES)
+def copy_stored(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Runs the op on the stored tensor; the rows move with it to another device."""
+    stored = x.stored
+    formats = (torch.channels_last, torch.channels_last_3d)
+    if kwargs.get("memory_format") in formats and stored.dim() != x.dim():
+        kwargs["memory_format"] = torch.preserve_format  # these formats depend on the rank
+    result = op(stored, *args, **kwargs)
+    return x.with_stored(result) if result.device == x.device else x.moved(result)
+
+
+@RULES.of(aten.new_empty_strided.default)
+def new_empty_strided(op: Any, x: Any, size: Any, stride: Any, **kwargs: Any) -> Any:
+    """Ragged for the size of ``x``, since autograd writes a cotangent to it; dense for any other size."""
+    if tuple(size) == tuple(x.shape):
+        return x.with_stored(torch.empty_like(x.stored, **kwargs))
+    return op(x.stored, size, stride, **kwargs)
+
+
+@RULES.of(aten.new_empty.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default)
+def new_dense(op: Any, x: Any, size: Any, *args: Any, **kwargs: Any) -> Any:
+    """Dense tensors of the same dtype and device; `zeros_like` and the like give ragged ones."""
+    return op(x.stored, size, *args, **kwargs)
+
+
+# ---- writes ----------------------------------------------------------------------------------------------------
+
+
+@RULES.of(aten.copy_.default)
+def copy_into(op: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
+    """Writes into the entries that exist."""
+    if not is_ragged(x):
+        raise DispatchError(f"{op}: cannot write {shown(source)} into a dense tensor; use to_dense()")
+    x.write(op, x.beside(op, source), non_blocking)
+    return x
+
+
+@RULES.of(*DRAWN)
+def draw(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """Writes random numbers into the entries that exist."""
+    x.write(op, op(torch.empty_like(x.stored), *args, **kwargs), False)
+    return x
+
+
+# ---- sizes -----------------------------------------------------------------------------------------------------
+
+
+@RULES.of(aten.size.default, aten.stride.default)
+def sizes(op: Any, x: Any) -> Any:
+    """Autograd asks in this way where sizes are symbols, for a cotangent of zeros."""
+    return list(x.size() if op is aten.size.default else x.stride())

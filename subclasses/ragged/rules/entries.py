@@ -1,0 +1,186 @@
+"""Ops along a dimension of the entries or along the rows, and functions that are made of ops with rules.
+
+Along a dimension of the entries an op runs on the stored tensor. Along the rows the entries of each row are put in
+another order, or padded; an op that has no meaning there is refused with a hint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import shown, without
+from subclasses.ragged.registry import Rules
+
+RULES = Rules()
+aten = torch.ops.aten
+
+# ---- within entries --------------------------------------------------------------------------------------------
+
+
+@RULES.of(F.glu)
+def _glu(func: Any, input: Any, dim: int = -1) -> Any:
+    return input.with_stored(func(input.unwrap_stored(), _stored_place("glu", input, dim)))
+
+
+@RULES.of(aten.view_as_complex.default)
+def _view_as_complex(op: Any, x: Any) -> Any:
+    dim = x.feature_dim(op, -1)
+    return without(x, op(x.stored), [dim])
+
+
+@RULES.of(aten.view_as_real.default)
+def _view_as_real(op: Any, x: Any) -> Any:
+    return x.with_stored(op(x.stored))
+
+
+@RULES.of(aten._conj.default, aten._neg_view.default)
+def _carry_out(op: Any, x: Any) -> Any:
+    """Computes what the op would only mark by a lazy bit, which nobody looks at below dispatch."""
+    compute = aten.conj_physical.default if op is aten._conj.default else aten.neg.default
+    return x.with_stored(compute(x.stored))
+
+
+# ---- along the rows as well ------------------------------------------------------------------------------------
+
+
+@RULES.of(torch.flip)
+def _flip(func: Any, input: Any, *dims: Any) -> Any:
+    given = dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims
+    for dim in given:
+        if _is_ragged(input, dim):
+            input = input.rearranged(lambda place, length: length - 1 - place)
+        else:
+            place = _stored_place("flip", input, dim)
+            input = input.with_stored(torch.flip(input.unwrap_stored(), [place]))
+    return input
+
+
+@RULES.of(torch.roll)
+def _roll(func: Any, input: Any, shifts: Any, dims: Any = ()) -> Any:
+    given = [dims] if isinstance(dims, int) else list(dims)
+    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
+    if not given or len(given) != len(shifts):
+        raise DispatchError(
+            f"roll: expected a shift for each of the dims of {shown(input)}, got shifts={shifts} and dims={given}"
+        )
+    for shift, dim in zip(shifts, given, strict=True):
+        input = _rolled(input, shift, dim)
+    return input
+
+
+def _rolled(x: Any, shift: int, dim: int) -> Any:
+    if _is_ragged(x, dim):
+        return x.rearranged(lambda place, length: (place - shift) % length.clamp(min=1))
+    return x.with_stored(torch.roll(x.unwrap_stored(), shift, _stored_place("roll", x, dim)))
+
+
+@RULES.of(F.pad)
+def _pad(func: Any, input: Any, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
+    if mode != "constant" or len(pad) % 2 or len(pad) > 2 * input.dim():
+        raise DispatchError(
+            f"pad: expected a constant in pairs for {shown(input)}, got {list(pad)} and mode={mode!r}"
+        )
+    stored, of_rows = input.unwrap_stored(), (0, 0)
+    wanted = [0, 0] * stored.dim()
+    for back, pair in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = input.dim() - 1 - back
+        if any(pair) and _is_ragged(input, dim):
+            of_rows = pair
+        elif any(pair):
+            at = 2 * (stored.dim() - 1 - _stored_place("pad", input, dim))
+            wanted[at : at + 2] = pair
+    padded = input.with_stored(F.pad(stored, wanted, mode, value))
+    return _pad_rows(padded, input.ragged_dim, of_rows, value or 0) if any(of_rows) else padded
+
+
+def _pad_rows(x: Any, dim: Any, pair: tuple[int, int], value: float | int | bool) -> Any:
+    """Every row with entries of a value before and behind its own; a negative number of them cuts some off."""
+    whole, cut = [slice(None)] * dim, [max(-n, 0) for n in pair]
+    if any(cut):
+        _check_left(x, sum(cut), pair)
+        x = x[(*whole, slice(cut[0], -cut[1] or None))]
+    before, behind = (
+        [x.new_full([n if d == dim else size for d, size in enumerate(x.shape)], value)] if n > 0 else []
+        for n in pair
+    )
+    return torch.cat([*before, x, *behind], dim) if before or behind else x
+
+
+def _check_left(x: Any, cut: int, pair: tuple[int, int]) -> None:
+    """Raises where a row of the batch has fewer entries than are cut off; nothing waits for a GPU."""
+    reached, count = x.row_lengths() >= cut, getattr(x, "row_count", None)
+    if count is not None:
+        reached = reached | (torch.arange(reached.shape[0], device=reached.device) >= count)
+    message = f"pad: a row has fewer than the {cut} entries that are cut off by {tuple(pair)}"
+    torch.ops.aten._assert_async.msg(reached.all(), message)
+
+
+def _is_ragged(x: Any, dim: int) -> bool:
+    return not x.merged and -x.dim() <= dim < x.dim() and dim % x.dim() == x.ragged_dim
+
+
+def _stored_place(name: str, x: Any, dim: int) -> int:
+    """The dimension of the stored tensor that a dimension of the entries is."""
+    return x.stored_dim(x.feature_dim(name, dim))
+
+
+# ---- made of ops with rules -------------------------------------------------------------------------------------
+#
+# Their own kernels would sum below autograd, where a derivative counts the padding.
+
+
+@RULES.of(torch.Tensor.sum_to_size)
+def _sum_to_size(func: Any, x: Any, *size: Any) -> Any:
+    wanted = list(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+    before = x.dim() - len(wanted)
+    dims = [d for d in range(x.dim()) if d < before or (wanted[d - before] == 1 and x.shape[d] != 1)]
+    if before < 0 or any(d not in dims and n != wanted[d - before] for d, n in enumerate(x.shape)):
+        raise ValueError(f"sum_to_size: {shown(x)} is no expansion of a tensor of size {tuple(wanted)}")
+    result = x.sum(dims, keepdim=True) if dims else x
+    return result.squeeze(tuple(range(before))) if before else result
+
+
+@RULES.of(torch.hstack, torch.vstack)
+def _stack_along(func: Any, tensors: Any, *, out: Any = None) -> Any:
+    return torch.cat(tensors, 1 if func.__name__ == "hstack" else 0, out=out)
+
+
+@RULES.of(torch.pairwise_distance)
+def _pairwise_distance(
+    func: Any, x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> Any:
+    return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+@RULES.of(torch.cosine_similarity)
+def _cosine_similarity(func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
+    x1, x2 = torch.broadcast_tensors(x1, x2) if x1.dim() != x2.dim() else (x1, x2)
+    norms = [torch.linalg.vector_norm(x, 2, dim).clamp_min(eps) for x in (x1, x2)]
+    return (x1 * x2).sum(dim) / (norms[0] * norms[1])
+
+
+@RULES.of(torch.linalg.vecdot)
+def _vecdot(func: Any, x: Any, y: Any, *, dim: int = -1) -> Any:
+    return (x.conj() * y).sum(dim)
+
+
+@RULES.of(torch.addmm, torch.baddbmm)
+def _add_product(func: Any, input: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    product = torch.matmul(a, b)
+    product = product if alpha == 1 else product * alpha
+    return product if beta == 0 else product + (input if beta == 1 else input * beta)
+
+
+@RULES.of(torch.diff)
+def _diff(func: Any, input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    given = [t for t in (prepend, input, append) if t is not None]
+    x, before = torch.cat(given, dim) if len(given) > 1 else input, [slice(None)] * (dim % input.dim())
+    for _ in range(n):
+        later, earlier = x[(*before, slice(1, None))], x[(*before, slice(None, -1))]
+        x = later != earlier if x.dtype == torch.bool else later - earlier
+    return x

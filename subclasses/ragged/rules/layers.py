@@ -1,0 +1,135 @@
+"""Layers that treat each entry alike, and matrix products.
+
+What does not exist is 0 on the way in, so that no parameter's gradient reads it, and 0 on the way out, so that no
+cotangent comes back from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import first_ragged, is_ragged, shown
+from subclasses.ragged.registry import Rules
+
+RULES = Rules()
+
+# ---- layers ----------------------------------------------------------------------------------------------------
+
+NORMS = (F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm)
+RANDOM = (F.dropout, F.alpha_dropout, F.rrelu, torch.dropout, torch.alpha_dropout, torch.rrelu)
+
+
+@RULES.of(F.linear)
+def _linear(func: Any, input: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
+    _check_dense(func, weight, bias)
+    _check_features(func, input, 1)
+    return input.with_kept(func(input.clean(), weight, bias))
+
+
+@RULES.of(*NORMS)
+def _norm(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
+    _check_dense(func, *args, *kwargs.values())
+    _check_features(func, input, len(normalized_shape))
+    return input.with_kept(func(input.clean(), normalized_shape, *args, **kwargs))
+
+
+@RULES.of(*RANDOM)
+def _dropout(func: Any, input: Any, *args: Any, inplace: bool = False, **kwargs: Any) -> Any:
+    stored = input.unwrap_stored()
+    drawn = func(stored, *args, **kwargs)
+    if drawn is stored:  # as in evaluation
+        return input
+    result = input.with_stored(drawn)
+    return input.copy_(result) if inplace else result
+
+
+@RULES.of(F.embedding)
+def _embedding(  # noqa: PLR0913
+    func: Any,
+    input: Any,
+    weight: Tensor,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Any:
+    _check_dense(func, weight)
+    if (max_norm is not None or scale_grad_by_freq) and input.has_gaps:
+        raise DispatchError(
+            f"{func.__name__}: max_norm and scale_grad_by_freq look at every stored index of {shown(input)}, "
+            f"those that do not exist as well; use JaggedTensor.from_tensors(x.to_tensors())"
+        )
+    options = padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse
+    return input.with_kept(func(input.clean(), weight, *options))
+
+
+def _check_features(func: Any, x: Any, count: int) -> None:
+    """Raises unless the last dimensions are those of an entry."""
+    if max(x.row_dims) >= x.dim() - count:
+        raise DispatchError(
+            f"{func.__name__}: works along the last {count} dimensions, and {shown(x)} has its rows along "
+            f"one of them; swap them by transpose"
+        )
+
+
+def _check_dense(func: Any, *parameters: Any) -> None:
+    """Raises unless the parameters of a layer are dense."""
+    for p in parameters:
+        if is_ragged(p):
+            raise DispatchError(f"{func.__name__}: expected dense parameters, got {shown(p)}")
+
+
+# ---- matrix products -------------------------------------------------------------------------------------------
+
+
+@RULES.of(torch.bmm, torch.mm)
+def _product(func: Any, input: Any, mat2: Any) -> Any:
+    return torch.matmul(input, mat2)
+
+
+@RULES.of(torch.matmul)
+def _matmul(func: Any, input: Any, other: Any) -> Any:
+    if _is_dense(other, 1, 2) and max(input.row_dims) < input.dim() - 1:
+        return input.with_kept(torch.matmul(input.clean(), other))
+    if _is_dense(input, 2):
+        batch, ragged = other.row_dims
+        if batch < other.dim() - 2 and ragged == other.dim() - 1:
+            return other.with_kept(torch.matmul(input, other.clean()))
+    return _multiply_tables(func, input, other)
+
+
+def _is_dense(t: Tensor, *dims: int) -> bool:
+    return not is_ragged(t) and t.dim() in dims
+
+
+def _multiply_tables(func: Any, a: Any, b: Any) -> Any:
+    """A product for each row, by tables: the ragged dimension is contracted, or stays where it is."""
+    x, n = first_ragged((a, b)), max(a.dim(), b.dim())
+    x.check_factors(func, a, b)
+    ragged = [(t, t.ragged_dim) for t in (a, b) if isinstance(t, x.ragged_class)]
+    contracted = [(t is a and dim == n - 1) or (t is b and dim == n - 2) for t, dim in ragged]
+    if len(ragged) == 2:
+        if not (contracted == [True, True] or ragged[0][1] == ragged[1][1] < n - 2):
+            raise DispatchError(
+                f"{func.__name__}: the product of {shown(a)} and {shown(b)} would have two ragged dimensions; use "
+                f"F.scaled_dot_product_attention, or x.to_dense() with x.mask()"
+            )
+        x.check_same_rows(func, a, b)
+    elif contracted[0]:
+        raise DispatchError(
+            f"{func.__name__}: {shown(a)} and {shown(b)} are contracted along rows of other lengths; "
+            f"{x.contraction_hint}"
+        )
+    x, width = ragged[0][0], max(t.width for t, _ in ragged)
+    product = torch.matmul(*(t.to_table(width) if isinstance(t, x.ragged_class) else t for t in (a, b)))
+    if contracted[0]:
+        return x.per_row(product, x.batch_dim)
+    if not x.rows_first:
+        return x.like_dense(product)  # which checks that a dense factor added no rows
+    return x.from_table(product.narrow(x.ragged_dim, 0, x.width) if len(ragged) == 2 else product)

@@ -1,0 +1,151 @@
+"""Order statistics: medians, quantiles and the k-th value of the entries that exist.
+
+Within an entry the op itself runs. Across entries a table is sorted, with a fill that sorts last where there is no
+entry, and the statistic is found at a place that depends on the number of entries. Nothing is read on the host.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import shown
+from subclasses.ragged.registry import Rules
+from subclasses.ragged.rules.reducing import count, last, reduce
+
+RULES = Rules()
+
+# ---- the rules -------------------------------------------------------------------------------------------------
+
+
+@RULES.of(torch.median, torch.nanmedian)
+def _median(func: Any, input: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    function = torch.median if func.__name__ == "median" else torch.nanmedian
+    if dim is None:
+        return _median_of_all(function, input)
+    counts = count(func, input, dim, True)
+
+    def middle(t: Tensor, dim: int, keepdim: bool) -> Any:
+        if not isinstance(counts, Tensor):  # within an entry
+            return function(t, dim, keepdim)
+        ordered, order = t.sort(dim=dim, stable=True)
+        known = _known(t, counts, dim)
+        place = _lower_middle(known)
+        if function is torch.median:  # a NaN sorts behind all, and is the median where there is one
+            place = torch.where(known < counts, known, place)
+        return _at(torch.return_types.median, ordered, order, place, dim, keepdim)
+
+    middle.__name__ = func.__name__
+    return reduce(middle, input, dim, keepdim, last, True)
+
+
+def _median_of_all(function: Any, x: Any) -> Any:
+    number = count(function, x, None, False)
+
+    def middle(t: Tensor) -> Tensor:
+        if not t.numel():
+            return function(t)
+        if t.is_floating_point():  # what does not exist is NaN
+            found = torch.nanmedian(t)
+            if function is torch.nanmedian:
+                return found
+            return torch.where((~t.isnan()).sum() < number, math.nan, found)
+        counted = number if isinstance(number, Tensor) else torch.tensor(number, device=t.device)
+        return t.flatten().sort().values.index_select(0, _lower_middle(counted).view(1)).squeeze(0)
+
+    middle.__name__ = function.__name__
+    return reduce(middle, x, None, False, last, not x.is_floating_point())
+
+
+@RULES.of(torch.kthvalue)
+def _kthvalue(func: Any, input: Any, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    counts = count(func, input, dim, True)
+    if isinstance(counts, Tensor):
+        _check_reached(input, k, counts)
+
+    def kth(t: Tensor, dim: int, keepdim: bool) -> Any:
+        if not isinstance(counts, Tensor):
+            return torch.kthvalue(t, k, dim, keepdim)
+        ordered, order = t.sort(dim=dim, stable=True)
+        place = torch.full_like(order.narrow(dim, 0, 1), k - 1)
+        return _at(torch.return_types.kthvalue, ordered, order, place, dim, keepdim)
+
+    kth.__name__ = func.__name__
+    return reduce(kth, input, dim, keepdim, last, True)
+
+
+@RULES.of(torch.quantile, torch.nanquantile)
+def _quantile(
+    func: Any,
+    input: Any,
+    q: Any,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    interpolation: str = "linear",
+) -> Any:
+    if dim is None or (isinstance(q, Tensor) and q.dim() > 0):
+        raise DispatchError(
+            f"{func.__name__}: expected one q and a dim of {shown(input)}, got q={q!r} and dim={dim}"
+        )
+    if not isinstance(q, Tensor) and not 0 <= q <= 1:
+        raise RuntimeError(f"{func.__name__}: expected q between 0 and 1, got {q}")
+    function = torch.quantile if func.__name__ == "quantile" else torch.nanquantile
+    counts = count(func, input, dim, True)
+
+    def at_share(t: Tensor, dim: int, keepdim: bool) -> Tensor:
+        if not isinstance(counts, Tensor):
+            return function(t, q, dim, keepdim, interpolation=interpolation)
+        ordered, known = t.sort(dim=dim, stable=True).values, _known(t, counts, dim)
+        result = _between(ordered, (known - 1).clamp(min=0) * q, dim, interpolation)
+        nothing = known == 0 if function is torch.nanquantile else known < counts
+        result = torch.where(nothing, math.nan, result)
+        return result if keepdim else result.squeeze(dim)
+
+    at_share.__name__ = func.__name__
+    return reduce(at_share, input, dim, keepdim, last, True)
+
+
+# ---- places in what is sorted ----------------------------------------------------------------------------------
+
+
+def _known(t: Tensor, counts: Tensor, dim: int) -> Tensor:
+    """How many of what exists are no NaN; the padding of floating point values is."""
+    if not t.is_floating_point():
+        return counts.expand_as(t.narrow(dim, 0, 1))
+    return (~t.isnan()).sum(dim, keepdim=True)
+
+
+def _lower_middle(count: Tensor) -> Tensor:
+    return (count - 1).clamp(min=0).div(2, rounding_mode="floor")
+
+
+def _at(kind: Any, ordered: Tensor, order: Tensor, place: Tensor, dim: int, keepdim: bool) -> Any:
+    found = [torch.take_along_dim(t, place, dim) for t in (ordered, order)]
+    return kind(found if keepdim else [t.squeeze(dim) for t in found])
+
+
+def _between(ordered: Tensor, share: Tensor, dim: int, interpolation: str) -> Tensor:
+    """What lies at places that need not be whole."""
+    low, high = share.floor().long(), share.ceil().long()
+    if interpolation in ("lower", "higher", "nearest"):
+        place = {"lower": low, "higher": high, "nearest": share.round().long()}[interpolation]
+        return torch.take_along_dim(ordered, place, dim)
+    below, above = (torch.take_along_dim(ordered, place, dim) for place in (low, high))
+    if interpolation == "midpoint":
+        return below.lerp(above, 0.5)
+    if interpolation != "linear":
+        raise RuntimeError(f"quantile: {interpolation!r} is not a valid value for interpolation")
+    return below.lerp(above, (share - low).to(ordered.dtype))
+
+
+def _check_reached(x: Any, k: int, counts: Tensor) -> None:
+    """Raises where there are fewer than ``k`` to choose from; nothing waits for a GPU."""
+    if k < 1:
+        raise IndexError(f"kthvalue: expected k of at least 1, got {k}")
+    message = f"kthvalue: fewer than k={k} entries in a row or position of {shown(x)}"
+    torch.ops.aten._assert_async.msg((counts >= k).all(), message)
