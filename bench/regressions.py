@@ -56,6 +56,8 @@ def _compare(before: Row | None, after: Row, by_ratio: bool) -> Change:
     growth = min(references, key=lambda growth: abs(growth - 1)) if by_ratio and references else timed
     if 1 / THRESHOLD <= growth <= THRESHOLD:
         return Change(after, growth, "")
+    if growth == 0:  # a count, such as that of launches, has gone to none
+        return Change(after, growth, "better")
     pace = timed / growth  # by how much the machine as a whole is slower in the new run
     if growth > 1:
         verdict = "worse" if after.timing.low / pace > before.timing.high else "noise"

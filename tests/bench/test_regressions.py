@@ -33,6 +33,11 @@ def test_verdict(before, after, verdict):
     assert change.verdict == verdict
 
 
+def test_a_count_that_goes_to_none():
+    (change,) = compare_runs([row(3)], [row(0, spread=0)], by_ratio=False)
+    assert (change.verdict, change.growth) == ("better", 0)
+
+
 def test_ratios_are_compared_across_machines():
     (same,) = compare_runs([row(100, ratio=0.5)], [row(300, spread=3, ratio=0.5)], by_ratio=True)
     (worse,) = compare_runs([row(100, ratio=0.5)], [row(100, ratio=0.7)], by_ratio=True)

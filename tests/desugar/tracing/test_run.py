@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from desugar import _torch as private
@@ -12,6 +13,8 @@ from desugar.tracing.modes import tracing_modes
 from desugar.tracing.run import assigned_inners, changed_slots, from_functional, identity
 from desugar.tracing.trace import run_function
 from tests.desugar.classes import Nested, Pair, TwoTensor, make
+from tests.desugar.idioms.running import DOORS
+from tests.desugar.judge import judge
 
 
 def run(fn, *args, look):
@@ -68,16 +71,28 @@ def test_inner_tensors_that_were_replaced():
     assert run(lambda x: x * 2, torch.ones(2), look=look) == [[]]
 
 
-def test_reshapes_are_noted_in_order():
-    def fn(x, y):
-        y.unsqueeze_(0)
-        x.t_()
-        (x * 2).t_()
+def transposes(x, y):
+    y.unsqueeze_(0)
+    x.t_()
+    return (x * 2).t_() + y
 
-    def look(found):
-        return [(reshape.leaf, reshape.method.__name__, reshape.args) for reshape in found.reshapes]
 
-    assert run(fn, torch.ones(2, 3), torch.ones(2), look=look) == [(1, "unsqueeze_", (0,)), (0, "t_", ())]
+def squeezes(x, y):
+    x.squeeze_(0)
+    x.mul_(2)
+    return x + y
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Pair])
+@pytest.mark.parametrize("fn", [transposes, squeezes])
+def test_dynamo_breaks_graphs_at_changes_of_size_and_stride(fn, cls, grad, door):
+    def args():
+        x = make(cls, 1, 3, grad=grad)
+        return (x * 1 if grad else x), make(cls, 3)
+
+    judge(fn, args, DOORS[door](fn), calls=2)
 
 
 def test_captured_tensors_come_after_the_arguments():
