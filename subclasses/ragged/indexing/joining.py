@@ -25,7 +25,7 @@ def _cat(func: Any, tensors: Sequence[Any], dim: int = 0, *, out: None = None) -
     _check_no_out(func, x, out)
     (dim,) = outer_dims(func, x, dim)
     if rows_stay(x, [dim]) or (x.merged and x.rows_first):
-        return unruled(func, [_joinable(func, x, t) for t in tensors], dim)
+        return unruled(func, tensors if x.rows_first else [_joinable(func, x, t) for t in tensors], dim)
     parts = [t if isinstance(t, x.ragged_class) else x.as_rows(func, t) for t in tensors]
     for part in parts:
         _check_joins(func, x, part, dim)
@@ -86,9 +86,9 @@ def _stack_features(op: Any, tensors: Sequence[Tensor], dim: int = 0) -> Any:
 
 def _joined(op: Any, x: Any, t: Any, place: int | None) -> Tensor:
     """What is stored of one operand, which may differ along ``place``; a dense one is a derivative that is zero."""
-    stored = _check_joined(op, x, t)
     if isinstance(t, x.ragged_class):
-        return stored
+        return x.beside(op, t) if x.rows_first else _check_joined(op, x, t)
+    stored = _check_joined(op, x, t)
     return stored.expand([stored.shape[p] if p == place else n for p, n in enumerate(x.stored.shape)])
 
 
