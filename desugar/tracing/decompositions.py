@@ -9,7 +9,6 @@ A trace uses the decompositions. They differ in three places:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,12 +28,12 @@ def match_eager_mode(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         return func, args
     if func is torch.lstm:
         args = (_require_grad(args[0]), *args[1:])
-    packed, num_layers, dropout, train = isinstance(args[3], list | tuple), *args[-5:-2]
-    if packed:
-        num_layers, dropout, train = args[-4:-1]
+    num_layers, dropout, train = args[
+        -5:-2
+    ]  # Dynamo breaks the graph at packed sequences, whose arguments differ
     if kwargs or not (train and dropout and num_layers > 1):
         return func, args
-    return (_each_layer_packed if packed else _each_layer), (func, *args)
+    return _each_layer, (func, *args)
 
 
 def _drops_nothing(
@@ -91,43 +90,17 @@ def _each_layer(  # noqa: PLR0913 - the op's own arguments
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    def layer(x: Tensor, hidden: Any, params: Any) -> Any:
-        return func(x, hidden, params, has_biases, 1, 0.0, train, bidirectional, False)
-
-    x = x.transpose(0, 1) if batch_first else x
-    out, *states = _stack(layer, x, hidden, params, num_layers, dropout)
-    return (out.transpose(0, 1) if batch_first else out), *states
-
-
-def _each_layer_packed(  # noqa: PLR0913
-    func: Any,
-    x: Tensor,
-    batch_sizes: Tensor,
-    hidden: Any,
-    params: Any,
-    has_biases: bool,
-    num_layers: int,
-    dropout: float,
-    train: bool,
-    bidirectional: bool,
-) -> Any:
-    def layer(x: Tensor, hidden: Any, params: Any) -> Any:
-        return func(x, batch_sizes, hidden, params, has_biases, 1, 0.0, train, bidirectional)
-
-    return _stack(layer, x, hidden, params, num_layers, dropout)
-
-
-def _stack(
-    layer: Callable[..., Any], x: Tensor, hidden: Any, params: Any, num_layers: int, dropout: float
-) -> Any:
     """Runs the layers one after the other, with dropout between them as in the eager kernels."""
     has_two_states = isinstance(hidden, list | tuple)  # lstm: hidden and cell state
     states = [state.chunk(num_layers) for state in (hidden if has_two_states else (hidden,))]
+    x = x.transpose(0, 1) if batch_first else x
     num_params, new_states = len(params) // num_layers, []
     for n in range(num_layers):
         x = F.dropout(x, dropout) if n else x
         layer_states = [state[n] for state in states]
         layer_params = params[n * num_params : (n + 1) * num_params]
-        x, *new = layer(x, layer_states if has_two_states else layer_states[0], layer_params)
+        layer_hidden = layer_states if has_two_states else layer_states[0]
+        x, *new = func(x, layer_hidden, layer_params, has_biases, 1, 0.0, train, bidirectional, False)
         new_states.append(new)
+    x = x.transpose(0, 1) if batch_first else x
     return x, *(torch.cat(parts) for parts in zip(*new_states, strict=True))
