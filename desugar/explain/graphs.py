@@ -25,7 +25,9 @@ _INSTALLED = (
 _HEADER = ["import torch", "from torch import device, inf, nan", "", ""]
 _FREED = re.compile(r";\s+\w+(?: = \w+)* = None$")
 _INSIDE = re.compile(r"^    (\w+) = self\.\1(?:;.*)?$")
-_NAMELESS = re.compile(r": _(?= \()|\.<locals>\._(?= \()")  # a rule that goes by its line alone
+_NAMELESS = re.compile(
+    r": _(?= \()|\.<locals>\._(?= \()|(?<=: )_(?=\w)"
+)  # a rule named `_`; the underscore of a name
 _TARGET = re.compile(r"^    (\w+)(?:\s*:\s*[^=]+)? = ")
 
 
