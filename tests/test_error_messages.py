@@ -466,7 +466,7 @@ ELSEWHERE = {
         "tests/desugar/tracing/test_unsupported.py",
         "test_data_that_a_dispatch_assigns",
     ),
-    ", which Dynamo does before the graph runs": (
+    "(or gets it as an argument, too), which Dynamo does before the graph runs": (
         "tests/desugar/dynamo/test_inner_assignment.py",
         "test_a_replaced_inner_tensor_that_is_read_is_refused",
     ),

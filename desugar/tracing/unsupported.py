@@ -196,8 +196,8 @@ def _check_assigned(run: Run, inputs: Inputs) -> None:
             if not read.isdisjoint(slots_of(dict(input_leaf.value.inner)[name])):  # type: ignore[union-attr]
                 raise DesugarError(
                     f"the class of {leaf_name(number, inputs)} replaces its inner tensor .{name} in an op, and the "
-                    f"function reads .{name}, which Dynamo does before the graph runs",
-                    instead=f"write to .{name} with copy_() in __torch_dispatch__, or pass .{name} as an argument",
+                    f"function reads .{name} (or gets it as an argument, too), which Dynamo does before the graph runs",
+                    instead=f"write to .{name} with copy_() in __torch_dispatch__, or pass a clone() of .{name}",
                     stock_is_wrong=True,
                 )
 

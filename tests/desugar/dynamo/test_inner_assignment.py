@@ -193,3 +193,19 @@ def test_a_replaced_inner_tensor_that_is_read_is_refused(way):
     ):
         WAYS[way](reads)(x)
     torch.testing.assert_close(x.a, torch.ones(3))
+
+
+def adds(x, y):
+    x.mul_(2)
+    return x + y
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_replaced_inner_tensor_that_is_an_argument_too(way):
+    x, same = Replacing(torch.ones(3)), Replacing(torch.ones(3))
+    with pytest.raises(Exception, match=r"gets it as an argument, too[\s\S]*pass a clone\(\) of \.a"):
+        WAYS[way](adds)(x, x.a)
+    torch.testing.assert_close(x.a, torch.ones(3))
+    result, expected = WAYS[way](adds)(x, x.a.clone()), adds(same, same.a.clone())
+    torch.testing.assert_close(result.a, expected.a)
+    torch.testing.assert_close(x.a, same.a)
