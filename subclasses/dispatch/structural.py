@@ -142,4 +142,5 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
         return True
     x = args[0]
     source = next(f for f in cls.__spec__.inners if f.name == cls.__spec__.dtype_from)  # type: ignore[attr-defined]
-    return x.__dict__[source.name] is not None and follows_dtype(x, source, x.__dict__[source.name])
+    held = x.__dict__[source.attribute]
+    return held is not None and follows_dtype(x, source, held)
