@@ -35,7 +35,7 @@ class TensorSubclass(Tensor):
     Class keywords:
         size_from: name of the inner tensor whose size, stride and device are the outer ones. Default: the first.
         dtype_from: name of the inner tensor whose dtype is the outer one. Default: ``size_from``.
-        fallback: what an op without a rule does: ``"error"``, ``"materialize"`` or ``"map"``.
+        fallback: what an op without a rule does: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``.
         decompose: whether PyTorch's decompositions may be used, or the collection of ops that may be decomposed.
     """
 
@@ -54,7 +54,7 @@ class TensorSubclass(Tensor):
         *,
         size_from: str | None = None,
         dtype_from: str | None = None,
-        fallback: Literal["error", "materialize", "map"] | None = None,
+        fallback: Literal["error", "views", "materialize", "map"] | None = None,
         decompose: bool | Collection[Any] | None = None,
         **kwargs: Any,
     ) -> None:

@@ -47,6 +47,11 @@ class Dense(TensorSubclass, fallback="materialize"):
         return self.raw * 2
 
 
+class Viewed(TensorSubclass, fallback="views"):
+    first: Tensor = inner()
+    scale: Tensor = inner()
+
+
 def pair(grad=False):
     return Pair(torch.ones(3), torch.ones(3)).requires_grad_(grad)
 
@@ -194,6 +199,21 @@ DISPATCH = [
         ["aten.add.Tensor", "different metadata", "'other'", "@Pair.implements"],
     ),
     (lambda: torch.ones(3).add_(pair()), ["aten.add_.Tensor", "Pair", "plain tensor"]),
+    (
+        lambda: Viewed(torch.ones(3), torch.ones(3)).exp(),
+        ["Viewed", "no rule for aten.exp.default", "@Viewed.implements(torch.ops.aten.exp.default)"],
+    ),
+    (
+        lambda: Viewed(torch.ones(2, 3), torch.ones(2, 1)).t(),
+        [
+            "aten.t.default",
+            "Viewed",
+            "'scale'",
+            "(2, 1)",
+            "(2, 3)",
+            "@Viewed.implements(torch.ops.aten.t.default)",
+        ],
+    ),
 ]
 
 # ---- DesugarError: a function -------------------------------------------------------------------------------

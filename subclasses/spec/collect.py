@@ -21,8 +21,8 @@ from subclasses.errors import SpecError
 from subclasses.spec.construction import find_tensor
 from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
 
-Fallback = Literal["error", "materialize", "map"]
-FALLBACKS = ("error", "materialize", "map")
+Fallback = Literal["error", "views", "materialize", "map"]
+FALLBACKS = ("error", "views", "materialize", "map")
 
 
 @dataclass(frozen=True)
