@@ -22,6 +22,7 @@ from subclasses.higher_order.dispatch import intercept
 from subclasses.layout import Layout
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
 from subclasses.spec.fields import dynamic, inner, static
+from subclasses.spec.undeclared import check_undeclared
 
 RuleType = TypeVar("RuleType", bound=Callable[..., Any])
 
@@ -67,7 +68,9 @@ class TensorSubclass(Tensor):
             "fallback": fallback,
             "decompose": decompose,
         }
-        cls.__spec__ = collect_spec(cls, keywords, sys._getframe(1).f_locals)
+        scope = sys._getframe(1).f_locals
+        check_undeclared(cls, scope)
+        cls.__spec__ = collect_spec(cls, keywords, scope)
         setattr(cls, BOOK, RuleBook())
         install(cls, TensorSubclass)
 

@@ -118,6 +118,31 @@ def float_dynamic():
         length: float = dynamic()
 
 
+def undeclared_tensor():
+    class Plain(TensorSubclass):
+        data_: Tensor = inner()
+        scale: Tensor
+
+
+def undeclared_value():
+    class Plain(TensorSubclass):
+        data_: Tensor = inner()
+        axis: int = 0
+
+
+def replaced_field():
+    class Axial(Pair):
+        tag = "x"
+
+
+def undeclared_base():
+    class Mixin:
+        scale: Tensor = inner()
+
+    class Mixed(Mixin, TensorSubclass):
+        data_: Tensor = inner()
+
+
 def two_rules():
     class Ruled(TensorSubclass):
         data_: Tensor = inner()
@@ -142,6 +167,10 @@ SPEC = [
     (half_optional, ["Half.zero", "Tensor | None = inner(optional=True)"]),
     (no_annotation, ["Bare.data_", "no annotation", "data_: Tensor = inner()"]),
     (float_dynamic, ["Floating.length", "non-negative int", "'float'", "static()"]),
+    (undeclared_tensor, ["Plain", "`scale: Tensor`", "`scale: Tensor = inner()`", "ClassVar[Tensor]"]),
+    (undeclared_value, ["Plain", "`axis: int = 0`", "static(default=0)", "ClassVar[int] = 0"]),
+    (replaced_field, ["Axial.tag = 'x'", "inherited", "static(default=...)"]),
+    (undeclared_base, ["Mixed", "Mixin", "'scale'", "class Mixin(TensorSubclass)"]),
     (two_rules, ["Ruled", "two rules", "aten.mul.Tensor", "remove one"]),
     (rule_for_nothing, ["Strict.implements", "'mul'", "torch.ops.aten.mul.Tensor"]),
     (lambda: subclasses.coverage(int), ["coverage()", "TensorSubclass", "int"]),

@@ -161,7 +161,7 @@ def _collect_inner(cls: type, name: str, marker: InnerMarker, scope: Mapping[str
 def _check_count_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> None:
     """Raises SpecError if a dynamic int is annotated as another type; the annotation may be missing."""
     annotation = inspect.get_annotations(cls).get(name)
-    hint = int if annotation is None else _resolve_annotation(cls, name, annotation, scope)
+    hint = int if annotation is None else resolve_annotation(cls, name, annotation, scope)
     if int not in (hint, *typing.get_args(hint)) and hint is not Any:
         raise SpecError(
             f"{cls.__name__}.{name}: dynamic() declares a non-negative int, and the annotation is {annotation!r}; "
@@ -174,8 +174,8 @@ def _tensor_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[
     annotation = inspect.get_annotations(cls).get(name)
     if annotation is None:
         raise SpecError(f"{cls.__name__}.{name} has no annotation; write `{name}: Tensor = inner()`")
-    hint = _resolve_annotation(cls, name, annotation, scope)
-    options = set(typing.get_args(hint)) if _is_union(hint) else {hint}
+    hint = resolve_annotation(cls, name, annotation, scope)
+    options = set(typing.get_args(hint)) if is_union(hint) else {hint}
     kinds = options - {type(None)}
     if len(kinds) == 1 and isinstance(kind := kinds.pop(), type) and issubclass(kind, Tensor):
         return kind, type(None) in options
@@ -184,8 +184,12 @@ def _tensor_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[
     )
 
 
-def _resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:
-    """Evaluates an annotation, which may be a string."""
+def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:
+    """Evaluates an annotation, which may be a string.
+
+    Raises:
+        SpecError: it names something that does not exist at run time.
+    """
     holder = types.new_class("Holder", exec_body=lambda ns: ns.update(__annotations__={name: annotation}))
     holder.__module__ = cls.__module__
     try:
@@ -197,7 +201,8 @@ def _resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[st
         ) from error
 
 
-def _is_union(hint: object) -> bool:
+def is_union(hint: object) -> bool:
+    """Whether an evaluated annotation is a union, such as ``Tensor | None``."""
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
@@ -205,7 +210,7 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
     inners = tuple(f for f in fields.values() if isinstance(f, InnerField))
     meta = [f for f in fields.values() if not isinstance(f, InnerField)]
     if not inners:
-        raise SpecError(f"{cls.__name__} declares no inner tensor; write `data: Tensor = inner()`")
+        raise SpecError(f"{cls.__name__} declares no inner tensor; write `values: Tensor = inner()`")
     size_from = keywords.get("size_from", inners[0].name)
     outer = inspect.getattr_static(cls, "outer")
     return SubclassSpec(
