@@ -15,6 +15,7 @@ from torch import Tensor
 
 from subclasses._torch import call_unruled
 from subclasses.autograd import construct
+from subclasses.dispatch.rule_checks import check_key
 from subclasses.dispatch.rules import BOOK, RuleBook, registration
 from subclasses.errors import DispatchError, SpecError
 from subclasses.generate.install import install
@@ -90,11 +91,12 @@ class TensorSubclass(Tensor):
 
         Args:
             *ops: each an ``OpOverload`` or a packet (the rule runs below autograd, on raw inner tensors), a
-                Python-level function (the rule runs above autograd), or a ``torch.Tag``.
+                Python-level function (the rule runs above autograd), or a ``torch.Tag``. A function of the author's own
+                is accepted if it asks for rules, as one decorated with ``torch.overrides.wrap_torch_function`` does.
 
         Raises:
-            SpecError: an op is of another kind or already has a rule on this class, or the rule is not callable. No
-                op is registered then.
+            SpecError: an op is of another kind, torch never calls a rule for it, or it already has a rule on this
+                class; or the rule is not callable or cannot take the arguments of an op. No op is registered then.
         """
         if cls is TensorSubclass:
             raise SpecError(
@@ -102,6 +104,8 @@ class TensorSubclass(Tensor):
             )
         if not ops:
             raise SpecError(f"{cls.__name__}.implements() needs an op, such as torch.ops.aten.mul.Tensor")
+        for op in ops:
+            check_key(cls, op)
 
         def register(rule: RuleType) -> RuleType:
             with registration(cls, lambda: _refresh(cls)) as register_rule:

@@ -155,7 +155,27 @@ def rule_for_nothing():
     Strict.implements("mul")(lambda func, *args: None)
 
 
+def rule_without_a_call():
+    @Strict.implements
+    def rule(func, *args): ...
+
+
 SPEC = [
+    (
+        rule_without_a_call,
+        ["Strict.implements", "rule", "@Strict.implements(torch.add)", "wrap_torch_function"],
+    ),
+    (lambda: Strict.implements(len), ["Strict.implements", "never", "len of builtins", "torch.sum"]),
+    (lambda: Strict.implements(nn.Linear(2, 2)), ["never", "Linear", "forward", "F.linear"]),
+    (lambda: Strict.implements(F.sigmoid), ["never", "sigmoid of torch.nn.functional", "name one"]),
+    (
+        lambda: Strict.implements(torch.ops.aten.add.Tensor)(lambda func, x, y, alpha: x),
+        ["Strict", "aten.add.Tensor", "(func, x, y, alpha)", "Scalar alpha=1", "default"],
+    ),
+    (
+        lambda: Strict.implements(F.linear)(lambda x, w: x),
+        ["Strict", "linear", "(x, w)", "rule(func, *args, **kwargs)", "Tensor? bias=None"],
+    ),
     (no_inner, ["Empty", "no inner tensor", "inner()"]),
     (unknown_size_from, ["Sized", "'dta'", "data_"]),
     (unknown_keyword, ["Keyed", "'fallbck'", "fallback"]),
