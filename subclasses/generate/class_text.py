@@ -260,7 +260,10 @@ def emit_function(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
-    """Emits ``__setattr__``: assigning an inner tensor is checked as at construction, and metadata is constant."""
+    """Emits ``__setattr__``: assigning an inner tensor is checked as at construction, and metadata is constant.
+
+    Any other attribute is kept, with a warning if a rule reads it.
+    """
     fields = e.bind(frozenset({*spec.names, "data"}), "fields")
     plain = e.bind(object.__setattr__, "set_attribute")
     e.writeline("def __setattr__(_self, _name, _value):")
@@ -268,6 +271,8 @@ def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline(f"if _name in {fields}:")
         e.writeline("    _set_field(_self, _name, _value)")
         e.writeline("else:")
+        e.writeline("    if _name in _unseen:")
+        e.writeline("        _unseen.warn(_name)")
         e.writeline(f"    {plain}(_self, _name, _value)")
     e.writeline()
 
