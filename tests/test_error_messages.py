@@ -22,7 +22,7 @@ import subclasses
 from desugar import DesugarError
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.specialize import Specialized
-from subclasses import DispatchError, SpecError, TensorSubclass, dynamic, inner, static
+from subclasses import DispatchError, Outer, SpecError, TensorSubclass, dynamic, inner, static
 from subclasses.ragged import JaggedTensor
 from subclasses.testing import ConformanceError, check
 
@@ -50,6 +50,21 @@ class Dense(TensorSubclass, fallback="materialize"):
 class Viewed(TensorSubclass, fallback="views"):
     first: Tensor = inner()
     scale: Tensor = inner()
+
+
+class Fixed(TensorSubclass, fallback="map"):
+    raw: Tensor = inner()
+
+    @staticmethod
+    def outer(raw):
+        return Outer(raw.shape, dtype=torch.float64)
+
+
+class FixedDense(TensorSubclass, fallback="materialize"):
+    raw: Tensor = inner(dtype=torch.float32)
+
+    def materialize(self):
+        return self.raw * 2
 
 
 def pair(grad=False):
@@ -221,6 +236,17 @@ VALUES = [
         ValueError,
         ["Pair.first", ".detach()"],
     ),
+    (
+        lambda: nn.ParameterList([FixedDense(torch.ones(2))]).half(),
+        TypeError,
+        [
+            "FixedDense.data",
+            "Module.half",
+            "float32 to torch.float16",
+            "dtype_from=",
+            "aten._to_copy.default",
+        ],
+    ),
     (lambda: desugar.compile(3), TypeError, ["function or nn.Module", "int"]),
     (lambda: desugar.compile(len, backend="quick"), ValueError, ["inductor", "eager", "callable", "'quick'"]),
     (
@@ -246,6 +272,10 @@ DISPATCH = [
     (
         lambda: pair() + Pair(torch.ones(3), torch.ones(3), tag="other"),
         ["aten.add.Tensor", "different metadata", "'other'", "@Pair.implements"],
+    ),
+    (
+        lambda: Fixed(torch.ones(2)).half(),
+        ["aten._to_copy.default", "Fixed", "torch.float16", "float64", "`outer`", "@Fixed.implements"],
     ),
     (lambda: torch.ones(3).add_(pair()), ["aten.add_.Tensor", "Pair", "plain tensor"]),
     (

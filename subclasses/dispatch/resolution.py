@@ -100,11 +100,17 @@ def _structural(cls: Any, op: OpOverload) -> Plan | None:
     if run is None:
         return None
     other = functools.cache(functools.partial(fallback_run, cls, op))
+    computes_dtype = cls.__spec__.has_outer and op in (aten._to_copy.default, aten.empty_like.default)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         if structural.preserves_structure(cls, op, args, kwargs):
-            return run(*args, **kwargs)
-        return other()(*args, **kwargs)
+            out = run(*args, **kwargs)
+            if not computes_dtype or structural.has_asked_dtype(cls, out, kwargs):
+                return out
+        out = other()(*args, **kwargs)
+        if computes_dtype and not structural.has_asked_dtype(cls, out, kwargs):
+            structural.raise_dtype_stays(cls, op, out, kwargs)
+        return out
 
     return Plan("structure", plan)
 
