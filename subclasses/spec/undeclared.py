@@ -95,8 +95,10 @@ def _mend(name: str, written: str, kinds: set[Any], value: object) -> str:
     """Returns how to declare the field that was meant, in words that the next check accepts."""
     plain = kinds - {types.NoneType}
     if plain and all(isinstance(k, type) and issubclass(k, Tensor) for k in plain):
-        optional = "optional=True" if types.NoneType in kinds else ""
-        return f"an inner tensor is declared with `{name}: {written} = inner({optional})`"
+        optional = types.NoneType in kinds
+        if len(plain) > 1:
+            written = "Tensor | None" if optional else "Tensor"  # of any class
+        return f"an inner tensor is declared with `{name}: {written} = inner({'optional=True' * optional})`"
     mutable = {list, dict, set, bytearray}
     if any((typing.get_origin(k) or k) in mutable for k in plain) or type(value) in mutable:
         return f"metadata is hashable, so declare a tuple or a frozen dataclass, `{name}: tuple = static()`"
