@@ -1,15 +1,13 @@
 """Every private torch name that ``subclasses`` uses, each with the reason.
 
-No other module of ``subclasses`` imports a torch name that starts with an underscore. A new release of PyTorch is
-therefore checked against this file and ``desugar/_torch.py``, which holds the private names that only the pass needs.
+No other module of ``subclasses`` imports a torch name that starts with an underscore, but for ``_torch_tracing.py``,
+which holds those that tracing needs. A new release of PyTorch is therefore checked against these two and
+``desugar/_torch.py``, which holds the private names that only the pass needs.
 ``tests/subclasses/test_torch_names.py`` names each of them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +21,6 @@ from torch._ops import (
 from torch.utils._python_dispatch import (
     # A mode that sees every op below autograd; the conformance kit records with it which rules were reached.
     TorchDispatchMode as TorchDispatchMode,
-    # The active dispatch modes, which a higher-order op calls before any subclass.
-    _get_current_dispatch_mode_stack as _dispatch_modes,
     # Whether a tensor is a wrapper that PyTorch can flatten with __tensor_flatten__.
     is_traceable_wrapper_subclass as is_traceable_wrapper_subclass,
     # The same test for a type.
@@ -40,8 +36,6 @@ from torch.utils._pytree import (
     tree_map as tree_map,
     tree_unflatten as tree_unflatten,
 )
-
-from subclasses.after_import import after_import
 
 # ---- making wrappers ---------------------------------------------------------------------------------------
 
@@ -155,144 +149,42 @@ def autograd_enabled() -> Any:
     return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _autograd_keys)
 
 
+# Whether a dispatch key is disabled for this thread, and whether a tensor requires grad without a call of its class's
+# __torch_function__, which costs four times as much.
+_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # type: ignore[attr-defined]
+_any_requires_grad = torch._C._any_requires_grad  # type: ignore[attr-defined]
+_autograd_key = torch._C.DispatchKey.AutogradFunctionality  # type: ignore[attr-defined]
+
+
+def is_recording(
+    x: torch.Tensor,
+    is_excluded: Any = _is_excluded,
+    key: Any = _autograd_key,
+    is_grad_enabled: Any = torch.is_grad_enabled,
+    any_requires_grad: Any = _any_requires_grad,
+) -> bool:
+    """Whether autograd records what is done with a tensor: it requires grad, gradients are on, autograd is not below.
+
+    Only the first parameter is for callers; the others are looked up faster than names of the module.
+    """
+    return any_requires_grad(x) and is_grad_enabled() and not is_excluded(key)
+
+
+def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """Calls an autograd function with all its arguments, by position.
+
+    ``Function.apply`` binds defaults with :mod:`inspect` at each call, which takes three times as long as the rest.
+    Only a transform of ``torch.func`` needs more than the method of the C++ base class.
+    """
+    if torch.compiler.is_dynamo_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
 def in_backward() -> bool:
     """Whether the autograd engine is running in this thread, so that ops compute a derivative."""
     # The engine's id of the running graph task; -1 if none runs.
     return torch._C._current_graph_task_id() != -1
-
-
-# ---- higher-order ops ---------------------------------------------------------------------------------------
-
-
-def is_traced(op: Any, operands: Any) -> bool:
-    """Whether a higher-order op is being traced or transformed, or its operands have no data."""
-    # Finds the fake mode of the compilation, of the active modes, or of the operands.
-    from torch._guards import detect_fake_mode
-
-    # Only modes for which the op has an implementation count; any other mode sees the ops of the branch. (A mode that
-    # counts FLOPs would otherwise choose the branch with more of them.) Pre-dispatch modes have a stack of their own.
-    return (
-        any(type(mode) in op.python_key_table for mode in _dispatch_modes())
-        or torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
-        or current_transform() is not None
-        or detect_fake_mode(operands) is not None
-    )
-
-
-def eager_while_loop(op: Any, *args: Any) -> Any:
-    """Runs ``while_loop`` as a Python loop: PyTorch's kernel for tensors with data, which autograd differentiates."""
-    # The dispatch key under which PyTorch registers that kernel.
-    return op.py_kernels[torch._C.DispatchKey.CompositeExplicitAutograd](*args)  # type: ignore[attr-defined]
-
-
-def run_with_interpreter(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a graph to run node by node where node metadata (the user's lines) must be kept; others are unchanged."""
-    # PyTorch's own implementations of the ops do the same with each branch.
-    from torch._higher_order_ops.utils import _maybe_run_with_interpreter
-
-    return _maybe_run_with_interpreter(fn)
-
-
-def trace_graph(fn: Callable[..., Any], values: Sequence[Any], dynamic_ints: bool) -> torch.fx.GraphModule:
-    """Traces a function to a graph of its own on fresh fake tensors; with ``dynamic_ints``, ints become symbols."""
-    # make_fx, nested in the active trace if there is one.
-    from torch._guards import detect_fake_mode
-    from torch._higher_order_ops.utils import _maybe_reenter_make_fx
-
-    with fresh_fakes(values) as fakes:
-        env = detect_fake_mode(fakes).shape_env  # type: ignore[union-attr]
-        if dynamic_ints and env is not None:
-            fakes = [env.create_unbacked_symint() if type(v) is int else v for v in fakes]
-        return _maybe_reenter_make_fx(fn)(*fakes)
-
-
-def is_recorded() -> bool:
-    """Whether ops are being recorded in a graph, and not merely run to infer the sizes of their results."""
-    # Slow to import, and only derivatives need it.
-    from torch.fx.experimental.proxy_tensor import get_proxy_mode
-
-    return get_proxy_mode() is not None
-
-
-@contextlib.contextmanager
-def fresh_fakes(values: Sequence[Any]) -> Iterator[list[Any]]:
-    """Context without recording; yields fresh fake tensors like the given ones, and passes ints through."""
-    # C++ functionalization is not a mode, so it is suspended separately.
-    from torch._dispatch.python import suspend_functionalization
-    from torch._guards import detect_fake_mode
-
-    mode = detect_fake_mode(values) or fake_mode()
-    env = mode.shape_env
-    # Unbacked symbols created here never appear in the outer trace's graph, so it must not look for them.
-    ignore_symbols = contextlib.nullcontext() if env is None else env.ignore_fresh_unbacked_symbols()
-    with suspend_functionalization(), disable_current_modes(), mode, torch.no_grad(), ignore_symbols:
-        with torch.inference_mode(False):
-            fakes = [_fake_like(v) if isinstance(v, torch.Tensor) else v for v in values]
-        yield fakes
-
-
-def _fake_like(t: torch.Tensor) -> torch.Tensor:
-    if is_traceable_wrapper_subclass(t):
-        names, context = t.__tensor_flatten__()
-        inners = {name: _fake_like(getattr(t, name)) for name in names}
-        return type(t).__tensor_unflatten__(inners, context, t.size(), t.stride())
-    return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=t.device)
-
-
-def functional_storage_key(t: torch.Tensor) -> int:
-    """Returns the key of a tensor's storage below functionalization, which gives each input a storage of its own."""
-    # AOTAutograd functionalizes with these tensors.
-    from torch._subclasses.functional_tensor import FunctionalTensor
-
-    # Pending writes are applied first.
-    if isinstance(t, FunctionalTensor):
-        torch._sync(t)  # type: ignore[attr-defined]
-        return storage_key(torch._from_functional_tensor(t.elem))  # type: ignore[attr-defined]
-    return storage_key(t)
-
-
-def _override_for(module: Any, name: str, is_ours: Callable[[Any], bool], override: Any) -> None:
-    """Replaces a PyTorch function by one that calls ``override`` if ``is_ours`` holds for the argument."""
-    original = getattr(module, name, None)
-    if original is not None:
-        wrap = functools.wraps(original)
-        setattr(module, name, wrap(lambda arg: override(arg) if is_ours(arg) else original(arg)))
-
-
-def _outer_storage(t: torch.Tensor) -> set[Any]:
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return {StorageWeakRef(t._typed_storage())}
-
-
-def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
-    """Makes Dynamo compare wrappers for which a predicate holds by their own storage, as it does plain tensors.
-
-    Dynamo looks for aliases among the operands and results of a branch, and for operands that a loop mutates. For a
-    wrapper it compares the first inner tensor, fails if that is a wrapper too, and refuses every wrapper in a loop,
-    whatever the body does. Aliasing of inner tensors is handled where wrappers are flattened.
-    """
-    # The module of one of the two functions that Dynamo calls.
-    import torch._higher_order_ops.utils as utils
-
-    def example(nodes: Any) -> Any:
-        node = nodes[0] if len(nodes) == 1 else None
-        return getattr(getattr(node, "node", node), "meta", {}).get("example_value")
-
-    _override_for(
-        utils, "_collect_fake_inputs", lambda nodes: is_ours(example(nodes)), lambda nodes: [example(nodes)]
-    )
-
-    def patch(dynamo: Any) -> None:
-        _override_for(dynamo, "get_tensor_storages", is_ours, _outer_storage)
-
-    after_import("torch._dynamo.variables.higher_order_ops", patch)
-
-
-def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes Dynamo record calls of a function in its graph instead of tracing into it; does not import Dynamo."""
-    after_import("torch._dynamo.decorators", lambda dynamo: dynamo.allow_in_graph(fn))
-    return fn
 
 
 # ---- aliasing ----------------------------------------------------------------------------------------------

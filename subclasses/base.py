@@ -123,13 +123,15 @@ class TensorSubclass(Tensor):
     # ---- inner tensors -----------------------------------------------------------------------------------------
 
     @overload
-    def unwrap(self) -> tuple[Tensor | None, ...]: ...
+    def unwrap(self) -> tuple[Any, ...]: ...
 
     @overload
     def unwrap(self, name: str) -> Tensor: ...
 
     def unwrap(self, name: str | None = None) -> Any:
         """Returns one inner tensor, or all of them, as a differentiable function of this tensor.
+
+        A tensor that is returned where autograd records may not be written to.
 
         Args:
             name: the inner tensor to return. Without a name, the result is a tuple of all inner tensors in order of
@@ -138,14 +140,15 @@ class TensorSubclass(Tensor):
         Raises:
             AttributeError: the class has no inner tensor of this name.
         """
-        names = type(self).__spec__.inner_names
+        spec = type(self).__spec__
         if name is None:
-            return construct.unwrap(self, names)
-        if name not in names:
+            return construct.unwrap(self, spec.attributes)
+        if name not in spec.inner_names:
             raise AttributeError(
-                f"{type(self).__name__} has no inner tensor {name!r}; its inner tensors are {', '.join(names)}"
+                f"{type(self).__name__} has no inner tensor {name!r}; its inner tensors are "
+                f"{', '.join(spec.inner_names)}"
             )
-        return construct.unwrap(self, (name,))[0]
+        return construct.unwrap(self, (spec.attributes[spec.inner_names.index(name)],))[0]
 
     def wrap_cotangent(self, cotangent: Tensor) -> Any:
         """Converts a plain cotangent of the outer size to a cotangent of this class.

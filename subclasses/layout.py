@@ -12,11 +12,21 @@ Layouts are held weakly: a layout is collected once no tensor and no compiled pr
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
+
+# Prefix of the attribute that holds the inner tensor of a field whose own attribute is differentiable.
+RAW = "_raw_"
+
+
+def field_name(attribute: str) -> str:
+    """Returns the name of the field whose inner tensor an attribute holds."""
+    return attribute.removeprefix(RAW)
+
 
 Nested = tuple[tuple[str, "Layout"], ...]
 
@@ -28,7 +38,7 @@ class Layout:
         cls: the subclass.
         statics: values of the static metadata in the order of the spec. For a handwritten class, a tuple of its
             flatten context alone.
-        present: names of the inner tensors that are present, in order of declaration.
+        present: names of the attributes that hold the inner tensors that are present, in order of declaration.
         nested: name and layout of each inner tensor that is itself a traceable wrapper subclass.
         cotangent: whether the value is marked as a cotangent. Adding two cotangents adds their inner tensors, which is
             not what adding two values means for a class that represents a plain tensor.
@@ -49,7 +59,11 @@ class Layout:
         raise AttributeError(f"A Layout is immutable; cannot set {name!r}")
 
     def __repr__(self) -> str:
-        parts = [self.cls.__name__, f"statics={self.statics}", f"present={self.present}"]
+        parts = [
+            self.cls.__name__,
+            f"statics={self.statics}",
+            f"present={tuple(map(field_name, self.present))}",
+        ]
         parts += [f"nested={self.nested}"] * bool(self.nested) + ["cotangent"] * self.cotangent
         return f"Layout({', '.join(parts)})"
 
@@ -60,7 +74,10 @@ class Layout:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return intern_layout, (self.cls, self.statics, self.present, self.nested, self.cotangent)
+        # By the names of fields: whether the attribute of a field is differentiable may change, and files still load.
+        present = tuple(map(field_name, self.present))
+        nested = tuple((field_name(name), layout) for name, layout in self.nested)
+        return intern_layout, (self.cls, self.statics, present, nested, self.cotangent)
 
 
 # ---- interning ---------------------------------------------------------------------------------------------
@@ -88,6 +105,11 @@ def intern_layout(
         table = _tables[cls] = weakref.WeakValueDictionary()
     key = (_typed(statics), present, nested, cotangent)
     layout = table.get(key)
+    if layout is None and (attributes := _attributes(cls, present)) != present:
+        nested = tuple(
+            zip(_attributes(cls, [name for name, _ in nested]), [n for _, n in nested], strict=True)
+        )
+        return intern_layout(cls, statics, attributes, nested, cotangent)
     if layout is None:
         layout = object.__new__(Layout)
         values = {"cls": cls, "statics": statics, "present": present, "nested": nested}
@@ -96,6 +118,13 @@ def intern_layout(
         # setdefault: another thread may have interned the same key meanwhile, and there must be only one layout.
         layout = table.setdefault(key, layout)
     return layout
+
+
+def _attributes(cls: Any, names: Iterable[str]) -> tuple[str, ...]:
+    """Returns the attributes that hold inner tensors, some of which a file may call by the name of their field."""
+    spec = getattr(cls, "__spec__", None)
+    held = {} if spec is None else dict(zip(spec.inner_names, spec.attributes, strict=True))
+    return tuple(held.get(name, name) for name in names)
 
 
 def _typed(value: Any) -> Any:

@@ -23,7 +23,9 @@ from subclasses.spec.values import carrier, with_inners
 
 
 def _present_inners(x: Any) -> dict[str, Tensor]:
-    return {name: x.__dict__[name] for name in x._layout.present}
+    """Returns the inner tensors that are present by the name of their field."""
+    held = {f.name: x.__dict__[f.attribute] for f in type(x).__spec__.inners}
+    return {name: t for name, t in held.items() if t is not None}
 
 
 def _metadata(x: Any) -> dict[str, Any]:
@@ -34,7 +36,8 @@ def _metadata(x: Any) -> dict[str, Any]:
 
 def _extra_attributes(x: Any) -> dict[str, Any]:
     """Returns attributes that the user or torch set on the value, such as the mark of an ``nn.Parameter``."""
-    own = {*type(x).__spec__.names, "_layout", *(carrier(f.name) for f in type(x).__spec__.dynamics)}
+    spec: SubclassSpec = type(x).__spec__
+    own = {*spec.names, *spec.attributes, "_layout", *(carrier(f.name) for f in spec.dynamics)}
     return {k: v for k, v in x.__dict__.items() if k not in own and not k.startswith("_dynamo_")}
 
 
@@ -48,9 +51,10 @@ def _dynamic_dims(x: Any) -> dict[str, list[int]]:
 
 
 def _mark_dynamic_dims(x: Any, marked: dict[str, list[int]]) -> None:
+    tensors = {"": x, **_present_inners(x)}
     for name, dims in marked.items():
         for dim in dims:
-            mark_dim_dynamic(x.__dict__[name] if name else x, dim)
+            mark_dim_dynamic(tensors[name], dim)
 
 
 # ---- pickling ----------------------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ assert_type(w.axis, int)
 assert_type(w.length, int)
 assert_type(w.shape, torch.Size)
 assert_type(w.unwrap("scale"), Tensor)
-assert_type(w.unwrap(), tuple[Tensor | None, ...])
+assert_type(w.unwrap(), tuple[Any, ...])
 assert_type(w.materialize(), Tensor)
 
 w.unwrap(1)  # pyright: ignore[reportArgumentType]

@@ -59,7 +59,7 @@ def emit_constant(out: Emitter, constant: object) -> str:
 
 def _emit_declared(out: Emitter, value: Wrapper, read: ReadSlot, hint: str) -> str:
     parts = {name: emit_value(out, part, read, f"{hint}_{name}") for name, part in value.inner}
-    fields = {field.name: parts.get(field.name, "None") for field in value.cls.__spec__.inners}  # type: ignore[attr-defined]
+    fields = {field.attribute: parts.get(field.attribute, "None") for field in value.cls.__spec__.inners}  # type: ignore[attr-defined]
     fields |= {name: emit_int(extent, read) for name, extent in value.dynamics}
     result, attributes = out.fresh_name(hint), out.fresh_name(f"{hint}_dict")
     note_skipped_check(

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from desugar import _torch as private
+from subclasses import TensorSubclass
 from subclasses._torch import is_traceable_wrapper_subclass
 
 
@@ -52,11 +53,12 @@ def wrapper_of(item: Any) -> Tensor | None:
 
 
 def _is_part(value: Tensor, name: str) -> bool:
-    """Returns whether a wrapper already has an attribute in its `__dict__` or among its inner tensors.
+    """Returns whether a wrapper already has an attribute in its `__dict__`, or among its inner tensors or fields.
 
     The pass does not see other attributes.
     """
-    return name in value.__dict__ or name in value.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+    fields = value.__spec__.inner_names if isinstance(value, TensorSubclass) else ()
+    return name in value.__dict__ or name in fields or name in value.__tensor_flatten__()[0]  # type: ignore[attr-defined]
 
 
 def backend_of(graph: Any) -> object:

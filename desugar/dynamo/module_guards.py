@@ -247,7 +247,7 @@ def _stays_same(node: Any, source: str, read: str) -> bool:
 def _fields(cls: Any) -> set[str]:
     """Returns the names of the declared fields of a class, which an instance has in its `__dict__`."""
     spec = cls.__spec__
-    return {*spec.inner_names, *(field.name for field in (*spec.statics, *spec.dynamics))}
+    return {*spec.attributes, *(field.name for field in (*spec.statics, *spec.dynamics))}
 
 
 def _is_module_inside(source: str) -> bool:

@@ -14,6 +14,7 @@ from torch import Tensor
 from desugar.ir.values import Value, Wrapper, inner_names, is_wrapper
 from desugar.program import Program
 from subclasses import TensorSubclass
+from subclasses.layout import field_name
 
 # --------------------------------------------------------------------------------------------------- the values
 
@@ -113,8 +114,12 @@ def compare_metadata(name: str, value: Value, leaf: Any) -> str | None:
                 return f"{name}.{static.name}: expected {expected!r}, got {got!r}"
     present = tuple(field for field, _ in value.inner)
     if present != names:
-        return f"inner tensors of {name}: expected {', '.join(present)}, got {', '.join(names)}"
-    found = (compare_metadata(f"{name}.{field}", part, getattr(leaf, field)) for field, part in value.inner)
+        expected, got = (", ".join(map(field_name, found)) for found in (present, names))
+        return f"inner tensors of {name}: expected {expected}, got {got}"
+    found = (
+        compare_metadata(f"{name}.{field_name(field)}", part, getattr(leaf, field))
+        for field, part in value.inner
+    )
     inside = next(filter(None, found), None)
     if inside is None and value.context != context:
         return f"metadata of {name}: expected {short(value.context)}, got {short(context)}"

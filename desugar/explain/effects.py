@@ -14,6 +14,7 @@ from desugar.explain.records import Saved
 from desugar.frontend.fakes import hint
 from desugar.ir.stages import FromForward, FromInput
 from desugar.ir.values import Same, Value, View, inner_names, is_wrapper, paths_of
+from subclasses.layout import field_name
 
 # ---------------------------------------------------------------------------------------------------- aliasing
 
@@ -24,7 +25,9 @@ def with_inner(named: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, leaf in waiting:  # which grows
         yield name, leaf
         if is_wrapper(leaf):
-            waiting += [(f"{name}.{field}", getattr(leaf, field)) for field in inner_names(leaf)[0]]
+            waiting += [
+                (f"{name}.{field_name(field)}", getattr(leaf, field)) for field in inner_names(leaf)[0]
+            ]
 
 
 def describe_aliasing(names: Names, leaves: Sequence[Any]) -> Iterator[str]:
@@ -54,7 +57,7 @@ def _aliases_of_result(name: str, value: Value, names: Names) -> Iterator[str]:
     for slot, path in paths_of(value):
         if slot in names.outputs.inputs:
             source = names.place(names.outputs.inputs[slot], "of an input")
-            yield f"{'.'.join([name, *path])} is the tensor {source}"
+            yield f"{'.'.join([name, *map(field_name, path)])} is the tensor {source}"
 
 
 def _shared(places: dict[int, list[str]], how: str) -> Iterator[str]:

@@ -13,6 +13,7 @@ from desugar.explain.records import Leaf, Symbol
 from desugar.frontend.fakes import hint
 from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper, wrap_value
 from subclasses import TensorSubclass
+from subclasses.layout import field_name
 
 
 def describe_inputs(names: Names, *, captured: bool) -> tuple[Leaf, ...]:
@@ -46,7 +47,9 @@ def _leaf(name: str, value: Value, items: Mapping[int, Any], names: Names, is_in
                 value.requires_grad,
                 metadata=tuple(_metadata(value)),
                 dynamics=tuple((field, _extent(extent, items)) for field, extent in value.dynamics),
-                inner=tuple(_leaf(field, part, items, names, is_input) for field, part in value.inner),
+                inner=tuple(
+                    _leaf(field_name(field), part, items, names, is_input) for field, part in value.inner
+                ),
             )
         case Same():
             return Leaf(name, "same", note=f"the very object {names.of_source(value)}")

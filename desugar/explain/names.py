@@ -11,6 +11,7 @@ from desugar import _torch as private
 from desugar.ir.values import Same, Value, View, paths_of
 from desugar.recording.listeners import Recording
 from desugar.user_code import line_of_node
+from subclasses.layout import field_name
 
 _PARAMETER = re.compile(r"\ba(\d+)\b")  # the name of an argument in generated text
 _EXTENT = re.compile(r"\.(size|stride)\(\d+\)$")
@@ -43,7 +44,9 @@ class Names:
     def of(self, kind: str, number: int, *path: str) -> str:
         """The name of an input or result leaf, or of an attribute of it; hidden results have none."""
         names = self._names[kind]
-        return ".".join([names[number] if number < len(names) else f"{kind} {number}", *path])
+        return ".".join(
+            [names[number] if number < len(names) else f"{kind} {number}", *map(field_name, path)]
+        )
 
     def of_source(self, value: Same | View) -> str:
         """The name of the leaf that another leaf is, or is a view of."""

@@ -12,12 +12,14 @@ tensors, or is a plain tensor of the outer size, as C++ formulas may produce. Th
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subclasses._torch import autograd_enabled
+from subclasses._torch import apply_function, autograd_enabled, is_recording
 from subclasses.errors import DispatchError
 from subclasses.layout import Layout, cotangent_layout
 from subclasses.spec.values import dynamic_ints, with_inners
@@ -33,7 +35,7 @@ def is_differentiable(t: Tensor | None) -> bool:
 def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
     """Constructs a wrapper as a differentiable function of its inner tensors."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inners):
-        return Construct.apply(layout, dynamics, *inners)
+        return apply_function(Construct, layout, dynamics, *inners)
     return wrap_detached(layout, dynamics, *inners)
 
 
@@ -102,7 +104,7 @@ _PLAIN_COTANGENT = (
 def pull_back(primal: Any, cotangent: Tensor) -> Any:
     """Converts a plain cotangent to one of the class: the VJP of ``materialize``, by :func:`torch.autograd.grad`."""
     create_graph = torch.is_grad_enabled()
-    inners = [primal.__dict__[n] for n in type(primal).__spec__.inner_names]
+    inners = [primal.__dict__[n] for n in type(primal).__spec__.attributes]
     with torch.enable_grad():
         leaves = [_make_leaf(t, create_graph) if is_differentiable(t) else t for t in inners]
         wanted = [t for t in leaves if is_differentiable(t)]
@@ -130,23 +132,32 @@ class Unwrap(torch.autograd.Function):
 
         PyTorch refuses a write to such a view, because the gradient of the wrapper would not include it.
         """
-        return tuple(aten.alias.default(x.__dict__[name]) for name in names)
+        held = x.__dict__
+        # `t[...]` is `alias` too, and takes half the time of an op that is called by its name.
+        return tuple([t[...] if (t := held[n]).__class__ is Tensor else aten.alias.default(t) for n in names])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Keeps the other inner tensors: the values of non-differentiable ones, the size and dtype of the others."""
-        x, ctx.names = inputs
-        spec = type(x).__spec__
-        ctx.layout = x._layout
-        ctx.dynamics = dynamic_ints(x)
-        inners = [(n, x.__dict__[n]) for n in spec.inner_names]
-        ctx.fixed = [n for n, t in inners if t is not None and not is_differentiable(t)]
-        ctx.save_for_backward(*(x.__dict__[n] for n in ctx.fixed))
-        # Only the size and dtype are read, so a later write to one of these tensors is not an error.
-        ctx.likes = {n: t.detach() for n, t in inners if is_differentiable(t) and n not in ctx.names}
+        x, names = inputs
+        cls, held = type(x), x.__dict__
+        fixed: dict[str, Tensor] = {}
+        likes: dict[str, Tensor] = {}
+        for name in cls.__spec__.attributes:
+            t = held[name]
+            if t is not None and name not in names:
+                # Only the size and dtype of a differentiable one are read, so a later write to it is not an error.
+                if t.is_floating_point() or t.is_complex():
+                    likes[name] = t.detach()
+                else:
+                    fixed[name] = t
+        ctx.layout, ctx.dynamics, ctx.names = x._layout, dynamic_ints(x), names
+        ctx.fixed, ctx.likes = tuple(fixed), likes
+        if fixed:
+            ctx.save_for_backward(*fixed.values())
         # Converts a plain cotangent that is added to this one. Dynamo does not keep such an attribute of ctx.
         ctx.primal = None
-        if type(x)._saves_inners and not torch.compiler.is_dynamo_compiling():
+        if cls._saves_inners and not torch.compiler.is_dynamo_compiling():
             ctx.primal = Primal(x)
 
     @staticmethod
@@ -158,11 +169,16 @@ class Unwrap(torch.autograd.Function):
         layout, cls = ctx.layout, ctx.layout.cls
         if cls._marks_cotangents:
             layout = cotangent_layout(layout)
-        inners = [parts.get(n) for n in cls.__spec__.inner_names]
+        inners = [parts.get(n) for n in cls.__spec__.attributes]
         cotangent = construct(layout, ctx.dynamics, *inners)
         if ctx.primal is not None:
             cotangent.__dict__[PRIMAL] = ctx.primal
         return cotangent, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Any, names: tuple[str, ...]) -> tuple[Any, Any]:
+        """Unwraps a value from outside of a transform: a wrapper itself is never batched."""
+        return apply_function(Unwrap, x, names), tuple(None for _ in names)
 
 
 # The attribute of a cotangent that holds its primal.
@@ -175,7 +191,7 @@ class Primal:
     def __init__(self, x: Any) -> None:
         spec = type(x).__spec__
         self.layout, self.dynamics = x._layout, dynamic_ints(x)
-        raw = [x.__dict__[n] for n in spec.inner_names]
+        raw = [x.__dict__[n] for n in spec.attributes]
         self.inners = [None if t is None else t.detach() for t in raw]
         self.versions = self._versions()
 
@@ -199,17 +215,56 @@ class Primal:
         return as_cotangent(found)
 
 
+def _is_recording(x: Any) -> bool:
+    """Whether autograd records what is done with a value; Dynamo traces what it knows of the answer."""
+    if torch.compiler.is_dynamo_compiling():
+        return x.requires_grad and torch.is_grad_enabled()
+    return is_recording(x)
+
+
 def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
-    """Returns the inner tensors with these names; differentiable ones as functions of ``x``."""
-    raw = [x.__dict__[n] for n in names]
-    if not (x.requires_grad and torch.is_grad_enabled()):
-        return tuple(raw)
-    wanted = tuple(n for n, t in zip(names, raw, strict=True) if is_differentiable(t))
-    unwrapped = dict(zip(wanted, Unwrap.apply(x, wanted), strict=True)) if wanted else {}
-    return tuple(unwrapped.get(n, t) for n, t in zip(names, raw, strict=True))
+    """Returns the inner tensors that these attributes hold; differentiable ones as functions of ``x``."""
+    raw = tuple([x.__dict__[n] for n in names])
+    if not _is_recording(x):
+        return raw
+    wanted = tuple([n for n, t in zip(names, raw, strict=True) if is_differentiable(t)])
+    if not wanted:
+        return raw
+    found = apply_function(Unwrap, x, wanted)
+    if wanted == names:
+        return found
+    unwrapped = dict(zip(wanted, found, strict=True))
+    return tuple([unwrapped.get(n, t) for n, t in zip(names, raw, strict=True)])
 
 
 # ---- open wrappers -----------------------------------------------------------------------------------------
+
+
+def open_wrapper(x: Any) -> Any:
+    """Returns a value whose inner tensors are differentiable functions of ``x``, for code that reads them raw.
+
+    The value itself does not require grad: only what is done with its inner tensors is recorded.
+    """
+    return with_inners(x, unwrap(x, type(x).__spec__.attributes))
+
+
+def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    """Returns an author's ``materialize`` as a differentiable function of the value."""
+
+    @functools.wraps(materialize)
+    def differentiable(self: Any) -> Tensor:
+        return materialize(open_wrapper(self) if _is_recording(self) else self)
+
+    differentiable.__dict__[_MADE_DIFFERENTIABLE] = True
+    return differentiable
+
+
+_MADE_DIFFERENTIABLE = "_made_differentiable"
+
+
+def is_made_differentiable(materialize: Callable[[Any], Tensor]) -> bool:
+    """Whether :func:`make_differentiable` returned this function."""
+    return _MADE_DIFFERENTIABLE in materialize.__dict__
 
 
 def open_wrappers(value: Any, opened: dict[int, Any]) -> Any:
@@ -218,7 +273,7 @@ def open_wrappers(value: Any, opened: dict[int, Any]) -> Any:
     ``opened`` maps the id of each open wrapper to it and its original, for :func:`close_wrappers`.
     """
     if isinstance(value, Tensor) and value.requires_grad and hasattr(type(value), "__spec__"):
-        new = with_inners(value, unwrap(value, type(value).__spec__.inner_names))  # type: ignore[attr-defined]
+        new = open_wrapper(value)
         opened[id(new)] = new, value
         return new
     if isinstance(value, dict):
@@ -254,5 +309,5 @@ def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
 
 
 def _with_layout(x: Any, layout: Layout) -> Any:
-    inners = [x.__dict__[n] for n in type(x).__spec__.inner_names]
+    inners = [x.__dict__[n] for n in type(x).__spec__.attributes]
     return type(x)._wrap(layout, *inners, *dynamic_ints(x))

@@ -94,7 +94,7 @@ def resize_outer(written: Any, cls: Any) -> None:
     """Updates the outer size of a wrapper after an ``out=`` op resized its inner tensors."""
     if isinstance(written, cls):
         spec = cls.__spec__
-        values = [written.__dict__[n] for n in (*spec.inner_names, *(f.name for f in spec.dynamics))]
+        values = [written.__dict__[n] for n in (*spec.attributes, *(f.name for f in spec.dynamics))]
         new = cls._wrap(written._layout, *values)
         if new.shape != written.shape:
             # torch's own setter, which takes over size and stride and leaves the inner tensors.
@@ -113,7 +113,7 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
             f"{op}: cannot write {_describe(value)} into {_describe(target)}; use the functional op"
         )
     spec = cls.__spec__
-    pairs = [(target.__dict__[n], value.__dict__[n]) for n in spec.inner_names]
+    pairs = [(target.__dict__[n], value.__dict__[n]) for n in spec.attributes]
     pairs = [(a, b) for a, b in pairs if a is not None and a is not b]
     if any(a.shape != b.shape for a, b in pairs):
         raise DispatchError(f"{op}: the result has inner tensors of other sizes than {_describe(target)}")

@@ -92,7 +92,7 @@ def wrap_plain_cotangent(x: Any, y: Any) -> tuple[Any, Any]:
 def _apply(op: OpOverload, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     spec, other = type(x).__spec__, args[0] if args else None
     results = []
-    for name in spec.inner_names:
+    for name in spec.attributes:
         t = x.__dict__[name]
         if is_differentiable(t):
             t = op(t, *([other.__dict__[name], *args[1:]] if isinstance(other, type(x)) else args), **kwargs)

@@ -134,7 +134,7 @@ def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> An
         if torch.Tag.dynamic_output_shape in op.tags and any(o.shape != first.shape for o in outs.values()):
             sizes = {n: tuple(o.shape) for n, o in outs.items()}
             raise DispatchError(f"{op}: the inner tensors of {one_of(type(x))} give results of sizes {sizes}")
-        return with_inners(x, [outs.get(n) for n in spec.inner_names])
+        return with_inners(x, [outs.get(n) for n in spec.attributes])
     if isinstance(first, list | tuple):
         parts = [_wrap_results(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
         return parts if isinstance(first, list) else tuple(parts)

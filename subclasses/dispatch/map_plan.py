@@ -118,12 +118,12 @@ def _emit_call(e: Emitter, field: InnerField, params: tuple[Argument, ...], rest
     """Emits the call of the op on the inner tensors of one name."""
     parts, several = [], sum(a.kind == "tensor" for a in params) > 1
     for a in params:
-        inner = f"{a.name}.{field.name}"
+        inner = f"{a.name}.{field.attribute}"
         choice = f"{inner} if _is_{a.name} else {a.name}" if several else inner
         parts.append(choice if a.kind == "tensor" else a.name)
     call = f"_call({', '.join((*parts, *rest))})"
     if field.optional:
-        call = f"None if _x.{field.name} is None else {call}"
+        call = f"None if _x.{field.attribute} is None else {call}"
     e.writeline(f"_out_{field.name} = {call}")
 
 

@@ -129,12 +129,12 @@ def with_equal_sizes(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
 
 def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
     cls: Any = type(x)
-    for name in x._layout.present:  # type: ignore[attr-defined]
-        t = x.__dict__[name]
-        if t.shape != x.shape:
+    for field in cls.__spec__.inners:
+        t = x.__dict__[field.attribute]
+        if t is not None and t.shape != x.shape:
             raise DispatchError(
-                f"{op}: the {which} is a {cls.__name__} of size {tuple(x.shape)}, and its inner tensor {name!r} has "
-                f'size {tuple(t.shape)}. fallback="views" maps an op that names dims or sizes only over inner tensors '
+                f"{op}: the {which} is a {cls.__name__} of size {tuple(x.shape)}, and its inner tensor {field.name!r} "
+                f'has size {tuple(t.shape)}. fallback="views" maps an op that names dims or sizes only over inner tensors '
                 f"of the outer size, since the same dims mean other elements there; say what the result has in a rule: "
                 f"@{cls.__name__}.implements(torch.ops.{op})"
             )

@@ -33,7 +33,7 @@ def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
 
     def plan(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
         results = []
-        for name in spec.inner_names:
+        for name in spec.attributes:
             t = x.__dict__[name]
             if t is not None:
                 _check_same_strides(op, x, name, t)

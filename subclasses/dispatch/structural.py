@@ -146,9 +146,9 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
     if spec.stands_for_plain and not torch.can_cast(x.dtype, dtype):
         return False  # a product of truncated inner tensors is not the truncated product
     if spec.has_outer:
-        return any(follows_dtype(x, f, t) for f in spec.inners if (t := x.__dict__[f.name]) is not None)
+        return any(follows_dtype(x, f, t) for f in spec.inners if (t := x.__dict__[f.attribute]) is not None)
     source = next(f for f in spec.inners if f.name == spec.dtype_from)
-    return follows_dtype(x, source, x.__dict__[source.name])
+    return follows_dtype(x, source, x.__dict__[source.attribute])
 
 
 def has_asked_dtype(cls: type, out: Any, kwargs: dict[str, Any]) -> bool:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import Tensor
 
+from subclasses._torch import is_recording
+from subclasses._torch_tracing import record_readings
+from subclasses.autograd import construct
+from subclasses.spec.collect import InnerField
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
 from subclasses.spec.values import carrier
 
@@ -43,16 +48,18 @@ def set_field(x: Any, name: str, value: Any) -> None:
     cls, spec = type(x), type(x).__spec__
     if name == "data":
         return _set_data(x, value)
-    if name not in spec.inner_names:
+    field = next((f for f in spec.inners if name in (f.name, f.attribute)), None)
+    if field is None:
         raise AttributeError(
             f"{cls.__name__}.{name} is metadata and constant; construct a new {cls.__name__}"
         )
+    name = field.name
     if isinstance(value, Tensor) and value.requires_grad:
         raise ValueError(
             f"{cls.__name__}.{name}: inner tensors are stored raw and never require grad; assign .detach(), or "
             f"construct a new {cls.__name__} to be differentiable in it"
         )
-    inners = {n: x.__dict__[n] for n in spec.inner_names} | {name: value}
+    inners = {f.name: x.__dict__[f.attribute] for f in spec.inners} | {name: value}
     meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
     new = cls(**inners, **meta)
     for what in ("shape", "dtype", "device"):
@@ -61,7 +68,7 @@ def set_field(x: Any, name: str, value: Any) -> None:
                 f"{cls.__name__}.{name}: would change the outer {what} from {getattr(x, what)} to "
                 f"{getattr(new, what)}; construct a new {cls.__name__}"
             )
-    x.__dict__[name] = new.__dict__[name]
+    x.__dict__[field.attribute] = new.__dict__[field.attribute]
     x.__dict__["_layout"] = new._layout
 
 
@@ -72,13 +79,41 @@ def _set_data(x: Any, value: Any) -> None:
     if type(value) is not type(x):
         raise_not_a_tensor(type(x).__name__, "data", type(x), value)
     object.__setattr__(x, "data", value)
-    for name in (*type(x).__spec__.inner_names, *(f.name for f in type(x).__spec__.dynamics), "_layout"):
+    for name in (*type(x).__spec__.attributes, *(f.name for f in type(x).__spec__.dynamics), "_layout"):
         x.__dict__[name] = value.__dict__[name]
     for field in type(x).__spec__.dynamics:
         x.__dict__.pop(carrier(field.name), None)
 
 
 # ---- reading -----------------------------------------------------------------------------------------------
+
+
+class DifferentiableField:
+    """Reads an inner tensor: where autograd records, as a differentiable function of the value, else as it is stored.
+
+    In a graph of Dynamo, reading it is a node, which runs when the graph is traced or called.
+    """
+
+    def __init__(self, field: InnerField) -> None:
+        self.name, self.attribute = field.name, field.attribute
+
+    def __get__(self, x: Any, owner: type | None = None) -> Any:
+        if x is None:
+            return self
+        if is_recording(x):
+            return construct.unwrap(x, (self.attribute,))[0]
+        return x.__dict__[self.attribute]
+
+    def __set__(self, x: Any, value: Any) -> None:
+        set_field(x, self.name, value)
+
+
+def _is_differentiable_field(cls: type, name: str) -> bool:
+    """Whether an attribute of a class is a differentiable field."""
+    return isinstance(inspect.getattr_static(cls, name, None), DifferentiableField)
+
+
+record_readings(_is_differentiable_field)
 
 
 class StaticField:

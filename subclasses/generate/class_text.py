@@ -168,8 +168,10 @@ def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
             )
         e.writeline(")")
         e.writeline("_dict = _self.__dict__")
-        for name in (*spec.inner_names, *(f.name for f in spec.dynamics)):
-            e.writeline(f"_dict[{name!r}] = {name}")
+        for field in spec.inners:
+            e.writeline(f"_dict[{field.attribute!r}] = {field.name}")
+        for field in spec.dynamics:
+            e.writeline(f"_dict[{field.name!r}] = {field.name}")
         e.writeline('_dict["_layout"] = _layout')
         if spec.dynamics:
             _emit_store_carriers(e, spec)
@@ -205,11 +207,10 @@ def emit_flatten(e: Emitter, spec: SubclassSpec) -> None:
             e.writeline(f"    _dict[{name!r}] = _make_carrier(_self, _dict[{field.name!r}])")
         if any(f.optional for f in spec.inners):
             e.writeline('_layout = _dict["_layout"]')
-            quoted = "".join(f", {name!r}" for name in carriers)
-            e.writeline(f"return [*_layout.present{quoted}], _layout")
+            names, layout = "[" + ", ".join(("*_layout.present", *map(repr, carriers))) + "]", "_layout"
         else:
-            quoted = ", ".join(repr(name) for name in (*spec.inner_names, *carriers))
-            e.writeline(f'return [{quoted}], _dict["_layout"]')
+            names, layout = str([*spec.attributes, *carriers]), '_dict["_layout"]'
+        e.writeline(f"return {names}, {layout}")
     e.writeline()
 
 
@@ -218,7 +219,7 @@ def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
     e.writeline("def __tensor_unflatten__(_inner_tensors, _layout, _outer_size, _outer_stride):")
     with e.indent():
         args = [
-            f"_inner_tensors.get({f.name!r})" if f.optional else f"_inner_tensors[{f.name!r}]"
+            f"_inner_tensors.get({f.attribute!r})" if f.optional else f"_inner_tensors[{f.attribute!r}]"
             for f in spec.inners
         ]
         for name in (carrier(f.name) for f in spec.dynamics):
@@ -264,7 +265,7 @@ def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
 
     Any other attribute is kept, with a warning if a rule reads it.
     """
-    fields = e.bind(frozenset({*spec.names, "data"}), "fields")
+    fields = e.bind(frozenset({*spec.names, *spec.attributes, "data"}), "fields")
     plain = e.bind(object.__setattr__, "set_attribute")
     e.writeline("def __setattr__(_self, _name, _value):")
     with e.indent():
@@ -280,7 +281,8 @@ def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
 def emit_repr(e: Emitter, spec: SubclassSpec) -> None:
     """Emits ``__repr__``: the constructor call that makes this value, then ``grad_fn`` or ``requires_grad``."""
     tail = e.bind(construction.repr_tail, "repr_tail")
-    shown = ", ".join(f"{n}={{_self.{n}!r}}" for n in spec.names)
+    held = {f.name: f.attribute for f in spec.inners}
+    shown = ", ".join(f"{n}={{_self.{held.get(n, n)}!r}}" for n in spec.names)
     e.writeline("def __repr__(_self, *, tensor_contents=None):")
     e.writeline(f'    return f"{spec.name}({shown}{{{tail}(_self)}})"')
     e.writeline()

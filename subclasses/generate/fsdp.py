@@ -23,12 +23,12 @@ def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[
     dtype = None if mp_policy is None else mp_policy.param_dtype
     gathered, inners = [], {}
     for field in type(x).__spec__.inners:
-        t = x.__dict__[field.name]
+        t = x.__dict__[field.attribute]
         if t is not None and dtype is not None and follows_dtype(x, field, t):
             t = t.to(dtype)
-        inners[field.name] = t
+        inners[field.attribute] = t
         if t is not None and is_sharded(x, t, outer_size):
-            gathered.append(field.name)
+            gathered.append(field.attribute)
     if mesh is not None and mesh.size() == 1:
         # FSDP gathers nothing on one rank and returns the first tensor alone; the other tensors are complete.
         del gathered[1:]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import types
 import weakref
 from typing import Any
 
@@ -18,7 +20,7 @@ from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.rules import collect_function_rules
 from subclasses.dispatch.views import view_functions
-from subclasses.generate.attributes import DynamicDims, StaticField, set_field
+from subclasses.generate.attributes import DifferentiableField, DynamicDims, StaticField, set_field
 from subclasses.generate.class_text import emit_class
 from subclasses.generate.compile_cache import stable_hash
 from subclasses.generate.unseen import UnseenNames
@@ -49,6 +51,12 @@ def install(cls: Any, root: type) -> None:
     cls._handwritten = frozenset(name for name in made if name in vars(cls))
     for i, field in enumerate(spec.statics):
         setattr(cls, field.name, StaticField(field.name, i))
+    for inner in spec.inners:
+        if inner.differentiable:
+            setattr(cls, inner.name, DifferentiableField(inner))
+    author = inspect.getattr_static(cls, "materialize", None)
+    if isinstance(author, types.FunctionType) and not construct.is_made_differentiable(author):
+        cls.materialize = construct.make_differentiable(author)
     if names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
         setattr(cls, dynamic_dims_name, DynamicDims(names))
     cls._new = staticmethod(made["__new__"])
@@ -140,7 +148,7 @@ def make_layout(
 ) -> Layout:
     """Interns the layout of a construction that missed the class's own table, and adds it there if possible."""
     check_statics(spec.name, tuple(f.name for f in spec.statics), statics)
-    pairs = [(n, t) for n, t in zip(spec.inner_names, inners, strict=True) if t is not None]
+    pairs = [(n, t) for n, t in zip(spec.attributes, inners, strict=True) if t is not None]
     nested = nested_layouts(pairs)
     layout = intern_layout(cls, statics, tuple(n for n, _ in pairs), nested)
     if not nested and all(type(s) in _ATOMS for s in statics):

@@ -13,16 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import (
-    HigherOrderOperator,
-    TreeSpec,
-    fresh_fakes,
-    functional_storage_key,
-    is_recorded,
-    storage_key,
-    trace_graph,
-    tree_flatten,
-)
+from subclasses._torch import HigherOrderOperator, TreeSpec, storage_key, tree_flatten
+from subclasses._torch_tracing import fresh_fakes, functional_storage_key, is_recorded, trace_graph
 from subclasses.errors import DispatchError
 from subclasses.higher_order.values import Part, describe, num_leaves, unwrap_value
 

@@ -22,14 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import (
-    HigherOrderOperator,
-    eager_while_loop,
-    is_traced,
-    patch_aliasing_checks,
-    run_with_interpreter,
-    tree_map,
-)
+from subclasses._torch import HigherOrderOperator, tree_map
+from subclasses._torch_tracing import eager_while_loop, is_traced, patch_aliasing_checks, run_with_interpreter
 from subclasses.errors import DispatchError, one_of
 from subclasses.higher_order.branches import example_results
 from subclasses.higher_order.cond import call_cond

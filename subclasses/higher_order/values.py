@@ -57,7 +57,7 @@ def unwrap_value(value: Any, leaves: list[Any]) -> Part:
         leaves.append(value)
         return Plain()
     spec = type(value).__spec__
-    inners = construct.unwrap(value, spec.inner_names)
+    inners = construct.unwrap(value, spec.attributes)
     carriers = [_find_carrier(value, f.name) for f in spec.dynamics]
     return Wrapper(value._layout, tuple(unwrap_value(t, leaves) for t in (*inners, *carriers)))
 

@@ -44,7 +44,7 @@ def rebuild_parameter(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> G
         return post_all_gather(outputs, metadata, out)
     shard, rows = metadata
     parts = {"qdata": outputs[0][:rows], **_unpacked(outputs[1:], shard, rows)}
-    inners = dict.fromkeys(type(shard).__spec__.inner_names) | parts
+    inners = dict.fromkeys(type(shard).__spec__.attributes) | parts
     found = post_all_gather(tuple(parts.values()), (shard._layout, tuple(parts), inners, []), out)
     # FSDP frees the returned tensors between gathers. The scales were copied to storage of their own, so they stay.
     return found and (found[0], outputs)

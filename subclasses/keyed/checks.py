@@ -116,12 +116,15 @@ def check_joinable(kjts: Sequence[Any], cls: type) -> None:
             raise ValueError(
                 f"{_NAME}.cat: expected as many rows, got batch sizes {first.batch_size}, {x.batch_size}"
             )
-        if (x.weights is None) != (first.weights is None):
+        if (x._raw_weights is None) != (first._raw_weights is None):
             raise ValueError(f"{_NAME}.cat: expected all with weights or none; give ones to those without")
-        if (x.values.dtype, x.values.shape[1:]) != (first.values.dtype, first.values.shape[1:]):
+        if (x._raw_values.dtype, x._raw_values.shape[1:]) != (
+            first._raw_values.dtype,
+            first._raw_values.shape[1:],
+        ):
             raise ValueError(
                 f"{_NAME}.cat: expected entries of one dtype and shape, got {_describe(first.values)} and "
-                f"{_describe(x.values)}"
+                f"{_describe(x._raw_values)}"
             )
 
 
@@ -157,7 +160,7 @@ def check_counts(counts: Any) -> None:
 
 def check_not_traced(x: Any, method: str, instead: str) -> None:
     """Raises DispatchError if a method that reads lengths is called while a graph is traced."""
-    if is_traced(x.values):
+    if is_traced(x._raw_values):
         raise DispatchError(
             f"{_NAME}.{method} reads the lengths, which a compiled function cannot; {instead}"
         )

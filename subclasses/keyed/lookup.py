@@ -184,7 +184,7 @@ def _embedding_bag(  # noqa: PLR0913
     )
     table = Table(weight, mode, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
     lengths = None if input.lengths is None else input.lengths.unsqueeze(0)
-    return pool([table], input.values, input.offsets.unsqueeze(0), lengths, factors)[0]
+    return pool([table], input._raw_values, input.offsets.unsqueeze(0), lengths, factors)[0]
 
 
 kernels_of_bags[JaggedTensor] = _embedding_bag

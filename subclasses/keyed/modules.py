@@ -47,9 +47,9 @@ class _Collection(nn.Module):
         name = type(self).__name__
         if not isinstance(ids, KeyedJaggedTensor):
             raise TypeError(f"{name}: expected a KeyedJaggedTensor, got {type(ids).__name__}")
-        if ids.dim() != 3 or ids.values.dtype not in (torch.int64, torch.int32):
+        if ids.dim() != 3 or ids._raw_values.dtype not in (torch.int64, torch.int32):
             raise ValueError(
-                f"{name}: expected ids, integers [total], got {ids.values.dtype}{list(ids.values.shape)}"
+                f"{name}: expected ids, integers [total], got {ids._raw_values.dtype}{list(ids._raw_values.shape)}"
             )
         missing = [key for key in ids.keys if key not in self.tables]
         if missing:
@@ -87,12 +87,12 @@ class EmbeddingBagCollection(_Collection):
         tables = self._find_tables(ids)
         ids = _make_graph_input(ids)
         averaging = [key for key, t in zip(ids.keys, tables, strict=True) if t.mode != "sum"]
-        if ids.weights is not None and averaging:
+        if ids._raw_weights is not None and averaging:
             raise ValueError(
                 f"EmbeddingBagCollection: weights go with mode='sum', and {', '.join(averaging)} pool otherwise"
             )
-        weights = None if ids.weights is None else ids.unwrap("weights")
-        return dict(zip(ids.keys, pool(tables, ids.values, ids.offsets, None, weights), strict=True))
+        weights = None if ids._raw_weights is None else ids.unwrap("weights")
+        return dict(zip(ids.keys, pool(tables, ids._raw_values, ids.offsets, None, weights), strict=True))
 
 
 class EmbeddingCollection(_Collection):
@@ -119,6 +119,6 @@ class EmbeddingCollection(_Collection):
             offsets = (
                 ids.offsets if len(indices) == len(tables) else torch.stack([ids.offsets[k] for k in indices])
             )
-            entries = look_up([tables[k] for k in indices], ids.values, offsets)
+            entries = look_up([tables[k] for k in indices], ids._raw_values, offsets)
             found |= {ids.keys[k]: feature_rows(entries, ids.offsets[k], ids.max_length) for k in indices}
         return {key: found[key] for key in ids.keys}

@@ -30,9 +30,9 @@ def start_indices(counts: list[Any]) -> list[Any]:
 
 def mark_dynamic(x: Any) -> Any:
     """Marks the number of entries, the number of rows and the longest row as dynamic for compilers."""
-    if not checks.is_traced(x.values):
+    if not checks.is_traced(x._raw_values):
         mark_dim_dynamic(x.offsets, 1)
-        for per_entry in (x.values, x.weights):
+        for per_entry in (x._raw_values, x._raw_weights):
             if per_entry is not None:
                 mark_dim_dynamic(per_entry)
         mark_dim_dynamic(x, 1)
@@ -59,7 +59,7 @@ def packed_rows(x: JaggedTensor) -> tuple[Tensor, Tensor]:
     values, offsets = x.unwrap("values"), x.offsets
     if x.lengths is None:
         return values, offsets
-    if checks.is_traced(x.values):
+    if checks.is_traced(x._raw_values):
         _assert_in_graph(
             x.lengths == offsets.diff(), "from_jagged: expected rows back to back, got gaps between them"
         )
@@ -93,7 +93,7 @@ def check_weights(x: JaggedTensor, weights: Any) -> JaggedTensor:
     """
     if not isinstance(weights, JaggedTensor) or weights.dim() != 2 or weights.ragged_dim != 1:
         shown = f"a {type(weights).__name__} of size {tuple(weights.shape)}"
-    elif weights.values.shape[0] != x.values.shape[0] or not _same_rows(x, weights):
+    elif weights._raw_values.shape[0] != x._raw_values.shape[0] or not _same_rows(x, weights):
         shown = "rows of other lengths, or that lie elsewhere"
     else:
         return weights
@@ -109,7 +109,7 @@ def _same_rows(x: JaggedTensor, y: JaggedTensor) -> bool:
         return True
     if y.offsets.shape != x.offsets.shape:
         return False
-    if checks.is_traced(x.values):
+    if checks.is_traced(x._raw_values):
         lengths = torch.cat([y.offsets[:-1] == x.offsets[:-1], y.row_lengths() == x.row_lengths()])
         _assert_in_graph(lengths, "weights: rows of other lengths than the feature's, or that lie elsewhere")
         return True

@@ -40,9 +40,9 @@ class KeyedJaggedTensor(TensorSubclass):
         ValueError: shapes, dtypes or devices do not fit together, or the lengths do not add up.
     """
 
-    values: Tensor = inner()
+    values: Tensor = inner(differentiable=True)
     offsets: Tensor = inner(dtype=torch.int64)
-    weights: Tensor | None = inner(optional=True)
+    weights: Tensor | None = inner(optional=True, differentiable=True)
     keys: tuple[str, ...] = static()
     max_length: int = dynamic()
 
@@ -66,7 +66,11 @@ class KeyedJaggedTensor(TensorSubclass):
         x = super().__new__(cls, values, offsets, weights, keys=keys, max_length=max_length)
         return rows.mark_dynamic(x)
 
-    if TYPE_CHECKING:  # reindices the signature that type checkers derive from the fields
+    if (
+        TYPE_CHECKING
+    ):  # the signature that type checkers would derive from the fields, and where they are stored
+        _raw_values: Tensor
+        _raw_weights: Tensor | None
 
         def __init__(
             self,
@@ -124,8 +128,8 @@ class KeyedJaggedTensor(TensorSubclass):
         """
         checks.check_joinable(kjts, cls)
         keys = checks.check_keys([key for x in kjts for key in x.keys])
-        starts = rows.start_indices([x.values.shape[0] for x in kjts])
-        weights = None if kjts[0].weights is None else torch.cat([x.unwrap("weights") for x in kjts])
+        starts = rows.start_indices([x._raw_values.shape[0] for x in kjts])
+        weights = None if kjts[0]._raw_weights is None else torch.cat([x.unwrap("weights") for x in kjts])
         return kjts[0]._with_parts(
             torch.cat([x.unwrap("values") for x in kjts]),
             weights,
@@ -162,7 +166,7 @@ class KeyedJaggedTensor(TensorSubclass):
         Raises:
             KeyError: there is no such key, or there are no weights.
         """
-        if self.weights is None:
+        if self._raw_weights is None:
             raise KeyError("KeyedJaggedTensor has no weights; give weights= where it is made")
         return rows.feature_rows(
             self.unwrap("weights"), self.offsets[checks.key_index(self, key)], self.max_length
@@ -183,22 +187,22 @@ class KeyedJaggedTensor(TensorSubclass):
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """Shows each key with its lengths; while a graph is traced, the fields."""
         name = type(self).__name__
-        if checks.is_traced(self.values) or self.values.is_meta:
+        if checks.is_traced(self._raw_values) or self._raw_values.is_meta:
             return f"{name}({', '.join(f'{n}={getattr(self, n)!r}' for n in type(self).__spec__.names)})"
-        weighted = "" if self.weights is None else ", weighted"
+        weighted = "" if self._raw_weights is None else ", weighted"
         found = zip(self.keys, self.offsets.diff(dim=1).tolist(), strict=True)
         text = ", ".join(f"{key!r}: {lengths}" for key, lengths in found)
-        return f"{name}(lengths={{{text}}}, {self.values.dtype}{list(self.values.shape)}{weighted})"
+        return f"{name}(lengths={{{text}}}, {self._raw_values.dtype}{list(self._raw_values.shape)}{weighted})"
 
     def wrap_cotangent(self, cotangent: Tensor) -> KeyedJaggedTensor:
         """Converts a dense cotangent: its entries within rows count, padding does not."""
-        total = self.values.shape[0]
+        total = self._raw_values.shape[0]
         shares = [
             Segments(row, row.diff(), total, self.max_length).unpad(dense)
             for row, dense in zip(self.offsets, cotangent.expand(self.shape), strict=True)
         ]
         found = torch.stack(shares).sum(0)
-        if self.weights is None:
+        if self._raw_weights is None:
             return self._with_parts(found, None)
         return self._with_parts(self.values, found if found.dim() == 1 else found.flatten(1).sum(1))
 
@@ -260,9 +264,9 @@ class KeyedJaggedTensor(TensorSubclass):
         Raises:
             ValueError: the number of entries differs.
         """
-        if values.shape[0] != self.values.shape[0]:
+        if values.shape[0] != self._raw_values.shape[0]:
             raise ValueError(
-                f"KeyedJaggedTensor.with_values: expected {self.values.shape[0]} entries, got {values.shape[0]}"
+                f"KeyedJaggedTensor.with_values: expected {self._raw_values.shape[0]} entries, got {values.shape[0]}"
             )
         return self._with_parts(values, None)
 
@@ -282,7 +286,7 @@ class KeyedJaggedTensor(TensorSubclass):
             self.keys,
             self.unwrap("values").index_select(0, index),
             lengths,
-            weights=None if self.weights is None else weights.index_select(0, index),
+            weights=None if self._raw_weights is None else weights.index_select(0, index),
         )
 
 
@@ -302,7 +306,7 @@ def _(func: Any, tensors: Any, dim: int = 0) -> Any:
 @KeyedJaggedTensor.implements(aten._to_copy.default)
 def _(op: Any, x: KeyedJaggedTensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     """Converts the outer dtype, which is that of the weights: if there are any, only they change."""
-    if x.weights is None:
-        return x._with_parts(op(x.values, dtype=dtype, **kwargs), None, op(x.offsets, **kwargs))
-    weights = op(x.weights, dtype=dtype, **kwargs)
-    return x._with_parts(op(x.values, **kwargs), weights, op(x.offsets, **kwargs))
+    if x._raw_weights is None:
+        return x._with_parts(op(x._raw_values, dtype=dtype, **kwargs), None, op(x.offsets, **kwargs))
+    weights = op(x._raw_weights, dtype=dtype, **kwargs)
+    return x._with_parts(op(x._raw_values, **kwargs), weights, op(x.offsets, **kwargs))

@@ -6,6 +6,7 @@ follow take a spec as given and make no decisions.
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
 import typing
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, OpOverloadPacket, is_dispatched
 from subclasses.errors import SpecError
+from subclasses.layout import RAW
 from subclasses.spec.construction import find_tensor
 from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
 
@@ -27,13 +29,28 @@ FALLBACKS = ("error", "views", "materialize", "map")
 
 @dataclass(frozen=True)
 class InnerField:
-    """One inner tensor: name, required dtype or None, whether it may be None, device (None or "any"), tensor class."""
+    """One inner tensor.
+
+    Attributes:
+        name: the name of the field.
+        dtype: the dtype that is required, or None.
+        optional: whether the inner tensor may be None.
+        device: None, or ``"any"`` for a device of its own.
+        subclass: the class of tensors.
+        differentiable: whether reading the attribute is differentiable.
+    """
 
     name: str
     dtype: torch.dtype | None
     optional: bool
     device: str | None
     subclass: type[Tensor]
+    differentiable: bool
+
+    @property
+    def attribute(self) -> str:
+        """The attribute that holds the inner tensor itself; PyTorch takes values apart by this name."""
+        return f"{RAW}{self.name}" if self.differentiable else self.name
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,13 @@ class SubclassSpec:
     decompose: bool | frozenset[Any]
     outer_args: tuple[str, ...] | None
     has_materialize: bool
+    # Names of all inner tensors in order of declaration, and of the attributes that hold the inner tensors themselves.
+    inner_names: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
+    attributes: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inner_names", tuple(f.name for f in self.inners))
+        object.__setattr__(self, "attributes", tuple(f.attribute for f in self.inners))
 
     @property
     def has_outer(self) -> bool:
@@ -68,11 +92,6 @@ class SubclassSpec:
     def stands_for_plain(self) -> bool:
         """Whether a value represents the plain tensor that it materializes to, so that adding is not per inner."""
         return self.has_materialize and self.fallback != "map"
-
-    @property
-    def inner_names(self) -> tuple[str, ...]:
-        """Names of all inner tensors in order of declaration."""
-        return tuple(f.name for f in self.inners)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -120,11 +139,23 @@ def collect_spec(cls: type, keywords: Mapping[str, Any], scope: Mapping[str, Any
     fields: dict[str, Field] = {}
     merged: dict[str, Any] = {}
     for base in reversed(cls.__mro__):
+        _check_stays_differentiable(cls, fields, vars(base).get(OWN_FIELDS, {}))
         fields |= vars(base).get(OWN_FIELDS, {})
         merged |= vars(base).get(OWN_KEYWORDS, {})
     spec = _assemble(cls, fields, merged)
     check_spec(cls, spec)
     return spec
+
+
+def _check_stays_differentiable(cls: type, inherited: Mapping[str, Field], own: Mapping[str, Field]) -> None:
+    """Raises SpecError if a class declares a differentiable field of its base anew as one that is not."""
+    for name, field in own.items():
+        before = inherited.get(name)
+        if getattr(before, "differentiable", False) and not getattr(field, "differentiable", False):
+            raise SpecError(
+                f"{cls.__name__}.{name}: a base of the class declares it differentiable; write "
+                f"`{name}: Tensor = inner(differentiable=True)`, since rules of the base rely on it"
+            )
 
 
 def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any]) -> Field:
@@ -155,7 +186,15 @@ def _collect_inner(cls: type, name: str, marker: InnerMarker, scope: Mapping[str
         raise SpecError(f"{cls.__name__}.{name}: expected device None or 'any', got {marker.device!r}")
     if not isinstance(marker.dtype, torch.dtype | None):
         raise SpecError(f"{cls.__name__}.{name}: expected a torch.dtype or None, got {marker.dtype!r}")
-    return InnerField(name, marker.dtype, marker.optional, marker.device, subclass)
+    if marker.differentiable and marker.dtype is not None and not _is_differentiable(marker.dtype):
+        raise SpecError(
+            f"{cls.__name__}.{name}: a tensor of {marker.dtype} has no gradient; remove differentiable=True or dtype="
+        )
+    return InnerField(name, marker.dtype, marker.optional, marker.device, subclass, marker.differentiable)
+
+
+def _is_differentiable(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
 
 
 def _check_count_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> None:

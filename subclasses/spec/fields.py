@@ -24,6 +24,7 @@ class InnerMarker:
     dtype: torch.dtype | None
     optional: bool
     device: str | None
+    differentiable: bool = False
     default: Any = MISSING
 
 
@@ -49,6 +50,7 @@ def inner(
     dtype: torch.dtype | None = None,
     optional: bool = False,
     device: str | None = None,
+    differentiable: bool = False,
     default: Any = MISSING,
 ) -> Any:
     """Declares an inner tensor.
@@ -57,10 +59,13 @@ def inner(
         dtype: the only dtype that the inner tensor may have; ``None`` allows any.
         optional: whether the inner tensor may be ``None``; the annotation is then ``Tensor | None``.
         device: ``"any"`` allows the inner tensor to be on another device than the others.
+        differentiable: whether reading the attribute is differentiable. Where autograd records, of a value that
+            requires grad, the attribute is then what ``unwrap`` returns, a new tensor at each read; everywhere else,
+            and for all other fields, it is the stored inner tensor itself.
         default: ``None`` is allowed together with ``optional=True``. It only tells type checkers that the argument may
             be omitted.
     """
-    return InnerMarker(dtype, optional, device, default)
+    return InnerMarker(dtype, optional, device, differentiable, default)
 
 
 def static(*, default: Any = MISSING, kw_only: Literal[True] = True) -> Any:

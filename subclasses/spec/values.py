@@ -26,7 +26,7 @@ def map_inners(x: Any, change: Callable[[InnerField, Any], Any]) -> Any:
     """Returns a copy of a value with ``change(field, tensor)`` in place of each inner tensor that is present."""
     spec, values = type(x).__spec__, x.__dict__
     return with_inners(
-        x, [None if values[f.name] is None else change(f, values[f.name]) for f in spec.inners]
+        x, [None if values[f.attribute] is None else change(f, values[f.attribute]) for f in spec.inners]
     )
 
 

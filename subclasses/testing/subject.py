@@ -128,14 +128,15 @@ class Subject:
         """
         cls, names = self.cls, list(x.__tensor_flatten__()[0])
         if self.declared:  # carriers of dynamic ints are no part of a construction
-            names = [n for n in names if n in cls.__spec__.inner_names]
+            names = [n for n in names if n in cls.__spec__.attributes]
         build = self.options.get("construct")
         if build is not None:
             return build, names
         if self.declared:
             spec = cls.__spec__
             meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
-            return lambda *parts: cls(**dict(zip(names, parts, strict=True)), **meta), names
+            fields = [f.name for f in spec.inners if f.attribute in names]
+            return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
         takes_inners = succeeds(lambda: inspect.signature(cls.__new__).bind(cls, *names))
         if self.context(x) is not None or not takes_inners:
             raise Skipped(f"pass construct=, which makes a {self.name} from {', '.join(names)}")

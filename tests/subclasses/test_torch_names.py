@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.testing._internal.two_tensor import TwoTensor
 
-from subclasses import TensorSubclass, _torch, inner
+from subclasses import TensorSubclass, _torch, _torch_tracing, inner
 from tests.subclasses.subjects import Hostile, Nested, Pair, make_pair
 
 aten = torch.ops.aten
@@ -180,6 +180,70 @@ def autograd_enabled():
     assert aten.cos.default(Recorded(torch.ones(1))).a.tolist() == [2]
 
 
+def is_recording():
+    """Three questions: the tensor requires grad, gradients are on, and autograd is not below."""
+    seen = []
+
+    class Asked(TensorSubclass):
+        a: Tensor = inner()
+
+    x = Asked(torch.ones(1))
+    assert not _torch.is_recording(x)
+    x.requires_grad_()
+    assert _torch.is_recording(x)
+    with torch.no_grad():
+        assert not _torch.is_recording(x)
+    Asked.implements(aten.cos.default)(lambda func, x: (seen.append(_torch.is_recording(x)), x)[1])
+    assert x.cos().requires_grad and seen == [False]
+
+
+def apply_function():
+    """The same as ``Function.apply``, also under a transform, which needs more than the C++ method."""
+
+    class Double(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x * 2
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2
+
+    x = torch.ones(3, requires_grad=True)
+    _torch.apply_function(Double, x).sum().backward()
+    assert x.grad.tolist() == [2, 2, 2]
+    assert torch.vmap(lambda x: _torch.apply_function(Double, x))(torch.ones(3)).tolist() == [2, 2, 2]
+    assert torch.func.grad(lambda x: _torch.apply_function(Double, x).sum())(torch.ones(3)).tolist() == [
+        2,
+        2,
+        2,
+    ]
+
+
+def record_readings():
+    """Dynamo asks ``dynamic_getattr`` for an attribute of a wrapper; the reading becomes a node."""
+    graphs = []
+
+    class Read(TensorSubclass):
+        a: Tensor = inner(differentiable=True)
+        b: Tensor = inner()
+
+    def backend(graph, inputs):
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    x = Read(torch.ones(1), torch.ones(1))
+    assert torch.compile(lambda x: x.a, backend=backend, fullgraph=True)(x) is x.a
+    torch.compile(lambda x: x.b * 2, backend=backend, fullgraph=True)(x)
+    assert graphs == [["<built-in function getattr>"], ["<built-in function mul>"]]
+
+
 def in_backward():
     """Only while the engine runs, which calls a hook."""
     seen = []
@@ -309,23 +373,23 @@ def trees():
 
 def is_traced():
     x = torch.ones(2)
-    assert not _torch.is_traced(cond, (x,))
+    assert not _torch_tracing.is_traced(cond, (x,))
     with Seeing():
-        assert not _torch.is_traced(cond, (x,)), "a mode that knows nothing of the op"
+        assert not _torch_tracing.is_traced(cond, (x,)), "a mode that knows nothing of the op"
     with _torch.fake_mode() as mode:
-        assert _torch.is_traced(cond, (x,))
-    assert _torch.is_traced(cond, (mode.from_tensor(x),))
+        assert _torch_tracing.is_traced(cond, (x,))
+    assert _torch_tracing.is_traced(cond, (mode.from_tensor(x),))
     seen = []
-    torch.vmap(lambda v: seen.append(_torch.is_traced(cond, (v,))) or v)(x)
-    make_fx(lambda v: seen.append(_torch.is_traced(cond, (v,))) or v)(x)
-    make_fx(lambda v: seen.append(_torch.is_traced(cond, (v,))) or v, pre_dispatch=True)(x)
+    torch.vmap(lambda v: seen.append(_torch_tracing.is_traced(cond, (v,))) or v)(x)
+    make_fx(lambda v: seen.append(_torch_tracing.is_traced(cond, (v,))) or v)(x)
+    make_fx(lambda v: seen.append(_torch_tracing.is_traced(cond, (v,))) or v, pre_dispatch=True)(x)
     assert seen == [True] * 3
 
 
 def eager_while_loop():
     x = torch.ones(1, requires_grad=True)
     loop = torch.ops.higher_order.while_loop
-    (y,) = _torch.eager_while_loop(loop, lambda x: x.sum() < 10, lambda x: (x * 3,), (x,), ())
+    (y,) = _torch_tracing.eager_while_loop(loop, lambda x: x.sum() < 10, lambda x: (x * 3,), (x,), ())
     y.backward()
     assert (y.item(), x.grad) == (27, 27)
 
@@ -335,27 +399,30 @@ def run_with_interpreter():
         return x
 
     graph = make_fx(lambda x: x * 2)(torch.ones(2))
-    assert _torch.run_with_interpreter(plain) is plain and _torch.run_with_interpreter(graph) is graph
+    assert (
+        _torch_tracing.run_with_interpreter(plain) is plain
+        and _torch_tracing.run_with_interpreter(graph) is graph
+    )
     with preserve_node_meta():
-        assert _torch.run_with_interpreter(graph) is not graph
+        assert _torch_tracing.run_with_interpreter(graph) is not graph
 
 
 def trace_graph():
-    graph = _torch.trace_graph(lambda x, n: x * n, [torch.ones(2), 3], dynamic_ints=False)
+    graph = _torch_tracing.trace_graph(lambda x, n: x * n, [torch.ones(2), 3], dynamic_ints=False)
     assert graph(torch.ones(2), 3).tolist() == [3, 3]
 
 
 def is_recorded():
     seen = []
-    make_fx(lambda x: seen.append(_torch.is_recorded()) or x)(torch.ones(2))
+    make_fx(lambda x: seen.append(_torch_tracing.is_recorded()) or x)(torch.ones(2))
     with _torch.fake_mode():
-        assert not _torch.is_recorded()
+        assert not _torch_tracing.is_recorded()
     assert seen == [True]
 
 
 def fresh_fakes():
     x = torch.ones(2, 3).t().requires_grad_()
-    with Seeing(), _torch.fresh_fakes([x, 3, make_pair(2)]) as (fake, number, pair):
+    with Seeing(), _torch_tracing.fresh_fakes([x, 3, make_pair(2)]) as (fake, number, pair):
         assert type(fake) is not Tensor and (fake.shape, fake.stride()) == (x.shape, x.stride())
         assert number == 3 and type(pair) is Pair and type(pair.a) is type(fake)
         assert not (fake.requires_grad or torch.is_grad_enabled())
@@ -363,7 +430,7 @@ def fresh_fakes():
 
 def functional_storage_key():
     x = torch.ones(2)
-    key_of = _torch.functional_storage_key
+    key_of = _torch_tracing.functional_storage_key
     assert key_of(x) == key_of(x[1:]) != key_of(x.clone())
     with FunctionalTensorMode():
         views = FunctionalTensor.to_functional(x), FunctionalTensor.to_functional(x[1:])
@@ -375,7 +442,7 @@ def leave_in_graph():
     """Dynamo calls the function where it would trace into it, and where it has not been imported before as well."""
     graphs = []
 
-    @_torch.leave_in_graph
+    @_torch_tracing.leave_in_graph
     def opaque(x):
         return x * 2
 
@@ -447,6 +514,9 @@ CHECKS = {
     "lazy_bits_enabled": lazy_bits_enabled,
     "autograd_enabled": autograd_enabled,
     "in_backward": in_backward,
+    "is_recording": is_recording,
+    "apply_function": apply_function,
+    "record_readings": record_readings,
     "TorchDispatchMode": dispatch_mode,
     "preserve_version_counter": preserve_version_counter,
     "in_function_mode": in_function_mode,
@@ -463,9 +533,12 @@ CHECKS = {
 }
 
 
+MODULES = (_torch, _torch_tracing)
+
+
 @pytest.mark.parametrize("name", CHECKS)
 def test_name(name):
-    assert hasattr(_torch, name)
+    assert any(hasattr(module, name) for module in MODULES)
     CHECKS[name]()
 
 
@@ -480,5 +553,5 @@ def test_every_name_has_its_check():
         "contextlib",
         "functools",
     }
-    own = {n for n in vars(_torch) if not n.startswith("_")} - {*used, "torch"}
+    own = {n for m in MODULES for n in vars(m) if not n.startswith("_")} - {*used, "torch"}
     assert own == set(CHECKS)

@@ -57,7 +57,7 @@ def _attend(  # noqa: PLR0913
     else:
         rows = query.offsets, key.offsets, query.lengths, key.lengths
         out, _ = ragged_attention(q, k, v, *rows, is_causal, scale)
-    return query.with_values(out.reshape(*query.values.shape[:-1], out.shape[-1]))
+    return query.with_values(out.reshape(*query._raw_values.shape[:-1], out.shape[-1]))
 
 
 def _check_operand(kind: Any, x: Any) -> None:

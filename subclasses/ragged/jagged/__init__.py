@@ -47,7 +47,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         ValueError: shapes, dtypes or devices do not fit together, or the offsets do not describe rows.
     """
 
-    values: Tensor = inner()
+    values: Tensor = inner(differentiable=True)
     offsets: Tensor = inner(dtype=torch.int64)
     lengths: Tensor | None = inner(dtype=torch.int64, optional=True)
     ragged_dim: int = static(default=1)
@@ -71,7 +71,10 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         _mark_dynamic(x)
         return x
 
-    if TYPE_CHECKING:  # what type checkers would otherwise derive from the fields
+    if (
+        TYPE_CHECKING
+    ):  # what type checkers would otherwise derive from the fields, and where values are stored
+        _raw_values: Tensor
 
         def __init__(
             self,
@@ -192,7 +195,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     def segments(self) -> Segments:
         """Where the rows lie, with what moves entries between them and a padded table."""
         place = max(self.ragged_dim - 1, 0)
-        return Segments(self.offsets, self.lengths, self.values.size(place), self.max_length)
+        return Segments(self.offsets, self.lengths, self._raw_values.size(place), self.max_length)
 
     def row_lengths(self) -> Tensor:
         """``[B]``: how many entries each row has."""
@@ -203,11 +206,13 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         if self.ragged_dim:
             return self.segments.mask()
         exists = self.segments.exists
-        return self.offsets.new_ones(self.values.shape[0], dtype=torch.bool) if exists is None else exists
+        return (
+            self.offsets.new_ones(self._raw_values.shape[0], dtype=torch.bool) if exists is None else exists
+        )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The rows; while a graph is traced, where nothing is known of them, the parts."""
-        return emit_rows(self, self.values, self.to_tensors)
+        return emit_rows(self, self._raw_values, self.to_tensors)
 
     # ---- taking it apart ---------------------------------------------------------------------------------------
 
@@ -285,8 +290,8 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
 def _mark_dynamic(x: JaggedTensor) -> None:
     """Tells compilers that the number of entries and of rows, and the longest row, will change."""
-    if type(x.values) is Tensor and not torch.compiler.is_compiling():
-        mark_dim_dynamic(x.values, max(x.ragged_dim - 1, 0))
+    if type(x._raw_values) is Tensor and not torch.compiler.is_compiling():
+        mark_dim_dynamic(x._raw_values, max(x.ragged_dim - 1, 0))
         for per_row in (x, x.offsets, x.lengths):
             if per_row is not None:
                 mark_dim_dynamic(per_row)

@@ -30,7 +30,7 @@ class JaggedInterface(RaggedTensor):
     @property
     def stored(self: Any) -> Tensor:
         """The values, raw."""
-        return self.values
+        return self._raw_values
 
     @property
     def has_gaps(self: Any) -> bool:
@@ -53,8 +53,8 @@ class JaggedInterface(RaggedTensor):
 
     def clean(self: Any, fill: float | int | bool = 0) -> Tensor:
         """The values as a differentiable function of this tensor, with ``fill`` in holes."""
-        differentiable = self.values.is_floating_point() or self.values.is_complex()
-        return self.kept(self.unwrap("values") if differentiable else self.values, fill)
+        differentiable = self._raw_values.is_floating_point() or self._raw_values.is_complex()
+        return self.kept(self.unwrap("values") if differentiable else self._raw_values, fill)
 
     def with_stored(self: Any, stored: Tensor, *rows: int) -> Any:
         """Other values for the same rows; the batch dimension stays first."""

@@ -33,7 +33,7 @@ def as_rows(x: JaggedTensor, func: Any, dense: Tensor) -> JaggedTensor:
 def join_rows(x: JaggedTensor, func: Any, parts: Sequence[JaggedTensor]) -> JaggedTensor:
     """The rows of all, one after the other."""
     place = x.ragged_dim - 1
-    ends = list(accumulate((t.values.shape[place] for t in parts), initial=0))
+    ends = list(accumulate((t._raw_values.shape[place] for t in parts), initial=0))
     offsets = [t.offsets[:-1] + end for t, end in zip(parts, ends, strict=False)]
     offsets = torch.cat([*offsets, parts[-1].offsets[-1:] + ends[-2]])
     holes = any(t.lengths is not None for t in parts)

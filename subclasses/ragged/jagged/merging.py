@@ -32,11 +32,11 @@ def _view_below(op: Any, x: JaggedTensor, size: Sequence[int], stride: Any = Non
     place = _ragged_place(x, size)
     if place is None:
         raise _cannot_view(op, x, size)
-    total = x.values.size(max(x.ragged_dim - 1, 0))
+    total = x._raw_values.size(max(x.ragged_dim - 1, 0))
     wanted = [*size[min(x.ragged_dim, 1) : place], total, *size[place + 1 :]]
     # A view for `view`; elsewhere PyTorch has made sure that one is possible, or that none is expected.
     return x.with_values(
-        x.values.view(wanted) if op is aten.view.default else x.values.reshape(wanted), place
+        x._raw_values.view(wanted) if op is aten.view.default else x._raw_values.reshape(wanted), place
     )
 
 
@@ -145,7 +145,7 @@ def _resize(x: JaggedTensor, size: list[Any]) -> JaggedTensor:
 
 def _entry_size(x: JaggedTensor) -> Any:
     """The number of elements in one entry."""
-    return math.prod(n for p, n in enumerate(x.values.shape) if p != max(x.ragged_dim - 1, 0))
+    return math.prod(n for p, n in enumerate(x._raw_values.shape) if p != max(x.ragged_dim - 1, 0))
 
 
 def _keeps_rows(x: JaggedTensor, size: list[Any]) -> bool:

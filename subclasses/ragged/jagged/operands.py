@@ -60,7 +60,7 @@ def _are_equal(func: Any, ours: Tensor, theirs: Tensor) -> bool | None:
 
 def check_shapes_match(func: Any, x: JaggedTensor, y: JaggedTensor) -> None:
     """Raises unless rows of two ragged tensors are at the same dimensions."""
-    if x.ragged_dim != y.ragged_dim or x.values.dim() != y.values.dim():
+    if x.ragged_dim != y.ragged_dim or x._raw_values.dim() != y._raw_values.dim():
         raise DispatchError(
             f"{name_of(func)}: ragged tensors combine when they have as many dimensions and are ragged along the same "
             f"one, got {shown(x)} and {shown(y)}; add dimensions by unsqueeze, or swap them by transpose"
@@ -74,9 +74,9 @@ def matched_values(func: Any, x: JaggedTensor, y: JaggedTensor) -> Tensor:
     """The values of ``y`` where ``x`` has its entries."""
     check_shapes_match(func, x, y)
     if same_rows(x, y):
-        return y.values
+        return y._raw_values
     check_rows_match(func, x, y)
-    return _relaid_values(x, y, y.values)
+    return _relaid_values(x, y, y._raw_values)
 
 
 def relaid(x: JaggedTensor, func: Any, y: JaggedTensor) -> JaggedTensor:
@@ -183,8 +183,8 @@ def operand(x: JaggedTensor, func: Any, other: Any) -> Any:
     if not isinstance(other, Tensor):
         return other
     beside = spread(func, x, other)
-    whole = other.dim() == x.dim() and beside.dim() == x.values.dim()
-    return beside.expand_as(x.values) if whole else beside
+    whole = other.dim() == x.dim() and beside.dim() == x._raw_values.dim()
+    return beside.expand_as(x._raw_values) if whole else beside
 
 
 def moved(x: JaggedTensor, stored: Tensor) -> JaggedTensor:

@@ -141,11 +141,11 @@ def gather_index(x: JaggedTensor, func: Any, index: JaggedTensor) -> Tensor:
     if x.offsets.shape != index.offsets.shape:
         check_rows_match(func, x, index)  # which says how many there are
     rows = index.segments
-    shape = [-1, *[1] * (index.values.dim() - 1)]
+    shape = [-1, *[1] * (index._raw_values.dim() - 1)]
     first, reach = (
         index.trailing(rows.spread_rows(t).view(shape)) for t in (x.offsets[:-1], x.row_lengths())
     )
-    found = index.kept(index.values)
+    found = index.kept(index._raw_values)
     reached = index.kept((found >= 0) & (found < reach), True)
     message = f"{func.__name__}: an index lies beyond its row of {shown(x)}"
     torch.ops.aten._assert_async.msg(reached.all(), message)
@@ -157,9 +157,9 @@ def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
     if mask.dtype != torch.bool or x.ragged_dim > 1 or mask.ragged_dim != x.ragged_dim:
         raise DispatchError(f"indexing {shown(x)}: expected a bool mask of the same rows, got {shown(mask)}")
     check_rows_match(func, x, mask)
-    same_size = x if x.dim() == mask.dim() else x.with_values(mask.values)
+    same_size = x if x.dim() == mask.dim() else x.with_values(mask._raw_values)
     mask = same_size.relaid(func, mask)
-    picked = x.segments.keep(mask.values, False)
+    picked = x.segments.keep(mask._raw_values, False)
     counts = x.segments.sum_rows(picked.flatten(1).sum(1) if picked.dim() > 1 else picked)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     return type(x)(x.unwrap("values")[picked], offsets, ragged_dim=min(x.ragged_dim, 1))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from subclasses._torch import leave_in_graph
+from subclasses._torch_tracing import leave_in_graph
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError
 from subclasses.ragged import checks
@@ -51,7 +51,7 @@ def check_writable(x: Any, func: Any, *operands: Any) -> None:
     if (root is base and not _sharers(root, base)) or not checks.is_recorded(x, *operands):
         return
     if hasattr(
-        x.values, "fake_mode"
+        x._raw_values, "fake_mode"
     ):  # Dynamo, which would break its graph; whoever compiles that asks again
         return
     name = getattr(func, "__name__", func)
@@ -71,7 +71,7 @@ def check_writable(x: Any, func: Any, *operands: Any) -> None:
 def write_values(x: Any, op: Any, new: Tensor, non_blocking: bool) -> None:
     """Writes the entries that exist: what lies between them may be another's."""
     check_writable(x, op)
-    values, exists = x.values, x.segments.exists
+    values, exists = x._raw_values, x.segments.exists
     if exists is not None:
         exists = exists.view(-1, *[1] * (values.dim() - max(x.ragged_dim, 1)))
         new = torch.where(exists, new.to(values.device), values)

@@ -64,4 +64,4 @@ def _ragged(func: Any, x: JaggedTensor, places: JaggedTensor, value: Any) -> tup
         new = places.relaid(func, value).unwrap("values")
     else:
         new = spread(func, places, torch.as_tensor(value, dtype=x.dtype, device=x.device))
-    return places.kept(places.values, x.values.numel()), new
+    return places.kept(places._raw_values, x._raw_values.numel()), new

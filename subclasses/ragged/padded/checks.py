@@ -60,11 +60,12 @@ def check_plain(x: Any, dim: int) -> int:
 
 def check_like(x: Any, dense: Tensor) -> None:
     """Raises unless a table has the rows and the width of a padded tensor."""
+    size = x.stored.shape
     for dim in (x.batch_dim, x.ragged_dim):
-        if dense.dim() <= dim or dense.shape[dim] != x.padded.shape[dim]:
+        if dense.dim() <= dim or dense.shape[dim] != size[dim]:
             raise ValueError(
-                f"PaddedTensor: expected a table with {x.padded.shape[x.batch_dim]} rows along {x.batch_dim} and the "
-                f"width {x.padded.shape[x.ragged_dim]} along {x.ragged_dim}, got one of shape {tuple(dense.shape)}"
+                f"PaddedTensor: expected a table with {size[x.batch_dim]} rows along {x.batch_dim} and the width "
+                f"{size[x.ragged_dim]} along {x.ragged_dim}, got one of shape {tuple(dense.shape)}"
             )
 
 
@@ -88,7 +89,7 @@ def read_lengths(x: Any) -> list[int]:
             f"{type(x).__name__}: rows as plain tensors have sizes that a compiled function does not know; slices, "
             f"x[:, -1] and x[mask] give tensors of sizes that it does"
         )
-    found, width = x.lengths.tolist(), x.padded.shape[x.ragged_dim]
+    found, width = x.lengths.tolist(), x._raw_padded.shape[x.ragged_dim]
     if any(not 0 <= n <= width for n in found):
         raise ValueError(
             f"PaddedTensor.lengths: expected lengths from 0 to {width}, the extent of the table, got {found}"

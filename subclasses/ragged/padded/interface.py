@@ -27,7 +27,7 @@ class PaddedInterface(RaggedTensor):
     @property
     def stored(self: Any) -> Tensor:
         """The table, raw."""
-        return self.padded
+        return self._raw_padded
 
     def unwrap_stored(self: Any) -> Tensor:
         """The table as a differentiable function of this tensor."""

@@ -85,7 +85,7 @@ def _place_after(x: PaddedTensor, dim: int, size: list[int]) -> int | None:
 
 @RULES.of(aten.t.default)
 def _t(op: Any, x: PaddedTensor) -> Any:
-    return x.with_padded(x.padded.t(), 1 - x.ragged_dim, 1 - x.batch_dim)
+    return x.with_padded(x._raw_padded.t(), 1 - x.ragged_dim, 1 - x.batch_dim)
 
 
 @RULES.of(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
@@ -97,7 +97,7 @@ def _view(op: Any, x: PaddedTensor, size: Sequence[int], stride: Any = None) -> 
         size[unknown] = x.numel() // rest if rest else 0
     places = places_after(op, x, size)
     # A view for `view`; elsewhere PyTorch has made sure that one is possible, or that none is expected.
-    padded = x.padded.view(size) if op is aten.view.default else x.padded.reshape(size)
+    padded = x._raw_padded.view(size) if op is aten.view.default else x._raw_padded.reshape(size)
     return x.with_padded(padded, *places)
 
 

@@ -79,7 +79,7 @@ def _has_entry_per_row(x: PaddedTensor, y: Any) -> bool:
 def beside(x: PaddedTensor, op: Any, other: Any) -> Tensor:
     """An operand as it stands beside the table; below autograd."""
     check_fits(op, x, other)
-    return as_wide(x, other).padded if isinstance(other, x.ragged_class) else other
+    return as_wide(x, other)._raw_padded if isinstance(other, x.ragged_class) else other
 
 
 def aligned(x: PaddedTensor, func: Any, other: Any) -> Tensor:
@@ -132,8 +132,8 @@ def moved(x: PaddedTensor, stored: Tensor) -> PaddedTensor:
 
 def write(x: PaddedTensor, op: Any, new: Tensor, non_blocking: bool) -> None:
     """Writes a table; what the padding gets does not exist."""
-    x.padded.copy_(new, non_blocking)
-    bump_versions([x.padded])
+    x._raw_padded.copy_(new, non_blocking)
+    bump_versions([x._raw_padded])
 
 
 # ---- factors of a product --------------------------------------------------------------------------------------

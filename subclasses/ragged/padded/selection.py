@@ -90,7 +90,7 @@ def took_view(self: PaddedTensor, view: Tensor) -> None:
 
 def _with_rows_of(x: PaddedTensor) -> Any:
     with torch.no_grad():
-        rows = x.with_padded(x.padded.new_empty(()).expand(x.padded.shape))  # no data is kept
+        rows = x.with_padded(x._raw_padded.new_empty(()).expand(x._raw_padded.shape))  # no data is kept
 
     def wrap(grads: tuple[Any, ...], _: Any) -> tuple[Any, ...]:
         return tuple(g if g is None or isinstance(g, RaggedTensor) else rows.wrap_cotangent(g) for g in grads)
@@ -144,7 +144,7 @@ def slice_below(x: PaddedTensor, op: Any, dim: int, start: Any, end: Any, step: 
     (dim,) = outer_dims(op, x, dim)
     if rows_stay(x, [dim]):
         return None
-    table = op(x.padded, dim, start, end, step)
+    table = op(x._raw_padded, dim, start, end, step)
     if start in (None, 0) and step == 1 and _reaches_end(x.size(dim), end):
         return x.with_padded(table)
     if dim == x.batch_dim and not x.merged:
@@ -251,7 +251,7 @@ def settled_pairs(x: PaddedTensor, rows: Any, entries: Any) -> tuple[Tensor, Ten
 def gather_index(x: PaddedTensor, func: Any, index: PaddedTensor) -> Tensor:
     """Places in the rows of ``x``, which must have them, as an index of the table; nothing waits for a GPU."""
     size = [n if d == x.batch_dim else 1 for d, n in enumerate(x.shape)]
-    reached = (index.padded < x.counts.view(size)) & (index.padded >= 0)
+    reached = (index._raw_padded < x.counts.view(size)) & (index._raw_padded >= 0)
     message = f"{func.__name__}: an index lies beyond its row of {shown(x)}"
     torch.ops.aten._assert_async.msg((reached | ~index.exists).all(), message)
     return index.to_dense()
@@ -299,5 +299,5 @@ def _batch_first(func: Any, x: PaddedTensor) -> PaddedTensor:
 
 def _elements(x: PaddedTensor) -> PaddedTensor:
     """Every element as an entry of its own."""
-    features = x.padded[:1, :1].numel() if x.padded.numel() else 0
+    features = x._raw_padded[:1, :1].numel() if x._raw_padded.numel() else 0
     return x.with_lengths(x.unwrap("padded").flatten(1), x.counts * features, x.row_count)

@@ -50,7 +50,7 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
 
     _instead = ", or use x.to_dense(fill) with x.mask(), x.to_tensors() or x.to_jagged()"
 
-    padded: Tensor = inner()
+    padded: Tensor = inner(differentiable=True)
     lengths: Tensor = inner(dtype=torch.int64)
     row_count: Tensor | None = inner(dtype=torch.int64, optional=True)
     ragged_dim: int = static(default=1)
@@ -71,7 +71,10 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
             padded = torch.where(exists_in(padded, lengths, ragged_dim, batch_dim), padded, 0)
         return super().__new__(cls, padded, lengths, row_count, ragged_dim=ragged_dim, batch_dim=batch_dim)
 
-    if TYPE_CHECKING:  # what type checkers would otherwise derive from the fields
+    if (
+        TYPE_CHECKING
+    ):  # what type checkers would otherwise derive from the fields, and where the table is stored
+        _raw_padded: Tensor
 
         def __init__(
             self,
@@ -168,7 +171,7 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     @property
     def width(self) -> int:
         """``T``: how many places the table has for each row."""
-        places = self.padded.size(self.ragged_dim)
+        places = self._raw_padded.size(self.ragged_dim)
         return places // max(self.lengths.size(0), 1) if self.merged else places
 
     def mask(self) -> Tensor:
@@ -179,14 +182,14 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
     @property
     def exists(self) -> Tensor:
         """True where an entry exists, ready to broadcast against the table."""
-        return exists_in(self.padded, self.lengths, self.ragged_dim, self.batch_dim)
+        return exists_in(self._raw_padded, self.lengths, self.ragged_dim, self.batch_dim)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         """The rows; while a graph is traced, where nothing is known of them, the parts."""
         return emit_rows(
             self,
-            self.padded,
-            lambda: self.with_lengths(self.padded, self.counts, self.row_count).to_tensors(),
+            self._raw_padded,
+            lambda: self.with_lengths(self._raw_padded, self.counts, self.row_count).to_tensors(),
         )
 
     # ---- taking it apart ---------------------------------------------------------------------------------------
@@ -296,7 +299,7 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
             (lengths <= self.width).all(),
             "append: a row fills the table; widen it by to_padded(at_least=...)",
         )
-        longer = self.with_lengths(self.padded, lengths, self.row_count)
+        longer = self.with_lengths(self._raw_padded, lengths, self.row_count)
         table = torch.where(longer.exists & ~self.exists, entries.unsqueeze(self.ragged_dim), self.to_dense())
         return longer.with_padded(longer.kept(table))
 

@@ -132,7 +132,9 @@ def _put_back(x: PaddedTensor, mask: PaddedTensor, values: PaddedTensor) -> Tens
     """The table of ``x`` with the entries that a mask picks replaced, in their order; the inverse of `pick`."""
     picked = mask.to_dense(False)
     rank = (picked.cumsum(1) - 1).clamp(min=0)
-    check_rows_match(torch.Tensor.__setitem__, values, x.with_lengths(x.padded, picked.sum(1), x.row_count))
+    check_rows_match(
+        torch.Tensor.__setitem__, values, x.with_lengths(x._raw_padded, picked.sum(1), x.row_count)
+    )
     source = as_wide(x, values).to_dense().expand(x.shape)
     return torch.where(
         beside_table(x, picked), source.gather(1, beside_table(x, rank).expand(x.shape)), x.to_dense()

@@ -19,7 +19,7 @@ class Located(TensorSubclass, fallback="views"):
     """A mean and a deviation for each entry, which have no meaning under a nonlinear op."""
 
     mean: Tensor = inner()
-    deviation: Tensor = inner()
+    deviation: Tensor = inner(differentiable=True)
     unit: str = static(default="m")
 
 
