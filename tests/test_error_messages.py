@@ -175,7 +175,24 @@ def rule_without_a_call():
     def rule(func, *args): ...
 
 
+def bad_shape():
+    class Shaped(TensorSubclass):
+        data_: Tensor = inner(shape="out, in")
+
+
+def shape_and_ndim():
+    class Shaped(TensorSubclass):
+        data_: Tensor = inner(shape="out in", ndim=2)
+
+
+class Shaped(TensorSubclass):
+    data_: Tensor = inner(shape="out in")
+    scale: Tensor = inner(shape="out 1")
+
+
 SPEC = [
+    (bad_shape, ["Shaped.data_", "shape='out, in'", "separated by spaces", "shape='out in'"]),
+    (shape_and_ndim, ["Shaped.data_", "shape='out in'", "remove ndim=2"]),
     (
         rule_without_a_call,
         ["Strict.implements", "rule", "@Strict.implements(torch.add)", "wrap_torch_function"],
@@ -214,6 +231,16 @@ SPEC = [
 # ---- TypeError, ValueError: a construction ------------------------------------------------------------------
 
 VALUES = [
+    (
+        lambda: Shaped(torch.ones(4, 3), torch.ones(5, 1)),
+        ValueError,
+        ["Shaped.scale", "(out 1)", "out=4 of 'data_'", "(5, 1)"],
+    ),
+    (
+        lambda: Shaped(torch.ones(4), torch.ones(5, 1)),
+        ValueError,
+        ["Shaped.data_", "(out in)", "2 dims", "(4)"],
+    ),
     (lambda: Pair(torch.ones(2), 3), TypeError, ["Pair.second", "expected a Tensor", "int"]),
     (lambda: Strict(torch.ones(2, dtype=torch.int8)), ValueError, ["Strict.data_", "float32", "int8"]),
     (

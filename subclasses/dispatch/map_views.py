@@ -134,7 +134,7 @@ def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
         if t is not None and t.shape != x.shape:
             raise DispatchError(
                 f"{op}: the {which} is a {cls.__name__} of size {tuple(x.shape)}, and its inner tensor {field.name!r} "
-                f'has size {tuple(t.shape)}. fallback="views" maps an op that names dims or sizes only over inner tensors '
-                f"of the outer size, since the same dims mean other elements there; say what the result has in a rule: "
-                f"@{cls.__name__}.implements(torch.ops.{op})"
+                f'has size {tuple(t.shape)}. fallback="views" maps an op that names dims or sizes only over inner '
+                f"tensors of the outer size, since the same dims mean other elements there; say what the result has in "
+                f"a rule: @{cls.__name__}.implements(torch.ops.{op})"
             )

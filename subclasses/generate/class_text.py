@@ -16,6 +16,7 @@ from subclasses import serialize
 from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
 from subclasses.codegen.emitter import Emitter
 from subclasses.generate import fsdp
+from subclasses.generate.shape_text import emit_shape_checks
 from subclasses.spec import construction
 from subclasses.spec.collect import InnerField, SubclassSpec
 from subclasses.spec.fields import MISSING
@@ -53,6 +54,8 @@ def emit_new(e: Emitter, spec: SubclassSpec) -> None:
             e.writeline(f"    {field.name}.__class__ is int and {field.name} < 0")
             e.writeline("):")
             e.writeline(f"    {bad}({spec.name!r}, {field.name!r}, {field.name})")
+        if any(f.shape is not None for f in spec.inners):
+            emit_shape_checks(e, spec)
         transform = e.bind(current_transform, "current_transform")
         e.writeline(f"if {transform}() is not None:")
         bad_transform = e.bind(construction.check_not_transformed, "check_not_transformed")

@@ -22,6 +22,8 @@ from subclasses.errors import SpecError
 from subclasses.layout import RAW
 from subclasses.spec.construction import find_tensor
 from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
+from subclasses.spec.shapes import Shape, parse_shape
+from subclasses.spec.shown import show_spec
 
 Fallback = Literal["error", "views", "materialize", "map"]
 FALLBACKS = ("error", "views", "materialize", "map")
@@ -38,6 +40,7 @@ class InnerField:
         device: None, or ``"any"`` for a device of its own.
         subclass: the class of tensors.
         differentiable: whether reading the attribute is differentiable.
+        shape: the declared shape, or None.
     """
 
     name: str
@@ -46,6 +49,7 @@ class InnerField:
     device: str | None
     subclass: type[Tensor]
     differentiable: bool
+    shape: Shape | None = None
 
     @property
     def attribute(self) -> str:
@@ -61,7 +65,7 @@ class MetaField:
     default: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SubclassSpec:
     """The complete declaration of a class, including what it inherits."""
 
@@ -82,6 +86,9 @@ class SubclassSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "inner_names", tuple(f.name for f in self.inners))
         object.__setattr__(self, "attributes", tuple(f.attribute for f in self.inners))
+
+    def __repr__(self) -> str:
+        return show_spec(self)
 
     @property
     def has_outer(self) -> bool:
@@ -190,7 +197,10 @@ def _collect_inner(cls: type, name: str, marker: InnerMarker, scope: Mapping[str
         raise SpecError(
             f"{cls.__name__}.{name}: a tensor of {marker.dtype} has no gradient; remove differentiable=True or dtype="
         )
-    return InnerField(name, marker.dtype, marker.optional, marker.device, subclass, marker.differentiable)
+    shape = parse_shape(f"{cls.__name__}.{name}", marker.shape, marker.ndim)
+    return InnerField(
+        name, marker.dtype, marker.optional, marker.device, subclass, marker.differentiable, shape
+    )
 
 
 def _is_differentiable(dtype: torch.dtype) -> bool:
