@@ -143,7 +143,9 @@ def record_readings(is_recorded: Callable[[type, str], bool]) -> None:
                 inner is None
             ):  # the metadata of the value is guarded, and says which inner tensors are present
                 return module.VariableTracker.build(tx, None)
-            return wrap_fx_proxy(tx=tx, proxy=getattr(self.as_proxy(), name), example_value=inner)
+            # In the graph that is being traced now: that of a branch, if the value comes from outside of it.
+            proxy = tx.output.create_proxy("call_function", getattr, (self.as_proxy(), name), {})
+            return wrap_fx_proxy(tx=tx, proxy=proxy, example_value=inner)
 
         module.TensorVariable.dynamic_getattr = dynamic_getattr
 

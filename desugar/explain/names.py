@@ -11,7 +11,7 @@ from desugar import _torch as private
 from desugar.ir.values import Same, Value, View, paths_of
 from desugar.recording.listeners import Recording
 from desugar.user_code import line_of_node
-from subclasses.layout import field_name
+from subclasses.layout import RAW, field_name
 
 _PARAMETER = re.compile(r"\ba(\d+)\b")  # the name of an argument in generated text
 _EXTENT = re.compile(r"\.(size|stride)\(\d+\)$")
@@ -62,7 +62,8 @@ class Names:
         for slot in range(len(self.inputs.flat.items)):
             origin = self.inputs.origins[slot]
             if origin.text is not None:
-                found.append(_PARAMETER.sub(lambda found: self.of("input", int(found[1])), origin.text))
+                text = origin.text.replace(f".{RAW}", ".")
+                found.append(_PARAMETER.sub(lambda found: self.of("input", int(found[1])), text))
             elif slot in self.inputs.bases:
                 found.append("the memory that some arguments share")
             else:

@@ -20,6 +20,7 @@ from desugar.errors import DesugarError
 from desugar.ir.handwritten_classes import flattens_to_constants, is_plainly_built
 from subclasses import TensorSubclass
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.layout import field_name
 
 # ---------------------------------------------------------------------------------------------- the records
 
@@ -332,7 +333,7 @@ def describe(value: Value, indent: str = "", items: Sequence[Any] = ()) -> str:
             head = f"{indent}{value.cls.__name__} size={_ints(value.size)} {value.dtype}"
             head += " (requires grad)" if value.requires_grad else ""
             lines = [
-                f"{indent}  .{name}: {describe(part, indent + '  ', items).lstrip()}"
+                f"{indent}  .{field_name(name)}: {describe(part, indent + '  ', items).lstrip()}"
                 for name, part in value.inner
             ]
             lines += [f"{indent}  .{name}: int {_ints((extent,))}" for name, extent in value.dynamics]

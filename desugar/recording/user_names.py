@@ -15,6 +15,7 @@ from torch import fx, nn
 
 from desugar import _torch as private
 from desugar.user_code import stack_of_node
+from subclasses.layout import RAW
 
 # ------------------------------------------------------------------------------------------------- expressions
 
@@ -48,7 +49,7 @@ def readable(text: str, what: Any = None) -> str:
     text = _GLOBAL.sub(r"\2", text)
     text = _OF_CLASS.sub(r"\1.\2", text)
     text = _ENTRY.sub(lambda found: f".{found[1]}" if found[1] else f"[{found[2]}]", text)
-    return _EXTENT.sub(r".\1(\2)", _CARRIER.sub(r".\1", text))
+    return _EXTENT.sub(r".\1(\2)", _CARRIER.sub(r".\1", text)).replace(f".{RAW}", ".")
 
 
 def _name_in_forward(found: re.Match[str], parameters: list[inspect.Parameter]) -> str:

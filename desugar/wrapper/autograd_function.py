@@ -23,6 +23,7 @@ from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward import BackwardPlan, ForwardNames, plan_backward, variant_name
 from desugar.wrapper.recompute import RecomputePlan, plan_recompute, tensor_leaves
 from desugar.wrapper.results import Parts, emit_results, is_computed, slot_reader, view_ints
+from subclasses.autograd.construct import Primal
 from subclasses.codegen.emitter import Emitter
 
 
@@ -91,6 +92,9 @@ def _emit_forward(out: Emitter, parts: Parts, partitioned: Partitioned) -> tuple
     for attribute in ("ints", "sizes", "companions"):
         if values := getattr(plan, attribute):
             out.writeline(f"ctx.{attribute} = {tuple_of(values)}")
+    if plan.primals:
+        primal = out.bind(Primal, "Primal")
+        out.writeline(f"ctx.primals = {tuple_of(f'{primal}({name})' for name in plan.primals)}")
     _emit_recompute_record(out, recompute, names)
     out.writeline("ctx.set_materialize_grads(False)")
     computed = [(leaves[n], value) for n, value in enumerate(parts.outputs.values) if is_computed(value)]

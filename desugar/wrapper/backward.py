@@ -27,6 +27,7 @@ from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent
 from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of
 from desugar.recording.listeners import note_skipped_check
 from subclasses import TensorSubclass
+from subclasses.autograd.construct import PRIMAL
 from subclasses.codegen.emitter import Emitter
 from subclasses.layout import cotangent_layout
 
@@ -43,20 +44,24 @@ class BackwardPlan:
         sizes: Expressions in the forward of the sizes of results whose gradients may not arrive.
         companions: Expressions in the forward of non-differentiable inner tensors that a gradient shares with its
             result.
+        primals: Expressions in the forward of arguments whose gradients may be added to plain ones.
         leaves: Input leaf -> index in `saved`, for leaves that are saved themselves.
         reads: Backward input -> expression in the backward.
         size_reads: Tangent slot -> expression of its size in the backward.
         companion_reads: (result leaf, attribute path) -> expression of a companion in the backward.
+        primal_reads: Input leaf -> expression in the backward of its inner tensors as the function got them.
     """
 
     saved: list[str] = field(default_factory=list)
     ints: list[str] = field(default_factory=list)
     sizes: list[str] = field(default_factory=list)
     companions: list[str] = field(default_factory=list)
+    primals: list[str] = field(default_factory=list)
     leaves: dict[int, int] = field(default_factory=dict)
     reads: dict[BackwardInput, str] = field(default_factory=dict)
     size_reads: dict[int, str] = field(default_factory=dict)
     companion_reads: dict[tuple[int, tuple[str, ...]], str] = field(default_factory=dict)
+    primal_reads: dict[int, str] = field(default_factory=dict)
 
     def save(self, source: BackwardInput, obj: str, path: Sequence[str]) -> int:
         """Saves an object whose attribute `path` is a backward input; returns the object's index in `saved`."""
@@ -120,7 +125,26 @@ def plan_backward(
             case FromTangent():
                 pass
     _plan_tangents(plan, traced, names.leaves)
+    _plan_primals(plan, traced, names.inputs)
     return plan
+
+
+def _plan_primals(plan: BackwardPlan, traced: Traced, inputs: Names) -> None:
+    for number, value in traced.grads:
+        if _meets_plain_gradients(value):
+            plan.primal_reads[number] = f"ctx.primals[{len(plan.primals)}]"
+            plan.primals.append(inputs.leaves[number])
+
+
+def _meets_plain_gradients(value: Value | None) -> bool:
+    """Returns whether autograd may have to add a plain gradient, of another use of an argument, to this gradient.
+
+    The gradient of a function that reads inner tensors has the argument's class; that of an op which materializes the
+    argument is plain, and converted by the inner tensors (`Primal`).
+    """
+    if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
+        return False
+    return value.cls.__spec__.stands_for_plain and value.cls._saves_inners  # type: ignore[attr-defined]
 
 
 def _plan_tangents(plan: BackwardPlan, traced: Traced, leaves: Mapping[int, str]) -> None:
@@ -374,7 +398,10 @@ class VariantEmitter:
             value = dict(self.traced.grads)[number]
             assert value is not None
             if any(isinstance(nodes[slot], fx.Node) for slot, _ in paths_of(value)):
-                returned.append(emit_value(out, value, lambda slot: gradients[slot], f"d{number}"))
+                gradient = emit_value(out, value, lambda slot: gradients[slot], f"d{number}")
+                if number in self.plan.primal_reads:
+                    out.writeline(f"{gradient}.__dict__[{PRIMAL!r}] = {self.plan.primal_reads[number]}")
+                returned.append(gradient)
             else:
                 returned.append("None")
         out.writeline(f"return {', '.join(returned)}")

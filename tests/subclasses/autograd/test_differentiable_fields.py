@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import desugar
-from subclasses import SpecError, TensorSubclass, inner, static
+from subclasses import DispatchError, SpecError, TensorSubclass, inner, static
 from subclasses.keyed import KeyedJaggedTensor
 from subclasses.layout import intern_layout
 from subclasses.ragged import JaggedTensor, PaddedTensor
@@ -290,6 +290,39 @@ def test_materialize_without_gradients_records_nothing():
     with torch.no_grad():
         assert not x.materialize().requires_grad
     assert x.materialize().requires_grad and (x * 2).requires_grad
+
+
+# ---- a part in a compiled function, the whole outside of it ------------------------------------------------
+
+
+def whole_and_part(part, left, right):
+    x = Low(left, right)
+    return part(x) + x.cos().sum() + part(x)
+
+
+@pytest.mark.parametrize("door", ["eager", "desugar.compile", "backend"])
+@pytest.mark.parametrize("read", [lambda x: x.unwrap("left").sum(), lambda x: x.materialize().sin().sum()])
+def test_a_gradient_of_a_part_is_added_to_a_plain_one(door, read):
+    """AOTAutograd has no place for what the sum needs: there it is an error."""
+    part = DOORS[door](read)
+    tensors = random((2, 3), (3, 4))
+    got = gradients(lambda left, right: whole_and_part(part, left, right), *tensors)
+    torch.testing.assert_close(
+        got, gradients(lambda left, right: whole_and_part(read, left, right), *tensors)
+    )
+    leaf, plain = (Low(*tensors).requires_grad_() for _ in range(2))
+    (part(leaf) + leaf.cos().sum()).backward()
+    (read(plain) + plain.materialize().cos().sum()).backward()
+    torch.testing.assert_close(leaf.grad.unwrap(), plain.grad.unwrap())
+
+
+@pytest.mark.parametrize("door", ["eager", "desugar.compile", "backend"])
+def test_not_with_inner_tensors_that_changed_meanwhile(door):
+    x = Low(*random((2, 3), (3, 4))).requires_grad_()
+    out = DOORS[door](lambda x: x.unwrap("left").sum())(x) + x.cos().sum()
+    x.left.mul_(2)
+    with pytest.raises(DispatchError, match="one of them was modified by an in-place operation since"):
+        out.backward()
 
 
 # ---- the classes of the package ----------------------------------------------------------------------------
