@@ -15,6 +15,7 @@ from torch import Tensor
 
 from subclasses._torch import call_unruled
 from subclasses.autograd import construct
+from subclasses.dispatch.rule_checks import check_key
 from subclasses.dispatch.rules import BOOK, RuleBook, registration
 from subclasses.errors import DispatchError, SpecError
 from subclasses.generate.install import install
@@ -22,6 +23,7 @@ from subclasses.higher_order.dispatch import intercept
 from subclasses.layout import Layout
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
 from subclasses.spec.fields import dynamic, inner, static
+from subclasses.spec.undeclared import check_undeclared
 
 RuleType = TypeVar("RuleType", bound=Callable[..., Any])
 
@@ -35,7 +37,7 @@ class TensorSubclass(Tensor):
     Class keywords:
         size_from: name of the inner tensor whose size, stride and device are the outer ones. Default: the first.
         dtype_from: name of the inner tensor whose dtype is the outer one. Default: ``size_from``.
-        fallback: what an op without a rule does: ``"error"``, ``"materialize"`` or ``"map"``.
+        fallback: what an op without a rule does: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``.
         decompose: whether PyTorch's decompositions may be used, or the collection of ops that may be decomposed.
     """
 
@@ -54,7 +56,7 @@ class TensorSubclass(Tensor):
         *,
         size_from: str | None = None,
         dtype_from: str | None = None,
-        fallback: Literal["error", "materialize", "map"] | None = None,
+        fallback: Literal["error", "views", "materialize", "map"] | None = None,
         decompose: bool | Collection[Any] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -67,7 +69,9 @@ class TensorSubclass(Tensor):
             "fallback": fallback,
             "decompose": decompose,
         }
-        cls.__spec__ = collect_spec(cls, keywords, sys._getframe(1).f_locals)
+        scope = sys._getframe(1).f_locals
+        check_undeclared(cls, scope)
+        cls.__spec__ = collect_spec(cls, keywords, scope)
         setattr(cls, BOOK, RuleBook())
         install(cls, TensorSubclass)
 
@@ -87,11 +91,12 @@ class TensorSubclass(Tensor):
 
         Args:
             *ops: each an ``OpOverload`` or a packet (the rule runs below autograd, on raw inner tensors), a
-                Python-level function (the rule runs above autograd), or a ``torch.Tag``.
+                Python-level function (the rule runs above autograd), or a ``torch.Tag``. A function of the author's own
+                is accepted if it asks for rules, as one decorated with ``torch.overrides.wrap_torch_function`` does.
 
         Raises:
-            SpecError: an op is of another kind or already has a rule on this class, or the rule is not callable. No
-                op is registered then.
+            SpecError: an op is of another kind, torch never calls a rule for it, or it already has a rule on this
+                class; or the rule is not callable or cannot take the arguments of an op. No op is registered then.
         """
         if cls is TensorSubclass:
             raise SpecError(
@@ -99,6 +104,8 @@ class TensorSubclass(Tensor):
             )
         if not ops:
             raise SpecError(f"{cls.__name__}.implements() needs an op, such as torch.ops.aten.mul.Tensor")
+        for op in ops:
+            check_key(cls, op)
 
         def register(rule: RuleType) -> RuleType:
             with registration(cls, lambda: _refresh(cls)) as register_rule:

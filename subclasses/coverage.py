@@ -13,7 +13,10 @@ from subclasses.dispatch.schema import op_facts
 from subclasses.errors import DispatchError, SpecError
 
 # In order of precedence. The first word of a step is its kind.
-KINDS = ("rule", "derived", "structure", "tag", "decomposition", "map", "materialize", "error", "ambiguous")
+KINDS = (
+    *("rule", "derived", "structure", "tag", "decomposition"),
+    *("map", "views", "materialize", "error", "ambiguous"),
+)
 OWN_KINDS = ("rule", "derived", "tag", "ambiguous")
 
 
@@ -25,7 +28,8 @@ class Coverage:
         name: the name of the class.
         steps: for each op, such as ``"aten.add.Tensor"``, the resolution step that applies:
             ``"rule"``, ``"derived from aten.add.Tensor (rule)"``, ``"structure"``, ``"tag rule"``,
-            ``"decomposition"``, or the class's fallback ``"map"``, ``"materialize"`` or ``"error"``;
+            ``"decomposition"``, or the class's fallback ``"map"``, ``"views"``, ``"materialize"`` or
+            ``"error"``;
             ``"ambiguous"`` where two equally specific rules apply.
     """
 

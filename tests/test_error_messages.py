@@ -22,7 +22,7 @@ import subclasses
 from desugar import DesugarError
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.specialize import Specialized
-from subclasses import DispatchError, SpecError, TensorSubclass, dynamic, inner, static
+from subclasses import DispatchError, Outer, SpecError, TensorSubclass, dynamic, inner, static
 from subclasses.ragged import JaggedTensor
 from subclasses.testing import ConformanceError, check
 
@@ -42,6 +42,26 @@ class Strict(TensorSubclass):
 
 class Dense(TensorSubclass, fallback="materialize"):
     raw: Tensor = inner()
+
+    def materialize(self):
+        return self.raw * 2
+
+
+class Viewed(TensorSubclass, fallback="views"):
+    first: Tensor = inner()
+    scale: Tensor = inner()
+
+
+class Fixed(TensorSubclass, fallback="map"):
+    raw: Tensor = inner()
+
+    @staticmethod
+    def outer(raw):
+        return Outer(raw.shape, dtype=torch.float64)
+
+
+class FixedDense(TensorSubclass, fallback="materialize"):
+    raw: Tensor = inner(dtype=torch.float32)
 
     def materialize(self):
         return self.raw * 2
@@ -113,6 +133,31 @@ def float_dynamic():
         length: float = dynamic()
 
 
+def undeclared_tensor():
+    class Plain(TensorSubclass):
+        data_: Tensor = inner()
+        scale: Tensor
+
+
+def undeclared_value():
+    class Plain(TensorSubclass):
+        data_: Tensor = inner()
+        axis: int = 0
+
+
+def replaced_field():
+    class Axial(Pair):
+        tag = "x"
+
+
+def undeclared_base():
+    class Mixin:
+        scale: Tensor = inner()
+
+    class Mixed(Mixin, TensorSubclass):
+        data_: Tensor = inner()
+
+
 def two_rules():
     class Ruled(TensorSubclass):
         data_: Tensor = inner()
@@ -125,7 +170,44 @@ def rule_for_nothing():
     Strict.implements("mul")(lambda func, *args: None)
 
 
+def rule_without_a_call():
+    @Strict.implements
+    def rule(func, *args): ...
+
+
+def bad_shape():
+    class Shaped(TensorSubclass):
+        data_: Tensor = inner(shape="out, in")
+
+
+def shape_and_ndim():
+    class Shaped(TensorSubclass):
+        data_: Tensor = inner(shape="out in", ndim=2)
+
+
+class Shaped(TensorSubclass):
+    data_: Tensor = inner(shape="out in")
+    scale: Tensor = inner(shape="out 1")
+
+
 SPEC = [
+    (bad_shape, ["Shaped.data_", "shape='out, in'", "separated by spaces", "shape='out in'"]),
+    (shape_and_ndim, ["Shaped.data_", "shape='out in'", "remove ndim=2"]),
+    (
+        rule_without_a_call,
+        ["Strict.implements", "rule", "@Strict.implements(torch.add)", "wrap_torch_function"],
+    ),
+    (lambda: Strict.implements(len), ["Strict.implements", "never", "len of builtins", "torch.sum"]),
+    (lambda: Strict.implements(nn.Linear(2, 2)), ["never", "Linear", "forward", "F.linear"]),
+    (lambda: Strict.implements(F.sigmoid), ["never", "sigmoid of torch.nn.functional", "name one"]),
+    (
+        lambda: Strict.implements(torch.ops.aten.add.Tensor)(lambda func, x, y, alpha: x),
+        ["Strict", "aten.add.Tensor", "(func, x, y, alpha)", "Scalar alpha=1", "default"],
+    ),
+    (
+        lambda: Strict.implements(F.linear)(lambda x, w: x),
+        ["Strict", "linear", "(x, w)", "rule(func, *args, **kwargs)", "Tensor? bias=None"],
+    ),
     (no_inner, ["Empty", "no inner tensor", "inner()"]),
     (unknown_size_from, ["Sized", "'dta'", "data_"]),
     (unknown_keyword, ["Keyed", "'fallbck'", "fallback"]),
@@ -137,6 +219,10 @@ SPEC = [
     (half_optional, ["Half.zero", "Tensor | None = inner(optional=True)"]),
     (no_annotation, ["Bare.data_", "no annotation", "data_: Tensor = inner()"]),
     (float_dynamic, ["Floating.length", "non-negative int", "'float'", "static()"]),
+    (undeclared_tensor, ["Plain", "`scale: Tensor`", "`scale: Tensor = inner()`", "ClassVar[Tensor]"]),
+    (undeclared_value, ["Plain", "`axis: int = 0`", "static(default=0)", "ClassVar[int] = 0"]),
+    (replaced_field, ["Axial.tag = 'x'", "inherited", "static(default=...)"]),
+    (undeclared_base, ["Mixed", "Mixin", "'scale'", "class Mixin(TensorSubclass)"]),
     (two_rules, ["Ruled", "two rules", "aten.mul.Tensor", "remove one"]),
     (rule_for_nothing, ["Strict.implements", "'mul'", "torch.ops.aten.mul.Tensor"]),
     (lambda: subclasses.coverage(int), ["coverage()", "TensorSubclass", "int"]),
@@ -145,6 +231,16 @@ SPEC = [
 # ---- TypeError, ValueError: a construction ------------------------------------------------------------------
 
 VALUES = [
+    (
+        lambda: Shaped(torch.ones(4, 3), torch.ones(5, 1)),
+        ValueError,
+        ["Shaped.scale", "(out 1)", "out=4 of 'data_'", "(5, 1)"],
+    ),
+    (
+        lambda: Shaped(torch.ones(4), torch.ones(5, 1)),
+        ValueError,
+        ["Shaped.data_", "(out in)", "2 dims", "(4)"],
+    ),
     (lambda: Pair(torch.ones(2), 3), TypeError, ["Pair.second", "expected a Tensor", "int"]),
     (lambda: Strict(torch.ones(2, dtype=torch.int8)), ValueError, ["Strict.data_", "float32", "int8"]),
     (
@@ -166,6 +262,17 @@ VALUES = [
         lambda: setattr(pair(), "first", torch.ones(3, requires_grad=True)),
         ValueError,
         ["Pair.first", ".detach()"],
+    ),
+    (
+        lambda: nn.ParameterList([FixedDense(torch.ones(2))]).half(),
+        TypeError,
+        [
+            "FixedDense.data",
+            "Module.half",
+            "float32 to torch.float16",
+            "dtype_from=",
+            "aten._to_copy.default",
+        ],
     ),
     (lambda: desugar.compile(3), TypeError, ["function or nn.Module", "int"]),
     (lambda: desugar.compile(len, backend="quick"), ValueError, ["inductor", "eager", "callable", "'quick'"]),
@@ -193,7 +300,26 @@ DISPATCH = [
         lambda: pair() + Pair(torch.ones(3), torch.ones(3), tag="other"),
         ["aten.add.Tensor", "different metadata", "'other'", "@Pair.implements"],
     ),
+    (
+        lambda: Fixed(torch.ones(2)).half(),
+        ["aten._to_copy.default", "Fixed", "torch.float16", "float64", "`outer`", "@Fixed.implements"],
+    ),
     (lambda: torch.ones(3).add_(pair()), ["aten.add_.Tensor", "Pair", "plain tensor"]),
+    (
+        lambda: Viewed(torch.ones(3), torch.ones(3)).exp(),
+        ["Viewed", "no rule for aten.exp.default", "@Viewed.implements(torch.ops.aten.exp.default)"],
+    ),
+    (
+        lambda: Viewed(torch.ones(2, 3), torch.ones(2, 1)).t(),
+        [
+            "aten.t.default",
+            "Viewed",
+            "'scale'",
+            "(2, 1)",
+            "(2, 3)",
+            "@Viewed.implements(torch.ops.aten.t.default)",
+        ],
+    ),
 ]
 
 # ---- DesugarError: a function -------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""The three fallbacks: what a class does with an op that no earlier resolution step covers.
+"""The four fallbacks: what a class does with an op that no earlier resolution step covers.
 
 ``"map"`` runs the op once for each inner tensor, as straight-line code if the schema allows it, and in a general form
-for ops with lists of tensors. ``"materialize"`` runs the op on materialized values. ``"error"`` raises an error that
-says how to add a rule.
+for ops with lists of tensors. ``"views"`` does the same for ops that compute nothing, and no other op.
+``"materialize"`` runs the op on materialized values. ``"error"`` raises an error that says how to add a rule.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from subclasses._torch import OpOverload, lazy_bits_enabled
 from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
 from subclasses.dispatch.cotangents import check_no_cotangents
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, raise_mixed, raise_writes_plain
+from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes
 from subclasses.dispatch.schema import op_facts, undeclared_writes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
 from subclasses.errors import DispatchError, one_of
@@ -37,10 +38,9 @@ def fallback_run(cls: Any, op: OpOverload) -> Call:
     """Returns the callable that runs an op by the fallback of the class."""
     match cls.__spec__.fallback:
         case "map":
-            if op in STRIDED_OPS:
-                return map_strided(cls, op)
-            op = _WITHOUT_LAZY_BITS.get(op, op)
-            return build_map_plan(cls, op) if can_emit(op) else _map_general(cls, op)
+            return _map(cls, op)
+        case "views" if maps_as_view(cls.__spec__, op):
+            return with_equal_sizes(cls, op, _map(cls, op))
         case "materialize":
             return _materialize(cls, op)
         case _:
@@ -48,6 +48,19 @@ def fallback_run(cls: Any, op: OpOverload) -> Call:
 
 
 # ---- map ---------------------------------------------------------------------------------------------------
+
+
+def _map(cls: Any, op: OpOverload) -> Call:
+    if op in STRIDED_OPS:
+        return map_strided(cls, op)
+    op = _WITHOUT_LAZY_BITS.get(op, op)
+    return build_map_plan(cls, op) if can_emit(op) else _map_general(cls, op)
+
+
+def fallback_step(cls: Any, op: OpOverload) -> str:
+    """Returns the name of the fallback that runs an op: ``"error"`` where ``"views"`` does not map it."""
+    fallback = cls.__spec__.fallback
+    return "error" if fallback == "views" and not maps_as_view(cls.__spec__, op) else fallback
 
 
 def _map_general(cls: Any, op: OpOverload) -> Call:

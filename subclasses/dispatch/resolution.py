@@ -24,7 +24,7 @@ from subclasses._torch import (
 from subclasses.dispatch import structural
 from subclasses.dispatch.aliasing import with_aliasing, with_normal_views, write_into
 from subclasses.dispatch.cotangents import with_cotangent_arithmetic
-from subclasses.dispatch.fallbacks import fallback_run, wrappers_in
+from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
 from subclasses.dispatch.schema import functional_counterpart, op_facts
@@ -50,7 +50,7 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     """Returns the plan of the first resolution step that applies to an op; the fallback always applies."""
     if isinstance(op, HigherOrderOperator):
         return Plan("higher-order", higher_order_run(cls, op))
-    plan = _plan_before_fallback(cls, op) or Plan(cls.__spec__.fallback, fallback_run(cls, op))
+    plan = _plan_before_fallback(cls, op) or Plan(fallback_step(cls, op), fallback_run(cls, op))
     if cls.__spec__.fallback != "map":
         plan = plan._replace(run=with_cotangent_arithmetic(cls, op, plan.run))
     return plan._replace(run=with_normal_views(op, plan.run)) if op_facts(op).viewed else plan
@@ -59,13 +59,13 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
 def find_step(cls: Any, op: OpOverload) -> str:
     """Returns the name of the step that applies, without building the plan of a fallback."""
     plan = _plan_before_fallback(cls, op)
-    return plan.step if plan is not None else cls.__spec__.fallback
+    return plan.step if plan is not None else fallback_step(cls, op)
 
 
 def marks_cotangents(cls: Any) -> bool:
     """Whether cotangents of a class are marked, because its ``+`` does not add inner tensors or does not exist."""
     spec = cls.__spec__
-    if spec.stands_for_plain or spec.fallback != "error":
+    if spec.stands_for_plain or spec.fallback not in ("error", "views"):
         return spec.stands_for_plain
     try:
         return find_step(cls, torch.ops.aten.add.Tensor) == "error"
@@ -100,11 +100,17 @@ def _structural(cls: Any, op: OpOverload) -> Plan | None:
     if run is None:
         return None
     other = functools.cache(functools.partial(fallback_run, cls, op))
+    computes_dtype = cls.__spec__.has_outer and op in (aten._to_copy.default, aten.empty_like.default)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         if structural.preserves_structure(cls, op, args, kwargs):
-            return run(*args, **kwargs)
-        return other()(*args, **kwargs)
+            out = run(*args, **kwargs)
+            if not computes_dtype or structural.has_asked_dtype(cls, out, kwargs):
+                return out
+        out = other()(*args, **kwargs)
+        if computes_dtype and not structural.has_asked_dtype(cls, out, kwargs):
+            structural.raise_dtype_stays(cls, op, out, kwargs)
+        return out
 
     return Plan("structure", plan)
 

@@ -17,6 +17,7 @@ import torch
 from subclasses._torch import OpOverload, OpOverloadPacket, is_composite, is_dispatched, schema_of
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import python_functions, twins
+from subclasses.dispatch.rule_checks import check_arguments
 from subclasses.errors import DispatchError, SpecError
 
 Rule = Callable[..., Any]
@@ -65,11 +66,11 @@ def registration(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[A
 
 
 def register_rule(cls: type, key: Any, rule: Rule) -> None:
-    """Registers a rule under an op, a packet, a tag or a Python-level function.
+    """Registers a rule under an op, a packet, a tag or a Python-level function, which ``check_key`` accepted.
 
     Raises:
-        SpecError: the key is of another kind, the class already has a rule for it, it is a composite op that cannot be
-            intercepted, or the rule is not callable.
+        SpecError: the class already has a rule for the key, it is a composite op that cannot be intercepted, or the
+            rule is not callable or cannot take the arguments of the key.
     """
     book: RuleBook = vars(cls)[BOOK]
     if not callable(rule):
@@ -77,6 +78,7 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
             f"{cls.__name__}: expected a function as the rule for {key}, got {rule!r} of type {type(rule).__name__}; "
             f"write `@{cls.__name__}.implements(...)` above `def rule(func, *args, **kwargs)`"
         )
+    check_arguments(cls, key, rule)
     if isinstance(key, OpOverload):
         _register_ops(cls, book, book.overloads, [key], rule)
     elif isinstance(key, OpOverloadPacket):
@@ -85,15 +87,10 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
         _register_ops(cls, book, book.packets, ops, rule)
     elif isinstance(key, torch.Tag):
         _add(cls, book.tags, key, rule)
-    elif callable(key) and not isinstance(key, type):
+    else:
         _add(cls, book.functions, key, rule)
         for twin in twins(key):
             book.implied.setdefault(twin, rule)
-    else:
-        raise SpecError(
-            f"{cls.__name__}.implements takes ops (torch.ops.aten.mul.Tensor), packets (torch.ops.aten.mul), "
-            f"functions (torch.sum, F.linear) and tags (torch.Tag.pointwise), got {key!r}"
-        )
 
 
 def _register_ops(cls: type, book: RuleBook, table: Any, ops: list[OpOverload], rule: Rule) -> None:

@@ -132,3 +132,15 @@ def functional_counterpart(op: OpOverload) -> OpOverload | None:
         if same and not schema_of(found).is_mutable:
             return found
     return None
+
+
+@functools.cache
+def functional_counterpart_of_view(op: OpOverload) -> OpOverload | None:
+    """Returns the view op that an in-place view op applies to its own argument: ``t`` for ``t_``; None if none is."""
+    packet = getattr(getattr(torch.ops, op.namespace), op.overloadpacket.__name__.removesuffix("_"), None)
+    wanted = [(a.name, str(a.type)) for a in schema_of(op).arguments]
+    for overload in packet.overloads() if packet is not None else ():
+        found = getattr(packet, overload)
+        if op_facts(found).viewed and [(a.name, str(a.type)) for a in schema_of(found).arguments] == wanted:
+            return found
+    return None

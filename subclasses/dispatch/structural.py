@@ -8,12 +8,13 @@ inner tensor declared ``device="any"`` stays on its device when the others move.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from subclasses._torch import OpOverload
 from subclasses.dispatch.aliasing import with_aliasing, write_into
+from subclasses.errors import DispatchError, one_of
 from subclasses.spec.collect import InnerField
 from subclasses.spec.values import map_inners
 
@@ -132,7 +133,8 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
     """Whether these arguments allow an op to preserve the structure.
 
     They do not if the class cannot change to the requested dtype, or if a plain tensor and a wrapper, or two wrappers
-    with different metadata, are copied onto each other.
+    with different metadata, are copied onto each other. A class that computes its outer dtype is judged by the result:
+    see :func:`has_asked_dtype`.
     """
     if op is aten.copy_.default:
         x, source = args[:2]
@@ -140,7 +142,25 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
     dtype = kwargs.get("dtype")
     if dtype is None or dtype == args[0].dtype:
         return True
-    x = args[0]
-    source = next(f for f in cls.__spec__.inners if f.name == cls.__spec__.dtype_from)  # type: ignore[attr-defined]
-    held = x.__dict__[source.attribute]
-    return held is not None and follows_dtype(x, source, held)
+    x, spec = args[0], cls.__spec__  # type: ignore[attr-defined]
+    if spec.stands_for_plain and not torch.can_cast(x.dtype, dtype):
+        return False  # a product of truncated inner tensors is not the truncated product
+    if spec.has_outer:
+        return any(follows_dtype(x, f, t) for f in spec.inners if (t := x.__dict__[f.attribute]) is not None)
+    source = next(f for f in spec.inners if f.name == spec.dtype_from)
+    return follows_dtype(x, source, x.__dict__[source.attribute])
+
+
+def has_asked_dtype(cls: type, out: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the result of a conversion has the dtype that was asked for, if it is a value of the class."""
+    dtype = kwargs.get("dtype")
+    return dtype is None or type(out) is not cls or out.dtype == dtype
+
+
+def raise_dtype_stays(cls: type, op: OpOverload, out: Any, kwargs: dict[str, Any]) -> NoReturn:
+    """Raises DispatchError: the outer dtype that a class computes does not change with its inner tensors."""
+    raise DispatchError(
+        f"{op} of {one_of(cls)} to {kwargs['dtype']}: with its inner tensors converted, its outer dtype is "
+        f"{out.dtype}, which `outer` returns; compute it there from an inner tensor without a declared dtype, or add a "
+        f"rule with @{cls.__name__}.implements(torch.ops.{op})"
+    )

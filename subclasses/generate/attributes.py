@@ -11,7 +11,7 @@ from subclasses._torch import is_recording
 from subclasses._torch_tracing import record_readings
 from subclasses.autograd import construct
 from subclasses.spec.collect import InnerField
-from subclasses.spec.construction import raise_not_a_tensor
+from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
 from subclasses.spec.values import carrier
 
 # ---- dynamic ints ------------------------------------------------------------------------------------------
@@ -74,6 +74,8 @@ def set_field(x: Any, name: str, value: Any) -> None:
 
 def _set_data(x: Any, value: Any) -> None:
     """Implements ``x.data = value``: takes over the inner tensors, metadata and outer properties of ``value``."""
+    if type(value) is Tensor and value.dtype != x.dtype:
+        raise_no_conversion(type(x).__name__, x.dtype, value.dtype)
     if type(value) is not type(x):
         raise_not_a_tensor(type(x).__name__, "data", type(x), value)
     object.__setattr__(x, "data", value)

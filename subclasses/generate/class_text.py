@@ -16,6 +16,7 @@ from subclasses import serialize
 from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
 from subclasses.codegen.emitter import Emitter
 from subclasses.generate import fsdp
+from subclasses.generate.shape_text import emit_shape_checks
 from subclasses.spec import construction
 from subclasses.spec.collect import InnerField, SubclassSpec
 from subclasses.spec.fields import MISSING
@@ -53,6 +54,8 @@ def emit_new(e: Emitter, spec: SubclassSpec) -> None:
             e.writeline(f"    {field.name}.__class__ is int and {field.name} < 0")
             e.writeline("):")
             e.writeline(f"    {bad}({spec.name!r}, {field.name!r}, {field.name})")
+        if any(f.shape is not None for f in spec.inners):
+            emit_shape_checks(e, spec)
         transform = e.bind(current_transform, "current_transform")
         e.writeline(f"if {transform}() is not None:")
         bad_transform = e.bind(construction.check_not_transformed, "check_not_transformed")
@@ -261,7 +264,10 @@ def emit_function(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
-    """Emits ``__setattr__``: assigning an inner tensor is checked as at construction, and metadata is constant."""
+    """Emits ``__setattr__``: assigning an inner tensor is checked as at construction, and metadata is constant.
+
+    Any other attribute is kept, with a warning if a rule reads it.
+    """
     fields = e.bind(frozenset({*spec.names, *spec.attributes, "data"}), "fields")
     plain = e.bind(object.__setattr__, "set_attribute")
     e.writeline("def __setattr__(_self, _name, _value):")
@@ -269,6 +275,8 @@ def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline(f"if _name in {fields}:")
         e.writeline("    _set_field(_self, _name, _value)")
         e.writeline("else:")
+        e.writeline("    if _name in _unseen:")
+        e.writeline("        _unseen.warn(_name)")
         e.writeline(f"    {plain}(_self, _name, _value)")
     e.writeline()
 

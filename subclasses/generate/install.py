@@ -23,6 +23,7 @@ from subclasses.dispatch.views import view_functions
 from subclasses.generate.attributes import DifferentiableField, DynamicDims, StaticField, set_field
 from subclasses.generate.class_text import emit_class
 from subclasses.generate.compile_cache import stable_hash
+from subclasses.generate.unseen import UnseenNames
 from subclasses.layout import Layout, intern_layout, nested_layouts
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
@@ -39,9 +40,10 @@ def install(cls: Any, root: type) -> None:
     e = emit_class(spec)
     plan_table: dict[Any, Any] = {}
     function_table: dict[Any, Any] = {}
+    unseen = UnseenNames(cls)
     made = build_functions(
         e.source,
-        e.namespace | _generated_globals(cls, spec, plan_table, function_table),
+        e.namespace | _generated_globals(cls, spec, plan_table, function_table) | {"_unseen": unseen},
         filename=f"<subclasses {spec.name}>",
         owner=cls,
     )
@@ -63,7 +65,9 @@ def install(cls: Any, root: type) -> None:
             setattr(cls, name, _as_method(cls, name, function))
     allow_loading(cls)
     cls._saves_inners = spec.stands_for_plain or cls.wrap_cotangent is not root.wrap_cotangent  # type: ignore[attr-defined]
-    cls._refresh = functools.partial(_refresh, weakref.ref(cls), plan_table, function_table, made, root)
+    cls._refresh = functools.partial(
+        _refresh, weakref.ref(cls), plan_table, function_table, unseen, made, root
+    )
     cls._refresh()
 
 
@@ -81,12 +85,18 @@ def _as_method(cls: Any, name: str, function: Any) -> Any:
 
 
 def _refresh(
-    ref: Any, plan_table: dict[Any, Any], functions: dict[Any, Any], made: dict[str, Any], root: type
+    ref: Any,
+    plan_table: dict[Any, Any],
+    functions: dict[Any, Any],
+    unseen: UnseenNames,
+    made: dict[str, Any],
+    root: type,
 ) -> None:
     """Clears resolved plans, and installs ``__torch_function__`` if a rule above autograd exists."""
     cls = ref()
     plan_table.clear()
     functions.clear()
+    unseen.clear()
     if cls.__spec__.fallback == "materialize":
         functions.update(view_functions)
     functions.update(collect_function_rules(cls))

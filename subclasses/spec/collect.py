@@ -22,9 +22,11 @@ from subclasses.errors import SpecError
 from subclasses.layout import RAW
 from subclasses.spec.construction import find_tensor
 from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
+from subclasses.spec.shapes import Shape, parse_shape
+from subclasses.spec.shown import show_spec
 
-Fallback = Literal["error", "materialize", "map"]
-FALLBACKS = ("error", "materialize", "map")
+Fallback = Literal["error", "views", "materialize", "map"]
+FALLBACKS = ("error", "views", "materialize", "map")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class InnerField:
         device: None, or ``"any"`` for a device of its own.
         subclass: the class of tensors.
         differentiable: whether reading the attribute is differentiable.
+        shape: the declared shape, or None.
     """
 
     name: str
@@ -46,6 +49,7 @@ class InnerField:
     device: str | None
     subclass: type[Tensor]
     differentiable: bool
+    shape: Shape | None = None
 
     @property
     def attribute(self) -> str:
@@ -61,7 +65,7 @@ class MetaField:
     default: Any
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SubclassSpec:
     """The complete declaration of a class, including what it inherits."""
 
@@ -82,6 +86,9 @@ class SubclassSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "inner_names", tuple(f.name for f in self.inners))
         object.__setattr__(self, "attributes", tuple(f.attribute for f in self.inners))
+
+    def __repr__(self) -> str:
+        return show_spec(self)
 
     @property
     def has_outer(self) -> bool:
@@ -190,7 +197,10 @@ def _collect_inner(cls: type, name: str, marker: InnerMarker, scope: Mapping[str
         raise SpecError(
             f"{cls.__name__}.{name}: a tensor of {marker.dtype} has no gradient; remove differentiable=True or dtype="
         )
-    return InnerField(name, marker.dtype, marker.optional, marker.device, subclass, marker.differentiable)
+    shape = parse_shape(f"{cls.__name__}.{name}", marker.shape, marker.ndim)
+    return InnerField(
+        name, marker.dtype, marker.optional, marker.device, subclass, marker.differentiable, shape
+    )
 
 
 def _is_differentiable(dtype: torch.dtype) -> bool:
@@ -200,7 +210,7 @@ def _is_differentiable(dtype: torch.dtype) -> bool:
 def _check_count_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> None:
     """Raises SpecError if a dynamic int is annotated as another type; the annotation may be missing."""
     annotation = inspect.get_annotations(cls).get(name)
-    hint = int if annotation is None else _resolve_annotation(cls, name, annotation, scope)
+    hint = int if annotation is None else resolve_annotation(cls, name, annotation, scope)
     if int not in (hint, *typing.get_args(hint)) and hint is not Any:
         raise SpecError(
             f"{cls.__name__}.{name}: dynamic() declares a non-negative int, and the annotation is {annotation!r}; "
@@ -213,8 +223,8 @@ def _tensor_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[
     annotation = inspect.get_annotations(cls).get(name)
     if annotation is None:
         raise SpecError(f"{cls.__name__}.{name} has no annotation; write `{name}: Tensor = inner()`")
-    hint = _resolve_annotation(cls, name, annotation, scope)
-    options = set(typing.get_args(hint)) if _is_union(hint) else {hint}
+    hint = resolve_annotation(cls, name, annotation, scope)
+    options = set(typing.get_args(hint)) if is_union(hint) else {hint}
     kinds = options - {type(None)}
     if len(kinds) == 1 and isinstance(kind := kinds.pop(), type) and issubclass(kind, Tensor):
         return kind, type(None) in options
@@ -223,8 +233,12 @@ def _tensor_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[
     )
 
 
-def _resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:
-    """Evaluates an annotation, which may be a string."""
+def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:
+    """Evaluates an annotation, which may be a string.
+
+    Raises:
+        SpecError: it names something that does not exist at run time.
+    """
     holder = types.new_class("Holder", exec_body=lambda ns: ns.update(__annotations__={name: annotation}))
     holder.__module__ = cls.__module__
     try:
@@ -236,7 +250,8 @@ def _resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[st
         ) from error
 
 
-def _is_union(hint: object) -> bool:
+def is_union(hint: object) -> bool:
+    """Whether an evaluated annotation is a union, such as ``Tensor | None``."""
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
@@ -244,7 +259,7 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
     inners = tuple(f for f in fields.values() if isinstance(f, InnerField))
     meta = [f for f in fields.values() if not isinstance(f, InnerField)]
     if not inners:
-        raise SpecError(f"{cls.__name__} declares no inner tensor; write `data: Tensor = inner()`")
+        raise SpecError(f"{cls.__name__} declares no inner tensor; write `values: Tensor = inner()`")
     size_from = keywords.get("size_from", inners[0].name)
     outer = inspect.getattr_static(cls, "outer")
     return SubclassSpec(

@@ -21,6 +21,16 @@ def raise_not_a_tensor(cls: str, field: str, expected: type, got: object) -> NoR
     raise TypeError(f"{cls}.{field}: expected a {expected.__name__}, got {_describe(got)}")
 
 
+def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoReturn:
+    """Raises TypeError: a value is to become a plain tensor of another dtype, as ``Module.half()`` does."""
+    raise TypeError(
+        f"{cls}.data: expected a {cls}, got a plain tensor of {asked}. If this is Module.to or Module.half: {cls} does "
+        f"not convert from {now} to {asked}, because no inner tensor of the outer dtype is free to change, so the "
+        f"conversion materialized it. Let dtype_from= or `outer` follow an inner tensor declared without dtype=, or "
+        f"add a rule with @{cls}.implements(torch.ops.aten._to_copy.default)"
+    )
+
+
 def raise_wrong_dtype(cls: str, field: str, expected: torch.dtype, got: torch.dtype) -> NoReturn:
     """Raises ValueError: an inner tensor does not have the dtype that its field declares."""
     raise ValueError(f"{cls}.{field}: expected dtype {expected}, got {got}")

@@ -26,6 +26,8 @@ class InnerMarker:
     device: str | None
     differentiable: bool = False
     default: Any = MISSING
+    shape: str | None = None
+    ndim: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,12 +47,14 @@ class DynamicMarker:
 Marker = InnerMarker | StaticMarker | DynamicMarker
 
 
-def inner(
+def inner(  # noqa: PLR0913 - each is a keyword of a declaration
     *,
     dtype: torch.dtype | None = None,
     optional: bool = False,
     device: str | None = None,
     differentiable: bool = False,
+    shape: str | None = None,
+    ndim: int | None = None,
     default: Any = MISSING,
 ) -> Any:
     """Declares an inner tensor.
@@ -62,10 +66,14 @@ def inner(
         differentiable: whether reading the attribute is differentiable. Where autograd records, of a value that
             requires grad, the attribute is then what ``unwrap`` returns, a new tensor at each read; everywhere else,
             and for all other fields, it is the stored inner tensor itself.
+        shape: the dims, separated by spaces, as in ``"out in"``: a name stands for one size in the whole class (the
+            name of a static or dynamic int for its value), an int is exact, ``_`` is any size, a leading ``...`` any
+            number of dims. Checked at construction and assignment, not for the results of mapped ops.
+        ndim: the number of dims, in place of ``shape``.
         default: ``None`` is allowed together with ``optional=True``. It only tells type checkers that the argument may
             be omitted.
     """
-    return InnerMarker(dtype, optional, device, differentiable, default)
+    return InnerMarker(dtype, optional, device, differentiable, default, shape, ndim)
 
 
 def static(*, default: Any = MISSING, kw_only: Literal[True] = True) -> Any:

@@ -146,7 +146,7 @@ REFUSED = {
     ),
     "fallback": (
         lambda: declare({"a": inner()}, {"a": Tensor}, fallback="maps"),
-        "expected fallback in ('error', 'materialize', 'map'), got 'maps'",
+        "expected fallback in ('error', 'views', 'materialize', 'map'), got 'maps'",
     ),
     "no materialize": (
         lambda: declare({"a": inner()}, {"a": Tensor}, fallback="materialize"),

@@ -1,0 +1,140 @@
+"""The ``"views"`` fallback: which ops map over the inner tensors because they compute nothing.
+
+A view, a copy, a conversion or a factory selects, moves or allocates elements. The schema of an op tells which of these
+it is. Every other op computes values; what it means for a class is not known, and the op raises :class:`DispatchError`.
+
+A view names dims and indices of the outer tensor. They mean the same elements of an inner tensor only if that tensor
+has the outer size. A view of a value with another inner tensor, such as a scale of size ``[out, 1]``, needs a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import OpOverload
+from subclasses.dispatch.aliasing import argument
+from subclasses.dispatch.schema import functional_counterpart_of_view, op_facts
+from subclasses.errors import DispatchError
+from subclasses.spec.collect import SubclassSpec
+
+aten = torch.ops.aten
+
+# ---- which ops map -----------------------------------------------------------------------------------------
+
+# Views by their schema that interpret the elements anew, or that are views of other layouts than the strided one.
+_REINTERPRETING = frozenset(
+    """_conj _neg_view _sparse_broadcast_to _indices _nested_get_values _nested_view_from_buffer
+    _nested_view_from_jagged _values ccol_indices coalesce col_indices crow_indices indices row_indices values
+    view_as_complex view_as_real""".split()
+)
+# Copies of views without the tag, which torch itself calls in place of views.
+_UNTAGGED_COPIES = frozenset({"_unsafe_view", "unsafe_split", "unsafe_split_with_sizes"})
+# The offset of as_strided_ counts in the storage of the outer tensor, and it has no plan of its own.
+_UNMAPPED = frozenset({aten.as_strided_.default})
+
+# The arguments of a factory beside the size and the fill value.
+_FACTORY_OPTIONS = frozenset({"dtype", "layout", "device", "pin_memory"})
+# Factories that leave the elements undefined. Any other factory fills the elements.
+_NOT_FILLING = frozenset({"new_empty", "new_empty_strided"})
+# Conversions that preserve the structure of a value; here come those to a dtype that the class cannot change to.
+_CONVERSIONS = frozenset({"_to_copy", "empty_like"})
+
+
+def maps_as_view(spec: SubclassSpec, op: OpOverload) -> bool:
+    """Whether an op without a rule maps over the inner tensors of a class with ``fallback="views"``.
+
+    A factory that fills its result (``zeros_like``, ``new_full``) maps only if the class has no ``materialize``: with
+    it the value is known, and inner tensors of zeros are in general not a value of zeros.
+    """
+    if is_factory(op):
+        if _name(op) in _CONVERSIONS:
+            return False
+        return _name(op) in _NOT_FILLING or not spec.has_materialize
+    return is_view(op)
+
+
+def is_view(op: OpOverload) -> bool:
+    """Whether an op takes a view, copies one, turns its argument into one, or is the derivative of one."""
+    if op in _UNMAPPED:
+        return False
+    if torch.Tag.inplace_view in op.tags:
+        viewing = functional_counterpart_of_view(op)
+        return viewing is not None and is_view(viewing)
+    facts, name = op_facts(op), _name(op)
+    if sum(a.kind != "other" and not a.written for a in facts.arguments) != 1:
+        return False
+    if torch.Tag.view_copy in op.tags:
+        return _keeps_elements(name.removesuffix("_copy"), op)
+    if facts.written:
+        return False
+    if facts.viewed:
+        return _keeps_elements(name, op)
+    return name in _UNTAGGED_COPIES or _is_derivative_of_view(name)
+
+
+def _keeps_elements(name: str, op: OpOverload) -> bool:
+    # view.dtype reinterprets the bytes, whichever class it is called on.
+    return name not in _REINTERPRETING and not any(a.name == "dtype" for a in op_facts(op).arguments)
+
+
+def _is_derivative_of_view(name: str) -> bool:
+    """Whether a name is that of a derivative which puts a gradient at its place among zeros: ``slice_backward``."""
+    if not name.endswith("_backward"):
+        return False
+    packet = getattr(aten, name.removesuffix("_backward"), None)
+    return packet is not None and any(op_facts(getattr(packet, o)).viewed for o in packet.overloads())
+
+
+def is_factory(op: OpOverload) -> bool:
+    """Whether an op makes a tensor like its only tensor argument, with a dtype, a device and a layout to choose."""
+    facts = op_facts(op)
+    tensors = [a.name for a in facts.arguments if a.kind != "other"]
+    return tensors == ["self"] and not facts.viewed and {a.name for a in facts.arguments} >= _FACTORY_OPTIONS
+
+
+def _name(op: OpOverload) -> str:
+    return op.overloadpacket.__name__
+
+
+# ---- checks of sizes ---------------------------------------------------------------------------------------
+
+
+def with_equal_sizes(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the plan of a mapped op that names dims or sizes of the outer tensor.
+
+    Raises:
+        DispatchError: from the plan, if an inner tensor has another size than the outer tensor, or the outer size of
+            the result is not that of its inner tensors.
+    """
+    facts = op_facts(op)
+    if is_factory(op) and not any(a.name == "size" for a in facts.arguments):
+        return run
+    (index,) = (i for i, a in enumerate(facts.arguments) if a.kind == "tensor" and not a.keyword)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        x = argument(facts, args, kwargs, index)
+        _check_sizes(op, x, "argument")
+        out = run(*args, **kwargs)
+        if cls.__spec__.has_outer:
+            for result in out if isinstance(out, list | tuple) else (out,):
+                _check_sizes(op, result, "result")
+        return out
+
+    return plan
+
+
+def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
+    cls: Any = type(x)
+    for field in cls.__spec__.inners:
+        t = x.__dict__[field.attribute]
+        if t is not None and t.shape != x.shape:
+            raise DispatchError(
+                f"{op}: the {which} is a {cls.__name__} of size {tuple(x.shape)}, and its inner tensor {field.name!r} "
+                f'has size {tuple(t.shape)}. fallback="views" maps an op that names dims or sizes only over inner '
+                f"tensors of the outer size, since the same dims mean other elements there; say what the result has in "
+                f"a rule: @{cls.__name__}.implements(torch.ops.{op})"
+            )

@@ -1,0 +1,224 @@
+"""Checks of a registration: that torch can ask for the rule, and that the rule can take what it is called with.
+
+Both mistakes would be silent or late otherwise: a rule for a function that never calls ``__torch_function__`` never
+runs, and a rule with too few or too many parameters fails at its first call, in the middle of a program.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import get_overridable_functions
+
+from subclasses._torch import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    is_dispatched,
+    schema_of,
+)
+from subclasses.dispatch.schema import op_facts
+from subclasses.errors import SpecError
+
+# ---- what torch can ask for --------------------------------------------------------------------------------
+
+_ACCEPTED = (
+    "ops (torch.ops.aten.mul.Tensor), packets (torch.ops.aten.mul), functions (torch.sum, F.linear) and tags "
+    "(torch.Tag.pointwise)"
+)
+_C_CALLABLES = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+    types.ClassMethodDescriptorType,
+)
+
+
+def check_key(cls: type, key: Any) -> None:
+    """Checks what a rule is registered for.
+
+    Raises:
+        SpecError: it is no op, packet, tag or function, or a callable that torch never dispatches.
+    """
+    if isinstance(key, OpOverload | OpOverloadPacket | torch.Tag | HigherOrderOperator):
+        return
+    name = f"{cls.__name__}.implements"
+    if not callable(key) or isinstance(key, type):
+        raise SpecError(f"{name} takes {_ACCEPTED}, got {key!r}")
+    if not is_dispatchable(key):
+        raise SpecError(
+            f"{name}: torch never calls a rule for {_describe(key)}. {_advice(cls, key)} {name} takes {_ACCEPTED}"
+        )
+
+
+def is_dispatchable(function: Any) -> bool:
+    """Whether a callable can ask its arguments' classes for a rule.
+
+    A function in Python asks by a name of ``torch.overrides`` in its code, or in the code that it wraps. Dynamo asks
+    for every method of ``Tensor``. What is written in C asks if it belongs to torch; a callable of another extension
+    may, and is accepted.
+    """
+    owner = getattr(function, "__self__", None)
+    if isinstance(function, types.MethodWrapperType) and isinstance(owner, property):
+        return is_dispatchable(owner.fget)  # a property is asked for as its getter's __get__
+    if isinstance(function, _C_CALLABLES):
+        return not isinstance(owner, Tensor) and not _is_of_python(function)
+    name, call = getattr(function, "__name__", ""), inspect.getattr_static(type(function), "__call__", None)
+    return (
+        _asks(function)
+        or _asks(call)
+        or inspect.getattr_static(Tensor, name, None) is function
+        or _is_overridable(function)
+    )
+
+
+def _asks(function: Any) -> bool:
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if isinstance(code, types.CodeType) and any("torch_function" in name for name in code.co_names):
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+def _is_of_python(function: Any) -> bool:
+    """Whether a callable in C belongs to Python's standard library, such as ``len`` or ``math.sqrt``."""
+    owner = getattr(
+        getattr(function, "__self__", None), "__objclass__", None
+    )  # that of a getter, for its __get__
+    owner = owner or getattr(function, "__objclass__", None) or function
+    module = getattr(owner, "__module__", None) or ""
+    return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _is_overridable(function: Any) -> bool:
+    """Whether torch lists a function as overridable: one that asks through a private function, as F.max_pool2d does."""
+    module = getattr(function, "__module__", None) or ""
+    return module.partition(".")[0] == "torch" and function in _overridable_functions()
+
+
+@functools.cache
+def _overridable_functions() -> frozenset[Any]:
+    return frozenset(f for group in get_overridable_functions().values() for f in group)
+
+
+def _describe(key: Any) -> str:
+    if isinstance(key, types.FunctionType | types.BuiltinFunctionType):
+        return f"the function {key.__qualname__} of {key.__module__ or 'torch'}"
+    return f"{key!r} of type {type(key).__name__}"
+
+
+def _advice(cls: type, key: Any) -> str:
+    if isinstance(key, nn.Module):
+        return "A module calls functions in its forward: name one of those, such as F.linear."
+    if type(key).__name__ == "CustomOpDef":
+        return "Name the op that it registers, as in torch.ops.my_library.my_op."
+    if isinstance(getattr(key, "__self__", None), Tensor):
+        return f"Name the function and not a method of one tensor: torch.Tensor.{key.__name__}."
+    module = getattr(key, "__module__", None) or ""
+    if module.partition(".")[0] == "torch":
+        return "It runs as Python code, and the functions of torch that it calls ask for a rule: name one of those."
+    if not isinstance(key, types.FunctionType):
+        return "Name a function of torch."
+    return (
+        f"A decorator names its op: write `@{cls.__name__}.implements(torch.add)` above `def rule(func, *args, "
+        f"**kwargs)`. A function of your own asks for a rule if torch.overrides.wrap_torch_function decorates it."
+    )
+
+
+# ---- what a rule can take ----------------------------------------------------------------------------------
+
+
+def check_arguments(cls: type, key: Any, rule: Callable[..., Any]) -> None:
+    """Checks that a rule can be called as ``rule(func, *args, **kwargs)`` with the arguments that an op requires.
+
+    Arguments of an op with a default are passed only where they have another value, so a rule may leave them out. A
+    Python-level function passes on what its caller wrote; the rule may then be one for calls with all arguments. For a
+    packet or a function with several overloads, the rule must be able to take the arguments of one of them.
+
+    Raises:
+        SpecError: the rule can take the arguments of no overload.
+    """
+    try:
+        signature = inspect.signature(rule)
+    except (TypeError, ValueError):
+        return  # a callable in C without a signature
+    calls = list(_calls(key))
+    if calls and not any(_binds(signature, args, kwargs) for _, args, kwargs in calls):
+        shown = " or ".join(dict.fromkeys(text for text, _, _ in calls[:3]))
+        raise SpecError(
+            f"{cls.__name__}: the rule for {_name(key)} is {_name(rule)}{signature}, and is called as rule(func, "
+            f"*args, **kwargs) with the arguments of {shown}; those with a default are passed only where they differ "
+            f"from it, so the rule gives them a default too"
+        )
+
+
+# The text of a signature, the number of positional arguments, and the names of keyword arguments.
+Call = tuple[str, int, tuple[str, ...]]
+
+
+def _calls(key: Any) -> Iterator[Call]:
+    """Yields the calls of a key that a rule has to take: the smallest call of each overload."""
+    if isinstance(key, OpOverload):
+        yield _smallest(key)
+    elif isinstance(key, OpOverloadPacket):
+        found = (getattr(key, name) for name in key.overloads())
+        yield from (_smallest(op) for op in found if is_dispatched(op) and not schema_of(op).is_mutable)
+    elif isinstance(key, types.FunctionType):
+        yield from _python_calls(key)
+    elif isinstance(key, _C_CALLABLES):
+        packet = getattr(torch.ops.aten, key.__name__, None)
+        overloads = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
+        # A method takes sizes as separate arguments too, x.view(2, 3), so the number of arguments is not known.
+        if not any(_takes_ints(op) for op in overloads):
+            for op in overloads:
+                text, fewest, keywords = _smallest(op)
+                yield from ((text, n, keywords) for n in range(fewest, _count_positional(op) + 1))
+
+
+def _smallest(op: OpOverload) -> Call:
+    required = [a for a in op_facts(op).arguments if not a.default]
+    keywords = tuple(a.name for a in required if a.keyword)
+    return str(schema_of(op)), len(required) - len(keywords), keywords
+
+
+def _count_positional(op: OpOverload) -> int:
+    return sum(not a.keyword for a in op_facts(op).arguments)
+
+
+def _takes_ints(op: OpOverload) -> bool:
+    return any("List[int]" in str(a.type) for a in schema_of(op).arguments)
+
+
+def _python_calls(function: types.FunctionType) -> Iterator[Call]:
+    signature = inspect.signature(function)
+    parameters = signature.parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return  # torch passes its arguments on in a form of its own
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    fewest = sum(p.default is p.empty for p in positional)
+    keywords = tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.default is p.empty)
+    for n in range(fewest, len(positional) + 1):
+        yield f"{function.__qualname__}{signature}", n, keywords
+
+
+def _binds(signature: inspect.Signature, args: int, kwargs: tuple[str, ...]) -> bool:
+    try:
+        signature.bind(None, *[None] * args, **dict.fromkeys(kwargs))
+    except TypeError:
+        return False
+    return True
+
+
+def _name(value: Any) -> str:
+    if isinstance(value, OpOverload | OpOverloadPacket):
+        return str(value)
+    return getattr(value, "__qualname__", None) or repr(value)

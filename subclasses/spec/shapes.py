@@ -1,0 +1,165 @@
+"""Shapes in a declaration: ``inner(shape="out in")``, in the notation of jaxtyping.
+
+A shape is a list of dims, separated by spaces. A name binds a size, and stands for the same size wherever it occurs in
+the class; the name of a static or dynamic int stands for its value. An int is exact, ``_`` is any size, and a leading
+``...`` is any number of dims. The constructor compares sizes inline; the functions here run if one of them differs, or
+is symbolic.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from subclasses.errors import SpecError
+
+ANY = "_"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The declared shape of an inner tensor.
+
+    Attributes:
+        dims: for each dim a name, a size, or ``"_"`` for any size; without leading dims of any number.
+        leading: whether any number of dims may precede them.
+    """
+
+    dims: tuple[str | int, ...]
+    leading: bool
+
+    def __str__(self) -> str:
+        return " ".join(["..."] * self.leading + [str(d) for d in self.dims])
+
+
+def parse_shape(where: str, text: Any, ndim: Any) -> Shape | None:
+    """Parses the ``shape=`` or ``ndim=`` of a field.
+
+    Args:
+        where: class and field, for errors.
+        text: the notation, or None.
+        ndim: the number of dims, or None.
+
+    Raises:
+        SpecError: both are given, or one of them is not valid.
+    """
+    if ndim is not None:
+        if text is not None:
+            raise SpecError(f"{where}: shape={text!r} fixes the number of dims already; remove ndim={ndim!r}")
+        if type(ndim) is not int or ndim < 0:
+            raise SpecError(f"{where}: expected ndim= to be a non-negative int, got {ndim!r}")
+        return Shape((ANY,) * ndim, False)
+    if text is None:
+        return None
+    if not isinstance(text, str):
+        raise SpecError(f'{where}: expected shape= to be a string such as "out in", got {text!r}')
+    words = text.replace(",", " ").split()
+    if "," in text:
+        raise SpecError(
+            f"{where}: shape={text!r}: dims are separated by spaces; write shape={' '.join(words)!r}"
+        )
+    leading = words[:1] == ["..."]
+    return Shape(tuple(_parse_dim(where, text, w) for w in words[leading:]), leading)
+
+
+def _parse_dim(where: str, text: str, word: str) -> str | int:
+    if re.fullmatch(r"\d+", word):
+        return int(word)
+    if word.isidentifier():
+        return word
+    if word == "...":
+        raise SpecError(
+            f"{where}: shape={text!r}: `...` is for leading dims and stands first; write `_` for one dim"
+        )
+    raise SpecError(
+        f"{where}: shape={text!r}: a dim is a name, an int, `_` for any size, or a leading `...`, and {word!r} is none "
+        f"of these; write a name, and compare sizes that depend on others in `__new__`"
+    )
+
+
+# ---- the comparisons of a class ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """One dim of one inner tensor, counted from the end if any number of dims may precede."""
+
+    field: str
+    index: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A dim that has to equal an int, a metadata field, or a dim of another inner tensor that binds its name."""
+
+    place: Place
+    expected: int | str | Place
+
+
+def comparisons(spec: Any) -> Iterator[Comparison]:
+    """Yields what the constructor compares, for each dim the place that binds its name.
+
+    Required inner tensors bind before optional ones. A name that only optional ones have is compared for each pair.
+    """
+    metadata = {f.name for f in (*spec.statics, *spec.dynamics)}
+    bound: dict[str, list[tuple[Place, bool]]] = {}
+    for field in sorted((f for f in spec.inners if f.shape is not None), key=lambda f: f.optional):
+        for i, dim in enumerate(field.shape.dims):
+            place = Place(field.name, i - len(field.shape.dims) if field.shape.leading else i)
+            if isinstance(dim, int) or dim in metadata:
+                yield Comparison(place, dim)
+            elif dim != ANY:
+                before = bound.setdefault(dim, [])
+                required = [p for p, optional in before if not optional]
+                yield from (Comparison(place, p) for p in required[:1] or [p for p, _ in before])
+                before.append((place, field.optional))
+
+
+# ---- at a construction -------------------------------------------------------------------------------------
+
+
+def check_shapes(spec: Any, tensors: Sequence[Tensor | None], metadata: dict[str, Any]) -> None:
+    """Checks the shapes of inner tensors; sizes that are symbolic and unknown count as equal.
+
+    Raises:
+        ValueError: a tensor has another number of dims, or a size that differs from the int or from what its name is
+            bound to.
+    """
+    bound: dict[str, tuple[Any, str]] = {name: (value, "metadata") for name, value in metadata.items()}
+    fields = [
+        (f, t) for f, t in zip(spec.inners, tensors, strict=True) if f.shape is not None and t is not None
+    ]
+    for field, t in sorted(fields, key=lambda pair: pair[0].optional):
+        shape, sizes = field.shape, tuple(t.shape)
+        where = f"{spec.name}.{field.name}: expected shape ({shape})"
+        if len(sizes) < len(shape.dims) or (len(sizes) > len(shape.dims) and not shape.leading):
+            least = "at least " * shape.leading
+            raise ValueError(f"{where}, {least}{len(shape.dims)} dims, got {_show(sizes)}")
+        for dim, size in zip(shape.dims, sizes[len(sizes) - len(shape.dims) :], strict=True):
+            if dim == ANY:
+                continue
+            if isinstance(dim, str) and dim not in bound:
+                bound[dim] = size, f"{field.name!r}"
+            expected, source = (dim, "") if isinstance(dim, int) else bound[dim]
+            if _differ(size, expected):
+                reason = f" with {dim}={expected!s} of {source}" if source else ""
+                raise ValueError(f"{where}{reason}, got {_show(sizes)}")
+
+
+def _show(sizes: tuple[Any, ...]) -> str:
+    return f"({', '.join(map(str, sizes))})"
+
+
+def _differ(one: Any, other: Any) -> bool:
+    """Whether two sizes are known to differ."""
+    differ = one != other
+    if isinstance(differ, bool):
+        return differ
+    # Imported here because it imports sympy; a symbolic size exists in a trace only, which has imported it.
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(differ)

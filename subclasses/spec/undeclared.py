@@ -1,0 +1,122 @@
+"""Checks for parts of a class body that look like fields and declare none.
+
+A field without its marker would be a plain class attribute, or nothing at all: no value would have it, and no compiler
+would see it. Each check says which marker is missing, or how to write that a constant of the class is meant.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from torch import Tensor
+
+from subclasses.errors import SpecError
+from subclasses.spec.collect import OWN_FIELDS, check_field_name, is_union, resolve_annotation
+from subclasses.spec.fields import Marker
+
+# Final[int] is the annotation of an int that is assigned once.
+_FINAL = re.compile(r"^(\w+\.)*Final\[(.*)\]$")
+# An annotation that is a string may name what only type checkers import, so it is not evaluated to recognize these.
+_NOT_A_FIELD = re.compile(r"(\w+\.)*(ClassVar|Final)\b")
+
+_MISSING = object()
+
+
+def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
+    """Checks the body of a class, before its markers are collected.
+
+    Annotations of names with a leading underscore, and ``ClassVar`` or ``Final`` with a value, declare no field.
+
+    Args:
+        cls: the class with its markers.
+        scope: the local names at the class statement, to resolve annotations that are strings.
+
+    Raises:
+        SpecError: a name is annotated and has no marker, a plain value replaces an inherited field, or a base that is
+            not a declared class has a marker.
+    """
+    inherited = {name for base in cls.__mro__[1:] for name in vars(base).get(OWN_FIELDS, ())}
+    for name, annotation in inspect.get_annotations(cls).items():
+        value = vars(cls).get(name, _MISSING)
+        if name.startswith("_") or _is_declared(value) or _is_constant(annotation, value):
+            continue
+        if name in inherited and value is _MISSING:
+            continue  # narrows the type of an inherited field for type checkers
+        check_field_name(cls, name)
+        _raise_undeclared(cls, name, annotation, value, scope)
+    for name in inherited & vars(cls).keys():
+        value = vars(cls)[name]
+        if not _is_declared(value):
+            raise SpecError(
+                f"{cls.__name__}.{name} = {value!r} replaces an inherited field with a constant of the class, which no "
+                f"value reads; declare the field again, with static(default=...), dynamic(default=...) or inner()"
+            )
+    for base in cls.__mro__[1:]:
+        for name, value in vars(base).items():
+            if isinstance(value, Marker):
+                raise SpecError(
+                    f"{cls.__name__}: its base {base.__name__} declares the field {name!r} and is not a declared "
+                    f"class; write `class {base.__name__}(TensorSubclass)`, or declare {name!r} in {cls.__name__}"
+                )
+
+
+def _is_declared(value: object) -> bool:
+    """Whether a value in a class body is a marker, a method or another descriptor."""
+    return isinstance(value, Marker) or hasattr(type(value), "__get__")
+
+
+def _is_constant(annotation: Any, value: object) -> bool:
+    """Whether an annotation says that a name belongs to the class; ``Final`` without a value says the contrary."""
+    if isinstance(annotation, str):
+        found = _NOT_A_FIELD.match(annotation.strip())
+        kind = None if found is None else {"ClassVar": ClassVar, "Final": Final}[found[2]]
+    else:
+        kind = typing.get_origin(annotation) or annotation
+    return kind is ClassVar or (kind is Final and value is not _MISSING)
+
+
+def _raise_undeclared(cls: type, name: str, annotation: Any, value: object, scope: Mapping[str, Any]) -> None:
+    written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    written = _FINAL.sub(r"\2", written).replace("torch.Tensor", "Tensor")
+    given = "" if value is _MISSING else f" = {_show(value)}"
+    raise SpecError(
+        f"{cls.__name__}: `{name}: {written}{given}` declares no field: "
+        f"{_mend(name, written, _kinds(cls, name, annotation, scope), value)}. "
+        f"For a constant of the class, write `{name}: ClassVar[{written}]{given or ' = ...'}`"
+    )
+
+
+def _mend(name: str, written: str, kinds: set[Any], value: object) -> str:
+    """Returns how to declare the field that was meant, in words that the next check accepts."""
+    plain = kinds - {types.NoneType}
+    if plain and all(isinstance(k, type) and issubclass(k, Tensor) for k in plain):
+        optional = types.NoneType in kinds
+        if len(plain) > 1:
+            written = "Tensor | None" if optional else "Tensor"  # of any class
+        return f"an inner tensor is declared with `{name}: {written} = inner({'optional=True' * optional})`"
+    mutable = {list, dict, set, bytearray}
+    if any((typing.get_origin(k) or k) in mutable for k in plain) or type(value) in mutable:
+        return f"metadata is hashable, so declare a tuple or a frozen dataclass, `{name}: tuple = static()`"
+    default = "" if value is _MISSING else f"default={_show(value)}"
+    mend = f"metadata is declared with `{name}: {written} = static({default})`"
+    if plain == {int} and (value is _MISSING or (type(value) is int and value >= 0)):
+        mend += f", or with dynamic({default}) if a change is not to recompile"
+    return mend
+
+
+def _show(value: object) -> str:
+    return "..." if isinstance(value, Tensor) else repr(value)
+
+
+def _kinds(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> set[Any]:
+    """Returns the types that an annotation allows; empty if it cannot be evaluated."""
+    try:
+        hint = resolve_annotation(cls, name, annotation, scope)
+    except SpecError:
+        return set()
+    return set(typing.get_args(hint)) if is_union(hint) else {hint}

@@ -1,0 +1,307 @@
+"""``fallback="views"``: what maps, what is refused, and that no view of an inner tensor is silently wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+import subclasses
+from subclasses import DispatchError, Outer, TensorSubclass, inner, static
+from subclasses.dispatch.map_views import is_view
+from tests.subclasses.subjects import assert_same
+
+aten = torch.ops.aten
+
+
+class Located(TensorSubclass, fallback="views"):
+    """A mean and a deviation for each entry, which have no meaning under a nonlinear op."""
+
+    mean: Tensor = inner()
+    deviation: Tensor = inner(differentiable=True)
+    unit: str = static(default="m")
+
+
+class Scaled(TensorSubclass, dtype_from="scale", fallback="views"):
+    """Quantized rows with a scale for each."""
+
+    qdata: Tensor = inner(dtype=torch.int8)
+    scale: Tensor = inner()
+
+    def materialize(self):
+        return self.qdata * self.scale
+
+
+class Repeated(TensorSubclass, fallback="views"):
+    """An outer size that equals the inner one before a view, and not after it."""
+
+    row: Tensor = inner()
+
+    @staticmethod
+    def outer(row):
+        return Outer((4, 3))
+
+
+def located(*size, grad=False):
+    return Located(torch.randn(size or (4, 3)), torch.rand(size or (4, 3))).requires_grad_(grad)
+
+
+VIEWS = {
+    "t": lambda x: x.t(),
+    "transpose": lambda x: x.transpose(0, 1),
+    "view": lambda x: x.view(2, 6),
+    "reshape": lambda x: x.t().reshape(12),
+    "select": lambda x: x[1],
+    "slice": lambda x: x[1:, ::2],
+    "unsqueeze": lambda x: x.unsqueeze(0).squeeze(0),
+    "expand": lambda x: x.unsqueeze(0).expand(2, 4, 3),
+    "split": lambda x: x.split(2)[1],
+    "unbind": lambda x: x.unbind(1)[0],
+    "chunk": lambda x: x.chunk(2)[0],
+    "diagonal": lambda x: x.diagonal(),
+    "unfold": lambda x: x.unfold(0, 2, 1),
+    "flatten": lambda x: x.flatten(),
+}
+
+
+COMPILERS = pytest.mark.parametrize(
+    "compiler",
+    [
+        lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True),
+        lambda fn: desugar.compile(fn, backend="eager"),
+    ],
+    ids=["aot_eager", "desugar"],
+)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_is_a_view_of_each_inner_tensor(name):
+    x, fn = located(), VIEWS[name]
+    y = fn(x)
+    assert type(y) is Located
+    assert y.unit == "m"
+    assert y.shape == fn(torch.empty(4, 3)).shape
+    assert torch.equal(y.mean, fn(x.mean))
+    assert torch.equal(y.deviation, fn(x.deviation))
+    if name != "reshape":
+        assert y._is_view()
+        assert y.mean.untyped_storage().data_ptr() == x.mean.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@COMPILERS
+def test_a_compiled_view_is_the_same(name, compiler):
+    x = located()
+    assert_same(compiler(VIEWS[name])(x), VIEWS[name](x))
+    torch.compiler.reset()
+
+
+@COMPILERS
+def test_a_compiled_gradient_is_the_same(compiler):
+    def fn(x):
+        return x.t()[1:].reshape(8).unwrap("mean") ** 2
+
+    mean, deviation = torch.randn(4, 3, requires_grad=True), torch.rand(4, 3, requires_grad=True)
+    grads = [
+        torch.autograd.grad(f(Located(mean, deviation)).sum(), (mean, deviation)) for f in (fn, compiler(fn))
+    ]
+    assert all(map(torch.equal, *grads))
+    torch.compiler.reset()
+
+
+# Their derivatives add or join the gradients of several entries or results.
+COMPUTED_DERIVATIVES = {"expand": "sum.dim_IntList", "split": "cat.default", "unbind": "stack.default"}
+
+
+@pytest.mark.parametrize("name", [n for n in VIEWS if n not in (*COMPUTED_DERIVATIVES, "chunk")])
+def test_the_gradient_of_a_view_has_the_class(name):
+    mean, deviation = torch.randn(4, 3, requires_grad=True), torch.rand(4, 3, requires_grad=True)
+    VIEWS[name](Located(mean, deviation)).unwrap("mean").square().sum().backward()
+    expected = torch.autograd.grad(VIEWS[name](mean).square().sum(), mean)[0]
+    assert torch.equal(mean.grad, expected)
+    assert torch.equal(deviation.grad, torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize("name", COMPUTED_DERIVATIVES)
+def test_a_derivative_that_computes_needs_a_rule(name):
+    y = VIEWS[name](Located(torch.randn(4, 3, requires_grad=True), torch.rand(4, 3)))
+    op = COMPUTED_DERIVATIVES[name]
+    with pytest.raises(DispatchError, match=rf"@Located\.implements\(torch\.ops\.aten\.{op}\)"):
+        y.unwrap("mean").sum().backward()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.t_(),
+        lambda x: x.unsqueeze_(0),
+        lambda x: x.transpose_(0, 1),
+        lambda x: x[:, :1].squeeze_(),
+    ],
+)
+def test_an_in_place_view(fn):
+    x = located()
+    plain = x.mean.clone()
+    expected = fn(plain)
+    out = fn(x)
+    assert out.shape == expected.shape
+    assert torch.equal(out.mean, expected)
+    assert (x.shape, x.stride()) == (plain.shape, plain.stride())
+
+
+def test_a_write_to_a_view_reaches_the_base():
+    x, row = located(), located(3)
+    x[1].copy_(row)
+    assert torch.equal(x.mean[1], row.mean)
+    assert torch.equal(x.deviation[1], row.deviation)
+    x[0] = row
+    assert torch.equal(x.deviation[0], row.deviation)
+
+
+def test_a_copy_of_a_view_into_a_given_tensor():
+    x, out = located(), located(3, 4)
+    assert torch.transpose_copy(x, 0, 1, out=out) is out
+    assert torch.equal(out.mean, x.mean.t())
+    with pytest.raises(DispatchError, match="plain tensor"):
+        torch.transpose_copy(x, 0, 1, out=torch.empty(3, 4))
+
+
+def test_copies_conversions_and_factories():
+    x = located()
+    assert x.clone().mean.data_ptr() != x.mean.data_ptr()
+    assert x.t().contiguous().mean.is_contiguous()
+    half = x.to(torch.float16)
+    assert (half.dtype, half.mean.dtype, half.deviation.dtype) == (torch.float16,) * 3
+    assert x.to("meta").deviation.is_meta
+    for make in (torch.zeros_like, lambda x: x.new_zeros(2, 5), lambda x: torch.full_like(x, 3.0)):
+        made = make(x)
+        assert type(made) is Located
+        assert torch.equal(made.deviation, make(x.deviation))
+    assert x.new_empty(7).mean.shape == (7,)
+
+
+REFUSED = {
+    "aten.add.Tensor": lambda x: x + 1,
+    "aten.exp.default": lambda x: x.exp(),
+    "aten.mm.default": lambda x: x.t() @ x,
+    "aten.sum.default": lambda x: x.sum(),
+    "aten.fill_.Scalar": lambda x: x[0].fill_(1.0),
+    "aten.copy_.default": lambda x: x.copy_(torch.zeros(4, 3)),
+    "aten.add.out": lambda x: torch.add(x, x, out=x),
+    "aten.index.Tensor": lambda x: x[torch.tensor([0, 1])],
+    "aten.cat.default": lambda x: torch.cat([x, x]),
+    "aten.view.dtype": lambda x: x.view(torch.int32),
+    "aten.resize_.default": lambda x: x.resize_(2, 3),
+    "aten._conj.default": lambda x: Located(x.mean + 0j, x.mean + 0j).conj(),
+}
+
+
+@pytest.mark.parametrize("op", REFUSED)
+def test_every_other_op_names_itself_and_the_rule(op):
+    with pytest.raises(DispatchError) as caught:
+        REFUSED[op](located())
+    assert f"Located has no rule for {op}(" in str(caught.value)
+    assert f"@Located.implements(torch.ops.{op})" in str(caught.value)
+
+
+@pytest.mark.parametrize("fn", [REFUSED["aten.exp.default"], REFUSED["aten.add.Tensor"]])
+@pytest.mark.parametrize("backend", ["aot_eager", "desugar"])
+def test_a_refusal_under_a_compiler_is_the_same(fn, backend):
+    compiled = (
+        desugar.compile(fn, backend="eager") if backend == "desugar" else torch.compile(fn, backend=backend)
+    )
+    with pytest.raises(Exception, match=r"@Located\.implements"):
+        compiled(located())
+    torch.compiler.reset()
+
+
+def scaled():
+    return Scaled(torch.randint(-9, 9, (4, 3), dtype=torch.int8), torch.rand(4, 1))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda w: w.t(),
+        lambda w: w.t_(),
+        lambda w: w.view(12),
+        lambda w: w[:, 1],
+        lambda w: w[1:],
+        lambda w: w.split(2),
+        lambda w: w.new_empty(3),
+        lambda w: w.as_strided((2,), (3,)),
+        lambda w: torch.ops.aten.t_copy(w),
+    ],
+)
+def test_a_view_of_an_inner_tensor_of_another_size_is_refused(fn):
+    w = scaled()
+    with pytest.raises(DispatchError, match=r"'scale' has size \(4, 1\).*@Scaled\.implements"):
+        fn(w)
+    assert w.shape == w.qdata.shape == (4, 3)
+
+
+def test_what_names_no_dim_maps_whatever_the_sizes():
+    w = scaled()
+    assert w.clone().scale.shape == (4, 1)
+    half = w.half()
+    assert (half.dtype, half.qdata.dtype, half.scale.dtype) == (torch.float16, torch.int8, torch.float16)
+
+
+def test_a_class_that_says_its_value_is_not_filled_inner_by_inner():
+    for fn in (torch.ones_like, torch.zeros_like, lambda w: w.new_ones(2), torch.rand_like):
+        with pytest.raises(DispatchError, match=r"@Scaled\.implements"):
+            fn(scaled())
+
+
+def test_a_rule_of_the_class_comes_first():
+    class Ruled(Scaled):
+        pass
+
+    Ruled.implements(aten.t)(lambda func, w: Ruled(func(w.qdata), w.scale.t()))
+    w = Ruled(torch.ones(4, 3, dtype=torch.int8), torch.rand(4, 1))
+    assert w.t().scale.shape == (1, 4)
+
+
+def test_an_outer_size_that_does_not_follow_is_refused():
+    x = Repeated(torch.ones(4, 3))
+    with pytest.raises(
+        DispatchError, match=r"the result is a Repeated of size \(4, 3\).*'row' has size \(3, 4\)"
+    ):
+        x.t()
+
+
+def test_coverage_tells_views_from_errors():
+    steps = subclasses.coverage(Located).steps
+    assert steps["aten.transpose.int"] == steps["aten.zeros_like.default"] == "views"
+    assert steps["aten.t_.default"] == steps["aten._unsafe_view.default"] == "views"
+    assert steps["aten.exp.default"] == steps["aten.as_strided_.default"] == "error"
+    assert steps["aten.clone.default"] == "structure"
+    assert subclasses.coverage(Scaled).steps["aten.zeros_like.default"] == "error"
+    assert "views" in str(subclasses.coverage(Located))
+
+
+def test_no_op_that_computes_counts_as_a_view():
+    """Whatever maps gives the same elements: ops with a pointwise, reduction or random meaning never do."""
+    for name in (
+        "add",
+        "sum",
+        "flip",
+        "index_select",
+        "slice_scatter",
+        "view_as_real",
+        "set_",
+        "repeat",
+        "relu",
+    ):
+        packet = getattr(aten, name)
+        assert not any(is_view(getattr(packet, o)) for o in packet.overloads()), name
+
+
+def test_cotangents_are_added():
+    x = located(grad=True)
+    y = x.view(2, 6).unwrap("mean").sum() + x.t().unwrap("deviation").sum()
+    y.backward()
+    assert type(x.grad) is Located
+    assert torch.equal(x.grad.mean, torch.ones(4, 3))
+    assert torch.equal(x.grad.deviation, torch.ones(4, 3))

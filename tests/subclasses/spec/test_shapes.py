@@ -1,0 +1,296 @@
+"""Shapes in a declaration: the notation, the checks, and what they cost a compiled function."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+from subclasses import SpecError, TensorSubclass, dynamic, inner, static
+from subclasses.spec.shapes import Shape, parse_shape
+
+
+class Weight(TensorSubclass, fallback="map"):
+    qdata: Tensor = inner(shape="out in")
+    scale: Tensor = inner(shape="out 1")
+
+
+class Full(TensorSubclass):
+    """Every part of the notation; the optional tensors share a name that no required one has."""
+
+    table: Tensor = inner(shape="... rows _")
+    first: Tensor | None = inner(optional=True, shape="extra")
+    second: Tensor | None = inner(optional=True, shape="rows extra")
+    third: Tensor | None = inner(optional=True, shape="extra 2 width")
+    mean: Tensor = inner(shape="")
+    square: Tensor | None = inner(optional=True, shape="side side")
+    any: Tensor | None = inner(optional=True, shape="...")
+    length: int = dynamic(default=0)
+    width: int = static(default=3)
+
+
+class Counted(TensorSubclass):
+    values: Tensor = inner(ndim=2)
+    offsets: Tensor = inner(shape="length")
+    length: int = dynamic()
+
+
+def weight(out=4, columns=3):
+    return Weight(torch.randn(out, columns), torch.rand(out, 1))
+
+
+# ---- the notation ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ndim", "expected"),
+    [
+        (None, None, None),
+        ("out in", None, Shape(("out", "in"), False)),
+        ("  out   1 ", None, Shape(("out", 1), False)),
+        ("... rows _", None, Shape(("rows", "_"), True)),
+        ("...", None, Shape((), True)),
+        ("", None, Shape((), False)),
+        (None, 2, Shape(("_", "_"), False)),
+        (None, 0, Shape((), False)),
+    ],
+)
+def test_the_notation(text, ndim, expected):
+    found = parse_shape("Cls.x", text, ndim)
+    assert found == expected
+    if found is not None:
+        assert parse_shape("Cls.x", str(found), None) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "ndim", "words"),
+    [
+        ("out, in", None, "separated by spaces; write shape='out in'"),
+        ("out ...", None, "`...` is for leading dims and stands first; write `_`"),
+        ("out in-1", None, "'in-1' is none of these"),
+        ("out -1", None, "'-1' is none of these"),
+        ("*batch out", None, "'\\*batch' is none of these"),
+        ("#out", None, "'#out' is none of these"),
+        (("out", "in"), None, 'a string such as "out in"'),
+        (2, None, "expected shape= to be a string"),
+        ("out in", 2, "remove ndim=2"),
+        (None, -1, "expected ndim= to be a non-negative int, got -1"),
+        (None, True, "expected ndim= to be a non-negative int, got True"),
+        (None, 2.0, "expected ndim= to be a non-negative int"),
+    ],
+)
+def test_bad_notation_is_refused_at_the_class_statement(text, ndim, words):
+    with pytest.raises(SpecError, match=rf"^Bad\.x: .*{words}"):
+
+        class Bad(TensorSubclass):
+            x: Tensor = inner(shape=text, ndim=ndim)
+
+
+def test_the_spec_shows_the_declaration():
+    assert repr(Weight.__spec__) == (
+        "class Weight(TensorSubclass, size_from='qdata', dtype_from='qdata', fallback='map', decompose=False):\n"
+        "    qdata: Tensor = inner(shape='out in')\n"
+        "    scale: Tensor = inner(shape='out 1')"
+    )
+    shown = repr(Full.__spec__)
+    assert "    first: Tensor | None = inner(shape='extra', optional=True)\n" in shown
+    assert "    mean: Tensor = inner(shape='')\n" in shown
+    assert "    width = static(default=3)\n    length = dynamic(default=0)" in shown
+    assert "values: Tensor = inner(shape='_ _')" in repr(Counted.__spec__)
+
+
+# ---- construction ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("qdata", "scale", "words"),
+    [
+        ((4,), (4, 1), r"Weight\.qdata: expected shape \(out in\), 2 dims, got \(4\)"),
+        ((4, 3, 2), (4, 1), r"Weight\.qdata: .*2 dims, got \(4, 3, 2\)"),
+        ((4, 3), (5, 1), r"Weight\.scale: expected shape \(out 1\) with out=4 of 'qdata', got \(5, 1\)"),
+        ((4, 3), (4, 3), r"Weight\.scale: expected shape \(out 1\), got \(4, 3\)"),
+        ((4, 3), (), r"Weight\.scale: .*2 dims, got \(\)"),
+        ((0, 3), (1, 1), r"with out=0 of 'qdata', got \(1, 1\)"),
+    ],
+)
+def test_a_wrong_shape_names_the_field_and_what_bound_the_name(qdata, scale, words):
+    with pytest.raises(ValueError, match=words):
+        Weight(torch.zeros(qdata), torch.zeros(scale))
+
+
+def test_right_shapes():
+    assert weight().qdata.shape == (4, 3)
+    assert weight(0, 0).scale.shape == (0, 1)
+    assert Weight(torch.zeros(2, 3, requires_grad=True), torch.zeros(2, 1)).requires_grad
+
+
+def full(**given):
+    meta = {n: given.pop(n) for n in ("width", "length") if n in given}
+    made = {n: torch.zeros(size) for n, size in ({"table": (5, 2, 7), "mean": ()} | given).items()}
+    return Full(**dict.fromkeys(Full.__spec__.inner_names) | made, **meta)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"table": (2, 7)},
+        {"first": (6,)},
+        {"first": (6,), "second": (2, 6), "third": (6, 2, 3)},
+        {"second": (2, 6), "third": (6, 2, 3)},
+        {"third": (9, 2, 4), "width": 4},
+        {"square": (3, 3)},
+        {"any": ()},
+        {"any": (1, 2, 3)},
+    ],
+)
+def test_what_fits(sizes):
+    assert full(**sizes).width == sizes.get("width", 3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"table": (7,)}, r"Full\.table: expected shape \(\.\.\. rows _\), at least 2 dims, got \(7\)"),
+        ({"mean": (1,)}, r"Full\.mean: expected shape \(\), 0 dims, got \(1\)"),
+        ({"second": (3, 6)}, r"Full\.second: .* with rows=2 of 'table', got \(3, 6\)"),
+        ({"first": (6,), "second": (2, 5)}, r"Full\.second: .* with extra=6 of 'first', got \(2, 5\)"),
+        ({"first": (6,), "third": (5, 2, 3)}, r"Full\.third: .* with extra=6 of 'first'"),
+        ({"second": (2, 6), "third": (5, 2, 3)}, r"Full\.third: .* with extra=6 of 'second'"),
+        ({"third": (6, 1, 3)}, r"Full\.third: expected shape \(extra 2 width\), got \(6, 1, 3\)"),
+        ({"third": (6, 2, 3), "width": 4}, r"Full\.third: .* with width=4 of metadata, got \(6, 2, 3\)"),
+        ({"square": (3, 2)}, r"Full\.square: .* with side=3 of 'square', got \(3, 2\)"),
+    ],
+)
+def test_what_does_not_fit(sizes, words):
+    with pytest.raises(ValueError, match=words):
+        full(**sizes)
+
+
+def test_a_dim_that_is_a_dynamic_int():
+    assert Counted(torch.zeros(2, 3), torch.zeros(5), length=5).length == 5
+    with pytest.raises(ValueError, match=r"Counted\.offsets: .* with length=4 of metadata, got \(5\)"):
+        Counted(torch.zeros(2, 3), torch.zeros(5), length=4)
+    with pytest.raises(ValueError, match=r"Counted\.values: expected shape \(_ _\), 2 dims, got \(2\)"):
+        Counted(torch.zeros(2), torch.zeros(5), length=5)
+
+
+def test_assigning_is_checked():
+    w = weight()
+    w.scale = torch.ones(4, 1)
+    with pytest.raises(ValueError, match=r"Weight\.scale: .* with out=4 of 'qdata', got \(3, 1\)"):
+        w.scale = torch.ones(3, 1)
+    assert w.scale.tolist() == [[1.0]] * 4
+
+
+def test_values_that_are_not_constructed_are_not_checked():
+    w = weight()
+    assert w[0].qdata.shape == (3,)
+    assert w.t().scale.shape == (1, 4)
+    for other in (copy.deepcopy(w), pickle.loads(pickle.dumps(w))):
+        assert torch.equal(other.scale, w.scale)
+    names, layout = w.__tensor_flatten__()
+    rebuilt = Weight.__tensor_unflatten__(dict.fromkeys(names, torch.zeros(3)), layout, None, None)
+    assert rebuilt.scale.shape == (3,)
+
+
+def test_a_class_that_declares_none_has_no_check():
+    class Plain(TensorSubclass):
+        qdata: Tensor = inner()
+
+    assert "shape" not in Plain.__source__
+    assert "check_shapes" in Weight.__source__
+    assert "for " not in Weight.__source__.partition("def _wrap")[0]
+
+
+def test_fields_with_names_that_the_text_uses():
+    class Odd(TensorSubclass):
+        shape_qdata: Tensor = inner(shape="a")
+        qdata: Tensor = inner(shape="a b")
+        check_shapes: Tensor = inner(shape="b")
+        len: Tensor | None = inner(optional=True, shape="a")
+
+    made = Odd(torch.zeros(2), torch.zeros(2, 3), torch.zeros(3), torch.zeros(2))
+    assert made.check_shapes.shape == (3,)
+    with pytest.raises(ValueError, match=r"Odd\.len: .* with a=2 of 'shape_qdata'"):
+        Odd(torch.zeros(2), torch.zeros(2, 3), torch.zeros(3), torch.zeros(3))
+
+
+def test_a_child_may_declare_the_shape():
+    class Child(Weight):
+        scale: Tensor = inner(shape="out in")
+
+    assert Child(torch.zeros(2, 3), torch.zeros(2, 3)).scale.shape == (2, 3)
+    with pytest.raises(ValueError, match=r"Child\.scale: .* with in=3 of 'qdata'"):
+        Child(torch.zeros(2, 3), torch.zeros(2, 1))
+
+
+# ---- under a compiler --------------------------------------------------------------------------------------
+
+
+def make(qdata, scale):
+    return Weight(qdata * 2, scale) * 2
+
+
+def run(fn, out, columns):
+    y = fn(torch.ones(out, columns), torch.ones(out, 1))
+    assert y.qdata.tolist() == [[4.0] * columns] * out
+    assert y.scale.shape == (out, 1)
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "eager", "desugar"])
+def test_sizes_stay_symbolic_and_the_graph_whole(compiler):
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    if compiler == "desugar":
+        fn = desugar.compile(make, backend="eager")
+    else:
+        chosen = backend if compiler == "eager" else compiler
+        fn = torch.compile(make, backend=chosen, dynamic=True, fullgraph=True)
+    for sizes in ((4, 3), (5, 6), (7, 8)):
+        run(fn, *sizes)
+    assert compiler != "eager" or len(graphs) == 1
+    with pytest.raises(Exception, match=r"Weight\.scale: expected shape \(out 1\)"):
+        fn(torch.ones(4, 3), torch.ones(3, 1))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", "desugar"])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_a_size_that_depends_on_data_is_no_error(compiler):
+    torch.compiler.reset()
+
+    def fn(mask, row):
+        kept, other = mask.nonzero(), (mask * 2).nonzero()
+        return Weight(kept.float() * row, other.float()).qdata * 2
+
+    if compiler == "desugar":
+        compiled = desugar.compile(fn, backend="eager")
+    else:
+        compiled = torch.compile(fn, backend=compiler, fullgraph=True)
+    mask, row = torch.tensor([1, 0, 1]), torch.ones(1, 3)
+    assert torch.equal(compiled(mask, row), fn(mask, row))
+    torch.compiler.reset()
+
+
+def test_export_keeps_a_dim_dynamic():
+    class Module(torch.nn.Module):
+        def forward(self, qdata, scale):
+            return Weight(qdata, scale).qdata + 1
+
+    out = torch.export.Dim("out")
+    program = torch.export.export(
+        Module(),
+        (torch.ones(4, 3), torch.ones(4, 1)),
+        dynamic_shapes=({0: out}, {0: out}),
+    )
+    assert torch.equal(program.module()(torch.ones(6, 3), torch.ones(6, 1)), torch.full((6, 3), 2.0))

@@ -1,0 +1,124 @@
+"""What looks like a field in a class body and declares none."""
+
+from __future__ import annotations
+
+import re
+import typing
+from typing import Any, ClassVar, Final
+
+import pytest
+import torch
+from torch import Tensor
+
+from subclasses import SpecError, TensorSubclass, inner, static
+from tests.subclasses.subjects import Int8Weight, Pair
+
+
+def declare(annotations: dict[str, Any], base: type = TensorSubclass, **body: Any) -> Any:
+    """A class statement with one inner tensor, from data."""
+    namespace = {
+        "__annotations__": {"a": Tensor, **annotations},
+        "__module__": __name__,
+        "a": inner(),
+        **body,
+    }
+    return type(TensorSubclass)("Bad", (base,), namespace)
+
+
+MISSING = object()
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "mends"),
+    [
+        (Tensor, MISSING, ["`x: Tensor = inner()`", "`x: ClassVar[Tensor] = ...`"]),
+        (Tensor | None, MISSING, ["`x: Tensor | None = inner(optional=True)`"]),
+        ("Tensor | None", None, ["`x: Tensor | None = None`", "inner(optional=True)"]),
+        (Pair, MISSING, ["Pair = inner()"]),
+        ("Tensor", torch.ones(2), ["`x: Tensor = inner()`"]),
+        (int, MISSING, ["`x: int = static()`", "dynamic()", "`x: ClassVar[int] = ...`"]),
+        (int, 3, ["`x: int = static(default=3)`", "dynamic(default=3)", "`x: ClassVar[int] = 3`"]),
+        ("str | None", None, ["static(default=None)"]),
+        ("list[int]", MISSING, ["hashable", "`x: tuple = static()`"]),
+        (dict, {}, ["hashable", "`x: tuple = static()`"]),
+        (Final[int], MISSING, ["`x: int = static()`", "ClassVar[int]"]),
+        ("OnlyForTypeCheckers", MISSING, ["`x: OnlyForTypeCheckers = static()`"]),
+        (Any, 1.5, ["static(default=1.5)"]),
+    ],
+)
+def test_an_annotated_name_without_a_marker_says_which_one(annotation, value, mends):
+    body = {} if value is MISSING else {"x": value}
+    with pytest.raises(SpecError, match=r"Bad: `x: .*` declares no field") as caught:
+        declare({"x": annotation}, **body)
+    for mend in mends:
+        assert mend in str(caught.value)
+
+
+@pytest.mark.parametrize("negative", [-1, True])
+def test_dynamic_is_advised_where_its_default_is_allowed(negative):
+    with pytest.raises(SpecError, match="static") as caught:
+        declare({"x": int}, x=negative)
+    assert "dynamic" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (ClassVar[int], 3),
+        ("ClassVar[int]", 3),
+        ("typing.ClassVar", 3),
+        (ClassVar[Tensor], torch.ones(1)),
+        (Final, 3),
+        ("Final[int]", 3),
+        (typing.Callable, lambda self: 3),
+        ("property", property(lambda self: 3)),
+    ],
+)
+def test_a_constant_of_the_class_declares_no_field(annotation, value):
+    cls = declare({"x": annotation}, x=value)
+    assert vars(cls)["x"] is value
+    assert cls.__spec__.names == ("a",)
+
+
+def test_private_names_and_constants_without_annotation_declare_no_field():
+    cls = declare({"_cache": dict, "_size": "int"}, _size=3, WIDTH=4)
+    assert cls.__spec__.names == ("a",)
+    assert cls.WIDTH == 4
+
+
+def test_a_taken_name_is_refused_before_a_marker_is_advised():
+    with pytest.raises(SpecError, match="choose another name, such as data_data"):
+        declare({"data": Tensor})
+
+
+def test_without_any_marker_the_annotation_is_named():
+    with pytest.raises(SpecError, match=re.escape("`x: Tensor = inner()`")):
+
+        class Bare(TensorSubclass):
+            x: Tensor
+
+
+# ---- inheritance -------------------------------------------------------------------------------------------
+
+
+def test_a_narrower_annotation_of_an_inherited_field_is_for_type_checkers():
+    class Narrow(Int8Weight):
+        scale: Tensor
+        axis: typing.Literal[0]
+
+    assert Narrow.__spec__.names == Int8Weight.__spec__.names
+
+
+@pytest.mark.parametrize("annotations", [{}, {"axis": int}])
+def test_a_plain_value_does_not_replace_an_inherited_field(annotations):
+    with pytest.raises(SpecError, match=r"Bad.*axis.* = 1.*static\(default="):
+        declare(annotations, Int8Weight, axis=1)
+    assert declare({"axis": int}, Int8Weight, axis=static(default=1)).__spec__.statics[0].default == 1
+
+
+def test_a_marker_of_a_base_that_is_not_declared_is_not_lost():
+    class Mixin:
+        extra: Tensor = inner()
+
+    with pytest.raises(SpecError, match=r"its base Mixin declares the field 'extra'.*TensorSubclass"):
+        type(TensorSubclass)("Bad", (Mixin, TensorSubclass), {"__annotations__": {"a": Tensor}, "a": inner()})

@@ -1,0 +1,264 @@
+"""Advice in an error is never refused by the next one: each test makes the mistake, then does what the error says."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
+from tests.subclasses.subjects import Pair, assert_same, make_pair
+
+aten = torch.ops.aten
+
+# ---- declarations: the code that an error shows replaces the wrong line, or is added ------------------------
+
+HEADER = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+import torch
+from torch import Tensor
+from subclasses import Outer, TensorSubclass, dynamic, inner, static
+from tests.subclasses.subjects import Int8Weight, Pair
+
+"""
+
+
+def declare(path: Path, head: str, body: list[str]) -> type:
+    """Runs a class statement from a file of its own, as a user's module is run."""
+    text = HEADER + f"class Made({head}):\n" + "".join(f"    {line}\n" for line in body)
+    path.write_text(text)
+    return runpy.run_path(str(path))["Made"]
+
+
+def advised(error: Exception, name: str) -> list[str]:
+    """The declarations of a name in an error's text, with something in place of the dots."""
+    found = re.findall(rf"`({name}(?:: [^`]*?)? = [^`]*)`", str(error))
+    found = [line.replace("= ...", "= None").replace("default=...", "default=None") for line in found]
+    return [line for line in found if re.search("ClassVar|inner|static|dynamic", line)]
+
+
+KEPT = "kept: Tensor = inner()"
+MISTAKES = {
+    "no inner tensor": ("TensorSubclass", ["pass"], "values"),
+    "tensor": ("TensorSubclass", ["x: Tensor"], "x"),
+    "optional tensor": ("TensorSubclass", [KEPT, "x: Tensor | None"], "x"),
+    "optional tensor, None": ("TensorSubclass", [KEPT, "x: Tensor | None = None"], "x"),
+    "either tensor": ("TensorSubclass", [KEPT, "x: Pair | Int8Weight"], "x"),
+    "a tensor": ("TensorSubclass", [KEPT, "x: Tensor = torch.ones(2)"], "x"),
+    "int": ("TensorSubclass", [KEPT, "x: int"], "x"),
+    "default": ("TensorSubclass", [KEPT, "x: int = -3"], "x"),
+    "final": ("TensorSubclass", [KEPT, "x: Final[int]"], "x"),
+    "final of a string": ("TensorSubclass", [KEPT, "x: 'Final[str]'"], "x"),
+    "list": ("TensorSubclass", [KEPT, "x: list[int] = [1]"], "x"),
+    "dict": ("TensorSubclass", [KEPT, "x: dict"], "x"),
+    "not at run time": ("TensorSubclass", [KEPT, "x: Unknown"], "x"),
+    "no annotation": ("TensorSubclass", ["x = inner()"], "x"),
+    "half optional": ("TensorSubclass", [KEPT, "x: Tensor = inner(optional=True)"], "x"),
+    "float count": ("TensorSubclass", [KEPT, "x: float = dynamic()"], "x"),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_each_declaration_that_an_error_shows_is_accepted(case, tmp_path):
+    head, body, name = MISTAKES[case]
+    with pytest.raises(SpecError) as caught:
+        declare(tmp_path / "wrong.py", head, body)
+    lines = [line for line in advised(caught.value, name) if line not in body]
+    assert lines, caught.value
+    rest = [line for line in body if not line.startswith(name)]
+    for line in lines:
+        made = declare(tmp_path / "mended.py", head, [*rest, line, *[KEPT] * (not rest)])
+        assert ("ClassVar" in line) == (name not in made.__spec__.names)
+
+
+@pytest.mark.parametrize("name", ["data", "shape", "to", "unwrap", "_own", "isinstance"])
+def test_another_name_that_is_proposed_is_free(name, tmp_path):
+    with pytest.raises(SpecError) as caught:
+        declare(tmp_path / "wrong.py", "TensorSubclass", [f"{name}: Tensor = inner()"])
+    proposed = str(caught.value).rpartition("such as ")[2]
+    assert declare(tmp_path / "mended.py", "TensorSubclass", [f"{proposed}: Tensor = inner()"])
+
+
+def test_a_field_declared_again(tmp_path):
+    with pytest.raises(SpecError, match=r"static\(default=\.\.\.\)"):
+        declare(tmp_path / "wrong.py", "Int8Weight", ["axis = 1"])
+    assert declare(tmp_path / "mended.py", "Int8Weight", ["axis: int = static(default=1)"])
+
+
+# ---- rules: what an error advises to register is accepted, and is called -------------------------------------
+
+
+class Bare(TensorSubclass):
+    held: Tensor = inner()
+
+
+class Dense(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held
+
+
+class Views(TensorSubclass, fallback="views"):
+    held: Tensor = inner()
+    scale: Tensor = inner()
+
+
+class Ints(TensorSubclass, fallback="map"):
+    held: Tensor = inner(dtype=torch.int64)
+
+
+class Shown(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+    shown: torch.dtype = static(default=torch.float64)
+
+    @staticmethod
+    def outer(held, shown):
+        return Outer(held.shape, dtype=shown)
+
+
+class Tagged(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+    tag: str = static(default="")
+
+
+CALLS = {
+    "no rule": (Bare, lambda c: c(torch.ones(2)) * 2),
+    "no rule in place": (Bare, lambda c: c(torch.ones(2)).mul_(2)),
+    "no rule, a list": (Bare, lambda c: torch.cat([c(torch.ones(2))])),
+    "no view": (Views, lambda c: c(torch.ones(2, 3), torch.ones(2, 1)).t()),
+    "computes": (Views, lambda c: c(torch.ones(2), torch.ones(2)).exp()),
+    "writes what would be lost": (Dense, lambda c: c(torch.ones(2)).add_(1)),
+    "dtype of a field": (Ints, lambda c: c(torch.ones(2, dtype=torch.int64)) / 2),
+    "other metadata": (Tagged, lambda c: c(torch.ones(2)) + c(torch.ones(2), tag="b")),
+    "strides": (Views, lambda c: c(torch.ones(2, 3), torch.ones(2, 1)).as_strided((2,), (1,))),
+    "dtype of the class": (Shown, lambda c: c(torch.ones(2)).half()),
+    "dtype that is declared": (Ints, lambda c: c(torch.ones(2, dtype=torch.int64)).float()),
+}
+
+
+@pytest.mark.parametrize("case", CALLS)
+def test_the_rule_that_an_error_advises_is_called(case):
+    base, call = CALLS[case]
+    cls = type(TensorSubclass)("Made", (base,), {"__module__": __name__})
+    with pytest.raises(DispatchError) as caught:
+        call(cls)
+    (advice,) = re.findall(r"@Made\.implements\(torch\.ops\.([\w.]+)\)", str(caught.value))
+    op: Any = torch.ops
+    for part in advice.split("."):
+        op = getattr(op, part)
+    seen = []
+
+    @cls.implements(op)
+    def rule(func, *args, **kwargs):
+        seen.append(func)
+        return (args[0] if isinstance(args[0], cls) else args[0][0]).detach()
+
+    call(cls)
+    assert seen == [op]
+
+
+def test_what_a_registration_advises():
+    cls = type(TensorSubclass)("Made", (Bare,), {"__module__": __name__})
+
+    def rule(func, *args, **kwargs):
+        return "ruled"
+
+    with pytest.raises(
+        SpecError, match=r"write `@Made\.implements\(torch\.add\)` above `def rule\(func, \*args"
+    ):
+        cls.implements(rule)
+    cls.implements(torch.add)(rule)
+    assert cls(torch.ones(2)) + 1 == "ruled"
+    with pytest.raises(SpecError, match=r"such as F\.linear"):
+        cls.implements(nn.Linear(2, 2))
+    cls.implements(F.linear)(rule)
+    assert nn.Linear(2, 2)(cls(torch.ones(2))) == "ruled"
+    with pytest.raises(
+        SpecError, match=r"\(torch\.ops\.aten\.mul\.Tensor\).*torch\.ops\.aten\.mul\).*Tag\.pointwise"
+    ):
+        cls.implements("mul")
+    for key in (aten.mul.Tensor, aten.cos, torch.Tag.pointwise):
+        cls.implements(key)(rule)
+    with pytest.raises(SpecError, match="the rule gives them a default too"):
+        cls.implements(aten.sub.Tensor)(lambda func, x, y, alpha: x)
+    cls.implements(aten.sub.Tensor)(lambda func, x, y, alpha=1: x)
+
+
+def test_a_composite_op_that_no_function_calls_has_rules_for_its_parts():
+    cls = type(TensorSubclass)("Made", (Bare,), {"__module__": __name__})
+    with pytest.raises(SpecError, match="write rules for the ops that it decomposes to"):
+        cls.implements(aten.mT.default)(lambda func, x: x)
+    cls.implements(aten.transpose.int)(lambda func, x, dim0, dim1: cls(func(x.held, dim0, dim1)))
+    assert cls(torch.ones(2, 3)).mT.held.shape == (3, 2)
+
+
+def test_the_rules_that_an_assignment_to_an_index_advises():
+    cls = type(TensorSubclass)("Made", (Dense,), {"__module__": __name__})
+    x = cls(torch.zeros(3))
+    with pytest.raises(DispatchError, match="add rules for select, slice and copy_"):
+        x[0] = 1.0
+    cls.implements(aten.select.int, aten.slice.Tensor)(
+        lambda func, x, *args, **kw: cls(func(x.held, *args, **kw))
+    )
+    cls.implements(aten.copy_.default)(lambda func, x, source, *args: func(x.held, source))
+    x[0] = torch.tensor(1.0)
+    x[1:] = torch.tensor([2.0, 3.0])
+    assert x.held.tolist() == [1, 2, 3]
+
+
+# ---- gradients, attributes, construction ---------------------------------------------------------------------
+
+
+def test_the_method_that_a_plain_cotangent_needs():
+    def run(cls):
+        cls.implements(aten.sum.default)(lambda func, x: func(x.held))
+        held = torch.ones(3, requires_grad=True)
+        cls(held).sum().backward()
+        return held.grad.tolist()
+
+    with pytest.raises(DispatchError, match=r"wrap_cotangent\(self, cotangent\)"):
+        run(type(TensorSubclass)("Made", (Bare,), {"__module__": __name__}))
+    wrap = {"wrap_cotangent": lambda self, cotangent: type(self)(cotangent)}
+    assert run(type(TensorSubclass)("Made", (Bare,), {"__module__": __name__, **wrap})) == [1, 1, 1]
+
+
+def test_the_rule_above_autograd_that_a_plain_cotangent_needs():
+    cls = type(TensorSubclass)("Made", (Bare,), {"__module__": __name__})
+    cls.implements(torch.sum)(lambda func, x: func(x.unwrap("held")))
+    held = torch.ones(3, requires_grad=True)
+    cls(held).sum().backward()
+    assert held.grad.tolist() == [1, 1, 1]
+
+
+def test_the_field_that_an_unseen_attribute_needs():
+    cls = type(TensorSubclass)("Made", (Bare,), {"__module__": __name__})
+    cls.implements(aten.cos.default)(lambda func, x: x.held * x.note)
+    with pytest.warns(UserWarning, match=r"static\(default=\.\.\.\) and pass it to the constructor"):
+        cls(torch.ones(2)).note = 3
+    body = {"__module__": __name__, "note": static(default=1)}
+    cls = type(TensorSubclass)("Made", (Bare,), body)
+    cls.implements(aten.cos.default)(lambda func, x: x.held * x.note)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x = cls(torch.ones(2), note=3)
+    for run in (torch.cos, torch.compile(torch.cos, backend="aot_eager")):
+        assert run(x).tolist() == [3, 3]
+
+
+def test_what_an_assignment_advises():
+    x = make_pair(2)
+    new = torch.ones(2, requires_grad=True)
+    with pytest.raises(ValueError, match=r"assign \.detach\(\), or construct a new Pair"):
+        x.a = new
+    x.a = new.detach()
+    assert_same(x.detach(), Pair(new, x.b).detach())
