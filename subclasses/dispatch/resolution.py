@@ -28,7 +28,7 @@ from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
 from subclasses.dispatch.schema import functional_counterpart, op_facts
-from subclasses.dispatch.training import takes_lists, with_training
+from subclasses.dispatch.training import COPYING_OPS, takes_lists, with_marks, with_training
 from subclasses.errors import DispatchError
 from subclasses.higher_order.dispatch import higher_order_run
 
@@ -56,6 +56,8 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
         plan = plan._replace(run=with_training(cls, op, plan.run))
     elif cls.__spec__.fallback != "map":
         plan = plan._replace(run=with_cotangent_arithmetic(cls, op, plan.run))
+    if op in COPYING_OPS:
+        plan = plan._replace(run=with_marks(cls, op, plan.run))
     return plan._replace(run=with_normal_views(op, plan.run)) if op_facts(op).viewed else plan
 
 

@@ -52,7 +52,15 @@ _LIKE_OPS = frozenset({aten.zeros_like.default, aten.ones_like.default, aten.ful
 # A result is where the first operand was, moved by the others.
 _MOVING_OPS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.addcmul.default, aten.addcdiv.default})
 # Their result refers to the same Parameter, or is a copy of it.
-_COPYING_OPS = frozenset({aten.detach.default, aten.alias.default, aten.clone.default, aten._to_copy.default})
+COPYING_OPS = frozenset(
+    {
+        aten.detach.default,
+        aten.alias.default,
+        aten.clone.default,
+        aten._to_copy.default,
+        aten.empty_like.default,
+    }
+)
 
 
 def takes_lists(op: OpOverload) -> bool:
@@ -71,8 +79,6 @@ def with_training(cls: Any, op: OpOverload, run: Call) -> Call:
     """Wraps the plan of an op on a trainable class so that optimizers act on inner tensors; others stay unwrapped."""
     if takes_lists(op):
         return functools.partial(run_lists, op, run)
-    if op in _COPYING_OPS:
-        return _with_marks(op, run)
     if op is aten.linalg_vector_norm.default:
         return _with_joint_norm(cls, run)
     if cls.__spec__.fallback == "map":
@@ -117,8 +123,8 @@ def _with_copies(cls: Any, run: Call) -> Call:
         if not ruled and isinstance(x, cls) and is_point(x) and not isinstance(source, cls):
             raise DispatchError(
                 f"{op} of a {type(source).__name__} to a Parameter of {one_of(cls)}: the result of arithmetic "
-                f"on values has no inner tensors. Update it in place, as average.lerp_(p, 0.1) does; for an AveragedModel"
-                f" pass multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn()"
+                f"on values has no inner tensors. Update it in place, as average.lerp_(p, 0.1) does; for an "
+                f"AveragedModel pass multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn()"
             )
         return run(x, source, *args)
 
@@ -160,13 +166,19 @@ def _with_states(cls: Any, op: OpOverload, run: Call) -> Call:
     return plan
 
 
-def _with_marks(op: OpOverload, run: Call) -> Call:
-    """Wraps a plan so that a copy of a point is a point; but not what autograd records as computed from it."""
+def with_marks(cls: Any, op: OpOverload, run: Call) -> Call:
+    """Wraps a plan so that a copy of a point is a point; but not what autograd records as computed from it.
+
+    For a class that is not trainable, only copies of a Parameter that requires grad are marked: a module that is moved
+    makes a Parameter of such a copy, which is not refused.
+    """
+    trainable = cls.__spec__.trainable
 
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         if type(out) is type(x):
-            if is_point(x) and (op is aten.detach.default or not records((x,))):
+            marked = is_point(x) and (trainable or x.requires_grad or POINT in x.__dict__)
+            if marked and (op is aten.detach.default or not records((x,))):
                 out.__dict__[POINT] = True
             elif GRADIENT in x.__dict__:
                 out.__dict__[GRADIENT] = True

@@ -23,14 +23,16 @@ from subclasses.autograd.construct import as_cotangent, is_differentiable
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import value_layout
-from subclasses.spec.values import GRADIENT, HOOKS, with_inners
+from subclasses.spec.values import GRADIENT, HOOKS, POINT, with_inners
 
 
 def become_parameter(x: Any, value: bool) -> None:
     """Implements ``x._is_param = value``.
 
     Raises:
-        DispatchError: the value requires grad, and no optimizer could update it.
+        DispatchError: the value requires grad, and no optimizer could update it. torch itself may make such a Parameter
+            all the same: ``load_state_dict(assign=True)`` does, without gradients, from a file of frozen weights for a
+            module that is not frozen, and ``module.to()`` does, of a copy of it.
     """
     object.__setattr__(x, "_is_param", value)
     if not value or not _is_real(x):
@@ -38,7 +40,7 @@ def become_parameter(x: Any, value: bool) -> None:
     if type(x).__spec__.trainable:
         x.__dict__["_layout"] = value_layout(x._layout)
         _convert_gradients(x)
-    elif x.requires_grad:
+    elif x.requires_grad and torch.is_grad_enabled() and POINT not in x.__dict__:
         check_can_train(type(x))
 
 

@@ -524,6 +524,21 @@ def test_a_class_that_cannot_train_is_refused_when_it_becomes_a_parameter():
     assert copy.deepcopy(layer).to(torch.float64).weight.dtype == torch.float64
 
 
+def test_frozen_weights_are_loaded_into_a_module_that_trains():
+    layer = nn.Linear(3, 3)
+    layer.load_state_dict(
+        {"weight": Scaled(torch.ones(3, 3), torch.tensor(2.0)), "bias": torch.zeros(3)}, assign=True
+    )
+    assert type(layer.weight) is Scaled and isinstance(layer.weight, nn.Parameter)
+    assert copy.deepcopy(layer).to(torch.float64).half().weight.dtype == torch.float16
+    layer.to("cpu")
+    torch.testing.assert_close(layer(torch.ones(1, 3)), torch.full((1, 3), 6.0))
+    layer(torch.ones(1, 3)).sum().backward()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with pytest.raises(DispatchError, match="writes to a Scaled"):
+        optimizer.step()
+
+
 def test_a_rule_for_the_functional_op_is_enough():
     class Added(TensorSubclass):
         a: Tensor = inner()
