@@ -30,6 +30,7 @@ from desugar.tracing.run import (
     identity,
     storages_of,
 )
+from subclasses import TensorSubclass
 
 if TYPE_CHECKING:
     from desugar.frontend.inputs import Inputs
@@ -130,10 +131,23 @@ def _mutated_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def check_while_loop(func: Any, args: tuple[Any, ...]) -> None:
-    """Raises for a differentiated `while_loop` over wrappers: PyTorch reads its number of iterations from data."""
+    """Raises for a `while_loop` over wrappers that is differentiated, or whose class was written by hand.
+
+    A gradient would need the number of iterations, which PyTorch reads from data. PyTorch has no rule for the op over
+    other wrappers than those of declared classes.
+    """
+    if func.name() != "while_loop":
+        return
     carried = [leaf for leaf in optree.tree_leaves(args) if isinstance(leaf, Tensor)]  # type: ignore[arg-type]
-    needs_grad = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in carried)
-    if func.name() == "while_loop" and needs_grad and any(map(is_wrapper, carried)):
+    wrappers = list(filter(is_wrapper, carried))
+    by_hand = [type(leaf).__name__ for leaf in wrappers if not isinstance(leaf, TensorSubclass)]
+    if by_hand:
+        raise DesugarError(
+            f"a while_loop over a {by_hand[0]}, a class written by hand",
+            where=user_line(),
+            instead="declare the class with TensorSubclass, write the loop in Python, or carry the inner tensors",
+        )
+    if wrappers and torch.is_grad_enabled() and any(leaf.requires_grad for leaf in carried):
         raise DesugarError(
             "a while_loop over a tensor subclass, through which a gradient would have to flow",
             where=user_line(),
