@@ -3,6 +3,7 @@
 from subclasses.base import TensorSubclass
 from subclasses.coverage import Coverage, coverage
 from subclasses.errors import DispatchError, SpecError
+from subclasses.spec.constants import constant
 from subclasses.spec.fields import Outer, dynamic, inner, static
 from subclasses.strict_mode import strict
 
@@ -12,6 +13,7 @@ __all__ = [
     "Outer",
     "SpecError",
     "TensorSubclass",
+    "constant",
     "coverage",
     "dynamic",
     "inner",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import itertools
 import sys
 import types
@@ -50,7 +51,9 @@ class UnseenNames:
         own = [getattr(self._cls, name, None) for name in _METHODS]
         for function in (*(rule for _, rule in all_rules(self._cls)), *own):
             for name in _names_read(function):
-                if not name.startswith("_") and not hasattr(Tensor, name):
+                # Assigning to a property or a constant is up to its setter.
+                has_setter = hasattr(type(inspect.getattr_static(self._cls, name, None)), "__set__")
+                if not (name.startswith("_") or hasattr(Tensor, name) or has_setter):
                     yield name, function  # type: ignore[misc]
 
     def warn(self, name: str) -> None:
