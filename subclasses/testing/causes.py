@@ -84,8 +84,7 @@ def _foreign_tensor(error: BaseException, cls: type) -> str | None:
     which = f" ({'; '.join(dict.fromkeys(found))})" if found else ""
     return (
         f"a rule uses a tensor that is neither an operand nor an inner tensor{which}. A compiler traces with stand-ins "
-        f"and has none for it: declare it as a field with inner(), or make it in the rule from numbers, with "
-        f"x.new_tensor(numbers)"
+        f"and has none for it: declare it as a constant of the class, with constant(), or as a field, with inner()"
     )
 
 

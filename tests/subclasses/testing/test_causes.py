@@ -66,7 +66,7 @@ def test_a_tensor_of_the_module_is_named():
     )
     for mend in mends:
         assert "neither an operand nor an inner tensor (TABLE, which Table.materialize (" in mend
-        assert "declare it as a field with inner()" in mend
+        assert "declare it as a constant of the class, with constant(), or as a field, with inner()" in mend
 
 
 def test_a_rule_that_knows_the_left_operand_only():
