@@ -194,6 +194,18 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def hooks_of(t: torch.Tensor) -> Any:
+    """Returns the dict of the hooks that were registered with ``register_hook``, or None."""
+    # The attribute that register_hook adds to. It has no public reader.
+    return t._backward_hooks
+
+
+def set_hooks(t: torch.Tensor, hooks: Any) -> None:
+    """Replaces all hooks of a tensor by those of a dict, to which hooks that are registered later are added."""
+    # The setter hands the dict to the C++ tensor.
+    t._backward_hooks = hooks
+
+
 # ---- aliasing ----------------------------------------------------------------------------------------------
 
 # Gives a wrapper made for a view op the storage of its base wrapper, as AOTAutograd expects.

@@ -39,6 +39,10 @@ class TensorSubclass(Tensor):
         dtype_from: name of the inner tensor whose dtype is the outer one. Default: ``size_from``.
         fallback: what an op without a rule does: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``.
         decompose: whether PyTorch's decompositions may be used, or the collection of ops that may be decomposed.
+        trainable: whether the differentiable inner tensors of an ``nn.Parameter`` are what an optimizer updates. The
+            gradient of the Parameter is then a cotangent of the class, and weight decay, clipping and averages act on
+            each inner tensor. Default: True for ``fallback="map"``, else False; a Parameter that requires grad is then
+            refused, unless the class has a rule for ``add_``.
     """
 
     __spec__: SubclassSpec
@@ -58,6 +62,7 @@ class TensorSubclass(Tensor):
         dtype_from: str | None = None,
         fallback: Literal["error", "views", "materialize", "map"] | None = None,
         decompose: bool | Collection[Any] | None = None,
+        trainable: bool | None = None,
         **kwargs: Any,
     ) -> None:
         if kwargs and isinstance(super().__init_subclass__, BuiltinMethodType):  # object's takes no keywords
@@ -68,6 +73,7 @@ class TensorSubclass(Tensor):
             "dtype_from": dtype_from,
             "fallback": fallback,
             "decompose": decompose,
+            "trainable": trainable,
         }
         scope = sys._getframe(1).f_locals
         check_undeclared(cls, scope)

@@ -160,6 +160,11 @@ def nested_layouts(inners: list[tuple[str, Any]]) -> Nested:
     return tuple((name, layout_of(t)) for name, t in wrappers)  # type: ignore[arg-type]
 
 
+def value_layout(layout: Layout) -> Layout:
+    """Returns the layout of values whose cotangents have this layout."""
+    return intern_layout(layout.cls, layout.statics, layout.present, layout.nested)
+
+
 def cotangent_layout(layout: Layout) -> Layout:
     """Returns the layout of a cotangent of values with this layout."""
     return intern_layout(layout.cls, layout.statics, layout.present, layout.nested, True)

@@ -17,7 +17,7 @@ from torch.utils.hooks import warn_if_has_hooks
 from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
 from subclasses.layout import cotangent_layout
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.values import carrier, with_inners
+from subclasses.spec.values import HOOKS, carrier, with_inners
 
 # ---- state -------------------------------------------------------------------------------------------------
 
@@ -37,7 +37,7 @@ def _metadata(x: Any) -> dict[str, Any]:
 def _extra_attributes(x: Any) -> dict[str, Any]:
     """Returns attributes that the user or torch set on the value, such as the mark of an ``nn.Parameter``."""
     spec: SubclassSpec = type(x).__spec__
-    own = {*spec.names, *spec.attributes, "_layout", *(carrier(f.name) for f in spec.dynamics)}
+    own = {*spec.names, *spec.attributes, "_layout", HOOKS, *(carrier(f.name) for f in spec.dynamics)}
     return {k: v for k, v in x.__dict__.items() if k not in own and not k.startswith("_dynamo_")}
 
 
@@ -55,6 +55,12 @@ def _mark_dynamic_dims(x: Any, marked: dict[str, list[int]]) -> None:
     for name, dims in marked.items():
         for dim in dims:
             mark_dim_dynamic(tensors[name], dim)
+
+
+def _restore_parameter(x: Any) -> None:
+    """Gives a copy of an ``nn.Parameter`` the hook of one, by the assignment that torch makes for a new one."""
+    if x.__dict__.get("_is_param"):
+        x._is_param = True
 
 
 # ---- pickling ----------------------------------------------------------------------------------------------
@@ -82,6 +88,7 @@ def rebuild(
         x.__dict__["_layout"] = cotangent_layout(x._layout)
     if extras:  # Dynamo traces copy.copy and rejects an update with an empty dict
         x.__dict__.update(extras)
+        _restore_parameter(x)
     _mark_dynamic_dims(x, flags.get("dynamic_dims", {}))
     return x.requires_grad_() if flags["requires_grad"] else x
 
@@ -134,6 +141,7 @@ def deepcopy(x: Any, memo: dict[int, Any]) -> Any:
     inners = {name: copy.deepcopy(t, memo) for name, t in _present_inners(x).items()}
     new = with_inners(x, [inners.get(n) for n in type(x).__spec__.inner_names])
     new.__dict__.update(copy.deepcopy(_extra_attributes(x), memo))
+    _restore_parameter(new)
     _mark_dynamic_dims(new, _dynamic_dims(x))
     if x.requires_grad:
         new.requires_grad_()

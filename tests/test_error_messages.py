@@ -84,6 +84,11 @@ def unknown_size_from():
         data_: Tensor = inner()
 
 
+def nothing_to_train():
+    class Frozen(TensorSubclass, trainable=True):
+        data_: Tensor = inner(dtype=torch.int8)
+
+
 def unknown_keyword():
     class Keyed(TensorSubclass, fallbck="map"):
         data_: Tensor = inner()
@@ -197,6 +202,7 @@ class Shaped(TensorSubclass):
 
 
 SPEC = [
+    (nothing_to_train, ["Frozen", "trainable=True", "torch.int8", "remove"]),
     (bad_shape, ["Shaped.data_", "shape='out, in'", "separated by spaces", "shape='out in'"]),
     (shape_and_ndim, ["Shaped.data_", "shape='out in'", "remove ndim=2"]),
     (
@@ -292,6 +298,18 @@ VALUES = [
     (lambda: subclasses.coverage(Pair).ops("ruled"), ValueError, ["'ruled'", "rule", "materialize"]),
 ]
 
+
+def parameter_that_cannot_train():
+    nn.Parameter(Dense(torch.ones(3)))
+
+
+def copies_to_a_parameter():
+    class Factors(Dense, trainable=True):
+        pass
+
+    nn.Parameter(Factors(torch.ones(3))).detach().copy_(torch.ones(3))
+
+
 # ---- DispatchError: an op -----------------------------------------------------------------------------------
 
 
@@ -303,6 +321,11 @@ def strictly():
 DISPATCH = [
     (lambda: Strict(torch.ones(2)) * 2, ["Strict", "no rule", "aten.mul.Tensor", "@Strict.implements"]),
     (strictly, ["aten.add.Tensor", "materialize a Dense", "strict()"]),
+    (
+        parameter_that_cannot_train,
+        ["nn.Parameter", "Dense", "Dense(self.raw) in `forward`", "requires_grad=False", "trainable=True"],
+    ),
+    (copies_to_a_parameter, ["aten.copy_.default", "Parameter of a Factors", "lerp_", "multi_avg_fn"]),
     (lambda: Dense(torch.ones(2)).add_(1), ["aten.add_.Tensor", "writes to a Dense", "functional op"]),
     (
         lambda: pair() + Pair(torch.ones(3), torch.ones(3), tag="other"),

@@ -68,9 +68,9 @@ def with_cotangent_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any])
             args = (other,)
         same_layout = isinstance(x, cls) and isinstance(other, cls) and _layout_of(x) is _layout_of(other)
         if op in ADDITIVE_OPS and not same_layout:
-            raise _mixed_error(cls, op, x, other)
+            raise mixed_error(cls, op, x, other)
         if op in SCALING_OPS and (not isinstance(x, cls) or _has_dims(other)):
-            raise _mixed_error(cls, op, x, other)
+            raise mixed_error(cls, op, x, other)
         return _apply(op, x, args, kwargs)
 
     return plan
@@ -110,7 +110,8 @@ def _has_dims(other: Any) -> bool:
     return isinstance(other, Tensor) and other.dim() > 0
 
 
-def _mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
+def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
+    """Returns the error for operands that are no matching cotangents and numbers."""
     shown = [f"{one_of(type(v))}" + " cotangent" * is_cotangent(v) for v in (x, other)]
     return DispatchError(
         f"{op} on {shown[0]} and {shown[1]}: cotangents of {one_of(cls)} are added to one another and scaled by "

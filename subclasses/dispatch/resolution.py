@@ -28,6 +28,7 @@ from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
 from subclasses.dispatch.schema import functional_counterpart, op_facts
+from subclasses.dispatch.training import COPYING_OPS, takes_lists, with_marks, with_training
 from subclasses.errors import DispatchError
 from subclasses.higher_order.dispatch import higher_order_run
 
@@ -51,8 +52,12 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if isinstance(op, HigherOrderOperator):
         return Plan("higher-order", higher_order_run(cls, op))
     plan = _plan_before_fallback(cls, op) or Plan(fallback_step(cls, op), fallback_run(cls, op))
-    if cls.__spec__.fallback != "map":
+    if cls.__spec__.trainable:
+        plan = plan._replace(run=with_training(cls, op, plan.run))
+    elif cls.__spec__.fallback != "map":
         plan = plan._replace(run=with_cotangent_arithmetic(cls, op, plan.run))
+    if op in COPYING_OPS:
+        plan = plan._replace(run=with_marks(cls, op, plan.run))
     return plan._replace(run=with_normal_views(op, plan.run)) if op_facts(op).viewed else plan
 
 
@@ -65,8 +70,8 @@ def find_step(cls: Any, op: OpOverload) -> str:
 def marks_cotangents(cls: Any) -> bool:
     """Whether cotangents of a class are marked, because its ``+`` does not add inner tensors or does not exist."""
     spec = cls.__spec__
-    if spec.stands_for_plain or spec.fallback not in ("error", "views"):
-        return spec.stands_for_plain
+    if spec.stands_for_plain or spec.trainable or spec.fallback not in ("error", "views"):
+        return spec.fallback != "map"
     try:
         return find_step(cls, torch.ops.aten.add.Tensor) == "error"
     except DispatchError:
@@ -174,6 +179,8 @@ def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
     others: list[type] = [
         t for t in types if not issubclass(t, cls) and is_traceable_wrapper_subclass_type(t)
     ]
+    if cls.__spec__.trainable and takes_lists(op):
+        return False  # its plan leaves elements of other classes to them
     if not others or find_op_rule(cls, op) is not None or any(issubclass(cls, t) for t in others):
         return False
     inside = {layout.cls for x in wrappers_in(cls, args) for _, layout in x._layout.nested}

@@ -10,6 +10,7 @@ from torch import Tensor
 from subclasses._torch import is_recording
 from subclasses._torch_tracing import record_readings
 from subclasses.autograd import construct
+from subclasses.generate import parameters
 from subclasses.spec.collect import InnerField
 from subclasses.spec.constants import Constant
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
@@ -39,16 +40,25 @@ class DynamicDims:
 # ---- assigning ---------------------------------------------------------------------------------------------
 
 
+# Attributes of torch's own whose assignment concerns the inner tensors or the gradient.
+_SPECIAL = {
+    "data": lambda x, value: _set_data(x, value),
+    "_is_param": parameters.become_parameter,
+    "__dict__": parameters.swap_attributes,
+}
+SPECIAL_ATTRIBUTES = frozenset(_SPECIAL)
+
+
 def set_field(x: Any, name: str, value: Any) -> None:
-    """Assigns an inner tensor, with the checks of the constructor; ``data`` replaces the whole value.
+    """Assigns an inner tensor, with the checks of the constructor, or an attribute of torch's own.
 
     Raises:
         AttributeError: the field is metadata, which is constant.
         ValueError: the inner tensor requires grad, or would change the outer size, dtype or device.
     """
     cls, spec = type(x), type(x).__spec__
-    if name == "data":
-        return _set_data(x, value)
+    if name in _SPECIAL:
+        return _SPECIAL[name](x, value)
     field = next((f for f in spec.inners if name in (f.name, f.attribute)), None)
     if field is None:
         raise AttributeError(

@@ -16,6 +16,7 @@ from subclasses import serialize
 from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
 from subclasses.codegen.emitter import Emitter
 from subclasses.generate import fsdp
+from subclasses.generate.attributes import SPECIAL_ATTRIBUTES
 from subclasses.generate.shape_text import emit_shape_checks
 from subclasses.spec import construction
 from subclasses.spec.collect import InnerField, SubclassSpec
@@ -268,7 +269,7 @@ def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
 
     Any other attribute is kept, with a warning if a rule reads it.
     """
-    fields = e.bind(frozenset({*spec.names, *spec.attributes, "data"}), "fields")
+    fields = e.bind(frozenset({*spec.names, *spec.attributes, *SPECIAL_ATTRIBUTES}), "fields")
     plain = e.bind(object.__setattr__, "set_attribute")
     e.writeline("def __setattr__(_self, _name, _value):")
     with e.indent():

@@ -79,6 +79,8 @@ class SubclassSpec:
     decompose: bool | frozenset[Any]
     outer_args: tuple[str, ...] | None
     has_materialize: bool
+    # Whether an optimizer may update the differentiable inner tensors of a Parameter as if they were the parameters.
+    trainable: bool
     # Names of all inner tensors in order of declaration, and of the attributes that hold the inner tensors themselves.
     inner_names: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
     attributes: tuple[str, ...] = dataclasses.field(init=False, repr=False, compare=False)
@@ -111,7 +113,7 @@ class SubclassSpec:
 # Attributes with a class's own fields and keywords, unresolved. Subclasses merge those of all their bases.
 OWN_FIELDS, OWN_KEYWORDS = "_own_fields", "_own_keywords"
 
-KEYWORDS = ("size_from", "dtype_from", "fallback", "decompose")
+KEYWORDS = ("size_from", "dtype_from", "fallback", "decompose", "trainable")
 
 
 def raise_unknown_keywords(cls: type, unknown: Collection[str]) -> NoReturn:
@@ -273,6 +275,7 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
         decompose=_collect_decompose(cls, keywords.get("decompose", False)),
         outer_args=None if outer is _TENSOR_OUTER else _collect_outer_args(cls, outer, frozenset(fields)),
         has_materialize=inspect.getattr_static(cls, "materialize", None) is not None,
+        trainable=keywords.get("trainable", keywords.get("fallback") == "map"),
     )
 
 
@@ -355,12 +358,28 @@ def check_spec(cls: type, spec: SubclassSpec) -> None:
             f'{spec.name}: fallback="materialize" needs a method `materialize(self) -> Tensor` that returns '
             f"the plain tensor this stands for"
         )
+    _check_trainable(spec)
     for field in spec.statics:
         _check_static_default(spec, field)
     for field in spec.dynamics:
         default = field.default
         if default is not MISSING and (type(default) is not int or default < 0):
             raise SpecError(f"{spec.name}.{field.name}: expected a non-negative int default, got {default!r}")
+
+
+def _check_trainable(spec: SubclassSpec) -> None:
+    if not isinstance(spec.trainable, bool):
+        raise SpecError(f"{spec.name}: expected a bool as trainable=, got {spec.trainable!r}")
+    dtypes = [f.dtype for f in spec.inners]
+    if (
+        spec.trainable
+        and spec.fallback != "map"
+        and not any(d is None or _is_differentiable(d) for d in dtypes)
+    ):
+        raise SpecError(
+            f"{spec.name}: trainable=True needs an inner tensor that an optimizer can update, and all are declared "
+            f"with the dtypes {', '.join(map(str, dtypes))}; remove trainable=True"
+        )
 
 
 def _check_static_default(spec: SubclassSpec, field: MetaField) -> None:

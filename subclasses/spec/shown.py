@@ -21,6 +21,8 @@ def show_spec(spec: Any) -> str:
         if isinstance(decompose, bool)
         else f"[{', '.join(sorted(map(str, decompose)))}]",
     }
+    if spec.trainable and spec.fallback != "map":
+        keywords["trainable"] = "True"
     head = ", ".join(f"{key}={value}" for key, value in keywords.items())
     lines = [f"class {spec.name}(TensorSubclass, {head}):", *(f"    {line}" for line in _lines(spec))]
     return "\n".join(lines)

@@ -11,6 +11,16 @@ from torch import Tensor
 from subclasses._torch import is_traceable_wrapper_subclass, mark_dim_dynamic
 from subclasses.spec.collect import InnerField
 
+# Attributes that values carry besides their fields: a detached copy of a Parameter of a trainable class, the gradient
+# of a Parameter of a class with fallback="map", and a weak reference to the hooks of a Parameter.
+POINT, GRADIENT, HOOKS = "_of_parameter", "_gradient", "_gradient_hooks"
+
+
+def is_point(x: Any) -> bool:
+    """Whether a value is an ``nn.Parameter``, or a detached alias or copy of one."""
+    held = x.__dict__
+    return held.get("_is_param", False) or POINT in held
+
 
 def dynamic_ints(x: Any) -> tuple[Any, ...]:
     """Returns the values of the dynamic ints in order of declaration."""

@@ -340,8 +340,8 @@ def test_an_inner_tensor_that_may_live_elsewhere_stays():
     assert (y.a.device.type, y.offsets.device.type) == ("meta", "cpu")
 
 
-def test_a_plain_gradient_of_a_parameter():
-    p = nn.Parameter(Scaled(torch.ones(3), torch.tensor(2.0)))
+def test_a_plain_gradient_of_a_leaf():
+    p = Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_()
     (p * 3).sum().backward()
     assert type(p.grad) is Tensor and p.grad.tolist() == [3, 3, 3]
 

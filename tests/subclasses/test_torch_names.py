@@ -289,6 +289,18 @@ def op_infos():
     assert {"add", "matmul"} <= {info.name for info in _torch.op_infos()}
 
 
+def hooks():
+    x, seen = torch.ones(2, requires_grad=True), []
+    x.register_hook(lambda grad: seen.append("replaced"))
+    other = torch.ones(2, requires_grad=True)
+    other.register_hook(lambda grad: seen.append("other's"))
+    _torch.set_hooks(x, _torch.hooks_of(other))
+    x.register_hook(lambda grad: seen.append("added"))
+    x.sum().backward()
+    assert seen == ["other's", "added"] and len(_torch.hooks_of(other)) == 2
+    assert _torch.hooks_of(torch.ones(1)) is None
+
+
 def preserve_version_counter():
     x = torch.ones(2)
     with _torch.preserve_version_counter(x):
@@ -520,7 +532,9 @@ CHECKS = {
     "python_decomposition": python_decomposition,
     "lazy_bits_enabled": lazy_bits_enabled,
     "autograd_enabled": autograd_enabled,
+    "hooks_of": hooks,
     "in_backward": in_backward,
+    "set_hooks": hooks,
     "is_recording": is_recording,
     "apply_function": apply_function,
     "record_readings": record_readings,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from subclasses._torch import storage_key
+from subclasses.errors import DispatchError
 from subclasses.testing.compare import check_close, check_equal, plain_type, snapshot
 from subclasses.testing.errors import Broken, must, succeeds
 from subclasses.testing.property import promise
@@ -99,7 +100,7 @@ class Holder(nn.Module):
 def parameter(s: Subject) -> None:
     """nn.Parameter(x) is a parameter and a value of the class, and moves between modules by state_dict."""
     x = s.make().detach()
-    trains = is_differentiable(x)
+    trains = is_differentiable(x) and not _is_refused(x)
     with must("nn.Parameter(x)"):
         module = Holder(x, trains)
     weight: Any = module.weight
@@ -113,6 +114,15 @@ def parameter(s: Subject) -> None:
     with must("copy.deepcopy of a module"):
         clone = copy.deepcopy(module)
     check_equal(s, "the parameter of a copied module", clone.weight.detach(), x)
+
+
+def _is_refused(x: Tensor) -> bool:
+    """Whether the class says that no optimizer could update a parameter of it; it may be a frozen one."""
+    try:
+        nn.Parameter(x)
+    except DispatchError:
+        return True
+    return False
 
 
 def _check_load(s: Subject, module: nn.Module, x: Any, trains: bool, assign: bool) -> None:
@@ -132,9 +142,12 @@ def _check_load(s: Subject, module: nn.Module, x: Any, trains: bool, assign: boo
     "rules for them, or refuse those that write"
 )
 def optimizer(s: Subject) -> None:
-    """A step of SGD moves a parameter as it would move what the parameter stands for, or is refused."""
+    """A step of SGD moves a parameter as it would move what the parameter stands for, or is refused.
+
+    It moves the inner tensors of a class that is declared trainable.
+    """
     s.trainable()
-    weight: Any = nn.Parameter(s.make().detach())
+    weight: Any = s.call("nn.Parameter(x)", lambda: nn.Parameter(s.make().detach()))
     loss = s.call("(w * w).sum()", lambda: weight * weight)
     ones = torch.ones(loss.shape, dtype=loss.dtype)
     (grad,) = s.call("the gradient of w * w", lambda: torch.autograd.grad(loss, weight, ones))
@@ -144,11 +157,17 @@ def optimizer(s: Subject) -> None:
     if not works:
         check_equal(s, "a parameter after a refused SGD.step()", weight.detach(), before)
         return
-    if not s.has_reference or type(grad) is not plain_type(weight.detach()):
+    trains_inners = s.declared and s.cls.__spec__.trainable
+    if type(grad) is not plain_type(weight.detach()) or not (s.has_reference or trains_inners):
         return
-    expected = [p - 0.1 * g for p, g in zip(s.reference(before), s.reference(grad), strict=True)]
-    for got, e in zip(s.reference(weight.detach()), expected, strict=True):
+    parts = _differentiable_inners if trains_inners else Subject.reference
+    expected = [p - 0.1 * g for p, g in zip(parts(s, before), parts(s, grad), strict=True)]
+    for got, e in zip(parts(s, weight.detach()), expected, strict=True):
         check_close(s, "a parameter after SGD.step()", got, e)
+
+
+def _differentiable_inners(s: Subject, x: Any) -> tuple[Any, ...]:
+    return tuple(filter(is_differentiable, s.inners(x).values()))
 
 
 # ---- other dtypes and devices ------------------------------------------------------------------------------

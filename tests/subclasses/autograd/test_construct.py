@@ -265,7 +265,7 @@ def test_a_class_with_a_sum_of_its_own_keeps_it():
 # ---- rules for Python-level functions ----------------------------------------------------------------------
 
 
-class Weight(TensorSubclass, size_from="data_", fallback="error"):
+class Weight(TensorSubclass, size_from="data_", fallback="error", trainable=True):
     """A rule with no autograd function anywhere."""
 
     data_: Tensor = inner()

@@ -95,7 +95,7 @@ def test_the_outer_dtype_follows_another_inner_tensor_than_the_first(cls, name):
 @pytest.mark.parametrize("convert", [lambda m: m.half(), lambda m: m.to(torch.float16)])
 def test_a_module_converts_its_parameters(cls, convert):
     module = nn.Module()
-    module.weight = nn.Parameter(values(cls))
+    module.weight = nn.Parameter(values(cls), requires_grad=False)
     weight = convert(module).weight
     assert isinstance(weight, nn.Parameter)
     assert isinstance(weight, cls)
@@ -161,7 +161,7 @@ def test_a_dtype_that_stays_is_an_error(convert):
 
 def test_a_module_with_a_parameter_that_does_not_convert():
     module = nn.Module()
-    module.weight = nn.Parameter(fixed(Fixed))
+    module.weight = nn.Parameter(fixed(Fixed), requires_grad=False)
     with pytest.raises(
         TypeError, match=r"Fixed does not convert from torch.float32 to torch.float16.*_to_copy\.default"
     ):
@@ -178,7 +178,7 @@ def test_the_rule_that_the_errors_advise():
         return Ruled(func(x.qdata, **kwargs), shown=dtype or x.shown)
 
     module = nn.Module()
-    module.weight = nn.Parameter(fixed(Ruled))
+    module.weight = nn.Parameter(fixed(Ruled), requires_grad=False)
     weight = module.half().weight
     assert (weight.dtype, weight.qdata.dtype) == (torch.float16, torch.bfloat16)
     assert torch.equal(weight.detach() + 0, torch.tensor([1.5, 2.0], dtype=torch.float16))

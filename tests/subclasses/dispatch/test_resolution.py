@@ -308,7 +308,7 @@ STRUCTURAL = {
     "contiguous": lambda x: x.contiguous(),
     "is_pinned": lambda x: x.is_pinned(),
     "requires_grad_": lambda x: x.requires_grad_(),
-    "parameter": torch.nn.Parameter,
+    "parameter": lambda x: torch.nn.Parameter(x, requires_grad=False),
 }
 
 

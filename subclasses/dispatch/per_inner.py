@@ -1,0 +1,72 @@
+"""Parts of the arithmetic of optimizers: an op on the differentiable inner tensors of points and cotangents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import OpOverload
+from subclasses.autograd.construct import is_differentiable
+from subclasses.dispatch.cotangents import is_cotangent, mixed_error
+from subclasses.layout import cotangent_layout
+from subclasses.spec.values import GRADIENT, dynamic_ints, is_point
+
+
+def records(values: Any) -> bool:
+    """Whether autograd records an op on these values; its formula holds for values, not for points."""
+    return torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values)
+
+
+def check_operands(cls: Any, op: OpOverload, operands: Iterable[Any]) -> None:
+    """Raises DispatchError unless all operands are matching points and cotangents of a class, or numbers."""
+    x = next(v for v in operands if isinstance(v, cls))
+    for v in operands:
+        if isinstance(v, cls):
+            same = cotangent_layout(v._layout) is cotangent_layout(x._layout)
+            fits = same and dynamic_ints(v) == dynamic_ints(x) and (is_cotangent(v) or is_point(v))
+        else:
+            fits = v.dim() == 0
+        if not fits:
+            raise mixed_error(cls, op, x, x if v is x else v)
+
+
+def run_per_inner(cls: Any, op: OpOverload, x: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Runs an op once for each differentiable inner tensor, with the inner tensors of that name as arguments."""
+    results = {}
+    for name in differentiable_names(x):
+        inners = [inner_of(cls, v, name) for v in args]
+        results[name] = op(*inners, **{k: inner_of(cls, v, name) for k, v in kwargs.items()})
+    return results
+
+
+def inner_of(cls: Any, v: Any, name: str) -> Any:
+    """Returns the inner tensor of a value of the class; any other argument itself."""
+    return v.__dict__[name] if isinstance(v, cls) else v
+
+
+def differentiable_names(x: Any) -> list[str]:
+    """Returns the attributes that hold the inner tensors that an optimizer updates."""
+    return [n for n in x._layout.present if is_differentiable(x.__dict__[n])]
+
+
+def remade(x: Any, results: dict[str, Any], layout: Any, mark: str = "") -> Any:
+    """Returns a value with results in place of inner tensors, and the other inner tensors of ``x``."""
+    inners = [results.get(n, x.__dict__[n]) for n in type(x).__spec__.attributes]
+    out = type(x)._wrap(layout, *inners, *dynamic_ints(x))
+    if mark:
+        out.__dict__[mark] = True
+    return out
+
+
+def is_gradient(x: Any) -> bool:
+    """Whether a value is a cotangent, marked as such by its layout or as the gradient of a Parameter."""
+    return is_cotangent(x) or GRADIENT in x.__dict__
+
+
+def joint_norm(norms: list[Tensor], ord: Any) -> Tensor:
+    """Returns the norm of several tensors together from the norm of each."""
+    stacked = torch.stack(norms)
+    return stacked.sum() if ord == 0 else torch.linalg.vector_norm(stacked, ord)

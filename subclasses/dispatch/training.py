@@ -1,0 +1,198 @@
+"""Arithmetic of optimizers on a trainable class: on the inner tensors, as if they were the parameters.
+
+An optimizer computes with *points* (Parameters, and detached aliases and copies of them) and *cotangents* (gradients,
+and the states that are made like them). For a trainable class these ops run once for each differentiable inner tensor:
+
+- a pointwise op with a cotangent among its operands; the result is a cotangent, or a point where one is moved,
+- a pointwise op that writes to a point,
+- ``zeros_like`` and the like of a point or cotangent, which make a state of the optimizer: a cotangent,
+- the norm of a cotangent: that of all its inner tensors together,
+- ops on lists of tensors, one element at a time, since a model has plain parameters and those of other classes too.
+
+Any other value keeps its meaning. With ``fallback="map"`` every op runs on the inner tensors anyway. Cotangents are not
+marked there, so the gradient of a Parameter has an attribute, which says that its norm is one number.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import OpOverload
+from subclasses.autograd.construct import PRIMAL
+from subclasses.dispatch.aliasing import argument, bump_versions
+from subclasses.dispatch.cotangents import is_cotangent, wrap_plain_cotangent
+from subclasses.dispatch.lists import run_lists
+from subclasses.dispatch.per_inner import (
+    check_operands,
+    differentiable_names,
+    is_gradient,
+    joint_norm,
+    records,
+    remade,
+    run_per_inner,
+)
+from subclasses.dispatch.rules import find_op_rule
+from subclasses.dispatch.schema import functional_counterpart, op_facts
+from subclasses.errors import DispatchError, one_of
+from subclasses.layout import cotangent_layout
+from subclasses.spec.values import GRADIENT, POINT, is_point
+
+aten = torch.ops.aten
+
+Call = Callable[..., Any]
+
+# Ops without the tag `pointwise` that treat elements separately.
+_WRITING_OPS = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
+_LIKE_OPS = frozenset({aten.zeros_like.default, aten.ones_like.default, aten.full_like.default})
+# A result is where the first operand was, moved by the others.
+_MOVING_OPS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.addcmul.default, aten.addcdiv.default})
+# Their result refers to the same Parameter, or is a copy of it.
+COPYING_OPS = frozenset(
+    {
+        aten.detach.default,
+        aten.alias.default,
+        aten.clone.default,
+        aten._to_copy.default,
+        aten.empty_like.default,
+    }
+)
+
+
+def takes_lists(op: OpOverload) -> bool:
+    """Whether an op treats the elements of lists of tensors separately, as optimizers call it."""
+    if not op.overloadpacket.__name__.startswith(("_foreach_", "_fused_", "_amp_foreach_")):
+        return False
+    facts = op_facts(op)
+    return (
+        facts.arguments[0].kind == "tensors"
+        and facts.returns in ((), ("tensors",))
+        and not any(facts.arguments[i].keyword for i in facts.written)
+    )
+
+
+def with_training(cls: Any, op: OpOverload, run: Call) -> Call:
+    """Wraps the plan of an op on a trainable class so that optimizers act on inner tensors; others stay unwrapped."""
+    if takes_lists(op):
+        return functools.partial(run_lists, op, run)
+    if op is aten.linalg_vector_norm.default:
+        return _with_joint_norm(cls, run)
+    if cls.__spec__.fallback == "map":
+        return run
+    if op is aten.copy_.default:
+        return _with_copies(cls, run)
+    if op in _LIKE_OPS:
+        return _with_states(cls, op, run)
+    functional = functional_counterpart(op) or op
+    if torch.Tag.pointwise in (*op.tags, *functional.tags) or op in _WRITING_OPS:
+        return _with_arithmetic(cls, op, run)
+    return run
+
+
+# ---- pointwise ops -----------------------------------------------------------------------------------------
+
+
+def _with_arithmetic(cls: Any, op: OpOverload, run: Call) -> Call:
+    facts = op_facts(op)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        for x in (*args, *kwargs.values()) if kwargs else args:
+            if isinstance(x, cls) and x.__dict__["_layout"].cotangent:
+                return _run_arithmetic(cls, op, run, args, kwargs)
+        for i in facts.written:
+            x = argument(facts, args, kwargs, i)
+            if isinstance(x, cls) and is_point(x) and not records((*args, *kwargs.values())):
+                return _run_arithmetic(cls, op, run, args, kwargs)
+        return run(*args, **kwargs)
+
+    return plan
+
+
+def _with_copies(cls: Any, run: Call) -> Call:
+    """Wraps ``copy_``: between points and cotangents, whose layouts differ, and refused with a way out for others."""
+    op = aten.copy_.default
+    ruled = find_op_rule(cls, op) is not None
+
+    def plan(x: Any, source: Any, *args: Any) -> Any:
+        if is_cotangent(x) is not is_cotangent(source):
+            return _run_arithmetic(cls, op, run, (x, source, *args), {})
+        if not ruled and isinstance(x, cls) and is_point(x) and not isinstance(source, cls):
+            raise DispatchError(
+                f"{op} of a {type(source).__name__} to a Parameter of {one_of(cls)}: the result of arithmetic "
+                f"on values has no inner tensors. Update it in place, as average.lerp_(p, 0.1) does; for an "
+                f"AveragedModel pass multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn()"
+            )
+        return run(x, source, *args)
+
+    return plan
+
+
+def _run_arithmetic(cls: Any, op: OpOverload, run: Call, args: Any, kwargs: Any) -> Any:
+    if op is aten.add.Tensor and not kwargs:
+        args = wrap_plain_cotangent(*args)
+    operands: list[Any] = [v for v in (*args, *kwargs.values()) if isinstance(v, Tensor)]
+    wrappers = [v for v in operands if isinstance(v, cls)]
+    check_operands(cls, op, operands)
+    # Of a comparison with a mask, which is a cotangent of bools, the other operand has the inner tensors to run on.
+    x = next((w for w in wrappers if differentiable_names(w)), wrappers[0])
+    results = run_per_inner(cls, op, x, args, kwargs)
+    facts = op_facts(op)
+    if facts.written:
+        bump_versions(list(results.values()))
+        return argument(facts, args, kwargs, facts.written[0])
+    first = args[0]
+    if op in _MOVING_OPS and isinstance(first, cls) and is_point(first):
+        return remade(first, results, first._layout, POINT)
+    out = remade(x, results, cotangent_layout(x._layout))
+    primal = next((w.__dict__[PRIMAL] for w in wrappers if PRIMAL in w.__dict__), None)
+    if primal is not None:
+        out.__dict__[PRIMAL] = primal
+    return out
+
+
+# ---- states, copies, norms ---------------------------------------------------------------------------------
+
+
+def _with_states(cls: Any, op: OpOverload, run: Call) -> Call:
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (is_cotangent(x) or is_point(x)):
+            return run(x, *args, **kwargs)
+        return remade(x, run_per_inner(cls, op, x, (x, *args), kwargs), cotangent_layout(x._layout))
+
+    return plan
+
+
+def with_marks(cls: Any, op: OpOverload, run: Call) -> Call:
+    """Wraps a plan so that a copy of a point is a point; but not what autograd records as computed from it.
+
+    For a class that is not trainable, only copies of a Parameter that requires grad are marked: a module that is moved
+    makes a Parameter of such a copy, which is not refused.
+    """
+    trainable = cls.__spec__.trainable
+
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = run(x, *args, **kwargs)
+        if type(out) is type(x):
+            marked = is_point(x) and (trainable or x.requires_grad or POINT in x.__dict__)
+            if marked and (op is aten.detach.default or not records((x,))):
+                out.__dict__[POINT] = True
+            elif GRADIENT in x.__dict__:
+                out.__dict__[GRADIENT] = True
+        return out
+
+    return plan
+
+
+def _with_joint_norm(cls: Any, run: Call) -> Call:
+    op = aten.linalg_vector_norm.default
+
+    def plan(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
+        if dim or keepdim or not is_gradient(x):
+            return run(x, ord, dim, keepdim, **kwargs)
+        return joint_norm(list(run_per_inner(cls, op, x, (x, ord), kwargs).values()), ord)
+
+    return plan

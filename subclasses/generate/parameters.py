@@ -1,0 +1,134 @@
+"""Values that become an ``nn.Parameter``: whether their class can be trained, and the class of their gradient.
+
+``nn.Parameter(x)`` sets an attribute on a detached alias of ``x``; the generated ``__setattr__`` passes it on to here.
+
+An op that materializes a value has a plain gradient. A hook of the Parameter converts it to a cotangent of the class,
+so that all gradients that reach a leaf can be added, and an optimizer finds the gradient of each inner tensor. The hook
+keeps the attributes of the Parameter alive, not the Parameter: a strong reference would be a cycle, and torch refuses
+to swap tensors with weak references, as ``module.to(dtype)`` does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.hooks import unserializable_hook
+
+from subclasses._torch import hooks_of, is_traceable_wrapper_subclass, set_hooks
+from subclasses.autograd.construct import as_cotangent, is_differentiable
+from subclasses.dispatch.resolution import find_step
+from subclasses.errors import DispatchError, one_of
+from subclasses.layout import value_layout
+from subclasses.spec.values import GRADIENT, HOOKS, POINT, with_inners
+
+
+def become_parameter(x: Any, value: bool) -> None:
+    """Implements ``x._is_param = value``.
+
+    Raises:
+        DispatchError: the value requires grad, and no optimizer could update it. torch itself may make such a Parameter
+            all the same: ``load_state_dict(assign=True)`` does, without gradients, from a file of frozen weights for a
+            module that is not frozen, and ``module.to()`` does, of a copy of it.
+    """
+    object.__setattr__(x, "_is_param", value)
+    if not value or not _is_real(x):
+        return
+    if type(x).__spec__.trainable:
+        x.__dict__["_layout"] = value_layout(x._layout)
+        _convert_gradients(x)
+    elif x.requires_grad and torch.is_grad_enabled() and POINT not in x.__dict__:
+        check_can_train(type(x))
+
+
+def _is_real(x: Any) -> bool:
+    """Whether a value holds plain tensors, at any depth, and not those of a trace."""
+    while is_traceable_wrapper_subclass(x):
+        names, _ = x.__tensor_flatten__()
+        x = getattr(x, names[0])
+    return isinstance(x, Tensor) and type(x) in (Tensor, torch.nn.Parameter)
+
+
+# ---- refusing ----------------------------------------------------------------------------------------------
+
+
+def check_can_train(cls: Any) -> None:
+    """Raises DispatchError if no optimizer can update a Parameter of the class."""
+    add = torch.ops.aten.add_.Tensor
+    step = find_step(cls, add)
+    if step not in ("materialize", "error"):
+        return
+    why = (
+        "adding to what it materializes to would be lost"
+        if step == "materialize"
+        else "it has no rule for it"
+    )
+    names = ", ".join(f"self.{n}" for n in cls.__spec__.inner_names)
+    raise DispatchError(
+        f"nn.Parameter of {one_of(cls)} that requires grad: an optimizer adds to it in place ({add}), and {why}. "
+        f"Either make the inner tensors parameters and call {cls.__name__}({names}) in `forward`; or freeze it with "
+        f"nn.Parameter(x, requires_grad=False); or, if an optimizer may update each inner tensor as a parameter of its "
+        f"own, declare the class with trainable=True"
+    )
+
+
+# ---- gradients ---------------------------------------------------------------------------------------------
+
+
+def _convert_gradients(x: Any) -> None:
+    """Registers the hook that converts gradients of a Parameter, once; it stays while the Parameter is frozen."""
+    if not (x.is_floating_point() or x.is_complex()) or HOOKS in x.__dict__:
+        return
+    trains = x.requires_grad
+    if not trains:
+        x.requires_grad_()  # torch registers hooks on no other tensor
+    x.register_hook(_converter(type(x), x.__dict__))
+    x.__dict__[HOOKS] = weakref.ref(hooks_of(x))
+    if not trains:
+        x.requires_grad_(False)
+
+
+def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
+    """Returns the hook of the Parameter with these attributes."""
+    spec = cls.__spec__
+
+    @unserializable_hook  # a copy of the Parameter has its own
+    def convert(grad: Any) -> Any:
+        if isinstance(grad, cls):
+            return _mark(grad)
+        # A gradient to be differentiated again stays a function of the value; an inner tensor here is raw.
+        if is_traceable_wrapper_subclass(grad) or torch.is_grad_enabled():
+            return None
+        inners = [held[n] for n in spec.attributes]
+        dynamics = [held[f.name] for f in spec.dynamics]
+        if spec.fallback != "map" or cls._saves_inners:
+            return _mark(cls._wrap(held["_layout"], *inners, *dynamics).wrap_cotangent(grad))
+        parts = [grad if is_differentiable(t) else t for t in inners]
+        return _mark(cls._wrap(held["_layout"], *parts, *dynamics))
+
+    return convert
+
+
+def _mark(grad: Any) -> Any:
+    """Returns a gradient that the arithmetic of optimizers recognizes."""
+    if type(grad)._marks_cotangents:
+        return grad if grad._layout.cotangent else as_cotangent(grad)
+    alias = with_inners(grad, [grad.__dict__[n] for n in type(grad).__spec__.attributes])
+    alias.__dict__[GRADIENT] = True
+    return alias
+
+
+def swap_attributes(x: Any, held: dict[str, Any]) -> None:
+    """Implements ``x.__dict__ = held``, with which ``torch.utils.swap_tensors`` exchanges two values.
+
+    It then exchanges the C++ tensors, which call the hooks, but not their lists of hooks in Python, to which the user
+    adds. Both are made one list, of the value whose attributes and C++ tensor ``x`` takes over.
+    """
+    former, hooks = x.__dict__, held.get(HOOKS, lambda: None)()
+    object.__setattr__(x, "__dict__", held)
+    if hooks is not None:
+        former.pop(HOOKS, None)
+        set_hooks(x, hooks)
