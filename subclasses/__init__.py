@@ -2,7 +2,9 @@
 
 from subclasses.base import TensorSubclass
 from subclasses.coverage import Coverage, coverage
+from subclasses.dispatch.families import arithmetic, comparisons, reductions
 from subclasses.errors import DispatchError, SpecError
+from subclasses.spec.constants import constant
 from subclasses.spec.fields import Outer, dynamic, inner, static
 from subclasses.strict_mode import strict
 
@@ -12,9 +14,13 @@ __all__ = [
     "Outer",
     "SpecError",
     "TensorSubclass",
+    "arithmetic",
+    "comparisons",
+    "constant",
     "coverage",
     "dynamic",
     "inner",
+    "reductions",
     "static",
     "strict",
 ]

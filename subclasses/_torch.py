@@ -45,6 +45,13 @@ make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 # Whether a torch function mode is active: construction must be visible to such modes.
 in_function_mode = torch._C._is_torch_function_mode_enabled
 
+
+def in_dispatch_mode() -> bool:
+    """Whether a dispatch mode is active, such as that of a trace."""
+    # The number of such modes.
+    return torch._C._len_torch_dispatch_stack() > 0  # type: ignore[attr-defined]
+
+
 # The torch.func transform that is running, or None. Tensors wrapped by a transform must not be wrapped again.
 current_transform = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
 

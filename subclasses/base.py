@@ -97,7 +97,8 @@ class TensorSubclass(Tensor):
 
         Args:
             *ops: each an ``OpOverload`` or a packet (the rule runs below autograd, on raw inner tensors), a
-                Python-level function (the rule runs above autograd), or a ``torch.Tag``. A function of the author's own
+                Python-level function (the rule runs above autograd), a ``torch.Tag``, or a family of ops
+                (``subclasses.arithmetic``, ``comparisons``, ``reductions``). A function of the author's own
                 is accepted if it asks for rules, as one decorated with ``torch.overrides.wrap_torch_function`` does.
 
         Raises:

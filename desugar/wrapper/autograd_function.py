@@ -20,7 +20,8 @@ from desugar.ir.outputs import unread_positions
 from desugar.ir.stages import FromForward, Partitioned
 from desugar.ir.values import Plain, Wrapper
 from desugar.recording.listeners import note_skipped_check
-from desugar.wrapper.backward import BackwardPlan, ForwardNames, plan_backward, variant_name
+from desugar.wrapper.backward import variant_name
+from desugar.wrapper.backward_plan import BackwardPlan, ForwardNames, plan_backward
 from desugar.wrapper.recompute import RecomputePlan, plan_recompute, tensor_leaves
 from desugar.wrapper.results import Parts, emit_results, is_computed, slot_reader, view_ints
 from subclasses.autograd.construct import Primal

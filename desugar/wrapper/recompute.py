@@ -29,7 +29,8 @@ from desugar.ir.stages import FromForward, LeafFunction, Partitioned
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, View, Wrapper
 from desugar.tracing.unsupported import check_first_order
-from desugar.wrapper.backward import BackwardPlan, differentiable_leaves, first_paths
+from desugar.wrapper.backward import differentiable_leaves
+from desugar.wrapper.backward_plan import BackwardPlan, first_paths
 from desugar.wrapper.results import Parts
 
 # ------------------------------------------------------------------------------------------------- records

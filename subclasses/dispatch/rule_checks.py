@@ -24,14 +24,15 @@ from subclasses._torch import (
     is_dispatched,
     schema_of,
 )
+from subclasses.dispatch.families import Family
 from subclasses.dispatch.schema import op_facts
 from subclasses.errors import SpecError
 
 # ---- what torch can ask for --------------------------------------------------------------------------------
 
 _ACCEPTED = (
-    "ops (torch.ops.aten.mul.Tensor), packets (torch.ops.aten.mul), functions (torch.sum, F.linear) and tags "
-    "(torch.Tag.pointwise)"
+    "ops (torch.ops.aten.mul.Tensor), packets (torch.ops.aten.mul), families (subclasses.arithmetic), functions "
+    "(torch.sum, F.linear) and tags (torch.Tag.pointwise)"
 )
 _C_CALLABLES = (
     types.BuiltinFunctionType,
@@ -48,7 +49,7 @@ def check_key(cls: type, key: Any) -> None:
     Raises:
         SpecError: it is no op, packet, tag or function, or a callable that torch never dispatches.
     """
-    if isinstance(key, OpOverload | OpOverloadPacket | torch.Tag | HigherOrderOperator):
+    if isinstance(key, OpOverload | OpOverloadPacket | torch.Tag | HigherOrderOperator | Family):
         return
     name = f"{cls.__name__}.implements"
     if not callable(key) or isinstance(key, type):
@@ -172,6 +173,8 @@ def _calls(key: Any) -> Iterator[Call]:
     elif isinstance(key, OpOverloadPacket):
         found = (getattr(key, name) for name in key.overloads())
         yield from (_smallest(op) for op in found if is_dispatched(op) and not schema_of(op).is_mutable)
+    elif isinstance(key, Family):
+        yield key.call, key.arguments, ()
     elif isinstance(key, types.FunctionType):
         yield from _python_calls(key)
     elif isinstance(key, _C_CALLABLES):
@@ -221,4 +224,6 @@ def _binds(signature: inspect.Signature, args: int, kwargs: tuple[str, ...]) -> 
 def _name(value: Any) -> str:
     if isinstance(value, OpOverload | OpOverloadPacket):
         return str(value)
+    if isinstance(value, Family):
+        return f"the family {value.name}"
     return getattr(value, "__qualname__", None) or repr(value)

@@ -17,6 +17,7 @@ import torch
 from subclasses._torch import OpOverload, OpOverloadPacket, is_composite, is_dispatched, schema_of
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import python_functions, twins
+from subclasses.dispatch.families import Family
 from subclasses.dispatch.rule_checks import check_arguments
 from subclasses.errors import DispatchError, SpecError
 
@@ -30,6 +31,7 @@ class RuleBook:
     Attributes:
         overloads: rules for a single ``OpOverload``.
         packets: rules for a whole packet, stored under each of its functional overloads.
+        families: rules for a family of ops, adapted to each op of it.
         functions: rules for Python-level functions that the author named.
         implied: the same rules for functions equivalent to those.
         composite: functions that call a composite op with a rule, and the packet of that op.
@@ -38,6 +40,7 @@ class RuleBook:
 
     overloads: dict[OpOverload, Rule] = field(default_factory=dict)
     packets: dict[OpOverload, Rule] = field(default_factory=dict)
+    families: dict[OpOverload, Rule] = field(default_factory=dict)
     functions: dict[Any, Rule] = field(default_factory=dict)
     implied: dict[Any, Rule] = field(default_factory=dict)
     composite: dict[Any, OpOverloadPacket] = field(default_factory=dict)
@@ -66,7 +69,7 @@ def registration(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[A
 
 
 def register_rule(cls: type, key: Any, rule: Rule) -> None:
-    """Registers a rule under an op, a packet, a tag or a Python-level function, which ``check_key`` accepted.
+    """Registers a rule under an op, a packet, a family, a tag or a Python-level function, which ``check_key`` accepted.
 
     Raises:
         SpecError: the class already has a rule for the key, it is a composite op that cannot be intercepted, or the
@@ -85,6 +88,9 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
         ops = [getattr(key, name) for name in key.overloads()]
         ops = [op for op in ops if is_dispatched(op) and not schema_of(op).is_mutable]
         _register_ops(cls, book, book.packets, ops, rule)
+    elif isinstance(key, Family):
+        for op, adapt in key.entries.items():
+            _add(cls, book.families, op, adapt(rule))
     elif isinstance(key, torch.Tag):
         _add(cls, book.tags, key, rule)
     else:
@@ -135,8 +141,8 @@ def _own_rule(base: type, tables: tuple[str, ...], key: Any) -> Rule | None:
 
 
 def find_op_rule(cls: type, op: OpOverload) -> Rule | None:
-    """Returns the rule for exactly this op; on one class a rule for the overload precedes one for the packet."""
-    return find_rule(cls, ("overloads", "packets"), op)
+    """Returns the rule for exactly this op; on one class the overload precedes the packet, and that the family."""
+    return find_rule(cls, ("overloads", "packets", "families"), op)
 
 
 def find_tag_rule(cls: type, op: OpOverload) -> Rule | None:
@@ -150,7 +156,7 @@ def find_tag_rule(cls: type, op: OpOverload) -> Rule | None:
 def all_rules(cls: type) -> list[tuple[Any, Rule]]:
     """Returns every rule on a class or its bases, with its op, function or tag."""
     books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
-    tables = [s for b in books for s in (b.overloads, b.packets, b.functions, b.tags)]
+    tables = [s for b in books for s in (b.overloads, b.packets, b.families, b.functions, b.tags)]
     return [item for table in tables for item in table.items()]
 
 

@@ -12,6 +12,7 @@ from subclasses._torch_tracing import record_readings
 from subclasses.autograd import construct
 from subclasses.generate import parameters
 from subclasses.spec.collect import InnerField
+from subclasses.spec.constants import Constant
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
 from subclasses.spec.values import carrier
 
@@ -118,12 +119,12 @@ class DifferentiableField:
         set_field(x, self.name, value)
 
 
-def _is_differentiable_field(cls: type, name: str) -> bool:
-    """Whether an attribute of a class is a differentiable field."""
-    return isinstance(inspect.getattr_static(cls, name, None), DifferentiableField)
+def _is_recorded(cls: type, name: str) -> bool:
+    """Whether an attribute of a class is a differentiable field or a constant."""
+    return isinstance(inspect.getattr_static(cls, name, None), DifferentiableField | Constant)
 
 
-record_readings(_is_differentiable_field)
+record_readings(_is_recorded)
 
 
 class StaticField:

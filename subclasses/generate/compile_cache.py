@@ -24,6 +24,7 @@ from torch import Tensor
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.dispatch.rules import all_rules
 from subclasses.layout import Layout, layout_of
+from subclasses.spec.constants import constants_of
 
 # ---- values ------------------------------------------------------------------------------------------------
 
@@ -93,7 +94,10 @@ def fingerprint(cls: type) -> str:
     if known is None or known[0] != len(rules):
         code = {*map(_code_digest, cls.__mro__), *(_code_digest(rule) for _, rule in rules)}
         keys = sorted(getattr(key, "__qualname__", str(key)) for key, _ in rules)
-        text = repr((getattr(cls, "__source__", ""), keys, torch.__version__, _own_files(), sorted(code)))
+        constants = sorted((name, repr(c)) for name, c in constants_of(cls).items())
+        text = repr(
+            (getattr(cls, "__source__", ""), keys, constants, torch.__version__, _own_files(), sorted(code))
+        )
         known = _fingerprints[cls] = len(rules), _digest(text)
     return known[1]
 

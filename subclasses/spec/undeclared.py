@@ -49,13 +49,8 @@ def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
             continue  # narrows the type of an inherited field for type checkers
         check_field_name(cls, name)
         _raise_undeclared(cls, name, annotation, value, scope)
-    for name in inherited & vars(cls).keys():
-        value = vars(cls)[name]
-        if not _is_declared(value):
-            raise SpecError(
-                f"{cls.__name__}.{name} = {value!r} replaces an inherited field with a constant of the class, which no "
-                f"value reads; declare the field again, with static(default=...), dynamic(default=...) or inner()"
-            )
+    for name, value in vars(cls).items():
+        _check_value(cls, name, value, name in inherited)
     for base in cls.__mro__[1:]:
         for name, value in vars(base).items():
             if isinstance(value, Marker):
@@ -63,6 +58,20 @@ def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
                     f"{cls.__name__}: its base {base.__name__} declares the field {name!r} and is not a declared "
                     f"class; write `class {base.__name__}(TensorSubclass)`, or declare {name!r} in {cls.__name__}"
                 )
+
+
+def _check_value(cls: type, name: str, value: object, is_inherited_field: bool) -> None:
+    """Raises SpecError if a value in a class body replaces an inherited field, or is a tensor."""
+    if is_inherited_field and not _is_declared(value):
+        raise SpecError(
+            f"{cls.__name__}.{name} = {value!r} replaces an inherited field with a constant of the class, which no "
+            f"value reads; declare the field again, with static(default=...), dynamic(default=...) or inner()"
+        )
+    if isinstance(value, Tensor):
+        raise SpecError(
+            f"{cls.__name__}.{name} is a tensor in the class body, which compilers refuse where a rule reads it; "
+            f"write `{name} = constant(...)` with its numbers"
+        )
 
 
 def _is_declared(value: object) -> bool:
@@ -84,17 +93,26 @@ def _raise_undeclared(cls: type, name: str, annotation: Any, value: object, scop
     written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     written = _FINAL.sub(r"\2", written).replace("torch.Tensor", "Tensor")
     given = "" if value is _MISSING else f" = {_show(value)}"
+    kinds = _kinds(cls, name, annotation, scope)
+    if _are_tensors(kinds):
+        fixed = f"`{name} = constant([...])`"
+    else:
+        fixed = f"`{name}: ClassVar[{written}]{given or ' = ...'}`"
     raise SpecError(
-        f"{cls.__name__}: `{name}: {written}{given}` declares no field: "
-        f"{_mend(name, written, _kinds(cls, name, annotation, scope), value)}. "
-        f"For a constant of the class, write `{name}: ClassVar[{written}]{given or ' = ...'}`"
+        f"{cls.__name__}: `{name}: {written}{given}` declares no field: {_mend(name, written, kinds, value)}. For a "
+        f"constant of the class, write {fixed}"
     )
+
+
+def _are_tensors(kinds: set[Any]) -> bool:
+    plain = kinds - {types.NoneType}
+    return bool(plain) and all(isinstance(k, type) and issubclass(k, Tensor) for k in plain)
 
 
 def _mend(name: str, written: str, kinds: set[Any], value: object) -> str:
     """Returns how to declare the field that was meant, in words that the next check accepts."""
     plain = kinds - {types.NoneType}
-    if plain and all(isinstance(k, type) and issubclass(k, Tensor) for k in plain):
+    if _are_tensors(kinds):
         optional = types.NoneType in kinds
         if len(plain) > 1:
             written = "Tensor | None" if optional else "Tensor"  # of any class

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Unpack
 
 from subclasses.testing import op_infos
+from subclasses.testing.causes import mend_of
 from subclasses.testing.errors import Attempt, Broken, Skipped, refusal, shown
 from subclasses.testing.properties import (
     compiled,
@@ -89,11 +90,12 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
         case Skipped():
             return Outcome(promise, "skipped", str(error), refused=refused)
         case Broken(mend=mend):
-            return Outcome(promise, "broken", str(error), mend or promise.mend, refused, error)
+            mend = mend_of(error, s.cls) or mend or promise.mend
+            return Outcome(promise, "broken", str(error), mend, refused, error)
     message = refusal(error)
     if message is not None:
         return Outcome(promise, "kept", refused=(*refused, message))
-    return Outcome(promise, "broken", shown(error), promise.mend, refused, error)
+    return Outcome(promise, "broken", shown(error), mend_of(error, s.cls) or promise.mend, refused, error)
 
 
 def examine(

@@ -10,6 +10,7 @@ import torch
 from torch._higher_order_ops import associative_scan, map as map_rows, scan, while_loop
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from desugar import DesugarError
 from subclasses.ragged import JaggedTensor
 from tests.desugar.classes import Beside, Labeled, Nested, Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import by_pass
@@ -114,6 +115,12 @@ def test_refused(name):
     fn, match = REFUSED[name]
     with pytest.raises(RuntimeError, match=match):
         by_pass(fn)(torch.ones(3, 4))
+
+
+@pytest.mark.skipif(torch.__version__ < "2.15", reason="Dynamo refuses the loop")
+def test_a_class_written_by_hand_is_named():
+    with pytest.raises(DesugarError, match="while_loop over a TwoTensor, a class written by hand"):
+        by_pass(REFUSED["a class written by hand"][0], strict=True)(torch.ones(3, 4))
 
 
 # ---- over plain tensors PyTorch's own ops are traced as they are ---------------------------------------------

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
-from subclasses import Outer, TensorSubclass, dynamic, inner, static
+from subclasses import Outer, TensorSubclass, constant, dynamic, inner, static
 from tests.subclasses.subjects import Int8Weight, Pair
 
 """
@@ -42,8 +42,11 @@ def declare(path: Path, head: str, body: list[str]) -> type:
 def advised(error: Exception, name: str) -> list[str]:
     """The declarations of a name in an error's text, with something in place of the dots."""
     found = re.findall(rf"`({name}(?:: [^`]*?)? = [^`]*)`", str(error))
-    found = [line.replace("= ...", "= None").replace("default=...", "default=None") for line in found]
-    return [line for line in found if re.search("ClassVar|inner|static|dynamic", line)]
+    found = [
+        line.replace("= ...", "= None").replace("default=...", "default=None").replace("[...]", "[1.0]")
+        for line in found
+    ]
+    return [line for line in found if re.search("ClassVar|constant|inner|static|dynamic", line)]
 
 
 KEPT = "kept: Tensor = inner()"
@@ -77,7 +80,7 @@ def test_each_declaration_that_an_error_shows_is_accepted(case, tmp_path):
     rest = [line for line in body if not line.startswith(name)]
     for line in lines:
         made = declare(tmp_path / "mended.py", head, [*rest, line, *[KEPT] * (not rest)])
-        assert ("ClassVar" in line) == (name not in made.__spec__.names)
+        assert ("ClassVar" in line or "constant" in line) == (name not in made.__spec__.names)
 
 
 @pytest.mark.parametrize("name", ["data", "shape", "to", "unwrap", "_own", "isinstance"])

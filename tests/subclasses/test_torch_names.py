@@ -42,6 +42,12 @@ def op_types():
     assert isinstance(aten.mul, _torch.OpOverloadPacket)
 
 
+def in_dispatch_mode():
+    assert not _torch.in_dispatch_mode()
+    with _torch.fake_mode():
+        assert _torch.in_dispatch_mode()
+
+
 def return_and_correct_aliasing():
     x = make_pair(2, 3)
     with torch.no_grad():
@@ -502,6 +508,7 @@ CHECKS = {
     "printing_with": printing,
     "disable_current_modes": disable_current_modes,
     "skip_frames": skip_frames,
+    "in_dispatch_mode": in_dispatch_mode,
     "OpOverload": op_types,
     "OpOverloadPacket": op_types,
     "is_traceable_wrapper_subclass": wrapper_questions,

@@ -158,11 +158,20 @@ def _masked_select(func: Any, input: Any, mask: Any) -> Any:
     return input.pick(func, mask)
 
 
-@RULES.of(torch.gather, torch.take_along_dim)
+@RULES.of(torch.take_along_dim)
+def _take_along_dim(func: Any, input: Any, indices: Any, dim: int | None = None, **kwargs: Any) -> Any:
+    if dim is None:
+        x = first_ragged((input, indices))
+        raise DispatchError(
+            f"{func.__name__}: without dim= it takes entries of the flattened tensor, and rows of {shown(x)} do not "
+            f"flatten to one; pass dim="
+        )
+    return _gather(func, input, dim, indices, **kwargs)
+
+
+@RULES.of(torch.gather)
 def _gather(func: Any, input: Any, dim: int, index: Any, **kwargs: Any) -> Any:
     kwargs = without_out(func, input, kwargs)
-    if func.__name__ == "take_along_dim":
-        dim, index = index, dim
     x = first_ragged((input, index))
     if not isinstance(input, x.ragged_class) or not isinstance(index, x.ragged_class):
         raise DispatchError(

@@ -9,7 +9,8 @@ import desugar
 from desugar.codegen.text import join_saved
 from desugar.ir.stages import FromForward, FromInput
 from desugar.ir.values import Flat, Wrapper, unwrap_value
-from desugar.wrapper.backward import BackwardPlan, differentiable_leaves, first_paths, stride_order
+from desugar.wrapper.backward import differentiable_leaves, stride_order
+from desugar.wrapper.backward_plan import BackwardPlan, first_paths
 from tests.desugar.classes import EVERY, Int8Like, Nested, Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import assert_same_values, backward, judge, random_like
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor
 from tests.subclasses.ragged.judge import check_rows, desugared, eager, make_batch, stock
 
@@ -167,6 +168,17 @@ PICKS = {
     "features": (lambda x: x[..., [0, -1]], lambda row: row[:, [0, -1]]),
     "places": (lambda x: x[:, [0, -1]], lambda row: row[[0, -1]]),
 }
+
+
+def test_take_along_dim_needs_a_dim():
+    x = JaggedTensor.from_tensors([torch.randn(2, 3), torch.randn(4, 3)])
+    torch.testing.assert_close(
+        torch.take_along_dim(x, indices=x.argsort(1), dim=1).values, x.sort(1).values.values
+    )
+    with pytest.raises(
+        DispatchError, match="take_along_dim: without dim= it takes entries of the flattened tensor"
+    ):
+        torch.take_along_dim(x, x.argsort(1))
 
 
 @ways

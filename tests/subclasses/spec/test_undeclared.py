@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import SpecError, TensorSubclass, inner, static
+from subclasses import SpecError, TensorSubclass, constant, inner, static
 from tests.subclasses.subjects import Int8Weight, Pair
 
 
@@ -31,7 +31,7 @@ MISSING = object()
 @pytest.mark.parametrize(
     ("annotation", "value", "mends"),
     [
-        (Tensor, MISSING, ["`x: Tensor = inner()`", "`x: ClassVar[Tensor] = ...`"]),
+        (Tensor, MISSING, ["`x: Tensor = inner()`", "`x = constant([...])`"]),
         (Tensor | None, MISSING, ["`x: Tensor | None = inner(optional=True)`"]),
         ("Tensor | None", None, ["`x: Tensor | None = None`", "inner(optional=True)"]),
         (Pair, MISSING, ["Pair = inner()"]),
@@ -67,7 +67,6 @@ def test_dynamic_is_advised_where_its_default_is_allowed(negative):
         (ClassVar[int], 3),
         ("ClassVar[int]", 3),
         ("typing.ClassVar", 3),
-        (ClassVar[Tensor], torch.ones(1)),
         (Final, 3),
         ("Final[int]", 3),
         (typing.Callable, lambda self: 3),
@@ -84,6 +83,16 @@ def test_private_names_and_constants_without_annotation_declare_no_field():
     cls = declare({"_cache": dict, "_size": "int"}, _size=3, WIDTH=4)
     assert cls.__spec__.names == ("a",)
     assert cls.WIDTH == 4
+
+
+@pytest.mark.parametrize("annotations", [{}, {"x": ClassVar[Tensor]}, {"x": "ClassVar[Tensor]"}])
+@pytest.mark.parametrize("name", ["x", "_x"])
+def test_a_tensor_in_the_class_body_is_to_be_a_constant(annotations, name):
+    with pytest.raises(
+        SpecError, match=rf"Bad\.{name} is a tensor in the class body.*`{name} = constant\(\.\.\.\)`"
+    ):
+        declare(annotations, **{name: torch.ones(1)})
+    assert declare(annotations, **{name: constant(torch.ones(1))}).__spec__.names == ("a",)
 
 
 def test_a_taken_name_is_refused_before_a_marker_is_advised():

@@ -1,0 +1,161 @@
+"""Plans what the forward of a program saves, and by which expression a backward reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from desugar.codegen.unpack import Names
+from desugar.frontend.fakes import is_symbolic
+from desugar.frontend.inputs import Inputs
+from desugar.ir.fx_utils import output_nodes
+from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
+from desugar.ir.values import Constant, Value, Wrapper, paths_of
+from subclasses import TensorSubclass
+
+
+@dataclass(slots=True)
+class BackwardPlan:
+    """What the forward saves, and how a backward reads it.
+
+    Attributes:
+        saved: Expressions in the forward of the objects passed to `save_for_backward`.
+        ints: Expressions in the forward of ints.
+        sizes: Expressions in the forward of the sizes of results whose gradients may not arrive.
+        companions: Expressions in the forward of non-differentiable inner tensors that a gradient shares with its
+            result.
+        primals: Expressions in the forward of arguments whose gradients may be added to plain ones.
+        leaves: Input leaf -> index in `saved`, for leaves that are saved themselves.
+        reads: Backward input -> expression in the backward.
+        size_reads: Tangent slot -> expression of its size in the backward.
+        companion_reads: (result leaf, attribute path) -> expression of a companion in the backward.
+        primal_reads: Input leaf -> expression in the backward of its inner tensors as the function got them.
+    """
+
+    saved: list[str] = field(default_factory=list)
+    ints: list[str] = field(default_factory=list)
+    sizes: list[str] = field(default_factory=list)
+    companions: list[str] = field(default_factory=list)
+    primals: list[str] = field(default_factory=list)
+    leaves: dict[int, int] = field(default_factory=dict)
+    reads: dict[BackwardInput, str] = field(default_factory=dict)
+    size_reads: dict[int, str] = field(default_factory=dict)
+    companion_reads: dict[tuple[int, tuple[str, ...]], str] = field(default_factory=dict)
+    primal_reads: dict[int, str] = field(default_factory=dict)
+
+    def save(self, source: BackwardInput, obj: str, path: Sequence[str]) -> int:
+        """Saves an object whose attribute `path` is a backward input; returns the object's index in `saved`."""
+        if obj not in self.saved:
+            self.saved.append(obj)
+        index = self.saved.index(obj)
+        self.reads[source] = ".".join([f"saved[{index}]", *path])
+        return index
+
+    def save_int(self, source: BackwardInput, text: str) -> None:
+        """Saves an int that is a backward input."""
+        self.reads[source] = f"ctx.ints[{len(self.ints)}]"
+        self.ints.append(text)
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardNames:
+    """Names in the forward.
+
+    Attributes:
+        inputs: The names of input leaves and input slots.
+        results: The names of the compiled graph's outputs.
+        leaves: Result leaf -> expression.
+    """
+
+    inputs: Names
+    results: Sequence[str]
+    leaves: Mapping[int, str]
+
+
+def plan_backward(
+    inputs: Inputs, traced: Traced, partitioned: Partitioned, names: ForwardNames
+) -> BackwardPlan:
+    """Decides for each backward input which object the forward saves and how the backward reads it.
+
+    A tensor inside an input or a result is read through the outer tensor. So autograd checks the version counter of
+    the tensor that the user may write to. A plain tensor inside an input that the function mutates is saved itself,
+    because the version counter of the input rises after the forward.
+    """
+    plan = BackwardPlan()
+    input_paths, output_paths = first_paths(inputs.values), first_paths(traced.outputs.values)
+    forward_outputs = output_nodes(partitioned.forward)
+    returned = traced.outputs.returned
+    mutated = {leaf for leaf, _, _ in traced.outputs.versions}
+    for source in partitioned.backward_inputs:
+        match source:
+            case FromInput(index) if input_paths.get(index, (None,))[0] in mutated:
+                plan.save(source, names.inputs.slots[index], ())
+            case FromInput(index) if isinstance(inputs.fake_items[index], Tensor):
+                leaf, path = input_paths[index]
+                plan.leaves[leaf] = plan.save(source, names.inputs.leaves[leaf], path)
+            case FromInput(index):
+                plan.save_int(source, names.inputs.slots[index])
+            case FromForward(index) if index < traced.num_forward and returned[index] in output_paths:
+                leaf, path = output_paths[returned[index]]
+                plan.save(source, names.leaves[leaf], path)
+            case FromForward(index) if isinstance(forward_outputs[index].meta["val"], Tensor):
+                plan.save(source, names.results[index], ())
+            case FromForward(index):
+                plan.save_int(source, names.results[index])
+            case FromTangent():
+                pass
+    _plan_tangents(plan, traced, names.leaves)
+    _plan_primals(plan, traced, names.inputs)
+    return plan
+
+
+def _plan_primals(plan: BackwardPlan, traced: Traced, inputs: Names) -> None:
+    for number, value in traced.grads:
+        if _meets_plain_gradients(value):
+            plan.primal_reads[number] = f"ctx.primals[{len(plan.primals)}]"
+            plan.primals.append(inputs.leaves[number])
+
+
+def _meets_plain_gradients(value: Value | None) -> bool:
+    """Returns whether autograd may have to add a plain gradient, of another use of an argument, to this gradient.
+
+    The gradient of a function that reads inner tensors has the argument's class; that of an op which materializes the
+    argument is plain, and converted by the inner tensors (`Primal`).
+    """
+    if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
+        return False
+    return value.cls.__spec__.stands_for_plain and value.cls._saves_inners  # type: ignore[attr-defined]
+
+
+def _plan_tangents(plan: BackwardPlan, traced: Traced, leaves: Mapping[int, str]) -> None:
+    for number, value in traced.tangents:
+        for path in _companion_paths(value):
+            plan.companion_reads[number, path] = f"ctx.companions[{len(plan.companions)}]"
+            plan.companions.append(".".join([leaves[number], *path]))
+        for slot, path in paths_of(value) if len(traced.tangents) > 1 else ():
+            if is_symbolic(traced.tangent_items[slot]):
+                plan.size_reads[slot] = f"ctx.sizes[{len(plan.sizes)}]"
+                plan.sizes.append(".".join([leaves[number], *path, "size()"]))
+
+
+def first_paths(values: Sequence[Value]) -> dict[int, tuple[int, tuple[str, ...]]]:
+    """Returns slot -> (leaf, attribute path) of the first occurrence of each plain tensor in the values."""
+    paths: dict[int, tuple[int, tuple[str, ...]]] = {}
+    for leaf, value in enumerate(values):
+        for slot, path in paths_of(value):
+            paths.setdefault(slot, (leaf, path))
+    return paths
+
+
+def _companion_paths(value: Value, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yields the paths of the non-differentiable inner tensors that a tangent shares with its result."""
+    match value:
+        case Constant():
+            yield path
+        case Wrapper(inner=inner):
+            for name, part in inner:
+                yield from _companion_paths(part, (*path, name))
+        case _:
+            return

@@ -1,0 +1,236 @@
+"""Constants of a class: one tensor for each device in eager mode, part of the graph in every trace."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import desugar
+from subclasses import Outer, SpecError, TensorSubclass, constant, inner
+from subclasses._torch import fake_mode
+from subclasses.generate.compile_cache import fingerprint
+
+aten = torch.ops.aten
+
+
+class Coded(TensorSubclass, fallback="materialize"):
+    codes: Tensor = inner(dtype=torch.uint8)
+    scale: Tensor = inner()
+    levels = constant([-1.0, 0.0, 0.5, 2.0])
+
+    @staticmethod
+    def outer(codes, scale):
+        return Outer(codes.shape, dtype=scale.dtype)
+
+    def materialize(self):
+        return self.levels[self.codes.long()] * self.scale
+
+
+@Coded.implements(torch.cos)
+def _(func, x):
+    return func(x.levels[x.codes.long()]) * x.unwrap("scale")
+
+
+@Coded.implements(aten.sin.default)
+def _(func, x):
+    return func(x.levels[x.codes.long()]) * x.scale
+
+
+def plain(x):
+    return torch.tensor([-1.0, 0.0, 0.5, 2.0])[x.codes.long()]
+
+
+def coded(grad=False):
+    codes = torch.randint(0, 4, (4, 3), dtype=torch.uint8)
+    return Coded(codes, torch.rand(4, 1).requires_grad_(grad))
+
+
+COMPILERS: dict[str, Any] = {
+    "eager": lambda fn: fn,
+    "stock eager": lambda fn: torch.compile(fn, backend="eager", fullgraph=True),
+    "aot_eager": lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True),
+    "inductor": lambda fn: torch.compile(fn, fullgraph=True),
+    "desugar": lambda fn: desugar.compile(fn, backend="eager"),
+    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
+}
+FUNCTIONS: dict[str, Any] = {
+    "materialize": (
+        lambda x: F.linear(torch.ones(2, 3), x),
+        lambda x: F.linear(torch.ones(2, 3), plain(x) * x.scale),
+    ),
+    "rule above autograd": (lambda x: torch.cos(x), lambda x: plain(x).cos() * x.scale),
+    "rule below autograd": (lambda x: x.sin(), lambda x: plain(x).sin() * x.scale),
+    "read": (lambda x: x.levels * 2, lambda x: torch.tensor([-2.0, 0.0, 1.0, 4.0])),
+    "read of an intermediate": (
+        lambda x: x.clone().levels + 0,
+        lambda x: torch.tensor([-1.0, 0.0, 0.5, 2.0]),
+    ),
+    "read of the class": (
+        lambda x: Coded.levels.on(x.device) + 0,
+        lambda x: torch.tensor([-1.0, 0.0, 0.5, 2.0]),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("compiler", [c for c in COMPILERS if c != "inductor"])
+def test_every_compile_path(compiler, name):
+    torch.compiler.reset()
+    fn, expected = FUNCTIONS[name]
+    compiled = COMPILERS[compiler](fn)
+    for x in (coded(), coded()):
+        torch.testing.assert_close(compiled(x), expected(x))
+    torch.compiler.reset()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_inductor(name):
+    torch.compiler.reset()
+    fn, expected = FUNCTIONS[name]
+    x = coded()
+    torch.testing.assert_close(COMPILERS["inductor"](fn)(x), expected(x))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("name", ["materialize", "rule above autograd"])
+@pytest.mark.parametrize("compiler", ["eager", "aot_eager", "desugar"])
+def test_gradients(compiler, name):
+    torch.compiler.reset()
+    fn, expected = FUNCTIONS[name]
+    scale = torch.rand(4, 1, requires_grad=True)
+    codes = torch.randint(0, 4, (4, 3), dtype=torch.uint8)
+    got = torch.autograd.grad(COMPILERS[compiler](lambda s: fn(Coded(codes, s)))(scale).square().sum(), scale)
+    leaf = scale.detach().requires_grad_()
+    plainly = type("Plain", (), {"codes": codes, "scale": leaf})
+    torch.testing.assert_close(got[0], torch.autograd.grad(expected(plainly).square().sum(), leaf)[0])
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export(strict):
+    class Module(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(coded(), requires_grad=False)
+
+        def forward(self, x):
+            return F.linear(x, self.weight)
+
+    module, x = Module(), torch.ones(2, 3)
+    torch.testing.assert_close(torch.export.export(module, (x,), strict=strict).module()(x), module(x))
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_make_fx(mode):
+    x = coded()
+    graph = make_fx(lambda codes, scale: Coded(codes, scale).materialize(), tracing_mode=mode)(
+        x.codes, x.scale
+    )
+    other = coded()
+    assert torch.equal(graph(other.codes, other.scale), other.materialize())
+
+
+def test_values_without_data():
+    assert coded().to("meta").materialize().is_meta
+    with fake_mode():
+        x = Coded(torch.empty(4, 3, dtype=torch.uint8), torch.empty(4, 1))
+        assert type(x.materialize()) is type(x.scale)
+    assert type(x.levels) is type(x.scale)  # outside of the mode too
+    assert type(coded().levels) is Tensor
+
+
+def test_vmap_and_inference_mode_do_not_leak_into_later_calls():
+    class Fresh(Coded):
+        levels = constant([1.0, 2.0])
+
+    with torch.inference_mode():
+        assert not Fresh.levels.on("cpu").is_inference()
+    x = Fresh(torch.zeros(2, dtype=torch.uint8), torch.ones(2, requires_grad=True))
+    (x.materialize() * x.levels).sum().backward()
+    assert torch.equal(
+        torch.vmap(lambda t: t * Fresh.levels.on("cpu"))(torch.ones(3, 2)), torch.tensor([[1.0, 2.0]] * 3)
+    )
+
+
+# ---- the object --------------------------------------------------------------------------------------------
+
+
+def test_one_tensor_for_each_device():
+    x = coded()
+    assert x.levels is coded().levels
+    assert x.levels is Coded.levels.on("cpu")
+    assert Coded.levels.on("meta").is_meta
+    assert Coded.__spec__.names == ("codes", "scale")
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "expected"),
+    [
+        ([1, 2], None, torch.tensor([1, 2])),
+        ([[1.5], [2.5]], None, torch.tensor([[1.5], [2.5]])),
+        ([1, 2], torch.bfloat16, torch.tensor([1.0, 2.0], dtype=torch.bfloat16)),
+        (torch.tensor([0.1, 0.2]), None, torch.tensor([0.1, 0.2])),
+        (torch.tensor([0.1], requires_grad=True), None, torch.tensor([0.1])),
+        (torch.tensor([True]), None, torch.tensor([True])),
+        (3.0, None, torch.tensor(3.0)),
+        (torch.tensor([1 + 2j]), None, torch.tensor([1 + 2j])),
+    ],
+)
+def test_what_it_is_made_from(values, dtype, expected):
+    made = constant(values, dtype=dtype).on("cpu")
+    assert (made.dtype, made.requires_grad) == (expected.dtype, False)
+    assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("values", [["a"], None, torch.ones(2, device="meta"), [[1], [1, 2]]])
+def test_what_it_is_not_made_from(values):
+    with pytest.raises(
+        SpecError, match=r"constant\(\) takes numbers, nested lists of them or a tensor with data"
+    ):
+        constant(values)
+
+
+def test_it_is_not_assigned():
+    with pytest.raises(
+        AttributeError, match=r"Coded\.levels is a constant of the class; declare an inner\(\)"
+    ):
+        coded().levels = torch.ones(4)
+
+
+def test_a_child_has_it_and_may_have_its_own():
+    class Same(Coded):
+        pass
+
+    class Other(Coded):
+        levels = constant([9.0] * 4)
+
+    x = coded()
+    assert torch.equal(Same(x.codes, x.scale).materialize(), x.materialize())
+    assert torch.equal(Other(x.codes, x.scale).materialize(), (9 * x.scale).expand(4, 3))
+    assert fingerprint(Other) != fingerprint(Same)
+
+
+def test_copies_and_pickles():
+    x = coded()
+    for y in (copy.deepcopy(x), pickle.loads(pickle.dumps(x))):
+        assert torch.equal(y.materialize(), x.materialize())
+
+
+def test_the_cache_of_compiled_programs_knows_its_values():
+    def declare(level):
+        class Made(TensorSubclass):
+            held: Tensor = inner()
+            levels = constant([level])
+
+        return Made
+
+    assert fingerprint(declare(1.0)) == fingerprint(declare(1.0))
+    assert fingerprint(declare(1.0)) != fingerprint(declare(2.0))
