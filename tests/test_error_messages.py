@@ -278,7 +278,7 @@ VALUES = [
         ["Pair.first", ".detach()"],
     ),
     (
-        lambda: nn.ParameterList([FixedDense(torch.ones(2))]).half(),
+        lambda: nn.ParameterList([nn.Parameter(FixedDense(torch.ones(2)), requires_grad=False)]).half(),
         TypeError,
         [
             "FixedDense.data",

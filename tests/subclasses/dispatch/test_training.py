@@ -380,6 +380,19 @@ def test_a_module_that_is_moved_and_loaded():
     check_gradient(copy.deepcopy(module).w)
 
 
+def test_a_module_that_is_frozen_emptied_and_called_with_other_weights():
+    layer = nn.Linear(4, 4, dtype=torch.float64)
+    layer.weight = make_parameter()
+    layer.requires_grad_(False).requires_grad_()
+    check_gradient(layer.weight)
+    other = {"weight": layer.weight.detach().clone().requires_grad_()}
+    torch.testing.assert_close(torch.func.functional_call(layer, other, (X,)), layer(X))
+    layer.to_empty(device="cpu")
+    assert isinstance(layer.weight, nn.Parameter) and not layer.weight._layout.cotangent
+    layer.load_state_dict({"weight": make_parameter().detach(), "bias": layer.bias.detach()})
+    check_gradient(layer.weight)
+
+
 def test_the_attributes_of_a_parameter_are_not_kept_by_a_cycle():
     import gc
     import weakref
