@@ -79,7 +79,9 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("key", [aten.cos.default, torch.cos, torch.Tag.pointwise], ids=str)
+@pytest.mark.parametrize(
+    "key", [aten.cos.default, torch.cos, torch.Tag.pointwise], ids=["op", "function", "tag"]
+)
 @pytest.mark.parametrize("rule", RULES)
 def test_an_attribute_that_a_rule_reads_warns_once(key, rule):
     Box = fresh()
