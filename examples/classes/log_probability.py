@@ -92,6 +92,7 @@ def compare(func, x, y):
 @LogProbability.implements(  # what moves entries, and what autograd undoes it with
     *(aten.view, aten._unsafe_view, aten.select, aten.slice, aten.transpose, aten.t, aten.permute),
     *(aten.unsqueeze, aten.squeeze, aten.as_strided, aten.select_backward, aten.slice_backward),
+    aten.new_empty_strided,  # for the gradient of a leaf
 )
 def move(func, x, *args, **kwargs):
     (name,), layout = x.__tensor_flatten__()  # of a cotangent, a layout that makes the result one too

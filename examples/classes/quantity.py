@@ -101,6 +101,10 @@ def power(func, x, exponent=-1):
 @Quantity.implements(  # linear in the value, as are the ops that autograd undoes them with
     *(aten.view, aten._unsafe_view, aten.select, aten.slice, aten.transpose, aten.t, aten.permute),
     *(aten.unsqueeze, aten.squeeze, aten.expand, aten.as_strided, aten.select_backward, aten.slice_backward),
+    *(
+        aten.new_empty_strided,
+        aten.zeros_like,
+    ),  # for the gradient of a leaf, and of what was written to in part
     *(aten.sum, aten.mean, aten.neg, aten.div.Scalar),  # the last is the backward of a mean
 )
 def linear(func, x, *args, **kwargs):

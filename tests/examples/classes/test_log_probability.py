@@ -52,6 +52,12 @@ def test_a_leaf_gets_the_gradient_by_its_logarithms(way):
     torch.testing.assert_close(x.grad.values, logs.grad)
 
 
+def test_a_leaf_that_is_read_gets_a_gradient():
+    x = make().requires_grad_()
+    x.values.sum().backward()
+    assert isinstance(x.grad, LogProbability) and x.grad.values.eq(1).all()
+
+
 def test_what_underflows_as_a_probability(way):
     x = LogProbability(torch.full((2000,), 1e-3).log())
     assert x.materialize().prod() == 0

@@ -109,6 +109,23 @@ def test_in_place():
     assert torch.equal(x.value, before)
 
 
+def test_gradients_of_what_was_written_to():
+    x, y = (torch.randn(3, 2, requires_grad=True) for _ in range(2))
+    got = Quantity.of(x, m=1) * 1
+    got += Quantity.of(y, m=1)
+    got[0] = Quantity.of(y, m=1)[1]
+    expected = torch.cat([y[1:2], (x + y)[1:]])
+    torch.testing.assert_close(got.value, expected)
+    gradients = [torch.autograd.grad(v.pow(3).sum(), (x, y)) for v in (got.value, expected)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_leaf_gets_a_gradient_with_its_unit():
+    x = make().requires_grad_()
+    x.value.sum().backward()
+    assert isinstance(x.grad, Quantity) and x.grad.unit == x.unit and x.grad.value.eq(1).all()
+
+
 def test_what_has_no_rule_is_refused():
     for refused in (torch.exp, torch.sqrt, lambda x: x.cumprod(0), lambda x: x.softmax(0)):
         with pytest.raises(DispatchError, match="Quantity has no rule for aten"):
