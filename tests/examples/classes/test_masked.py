@@ -1,0 +1,136 @@
+"""Masked data: results are those of the present entries, whatever the missing ones hold."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from classes import masked as example
+from classes.masked import Masked
+from subclasses import DispatchError
+from subclasses.testing import suite
+
+aten = torch.ops.aten
+BINARY = (torch.add, torch.sub, torch.mul, torch.div, torch.maximum, torch.minimum)
+UNARY = (torch.abs, torch.neg, torch.exp, torch.log, torch.sqrt, torch.reciprocal, torch.sigmoid, torch.tanh)
+
+
+def make(rows=4):
+    return Masked(torch.randn(rows, 6), torch.rand(rows, 6) > 0.4)
+
+
+def make_whole(rows=4):
+    """With every entry present, so that each op is that on the values."""
+    return Masked(torch.randn(rows, 6), torch.ones(rows, 6, dtype=torch.bool))
+
+
+OPS = {
+    **{op: lambda x: (x,) for op in (*UNARY, torch.square, torch.relu, torch.isfinite, torch.isnan)},
+    **{op: lambda x: (x, x[:1]) for op in (*BINARY, torch.eq, torch.ne, torch.le, torch.ge, torch.gt)},
+    torch.rsub: lambda x: (x, 2),
+    torch.clamp: lambda x: (x, -0.5, 0.5),
+    aten.permute: lambda x: (x, [1, 0]),
+    aten.squeeze: lambda x: (x[:1], 0),
+}
+TestMasked = suite(make, sizes=[lambda n=n: make(n) for n in (5, 7)])
+TestWhole = suite(make_whole, reference=lambda x: x.values, ops=OPS, paths={})
+
+
+def test_values_and_gradients(way):
+    masks = [torch.rand(4, 6) > 0.3, torch.rand(4, 6) > 0.3]
+    masks[0][1] = False
+    plain = [torch.rand(4, 6).masked_fill_(~mask, torch.nan).requires_grad_() for mask in masks]
+
+    def function(x, y):
+        return ((x.log() - 2 / y) * y.relu() / x.sqrt()).t().mean(0)
+
+    got = way(function)(*map(Masked, plain, masks))
+    rows = [row for row in range(4) if (masks[0] & masks[1])[row].any()]
+    both = masks[0] & masks[1]
+    expected = [function(plain[0][r][both[r]], plain[1][r][both[r]]) for r in rows]
+    assert got.mask.nonzero().squeeze(1).tolist() == rows and 1 not in rows
+    torch.testing.assert_close(got.values[rows], torch.stack(expected))
+    gradients = [torch.autograd.grad(v.sum(), plain) for v in (got.values, torch.stack(expected))]
+    torch.testing.assert_close(*gradients)
+    assert all(g.isfinite().all() for g in gradients[0])
+
+
+@pytest.mark.parametrize("op", [*UNARY, torch.square, torch.relu], ids=lambda op: op.__name__)
+@pytest.mark.parametrize("missing", [torch.nan, torch.inf, 0.0, -1.0])
+def test_a_missing_entry_reaches_no_gradient(op, missing):
+    values = torch.tensor([0.5, missing], requires_grad=True)
+    y = op(Masked(values, torch.tensor([True, False]))).sum()
+    torch.testing.assert_close(y.values, op(values[:1]).sum())
+    (gradient,) = torch.autograd.grad(y.values, values)
+    assert gradient[0].isfinite() and gradient[1] == 0
+
+
+def test_operands_broadcast(way):
+    x, row, number = make(), Masked(torch.randn(6), torch.arange(6) > 1), torch.tensor(3.0)
+    y = way(lambda x, row, number: 1 - (x + row) * number)(x, row, number)
+    assert torch.equal(y.mask, x.mask & (torch.arange(6) > 1))
+    torch.testing.assert_close(y.filled(0), (1 - (x.values + row.values) * 3).masked_fill(~y.mask, 0))
+
+
+def test_reductions_by_each_dim():
+    x = make()
+    for dim in (None, 0, -1, (0, 1)):
+        for keepdim in (False, True):
+            n = x.mask.sum(dim, keepdim)
+            total = x.values.masked_fill(~x.mask, 0).sum(dim, keepdim)
+            got = x.sum(dim, keepdim), x.mean(dim, keepdim=keepdim)
+            torch.testing.assert_close(got[0].filled(0), total)
+            torch.testing.assert_close(got[1].filled(0), (total / n).nan_to_num())
+            assert torch.equal(got[0].mask, n > 0) and torch.equal(got[1].mask, n > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32])
+def test_conversions_keep_the_mask(dtype):
+    x = make().to(dtype)
+    assert x.dtype == dtype and x.mask.dtype == torch.bool and torch.equal(x.clone().mask, x.mask)
+    assert (x + 1).dtype == (x * x).dtype == x.abs().dtype == dtype
+    assert (x / x).mask.equal(x.mask)  # a missing zero is no division by zero
+    assert x.sum(0).dtype == x.values.sum(0).dtype
+    assert x.is_floating_point() is False or x.mean().dtype == dtype
+
+
+def test_no_entries_and_one():
+    empty = Masked(torch.zeros(0, 3), torch.zeros(0, 3, dtype=torch.bool))
+    assert not empty.sum(0).mask.any() and not empty.mean().mask and (empty + 1).shape == (0, 3)
+    one = Masked(torch.tensor(2.0), torch.tensor(True))
+    assert (2 / one).mean().values == 1
+
+
+def test_views_of_inner_tensors_with_other_strides(way):
+    x = Masked(torch.randn(4, 6), torch.rand(6, 4).t() > 0.5)
+    row = way(lambda x: x[1] * 1)(x)
+    assert torch.equal(row.mask, x.mask[1])
+    torch.testing.assert_close(row.filled(0), x.filled(0)[1])
+    with pytest.raises(NotImplementedError, match="different strides"):
+        x.as_strided((2,), (1,))
+
+
+def test_what_is_refused():
+    x = make()
+    before = x.clone()
+    with pytest.raises(ValueError, match=r"values of size \[3\] with a mask of size \[2\]"):
+        Masked(torch.ones(3), torch.ones(2, dtype=torch.bool))
+    for refused in (
+        lambda: x.add_(1),
+        lambda: x.__isub__(x),
+        lambda: x.copy_(torch.zeros(4, 6)),
+        lambda: x.zero_(),
+        lambda: x.cumsum(0),
+        lambda: x @ x.t(),
+        lambda: torch.mul(x, x, out=x),
+        lambda: torch.zeros(4, 6).add_(x),
+    ):
+        with pytest.raises(DispatchError):
+            refused()
+    assert torch.equal(x.values, before.values) and torch.equal(x.mask, before.mask)
+
+
+def test_the_script(capsys):
+    example.main()
+    out = capsys.readouterr().out
+    assert "means tensor([68.9" in out and "gradient tensor([[0.9" in out and "nan" not in out

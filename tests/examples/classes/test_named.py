@@ -1,0 +1,137 @@
+"""The tensor with named dimensions: results are those of plain tensors aligned by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from classes import named as example
+from classes.named import Named
+from subclasses import DispatchError
+from subclasses.testing import suite
+
+UNARY = (torch.exp, torch.neg, torch.abs, torch.relu, torch.tanh, torch.square, torch.reciprocal)
+BINARY = (
+    torch.add,
+    torch.sub,
+    torch.mul,
+    torch.div,
+    torch.maximum,
+    torch.minimum,
+    torch.eq,
+    torch.lt,
+    torch.ge,
+)
+
+
+def make(rows=4, dims=("a", "b")):
+    return Named(torch.randn(rows, 6), dims=dims)
+
+
+TestNamed = suite(
+    make,
+    reference=lambda x: x.values,
+    sizes=[lambda n=n: make(n) for n in (5, 7)],
+    variants=[lambda: make(dims=("b", "a")), lambda: make(dims=("a", "c"))],
+)
+TestRules = suite(
+    make,
+    reference=lambda x: x.values,
+    ops={
+        **{op: lambda x: (x,) for op in UNARY},
+        **{op: lambda x: (x, x + 1) for op in BINARY},
+        **{op: lambda x: (x, 0) for op in (torch.sum, torch.mean, torch.amax, torch.amin)},
+        torch.pow: lambda x: (x, 2),
+        torch.rsub: lambda x: (x, 2),
+        torch.where: lambda x: (x > 0, x, 0.0),
+    },
+    paths={},
+)
+
+
+def formula(x, y, z):
+    return (x * y - 2 / z.exp()).sum("b").amax(0) + (1 - y).mean(("b", 0)) * x.at(a=0, b=slice(1, 3)).sum()
+
+
+def test_values_and_gradients(way):
+    x, y, z = (torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((4, 3), (5, 3), (5,)))
+    named = Named(x, dims=("a", "b")), Named(y, dims=("c", "b")), Named(z, dims=("c",))
+    got = way(formula)(*named)
+    aligned = x[:, :, None] * y.T - 2 / z.exp()
+    expected = aligned.sum(1).amax(0) + (1 - y).mean() * x[0, 1:3].sum()
+    assert got.dims == ("c",)
+    torch.testing.assert_close(got.values, expected)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(v.square().sum(), (x, y, z)) for v in (got.values, expected))
+    )
+
+
+def test_the_order_of_operands_does_not_matter():
+    x, y = make(), Named(torch.randn(6, 4), dims=("b", "a"))
+    assert (x + y).dims == ("a", "b") and (y + x).dims == ("b", "a")
+    torch.testing.assert_close((x + y).values, x.values + y.values.T)
+    torch.testing.assert_close((y + x).values, (x + y).values.T)
+
+
+def test_names_and_positions_agree():
+    x = make()
+    for name, position in (("a", 0), ("b", -1), (("b", "a"), (1, 0)), (None, None)):
+        for keepdim in (False, True):
+            for reduce in ("sum", "mean", "amax", "amin"):
+                got, by_position = (getattr(x, reduce)(dim, keepdim) for dim in (name, position))
+                expected = getattr(x.values, reduce)(() if position is None else position, keepdim)
+                assert got.dims == by_position.dims and len(got.dims) == got.ndim == expected.ndim
+                torch.testing.assert_close(got.values, expected)
+                torch.testing.assert_close(by_position.values, expected)
+
+
+def test_order_and_at():
+    x = make()
+    y = x.order("new", "b", "a")
+    assert y.shape == (1, 6, 4) and torch.equal(y.values[0], x.values.T)
+    assert x.at(b=2).dims == ("a",) and torch.equal(x.at(b=2).values, x.values[:, 2])
+    assert x.at(a=slice(0, 0)).shape == (0, 6)
+
+
+def test_no_entries_one_and_no_dimensions():
+    empty, one, number = make(0), make(1), Named(torch.tensor(2.0), dims=())
+    assert empty.sum("a").values.tolist() == [0] * 6 and (empty * 2).shape == (0, 6)
+    torch.testing.assert_close((make(4) + one).values.shape, torch.Size([4, 6]))
+    assert (2 / number).sum().values == 1 and (number * one).dims == ("a", "b")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32])
+def test_conversions_keep_the_names(dtype):
+    x = make().to(dtype)
+    for y in (x, x + 1, x * x, x.sum("a").to(dtype), x.clone()):
+        assert y.dtype == y.values.dtype == dtype and set(y.dims) <= {"a", "b"}
+
+
+def test_what_is_refused():
+    for values, dims in (
+        (torch.ones(2, 2), ("a",)),
+        (torch.ones(2, 2), ("a", "a")),
+        (torch.ones(()), ("a",)),
+    ):
+        with pytest.raises(ValueError, match="need as many different names"):
+            Named(values, dims=dims)
+    x = make()
+    before = x.values.clone()
+    with pytest.raises(ValueError, match=r"no dimension c among \('a', 'b'\)"):
+        x.sum("c")
+    with pytest.raises(RuntimeError, match="must match"):
+        x + make(5)
+    with pytest.raises(RuntimeError):
+        x.order("a")
+    for refused in (lambda: x + torch.ones(6), lambda: torch.ones(4, 6) * x):
+        with pytest.raises(NotImplementedError, match="have no names"):
+            refused()
+    for refused in (lambda: x.mul_(2), lambda: x.__isub__(x), lambda: x[0], lambda: x.T, lambda: x.cumsum(0)):
+        with pytest.raises(DispatchError, match="Named has no rule for aten"):
+            refused()
+    assert torch.equal(x.values, before)
+
+
+def test_the_script(capsys):
+    example.main()
+    assert "dims ('day', 'product'), variances tensor([1.0000" in capsys.readouterr().out
