@@ -19,6 +19,7 @@ from subclasses._torch import OpOverload
 from subclasses.autograd.construct import PRIMAL, is_differentiable
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError, one_of
+from subclasses.layout import cotangent_layout
 from subclasses.spec.values import with_inners
 
 aten = torch.ops.aten
@@ -32,6 +33,8 @@ SCALING_OPS = frozenset(
         aten.mul_.Scalar,
         aten.div.Tensor,
         aten.div_.Tensor,
+        aten.div.Scalar,
+        aten.div_.Scalar,
         aten.neg.default,
         aten.neg_.default,
         aten.zero_.default,
@@ -74,6 +77,34 @@ def with_cotangent_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any])
         return _apply(op, x, args, kwargs)
 
     return plan
+
+
+def with_marked_results(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a rule of a class that marks cotangents, so that its results for a cotangent are marked too.
+
+    A derivative is linear in the cotangent, so what a rule computes from one in a backward is one. An author's rule
+    constructs a value, and a value adds as what it represents.
+    """
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        out = run(*args, **kwargs)
+        for x in args:
+            if isinstance(x, list | tuple):
+                marked = any(isinstance(t, cls) and t.__dict__["_layout"].cotangent for t in x)
+            else:
+                marked = isinstance(x, cls) and x.__dict__["_layout"].cotangent
+            if marked:
+                _mark(cls, out, args)
+                break
+        return out
+
+    return plan
+
+
+def _mark(cls: Any, out: Any, operands: tuple[Any, ...]) -> None:
+    for x in out if isinstance(out, list | tuple) else (out,):
+        if isinstance(x, cls) and all(x is not operand for operand in operands):
+            x.__dict__["_layout"] = cotangent_layout(x._layout)
 
 
 def wrap_plain_cotangent(x: Any, y: Any) -> tuple[Any, Any]:

@@ -23,7 +23,7 @@ from subclasses._torch import (
 )
 from subclasses.dispatch import structural
 from subclasses.dispatch.aliasing import with_aliasing, with_normal_views, write_into
-from subclasses.dispatch.cotangents import with_cotangent_arithmetic
+from subclasses.dispatch.cotangents import with_cotangent_arithmetic, with_marked_results
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
@@ -85,7 +85,12 @@ def _plan_before_fallback(cls: Any, op: OpOverload) -> Plan | None:
 
 def _exact(cls: Any, op: OpOverload) -> Plan | None:
     rule = find_op_rule(cls, op)
-    return None if rule is None else Plan("rule", with_aliasing(op, functools.partial(rule, op)))
+    return None if rule is None else Plan("rule", with_aliasing(op, _run_rule(cls, op, rule)))
+
+
+def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
+    run = functools.partial(rule, op)
+    return with_marked_results(cls, run) if getattr(cls, "_marks_cotangents", False) else run
 
 
 def _derived(cls: Any, op: OpOverload) -> Plan | None:
@@ -124,7 +129,7 @@ def _tagged(cls: Any, op: OpOverload) -> Plan | None:
     if op_facts(op).written:
         return None
     rule = find_tag_rule(cls, op)
-    return None if rule is None else Plan("tag rule", with_aliasing(op, functools.partial(rule, op)))
+    return None if rule is None else Plan("tag rule", with_aliasing(op, _run_rule(cls, op, rule)))
 
 
 def _decomposed(cls: Any, op: OpOverload) -> Plan | None:

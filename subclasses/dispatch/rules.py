@@ -95,8 +95,22 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
         _add(cls, book.tags, key, rule)
     else:
         _add(cls, book.functions, key, rule)
+        named = _called_with(key, rule)
         for twin in twins(key):
-            book.implied.setdefault(twin, rule)
+            book.implied.setdefault(twin, named)
+
+
+def _called_with(key: Any, rule: Rule) -> Rule:
+    """Returns a rule that is called with the function that the author named, whichever equivalent one was called.
+
+    ``x + y`` calls ``Tensor.add``, and a rule for several functions compares with ``torch.add``.
+    """
+
+    @functools.wraps(rule)
+    def named(func: Any, *args: Any, **kwargs: Any) -> Any:
+        return rule(key, *args, **kwargs)
+
+    return named
 
 
 def _register_ops(cls: type, book: RuleBook, table: Any, ops: list[OpOverload], rule: Rule) -> None:

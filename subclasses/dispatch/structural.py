@@ -52,6 +52,22 @@ def _empty_like(x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> A
     return map_inners(x, change)
 
 
+def _new_empty_strided(
+    x: Any, size: Any, stride: Any, *, dtype: torch.dtype | None = None, **kwargs: Any
+) -> Any:
+    """A tensor like ``x`` with another memory order, which autograd makes to accumulate the gradient of a leaf in."""
+
+    def change(field: InnerField, t: Any) -> Any:
+        if not (t.is_floating_point() or t.is_complex()):
+            return _copy_to_device(t, field, kwargs)
+        own = dtype if follows_dtype(x, field, t) else None
+        if t.shape != x.shape:
+            return aten.empty_like.default(t, dtype=own)
+        return aten.new_empty_strided.default(t, size, stride, dtype=own)
+
+    return map_inners(x, change)
+
+
 def _copy_to_device(t: Any, field: InnerField, kwargs: dict[str, Any]) -> Any:
     device = None if field.device == "any" else kwargs.get("device")
     return aten._to_copy.default(t, device=device)
@@ -115,6 +131,7 @@ _TABLE: dict[OpOverload, Structural] = {
     aten.lift.default: _map_op(aten.lift.default),
     aten._to_copy.default: _to_copy,
     aten.empty_like.default: _empty_like,
+    aten.new_empty_strided.default: _new_empty_strided,
     aten.copy_.default: _copy_,
     aten._pin_memory.default: _pin_memory,
     aten.is_pinned.default: _is_pinned,
@@ -139,6 +156,11 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
     if op is aten.copy_.default:
         x, source = args[:2]
         return type(x) is cls and type(source) is cls and x._layout is source._layout
+    if op is aten.new_empty_strided.default:
+        x = args[0]
+        like = x._layout.cotangent or not cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
+        if not like or tuple(args[1]) != tuple(x.shape):
+            return False
     dtype = kwargs.get("dtype")
     if dtype is None or dtype == args[0].dtype:
         return True

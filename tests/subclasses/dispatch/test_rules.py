@@ -111,7 +111,8 @@ def test_operators(call):
     assert call(Box(torch.ones(2, 2))) == "ruled"
 
 
-def test_a_function_rule_gets_the_function_that_was_called():
+def test_a_function_rule_gets_the_function_that_it_names():
+    """So that a rule for several can compare with them, whichever equivalent one was called."""
     Box = fresh()
     seen = []
     Box.implements(torch.clamp)(lambda func, *args, **kwargs: seen.append((func, args[1:], kwargs)))
@@ -119,7 +120,7 @@ def test_a_function_rule_gets_the_function_that_was_called():
     torch.clamp(x, min=0)
     x.clamp(0)
     torch.clip(x, 1, max=2)
-    assert seen == [(torch.clamp, (), {"min": 0}), (Tensor.clamp, (0,), {}), (torch.clip, (1,), {"max": 2})]
+    assert seen == [(torch.clamp, (), {"min": 0}), (torch.clamp, (0,), {}), (torch.clamp, (1,), {"max": 2})]
 
 
 def test_functions_that_call_ruled_functions_are_ruled():

@@ -70,7 +70,7 @@ def test_a_tensor_of_the_module_is_named():
 
 
 def test_a_rule_that_knows_the_left_operand_only():
-    for mend in advice(lambda: LeftOnly(torch.randn(4, 6)), "values", "optimizer", paths={}):
+    for mend in advice(lambda: LeftOnly(torch.randn(4, 6)), "values", "stale_gradients", paths={}):
         assert mend.startswith("only_left (") and "reads .held of an operand without a test" in mend
         assert "any operand is a LeftOnly, the right one too" in mend
 
