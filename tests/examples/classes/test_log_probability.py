@@ -111,6 +111,8 @@ def test_what_is_refused():
         with pytest.raises(NotImplementedError, match=r"pass LogProbability\(tensor.log\(\)\)"):
             refused()
     with pytest.raises(NotImplementedError, match=r"floating-point logarithms, not torch\.int64"):
+        LogProbability(torch.ones(2, dtype=torch.int64))
+    with pytest.raises(DispatchError, match=r"no rule for aten\._to_copy"):
         x.long()
     for refused in (lambda: x - y, lambda: x.sub_(y), lambda: x.mul_(y), lambda: x.exp(), lambda: -x):
         with pytest.raises(DispatchError, match="LogProbability has no rule for aten"):
