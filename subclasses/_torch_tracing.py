@@ -118,13 +118,13 @@ def functional_storage_key(t: torch.Tensor) -> int:
 # ---- Dynamo ------------------------------------------------------------------------------------------------
 
 
-def record_readings(is_recorded: Callable[[type, str], bool]) -> None:
+def record_readings(names: str) -> None:
     """Makes Dynamo record the reading of some attributes of wrappers as a node of its graph.
 
     Dynamo reads other attributes of an argument before its graph runs, and makes what it read an input of its own.
 
     Args:
-        is_recorded: whether to record the reading of an attribute, given the class of the wrapper and the name.
+        names: the attribute of a class that holds the names of the attributes to record.
     """
 
     def patch(module: Any) -> None:
@@ -133,7 +133,7 @@ def record_readings(is_recorded: Callable[[type, str], bool]) -> None:
         @functools.wraps(read)
         def dynamic_getattr(self: Any, tx: Any, name: str) -> Any:
             value = self.proxy.node.meta["example_value"]
-            if not is_recorded(type(value), name):
+            if name not in getattr(type(value), names, ()):
                 return read(self, tx, name)
             # Adds a node to the graph, with an example of its value.
             from torch._dynamo.variables.builder import wrap_fx_proxy

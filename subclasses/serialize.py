@@ -51,10 +51,10 @@ def _dynamic_dims(x: Any) -> dict[str, list[int]]:
 
 
 def _mark_dynamic_dims(x: Any, marked: dict[str, list[int]]) -> None:
-    tensors = {"": x, **_present_inners(x)}
     for name, dims in marked.items():
+        t = _present_inners(x)[name] if name else x
         for dim in dims:
-            mark_dim_dynamic(tensors[name], dim)
+            mark_dim_dynamic(t, dim)
 
 
 def _restore_parameter(x: Any) -> None:

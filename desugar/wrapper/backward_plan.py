@@ -126,7 +126,7 @@ def _meets_plain_gradients(value: Value | None) -> bool:
     """
     if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
         return False
-    return value.cls.__spec__.stands_for_plain and value.cls._saves_inners  # type: ignore[attr-defined]
+    return value.cls._saves_inners and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
 
 
 def _plan_tangents(plan: BackwardPlan, traced: Traced, leaves: Mapping[int, str]) -> None:

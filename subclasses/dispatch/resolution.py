@@ -28,7 +28,8 @@ from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
 from subclasses.dispatch.schema import functional_counterpart, op_facts
-from subclasses.dispatch.training import COPYING_OPS, takes_lists, with_marks, with_training
+from subclasses.dispatch.structural import COPYING_OPS, with_marks
+from subclasses.dispatch.training import takes_lists, with_training
 from subclasses.errors import DispatchError
 from subclasses.higher_order.dispatch import higher_order_run
 

@@ -14,9 +14,10 @@ import torch
 
 from subclasses._torch import OpOverload
 from subclasses.dispatch.aliasing import with_aliasing, write_into
+from subclasses.dispatch.per_inner import records
 from subclasses.errors import DispatchError, one_of
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import map_inners
+from subclasses.spec.values import GRADIENT, POINT, is_point, map_inners
 
 aten = torch.ops.aten
 
@@ -186,3 +187,38 @@ def raise_dtype_stays(cls: type, op: OpOverload, out: Any, kwargs: dict[str, Any
         f"{out.dtype}, which `outer` returns; compute it there from an inner tensor without a declared dtype, or add a "
         f"rule with @{cls.__name__}.implements(torch.ops.{op})"
     )
+
+
+# ---- marks of points and gradients -------------------------------------------------------------------------
+
+# Their result refers to the same Parameter, or is a copy of it.
+COPYING_OPS = frozenset(
+    {
+        aten.detach.default,
+        aten.alias.default,
+        aten.clone.default,
+        aten._to_copy.default,
+        aten.empty_like.default,
+    }
+)
+
+
+def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
+    """Wraps a plan so that a copy of a point is a point; but not what autograd records as computed from it.
+
+    For a class that is not trainable, only copies of a Parameter that requires grad are marked: a module that is moved
+    makes a Parameter of such a copy, which is not refused.
+    """
+    trainable = cls.__spec__.trainable
+
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = run(x, *args, **kwargs)
+        if type(out) is type(x):
+            marked = is_point(x) and (trainable or x.requires_grad or POINT in x.__dict__)
+            if marked and (op is aten.detach.default or not records((x,))):
+                out.__dict__[POINT] = True
+            elif GRADIENT in x.__dict__:
+                out.__dict__[GRADIENT] = True
+        return out
+
+    return plan

@@ -40,7 +40,7 @@ from subclasses.dispatch.rules import find_op_rule
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout
-from subclasses.spec.values import GRADIENT, POINT, is_point
+from subclasses.spec.values import POINT, is_point
 
 aten = torch.ops.aten
 
@@ -51,16 +51,6 @@ _WRITING_OPS = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tens
 _LIKE_OPS = frozenset({aten.zeros_like.default, aten.ones_like.default, aten.full_like.default})
 # A result is where the first operand was, moved by the others.
 _MOVING_OPS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.addcmul.default, aten.addcdiv.default})
-# Their result refers to the same Parameter, or is a copy of it.
-COPYING_OPS = frozenset(
-    {
-        aten.detach.default,
-        aten.alias.default,
-        aten.clone.default,
-        aten._to_copy.default,
-        aten.empty_like.default,
-    }
-)
 
 
 def takes_lists(op: OpOverload) -> bool:
@@ -162,27 +152,6 @@ def _with_states(cls: Any, op: OpOverload, run: Call) -> Call:
         if not (is_cotangent(x) or is_point(x)):
             return run(x, *args, **kwargs)
         return remade(x, run_per_inner(cls, op, x, (x, *args), kwargs), cotangent_layout(x._layout))
-
-    return plan
-
-
-def with_marks(cls: Any, op: OpOverload, run: Call) -> Call:
-    """Wraps a plan so that a copy of a point is a point; but not what autograd records as computed from it.
-
-    For a class that is not trainable, only copies of a Parameter that requires grad are marked: a module that is moved
-    makes a Parameter of such a copy, which is not refused.
-    """
-    trainable = cls.__spec__.trainable
-
-    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
-        out = run(x, *args, **kwargs)
-        if type(out) is type(x):
-            marked = is_point(x) and (trainable or x.requires_grad or POINT in x.__dict__)
-            if marked and (op is aten.detach.default or not records((x,))):
-                out.__dict__[POINT] = True
-            elif GRADIENT in x.__dict__:
-                out.__dict__[GRADIENT] = True
-        return out
 
     return plan
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +11,7 @@ from subclasses._torch_tracing import record_readings
 from subclasses.autograd import construct
 from subclasses.generate import parameters
 from subclasses.spec.collect import InnerField
-from subclasses.spec.constants import Constant
+from subclasses.spec.constants import constants_of
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
 from subclasses.spec.values import carrier
 
@@ -119,12 +118,21 @@ class DifferentiableField:
         set_field(x, self.name, value)
 
 
-def _is_recorded(cls: type, name: str) -> bool:
-    """Whether an attribute of a class is a differentiable field or a constant."""
-    return isinstance(inspect.getattr_static(cls, name, None), DifferentiableField | Constant)
+# The attribute of a class with the names of its differentiable fields and constants.
+RECORDED = "_recorded_attributes"
+
+record_readings(RECORDED)
 
 
-record_readings(_is_recorded)
+def install_fields(cls: Any) -> None:
+    """Sets the descriptors of static metadata and of differentiable fields."""
+    spec = cls.__spec__
+    for i, static in enumerate(spec.statics):
+        setattr(cls, static.name, StaticField(static.name, i))
+    differentiable = [field for field in spec.inners if field.differentiable]
+    for field in differentiable:
+        setattr(cls, field.name, DifferentiableField(field))
+    setattr(cls, RECORDED, frozenset(field.name for field in differentiable).union(constants_of(cls)))
 
 
 class StaticField:

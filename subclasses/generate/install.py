@@ -20,7 +20,7 @@ from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.rules import collect_function_rules
 from subclasses.dispatch.views import view_functions
-from subclasses.generate.attributes import DifferentiableField, DynamicDims, StaticField, set_field
+from subclasses.generate.attributes import DynamicDims, install_fields, set_field
 from subclasses.generate.class_text import emit_class
 from subclasses.generate.compile_cache import stable_hash
 from subclasses.generate.unseen import UnseenNames
@@ -49,11 +49,7 @@ def install(cls: Any, root: type) -> None:
     )
     cls.__source__ = e.source
     cls._handwritten = frozenset(name for name in made if name in vars(cls))
-    for i, field in enumerate(spec.statics):
-        setattr(cls, field.name, StaticField(field.name, i))
-    for inner in spec.inners:
-        if inner.differentiable:
-            setattr(cls, inner.name, DifferentiableField(inner))
+    install_fields(cls)
     author = inspect.getattr_static(cls, "materialize", None)
     if isinstance(author, types.FunctionType) and not construct.is_made_differentiable(author):
         cls.materialize = construct.make_differentiable(author)

@@ -41,6 +41,7 @@ class InnerField:
         subclass: the class of tensors.
         differentiable: whether reading the attribute is differentiable.
         shape: the declared shape, or None.
+        attribute: the attribute that holds the inner tensor itself; PyTorch takes values apart by this name.
     """
 
     name: str
@@ -50,11 +51,10 @@ class InnerField:
     subclass: type[Tensor]
     differentiable: bool
     shape: Shape | None = None
+    attribute: str = dataclasses.field(init=False, repr=False, compare=False)
 
-    @property
-    def attribute(self) -> str:
-        """The attribute that holds the inner tensor itself; PyTorch takes values apart by this name."""
-        return f"{RAW}{self.name}" if self.differentiable else self.name
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "attribute", f"{RAW}{self.name}" if self.differentiable else self.name)
 
 
 @dataclass(frozen=True)
