@@ -39,10 +39,11 @@ class TensorSubclass(Tensor):
         dtype_from: name of the inner tensor whose dtype is the outer one. Default: ``size_from``.
         fallback: what an op without a rule does: ``"error"``, ``"views"``, ``"materialize"`` or ``"map"``.
         decompose: whether PyTorch's decompositions may be used, or the collection of ops that may be decomposed.
-        trainable: whether the differentiable inner tensors of an ``nn.Parameter`` are what an optimizer updates. The
-            gradient of the Parameter is then a cotangent of the class, and weight decay, clipping and averages act on
-            each inner tensor. Default: True for ``fallback="map"``, else False; a Parameter that requires grad is then
-            refused, unless the class has a rule for ``add_``.
+        trainable: whether an optimizer updates the inner tensors of an ``nn.Parameter``. Default: ``fallback="map"``.
+
+    The gradient of a Parameter of a trainable class is a cotangent of the class, and weight decay, clipping and
+    averages act on each differentiable inner tensor. A Parameter that requires grad of any other class is refused,
+    unless the class has a rule for ``add_``.
     """
 
     __spec__: SubclassSpec
