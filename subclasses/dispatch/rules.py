@@ -7,6 +7,7 @@ equally near (on two unrelated bases, or for two tags of one op) raise an error 
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -95,7 +96,8 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
         _add(cls, book.tags, key, rule)
     else:
         _add(cls, book.functions, key, rule)
-        named = _called_with(key, rule)
+        # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
+        named = rule if isinstance(key, types.FunctionType) else _called_with(key, rule)
         for twin in twins(key):
             book.implied.setdefault(twin, named)
 
