@@ -25,7 +25,7 @@ Rule = Callable[..., Any]
 Adapt = Callable[[Rule], Rule]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """A family of ops, for ``Cls.implements``.
 
@@ -40,9 +40,6 @@ class Family:
     call: str
     arguments: int
     entries: Mapping[OpOverload, Adapt] = field(repr=False)
-
-    def __hash__(self) -> int:
-        return hash(self.name)
 
 
 def _adapter(run: Callable[..., Any]) -> Adapt:
