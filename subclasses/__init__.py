@@ -1,5 +1,6 @@
 """Declares traceable wrapper subclasses of ``torch.Tensor`` and generates their methods."""
 
+from subclasses.adoption.hooks import adopt
 from subclasses.base import TensorSubclass
 from subclasses.coverage import Coverage, coverage
 from subclasses.dispatch.families import arithmetic, comparisons, reductions
@@ -14,6 +15,7 @@ __all__ = [
     "Outer",
     "SpecError",
     "TensorSubclass",
+    "adopt",
     "arithmetic",
     "comparisons",
     "constant",

@@ -99,12 +99,17 @@ def allow_loading(cls: type) -> None:
     The type of an ``Enum`` default of static metadata is allowed too. Other types of metadata that torch does not know
     have to be allowed with :func:`torch.serialization.add_safe_globals`.
     """
-    if "<locals>" in cls.__qualname__:
-        return  # a local class cannot be imported by name, and torch's list must not keep it alive
     spec: SubclassSpec = cls.__spec__  # type: ignore[attr-defined]
     enums = {type(f.default) for f in spec.statics if isinstance(f.default, enum.Enum)}
+    allow_class(cls, rebuild, *enums)
+
+
+def allow_class(cls: type, *others: Any) -> None:
+    """Adds a class, and what its files name beside it, to what ``torch.load(weights_only=True)`` may import."""
+    if "<locals>" in cls.__qualname__:
+        return  # a local class cannot be imported by name, and torch's list must not keep it alive
     _remove_same_named(cls)
-    torch.serialization.add_safe_globals([rebuild, cls, *enums])
+    torch.serialization.add_safe_globals([cls, *others])
 
 
 def _remove_same_named(cls: type) -> None:

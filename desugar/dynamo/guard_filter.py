@@ -11,9 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
-from desugar.ir.handwritten_classes import flattens_to_constants
 from desugar.ir.values import is_wrapper
 from subclasses import TensorSubclass
+from subclasses.adoption.contexts import guards_names
+from subclasses.adoption.reads import flattens_to_constants
 
 _NAMES = ".__tensor_flatten__()[0]"  # Dynamo's suffix for a wrapper's list of inner tensor names
 
@@ -66,11 +67,12 @@ def has_fixed_metadata(wrapper: Tensor) -> bool:
 def has_fixed_names(wrapper: Tensor) -> bool:
     """Returns whether the names of the inner tensors follow from the type and the metadata, which have other guards.
 
-    The layout of a declared class, which is its metadata, holds the names. The names of a handwritten class are fixed
-    if the bytecode of `__tensor_flatten__` only builds constants.
+    The layout of a declared class, which is its metadata, holds the names. So does the metadata of an adopted class
+    that is interned. The names of a handwritten class are fixed if the bytecode of `__tensor_flatten__` only builds
+    constants.
     """
-    cls = type(wrapper)
-    return is_generated(cls) or flattens_to_constants(cls)
+    cls: Any = type(wrapper)
+    return is_generated(cls) or flattens_to_constants(cls) or guards_names(wrapper)
 
 
 def is_generated(cls: type) -> bool:

@@ -1,45 +1,17 @@
-"""Proves properties of handwritten tensor subclasses, so that call wrappers may skip work for them.
+"""Proves a property of handwritten tensor subclasses, so that call wrappers may skip work for them.
 
-An instance of a declared class carries an interned layout, and one known call builds it. The `__tensor_flatten__` and
-`__tensor_unflatten__` of a handwritten class may run any code. Often they do very little, which this module detects:
-the first from its bytecode, the second from a rebuilt instance.
+One known call builds an instance of a declared class. The `__tensor_unflatten__` of a handwritten class may run any
+code. Often it does very little, which this module detects from a rebuilt instance.
 """
 
 from __future__ import annotations
 
-import dis
-import functools
 from typing import Any
 
 from torch import Tensor
 
 from desugar import _torch as private
 from subclasses._torch import make_wrapper_subclass
-
-# Instructions that read no argument, no global name and no attribute.
-_CONSTANT = frozenset(
-    {
-        "RESUME",
-        "NOP",
-        "LOAD_CONST",
-        "LOAD_SMALL_INT",
-        "RETURN_CONST",
-        "BUILD_LIST",
-        "BUILD_TUPLE",
-        "LIST_EXTEND",
-        "RETURN_VALUE",
-    }
-)
-
-
-@functools.cache
-def flattens_to_constants(cls: type) -> bool:
-    """Returns whether `cls.__tensor_flatten__` returns the same names and context for every instance.
-
-    True if its bytecode only builds constants, as in `return ["a", "b"], None`.
-    """
-    code = getattr(cls.__tensor_flatten__, "__code__", None)  # type: ignore[attr-defined]
-    return code is not None and all(i.opname in _CONSTANT for i in dis.get_instructions(code))
 
 
 def is_plainly_built(leaf: Any, names: tuple[str, ...], context: Any) -> bool:

@@ -17,9 +17,10 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from desugar.errors import DesugarError
-from desugar.ir.handwritten_classes import flattens_to_constants, is_plainly_built
+from desugar.ir.handwritten_classes import is_plainly_built
 from subclasses import TensorSubclass
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.adoption.reads import flattens_to_constants
 from subclasses.layout import field_name
 
 # ---------------------------------------------------------------------------------------------- the records
@@ -57,7 +58,7 @@ class Wrapper:
         dtype, device: The outer dtype and device.
         requires_grad, is_leaf: Whether the outer tensor requires grad, and whether it is an autograd leaf.
         plainly_built, fixed_flatten: For a handwritten class, the results of `is_plainly_built` and
-            `flattens_to_constants` of `desugar.ir.handwritten_classes`; False for a declared class.
+            `flattens_to_constants`; False for a declared class.
     """
 
     cls: type

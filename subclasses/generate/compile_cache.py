@@ -13,6 +13,7 @@ import enum
 import hashlib
 import inspect
 import pickle
+import sys
 import types
 import weakref
 from pathlib import Path
@@ -67,6 +68,11 @@ def describe_value(value: Any) -> str:
             return f"{kind}.{value.name}"
         case tuple():
             return f"{kind}({', '.join(map(describe_value, value))})"
+        case list():
+            return f"{kind}[{', '.join(map(describe_value, value))}]"
+        case dict():
+            items = [f"{describe_value(k)}: {describe_value(v)}" for k, v in value.items()]
+            return f"{kind}{{{', '.join(items)}}}"
         case frozenset():
             return f"{kind}({', '.join(sorted(map(describe_value, value)))})"
         case type() | types.FunctionType() | types.BuiltinFunctionType():
@@ -96,10 +102,16 @@ def fingerprint(cls: type) -> str:
         keys = sorted(getattr(key, "__qualname__", str(key)) for key, _ in rules)
         constants = sorted((name, repr(c)) for name, c in constants_of(cls).items())
         text = repr(
-            (getattr(cls, "__source__", ""), keys, constants, torch.__version__, _own_files(), sorted(code))
+            (getattr(cls, "__source__", ""), keys, constants, _versions(cls), _own_files(), sorted(code))
         )
         known = _fingerprints[cls] = len(rules), _digest(text)
     return known[1]
+
+
+def _versions(cls: type) -> list[str]:
+    """Returns the versions of torch and of the packages that define a class and its bases."""
+    packages = {base.__module__.partition(".")[0] for base in cls.__mro__} | {"torch"}
+    return [f"{p} {getattr(sys.modules.get(p), '__version__', '')}" for p in sorted(packages)]
 
 
 def _code_digest(made: Any) -> str:

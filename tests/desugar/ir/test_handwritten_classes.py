@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import desugar
-from desugar.ir.handwritten_classes import flattens_to_constants, is_plainly_built
+from desugar.ir.handwritten_classes import is_plainly_built
+from subclasses.adoption.reads import flattens_to_constants
 from tests.desugar.classes import Halves, Tagged, TwoTensor, make
 from tests.desugar.judge import judge
 

@@ -1,0 +1,109 @@
+"""``adopt``: the hooks of ``torch.compile`` and of loading, for a class that somebody else wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from subclasses.adoption.contexts import ADOPTED, is_adopted, is_constant
+from subclasses.adoption.flattening import Adoption, thawing_unflatten
+from subclasses.adoption.reads import flattens_to_constants
+from subclasses.base import TensorSubclass
+from subclasses.errors import SpecError
+from subclasses.generate.compile_cache import stable_hash
+from subclasses.serialize import allow_class
+
+Class = TypeVar("Class", bound=type[Tensor])
+
+
+def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Class:
+    """Gives a class written by hand the hooks of PyTorch that it lacks; its own hooks stay.
+
+    The class is changed in place and returned, so that the values that its library makes have the hooks too, those
+    made before included. A class that was adopted is returned as it is.
+
+    - ``__tensor_flatten__`` returns its names and metadata from a table, where the class's own method is proved to
+      depend on attributes of the value alone. A dict or a list of metadata becomes a constant one: hashable, and equal
+      metadata is one object. So guards compare identities, and the class may be an inner tensor of another.
+    - ``__metadata_guard__`` compares constant metadata by identity, which tells ``1`` from ``True`` too.
+    - ``_stable_hash_for_caching`` is a key for compiled programs on disk that changes with the class: its files,
+      those of its bases, the version of its package, its metadata. PyTorch's own key holds none of the code.
+    - ``__coerce_same_metadata_as_tangent__`` makes a gradient of the class plain where a compiled function was traced
+      with a plain one, by ``to_plain``.
+    - ``torch.load(weights_only=True)`` may load the class. Types in its metadata that torch does not know are still
+      to be allowed with :func:`torch.serialization.add_safe_globals`.
+
+    What it takes for granted: attributes of the class that ``__tensor_flatten__`` reads are not modified in place,
+    and the method reads no module-level state that changes.
+
+    Args:
+        cls: a traceable wrapper subclass.
+        to_plain: the plain tensor that a gradient of the class stands for, such as ``Cls.dequantize``. Default: the
+            method ``dequantize`` or ``materialize`` that the class itself has, if any.
+
+    Raises:
+        SpecError: ``cls`` is no such class, or is declared with ``TensorSubclass``, which has all of this.
+    """
+    _check(cls)
+    if is_adopted(cls):
+        return cls
+    missing = {name: hook for name, hook in _hooks(cls, to_plain).items() if not hasattr(cls, name)}
+    for name, hook in missing.items():
+        setattr(cls, name, hook)
+    adoption = None
+    if not flattens_to_constants(cls):  # else the method is as cheap as can be, and known to be
+        adoption = Adoption(cls, guards_identity="__metadata_guard__" in missing)
+        unflatten = classmethod(thawing_unflatten(cls))
+        cls.__tensor_flatten__ = adoption.build()  # type: ignore[attr-defined]
+        cls.__tensor_unflatten__ = unflatten  # type: ignore[attr-defined]
+    setattr(cls, ADOPTED, adoption)
+    allow_class(cls)
+    return cls
+
+
+def _check(cls: Any) -> None:
+    """Checks that a class can be adopted.
+
+    Raises:
+        SpecError: it cannot.
+    """
+    if not isinstance(cls, type) or not issubclass(cls, Tensor):
+        shown = cls.__name__ if isinstance(cls, type) else f"a {type(cls).__name__}"
+        raise SpecError(f"adopt: expected a class derived from torch.Tensor, got {shown}")
+    if issubclass(cls, TensorSubclass):
+        raise SpecError(f"adopt: {cls.__name__} is declared with TensorSubclass and has all hooks")
+    missing = [n for n in ("__tensor_flatten__", "__tensor_unflatten__") if not hasattr(cls, n)]
+    if missing:
+        raise SpecError(
+            f"adopt: {cls.__name__} has no {' and no '.join(missing)}, so PyTorch's compilers do not know its inner "
+            f"tensors; define both, or declare the class with TensorSubclass"
+        )
+
+
+def _hooks(cls: Any, to_plain: Callable[[Any], Tensor] | None) -> dict[str, Any]:
+    """Returns the hooks of an adopted class by name."""
+    to_plain = to_plain or _own_conversion(cls)
+
+    def __metadata_guard__(cls: Any, saved: Any, now: Any) -> bool:
+        if is_constant(saved) and is_constant(now):
+            return saved is now
+        return bool(saved == now)
+
+    def __coerce_same_metadata_as_tangent__(self: Any, metadata: Any, expected_type: Any = None) -> Any:
+        return to_plain(self) if expected_type is Tensor and to_plain is not None else None
+
+    return {
+        "__metadata_guard__": classmethod(__metadata_guard__),
+        "__coerce_same_metadata_as_tangent__": __coerce_same_metadata_as_tangent__,
+        "_stable_hash_for_caching": stable_hash,
+    }
+
+
+def _own_conversion(cls: Any) -> Callable[[Any], Tensor] | None:
+    """Returns the method of a class that gives the plain tensor that a value stands for, if it has one."""
+    names = ("dequantize", "materialize")  # every Tensor has a `dequantize`
+    return next(
+        (f for n in names if (f := getattr(cls, n, None)) and f is not getattr(Tensor, n, None)), None
+    )

@@ -1,0 +1,198 @@
+"""What ``__tensor_flatten__`` of a value reads: a proof that its result depends on nothing else.
+
+The method runs once on a stand-in for the value, which notes each attribute that is read and with what result. Inner
+tensors are stand-ins too, which only tell whether they are there. If the method gives the same answer as on the value
+itself, its answer follows from what was noted: reading the same again means the same answer. Code that looks at
+anything else (the sizes of an inner tensor, ``self.__dict__``, an object of a class of its own) proves nothing, and
+is called each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import enum
+import functools
+import types
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from subclasses._torch import DisableTorchFunctionSubclass
+from subclasses.adoption.contexts import NotConstant, freeze, is_atom
+
+# Properties of a tensor, in C++, that may be part of its metadata.
+PROPERTIES = frozenset({"device", "dtype", "layout", "ndim", "requires_grad", "shape"})
+
+
+# Instructions that read no argument, no global name and no attribute.
+_CONSTANT = frozenset(
+    {
+        "RESUME",
+        "NOP",
+        "LOAD_CONST",
+        "LOAD_SMALL_INT",
+        "RETURN_CONST",
+        "BUILD_LIST",
+        "BUILD_TUPLE",
+        "LIST_EXTEND",
+        "RETURN_VALUE",
+    }
+)
+
+
+@functools.cache
+def flattens_to_constants(cls: type) -> bool:
+    """Returns whether ``cls.__tensor_flatten__`` returns the same names and context for every instance.
+
+    True if its bytecode only builds constants, as in ``return ["a", "b"], None``.
+    """
+    code = getattr(cls.__tensor_flatten__, "__code__", None)  # type: ignore[attr-defined]
+    return code is not None and all(i.opname in _CONSTANT for i in dis.get_instructions(code))
+
+
+class NotProved(Exception):
+    """Raised where a method looks at something that is not noted."""
+
+
+class How(enum.IntEnum):
+    """What of an attribute determines the result."""
+
+    NONE = 0  # that it is None
+    TENSOR = 1  # that it is there
+    VALUE = 2  # a plain value
+    ITEMS = 3  # a list or tuple of plain values
+    PARTS = 4  # another container, a dataclass, a float
+    PROPERTY = 5  # of the tensor, in C++
+    CONSTANT = 6  # of the class
+    ABSENT = 7  # a method of the class, or nothing: the value itself has no such attribute
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An attribute that was read.
+
+    Attributes:
+        how: what of it determines the result.
+        constant: the object itself, for a constant of the class.
+    """
+
+    how: How
+    constant: Any = None
+
+
+Reads = dict[str, Read]
+
+
+def find_reads(x: Tensor, method: Any) -> tuple[Any, Reads | None]:
+    """Returns the result of a method without arguments, and what it read; None if that is not proved."""
+    result = method(x)
+    noted: Reads = {}
+    # The method is somebody's code, which may fail in any way on a stand-in. Then nothing is proved.
+    with contextlib.suppress(Exception):
+        if freeze(list(method(_Value(x, noted)))) == freeze(list(result)):
+            return result, noted
+    return result, None
+
+
+class _Value:
+    """A stand-in for a value, which notes what is read."""
+
+    def __init__(self, x: Tensor, noted: Reads) -> None:
+        object.__setattr__(self, "_of", (x, noted))
+
+    def __getattribute__(self, name: str) -> Any:
+        x, noted = object.__getattribute__(self, "_of")
+        cls = type(x)
+        if name == "__class__":
+            return cls
+        if name.startswith("__") and not callable(getattr(cls, name, None)):
+            raise NotProved(name)
+        of_class = next((vars(base)[name] for base in cls.__mro__ if name in vars(base)), None)
+        is_own = name in x.__dict__ and not hasattr(of_class, "__set__")
+        if is_own:
+            noted[name] = _read_of(value := x.__dict__[name])
+            return _Inner() if isinstance(value, Tensor) else value
+        if of_class is None and not hasattr(cls, name):
+            noted[name] = Read(How.ABSENT)
+            raise AttributeError(name)
+        return _of_class(self, x, name, of_class, noted)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise NotProved(f"sets {name}")
+
+
+def _of_class(stand_in: _Value, x: Tensor, name: str, found: Any, noted: Reads) -> Any:
+    """Returns an attribute of the class, bound to the stand-in."""
+    match found:
+        case types.FunctionType():
+            noted[name] = Read(How.ABSENT)
+            return types.MethodType(found, stand_in)
+        case staticmethod() | classmethod():
+            noted[name] = Read(How.ABSENT)
+            return found.__get__(None, type(x))
+        case property(fget=getter) if getter is not None:
+            return getter(stand_in)
+        case types.GetSetDescriptorType() if name in PROPERTIES:
+            with DisableTorchFunctionSubclass():
+                value = getattr(x, name)
+            freeze(value)
+            noted[name] = Read(How.PROPERTY)
+            return value
+    if hasattr(found, "__get__"):
+        raise NotProved(name)
+    noted[name] = Read(How.CONSTANT, found)
+    return found
+
+
+def _read_of(value: Any) -> Read:
+    if value is None or isinstance(value, Tensor):
+        return Read(How.NONE if value is None else How.TENSOR)
+    try:
+        freeze(value)
+    except NotConstant:
+        raise NotProved(f"{type(value).__name__} is no plain value") from None
+    if is_atom(value):
+        return Read(How.VALUE)
+    return Read(How.ITEMS if type(value) in (list, tuple) and all(map(is_atom, value)) else How.PARTS)
+
+
+class _Inner:
+    """A stand-in for an inner tensor, which may be compared with None, and asked whether it is a tensor."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return Tensor
+        raise NotProved(f"reads {name} of an inner tensor")
+
+    def __bool__(self) -> bool:
+        raise NotProved("the truth of an inner tensor")
+
+    def __eq__(self, other: object) -> bool:
+        raise NotProved("compares an inner tensor")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def join(known: Reads, new: Reads) -> Reads | None:
+    """Returns what two runs read together; of each attribute as much as either one needs.
+
+    None if that is not proved: what was an attribute of one value is none of the other, or a tensor there and not here.
+    """
+    joined = dict(known)
+    for name, read in new.items():
+        old = joined.get(name, read)
+        if old.how is not read.how:
+            how = _join_how(*sorted((old.how, read.how)))
+            read = None if how is None else Read(how)
+        if read is None:
+            return None
+        joined[name] = read
+    return joined
+
+
+def _join_how(less: How, more: How) -> How | None:
+    if less is How.NONE and more <= How.VALUE:
+        return more
+    return None if less is How.TENSOR or more > How.PARTS else How.PARTS

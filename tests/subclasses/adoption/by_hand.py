@@ -1,0 +1,157 @@
+"""Classes as somebody else may have written them, each made anew for a test, since adopting changes a class."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.utils._pytree as pytree
+from torch import Tensor
+
+
+@dataclass
+class Settings:
+    """Metadata that can change and cannot be hashed."""
+
+    bits: int
+    names: list[str]
+
+
+class Options:
+    """Metadata that is compared by identity."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+class Shape(NamedTuple):
+    rows: int
+    columns: int
+
+
+class Base(Tensor):
+    """An inner tensor, with attributes as metadata; an op runs on the inner tensor."""
+
+    raw: Any
+
+    @staticmethod
+    def __new__(cls, raw, **attributes):
+        self = Tensor._make_wrapper_subclass(cls, raw.shape, strides=raw.stride(), dtype=raw.dtype)
+        self.raw = raw
+        self.__dict__.update(attributes)
+        return self
+
+    def __init__(self, raw, **attributes):
+        pass
+
+    def __repr__(self, *, tensor_contents=None):
+        return f"{type(self).__name__}({self.raw})"
+
+    def __tensor_flatten__(self):
+        return ["raw"], dict(self.attributes())
+
+    def attributes(self):
+        return {name: getattr(self, name) for name in self.names}
+
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+        return cls(inner_tensors["raw"], **context)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        like = next(x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, cls))
+        raw = pytree.tree_map_only(cls, lambda x: x.raw, (args, kwargs or {}))
+        out = func(*raw[0], **raw[1])
+        attributes = {name: getattr(like, name) for name in type(like).names}
+        return pytree.tree_map_only(Tensor, lambda t: type(like)(t, **attributes), out)
+
+
+def tagged():
+    """A class with a list, a float and a flag."""
+
+    class Tagged(Base):
+        names = ("axes", "factor", "flag")
+
+    return Tagged, lambda **other: Tagged(
+        torch.ones(2, 3), **({"axes": [0, 1], "factor": 2.0, "flag": True} | other)
+    )
+
+
+def optional():
+    """A class with an inner tensor that may be missing."""
+
+    class Optional(Base):
+        def __tensor_flatten__(self):
+            names = ["raw"] + ["scale"] * (self.scale is not None)
+            return names, {"kind": self.kind}
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+            return cls(inner_tensors["raw"], scale=inner_tensors.get("scale"), **context)
+
+        names = ("scale", "kind")
+
+    return Optional, lambda **other: Optional(torch.ones(2, 3), **({"scale": None, "kind": "a"} | other))
+
+
+def with_settings():
+    """A class with a dataclass that can change."""
+
+    class WithSettings(Base):
+        names = ("settings",)
+
+    return WithSettings, lambda **other: WithSettings(
+        torch.ones(2, 3), **({"settings": Settings(4, ["a"])} | other)
+    )
+
+
+def with_object():
+    """A class whose metadata is read from an object of a class of its own."""
+
+    class WithObject(Base):
+        names = ("options",)
+
+        def __tensor_flatten__(self):
+            return ["raw"], [self.options.factor]
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+            return cls(inner_tensors["raw"], options=Options(*context))
+
+    return WithObject, lambda **other: WithObject(torch.ones(2, 3), **({"options": Options(2.0)} | other))
+
+
+def with_sizes():
+    """A class whose metadata follows from the sizes of an inner tensor."""
+
+    class WithSizes(Base):
+        def __tensor_flatten__(self):
+            return ["raw"], [Shape(*self.raw.shape), self.dtype]
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+            return cls(inner_tensors["raw"])
+
+    return WithSizes, lambda **other: WithSizes(other.get("raw", torch.ones(2, 3)))
+
+
+def counting():
+    """A class whose metadata is another one at each call."""
+    numbers = itertools.count()
+
+    class Counting(Base):
+        def __tensor_flatten__(self):
+            return ["raw"], {"number": next(numbers)}
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+            return cls(inner_tensors["raw"])
+
+    return Counting, lambda **other: Counting(torch.ones(2, 3))
+
+
+MAKERS = (tagged, optional, with_settings, with_object, with_sizes)

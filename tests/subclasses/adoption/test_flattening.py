@@ -1,0 +1,366 @@
+"""What an adopted class flattens to: what it flattened to before, whatever changes between two calls."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+
+import subclasses
+from subclasses.adoption.contexts import ADOPTED, ConstantDict, ConstantList, intern_context
+from subclasses.adoption.reads import How
+from tests.subclasses.adoption import by_hand
+from tests.subclasses.adoption.by_hand import Options, Settings
+
+
+def assign(name, value):
+    return lambda x: setattr(x, name, value)
+
+
+CHANGES = {
+    "tagged": [
+        assign("axes", [1, 0]),
+        lambda x: x.axes.append(2),
+        lambda x: x.axes.__setitem__(0, True),
+        assign("axes", (1, 0)),
+        assign("axes", None),
+        assign("axes", 3),
+        assign("axes", {"a": [1]}),
+        lambda x: x.axes["a"].append(2),
+        assign("factor", 2),
+        assign("factor", 0.0),
+        assign("factor", -0.0),
+        assign("factor", float("nan")),
+        assign("flag", 1),
+        assign("flag", None),
+        lambda x: x.__dict__.update(flag="text"),
+        assign("flag", torch.float16),
+        assign("flag", Options(1.0)),
+        assign("flag", True),
+        assign("names", ("flag",)),
+    ],
+    "optional": [
+        assign("scale", torch.ones(2)),
+        assign("kind", "b"),
+        assign("scale", None),
+        assign("scale", torch.nn.Parameter(torch.ones(2))),
+        lambda x: setattr(type(x), "names", ()),
+    ],
+    "with_settings": [
+        lambda x: setattr(x.settings, "bits", 8),
+        lambda x: x.settings.names.append("b"),
+        lambda x: setattr(x.settings, "note", "no field"),
+        assign("settings", Settings(4, ["a"])),
+        assign("settings", None),
+    ],
+    "with_object": [
+        lambda x: setattr(x.options, "factor", 3.0),
+        assign("options", Options(5.0)),
+    ],
+    "with_sizes": [
+        assign("raw", torch.ones(4, 5)),
+        lambda x: x.raw.resize_(1, 2),
+    ],
+}
+
+
+def plain(value):
+    """A context with types, to compare by."""
+    match value:
+        case dict():
+            return "dict", [(k, plain(v)) for k, v in value.items()]
+        case list():
+            return "list", [plain(v) for v in value]
+        case float():
+            return "float", value.hex()
+        case Settings():
+            return value.bits, plain(value.names)
+    return type(value), value
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_it_gives_what_the_class_gave_after_every_change(kind):
+    cls, make = getattr(by_hand, kind)()
+    own = cls.__tensor_flatten__
+    values = [make(), make()]
+    assert subclasses.adopt(cls) is cls
+    for change in [lambda x: None, *CHANGES[kind]]:
+        for x in values:  # the first teaches, the second reads
+            change(x)
+            for _ in range(2):
+                names, context = x.__tensor_flatten__()
+                own_names, own_context = own(x)
+                assert names == own_names
+                assert type(names) is list
+                assert plain(context) == plain(own_context)
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_equal_metadata_is_one_object_and_hashable(kind):
+    cls, make = getattr(by_hand, kind)()
+    subclasses.adopt(cls)
+    (_, one), (_, other) = make().__tensor_flatten__(), make().__tensor_flatten__()
+    assert one is other
+    assert isinstance(hash(one), int)
+    assert isinstance(one, ConstantDict | ConstantList)
+
+
+def test_the_names_belong_to_the_metadata():
+    cls, make = by_hand.optional()
+    subclasses.adopt(cls)
+    names, context = make().__tensor_flatten__()
+    more, other = make(scale=torch.ones(2)).__tensor_flatten__()
+    assert (names, more) == (["raw"], ["raw", "scale"])
+    assert context == other
+    assert context is not other
+
+
+def test_values_of_one_type_and_another_are_told_apart():
+    cls, make = by_hand.tagged()
+    subclasses.adopt(cls)
+    contexts = [make(flag=flag).__tensor_flatten__()[1] for flag in (1, True, 1.0)]
+    assert [type(c["flag"]) for c in contexts] == [int, bool, float]
+
+
+def test_the_own_method_is_not_called_for_what_is_known():
+    cls, make = by_hand.optional()
+    own, calls = cls.__tensor_flatten__, []
+    cls.__tensor_flatten__ = lambda self: calls.append(type(self)) or own(self)
+    subclasses.adopt(cls)
+    values = [make(), make(scale=torch.ones(2)), make(kind="b")]
+    for x in values * 2:
+        x.__tensor_flatten__()
+    assert calls
+    calls.clear()
+    for x in (*values, make(), make(scale=torch.zeros(9))):
+        x.__tensor_flatten__()
+    assert not calls
+
+
+def test_the_text_reads_what_the_method_reads():
+    cls, make = by_hand.optional()
+    subclasses.adopt(cls)
+    make().__tensor_flatten__()
+    assert (
+        "_dict['scale'].__class__, _dict['kind'].__class__, _dict['kind']"
+        in cls.__tensor_flatten__.__source__
+    )
+
+
+def test_what_is_not_proved_is_asked_each_time():
+    for kind in ("with_object", "with_sizes", "counting"):
+        cls, make = getattr(by_hand, kind)()
+        subclasses.adopt(cls)
+        x = make()
+        for _ in range(10):
+            x.__tensor_flatten__()
+        assert not getattr(cls, ADOPTED).table, kind
+    first, second = x.__tensor_flatten__()[1], x.__tensor_flatten__()[1]
+    assert second["number"] == first["number"] + 1
+
+
+def test_many_values_of_metadata_do_not_pile_up():
+    cls, make = by_hand.tagged()
+    subclasses.adopt(cls)
+    for number in range(2000):
+        assert make(axes=[number]).__tensor_flatten__()[1]["axes"] == [number]
+    adoption = getattr(cls, ADOPTED)
+    assert len(adoption.table) <= 512
+    assert len(adoption.contexts) <= 512
+
+
+def test_dtype_is_read_from_the_tensor():
+    class Typed(by_hand.Base):
+        def __tensor_flatten__(self):
+            return ["raw"], {"dtype": self.dtype, "shape": self.shape}
+
+        @classmethod
+        def __tensor_unflatten__(cls, inner_tensors, context, outer_size, outer_stride):
+            return cls(inner_tensors["raw"])
+
+    subclasses.adopt(Typed)
+    x, y = Typed(torch.ones(2)), Typed(torch.ones(3, dtype=torch.float16))
+    assert x.__tensor_flatten__()[1] == {"dtype": torch.float32, "shape": (2,)}
+    assert y.__tensor_flatten__()[1] == {"dtype": torch.float16, "shape": (3,)}
+    assert getattr(Typed, ADOPTED).reads["dtype"].how is How.PROPERTY
+    torch.utils.swap_tensors(x, y)
+    assert x.__tensor_flatten__()[1]["dtype"] is torch.float16
+
+
+# ---- ways of writing the method ------------------------------------------------------------------------------
+
+
+def test_helpers_properties_and_super_are_followed():
+    class Parent(by_hand.Base):
+        def __tensor_flatten__(self):
+            return ["raw"], {"kind": self.kind}
+
+    class Child(Parent):
+        def __tensor_flatten__(self):
+            names, context = super().__tensor_flatten__()
+            return names, context | {"more": self.more, "static": self.helper(3)}
+
+        @property
+        def more(self):
+            return self._more
+
+        @staticmethod
+        def helper(number):
+            return number + 1
+
+    subclasses.adopt(Child)
+    x = Child(torch.ones(2), kind="a", _more=1)
+    for _ in range(2):
+        assert x.__tensor_flatten__()[1] == {"kind": "a", "more": 1, "static": 4}
+    x._more = 2
+    assert x.__tensor_flatten__()[1]["more"] == 2
+    assert set(getattr(Child, ADOPTED).reads) >= {"kind", "_more"}
+
+
+def test_an_attribute_of_some_values_and_the_class_of_others():
+    class Default(by_hand.Base):
+        level = 1
+
+        def __tensor_flatten__(self):
+            return ["raw"], {"level": self.level}
+
+    subclasses.adopt(Default)
+    plain_one, own_one = Default(torch.ones(2)), Default(torch.ones(2), level=7)
+    for _ in range(2):
+        assert [x.__tensor_flatten__()[1]["level"] for x in (plain_one, own_one)] == [1, 7]
+    plain_one.level = 3
+    assert plain_one.__tensor_flatten__()[1]["level"] == 3
+    Default.level = 5
+    assert Default(torch.ones(2)).__tensor_flatten__()[1]["level"] == 5
+
+
+def test_a_constant_of_the_class_may_be_replaced():
+    class Named(by_hand.Base):
+        fields = ("kind",)
+
+        def __tensor_flatten__(self):
+            return ["raw"], {name: getattr(self, name) for name in self.fields}
+
+    subclasses.adopt(Named)
+    x = Named(torch.ones(2), kind="a", other="b")
+    assert x.__tensor_flatten__()[1] == {"kind": "a"}
+    Named.fields = ("other",)
+    assert x.__tensor_flatten__()[1] == {"other": "b"}
+
+
+def test_an_error_of_the_own_method_goes_through():
+    cls, make = by_hand.tagged()
+    subclasses.adopt(cls)
+    x = make()
+    x.__tensor_flatten__()
+    del x.__dict__["flag"]
+    with pytest.raises(AttributeError, match="flag"):
+        x.__tensor_flatten__()
+
+
+def test_a_class_that_inherits_uses_its_own_attributes():
+    cls, make = by_hand.optional()
+    subclasses.adopt(cls)
+
+    class Child(cls):
+        def __tensor_flatten__(self):
+            names, context = super().__tensor_flatten__()
+            return names, {**context, "child": True}
+
+    child = Child(torch.ones(2), scale=None, kind="a")
+    assert child.__tensor_flatten__() == (["raw"], {"kind": "a", "child": True})
+    assert subclasses.adopt(Child) is Child
+    for _ in range(2):
+        assert child.__tensor_flatten__() == (["raw"], {"kind": "a", "child": True})
+        assert make().__tensor_flatten__() == (["raw"], {"kind": "a"})
+    assert child.__tensor_flatten__()[1] is child.__tensor_flatten__()[1]
+
+
+def test_unflatten_makes_the_class_that_inherits():
+    cls, _ = by_hand.tagged()
+    subclasses.adopt(cls)
+
+    class Child(cls):
+        pass
+
+    child = Child(torch.ones(2), axes=[0], factor=1.0, flag=None)
+    _, context = child.__tensor_flatten__()
+    back = Child.__tensor_unflatten__({"raw": child.raw}, context, child.size(), child.stride())
+    assert type(back) is Child
+
+
+# ---- constants ----------------------------------------------------------------------------------------------
+
+
+def test_metadata_is_constant_and_values_get_copies():
+    cls, make = by_hand.tagged()
+    subclasses.adopt(cls)
+    x = make()
+    _, context = x.__tensor_flatten__()
+    with pytest.raises(TypeError, match="constant"):
+        context["flag"] = False
+    with pytest.raises(TypeError, match="constant"):
+        context.update(flag=False)
+    back = cls.__tensor_unflatten__({"raw": x.raw}, context, x.size(), x.stride())
+    back.axes.append(9)
+    assert x.axes == [0, 1]
+    assert x.__tensor_flatten__()[1]["axes"] == [0, 1]
+    assert back.__tensor_flatten__()[1]["axes"] == [0, 1, 9]
+
+
+def test_a_list_is_constant():
+    cls, make = by_hand.with_object()
+    subclasses.adopt(cls)
+    context = make().__tensor_flatten__()[1]
+    for change in (lambda: context.append(1), lambda: context.sort(), lambda: context.__iadd__([1])):
+        with pytest.raises(TypeError, match="constant"):
+            change()
+    assert copy.copy(context) == [2.0]
+    assert type(copy.copy(context)) is list
+
+
+def test_copies_and_pickles_of_metadata_are_the_same_object():
+    context = Picklable(torch.ones(2), level=3).__tensor_flatten__()[1]
+    assert copy.deepcopy(context) is context
+    assert pickle.loads(pickle.dumps(context)) is context
+    assert intern_context(Tensor, ("raw",), {"level": 3}) == {"level": 3}
+
+
+class Picklable(by_hand.Base):
+    names = ("level",)
+
+
+subclasses.adopt(Picklable)
+
+
+def test_values_are_pickled_and_copied_as_before():
+    x = Picklable(torch.ones(2), level=[3])
+    x.__tensor_flatten__()
+    for back in (pickle.loads(pickle.dumps(x)), copy.copy(x)):
+        assert type(back) is Picklable
+        assert (back.level, back.raw.tolist()) == ([3], [1.0, 1.0])
+        assert set(back.__dict__) == {"raw", "level"}
+
+
+# ---- threads ------------------------------------------------------------------------------------------------
+
+
+def test_threads_that_learn_at_once_agree():
+    cls, make = by_hand.tagged()
+    subclasses.adopt(cls)
+    start = threading.Barrier(8)
+
+    def flatten(number):
+        start.wait()
+        return [make(axes=[n], flag=n if n % 2 else str(n)).__tensor_flatten__()[1] for n in range(200)]
+
+    with ThreadPoolExecutor(8) as pool:
+        first, *others = pool.map(flatten, range(8))
+    assert [c["axes"] for c in first] == [[n] for n in range(200)]
+    for other in others:
+        assert other == first
