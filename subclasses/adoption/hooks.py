@@ -35,8 +35,7 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
     - ``torch.load(weights_only=True)`` may load the class. Types in its metadata that torch does not know are still
       to be allowed with :func:`torch.serialization.add_safe_globals`.
 
-    What it takes for granted: attributes of the class that ``__tensor_flatten__`` reads are not modified in place,
-    and the method reads no module-level state that changes.
+    It takes one thing for granted: a list or dict that is an attribute of the class is not modified in place.
 
     Args:
         cls: a traceable wrapper subclass.
@@ -50,14 +49,18 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
     if is_adopted(cls):
         return cls
     missing = {name: hook for name, hook in _hooks(cls, to_plain).items() if not hasattr(cls, name)}
-    for name, hook in missing.items():
-        setattr(cls, name, hook)
     adoption = None
-    if not flattens_to_constants(cls):  # else the method is as cheap as can be, and known to be
+    if flattens_to_constants(
+        cls
+    ):  # the method is as cheap as can be, and nothing of its result needs a guard
+        missing.pop("__metadata_guard__", None)
+    else:
         adoption = Adoption(cls, guards_identity="__metadata_guard__" in missing)
         unflatten = classmethod(thawing_unflatten(cls))
         cls.__tensor_flatten__ = adoption.build()  # type: ignore[attr-defined]
         cls.__tensor_unflatten__ = unflatten  # type: ignore[attr-defined]
+    for name, hook in missing.items():
+        setattr(cls, name, hook)
     setattr(cls, ADOPTED, adoption)
     allow_class(cls)
     return cls

@@ -17,6 +17,7 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from subclasses._torch import DisableTorchFunctionSubclass
@@ -88,12 +89,37 @@ Reads = dict[str, Read]
 def find_reads(x: Tensor, method: Any) -> tuple[Any, Reads | None]:
     """Returns the result of a method without arguments, and what it read; None if that is not proved."""
     result = method(x)
+    if reads_state(method):
+        return result, None
     noted: Reads = {}
     # The method is somebody's code, which may fail in any way on a stand-in. Then nothing is proved.
     with contextlib.suppress(Exception):
         if freeze(list(method(_Value(x, noted)))) == freeze(list(result)):
             return result, noted
     return result, None
+
+
+def reads_state(function: Any, known: frozenset[Any] = frozenset()) -> bool:
+    """Returns whether a function reads global names or closure cells that hold data, or calls one that does.
+
+    Constants of torch, such as dtypes, are no data in this sense; attributes of other modules are.
+    """
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None or function in known:
+        return code is None and not isinstance(function, types.BuiltinFunctionType | type)
+    names = {i.argval for i in dis.get_instructions(code) if i.opname == "LOAD_GLOBAL"}
+    values = [function.__globals__[name] for name in names if name in function.__globals__]
+    values += [cell.cell_contents for cell in function.__closure__ or ()]
+    return any(_is_state(value, known | {function}) for value in values)
+
+
+def _is_state(value: Any, known: frozenset[Any]) -> bool:
+    if isinstance(value, types.FunctionType):
+        return reads_state(value, known)
+    if isinstance(value, types.ModuleType):
+        return value is not torch
+    return not isinstance(value, type | types.BuiltinFunctionType | torch.dtype)
 
 
 class _Value:
@@ -126,6 +152,10 @@ class _Value:
 def _of_class(stand_in: _Value, x: Tensor, name: str, found: Any, noted: Reads) -> Any:
     """Returns an attribute of the class, bound to the stand-in."""
     match found:
+        case types.FunctionType() | staticmethod() | classmethod() if reads_state(found):
+            raise NotProved(name)
+        case property(fget=getter) if reads_state(getter):
+            raise NotProved(name)
         case types.FunctionType():
             noted[name] = Read(How.ABSENT)
             return types.MethodType(found, stand_in)

@@ -129,17 +129,19 @@ def test_values_of_one_type_and_another_are_told_apart():
 
 def test_the_own_method_is_not_called_for_what_is_known():
     cls, make = by_hand.optional()
-    own, calls = cls.__tensor_flatten__, []
-    cls.__tensor_flatten__ = lambda self: calls.append(type(self)) or own(self)
     subclasses.adopt(cls)
     values = [make(), make(scale=torch.ones(2)), make(kind="b")]
     for x in values * 2:
         x.__tensor_flatten__()
-    assert calls
-    calls.clear()
+
+    def unused(x):
+        raise AssertionError("the own method was called")
+
+    getattr(cls, ADOPTED).flatten = unused
     for x in (*values, make(), make(scale=torch.zeros(9))):
-        x.__tensor_flatten__()
-    assert not calls
+        assert x.__tensor_flatten__()[1] == {"kind": x.kind}
+    with pytest.raises(AssertionError, match="own method"):
+        make(kind="c").__tensor_flatten__()
 
 
 def test_the_text_reads_what_the_method_reads():
@@ -190,6 +192,55 @@ def test_dtype_is_read_from_the_tensor():
     assert getattr(Typed, ADOPTED).reads["dtype"].how is How.PROPERTY
     torch.utils.swap_tensors(x, y)
     assert x.__tensor_flatten__()[1]["dtype"] is torch.float16
+
+
+LEVEL = 1
+SETTINGS = {"level": 1}
+
+
+def level_of(x):
+    return SETTINGS["level"]
+
+
+def test_state_of_a_module_is_read_each_time(monkeypatch):
+    class Direct(by_hand.Base):
+        def __tensor_flatten__(self):
+            return ["raw"], {"level": LEVEL}
+
+    class ByHelper(by_hand.Base):
+        def __tensor_flatten__(self):
+            return ["raw"], {"level": level_of(self)}
+
+    class ByProperty(by_hand.Base):
+        def __tensor_flatten__(self):
+            return ["raw"], {"level": self.level}
+
+        @property
+        def level(self):
+            return level_of(self)
+
+    cell = [1]
+
+    class ByClosure(by_hand.Base):
+        def __tensor_flatten__(self):
+            return ["raw"], {"level": cell[0]}
+
+    class ByClassMethod(by_hand.Base):
+        def __tensor_flatten__(self):
+            return ["raw"], {"level": self.level()}
+
+        @classmethod
+        def level(cls):
+            return LEVEL
+
+    classes = [Direct, ByHelper, ByProperty, ByClosure, ByClassMethod]
+    values = [subclasses.adopt(cls)(torch.ones(2)) for cls in classes]
+    for _ in range(3):
+        assert [x.__tensor_flatten__()[1]["level"] for x in values] == [1] * 5
+    monkeypatch.setitem(globals(), "LEVEL", 2)
+    SETTINGS["level"] = cell[0] = 2
+    assert [x.__tensor_flatten__()[1]["level"] for x in values] == [2] * 5
+    SETTINGS["level"] = 1
 
 
 # ---- ways of writing the method ------------------------------------------------------------------------------
