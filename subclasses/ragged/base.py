@@ -47,6 +47,7 @@ class RaggedTensor:
         to_table(width): the same with 0, as wide as that of another factor of a product.
         like_dense(table): the entries of a table, whose size is checked.
         from_table(table, *rows): the same unchecked.
+        of_lengths(table, lengths): the first entries of each row of a table, ``lengths [B]`` of them.
 
     Operands:
         beside(op, other): an operand of a pointwise op as it stands beside `stored`; below autograd.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from subclasses.ragged.attention import rule as attention
 from subclasses.ragged.indexing import indexing, joining, splitting, strided, views
 from subclasses.ragged.jagged import JaggedTensor, merging as jagged_merging
+from subclasses.ragged.modules import convolution, multi_head, recurrent, time_major
 from subclasses.ragged.padded import merging as padded_merging
 from subclasses.ragged.padded.tensor import PaddedTensor
 from subclasses.ragged.rules import (
@@ -33,6 +34,7 @@ BOTH = (
     entries,
 )
 BOTH += (gradients, indexing, joining, splitting, strided, views, attention)
+BOTH += (convolution, multi_head, recurrent, time_major)
 
 
 def register_rules() -> None:
@@ -40,4 +42,5 @@ def register_rules() -> None:
     for cls, merging in ((JaggedTensor, jagged_merging), (PaddedTensor, padded_merging)):
         for module in (*BOTH, merging):
             module.RULES.register(cls)
+    multi_head.RULES.register(time_major.TimeMajor)
     masked.replace_functions()

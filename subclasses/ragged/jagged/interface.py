@@ -79,6 +79,11 @@ class JaggedInterface(RaggedTensor):
             return self.with_values(self.segments.keep(table), 0)
         return self.with_entries(self.segments.unpad(table.movedim(ragged_dim, 1)), ragged_dim)
 
+    def of_lengths(self: Any, table: Tensor, lengths: Tensor) -> Any:
+        """The first entries of each row of a table, ``lengths [B]`` of them."""
+        rows = type(self).from_padded(table.movedim(self.ragged_dim, 1), lengths)
+        return rows if self.ragged_dim == 1 else rows.transpose(1, self.ragged_dim)
+
     def to_table(self: Any, width: int) -> Tensor:
         """The padded tensor with so many places for each row, 0 where there is no entry."""
         missing = width - self.max_length

@@ -48,6 +48,7 @@ class PaddedInterface(RaggedTensor):
         return self.with_padded(torch.where(exists, stored, stored.new_full((), 0)), ragged_dim, batch_dim)
 
     from_table = from_samples = with_kept
+    of_lengths = selection.other_rows
 
     def batch_size(self: Any) -> Any:
         """The number of rows of the batch, or of the entries of merged dimensions."""

@@ -31,6 +31,15 @@ def _linear(func: Any, input: Any, weight: Tensor, bias: Tensor | None = None) -
     return input.with_kept(func(input.clean(), weight, bias))
 
 
+@RULES.of(F.bilinear)
+def _bilinear(func: Any, input1: Any, input2: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
+    _check_dense(func, weight, bias)
+    x = first_ragged((input1, input2))
+    _check_features(func, x, 1)
+    given = (x.alongside(func, t) if is_ragged(t) else x.like_dense(t.expand(*x.shape[:-1], -1)) for t in (input1, input2))
+    return x.with_kept(func(*(t.clean() for t in given), weight, bias))
+
+
 @RULES.of(*NORMS)
 def _norm(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
     _check_dense(func, *args, *kwargs.values())

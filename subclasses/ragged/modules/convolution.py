@@ -1,0 +1,189 @@
+"""Convolutions and pools along rows: each row by itself, as if it were alone.
+
+Channels come first, ``[B, C, T]`` with the rows along the last dimension. A table with 0 past each row's end is what
+padding with zeros makes of every row, so one call on the table gives each row its own results; those that start past
+the end of the padded row do not exist. A row that is shorter than the kernel has no result.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import is_ragged, name_of, shown
+from subclasses.ragged.registry import Rules
+
+RULES = Rules()
+
+# ---- convolutions ----------------------------------------------------------------------------------------------
+
+
+@RULES.of(F.conv1d)
+def _conv1d(  # noqa: PLR0913
+    func: Any,
+    input: Any,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Any:
+    _check_rows_last(func, input, weight, bias)
+    table = func(input.to_dense(), weight, bias, stride, padding, dilation, groups)
+    span = _one(dilation) * (weight.shape[-1] - 1) + 1
+    if isinstance(padding, str):  # "same" with stride 1, or "valid"
+        both = span - 1 if padding == "same" else 0
+    else:
+        both = 2 * _one(padding)
+    return _of_windows(input, table, both - span, _one(stride))
+
+
+@RULES.of(F.conv_transpose1d)
+def _conv_transpose1d(  # noqa: PLR0913
+    func: Any,
+    input: Any,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Any:
+    _check_rows_last(func, input, weight, bias)
+    table = func(input.to_dense(), weight, bias, stride, padding, output_padding, groups, dilation)
+    span = _one(dilation) * (weight.shape[-1] - 1) + 1
+    more = span - 2 * _one(padding) + _one(output_padding) - _one(stride)
+    lengths = input.row_lengths() * _one(stride) + more
+    return input.of_lengths(table, torch.where(input.row_lengths() > 0, lengths, 0).clamp(min=0))
+
+
+def _of_windows(x: Any, table: Tensor, more: int, stride: int) -> Any:
+    """The rows of what a window made of each place: ``(length + more) // stride + 1`` of them."""
+    if stride == 1 and more == -1:
+        return x.from_table(table)
+    return x.of_lengths(table, ((x.row_lengths() + more) // stride + 1).clamp(min=0))
+
+
+def _one(value: int | Sequence[int]) -> int:
+    """A number that may be given as a sequence of one."""
+    return value if isinstance(value, int) else value[0]
+
+
+def _check_rows_last(func: Any, x: Any, *parameters: Any) -> None:
+    """Raises unless the rows are along the last of three dimensions, and the parameters are dense."""
+    for p in parameters:
+        if is_ragged(p):
+            raise DispatchError(f"{name_of(func)}: expected dense parameters, got {shown(p)}")
+    if not is_ragged(x) or x.dim() != 3 or x.row_dims != (0, 2):
+        raise DispatchError(
+            f"{name_of(func)}: expected channels before the rows, [B, C, T] ragged along 2, got {shown(x)}; write "
+            f"x.transpose(1, 2) for rows [B, T, C]"
+        )
+
+
+# ---- pools -----------------------------------------------------------------------------------------------------
+
+
+@RULES.of(F.max_pool1d, torch.max_pool1d)
+def _max_pool1d(  # noqa: PLR0913
+    func: Any,
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    size = _window(func, input, kernel_size, stride, padding, ceil_mode)
+    stride, more = size[1], 2 * size[2] - _one(dilation) * (size[0] - 1) - 1
+    table = input.to_dense(fill=_lowest(input.dtype))
+    options = *size, _one(dilation), False
+    if func in (F.max_pool1d, torch.max_pool1d) and not return_indices:
+        return _of_windows(input, torch.max_pool1d(table, *options), more, stride)
+    found = F.max_pool1d_with_indices(table, *options)
+    return tuple(_of_windows(input, t, more, stride) for t in found)
+
+
+@RULES.of(F.max_pool1d_with_indices, torch.max_pool1d_with_indices)
+def _max_pool1d_with_indices(func: Any, *args: Any, return_indices: bool = True, **kwargs: Any) -> Any:
+    return _max_pool1d(F.max_pool1d, *args[:6], return_indices=True, **kwargs)
+
+
+@RULES.of(F.avg_pool1d)
+def _avg_pool1d(  # noqa: PLR0913
+    func: Any,
+    input: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Any:
+    size = _window(func, input, kernel_size, stride, padding, ceil_mode)
+    means = func(input.to_dense(), *size)
+    if not count_include_pad:
+        means = means / func(input.mask().unsqueeze(1).to(means.dtype), *size)
+    return _of_windows(input, means, 2 * size[2] - size[0], size[1])
+
+
+def _window(
+    func: Any, x: Any, kernel_size: Any, stride: Any, padding: Any, ceil_mode: bool
+) -> tuple[int, int, int]:
+    """The extent, the stride and the padding of a window."""
+    _check_rows_last(func, x)
+    if ceil_mode:
+        raise DispatchError(
+            f"{name_of(func)}: a window past the end of a row, as with ceil_mode=True, is not supported for "
+            f"{shown(x)}; pass ceil_mode=False, and padding if all entries are to count"
+        )
+    kernel = _one(kernel_size)
+    return kernel, kernel if stride is None or stride == [] else _one(stride), _one(padding)
+
+
+def _lowest(dtype: torch.dtype) -> float | int:
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+# ---- pools of a given number of results ------------------------------------------------------------------------
+
+
+@RULES.of(F.adaptive_avg_pool1d)
+def _adaptive_avg_pool1d(func: Any, input: Any, output_size: Any) -> Tensor:
+    inside = _parts_of_rows(func, input, _one(output_size)).to(input.dtype)
+    sums = torch.matmul(input.to_dense(), inside.mT)
+    return input.per_row(sums / inside.sum(-1).unsqueeze(1), 0)
+
+
+@RULES.of(F.adaptive_max_pool1d, torch.adaptive_max_pool1d, F.adaptive_max_pool1d_with_indices)
+def _adaptive_max_pool1d(func: Any, input: Any, output_size: Any, return_indices: bool = False) -> Any:
+    inside = _parts_of_rows(func, input, _one(output_size))
+    table, lowest = input.to_dense(), _lowest(input.dtype)
+    found = [torch.where(part.unsqueeze(1), table, lowest).max(-1) for part in inside.unbind(1)]
+    values, places = (torch.stack([getattr(f, name) for f in found], -1) for name in ("values", "indices"))
+    values, places = input.per_row(values, 0), input.per_row(places, 0)
+    with_places = return_indices or func is not F.adaptive_max_pool1d
+    return (values, places) if with_places else values
+
+
+def _parts_of_rows(func: Any, x: Any, count: int) -> Tensor:
+    """``[B, count, T]``: which entries of a row each result is made of, as PyTorch divides a single row.
+
+    Raises:
+        IndexError: a row is empty (on CUDA, and in graphs, by an assertion that nothing waits for).
+    """
+    _check_rows_last(func, x)
+    x.check_has_entries(func, [2])
+    lengths = x.row_lengths().unsqueeze(1)
+    number = torch.arange(count, device=lengths.device)
+    first, last = number * lengths // count, -(-(number + 1) * lengths // count)
+    place = torch.arange(x.width, device=lengths.device)
+    return (place >= first.unsqueeze(2)) & (place < last.unsqueeze(2))

@@ -1,0 +1,77 @@
+"""Recurrent layers over rows: each row from its first entry to its last, and from its last where it is reversed.
+
+PyTorch's kernels take rows of uneven length as a *packed sequence*, with the number of rows that reach each place on
+the host. The rows are packed, computed by that kernel, and unpacked; an empty row keeps the states that it was given.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from subclasses.errors import DispatchError
+from subclasses.ragged.base import is_ragged, name_of, shown
+from subclasses.ragged.checks import is_traced
+from subclasses.ragged.registry import Rules
+
+RULES = Rules()
+
+
+@RULES.of(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+def _recur(func: Any, input: Any, hx: Any, params: Any, *options: Any) -> Any:
+    *settings, batch_first = options
+    x = input if batch_first else input.transpose(0, 1)
+    _check(func, x, hx)
+    states = tuple(hx) if func is torch.lstm else (hx,)
+    lengths = x.row_lengths().clamp(max=x.width).cpu()
+    (full,) = lengths.nonzero(as_tuple=True)
+    full = full.to(states[0].device)
+    if not full.numel():
+        return _without_entries(func, x, states, params, settings, batch_first)
+    packed = pack_padded_sequence(
+        x.to_dense().index_select(0, full), lengths[lengths > 0], batch_first=True, enforce_sorted=False
+    )
+    begin = tuple(h.index_select(1, full).index_select(1, packed.sorted_indices) for h in states)
+    begin = begin if func is torch.lstm else begin[0]
+    data, *ends = func(packed.data, packed.batch_sizes, begin, params, *settings)
+    table, _ = pad_packed_sequence(
+        PackedSequence(data, packed.batch_sizes, packed.sorted_indices, packed.unsorted_indices),
+        batch_first=True,
+        total_length=x.width,
+    )
+    table = table.new_zeros(x.shape[0], *table.shape[1:]).index_copy(0, full, table)
+    ends = [
+        h.index_copy(1, full, end.index_select(1, packed.unsorted_indices))
+        for h, end in zip(states, ends, strict=True)
+    ]
+    result = x.from_table(table)
+    return (result if batch_first else result.transpose(0, 1), *ends)
+
+
+def _without_entries(
+    func: Any, x: Any, states: tuple[Tensor, ...], params: Any, settings: list[Any], batch_first: bool
+) -> Any:
+    """The results for rows that are all empty; their width is that of one entry that is computed for it."""
+    one = x.to_dense().new_zeros(1, 1, x.shape[-1])
+    begin = tuple(h.new_zeros(h.shape[0], 1, h.shape[2]) for h in states)
+    out, *_ = func(one, begin if func is torch.lstm else begin[0], params, *settings, True)
+    result = x.from_table(out.expand(x.shape[0], x.width, -1))
+    return (result if batch_first else result.transpose(0, 1), *states)
+
+
+def _check(func: Any, x: Any, hx: Any) -> None:
+    """Raises unless there are rows of entries whose lengths can be read, and dense states."""
+    given = hx if isinstance(hx, tuple | list) else (hx,)
+    if not is_ragged(x) or x.dim() != 3 or x.row_dims != (0, 1) or any(map(is_ragged, given)):
+        raise DispatchError(
+            f"{name_of(func)}: expected rows of entries [B, T, C], ragged along 1, and dense states, got {shown(x)}"
+        )
+    if is_traced(x.row_lengths()):
+        raise DispatchError(
+            f"{name_of(func)}: the kernel needs the lengths of the rows on the host, so it is no part of a graph; call "
+            f"the layer outside of the compiled function, or leave torch._dynamo.config.allow_rnn False, with which "
+            f"Dynamo breaks the graph there"
+        )
