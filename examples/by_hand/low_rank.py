@@ -83,8 +83,10 @@ class LowRank(Tensor):
         kwargs = kwargs or {}
         if func in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and "out" not in kwargs:
             return matmul(*args, **kwargs)
-        if func is F.linear and isinstance(args[1], LowRank) and not isinstance(args[0], LowRank):
+        if func is F.linear:
             return linear(*args, **kwargs)
+        if func is Tensor.__setitem__:
+            raise NotImplementedError("x[...] = value would write to a LowRank, or to what it stands for")
         if (
             func in VIEWS
         ):  # of the matrix, which is a new tensor: below autograd it would count as a view of this
@@ -177,9 +179,12 @@ def matmul(x, y):
     return LowRank(left @ middle, other_right)
 
 
-def linear(x, w, bias=None):
-    left, right = unwrap(w)
-    return F.linear(F.linear(x, right), left, bias)
+def linear(input, weight, bias=None):
+    if not isinstance(weight, LowRank) or isinstance(input, LowRank):
+        with torch._C.DisableTorchFunctionSubclass():
+            return F.linear(input, weight, bias)
+    left, right = unwrap(weight)
+    return F.linear(F.linear(input, right), left, bias)
 
 
 STRUCTURAL = {
