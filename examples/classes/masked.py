@@ -14,7 +14,6 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner
 
-
 aten = torch.ops.aten
 
 

@@ -59,6 +59,15 @@ def test_values_and_gradients(cls, way):
     torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), leaves) for y in (got, expected)))
 
 
+def test_gradients_of_products_and_of_the_matrix_add_up(cls):
+    factors = torch.randn(4, 2, requires_grad=True), torch.randn(2, 6, requires_grad=True)
+    w, plain = cls(*factors), factors[0] @ factors[1]
+    gradients = [
+        torch.autograd.grad((torch.ones(3, 4) @ x).square().sum() + (x * x).sum(), factors) for x in (w, plain)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("ranks", [(1, 3), (3, 1), (2, 2)])
 def test_a_product_of_two_keeps_the_smaller_rank(cls, way, ranks):
     a, b = make(cls, 4, ranks[0], 6), make(cls, 6, ranks[1], 5)
@@ -107,7 +116,12 @@ def test_what_is_refused(cls):
         cls(torch.ones(4, 2), torch.ones(3, 6))
     w = make(cls)
     before = w.materialize()
-    for refused in (lambda: w.mul_(2), lambda: w.__iadd__(w), lambda: w.copy_(torch.zeros(4, 6))):
+    for refused in (
+        lambda: w.mul_(2),
+        lambda: w.__iadd__(w),
+        lambda: w.copy_(torch.zeros(4, 6)),
+        lambda: w.__setitem__(0, 1.0),
+    ):
         with pytest.raises(NotImplementedError):
             refused()
     assert torch.equal(w.materialize(), before)
