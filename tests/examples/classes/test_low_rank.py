@@ -63,7 +63,8 @@ def test_gradients_of_products_and_of_the_matrix_add_up(cls):
     factors = torch.randn(4, 2, requires_grad=True), torch.randn(2, 6, requires_grad=True)
     w, plain = cls(*factors), factors[0] @ factors[1]
     gradients = [
-        torch.autograd.grad((torch.ones(3, 4) @ x).square().sum() + (x * x).sum(), factors) for x in (w, plain)
+        torch.autograd.grad((torch.ones(3, 4) @ x).square().sum() + (x * x).sum(), factors)
+        for x in (w, plain)
     ]
     torch.testing.assert_close(*gradients)
 
