@@ -92,6 +92,11 @@ def test_batches_and_vectors(cls, size):
     torch.testing.assert_close(w @ x.unsqueeze(-1), w.materialize() @ x.unsqueeze(-1))
 
 
+def test_arguments_by_keyword(cls):
+    w = make(cls)
+    torch.testing.assert_close(F.linear(X, weight=w, bias=X[0, :4]), F.linear(X, w.materialize(), X[0, :4]))
+
+
 def test_the_nearest_matrix(cls):
     w = make(cls, 8, 3, 8)
     torch.testing.assert_close(
