@@ -45,13 +45,14 @@ class BlockSparse(TensorSubclass, fallback="materialize"):
 
 
 @BlockSparse.implements(F.linear)
-def linear(func, x, w, bias=None):
-    if not isinstance(w, BlockSparse) or isinstance(x, BlockSparse):
-        return BlockSparse.unruled(func, x, w, bias)
-    blocks, row, column = w.unwrap()
-    parts = x.unflatten(-1, (w.grid[1], blocks.shape[2])).index_select(-2, column)
+def linear(func, input, weight, bias=None):
+    if not isinstance(weight, BlockSparse) or isinstance(input, BlockSparse):
+        return BlockSparse.unruled(func, input, weight, bias)
+    blocks, row, column = weight.unwrap()
+    parts = input.unflatten(-1, (weight.grid[1], blocks.shape[2])).index_select(-2, column)
     products = torch.einsum("...nw,nhw->...nh", parts, blocks)
-    y = products.new_zeros(*x.shape[:-1], w.grid[0], blocks.shape[1]).index_add(-2, row, products).flatten(-2)
+    places = (*input.shape[:-1], weight.grid[0], blocks.shape[1])
+    y = products.new_zeros(places).index_add(-2, row, products).flatten(-2)
     return y if bias is None else y + bias
 
 

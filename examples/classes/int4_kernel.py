@@ -78,13 +78,13 @@ class KernelInt4Weight(TensorSubclass, dtype_from="scale", fallback="materialize
 
 
 @KernelInt4Weight.implements(F.linear)
-def linear(func, x, w, bias=None):
-    if not isinstance(w, KernelInt4Weight) or isinstance(x, KernelInt4Weight):
-        return KernelInt4Weight.unruled(func, x, w, bias)
-    packed, scale = w.unwrap()
+def linear(func, input, weight, bias=None):
+    if not isinstance(weight, KernelInt4Weight) or isinstance(input, KernelInt4Weight):
+        return KernelInt4Weight.unruled(func, input, weight, bias)
+    packed, scale = weight.unwrap()
     group = (packed.shape[1], packed.shape[2] * 2)
-    rows = x.unflatten(-1, group).reshape(-1, *group)
-    y = int4_linear(rows, packed, scale.to(x.dtype)).view(*x.shape[:-1], w.shape[0])
+    rows = input.unflatten(-1, group).reshape(-1, *group)
+    y = int4_linear(rows, packed, scale.to(input.dtype)).view(*input.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
 
 

@@ -53,11 +53,11 @@ def unpack(packed: Tensor, scale: Tensor, group: int) -> Tensor:
 
 
 @Int4Weight.implements(F.linear)
-def linear(func, x, w, bias=None):
-    if not isinstance(w, Int4Weight):  # it is x, or the bias
-        return Int4Weight.unruled(func, x, w, bias)
-    packed, scale = w.unwrap()
-    return func(x, unpack(packed, scale.to(x.dtype), w.group), bias)
+def linear(func, input, weight, bias=None):
+    if not isinstance(weight, Int4Weight):  # it is input, or the bias
+        return Int4Weight.unruled(func, input, weight, bias)
+    packed, scale = weight.unwrap()
+    return func(input, unpack(packed, scale.to(input.dtype), weight.group), bias)
 
 
 def main() -> None:

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner
 
-aten = torch.ops.aten
 
-
-class LogProbability(TensorSubclass):
+class LogProbability(TensorSubclass, fallback="views"):
     """Non-negative numbers `exp(values)`; `values` is differentiable to read."""
 
     values: Tensor = inner(differentiable=True)
@@ -87,17 +85,6 @@ def product(func, x, dim=None, keepdim=False):
 @LogProbability.implements(torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)
 def compare(func, x, y):
     return func(*logs(x, y))
-
-
-@LogProbability.implements(  # what moves entries, and what autograd undoes it with
-    *(aten.view, aten._unsafe_view, aten.select, aten.slice, aten.transpose, aten.t, aten.permute),
-    *(aten.unsqueeze, aten.squeeze, aten.as_strided, aten.select_backward, aten.slice_backward),
-    aten.new_empty_strided,  # for the gradient of a leaf
-)
-def move(func, x, *args, **kwargs):
-    (name,), layout = x.__tensor_flatten__()  # of a cotangent, a layout that makes the result one too
-    values = func(x.values, *args, **kwargs)
-    return type(x).__tensor_unflatten__({name: values}, layout, None, None)
 
 
 def main() -> None:

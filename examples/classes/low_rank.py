@@ -54,11 +54,11 @@ def matmul(func, x, y, **out):
 
 
 @LowRank.implements(F.linear)
-def linear(func, x, w, bias=None):
-    if not isinstance(w, LowRank) or isinstance(x, LowRank):
-        return LowRank.unruled(func, x, w, bias)
-    left, right = w.unwrap()
-    return func(func(x, right), left, bias)
+def linear(func, input, weight, bias=None):
+    if not isinstance(weight, LowRank) or isinstance(input, LowRank):
+        return LowRank.unruled(func, input, weight, bias)
+    left, right = weight.unwrap()
+    return func(func(input, right), left, bias)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from subclasses import Outer, TensorSubclass, inner
 aten = torch.ops.aten
 
 
-class Masked(TensorSubclass):
+class Masked(TensorSubclass, fallback="views"):
     """`values` where `mask` is True; `values` is differentiable to read."""
 
     values: Tensor = inner(differentiable=True)
@@ -78,23 +78,10 @@ def count(x: Masked, dim: Any = None, keepdim: bool = False) -> Tensor:
     return x.mask.sum(dim, keepdim)
 
 
-@Masked.implements(  # what moves entries, and what autograd undoes it with
-    *(aten.view, aten._unsafe_view, aten.select, aten.slice, aten.transpose, aten.t, aten.permute),
-    *(aten.unsqueeze, aten.squeeze, aten.select_backward, aten.slice_backward),
-)
-def move(func, x, *args, **kwargs):
-    names, layout = x.__tensor_flatten__()  # of a cotangent, a layout that makes the result one too
-    moved = func(x.values, *args, **kwargs), func(x.mask, *args, **kwargs)
-    return type(x).__tensor_unflatten__(dict(zip(names, moved, strict=True)), layout, None, None)
-
-
-@Masked.implements(aten.as_strided)  # a compiled function makes a view of an argument with it
-def as_strided(func, x, size, stride, offset=None):
-    if x.values.stride() != x.mask.stride():
-        raise NotImplementedError("as_strided of values and a mask with different strides")
-    start = x.values.storage_offset()
-    ahead = 0 if offset is None else offset - start
-    return Masked(*(func(t, size, stride, t.storage_offset() + ahead) for t in (x.values, x.mask)))
+@Masked.implements(aten.zeros_like, aten.new_zeros)
+def zeros(func, x, *args, **kwargs):
+    values = func(x.values, *args, **kwargs)
+    return Masked(values, torch.ones_like(values, dtype=torch.bool))
 
 
 def main() -> None:

@@ -31,11 +31,11 @@ class MasterWeight(TensorSubclass, fallback="materialize"):
 
 
 @MasterWeight.implements(F.linear)
-def linear(func, x, w, bias=None):
-    if not isinstance(w, MasterWeight) or isinstance(x, MasterWeight):
-        return MasterWeight.unruled(func, x, w, bias)
-    cast = w.unwrap("master").to(w.compute)
-    return func(x.to(w.compute), cast, None if bias is None else bias.to(w.compute))
+def linear(func, input, weight, bias=None):
+    if not isinstance(weight, MasterWeight) or isinstance(input, MasterWeight):
+        return MasterWeight.unruled(func, input, weight, bias)
+    cast = weight.unwrap("master").to(weight.compute)
+    return func(input.to(weight.compute), cast, None if bias is None else bias.to(weight.compute))
 
 
 @MasterWeight.implements(aten._to_copy)

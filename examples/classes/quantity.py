@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import subclasses
 from subclasses import TensorSubclass, inner, static
 
 aten = torch.ops.aten
 Unit = tuple[tuple[str, int], ...]  # base units in order of their names, with exponents other than 0
 
 
-class Quantity(TensorSubclass):
+class Quantity(TensorSubclass, fallback="views"):
     """`value` in a unit such as `(("m", 1), ("s", -2))`; `value` is differentiable to read."""
 
     value: Tensor = inner(differentiable=True)
@@ -70,7 +71,7 @@ def copy_(func, x, y, non_blocking=False):
     return x
 
 
-@Quantity.implements(aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
+@Quantity.implements(subclasses.comparisons)
 def compare(func, x, y):
     a, b, _ = same_unit(x, y)
     return func(a, b)
@@ -98,19 +99,9 @@ def power(func, x, exponent=-1):
     return Quantity(x.unwrap("value") ** exponent, unit=unit)
 
 
-@Quantity.implements(  # linear in the value, as are the ops that autograd undoes them with
-    *(aten.view, aten._unsafe_view, aten.select, aten.slice, aten.transpose, aten.t, aten.permute),
-    *(aten.unsqueeze, aten.squeeze, aten.expand, aten.as_strided, aten.select_backward, aten.slice_backward),
-    *(
-        aten.new_empty_strided,
-        aten.zeros_like,
-    ),  # for the gradient of a leaf, and of what was written to in part
-    *(aten.sum, aten.mean, aten.neg, aten.div.Scalar),  # the last is the backward of a mean
-)
+@Quantity.implements(aten.sum, aten.mean, aten.neg, aten.div.Scalar)  # the last is the backward of a mean
 def linear(func, x, *args, **kwargs):
-    (name,), layout = x.__tensor_flatten__()  # of a cotangent, a layout that makes the result one too
-    value = func(x.value, *args, **kwargs)
-    return type(x).__tensor_unflatten__({name: value}, layout, None, None)
+    return Quantity(func(x.value, *args, **kwargs), unit=x.unit)
 
 
 def main() -> None:

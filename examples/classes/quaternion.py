@@ -96,35 +96,30 @@ def add(func, x, y, **alpha):
     return Quaternion(func(x.parts, y.parts, **alpha))
 
 
-def like(x: Any, parts: Tensor) -> Quaternion:
-    (name,), layout = x.__tensor_flatten__()  # of a cotangent, a layout that makes the result one too
-    return type(x).__tensor_unflatten__({name: parts}, layout, None, None)
-
-
 @Quaternion.implements(aten.neg)  # and the backward of a difference
 def neg(func, x):
-    return like(x, func(x.parts))
+    return Quaternion(func(x.parts))
 
 
 @Quaternion.implements(aten.view, aten._unsafe_view, aten.expand)
 def to_size(func, x, size, **kwargs):
-    return like(x, func(x.parts, [*size, 4], **kwargs))
+    return Quaternion(func(x.parts, [*size, 4], **kwargs))
 
 
 @Quaternion.implements(aten.select, aten.slice, aten.unsqueeze, aten.squeeze.dim)
 def by_dim(func, x, dim=0, *args, **kwargs):
-    return like(x, func(x.parts, dim - (dim < 0), *args, **kwargs))
+    return Quaternion(func(x.parts, dim - (dim < 0), *args, **kwargs))
 
 
 @Quaternion.implements(aten.select_backward, aten.slice_backward)
 def backward_by_dim(func, x, size, dim, *args):
-    return like(x, func(x.parts, [*size, 4], dim - (dim < 0), *args))
+    return Quaternion(func(x.parts, [*size, 4], dim - (dim < 0), *args))
 
 
 @Quaternion.implements(aten.sum)
 def total(func, x, dim=None, keepdim=False, **dtype):
     dims = [d - (d < 0) for d in dim] if dim else list(range(x.ndim))
-    return like(x, x.parts.sum(dims, keepdim, **dtype) if dims else x.parts.clone())
+    return Quaternion(x.parts.sum(dims, keepdim, **dtype) if dims else x.parts.clone())
 
 
 @Quaternion.implements(aten.as_strided)  # a compiled function makes a view of an argument with it

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner
 
-aten = torch.ops.aten
 
-
-class Uncertain(TensorSubclass):
+class Uncertain(TensorSubclass, fallback="views"):
     """`value` plus or minus `error`; both are differentiable to read."""
 
     value: Tensor = inner(differentiable=True)
@@ -102,16 +100,6 @@ def total(func, x, dim=None, keepdim=False):
 def mean(func, x, dim=None, keepdim=False):
     sums = total(torch.sum, x, dim, keepdim)
     return sums * (sums.numel() / x.numel())
-
-
-@Uncertain.implements(  # what moves entries, and what autograd undoes it with
-    *(aten.view, aten._unsafe_view, aten.select, aten.slice, aten.transpose, aten.t, aten.permute),
-    *(aten.unsqueeze, aten.squeeze, aten.select_backward, aten.slice_backward),
-)
-def move(func, x, *args, **kwargs):
-    names, layout = x.__tensor_flatten__()  # of a cotangent, a layout that makes the result one too
-    moved = func(x.value, *args, **kwargs), func(x.error, *args, **kwargs)
-    return type(x).__tensor_unflatten__(dict(zip(names, moved, strict=True)), layout, None, None)
 
 
 def main() -> None:

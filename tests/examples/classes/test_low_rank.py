@@ -1,38 +1,57 @@
-"""The matrix of low rank: products are those of the matrix, and never make it."""
+"""The matrix of low rank, declared and by hand: products are those of the matrix, and never make it."""
 
 from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from by_hand.low_rank import LowRank as ByHand
 from classes import low_rank as example
 from classes.low_rank import LowRank
-from subclasses import DispatchError, strict
+from subclasses import strict
 from subclasses.testing import suite
 
 X = torch.linspace(-1, 1, 18).view(3, 6)
 
 
-def make(rows=4, rank=2, columns=6, dtype=None):
-    return LowRank(torch.randn(rows, rank, dtype=dtype), torch.randn(rank, columns, dtype=dtype))
+def make(cls, rows=4, rank=2, columns=6, dtype=None):
+    return cls(torch.randn(rows, rank, dtype=dtype), torch.randn(rank, columns, dtype=dtype))
 
 
-TestLowRank = suite(
-    make,
-    ops={F.linear: lambda x: (X, x), torch.matmul: lambda x: (x, X.t())},
-    sizes=[lambda n=n: make(n) for n in (5, 7)],
-)
+def suite_of(cls, **options):
+    ops = {F.linear: lambda x: (X, x), torch.matmul: lambda x: (x, X.t())}
+    return suite(partial(make, cls), ops=ops, sizes=[partial(make, cls, n) for n in (5, 7)], **options)
+
+
+TestLowRank = suite_of(LowRank)
+TestByHand = suite_of(ByHand, construct=ByHand)
+
+
+@pytest.fixture(params=[LowRank, ByHand], ids=["declared", "by hand"])
+def cls(request):
+    return request.param
+
+
+@contextmanager
+def no_matrix():
+    """Raises where an op makes the matrix."""
+    with strict(), mock.patch.object(ByHand, "materialize", side_effect=AssertionError):
+        yield
 
 
 def chain(x, a, b):
     return F.linear(x @ a, b, x[0] @ a @ b.mT @ torch.ones(4, 4, dtype=x.dtype)).tanh() @ a
 
 
-def test_values_and_gradients(way):
+def test_values_and_gradients(cls, way):
     x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     factors = [t.requires_grad_() for size in ((4, 2), (2, 6)) * 2 for t in [torch.randn(size).double()]]
-    wrapped = LowRank(*factors[:2]), LowRank(*factors[2:])
+    wrapped = cls(*factors[:2]), cls(*factors[2:])
     got = way(chain)(x, *wrapped)
     expected = chain(x, factors[0] @ factors[1], factors[2] @ factors[3])
     torch.testing.assert_close(got, expected)
@@ -40,56 +59,76 @@ def test_values_and_gradients(way):
     torch.testing.assert_close(*(torch.autograd.grad(y.square().sum(), leaves) for y in (got, expected)))
 
 
+def test_gradients_of_products_and_of_the_matrix_add_up(cls):
+    factors = torch.randn(4, 2, requires_grad=True), torch.randn(2, 6, requires_grad=True)
+    w, plain = cls(*factors), factors[0] @ factors[1]
+    gradients = [
+        torch.autograd.grad((torch.ones(3, 4) @ x).square().sum() + (x * x).sum(), factors)
+        for x in (w, plain)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
 @pytest.mark.parametrize("ranks", [(1, 3), (3, 1), (2, 2)])
-def test_a_product_of_two_keeps_the_smaller_rank(way, ranks):
-    a, b = make(4, ranks[0], 6), make(6, ranks[1], 5)
-    with strict():
+def test_a_product_of_two_keeps_the_smaller_rank(cls, way, ranks):
+    a, b = make(cls, 4, ranks[0], 6), make(cls, 6, ranks[1], 5)
+    with no_matrix():
         product = way(torch.matmul)(a, b)
-    assert isinstance(product, LowRank) and product.left.shape[1] == min(ranks)
+    assert isinstance(product, cls) and product.left.shape[1] == min(ranks)
     torch.testing.assert_close(product.materialize(), a.materialize() @ b.materialize())
 
 
-def test_no_product_makes_the_matrix(way):
-    w = make(400, 2, 600)
-    with strict():
+def test_no_product_makes_the_matrix(cls, way):
+    w = make(cls, 400, 2, 600)
+    with no_matrix():
         got = way(lambda w, x, v: (w @ x, w @ v, F.linear(v, w)))(w, torch.randn(600, 3), torch.ones(600))
     assert [t.shape for t in got[1:]] == [(400,), (400,)]
 
 
 @pytest.mark.parametrize("size", [(4,), (2, 3, 4), (0, 4)], ids=str)
-def test_batches_and_vectors(size):
-    w, x = make(4, 2, 4), torch.randn(size)
+def test_batches_and_vectors(cls, size):
+    w, x = make(cls, 4, 2, 4), torch.randn(size)
     torch.testing.assert_close(x @ w, x @ w.materialize())
     torch.testing.assert_close(w @ x.unsqueeze(-1), w.materialize() @ x.unsqueeze(-1))
 
 
-def test_the_nearest_matrix():
-    w = make(8, 3, 8)
+def test_arguments_by_keyword(cls):
+    w = make(cls)
+    torch.testing.assert_close(F.linear(X, weight=w, bias=X[0, :4]), F.linear(X, w.materialize(), X[0, :4]))
+
+
+def test_the_nearest_matrix(cls):
+    w = make(cls, 8, 3, 8)
     torch.testing.assert_close(
-        LowRank.nearest(w.materialize(), 3).materialize(), w.materialize(), rtol=1e-4, atol=1e-4
+        cls.nearest(w.materialize(), 3).materialize(), w.materialize(), rtol=1e-4, atol=1e-4
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-def test_conversions(dtype):
-    w = make().to(dtype)
+def test_conversions(cls, dtype):
+    w = make(cls).to(dtype)
     assert w.dtype == w.left.dtype == w.right.dtype == (w @ torch.ones(6, dtype=dtype)).dtype == dtype
 
 
 @pytest.mark.parametrize("size", [(0, 1, 3), (3, 0, 2), (1, 1, 1)], ids=str)
-def test_sizes_of_none_and_one(size):
-    w = make(*size)
+def test_sizes_of_none_and_one(cls, size):
+    w = make(cls, *size)
     assert w.shape == (size[0], size[2])
     torch.testing.assert_close(w @ torch.ones(size[2], 2), w.materialize() @ torch.ones(size[2], 2))
 
 
-def test_what_is_refused():
+def test_what_is_refused(cls):
     with pytest.raises(ValueError, match=r"factors of sizes \[4, 2\] and \[3, 6\]"):
-        LowRank(torch.ones(4, 2), torch.ones(3, 6))
-    w = make()
+        cls(torch.ones(4, 2), torch.ones(3, 6))
+    w = make(cls)
     before = w.materialize()
-    for refused in (lambda: w.mul_(2), lambda: w.__iadd__(w), lambda: w.copy_(torch.zeros(4, 6))):
-        with pytest.raises(DispatchError):
+    for refused in (
+        lambda: w.mul_(2),
+        lambda: w.__iadd__(w),
+        lambda: w.copy_(torch.zeros(4, 6)),
+        lambda: w.__setitem__(0, 1.0),
+    ):
+        with pytest.raises(NotImplementedError):
             refused()
     assert torch.equal(w.materialize(), before)
     torch.testing.assert_close(2 / w - w, 2 / before - before)

@@ -106,8 +106,13 @@ def test_views_of_inner_tensors_with_other_strides(way):
     row = way(lambda x: x[1] * 1)(x)
     assert torch.equal(row.mask, x.mask[1])
     torch.testing.assert_close(row.filled(0), x.filled(0)[1])
-    with pytest.raises(NotImplementedError, match="different strides"):
+    with pytest.raises(NotImplementedError, match="the same strides mean other elements"):
         x.as_strided((2,), (1,))
+
+
+def test_zeros_are_present():
+    for zeros in (torch.zeros_like(make()), make().new_zeros(2, 3)):
+        assert zeros.mask.all() and not zeros.values.any()
 
 
 def test_what_is_refused():

@@ -1,12 +1,14 @@
-"""Quaternions: products are those of their matrices, rotations those of their axes."""
+"""Quaternions, declared and by hand: products are those of their matrices, rotations those of their axes."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
 
+from by_hand.quaternion import Quaternion as ByHand
 from classes import quaternion as example
 from classes.quaternion import Quaternion
 from subclasses.testing import suite
@@ -14,24 +16,33 @@ from subclasses.testing import suite
 aten = torch.ops.aten
 
 
-def make(*size, dtype=None):
-    return Quaternion(torch.randn(*(size or (4, 6)), 4, dtype=dtype))
+def make(cls, *size, dtype=None):
+    return cls(torch.randn(*(size or (4, 6)), 4, dtype=dtype))
 
 
-TestQuaternion = suite(
-    make,
-    ops={
-        **{op: lambda x: (x,) for op in (torch.abs, torch.neg, torch.reciprocal, aten.sum)},
-        **{op: lambda x: (x, x[:1]) for op in (torch.mul, torch.div, aten.add, aten.sub)},
-        aten.select: lambda x: (x, -1, 2),
-        aten.slice: lambda x: (x, 0, 1, 3),
-        aten.unsqueeze: lambda x: (x, -1),
-        aten.squeeze: lambda x: (x[:1], 0),
-        aten.view: lambda x: (x, [-1]),
-        aten.expand: lambda x: (x[:1], [4, 6]),
-    },
-    sizes=[lambda n=n: make(n, 6) for n in (5, 7)],
-)
+OPS = {
+    **{op: lambda x: (x,) for op in (torch.abs, torch.neg, torch.reciprocal, aten.sum)},
+    **{op: lambda x: (x, x[:1]) for op in (torch.mul, torch.div, aten.add, aten.sub)},
+    aten.select: lambda x: (x, -1, 2),
+    aten.slice: lambda x: (x, 0, 1, 3),
+    aten.unsqueeze: lambda x: (x, -1),
+    aten.squeeze: lambda x: (x[:1], 0),
+    aten.view: lambda x: (x, [-1]),
+    aten.expand: lambda x: (x[:1], [4, 6]),
+}
+
+
+def suite_of(cls, **options):
+    return suite(partial(make, cls), ops=OPS, sizes=[partial(make, cls, n, 6) for n in (5, 7)], **options)
+
+
+TestQuaternion = suite_of(Quaternion)
+TestByHand = suite_of(ByHand, construct=ByHand)
+
+
+@pytest.fixture(params=[Quaternion, ByHand], ids=["declared", "by hand"])
+def cls(request):
+    return request.param
 
 
 def matrix(parts):
@@ -60,20 +71,20 @@ def reference(x, y, r):
     return (z[1:] + z[0]).sum(0, keepdim=True)[:, ::2]
 
 
-def test_values_and_gradients(way):
+def test_values_and_gradients(cls, way):
     x, y = (torch.randn(4, 6, 4, dtype=torch.float64, requires_grad=True) for _ in range(2))
     r = torch.randn(6, dtype=torch.float64, requires_grad=True)
-    got, expected = way(formula)(Quaternion(x), Quaternion(y), r).parts, reference(x, y, r)
+    got, expected = way(formula)(cls(x), cls(y), r).parts, reference(x, y, r)
     torch.testing.assert_close(got, expected)
     weights = torch.randn_like(expected)
     gradients = [torch.autograd.grad((value * weights).sum(), (x, y, r)) for value in (got, expected)]
     torch.testing.assert_close(*gradients)
 
 
-def test_a_rotation_turns_vectors_about_its_axis(way):
+def test_a_rotation_turns_vectors_about_its_axis(cls, way):
     axis = torch.nn.functional.normalize(torch.randn(5, 3, dtype=torch.float64), dim=-1)
     angle, v = (torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in ((5,), (5, 3)))
-    q = Quaternion.about(axis, angle)
+    q = cls.about(axis, angle)
     turned = way(lambda q, v: (3 * q).rotate(v))(q, v)
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     along = axis * (axis * v).sum(-1, keepdim=True)  # Rodrigues' formula
@@ -84,20 +95,20 @@ def test_a_rotation_turns_vectors_about_its_axis(way):
     )
 
 
-def test_a_rotation_is_a_product_with_the_conjugate():
-    q, v = make(5), torch.randn(5, 3)
-    pure = Quaternion(torch.cat([torch.zeros(5, 1), v], -1))
+def test_a_rotation_is_a_product_with_the_conjugate(cls):
+    q, v = make(cls, 5), torch.randn(5, 3)
+    pure = cls(torch.cat([torch.zeros(5, 1), v], -1))
     torch.testing.assert_close((q * pure / q).parts[:, 1:], q.rotate(v))
 
 
-def test_a_quarter_turn():
-    turn = Quaternion.about(torch.tensor([0.0, 0, 1]), torch.tensor(math.pi / 2))
+def test_a_quarter_turn(cls):
+    turn = cls.about(torch.tensor([0.0, 0, 1]), torch.tensor(math.pi / 2))
     torch.testing.assert_close(turn.rotate(torch.tensor([1.0, 0, 5])), torch.tensor([0.0, 1, 5]))
     assert turn.rotate(torch.randn(2, 7, 3)).shape == (2, 7, 3)
 
 
-def test_in_place_and_views():
-    x, y = make(), make()
+def test_in_place_and_views(cls):
+    x, y = make(cls), make(cls)
     expected = x.parts.clone()
     kept = x
     x += y
@@ -110,26 +121,26 @@ def test_in_place_and_views():
     x[2] = y[2]
     torch.testing.assert_close(x.parts[2], y.parts[2])
     leaf = torch.randn(4, requires_grad=True)
-    z = make(3)
-    z += Quaternion(leaf)
+    z = make(cls, 3)
+    z += cls(leaf)
     torch.testing.assert_close(torch.autograd.grad(z.parts.sum(), leaf)[0], torch.full((4,), 3.0))
 
 
 @pytest.mark.parametrize("size", [(), (1,), (0,), (0, 3), (1, 1)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_sizes_and_dtypes(size, dtype):
-    x = Quaternion(torch.randn(*size, 4)).to(dtype)
+def test_sizes_and_dtypes(cls, size, dtype):
+    x = cls(torch.randn(*size, 4)).to(dtype)
     for y in (x * x, x + x, 2 * x, 1 / x, -x, x.conjugate()):
         assert y.shape == size and y.dtype == y.parts.dtype == dtype
     assert x.abs().shape == size and x.sum().shape == () and x.sum().dtype == dtype
     torch.testing.assert_close(x.sum().parts, x.parts.reshape(-1, 4).sum(0))
 
 
-def test_what_is_refused():
-    x = make()
+def test_what_is_refused(cls):
+    x = make(cls)
     before = x.parts.clone()
     with pytest.raises(ValueError, match=r"parts of size \[..., 4\], not \[3\]"):
-        Quaternion(torch.ones(3))
+        cls(torch.ones(3))
     for refused in (
         lambda: x + 1,
         lambda: 1 - x,
@@ -148,7 +159,7 @@ def test_what_is_refused():
         with pytest.raises(NotImplementedError):
             refused()
     with pytest.raises(NotImplementedError, match="parts are not next to one another"):
-        Quaternion(torch.randn(4, 6).t()).as_strided((2,), (1,))
+        cls(torch.randn(4, 6).t()).as_strided((2,), (1,))
     assert torch.equal(x.parts, before)
 
 

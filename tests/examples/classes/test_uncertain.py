@@ -114,7 +114,6 @@ def test_what_is_refused():
         lambda: x.__imul__(x),
         lambda: x.copy_(torch.zeros(4, 6)),
         lambda: x @ x.t(),
-        lambda: x.tanh(),
         lambda: x > 1,
         lambda: 2**x,
         lambda: x**x,
@@ -123,7 +122,7 @@ def test_what_is_refused():
         with pytest.raises(NotImplementedError):
             refused()
     with pytest.raises(DispatchError, match="Uncertain has no rule for aten"):
-        x.as_strided((2,), (1,))
+        x.tanh()
     assert torch.equal(x.value, before[0]) and torch.equal(x.error, before[1])
 
 
