@@ -38,11 +38,7 @@ def _conv1d(  # noqa: PLR0913
     _check_rows_last(func, input, weight, bias)
     table = func(input.to_dense(), weight, bias, stride, padding, dilation, groups)
     span = _one(dilation) * (weight.shape[-1] - 1) + 1
-    if isinstance(padding, str):  # "same" with stride 1, or "valid"
-        both = span - 1 if padding == "same" else 0
-    else:
-        both = 2 * _one(padding)
-    return _of_windows(input, table, both - span, _one(stride))
+    return _of_windows(input, table, _total_padding(padding, span) - span, _one(stride))
 
 
 @RULES.of(F.conv_transpose1d)
@@ -63,6 +59,13 @@ def _conv_transpose1d(  # noqa: PLR0913
     more = span - 2 * _one(padding) + _one(output_padding) - _one(stride)
     lengths = input.row_lengths() * _one(stride) + more
     return input.of_lengths(table, torch.where(input.row_lengths() > 0, lengths, 0).clamp(min=0))
+
+
+def _total_padding(padding: Any, span: int) -> int:
+    """How many zeros are added to a row, before and behind it."""
+    if isinstance(padding, str):  # "same", which goes with stride 1, or "valid"
+        return span - 1 if padding == "same" else 0
+    return 2 * _one(padding)
 
 
 def _of_windows(x: Any, table: Tensor, more: int, stride: int) -> Any:
@@ -106,7 +109,7 @@ def _max_pool1d(  # noqa: PLR0913
     size = _window(func, input, kernel_size, stride, padding, ceil_mode)
     stride, more = size[1], 2 * size[2] - _one(dilation) * (size[0] - 1) - 1
     table = input.to_dense(fill=_lowest(input.dtype))
-    options = *size, _one(dilation), False
+    options: tuple[Any, ...] = (*size, _one(dilation), False)
     if func in (F.max_pool1d, torch.max_pool1d) and not return_indices:
         return _of_windows(input, torch.max_pool1d(table, *options), more, stride)
     found = F.max_pool1d_with_indices(table, *options)

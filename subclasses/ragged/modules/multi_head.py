@@ -53,11 +53,11 @@ def _multi_head(  # noqa: PLR0913
     rows: dict[int, Any] = {}
     q, k, v = (rows.setdefault(id(x), _batch_first(func, x)) for x in (query, key, value))
     if q.shape[-1] != embed_dim_to_check:
-        raise ValueError(f"{name_of(func)}: expected entries of {embed_dim_to_check} features, got {shown(q)}")
-    if use_separate_proj_weight:
-        weights = q_proj_weight, k_proj_weight, v_proj_weight
-    else:
-        weights = in_proj_weight.chunk(3)
+        raise ValueError(
+            f"{name_of(func)}: expected entries of {embed_dim_to_check} features, got {shown(q)}"
+        )
+    separate = q_proj_weight, k_proj_weight, v_proj_weight
+    weights = separate if use_separate_proj_weight else in_proj_weight.chunk(3)
     biases = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
     q, k, v = (
         F.linear(x, w, b).unflatten(-1, (num_heads, -1)).transpose(1, 2)
@@ -65,19 +65,14 @@ def _multi_head(  # noqa: PLR0913
     )
     mask = _merged_mask(attn_mask, key_padding_mask, q, num_heads)
     causal = is_causal and key_padding_mask is None and not need_weights
-    dropout_p = dropout_p if training else 0.0
-    scores = None
-    if need_weights:
-        scores = F.dropout(_weights(q, k, mask), dropout_p)
-        heads = q.from_table(torch.matmul(scores, v.to_dense()))
+    scores = F.dropout(_weights(q, k, mask), dropout_p, training) if need_weights else None
+    if scores is None:
+        dropout_p = dropout_p if training else 0.0
+        heads = F.scaled_dot_product_attention(q, k, v, None if causal else mask, dropout_p, causal)
     else:
-        heads = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=None if causal else mask, dropout_p=dropout_p, is_causal=causal
-        )
+        heads = _summed(q, scores, v)
     out = F.linear(heads.transpose(1, 2).flatten(-2), out_proj_weight, out_proj_bias)
-    if scores is not None and average_attn_weights:
-        scores = scores.mean(1)
-    return out.transpose(0, 1), scores
+    return out.transpose(0, 1), scores if scores is None or not average_attn_weights else scores.mean(1)
 
 
 def _batch_first(func: Any, x: Any) -> Any:
@@ -126,3 +121,8 @@ def _weights(q: Any, k: Any, mask: Any) -> Tensor:
     scores = scores.masked_fill(~allowed, -math.inf) if allowed.dtype is torch.bool else scores + allowed
     exists = q.mask()[:, None, :, None] & k.mask()[:, None, None, :]
     return torch.where(exists, scores.softmax(-1), 0)
+
+
+def _summed(q: Any, scores: Tensor, v: Any) -> Any:
+    """The sums of values by weight, as the rows of the queries."""
+    return q.from_table(torch.matmul(scores, v.to_dense()))

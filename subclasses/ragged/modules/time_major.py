@@ -1,4 +1,4 @@
-"""``TimeMajor``: jagged rows with the ragged dimension in front, for modules of ``torch.nn`` that transpose to and back.
+"""``TimeMajor``: jagged rows with the ragged dimension in front, for modules of ``torch.nn`` that swap it to and back.
 
 The batch dimension of a ``JaggedTensor`` is its first one. ``nn.MultiheadAttention(batch_first=True)`` swaps it with
 the next before it calls ``F.multi_head_attention_forward``, and swaps the result again; between the two, nothing but

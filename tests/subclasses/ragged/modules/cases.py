@@ -1,0 +1,156 @@
+"""Modules of ``torch.nn`` on rows, and a loop over the rows through the same module as their judge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import desugar
+from tests.subclasses.ragged.test_layers import KINDS
+
+DIM, LENGTHS = 8, (4, 3, 7, 5)
+
+
+@dataclass
+class Case:
+    """A module, how it is called on rows ``[B, T, DIM]``, and whether it takes empty rows."""
+
+    make: Callable[[], nn.Module]
+    call: Callable[[Any, Any], Any] = lambda module, x: module(x)
+    takes_empty: bool = False
+
+
+def channels_first(module: Any, x: Any) -> Any:
+    return module(x.transpose(1, 2)).transpose(1, 2)
+
+
+def on_channels(module: Any, x: Any) -> Any:
+    return module(x.transpose(1, 2))
+
+
+def first(module: Any, x: Any) -> Any:
+    return module(x)[0]
+
+
+def attend(module: Any, x: Any) -> Any:
+    return module(x, x, x, need_weights=False)[0]
+
+
+def causal(module: Any, x: Any) -> Any:
+    mask = nn.Transformer.generate_square_subsequent_mask(x.shape[1], dtype=torch.float64)
+    return module(x, mask=mask, is_causal=True)
+
+
+def last_state(module: Any, x: Any) -> Any:
+    return module(x)[1].transpose(0, 1)
+
+
+def last_cell(module: Any, x: Any) -> Any:
+    return module(x)[1][1].transpose(0, 1)
+
+
+def encoder_layer(**options: Any) -> nn.Module:
+    return nn.TransformerEncoderLayer(DIM, 2, 16, dropout=0.0, batch_first=True, **options)
+
+
+def decoder() -> nn.Module:
+    return nn.TransformerDecoder(nn.TransformerDecoderLayer(DIM, 2, 16, dropout=0.0, batch_first=True), 2)
+
+
+CASES = {
+    "attention": Case(lambda: nn.MultiheadAttention(DIM, 2, batch_first=True), attend, True),
+    "attention, with weights": Case(
+        lambda: nn.MultiheadAttention(DIM, 2, batch_first=True), lambda m, x: m(x, x, x)[0], True
+    ),
+    "attention, other widths": Case(
+        lambda: nn.MultiheadAttention(DIM, 2, batch_first=True, kdim=DIM, vdim=4, bias=False),
+        lambda m, x: m(x, x * 2, x[..., :4], need_weights=False)[0],
+        True,
+    ),
+    "encoder layer": Case(encoder_layer, takes_empty=True),
+    "encoder layer, norm first": Case(lambda: encoder_layer(norm_first=True, activation="gelu"), takes_empty=True),
+    "encoder": Case(lambda: nn.TransformerEncoder(encoder_layer(), 2), takes_empty=True),
+    "causal encoder": Case(lambda: nn.TransformerEncoder(encoder_layer(), 2), causal),
+    "decoder": Case(decoder, lambda m, x: m(x, x * 2), True),
+    "lstm": Case(lambda: nn.LSTM(DIM, 6, 2, batch_first=True), first),
+    "lstm, both ways": Case(lambda: nn.LSTM(DIM, 6, batch_first=True, bidirectional=True), first),
+    "lstm, projected": Case(lambda: nn.LSTM(DIM, 6, batch_first=True, proj_size=3), first),
+    "lstm, cell states": Case(lambda: nn.LSTM(DIM, 6, 2, batch_first=True, bidirectional=True), last_cell),
+    "gru": Case(lambda: nn.GRU(DIM, 6, batch_first=True, bias=False), first),
+    "gru, both ways": Case(lambda: nn.GRU(DIM, 6, 2, batch_first=True, bidirectional=True), first),
+    "gru, states": Case(lambda: nn.GRU(DIM, 6, 2, batch_first=True, bidirectional=True), last_state),
+    "rnn": Case(lambda: nn.RNN(DIM, 6, batch_first=True), first),
+    "rnn, relu": Case(lambda: nn.RNN(DIM, 6, batch_first=True, nonlinearity="relu"), first),
+    "conv": Case(lambda: nn.Conv1d(DIM, 6, 3), channels_first),
+    "conv, same": Case(lambda: nn.Conv1d(DIM, 6, 3, padding="same", dilation=2), channels_first),
+    "conv, padded": Case(lambda: nn.Conv1d(DIM, 6, 3, padding=1), channels_first),
+    "conv, wide padding": Case(lambda: nn.Conv1d(DIM, 6, 2, padding=3), channels_first),
+    "conv, stride": Case(lambda: nn.Conv1d(DIM, 6, 3, padding=1, stride=2, bias=False), channels_first),
+    "conv, dilation": Case(lambda: nn.Conv1d(DIM, 6, 2, padding=1, stride=3, dilation=3), channels_first),
+    "conv, groups": Case(lambda: nn.Conv1d(DIM, DIM, 3, padding=1, groups=DIM), channels_first),
+    "conv, kernel 1": Case(lambda: nn.Conv1d(DIM, 6, 1), channels_first),
+    "transposed conv": Case(lambda: nn.ConvTranspose1d(DIM, 6, 3, stride=2), channels_first),
+    "transposed conv, cropped": Case(
+        lambda: nn.ConvTranspose1d(DIM, 6, 3, stride=2, padding=1, output_padding=1, dilation=2), channels_first
+    ),
+    "max pool": Case(lambda: nn.MaxPool1d(3, 1, 1), channels_first),
+    "max pool, stride": Case(lambda: nn.MaxPool1d(2), channels_first),
+    "max pool, dilation": Case(lambda: nn.MaxPool1d(2, 1, 1, dilation=3), channels_first),
+    "mean pool": Case(lambda: nn.AvgPool1d(3, 2, 1), channels_first),
+    "mean pool, what exists": Case(lambda: nn.AvgPool1d(3, 2, 1, count_include_pad=False), channels_first),
+    "lp pool": Case(lambda: nn.LPPool1d(2, 3), channels_first),
+    "adaptive mean pool": Case(lambda: nn.AdaptiveAvgPool1d(3), on_channels),
+    "adaptive mean pool to 1": Case(lambda: nn.AdaptiveAvgPool1d(1), on_channels),
+    "adaptive max pool": Case(lambda: nn.AdaptiveMaxPool1d(4), on_channels),
+    "bilinear": Case(lambda: nn.Bilinear(DIM, DIM, 3), lambda m, x: m(x, x + 1), True),
+    "linear": Case(lambda: nn.Linear(DIM, 3), takes_empty=True),
+    "layer norm": Case(lambda: nn.LayerNorm(DIM), takes_empty=True),
+    "rms norm": Case(lambda: nn.RMSNorm(DIM), takes_empty=True),
+    "group norm": Case(lambda: nn.GroupNorm(2, DIM), channels_first),
+    "batch norm": Case(lambda: nn.BatchNorm1d(DIM).eval(), channels_first, True),
+    "glu": Case(nn.GLU, takes_empty=True),
+}  # fmt: skip
+
+
+DOORS: dict[str, Callable[..., Any]] = {
+    "eager": lambda f: f,
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+    "backend": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
+    "direct": lambda f: desugar.compile(f, backend="eager"),
+}
+
+
+def rows_of(lengths: Any = LENGTHS, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    return [torch.randn(n, DIM, dtype=dtype, requires_grad=True) for n in lengths]
+
+
+def row_results(case: Case, module: Any, rows: list[Tensor]) -> list[Tensor]:
+    """What each row gives by itself; an empty one gives no entry."""
+    found = [case.call(module, row.unsqueeze(0)).squeeze(0) if len(row) else None for row in rows]
+    like = next(f for f in found if f is not None)
+    nothing = like.new_zeros(0, *like.shape[1:])
+    return [nothing + row.sum() if f is None else f for f, row in zip(found, rows, strict=True)]
+
+
+def judge(case: Case, kind: str, way: Callable[..., Any], lengths: Any = LENGTHS) -> Any:
+    torch.manual_seed(0)
+    module = case.make().double()
+    rows = rows_of(lengths)
+    expected = row_results(case, module, rows)
+    got = way(case.call)(module, KINDS[kind](rows))
+    parts = got.to_tensors() if type(got) is not Tensor else list(got)
+    torch.testing.assert_close(
+        parts, [p.detach().requires_grad_() if p.requires_grad else p for p in expected]
+    )
+    cotangents = [torch.randn_like(part) for part in expected]
+    leaves = [*rows, *module.parameters()]
+    grads = [
+        torch.autograd.grad(each, leaves, cotangents, allow_unused=True, materialize_grads=True)
+        for each in (parts, expected)
+    ]
+    torch.testing.assert_close(*grads)
+    return got

@@ -1,0 +1,354 @@
+"""Modules of ``torch.nn`` that look along the rows: each row gives what it gives alone, forward and backward.
+
+Rows of float64 in three layouts; what does not exist is NaN. The judge is a loop over the rows through the same module.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import desugar
+from subclasses import DispatchError
+from subclasses.ragged import JaggedTensor, PaddedTensor
+from subclasses.ragged.modules.time_major import TimeMajor
+from tests.subclasses.ragged.modules import coverage
+from tests.subclasses.ragged.modules.cases import (
+    CASES,
+    DIM,
+    DOORS,
+    channels_first,
+    encoder_layer,
+    judge,
+    row_results,
+    rows_of,
+)
+from tests.subclasses.ragged.test_layers import KINDS
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+cases = pytest.mark.parametrize("name", CASES)
+
+# ---- one by one ----------------------------------------------------------------------------------------------
+
+
+@kinds
+@cases
+def test_each_row_gives_what_it_gives_alone(name, kind):
+    got = judge(CASES[name], kind, DOORS["eager"])
+    if type(got) is not Tensor:
+        assert type(got) is (PaddedTensor if kind == "padded" else JaggedTensor)
+
+
+@kinds
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.takes_empty])
+def test_empty_rows(name, kind):
+    judge(CASES[name], kind, DOORS["eager"], (3, 0, 5, 1))
+
+
+# One of each family; the others are slow.
+COMPILED = {
+    "encoder layer",
+    "lstm",
+    "conv, stride",
+    "transposed conv",
+    "max pool",
+    "adaptive mean pool",
+    "bilinear",
+}
+
+
+@pytest.mark.parametrize("kind", ["jagged", "padded"])
+@pytest.mark.parametrize("door", [door for door in DOORS if door != "eager"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in COMPILED else pytest.mark.slow) for name in CASES]
+)
+def test_compiled(name, kind, door):
+    torch.compiler.reset()
+    judge(CASES[name], kind, DOORS[door])
+
+
+@kinds
+@cases
+def test_without_gradients(name, kind):
+    case = CASES[name]
+    module, rows = case.make().double().eval(), rows_of()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            expected = row_results(case, module, rows)
+            got = case.call(module, KINDS[kind](rows))
+            torch.testing.assert_close(got.to_tensors() if type(got) is not Tensor else list(got), expected)
+
+
+@pytest.mark.parametrize("name", ["encoder", "lstm", "conv, stride", "mean pool", "attention, with weights"])
+def test_bfloat16(name):
+    case = CASES[name]
+    module, rows = case.make().bfloat16(), rows_of(dtype=torch.bfloat16)
+    for kind in ("jagged", "padded"):
+        got = case.call(module, KINDS[kind](rows))
+        assert got.dtype is torch.bfloat16
+        torch.testing.assert_close(got.to_tensors(), row_results(case, module, rows), atol=0.05, rtol=0.05)
+
+
+def test_ever_new_lengths_make_one_program():
+    module = nn.TransformerEncoder(encoder_layer(), 2).double()
+    compiled = desugar.compile(module, backend="eager")
+    for seed in range(6):
+        torch.manual_seed(seed)
+        rows = rows_of(torch.randint(1, 12, (4,)).tolist())
+        got = compiled(JaggedTensor.from_tensors(rows)).to_tensors()
+        torch.testing.assert_close(got, [module(row.unsqueeze(0)).squeeze(0) for row in rows])
+    assert len(compiled.programs) <= 2
+
+
+# ---- attention -----------------------------------------------------------------------------------------------
+
+
+@kinds
+def test_keys_of_other_lengths(kind):
+    module = nn.MultiheadAttention(DIM, 2, batch_first=True).double()
+    queries, keys = rows_of((2, 4, 1)), rows_of((3, 1, 5))
+    got, weights = module(KINDS[kind](queries), KINDS[kind](keys), KINDS[kind](keys))
+    assert weights.shape[0] == 3
+    for number, (q, k) in enumerate(zip(queries, keys, strict=True)):
+        out, each = module(q.unsqueeze(0), k.unsqueeze(0), k.unsqueeze(0))
+        torch.testing.assert_close(got.to_tensors()[number], out[0])
+        torch.testing.assert_close(weights[number, : len(q), : len(k)], each[0])
+        assert not weights[number, len(q) :].any()
+        assert not weights[number, :, len(k) :].any()
+
+
+@kinds
+def test_weights_of_each_head(kind):
+    module = nn.MultiheadAttention(DIM, 2, batch_first=True).double()
+    rows = rows_of()
+    x = KINDS[kind](rows)
+    _, weights = module(x, x, x, average_attn_weights=False)
+    for number, row in enumerate(rows):
+        _, each = module(*[row.unsqueeze(0)] * 3, average_attn_weights=False)
+        torch.testing.assert_close(weights[number, :, : len(row), : len(row)], each[0])
+
+
+@kinds
+@pytest.mark.parametrize("with_weights", [False, True])
+@pytest.mark.parametrize("mask", ["bool", "float", "each head", "keys"])
+def test_masks(kind, mask, with_weights):
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(DIM, 2, batch_first=True).double()
+    rows = rows_of()
+    x, size = KINDS[kind](rows), (KINDS[kind](rows).shape[1],) * 2
+    future = torch.ones(size, dtype=torch.bool).triu(1)
+    given = {
+        "bool": {"attn_mask": future},
+        "float": {"attn_mask": torch.randn(size, dtype=torch.float64)},
+        "each head": {"attn_mask": torch.randn(2 * len(rows), *size, dtype=torch.float64)},
+        "keys": {"key_padding_mask": torch.arange(size[0]).expand(len(rows), -1) == 1},
+    }[mask]
+    got, _ = module(x, x, x, need_weights=with_weights, **given)
+    for number, row in enumerate(rows):
+        n = len(row)
+        own = {
+            "bool": lambda m, n=n: m[:n, :n],
+            "float": lambda m, n=n: m[:n, :n],
+            "each head": lambda m, n=n, b=number: m[2 * b : 2 * b + 2, :n, :n],
+            "keys": lambda m, n=n, b=number: m[b : b + 1, :n],
+        }[mask]
+        alone = {name: own(m) for name, m in given.items()}
+        out, _ = module(*[row.unsqueeze(0)] * 3, need_weights=with_weights, **alone)
+        torch.testing.assert_close(got.to_tensors()[number], out[0])
+
+
+def test_dropout_in_training_drops():
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(DIM, 2, dropout=0.5, batch_first=True).double()
+    x = JaggedTensor.from_tensors(rows_of())
+    one, other = (module(x, x, x, need_weights=False)[0].values for _ in range(2))
+    assert not torch.equal(one, other)
+    module.eval()
+    one, other = (module(x, x, x, need_weights=False)[0].values for _ in range(2))
+    assert torch.equal(one, other)
+
+
+def test_rows_second_are_padded_or_time_major():
+    rows = rows_of()
+    module = nn.MultiheadAttention(DIM, 2).double()  # [T, B, E]
+    expected = [module(*[row.unsqueeze(1)] * 3)[0].squeeze(1) for row in rows]
+    for kind in KINDS:
+        x = KINDS[kind](rows).transpose(0, 1)
+        assert isinstance(x, TimeMajor | PaddedTensor)
+        assert x.shape[:2] == (7, 4) or kind == "padded"
+        torch.testing.assert_close(module(x, x, x)[0].transpose(0, 1).to_tensors(), expected)
+
+
+def test_time_major_goes_back_and_says_so():
+    x = JaggedTensor.from_tensors(rows_of())
+    swapped = x.transpose(0, 1)
+    assert swapped.shape == (7, 4, DIM)
+    assert swapped.transpose(1, 0).shape == x.shape
+    with pytest.raises(DispatchError, match=r"x\.transpose\(0, 1\) first"):
+        swapped + 1
+    (gradient,) = torch.autograd.grad(swapped.swapaxes(0, 1).values.sum(), x)
+    assert torch.equal(gradient.values, torch.ones_like(gradient.values))
+
+
+@pytest.mark.parametrize("option", [{"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_keys_that_a_module_adds_are_refused(option):
+    module = nn.MultiheadAttention(DIM, 2, batch_first=True, **option).double()
+    x = JaggedTensor.from_tensors(rows_of())
+    with pytest.raises(DispatchError, match=r"append them by torch\.cat"):
+        module(x, x, x)
+
+
+def test_dense_keys_are_refused():
+    module = nn.MultiheadAttention(DIM, 2, batch_first=True).double()
+    dense = torch.randn(4, 7, DIM, dtype=torch.float64)
+    with pytest.raises(DispatchError, match="expected query, key and value of rows"):
+        module(JaggedTensor.from_tensors(rows_of()), dense, dense)
+
+
+def test_scores_by_hand_name_the_function():
+    x = JaggedTensor.from_tensors(rows_of())
+    with pytest.raises(DispatchError, match="scaled_dot_product_attention"):
+        (x @ x.mT).softmax(-1) @ x
+
+
+# ---- recurrences ---------------------------------------------------------------------------------------------
+
+RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN}
+
+
+@kinds
+@pytest.mark.parametrize("name", RECURRENT)
+@pytest.mark.parametrize("lengths", [(3, 0, 5, 1), (0, 0, 2), (0, 0)])
+def test_an_empty_row_keeps_its_state(kind, name, lengths):
+    module = RECURRENT[name](DIM, 6, 2, batch_first=True, bidirectional=True).double()
+    rows = rows_of(lengths)
+    given = tuple(
+        torch.randn(4, len(rows), 6, dtype=torch.float64) for _ in range(2 if name == "lstm" else 1)
+    )
+    hx = given if name == "lstm" else given[0]
+    out, ends = module(KINDS[kind](rows), hx)
+    ends = ends if name == "lstm" else (ends,)
+    assert out.shape[2] == 12
+    for number, row in enumerate(rows):
+        own = [h[:, number : number + 1] for h in given]
+        if not len(row):
+            assert all(torch.equal(e[:, number : number + 1], h) for e, h in zip(ends, own, strict=True))
+            continue
+        alone, states = module(row.unsqueeze(0), tuple(own) if name == "lstm" else own[0])
+        torch.testing.assert_close(out.to_tensors()[number], alone[0])
+        for end, state in zip(ends, states if name == "lstm" else (states,), strict=True):
+            torch.testing.assert_close(end[:, number : number + 1], state)
+
+
+def test_states_are_differentiable():
+    module = nn.LSTM(DIM, 6, batch_first=True).double()
+    rows = rows_of((3, 0, 2))
+    h, c = (torch.randn(1, 3, 6, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    _, (end, cell) = module(JaggedTensor.from_tensors(rows), (h, c))
+    got = torch.autograd.grad((end * 2 + cell).sum(), [h, c])
+    expected = [torch.zeros_like(h), torch.zeros_like(c)]
+    for number, row in enumerate(rows):
+        own = [t[:, number : number + 1].detach().requires_grad_() for t in (h, c)]
+        states = module(row.unsqueeze(0), tuple(own))[1] if len(row) else own
+        grads = torch.autograd.grad((states[0] * 2 + states[1]).sum(), own)
+        for whole, grad in zip(expected, grads, strict=True):
+            whole[:, number : number + 1] = grad
+    torch.testing.assert_close(list(got), expected)
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_padded_rows_second(name):
+    module = RECURRENT[name](DIM, 6).double()
+    rows = rows_of()
+    out, _ = module(KINDS["padded"](rows).transpose(0, 1))
+    expected = [module(row.unsqueeze(1))[0].squeeze(1) for row in rows]
+    torch.testing.assert_close(out.transpose(0, 1).to_tensors(), expected)
+
+
+def test_a_recurrence_in_one_graph_is_refused():
+    module = nn.GRU(DIM, 6, batch_first=True).double()
+    with torch._dynamo.config.patch(allow_rnn=True):
+        torch.compiler.reset()
+        compiled = desugar.compile(lambda x: module(x)[0], backend="eager", fullgraph=True)
+        with pytest.raises(Exception, match="lengths of the rows on the host"):
+            compiled(JaggedTensor.from_tensors(rows_of()))
+
+
+# ---- convolutions and pools ----------------------------------------------------------------------------------
+
+
+@kinds
+def test_rows_shorter_than_the_kernel_have_no_result(kind):
+    module = nn.Conv1d(DIM, 6, 4).double()
+    rows = rows_of((6, 2, 0, 4))
+    got = channels_first(module, KINDS[kind](rows)).to_tensors()
+    assert [len(part) for part in got] == [3, 0, 0, 1]
+    torch.testing.assert_close(got[0], channels_first(module, rows[0].unsqueeze(0))[0])
+
+
+@kinds
+def test_places_of_the_greatest_are_those_in_the_row(kind):
+    rows = rows_of()
+    x = KINDS[kind](rows).transpose(1, 2)
+    values, places = nn.functional.max_pool1d(x, 3, 2, 1, return_indices=True)
+    for number, row in enumerate(rows):
+        expected = nn.functional.max_pool1d(row.mT.unsqueeze(0), 3, 2, 1, return_indices=True)
+        torch.testing.assert_close(values.to_tensors()[number], expected[0][0])
+        assert torch.equal(places.to_tensors()[number], expected[1][0])
+    values, places = nn.functional.adaptive_max_pool1d(x, 2, return_indices=True)
+    for number, row in enumerate(rows):
+        expected = nn.functional.adaptive_max_pool1d(row.mT.unsqueeze(0), 2, return_indices=True)
+        torch.testing.assert_close(values[number], expected[0][0])
+        assert torch.equal(places[number], expected[1][0])
+
+
+@kinds
+def test_an_empty_row_has_no_part(kind):
+    x = KINDS[kind](rows_of((3, 0, 5))).transpose(1, 2)
+    with pytest.raises((IndexError, RuntimeError), match=r"no entries|is empty"):
+        nn.AdaptiveAvgPool1d(2)(x)
+
+
+def test_same_padding_keeps_the_rows():
+    x = JaggedTensor.from_tensors(rows_of()).transpose(1, 2)
+    y = nn.Conv1d(DIM, 6, 3, padding=1).double()(x)
+    assert y.offsets is x.offsets
+    assert torch.equal((y + y).row_lengths(), x.row_lengths())
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [
+        (lambda x: nn.Conv1d(DIM, 6, 3).double()(x), r"x\.transpose\(1, 2\)"),
+        (lambda x: nn.MaxPool1d(2, ceil_mode=True)(x.transpose(1, 2)), "ceil_mode=False"),
+        (lambda x: nn.AvgPool1d(2, ceil_mode=True)(x.transpose(1, 2)), "ceil_mode=False"),
+        (
+            lambda x: nn.Conv1d(DIM, 6, 3, padding=1, padding_mode="circular").double()(x.transpose(1, 2)),
+            "circular",
+        ),
+    ],
+)
+def test_what_is_refused(run, words):
+    for kind in ("jagged", "padded"):
+        with pytest.raises(DispatchError, match=words):
+            run(KINDS[kind](rows_of()))
+
+
+# ---- the pages -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", coverage.LAYOUTS.values())
+def test_the_pages_name_every_module_that_is_tested(page):
+    text = (coverage.DOCS / page).read_text()
+    (right,) = [line for line in text.splitlines() if line.startswith("Right, with gradients")]
+    assert {coverage.name_of(case) for case in CASES.values()} <= set(re.findall(r"nn\.(\w+)", right))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "page"), coverage.LAYOUTS.items())
+def test_the_pages_are_what_the_command_writes(layout, page):
+    text = (coverage.DOCS / page).read_text()
+    assert coverage.replace_section(text, coverage.emit_section(coverage.outcomes(layout))) == text
