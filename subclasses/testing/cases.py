@@ -6,6 +6,7 @@ sizes and dtype. It makes its other arguments itself, the same ones at each call
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -155,15 +156,32 @@ def run_on_reference(s: Subject, case: Case) -> list[Any]:
 
 
 def applicable(s: Subject, table: Mapping[str, Callable[[Any], Any]]) -> list[Case]:
-    """The cases that make sense for the sizes and dtype of a value: those that its reference takes."""
+    """The cases that make sense for the sizes and dtype of a value: those that a plain tensor takes."""
     cases = [Case(name, run) for name, run in table.items()]
-    return [case for case in cases if succeeds(run_on_reference, s, case)]
+
+    @torch.no_grad()
+    def takes(case: Case) -> None:
+        for plain in stand_ins(s):
+            case.run(plain)
+
+    return [case for case in cases if succeeds(takes, case)]
+
+
+def stand_ins(s: Subject) -> list[Tensor]:
+    """What a value stands for, copied; of a class without a reference, numbers of its size and dtype."""
+    x = s.make().detach()
+    return [t.detach().clone() for t in s.reference(x)] if s.has_reference else [like(x)]
 
 
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, and those of the author."""
+    return kit_cases(s) + _author_cases(s)
+
+
+def kit_cases(s: Subject) -> list[Case]:
+    """The kit's own cases that apply; none writes to its argument."""
     views = {name: view for name, view in VIEWS.items() if name != "x.detach()"}
-    return applicable(s, FUNCTIONAL | views) + _author_cases(s)
+    return applicable(s, FUNCTIONAL | views)
 
 
 def _author_cases(s: Subject) -> list[Case]:
@@ -182,7 +200,8 @@ def _call(op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any
 def accepted(s: Subject) -> list[Case]:
     """The cases that the class takes in eager mode."""
     with torch.no_grad():
-        return [case for case in functional_cases(s) if succeeds(lambda c=case: c.run(s.make()))]
+        cases = [case for case in functional_cases(s) if succeeds(lambda c=case: c.run(s.make()))]
+    return [dataclasses.replace(case, works=True) for case in cases]
 
 
 @once
@@ -195,7 +214,8 @@ def recorded(s: Subject) -> list[Case]:
     s.trainable()
 
     def record(case: Case) -> None:
-        for plain in s.reference(s.make()) if s.has_reference else ():
-            case.run(plain.detach().clone().requires_grad_())
+        for plain in stand_ins(s):
+            case.run(plain.requires_grad_())
 
-    return [case for case in accepted(s) if succeeds(record, case)]
+    # That they work without gradients does not say that they do with them.
+    return [dataclasses.replace(case, works=False) for case in accepted(s) if succeeds(record, case)]
