@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,8 @@ from torch import Tensor
 from subclasses.testing.errors import succeeds
 from subclasses.testing.property import Case
 from subclasses.testing.subject import Subject
+
+Found = TypeVar("Found")
 
 
 def like(x: Tensor, *shape: int) -> Tensor:
@@ -137,11 +139,11 @@ METADATA_MUTATIONS: dict[str, Callable[[Any], Any]] = {
 # ---- which apply -------------------------------------------------------------------------------------------
 
 
-def once(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
-    """Finds cases at the first call for a class, and caches them with it."""
+def once(find: Callable[[Subject], Found]) -> Callable[[Subject], Found]:
+    """Finds something, such as cases, at the first call for a class, and caches it with the class."""
 
     @functools.wraps(find)
-    def found(s: Subject) -> list[Case]:
+    def found(s: Subject) -> Found:
         if find.__name__ not in s.cache:
             s.cache[find.__name__] = find(s)
         return s.cache[find.__name__]

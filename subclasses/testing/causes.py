@@ -126,8 +126,8 @@ def missing_part(error: BaseException | None, cls: type) -> str | None:
     if rule is None or trace is None or trace.tb_frame.f_code is rule.__code__:
         return None
     return (
-        f"{describe(rule)} is made of ops on {one_of(cls)}, and one has no rule ({error}). Write that rule, or let this "
-        f"one compute with the inner tensors: x.unwrap() above autograd"
+        f"{describe(rule)} is made of ops on {one_of(cls)}, and one has no rule ({error}). Write that rule, or let "
+        f"this one compute with the inner tensors: x.unwrap() above autograd"
     )
 
 

@@ -7,7 +7,6 @@ What was derived is noted for the report; what cannot be is skipped, with the op
 from __future__ import annotations
 
 import enum
-import inspect
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -35,11 +34,11 @@ def sizes(s: Subject) -> list[Factory]:
     if given := s.options.get("sizes"):
         return list(given)
     s.needs_flatten()
+    counts = _times(s)
     for grow, how in ((_grow_inners, "its inner tensors"), (_grow, "the value")):
-        makes = [partial(grow, s, times) for times in _times(s)]
-        if makes and all(succeeds(_check_grown, s, make, times) for make, times in zip(makes, _times(s))):
-            s.derived["sizes"] = f"{' and '.join(map(str, _times(s)))} times {how}, concatenated"
-            return makes
+        if counts and all(succeeds(_check_grown, s, partial(grow, s, times), times) for times in counts):
+            s.derived["sizes"] = f"{' and '.join(map(str, counts))} times {how}, concatenated"
+            return [partial(grow, s, times) for times in counts]
     raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
 
 

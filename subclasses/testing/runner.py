@@ -104,7 +104,7 @@ def _warnings(s: Subject) -> Iterator[str]:
         )
         yield f"  tensor that it stands for{f', such as reference=lambda x: x.{named}()' if named else ''}"
     if not s.traceable:
-        yield f"NOTHING WAS COMPILED, FLATTENED OR TAKEN APART: {s.name} is no traceable wrapper subclass; see `flatten`"
+        yield f"NOTHING WAS COMPILED OR TAKEN APART: {s.name} is not a traceable wrapper subclass; see `flatten`"
 
 
 def _is_getter(s: Subject, name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -262,6 +263,10 @@ def is_differentiable(t: Any) -> bool:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Leaves the caller's random state and warnings as they are."""
+    state = random.getstate()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(state)

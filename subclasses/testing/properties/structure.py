@@ -24,7 +24,7 @@ def flatten(s: Subject) -> None:
     if not s.traceable:
         lacks = [n for n in ("__tensor_flatten__", "__tensor_unflatten__") if not hasattr(s.cls, n)]
         raise Broken(
-            f"{s.name} has no {' and no '.join(lacks)}: compilers, torch.export, fake tensors and FSDP cannot take it apart",
+            f"{s.name} has no {' and no '.join(lacks)}: no compiler, torch.export or fake tensor can take it apart",
             f"write both; its attributes hold the tensors {', '.join(s.inners(x)) or 'none'}, the names to return",
         )
     names, _ = x.__tensor_flatten__()
