@@ -6,7 +6,8 @@
 from subclasses.testing.compilers import PATHS, named
 from subclasses.testing.op_infos import Verdicts, sweep
 from subclasses.testing.property import Outcome, Promise
-from subclasses.testing.runner import ConformanceError, Report, check, examine, suite
+from subclasses.testing.report import Report
+from subclasses.testing.runner import ConformanceError, check, examine, suite
 from subclasses.testing.subject import Options
 
 __all__ = [

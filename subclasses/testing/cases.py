@@ -6,9 +6,10 @@ sizes and dtype. It makes its other arguments itself, the same ones at each call
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,8 @@ from torch import Tensor
 from subclasses.testing.errors import succeeds
 from subclasses.testing.property import Case
 from subclasses.testing.subject import Subject
+
+Found = TypeVar("Found")
 
 
 def like(x: Tensor, *shape: int) -> Tensor:
@@ -136,11 +139,11 @@ METADATA_MUTATIONS: dict[str, Callable[[Any], Any]] = {
 # ---- which apply -------------------------------------------------------------------------------------------
 
 
-def once(find: Callable[[Subject], list[Case]]) -> Callable[[Subject], list[Case]]:
-    """Finds cases at the first call for a class, and caches them with it."""
+def once(find: Callable[[Subject], Found]) -> Callable[[Subject], Found]:
+    """Finds something, such as cases, at the first call for a class, and caches it with the class."""
 
     @functools.wraps(find)
-    def found(s: Subject) -> list[Case]:
+    def found(s: Subject) -> Found:
         if find.__name__ not in s.cache:
             s.cache[find.__name__] = find(s)
         return s.cache[find.__name__]
@@ -155,15 +158,32 @@ def run_on_reference(s: Subject, case: Case) -> list[Any]:
 
 
 def applicable(s: Subject, table: Mapping[str, Callable[[Any], Any]]) -> list[Case]:
-    """The cases that make sense for the sizes and dtype of a value: those that its reference takes."""
+    """The cases that make sense for the sizes and dtype of a value: those that a plain tensor takes."""
     cases = [Case(name, run) for name, run in table.items()]
-    return [case for case in cases if succeeds(run_on_reference, s, case)]
+
+    @torch.no_grad()
+    def takes(case: Case) -> None:
+        for plain in stand_ins(s):
+            case.run(plain)
+
+    return [case for case in cases if succeeds(takes, case)]
+
+
+def stand_ins(s: Subject) -> list[Tensor]:
+    """What a value stands for, copied; of a class without a reference, numbers of its size and dtype."""
+    x = s.make().detach()
+    return [t.detach().clone() for t in s.reference(x)] if s.has_reference else [like(x)]
 
 
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, and those of the author."""
+    return kit_cases(s) + _author_cases(s)
+
+
+def kit_cases(s: Subject) -> list[Case]:
+    """The kit's own cases that apply; none writes to its argument."""
     views = {name: view for name, view in VIEWS.items() if name != "x.detach()"}
-    return applicable(s, FUNCTIONAL | views) + _author_cases(s)
+    return applicable(s, FUNCTIONAL | views)
 
 
 def _author_cases(s: Subject) -> list[Case]:
@@ -182,7 +202,8 @@ def _call(op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any
 def accepted(s: Subject) -> list[Case]:
     """The cases that the class takes in eager mode."""
     with torch.no_grad():
-        return [case for case in functional_cases(s) if succeeds(lambda c=case: c.run(s.make()))]
+        cases = [case for case in functional_cases(s) if succeeds(lambda c=case: c.run(s.make()))]
+    return [dataclasses.replace(case, works=True) for case in cases]
 
 
 @once
@@ -195,7 +216,8 @@ def recorded(s: Subject) -> list[Case]:
     s.trainable()
 
     def record(case: Case) -> None:
-        for plain in s.reference(s.make()) if s.has_reference else ():
-            case.run(plain.detach().clone().requires_grad_())
+        for plain in stand_ins(s):
+            case.run(plain.requires_grad_())
 
-    return [case for case in accepted(s) if succeeds(record, case)]
+    # That they work without gradients does not say that they do with them.
+    return [dataclasses.replace(case, works=False) for case in accepted(s) if succeeds(record, case)]

@@ -14,33 +14,31 @@ from typing import Any
 from torch import Tensor
 
 from subclasses.dispatch.rules import all_rules, describe
-from subclasses.errors import one_of
+from subclasses.errors import DispatchError, one_of
+from subclasses.testing.errors import chain, innermost
+
+IsOwn = Callable[[types.FrameType], bool]
 
 # PyTorch's message where a compiler's stand-in meets a tensor with data that is no argument.
 _REAL_TENSOR = "Please convert all Tensors to FakeTensors"
 _UNEXPECTED = re.compile(r"(\S+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
-def mend_of(error: BaseException | None, cls: type) -> str | None:
+def mend_of(error: BaseException | None, cls: type, is_own: IsOwn = lambda frame: False) -> str | None:
     """Returns the advice for the first known cause in a chain of errors, or None.
 
     Args:
         error: what broke a promise, with the errors that caused it.
         cls: the class under test.
+        is_own: whether a frame runs code of a class that was written by hand.
     """
-    for one in _chain(error):
-        for find in (_other_operand, _unexpected_keyword, _foreign_tensor):
+    for one in chain(error):
+        for find in (_other_operand, _unexpected_keyword, _foreign_tensor, _endless):
             if mend := find(one, cls):
                 return mend
+        if mend := _own_accident(one, cls, is_own):
+            return mend
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = getattr(error, "inner_exception", None) or error.__cause__
 
 
 # ---- the causes --------------------------------------------------------------------------------------------
@@ -50,26 +48,45 @@ def _other_operand(error: BaseException, cls: type) -> str | None:
     """A rule reads a field of an operand that is a plain tensor: the value is another operand of the call."""
     if not isinstance(error, AttributeError) or isinstance(error.obj, cls):
         return None
-    rule, name = _rule_that_raised(error, cls), error.name or ""
+    rule, name = rule_that_raised(error, cls), error.name or ""
     if rule is None or not isinstance(error.obj, Tensor | int | float):
         return None
     if not hasattr(cls, name) and name not in cls.__spec__.names:  # type: ignore[attr-defined]
         return None
+    return _reads_any_operand(describe(rule), name, cls)
+
+
+def _reads_any_operand(where: str, name: str, cls: type) -> str:
     return (
-        f"{describe(rule)} reads .{name} of an operand without a test. A rule is called when any operand is "
+        f"{where} reads .{name} of an operand without a test. A rule is called when any operand is "
         f"{one_of(cls)}, the right one too: read it of an operand for which isinstance(operand, {cls.__name__}) "
         f"holds, and take the others as they are"
     )
 
 
+def _own_accident(error: BaseException, cls: type, is_own: IsOwn) -> str | None:
+    """Code of the class took a plain operand for one of its own, or asserted what a caller need not know."""
+    trace = innermost(error)
+    if trace is None or not is_own(trace.tb_frame):
+        return None
+    code = trace.tb_frame.f_code
+    name = [part for part in code.co_qualname.split(".<locals>.") if not part.startswith("<")][-1]
+    where = f"{name} ({code.co_filename}:{trace.tb_lineno})"
+    if isinstance(error, AssertionError):
+        return f"{where} asserts: instead `return NotImplemented`, or raise a NotImplementedError that says what to do"
+    if isinstance(error, AttributeError) and type(error.obj) in (Tensor, int, float):
+        return _reads_any_operand(where, error.name or "", cls)
+    return None
+
+
 def _unexpected_keyword(error: BaseException, cls: type) -> str | None:
     """A rule lacks a parameter that its op has: ``out``, as a rule."""
     found = _UNEXPECTED.search(str(error)) if isinstance(error, TypeError) else None
-    rule = next((r for _, r in _functions(cls) if found and r.__qualname__ == found[1]), None)
+    rule = next((r for _, r in functions_of(cls) if found and r.__qualname__ == found[1]), None)
     if found is None or rule is None:
         return None
     write = (
-        ": copy the result into it and return it, or refuse it with a DispatchError"
+        ": write with out.copy_(result), which also counts the write, and return out, or refuse it with a DispatchError"
         if found[2] == "out"
         else ""
     )
@@ -88,10 +105,36 @@ def _foreign_tensor(error: BaseException, cls: type) -> str | None:
     )
 
 
+def _endless(error: BaseException, cls: type) -> str | None:
+    """``materialize`` runs an op on ``self``, which is materialized for it."""
+    rule = rule_that_raised(error, cls) if isinstance(error, RecursionError) else None
+    if rule is None:
+        return None
+    return (
+        f"{describe(rule)} runs an op on a whole {cls.__name__}, which calls it again: compute with the fields "
+        f"({', '.join(f'self.{n}' for n in cls.__spec__.inner_names)})"  # type: ignore[attr-defined]
+    )
+
+
+def missing_part(error: BaseException | None, cls: type) -> str | None:
+    """Returns the advice for a rule that calls an op for which its class has no rule, or None.
+
+    Such a rule refuses every call, in the words that refuse the other op.
+    """
+    rule = rule_that_raised(error, cls) if isinstance(error, DispatchError) else None
+    trace = innermost(error) if error else None
+    if rule is None or trace is None or trace.tb_frame.f_code is rule.__code__:
+        return None
+    return (
+        f"{describe(rule)} is made of ops on {one_of(cls)}, and one has no rule ({error}). Write that rule, or let "
+        f"this one compute with the inner tensors: x.unwrap() above autograd"
+    )
+
+
 # ---- the author's functions --------------------------------------------------------------------------------
 
 
-def _functions(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
+def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
     """Yields the rules of a declared class, and its method ``materialize``, by what they are for."""
     rules = all_rules(cls) if hasattr(cls, "__spec__") else ()
     for key, rule in (*rules, ("materialize", getattr(cls, "materialize", None))):
@@ -100,9 +143,9 @@ def _functions(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
             yield key, function
 
 
-def _rule_that_raised(error: BaseException, cls: type) -> Callable[..., Any] | None:
+def rule_that_raised(error: BaseException, cls: type) -> types.FunctionType | None:
     """Returns the rule among the frames of an error's traceback, the innermost if there are several."""
-    by_code = {rule.__code__: rule for _, rule in _functions(cls)}
+    by_code = {rule.__code__: rule for _, rule in functions_of(cls)}
     found, trace = None, error.__traceback__
     while trace is not None:
         found = by_code.get(trace.tb_frame.f_code, found)
@@ -111,7 +154,7 @@ def _rule_that_raised(error: BaseException, cls: type) -> Callable[..., Any] | N
 
 
 def _global_tensors(cls: type) -> Iterator[tuple[Callable[..., Any], str]]:
-    for _, rule in _functions(cls):
+    for _, rule in functions_of(cls):
         names = [n for n in rule.__code__.co_names if isinstance(rule.__globals__.get(n), Tensor)]
         cells = dict(zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True))
         names += [n for n, cell in cells.items() if isinstance(cell.cell_contents, Tensor)]

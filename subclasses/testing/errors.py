@@ -6,8 +6,11 @@ class (:func:`refusal`) breaks nothing; every other error of the class does.
 
 from __future__ import annotations
 
+import dis
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any
 
 # ---- errors of a property function -------------------------------------------------------------------------
@@ -72,30 +75,64 @@ _PYTORCH_REFUSES = (
 )
 # Errors by which a compiler refuses a function; named, since this package does not import compilers.
 _COMPILER_REFUSES = ("DesugarError",)
+# What a class raises to say that it does not take a call. A KeyError or an AssertionError is an accident.
+_DELIBERATE = (TypeError, ValueError, RuntimeError)
 
 
-def refusal(error: BaseException | None) -> str | None:
+def refusal(error: BaseException | None, is_own: Callable[[FrameType], bool] | None = None) -> str | None:
     """The message of a clean refusal, or None for any other error.
 
     A refusal is a ``NotImplementedError`` with a message (``subclasses.DispatchError`` is one), raised directly
     or as the cause of a compiler's error, or PyTorch's own error that no class in a call implements an op.
+
+    Args:
+        error: what a call raised.
+        is_own: whether a frame runs code of the class; a ``TypeError``, ``ValueError`` or ``RuntimeError`` with a
+            message, from a ``raise`` statement there, is then a refusal too.
     """
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        text = " ".join(str(error).split())
-        if isinstance(error, Broken):
+    for one in chain(error):
+        text = " ".join(str(one).split())
+        if isinstance(one, Broken):
             return None
-        by_type = isinstance(error, NotImplementedError) or type(error).__name__ in _COMPILER_REFUSES
+        by_type = isinstance(one, NotImplementedError) or type(one).__name__ in _COMPILER_REFUSES
+        by_type = by_type or (is_own is not None and _is_deliberate(one, is_own))
         if (by_type and text) or any(words in text for words in _PYTORCH_REFUSES):
             return first_line(text)
-        error = getattr(error, "inner_exception", None) or error.__cause__
     return None
 
 
+def _is_deliberate(error: BaseException, is_own: Callable[[FrameType], bool]) -> bool:
+    """Whether a ``raise`` statement of the class raised an error, not an operation that failed."""
+    trace = innermost(error)
+    if trace is None or isinstance(error, RecursionError) or not isinstance(error, _DELIBERATE):
+        return False
+    if str(error).startswith("unsupported operand type(s)"):  # the class returned NotImplemented to Python
+        return not is_own(trace.tb_frame)
+    instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti]
+    return instruction == dis.opmap["RAISE_VARARGS"] and is_own(trace.tb_frame)
+
+
+def innermost(error: BaseException) -> Any:
+    """The last entry of an error's traceback: where it was raised; None if it was not raised in Python."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error and the errors that caused it, the outermost first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = getattr(error, "inner_exception", None) or error.__cause__
+
+
 def first_line(text: str) -> str:
-    """The first line that is not blank, cut to 300 characters."""
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    """The first line that is not blank, without colors, cut to 300 characters."""
+    lines = re.sub(r"\x1b\[\d*m", "", text).splitlines()
+    line = next((line.strip() for line in lines if line.strip()), "")
     return line if len(line) <= 300 else line[:297] + "..."
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from subclasses._torch import op_infos
+from subclasses.testing import derive
 from subclasses.testing.compare import check_stands_for, leaves
 from subclasses.testing.errors import Attempt, Broken, Skipped, first_three, problem, shown
 from subclasses.testing.property import promise
 from subclasses.testing.subject import Options, Subject, undisturbed
 
 Verdict = Literal["right", "refused", "wrong"]
+Sample = tuple[Callable[[Any], Any], list[Any]]
 
 # Ops whose results are not a function of their arguments, or that PyTorch's samples call for their side effects.
 _RANDOM = frozenset(
@@ -29,6 +31,17 @@ _RANDOM = frozenset(
     svd_lowrank pca_lowrank nn.functional.scaled_dot_product_attention nn.functional.multi_head_attention_forward
     to_sparse resize_ resize_as_ sparse.mm sparse.sampled_addmm""".split()
 )
+
+
+# Tried where `wrap` is derived: what most programs call, exact enough for any class.
+_COMMON = frozenset(
+    """add sub mul div neg abs exp log sqrt sin cos tanh sigmoid pow maximum clamp where eq gt floor erf
+    sum mean amax std logsumexp cumsum sort argmax softmax log_softmax mm bmm addmm matmul outer
+    cat stack split chunk unbind reshape view transpose permute squeeze unsqueeze expand flip roll tril
+    gather index_select masked_fill nn.functional.relu nn.functional.gelu nn.functional.silu
+    nn.functional.softplus nn.functional.linear nn.functional.layer_norm nn.functional.embedding""".split()
+)
+_FEW = 8  # samples of an op that are looked through for one that a derived `wrap` takes
 
 
 class Verdicts(dict[str, tuple[Verdict, str]]):
@@ -51,7 +64,7 @@ def sweep(
         factory: gives a value of the class; its dtype is the one that is tried.
         samples: how many sample inputs of each op to try.
         ops: names of entries, or ``"all"``.
-        options: as for :func:`subclasses.testing.check`; ``wrap`` is needed.
+        options: as for :func:`subclasses.testing.check`; ``wrap`` is needed where it cannot be derived.
     """
     with undisturbed():
         return run_sweep(Subject(factory, Options(**options)), ops, samples)  # type: ignore[typeddict-item]
@@ -59,29 +72,32 @@ def sweep(
 
 def run_sweep(s: Subject, ops: Collection[str] | str, samples: int = 1) -> Verdicts:
     """The verdict on each op."""
-    if s.options.get("wrap") is None:
-        raise Skipped("pass wrap=, which makes a value from a plain tensor, to try PyTorch's OpInfo entries")
+    wrap = derive.wrap(s)
     with Attempt() as attempt:
         entries = op_infos()
     if attempt.error is not None:
         raise Skipped(f"PyTorch's OpInfo list needs numpy and expecttest: {shown(attempt.error)}")
     dtype = s.reference(s.make())[0].dtype
     verdicts = Verdicts()
+    few = ops is _COMMON
     for entry in entries:
         if entry.name in _RANDOM or entry.name.startswith("_refs") or dtype not in entry.dtypes:
             continue
+        if few and entry.variant_test_name:
+            continue
         if ops == "all" or entry.name in ops:
             name = entry.name + (f".{entry.variant_test_name}" if entry.variant_test_name else "")
-            found = _judge(s, entry, dtype, samples)
+            found_samples = _samples(entry, dtype, wrap, _FEW if few else None)
+            found = _judge(s, itertools.islice(found_samples, samples), entry.name)
             if found is not None:
                 verdicts[name] = found
     return verdicts
 
 
-def _judge(s: Subject, entry: Any, dtype: torch.dtype, samples: int) -> tuple[Verdict, str] | None:
+def _judge(s: Subject, samples: Iterable[Sample], name: str) -> tuple[Verdict, str] | None:
     """The verdict on one op; None where the reference takes no sample."""
     verdict = None
-    for run, values in itertools.islice(_samples(s, entry, dtype), samples):
+    for run, values in samples:
         plain = list(zip(*map(s.reference, values), strict=True))
         expected: list[Any] = []
         with Attempt() as attempt, torch.no_grad():
@@ -89,23 +105,24 @@ def _judge(s: Subject, entry: Any, dtype: torch.dtype, samples: int) -> tuple[Ve
         if attempt.error is not None:
             continue
         with Attempt() as attempt, torch.no_grad():
-            check_stands_for(s, entry.name, run(values), expected)
+            check_stands_for(s, name, run(values), expected)
         error = attempt.error
         if error is None:
             verdict = verdict or ("right", "")
-        elif s.refuses(entry.name, error):
+        elif s.refuses(name, error):
             verdict = ("refused", s.refused[-1])
         else:
-            return "wrong", problem(entry.name, error)
+            return "wrong", problem(name, error)
     return verdict
 
 
-def _samples(s: Subject, entry: Any, dtype: torch.dtype) -> Iterator[tuple[Callable[[Any], Any], list[Any]]]:
+def _samples(
+    entry: Any, dtype: torch.dtype, wrap: Callable[[Tensor], Any], most: int | None
+) -> Iterator[Sample]:
     """Each sample as a function of the tensors of its input, and these tensors as values of the class."""
-    wrap: Any = s.options.get("wrap")
     torch.manual_seed(0)
     with Attempt():
-        for sample in entry.sample_inputs("cpu", dtype, requires_grad=False):
+        for sample in itertools.islice(entry.sample_inputs("cpu", dtype, requires_grad=False), most):
             inputs = leaves(sample.input)
             if all(isinstance(t, Tensor) and t.dtype == dtype and t.layout == torch.strided for t in inputs):
                 values: list[Any] = []
@@ -123,9 +140,14 @@ def _call(entry: Any, sample: Any, inputs: Sequence[Any]) -> Any:
 
 @promise("write a rule for the op that computes what its reference does, or refuse the op")
 def op_infos_agree(s: Subject) -> None:
-    """PyTorch's own sample inputs of each op give what they give on the reference, or are refused."""
+    """PyTorch's own sample inputs of each op give what they give on the reference, or are refused.
+
+    Where ``wrap`` is derived, the common ops are tried; ``ops="all"`` tries all of them.
+    """
     ops = s.options.get("ops")
-    verdicts = run_sweep(s, "all" if ops is None or isinstance(ops, Mapping) else ops)
+    if ops is None or isinstance(ops, Mapping):
+        ops = "all" if s.options.get("wrap") else _COMMON
+    verdicts = run_sweep(s, ops)
     wrong = [message for verdict, message in verdicts.values() if verdict == "wrong"]
     if wrong:
         raise Broken(first_three(wrong, "ops"))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import unittest
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
+from subclasses.errors import one_of
 from subclasses.testing import op_infos
 from subclasses.testing.causes import mend_of
-from subclasses.testing.errors import Attempt, Broken, Skipped, refusal, shown
+from subclasses.testing.errors import Attempt, Broken, Skipped, refusal, shown, succeeds
 from subclasses.testing.properties import (
     compiled,
     copies,
@@ -23,6 +24,7 @@ from subclasses.testing.properties import (
     views,
 )
 from subclasses.testing.property import Outcome, Promise
+from subclasses.testing.report import Report
 from subclasses.testing.subject import Factory, Options, Subject, undisturbed
 
 _MODULES = (
@@ -45,32 +47,8 @@ class ConformanceError(AssertionError):
     """A class breaks promises; the message says which, how it shows and how to mend it."""
 
     def __init__(self, report: Report) -> None:
-        super().__init__(str(report))
+        super().__init__(report.details())
         self.report = report
-
-
-@dataclass(frozen=True)
-class Report:
-    """The outcome of each promise, for one class."""
-
-    name: str
-    outcomes: tuple[Outcome, ...]
-
-    def of(self, state: str) -> list[Outcome]:
-        """The outcomes that are ``"kept"``, ``"broken"`` or ``"skipped"``."""
-        return [o for o in self.outcomes if o.state == state]
-
-    @property
-    def broken(self) -> list[str]:
-        """Names of the promises that are broken."""
-        return [o.promise.name for o in self.of("broken")]
-
-    def __str__(self) -> str:
-        broken, skipped = self.of("broken"), self.of("skipped")
-        kept = f"{self.name} keeps {len(self.of('kept'))} promises, breaks {len(broken)}, {len(skipped)} not tried"
-        lines = [kept, *(f"\n{o}" for o in broken)]
-        lines += ["", *(f"not tried: {o.promise.name}: {o.detail}" for o in skipped)] if skipped else []
-        return "\n".join(lines)
 
 
 # ---- running -----------------------------------------------------------------------------------------------
@@ -90,12 +68,13 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
         case Skipped():
             return Outcome(promise, "skipped", str(error), refused=refused)
         case Broken(mend=mend):
-            mend = mend_of(error, s.cls) or mend or promise.mend
+            mend = mend_of(error, s.cls, s.is_own) or mend or promise.mend
             return Outcome(promise, "broken", str(error), mend, refused, error)
     message = refusal(error)
     if message is not None:
         return Outcome(promise, "kept", refused=(*refused, message))
-    return Outcome(promise, "broken", shown(error), mend_of(error, s.cls) or promise.mend, refused, error)
+    mend = mend_of(error, s.cls, s.is_own) or promise.mend
+    return Outcome(promise, "broken", shown(error), mend, refused, error)
 
 
 def examine(
@@ -110,15 +89,38 @@ def examine(
         if tell is not None:
             tell(f"promise {number} of {len(PROMISES)}: {promise.name}")
         outcomes.append(run_promise(s, promise))
-    return Report(s.name, tuple(outcomes))
+    return Report(s.name, tuple(outcomes), tuple(_warnings(s)), tuple(s.derived.items()))
+
+
+# Methods by which a class may say what plain tensor its values stand for.
+_PLAIN = ("dequantize", "to_dense", "to_plain", "to_tensor", "get_data", "full_tensor", "unwrap")
+
+
+def _warnings(s: Subject) -> Iterator[str]:
+    if not s.has_reference:
+        named = next((name for name in _PLAIN if _is_getter(s, name)), None)
+        yield (
+            f"NO RESULT WAS COMPARED WITH PLAIN TENSORS: pass reference=, a function from {one_of(s.cls)} to the"
+        )
+        yield f"  tensor that it stands for{f', such as reference=lambda x: x.{named}()' if named else ''}"
+    if not s.traceable:
+        yield f"NOTHING WAS COMPILED OR TAKEN APART: {s.name} is not a traceable wrapper subclass; see `flatten`"
+
+
+def _is_getter(s: Subject, name: str) -> bool:
+    """Whether the class defines a method that takes no argument."""
+    method = next((vars(b)[name] for b in s.own_bases if name in vars(b)), None)
+    return inspect.isfunction(method) and succeeds(inspect.signature(method).bind, None)
 
 
 def check(factory: Factory, **options: Unpack[Options]) -> Report:
     """Puts a tensor subclass, declared or written by hand, to the test.
 
     The values are made by ``factory``, which may draw random numbers: a seed is set before each call. By default
-    nothing is compiled with Inductor. What the class refuses cleanly, with a ``NotImplementedError``, breaks no
-    promise. Compiled programs of the process are dropped on the way.
+    nothing is compiled with Inductor. What the class refuses cleanly breaks no promise: with a
+    ``NotImplementedError``, or, where it does not work in eager mode either, with a ``TypeError``, ``ValueError``
+    or ``RuntimeError`` that a ``raise`` statement in the class's own package raises. Compiled programs of the
+    process are dropped on the way.
 
     Args:
         factory: takes nothing and gives a value of the class: two-dimensional, if it is to meet all the ops.
@@ -129,7 +131,7 @@ def check(factory: Factory, **options: Unpack[Options]) -> Report:
 
     Raises:
         ConformanceError: the class breaks a promise.
-        TypeError: the factory gives no traceable wrapper subclass, or an option is unknown.
+        TypeError: the factory gives no tensor subclass, or an option is unknown.
     """
     report = examine(factory, **options)
     if report.broken:

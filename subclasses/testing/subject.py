@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import random
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, TypedDict
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.base import TensorSubclass
+from subclasses.errors import one_of
 from subclasses.testing.errors import Refused, Skipped, refusal, shown, succeeds
 
 Factory = Callable[[], Tensor]
@@ -29,14 +32,17 @@ class Options(TypedDict, total=False):
         ops: what to try beside the kit's own list. A mapping ``{op: lambda x: (arg, x, ...)}`` adds ops with
             their arguments; ``"all"`` or a collection of names such as ``{"softmax", "addmm"}`` picks PyTorch's
             OpInfo entries, which need ``wrap``.
-        wrap: a value of the class from a plain tensor, so that OpInfo's inputs can be tried.
+        wrap: a value of the class from a plain tensor, so that OpInfo's inputs can be tried. Default: the class
+            itself or its ``from_float`` and the like, where that gives a value that stands for the tensor.
         reference: the plain tensor that a value stands for, or a tuple of them if an op on the value means
             the op on each. Default: ``materialize`` where the class has it, the inner tensors under
             ``fallback="map"``.
         construct: a value from its inner tensors, in the order of ``__tensor_flatten__``. Default: the class
             itself, with the metadata of a value of the factory.
-        sizes: factories of values that differ in sizes (and dynamic ints) alone.
-        variants: factories of values with other metadata.
+        sizes: factories of values that differ in sizes (and dynamic ints) alone. Default: two longer values,
+            where concatenating inner tensors or values gives what it gives on the reference.
+        variants: factories of values with other metadata. Default: a declared class with another value of a
+            static bool, enum, ``Literal`` or optional, where its ops are still right.
         paths: compilers to try beside eager mode: a name and a function from a function to a compiled one.
             Default: :data:`subclasses.testing.PATHS`; see :func:`subclasses.testing.named`.
         skip: names of promises to leave out.
@@ -70,12 +76,14 @@ class Subject:
             known = ", ".join(sorted(Options.__annotations__))
             raise TypeError(f"check() has no option {', '.join(sorted(unknown))}; they are {known}")
         x = self.make()
-        if not isinstance(x, Tensor) or not is_traceable_wrapper_subclass(x):
+        if not isinstance(x, Tensor) or type(x) in (Tensor, torch.nn.Parameter):
             raise TypeError(
                 f"expected a factory of values of a traceable wrapper subclass (a Tensor with "
                 f"__tensor_flatten__ and __tensor_unflatten__), got {type(x).__name__}"
             )
         self.cls: Any = type(x)
+        self.traceable = is_traceable_wrapper_subclass(x)
+        self.derived: dict[str, str] = {}
         self.name = self.cls.__name__
         self.declared = issubclass(self.cls, TensorSubclass)
         self.refused: list[str] = []
@@ -99,16 +107,28 @@ class Subject:
             raise Skipped(f"{x.dtype} cannot require grad")
         return x.requires_grad_()
 
+    def needs_flatten(self) -> None:
+        """Raises Skipped for a class that PyTorch cannot take apart."""
+        if not self.traceable:
+            raise Skipped(f"needs __tensor_flatten__ and __tensor_unflatten__, which {self.name} lacks")
+
     def context(self, x: Any) -> Any:
-        """The metadata that a value is flattened to."""
-        return x.__tensor_flatten__()[1]
+        """The metadata that a value is flattened to; None for a class that cannot be flattened."""
+        return x.__tensor_flatten__()[1] if is_traceable_wrapper_subclass(x) else None
 
     def inners(self, x: Any) -> dict[str, Any]:
-        """The inner tensors by name."""
-        return {name: getattr(x, name) for name in x.__tensor_flatten__()[0]}
+        """The inner tensors by name; the tensors among the attributes, for a class that cannot be flattened."""
+        if is_traceable_wrapper_subclass(x):
+            return {name: getattr(x, name) for name in x.__tensor_flatten__()[0]}
+        return {name: t for name, t in vars(x).items() if isinstance(t, Tensor)}
 
     def unflatten(self, x: Any, inners: Mapping[str, Any]) -> Any:
-        """A value with other inner tensors, as PyTorch puts it together: no checks, nothing detached."""
+        """A value with other inner tensors, as PyTorch puts it together: no checks, nothing detached.
+
+        Raises:
+            Skipped: the class cannot be flattened.
+        """
+        self.needs_flatten()
         return type(x).__tensor_unflatten__(dict(inners), self.context(x), x.size(), x.stride())
 
     def construct(self, x: Any, inners: Mapping[str, Any]) -> Any:
@@ -126,21 +146,24 @@ class Subject:
         Raises:
             Skipped: the kit cannot know how.
         """
-        cls, names = self.cls, list(x.__tensor_flatten__()[0])
+        cls, names = self.cls, list(self.inners(x))
         if self.declared:  # carriers of dynamic ints are no part of a construction
             names = [n for n in names if n in cls.__spec__.attributes]
         build = self.options.get("construct")
         if build is not None:
             return build, names
         if self.declared:
-            spec = cls.__spec__
-            meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
-            fields = [f.name for f in spec.inners if f.attribute in names]
+            fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], self.metadata(x)
             return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
         takes_inners = succeeds(lambda: inspect.signature(cls.__new__).bind(cls, *names))
         if self.context(x) is not None or not takes_inners:
-            raise Skipped(f"pass construct=, which makes a {self.name} from {', '.join(names)}")
+            raise Skipped(f"pass construct=, which makes {one_of(cls)} from {', '.join(names)}")
         return cls, names
+
+    def metadata(self, x: Any) -> dict[str, Any]:
+        """The static and dynamic fields of a value of a declared class."""
+        spec = self.cls.__spec__
+        return {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
 
     # ---- what it stands for --------------------------------------------------------------------------------
 
@@ -151,7 +174,7 @@ class Subject:
             Skipped: nobody said.
         """
         if self._reference is None:
-            raise Skipped(f"pass reference=, which says what plain tensor a {self.name} stands for")
+            raise Skipped(f"pass reference=, which says what plain tensor {one_of(self.cls)} stands for")
         plain = self._reference(x)
         return plain if isinstance(plain, tuple) else (plain,)
 
@@ -174,9 +197,36 @@ class Subject:
 
     # ---- judging -------------------------------------------------------------------------------------------
 
-    def refuses(self, what: str, error: BaseException | None) -> bool:
-        """Whether an error is a clean refusal, which is then noted."""
-        message = refusal(error)
+    def is_own(self, frame: FrameType) -> bool:
+        """Whether a frame runs code of the class: of a module that defines its methods, or of one beside it."""
+        name = frame.f_globals.get("__name__", "")
+        return name in self._modules or name.rpartition(".")[0] in {
+            package for module in self._modules if (package := module.rpartition(".")[0])
+        }
+
+    @functools.cached_property
+    def own_bases(self) -> list[type]:
+        """The class and its bases, without those of torch and of this package."""
+        known = {*Tensor.__mro__, *TensorSubclass.__mro__}
+        bases = [b for b in self.cls.__mro__ if b is self.cls or not b.__module__.startswith("torch.")]
+        return [b for b in bases if b not in known]
+
+    @functools.cached_property
+    def _modules(self) -> set[str]:
+        """The modules of the functions of the class."""
+        members = [getattr(m, "__func__", m) for b in self.own_bases for m in vars(b).values()]
+        return {m.__globals__.get("__name__", "") for m in members if inspect.isfunction(m)} - {""}
+
+    def refuses(self, what: str, error: BaseException | None, *, deliberate: bool = True) -> bool:
+        """Whether an error is a clean refusal, which is then noted.
+
+        Args:
+            what: what was called.
+            error: what it raised.
+            deliberate: whether a ``TypeError``, ``ValueError`` or ``RuntimeError`` that the class's own code raises
+                counts, too.
+        """
+        message = refusal(error, self.is_own if deliberate else None)
         if message is not None:
             self.refused.append(message if isinstance(error, Refused) else f"{what}: {message}")
         return message is not None
@@ -192,7 +242,7 @@ class Subject:
         except (Refused, Skipped):
             raise
         except Exception as error:
-            message = shown(error) if any_error else refusal(error)
+            message = shown(error) if any_error else refusal(error, self.is_own)
             if message is None:
                 raise
             raise Refused(f"{what}: {message}") from error
@@ -213,6 +263,10 @@ def is_differentiable(t: Any) -> bool:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Leaves the caller's random state and warnings as they are."""
+    state = random.getstate()
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(state)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subclasses.errors import one_of
+from subclasses.testing import derive
 from subclasses.testing.cases import CLONE, VIEWS, accepted, applicable
 from subclasses.testing.compilers import against_eager, check_compiled, compilers
 from subclasses.testing.errors import Attempt, Broken, Refused, Skipped, shown, succeeds
@@ -182,9 +184,10 @@ def _gradient(s: Subject, function: Callable[[Any], Any], kind: str, compile: Co
 @promise("construction must be traceable: no data-dependent checks in __new__, no __init__ that Dynamo skips")
 def compiled_construction(s: Subject) -> None:
     """A value may be made from plain tensors, and taken apart, inside a compiled function."""
+    s.needs_flatten()
     x = s.make()
     if not (s.declared or s.options.get("construct")):
-        raise Skipped("pass construct=, which makes a value from inner tensors")
+        raise Skipped(f"pass construct=, which makes {one_of(s.cls)} from {', '.join(s.inners(x))}")
     if any(type(t) is not Tensor for t in s.inners(x).values()):
         raise Skipped("the inner tensors are not plain")
     build, names = s.builder(x)
@@ -218,11 +221,12 @@ def _no_new_program(path: str) -> Iterator[None]:
 @torch.no_grad()
 def dynamic_shapes(s: Subject) -> None:
     """Values of several sizes run through one dynamic program."""
-    factories = [s.factory, *s.options.get("sizes", ())]
+    factories = [s.factory, *derive.sizes(s)]
     if len(factories) < 3:
         raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
     calls = [(f"size number {i}", factory) for i, factory in enumerate(factories)]
-    _check_in_turn(s, calls, compiles=2)
+    # A class may specialize on sizes: one program is asked for where the author says that sizes vary.
+    _check_in_turn(s, calls, compiles=2 if s.options.get("sizes") else None)
 
 
 def _check_in_turn(s: Subject, calls: Sequence[tuple[str, Factory]], compiles: int | None = None) -> None:
@@ -249,9 +253,7 @@ def _check_in_turn(s: Subject, calls: Sequence[tuple[str, Factory]], compiles: i
 @torch.no_grad()
 def metadata_guard(s: Subject) -> None:
     """A value with other metadata does not run a program that was compiled for another."""
-    factories = [s.factory, *s.options.get("variants", ())]
-    if len(factories) < 2:
-        raise Skipped("pass variants=[...], factories of values with other metadata")
+    factories = [s.factory, *derive.variants(s)]
     calls = [(f"variant {i} after others", factory) for i, factory in enumerate(factories)]
     _check_in_turn(s, [*calls, calls[0]])
 
@@ -290,6 +292,7 @@ def compiled_module(s: Subject) -> None:
 @torch.no_grad()
 def exported(s: Subject) -> None:
     """torch.export takes a module with a parameter of the class, where an op on it gives a plain tensor."""
+    s.needs_flatten()
     case = next((c for c in accepted(s) if type(c.run(s.make())) is Tensor), None)
     if case is None:
         raise Skipped("no op gives a plain tensor, and torch.export takes no other results")

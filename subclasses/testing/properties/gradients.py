@@ -11,6 +11,7 @@ from torch import Tensor
 from subclasses.testing.cases import like, once, recorded
 from subclasses.testing.compare import check_equal, check_none, difference, leaves, snapshot
 from subclasses.testing.errors import Broken, Skipped, succeeds
+from subclasses.testing.faults import explaining
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject, is_differentiable
 
@@ -116,9 +117,10 @@ def gradients(s: Subject, case: Case) -> None:
     plains = [plain.detach().clone().requires_grad_() for plain in s.reference(s.make().detach())]
     expected = [gradients_by([plain], case.run(plain))[0] for plain in plains]
     x = s.trainable()
-    result = case.run(x)
-    _check_requires_grad(case, result, expected)
-    _check_gradient(s, case.name, x, gradients_by([x], result)[0], expected)
+    with explaining(s, case):
+        result = case.run(x)
+        _check_requires_grad(case, result, expected)
+        _check_gradient(s, case.name, x, gradients_by([x], result)[0], expected)
 
 
 @once
@@ -188,13 +190,14 @@ def inner_gradients(s: Subject, case: Case) -> None:
     inners = {n: t.detach().requires_grad_(n in wanted) for n, t in s.inners(source).items()}
     plains = s.reference(s.unflatten(source, inners))
     expected = gradients_by([inners[n] for n in wanted], [case.run(p) for p in plains])
-    result = case.run(x)
-    _check_requires_grad(case, result, expected)
-    for name, g, e in zip(wanted, gradients_by([*wanted.values()], result), expected, strict=True):
-        if g is not None or e is not None:
-            zeros = torch.zeros_like(e if g is None else g)
-            problem = difference(s, zeros if g is None else g, zeros if e is None else e)
-            check_none(f"the gradient of {name} through {case.name} is wrong", problem)
+    with explaining(s, case):
+        result = case.run(x)
+        _check_requires_grad(case, result, expected)
+        for name, g, e in zip(wanted, gradients_by([*wanted.values()], result), expected, strict=True):
+            if g is not None or e is not None:
+                zeros = torch.zeros_like(e if g is None else g)
+                problem = difference(s, zeros if g is None else g, zeros if e is None else e)
+                check_none(f"the gradient of {name} through {case.name} is wrong", problem)
 
 
 # ---- cotangents --------------------------------------------------------------------------------------------

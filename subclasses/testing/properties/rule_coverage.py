@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from subclasses._torch import TorchDispatchMode, is_composite
+from subclasses._torch import OpOverload, OpOverloadPacket, TorchDispatchMode, is_composite
 from subclasses.autograd.python_functions import python_functions, twins
 from subclasses.dispatch.rules import BOOK, RuleBook
-from subclasses.testing.cases import accepted
-from subclasses.testing.errors import Attempt, Skipped
+from subclasses.testing.cases import accepted, functional_cases
+from subclasses.testing.causes import functions_of, missing_part, rule_that_raised
+from subclasses.testing.errors import Attempt, Broken, Skipped
+from subclasses.testing.faults import cut_of, rules_run
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject
 
@@ -43,7 +45,7 @@ class _Ops(_Recorder, TorchDispatchMode):
     __torch_dispatch__: Any = _Recorder.record
 
 
-def _missed_rules(s: Subject, cases: Iterable[Case]) -> list[str]:
+def _missed_rules(s: Subject, cases: Iterable[Case]) -> list[Any]:
     """The ops and functions that have a rule and that none of the calls reaches."""
     functions, ops = _Functions(s.cls), _Ops(s.cls)
     for case in cases:
@@ -53,9 +55,12 @@ def _missed_rules(s: Subject, cases: Iterable[Case]) -> list[str]:
     packets = {op.overloadpacket for op in ops.seen}
     missed = [op for book in books for op in book.overloads if op not in ops.seen]
     missed += [op.overloadpacket for book in books for op in book.packets if op.overloadpacket not in packets]
-    named = {str(op) for op in missed if not functions.seen & _functions_of(op)}
-    missed = [f for book in books for f in book.functions if not functions.seen & {f, *twins(f)}]
-    return sorted(named | {getattr(f, "__name__", str(f)) for f in missed})
+    ops_missed = [op for op in missed if not functions.seen & _functions_of(op)]
+    return ops_missed + [f for book in books for f in book.functions if not functions.seen & {f, *twins(f)}]
+
+
+def _name(key: Any) -> str:
+    return str(key) if isinstance(key, OpOverload | OpOverloadPacket) else getattr(key, "__name__", str(key))
 
 
 def _functions_of(op: Any) -> set[Any]:
@@ -70,7 +75,28 @@ def rules_tried(s: Subject) -> None:
     if not s.declared:
         raise Skipped("only a declared class lists its rules")
     missed = _missed_rules(s, accepted(s))
+    _check_parts(s)
     if missed:
+        names = sorted({_name(key) for key in missed})
+        losing = filter(None, (cut_of(s, key, rule) for key, rule in functions_of(s.cls) if key in missed))
         raise Skipped(
-            f"not tried: {', '.join(missed)}; pass ops={{op: lambda x: (arguments with x in them)}}"
+            "; ".join(
+                [
+                    f"not tried: {', '.join(names)}",
+                    *losing,
+                    "pass ops={op: lambda x: (arguments with x in them)}",
+                ]
+            )
         )
+
+
+def _check_parts(s: Subject) -> None:
+    """Raises for a rule that refuses each call of the kit, since an op that it calls has no rule."""
+    working = {rule for case in accepted(s) for _, rule in rules_run(s, lambda c=case: c.run(s.make()))}
+    for case in functional_cases(s):
+        with Attempt() as attempt, torch.no_grad():
+            case.run(s.make())
+        rule = rule_that_raised(attempt.error, s.cls) if attempt.error else None
+        mend = missing_part(attempt.error, s.cls) if rule and rule not in working else None
+        if mend:
+            raise Broken(f"{case.name}: {attempt.error}", mend) from attempt.error

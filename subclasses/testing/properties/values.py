@@ -9,9 +9,18 @@ import torch
 import torch.nn.functional as F
 
 from subclasses._torch import is_traceable_wrapper_subclass
-from subclasses.testing.cases import CLONE, accepted, applicable, functional_cases, recorded, run_on_reference
+from subclasses.testing.cases import (
+    CLONE,
+    accepted,
+    applicable,
+    functional_cases,
+    kit_cases,
+    recorded,
+    run_on_reference,
+)
 from subclasses.testing.compare import check_equal, check_stands_for, leaves, value_difference
 from subclasses.testing.errors import Broken, Skipped
+from subclasses.testing.faults import change_of, mend_write
 from subclasses.testing.property import Case, promise, run_cases
 from subclasses.testing.subject import Subject
 
@@ -25,6 +34,15 @@ from subclasses.testing.subject import Subject
 def values(s: Subject, case: Case) -> None:
     """An op on a value gives what it gives on the tensor that the value stands for."""
     check_stands_for(s, case.name, case.run(s.make()), run_on_reference(s, case))
+
+
+@promise("a rule for an op that is not in place must compute into a new tensor", cases=kit_cases)
+@torch.no_grad()
+def arguments(s: Subject, case: Case) -> None:
+    """An op that is not in place leaves its argument as it was."""
+    s.needs_flatten()
+    if (problem := change_of(s, case)) is not None:
+        raise Broken(f"{case.name} changed x: {problem}", mend_write(s, case))
 
 
 @promise(

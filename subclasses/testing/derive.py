@@ -1,0 +1,185 @@
+"""Derives values that the author did not pass: of other sizes, with other metadata, from a plain tensor.
+
+A derived value must be right where the reference shows it, so that it cannot break a promise that the class keeps.
+What was derived is noted for the report; what cannot be is skipped, with the option to pass.
+"""
+
+from __future__ import annotations
+
+import enum
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.testing.cases import accepted, once
+from subclasses.testing.compare import check_stands_for, same_context
+from subclasses.testing.errors import Attempt, Skipped, succeeds
+from subclasses.testing.subject import Factory, Subject
+
+# ---- other sizes -------------------------------------------------------------------------------------------
+
+
+@once
+def sizes(s: Subject) -> list[Factory]:
+    """The author's factories of values of other sizes, or two that make longer values.
+
+    Raises:
+        Skipped: there are none, and none can be derived.
+    """
+    if given := s.options.get("sizes"):
+        return list(given)
+    s.needs_flatten()
+    counts = _times(s)
+    for grow, how in ((_grow_inners, "its inner tensors"), (_grow, "the value")):
+        if counts and all(succeeds(_check_grown, s, partial(grow, s, times), times) for times in counts):
+            s.derived["sizes"] = f"{' and '.join(map(str, counts))} times {how}, concatenated"
+            return [partial(grow, s, times) for times in counts]
+    raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
+
+
+def _times(s: Subject) -> list[int]:
+    """How often to repeat a value: so often that no other dim has that size, nor lies between two sizes."""
+    x = s.make()
+    if not x.numel() or not x.dim():
+        return []
+    least = max(2, max(x.shape) // x.shape[0] + 1)
+    return [least, least + 1] if x.numel() * least < 2**18 else []
+
+
+def _grow(s: Subject, times: int) -> Any:
+    with torch.no_grad():
+        return torch.cat([s.make().detach()] * times)
+
+
+def _grow_inners(s: Subject, times: int) -> Any:
+    x = s.make().detach()
+    rows = x.shape[0]
+    inners = {n: torch.cat([t] * times) if t.shape[:1] == (rows,) else t for n, t in s.inners(x).items()}
+    return s.construct(x, inners)
+
+
+@torch.no_grad()
+def _check_grown(s: Subject, make: Factory, times: int) -> None:
+    x, grown = s.make().detach(), s.make(make)
+    assert type(grown) is s.cls and same_context(s.context(x), s.context(grown))
+    assert grown.shape == (times * x.shape[0], *x.shape[1:])
+    for got, plain in zip(s.reference(grown), s.reference(x), strict=True):
+        _check_same(got, torch.cat([plain] * times))
+
+
+def _check_same(got: Any, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True, check_stride=False)
+
+
+# ---- other metadata ----------------------------------------------------------------------------------------
+
+
+@once
+def variants(s: Subject) -> list[Factory]:
+    """The author's factories of values with other metadata, or up to three, each with one other static field.
+
+    Raises:
+        Skipped: there are none, and none can be derived.
+    """
+    if given := s.options.get("variants"):
+        return list(given)
+    s.needs_flatten()
+    found = (
+        [change for change in _changes(s) if succeeds(_check_variant, s, change)][:3] if s.declared else []
+    )
+    if not found:
+        raise Skipped("pass variants=[...], factories of values with other metadata")
+    s.derived["variants"] = ", ".join(
+        f"{name}={value!r}" for change in found for name, value in change.items()
+    )
+    return [partial(_changed, s, change) for change in found]
+
+
+def _changes(s: Subject) -> Iterator[dict[str, Any]]:
+    hints: dict[str, Any] = {}
+    with Attempt():  # an annotation may name what only the scope of the class statement knows
+        hints = typing.get_type_hints(s.cls)
+    x = s.make()
+    for field in s.cls.__spec__.statics:
+        for other in _others(hints.get(field.name), getattr(x, field.name)):
+            yield {field.name: other}
+
+
+def _others(hint: Any, value: Any) -> list[Any]:
+    """Other values that a static field may have, judging by its value and annotation."""
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, enum.Enum):
+        return [member for member in type(value) if member is not value]
+    arguments = typing.get_args(hint)
+    if typing.get_origin(hint) is typing.Literal:
+        return [other for other in arguments if other != value]
+    is_optional = typing.get_origin(hint) in (typing.Union, types.UnionType) and types.NoneType in arguments
+    return [None] if is_optional and value is not None else []
+
+
+def _changed(s: Subject, change: dict[str, Any]) -> Any:
+    x = s.make().detach()
+    inners = {f.name: s.inners(x).get(f.attribute) for f in s.cls.__spec__.inners}
+    return s.cls(**inners, **(s.metadata(x) | change))
+
+
+@torch.no_grad()
+def _check_variant(s: Subject, change: dict[str, Any]) -> None:
+    """Raises unless each op on a variant that runs is right, and one does."""
+    make = partial(_changed, s, change)
+    plains = s.reference(s.make(make))
+    assert not same_context(s.context(s.make()), s.context(s.make(make)))
+    assert all(p.shape == s.make(make).shape and p.dtype == s.make(make).dtype for p in plains)
+    works = [c for c in accepted(s) if succeeds(lambda c=c: c.run(s.make(make)))]
+    assert works
+    for case in works:
+        expected = [case.run(p.clone()) for p in s.reference(s.make(make))]
+        check_stands_for(s, case.name, case.run(s.make(make)), expected)
+
+
+# ---- from a plain tensor -----------------------------------------------------------------------------------
+
+_FROM = ("from_plain", "from_float", "from_tensor", "from_dense", "from_torch", "from_hp")
+
+
+@once
+def wrap(s: Subject) -> Callable[[Tensor], Any]:
+    """The author's function from a plain tensor to a value, or one that checks what each value stands for.
+
+    Raises:
+        Skipped: there is none, and none can be derived.
+    """
+    if given := s.options.get("wrap"):
+        return given
+    x = s.make().detach()
+    names = list(s.inners(x))
+    makes: list[tuple[str, Callable[[Tensor], Any]]] = []
+    if len(names) == 1:
+        makes.append((f"{s.name}({names[0]})", lambda t: s.construct(x, {names[0]: t})))
+    makes += [(f"{s.name}.{name}", getattr(s.cls, name)) for name in _FROM if hasattr(s.cls, name)]
+    for how, make in makes:
+        checked = partial(_wrapped, s, make)
+        if succeeds(lambda c=checked: [c(t) for t in _single(s.reference(x))]):
+            s.derived["wrap"] = f'{how}; pass ops="all" for more than the common ops'
+            return checked
+    raise Skipped("pass wrap=, which makes a value from a plain tensor")
+
+
+def _wrapped(s: Subject, make: Callable[[Tensor], Any], plain: Tensor) -> Any:
+    """A value made from a plain tensor, which stands for it exactly."""
+    value = make(plain.detach().clone())
+    assert type(value) is s.cls
+    for stands_for in _single(s.reference(value)):
+        _check_same(stands_for, plain)
+    return value
+
+
+def _single(plains: Sequence[Tensor]) -> Sequence[Tensor]:
+    assert len(plains) == 1
+    return plains

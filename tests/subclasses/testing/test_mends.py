@@ -1,0 +1,264 @@
+"""Planted faults: the report names the true mend of each, and the promise is kept once it is made."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses import TensorSubclass, constant, inner
+from subclasses.testing import examine
+from tests.subclasses.testing import broken
+from tests.subclasses.testing.byhand import Tagged
+
+aten = torch.ops.aten
+TABLE = torch.linspace(-1, 1, 16)
+
+
+# ---- materialize -------------------------------------------------------------------------------------------
+
+
+class Global(TensorSubclass, size_from="index", dtype_from="scale", fallback="materialize"):
+    """Reads a tensor of the module."""
+
+    index: Tensor = inner(dtype=torch.int64)
+    scale: Tensor = inner()
+
+    def materialize(self):
+        return TABLE[self.index] * self.scale
+
+
+class Constant(Global):
+    table: Tensor = constant(torch.linspace(-1, 1, 16))
+
+    def materialize(self):
+        return self.table[self.index] * self.scale
+
+
+class Base(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held * 2
+
+
+class Detached(Base):
+    def materialize(self):
+        return self.held.detach() * 2
+
+
+class Data(Base):
+    def materialize(self):
+        return self.held.data * 2
+
+
+class NoGrad(Base):
+    def materialize(self):
+        with torch.no_grad():
+            return self.held * 2
+
+
+class Whole(Base):
+    def materialize(self):
+        return self * 2
+
+
+# ---- rules -------------------------------------------------------------------------------------------------
+
+
+def plain(t):
+    return t.materialize() if isinstance(t, TensorSubclass) else t
+
+
+def detached(func, x, w, bias=None):
+    return func(plain(x).detach(), plain(w).detach(), bias)
+
+
+def raw(func, x, w, bias=None):
+    return func(*(t.held * 2 if isinstance(t, Base) else t for t in (x, w)), bias)
+
+
+def of_fields(func, x, w, bias=None):
+    return func(*(t.unwrap("held") * 2 if isinstance(t, Base) else t for t in (x, w)), bias)
+
+
+def of_parts(func, x, w, bias=None):
+    return x @ w.t() if bias is None else x @ w.t() + bias
+
+
+def writing(func, x):
+    return Base(x.held.abs_())
+
+
+def new(func, x):
+    return Base(func(x.held))
+
+
+def left(func, x, y):
+    return func(x.held, y) * 2
+
+
+def both(func, x, y):
+    return func(plain(x), plain(y))
+
+
+def without_out(func, x, y):
+    return torch.mul(plain(x), plain(y))
+
+
+def with_out(func, x, y, *, out=None):
+    if out is None:
+        return torch.mul(plain(x), plain(y))
+    return out.copy_(Base(plain(x) * plain(y) / 2))
+
+
+def ruled(key, rule, **keywords):
+    """A class with one rule; ``fallback=None`` leaves it without any other op."""
+    cls = type("Ruled", (Base,), {"__doc__": "One rule.", **keywords})
+    cls.implements(key)(rule)
+    return cls
+
+
+class Refusing(TensorSubclass):
+    """No fallback."""
+
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held * 2
+
+
+class Parts(Refusing):
+    """Its rule runs ops on a value, which have no rules."""
+
+
+class Fields(Refusing):
+    """Its rule computes with the inner tensors."""
+
+
+Parts.implements(F.linear)(of_parts)
+
+
+@Fields.implements(F.linear)
+def _(func, x, w, bias=None):
+    return func(*(t.unwrap("held") * 2 if isinstance(t, Fields) else t for t in (x, w)), bias)
+
+
+# ---- flatten -----------------------------------------------------------------------------------------------
+
+
+class KeepsTag(broken.ForgetsTag):
+    """Its context has the tag."""
+
+    def __tensor_flatten__(self):
+        return ["data_"], self.tag
+
+    @classmethod
+    def __tensor_unflatten__(cls, inners, tag, size, stride):
+        return cls.wrap(inners["data_"], tag)
+
+
+# ---- the test ----------------------------------------------------------------------------------------------
+
+
+def values_of(cls):
+    if issubclass(cls, Global):
+        return lambda: cls(torch.randint(0, 16, (4, 6)), torch.rand(4, 1))
+    return lambda: cls(torch.randn(4, 6))
+
+
+def outcomes(cls, *promises):
+    """The outcomes of some promises."""
+    from subclasses.testing.runner import PROMISES
+
+    others = {p.name for p in PROMISES}.difference(promises)
+    report = examine(values_of(cls), skip=others)
+    return [o for o in report.outcomes if o.promise.name in promises]
+
+
+CONSTANT = "(TABLE, which Global.materialize ("
+# What is planted, what it is after the mend, the promises that it breaks, words of the mend.
+PLANTED = {
+    "a global tensor": (
+        Global,
+        Constant,
+        ["compiled_values", "compiled_views"],
+        [CONSTANT, "with constant()"],
+    ),
+    "detach in materialize": (Detached, Base, ["inner_gradients"], ["Detached.materialize (", "uses detach"]),
+    "data in materialize": (Data, Base, ["inner_gradients"], ["Data.materialize (", "uses data, behind"]),
+    "no_grad in materialize": (NoGrad, Base, ["inner_gradients"], ["uses no_grad, behind", "leave it out"]),
+    "an op on self": (Whole, Base, ["round_trip", "deepcopy"], ["compute with the fields (self.held)"]),
+    "a rule that detaches": (
+        ruled(F.linear, detached),
+        ruled(F.linear, lambda func, x, w, bias=None: func(plain(x), plain(w), bias)),
+        ["gradients", "inner_gradients"],
+        ["detached (", "uses detach"],
+    ),
+    "a rule with raw inner tensors": (
+        ruled(F.linear, raw),
+        ruled(F.linear, of_fields),
+        ["gradients", "inner_gradients"],
+        ["raw (", "reads the raw .held above autograd", 'x.unwrap("held") does'],
+    ),
+    "a rule made of parts": (
+        Parts,
+        Fields,
+        ["rules_tried"],
+        ["of_parts (", "Parts has no rule for aten.t.default", "compute with the inner tensors: x.unwrap()"],
+    ),
+    "a rule that writes": (
+        ruled(aten.abs.default, writing),
+        ruled(aten.abs.default, new),
+        ["arguments", "gradients"],
+        ["writing (", "writes to its argument: compute into a new tensor"],
+    ),
+    "a rule for the left operand": (
+        ruled(aten.mul.Tensor, left),
+        ruled(aten.mul.Tensor, both),
+        ["values"],
+        ["left (", "reads .held of an operand without a test", "the right one too"],
+    ),
+    "a rule without out": (
+        ruled(torch.mul, without_out),
+        ruled(torch.mul, with_out),
+        ["mutation"],
+        ["without_out (", "takes no out=", "write with out.copy_(result)"],
+    ),
+    "a context without the tag": (
+        broken.ForgetsTag,
+        KeepsTag,
+        ["round_trip"],
+        ["the flatten context None loses tag ('t', afterwards 'lost')", "return it in the context"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_mended_by_what_the_report_says(fault):
+    wrong, right, promises, words = PLANTED[fault]
+    for outcome in outcomes(wrong, *promises):
+        assert outcome.state == "broken", outcome
+        assert all(word in outcome.mend for word in words), outcome.mend
+    for outcome in outcomes(right, *promises):
+        assert outcome.state == "kept", outcome
+
+
+def test_a_rule_that_was_not_tried_is_named_if_it_loses_gradients():
+    (outcome,) = outcomes(ruled(F.cosine_similarity, raw), "rules_tried")
+    assert outcome.state == "skipped" and "raw (" in outcome.detail
+    assert "reads the raw .held above autograd, where it carries no gradient" in outcome.detail
+
+
+def test_a_rule_written_by_hand_that_takes_a_plain_operand_for_its_own():
+    class Left(Tagged):
+        """Reads the tag of the first operand."""
+
+        @classmethod
+        def run(cls, func, args, kwargs):
+            return super().run(func, args, kwargs) if args[0].tag else None
+
+    (outcome,) = outcomes(Left, "values")
+    assert "Left.run (" in outcome.mend or "run (" in outcome.mend
+    assert "reads .tag of an operand without a test" in outcome.mend

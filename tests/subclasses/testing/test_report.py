@@ -1,0 +1,162 @@
+"""A report fits one screen: what was not compared first, then the causes with their mends; the rest is not lost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.masked import MaskedTensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+from subclasses.testing import examine, suite
+from subclasses.testing.property import Outcome, Promise
+from subclasses.testing.report import LINES, WIDTH, Report
+from tests.subclasses.testing.byhand import Tagged
+
+aten = torch.ops.aten
+
+
+def fits(report):
+    lines = str(report).splitlines()
+    return len(lines) <= LINES == 24 and max(map(len, lines)) <= WIDTH == 110
+
+
+def holds_all(report):
+    return all(o.detail in report.details() and o.mend in report.details() for o in report.outcomes)
+
+
+# ---- classes of others -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"reference": lambda x: (x.a, x.b)}], ids=["bare", "reference"])
+def test_two_tensor_fits_one_screen(options):
+    report = examine(lambda: TwoTensor(torch.randn(4, 6), torch.randn(4, 6)), paths={}, **options)
+    text = str(report)
+    assert fits(report) and holds_all(report)
+    assert ("NO RESULT WAS COMPARED" in text.splitlines()[1]) is not bool(options)
+    assert all(name in text for name in report.broken)
+    assert "mend: in __torch_dispatch__, `return NotImplemented` if types holds a class" in text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_class_that_cannot_be_flattened_is_told_what_it_lacks_and_what_works():
+    report = examine(lambda: MaskedTensor(torch.randn(4, 6), torch.rand(4, 6) > 0.5))
+    text = str(report)
+    assert fits(report) and holds_all(report)
+    assert "NO RESULT WAS COMPARED" in text and "such as reference=lambda x: x.get_data()" in text
+    assert "NOTHING WAS COMPILED OR TAKEN APART: MaskedTensor is not a traceable wrapper subclass" in text
+    assert "MaskedTensor has no __tensor_flatten__ and no __tensor_unflatten__" in text
+    assert "its attributes hold the tensors _masked_data, _masked_mask" in text
+    kept = {o.promise.name for o in report.of("kept")}
+    assert {"printing", "clone_and_detach", "deepcopy", "conversion"} <= kept
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("options", [{}, {"reference": lambda x: x.dequantize()}], ids=["bare", "reference"])
+def test_torchaos_int8_tensor_fits_one_screen(options):
+    quantization = pytest.importorskip("torchao.quantization")
+    linear = torch.nn.Linear(64, 32)
+    quantization.quantize_(linear, quantization.Int8WeightOnlyConfig(version=2))
+    weight = linear.weight.detach()
+    report = examine(lambda: weight.clone(), paths={}, **options)
+    assert fits(report) and holds_all(report)
+    assert options or "such as reference=lambda x: x.dequantize()" in str(report)
+    assert "- metadata, nested_outside" in str(report)
+
+
+# ---- the screen --------------------------------------------------------------------------------------------
+
+
+def outcome(name, state, detail, mend="", error=None):
+    return Outcome(Promise(name, "It is so.", "the usual", lambda s: None), state, detail, mend, (), error)
+
+
+def test_promises_that_one_cause_breaks_are_one_entry():
+    error = TypeError("unhashable")
+    one, other = (outcome(n, "broken", f"{n} raised", "the usual", error) for n in "ab")
+    third = outcome("c", "broken", "c is wrong", "mend c")
+    lines = str(Report("X", (one, other, third))).splitlines()
+    assert lines[0] == "X keeps 0 promises, breaks 3, 0 not tried"
+    assert lines[1:5] == ["- a, b: a raised", "  mend: the usual", "- c: c is wrong", "  mend: mend c"]
+
+
+def test_many_causes_still_fit_and_all_are_named():
+    many = tuple(outcome(f"p{i}", "broken", "long " * 90, f"mend {i} " * 90) for i in range(30))
+    report = Report("X", many)
+    assert fits(report) and holds_all(report)
+    assert "- and p10, p11, p12" in str(report)
+
+
+def test_what_was_not_tried_is_grouped_by_the_option_to_pass():
+    skips = [
+        ("a", "pass sizes=[...]"),
+        ("b", "pass wrap=, which"),
+        ("c", "pass sizes=[...]"),
+        ("d", "no dtype"),
+    ]
+    text = str(Report("X", tuple(outcome(n, "skipped", why) for n, why in skips)))
+    assert "not tried: pass sizes= for a, c; wrap= for b\nnot tried: d: no dtype\n" in text
+
+
+# ---- refusals ----------------------------------------------------------------------------------------------
+
+
+class Refusing(Tagged):
+    """Raises on purpose."""
+
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is aten.exp.default:
+            raise TypeError("exp of a Refusing is not supported")
+        return func(*args, **kwargs)
+
+
+class Accident(Tagged):
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        return func(*args, **kwargs) + None if func is aten.exp.default else func(*args, **kwargs)
+
+
+class InsideTorch(Tagged):
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        return torch.ones(2) @ torch.ones(3) if func is aten.exp.default else func(*args, **kwargs)
+
+
+class Silent(Tagged):
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        if func is aten.exp.default:
+            raise ValueError
+        return func(*args, **kwargs)
+
+
+class Asserts(Tagged):
+    @classmethod
+    def compute(cls, func, args, kwargs):
+        assert func is not aten.exp.default, "no exp"
+        return func(*args, **kwargs)
+
+
+def values_of(cls):
+    tests = suite(lambda: cls(torch.randn(4, 6)), paths={})()
+    try:
+        tests.test_values()
+    except AssertionError as error:
+        return error.report.outcomes[0]
+    return None
+
+
+def test_what_a_class_raises_itself_is_a_refusal():
+    assert values_of(Refusing) is None
+    report = examine(lambda: Refusing(torch.randn(4, 6)), paths={})
+    assert "refused in values: x.exp(): exp of a Refusing is not supported" in report.details()
+
+
+@pytest.mark.parametrize("cls", [Accident, InsideTorch, Silent, Asserts])
+def test_an_accident_is_no_refusal(cls):
+    assert "x.exp() raised" in values_of(cls).detail
+
+
+def test_an_assertion_is_to_become_a_refusal():
+    mend = values_of(Asserts).mend
+    assert mend.startswith("Asserts.compute (") and "asserts: instead `return NotImplemented`" in mend
