@@ -220,6 +220,12 @@ SPEC = [
         lambda: Strict.implements(F.linear)(lambda x, w: x),
         ["Strict", "linear", "(x, w)", "rule(func, *args, **kwargs)", "Tensor? bias=None"],
     ),
+    (lambda: subclasses.adopt(nn.Linear), ["adopt", "derived from torch.Tensor", "Linear"]),
+    (lambda: subclasses.adopt(Pair), ["adopt", "Pair", "declared with TensorSubclass", "all hooks"]),
+    (
+        lambda: subclasses.adopt(torch.masked.MaskedTensor),
+        ["MaskedTensor", "__tensor_flatten__", "define both", "TensorSubclass"],
+    ),
     (no_inner, ["Empty", "no inner tensor", "inner()"]),
     (unknown_size_from, ["Sized", "'dta'", "data_"]),
     (unknown_keyword, ["Keyed", "'fallbck'", "fallback"]),
@@ -313,6 +319,15 @@ def copies_to_a_parameter():
 # ---- DispatchError: an op -----------------------------------------------------------------------------------
 
 
+def rows(dim=4):
+    return JaggedTensor.from_tensors([torch.ones(2, dim), torch.ones(3, dim)])
+
+
+def attend(**options):
+    x = rows()
+    return nn.MultiheadAttention(4, 2, batch_first=True, **options)(x, x, x)
+
+
 def strictly():
     with subclasses.strict():
         return Dense(torch.ones(2)) + 1
@@ -336,6 +351,10 @@ DISPATCH = [
         ["aten._to_copy.default", "Fixed", "torch.float16", "float64", "`outer`", "@Fixed.implements"],
     ),
     (lambda: torch.ones(3).add_(pair()), ["aten.add_.Tensor", "Pair", "plain tensor"]),
+    (lambda: nn.Conv1d(4, 2, 3)(rows()), ["conv1d", "[B, C, T]", "JaggedTensor", "x.transpose(1, 2)"]),
+    (lambda: F.max_pool1d(rows().mT, 2, ceil_mode=True), ["max_pool1d", "ceil_mode=False", "JaggedTensor"]),
+    (lambda: attend(add_zero_attn=True), ["multi_head_attention_forward", "add_zero_attn", "torch.cat"]),
+    (lambda: rows().transpose(0, 1) + 1, ["TimeMajor", "aten.add.Tensor", "x.transpose(0, 1) first"]),
     (
         lambda: Viewed(torch.ones(3), torch.ones(3)).exp(),
         ["Viewed", "no rule for aten.exp.default", "@Viewed.implements(torch.ops.aten.exp.default)"],
