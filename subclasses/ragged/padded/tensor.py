@@ -122,6 +122,33 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         return cls(padded, sizes, row_count=given)
 
     @classmethod
+    def by_length(cls, rows: Sequence[Tensor], buckets: Buckets) -> list[tuple[Tensor, PaddedTensor]]:
+        """Rows sorted into tables by their length, with less padding than one table; differentiable in them.
+
+        A gradient that is summed over the tables is that of one table. Widths that suit the lengths of a data set are
+        what ``propose_buckets`` gives; a compiled function has a program for each.
+
+        Args:
+            rows: tensors that differ in their first extent alone.
+            buckets: the widths that tables may have, in ascending order; "powers": powers of two.
+
+        Returns:
+            For each table in use, the numbers of its rows ``[n]`` and the table. ``torch.cat`` of the numbers sorted
+            (``argsort``) leads back to the order of ``rows``.
+
+        Raises:
+            ValueError: there is no row, rows differ in more than their length, or no bucket is wide enough.
+        """
+        check_rows(rows, "PaddedTensor")
+        groups: dict[int, list[int]] = {}
+        for number, row in enumerate(rows):
+            groups.setdefault(bucket_of(row.shape[0], buckets=buckets), []).append(number)
+        return [
+            (torch.tensor(numbers), cls.from_tensors([rows[n] for n in numbers], buckets=[width]))
+            for width, numbers in sorted(groups.items())
+        ]
+
+    @classmethod
     def from_mask(cls, padded: Tensor, mask: Tensor) -> PaddedTensor:
         """The table ``padded [B, T, ...]``, of which ``mask [B, T]`` says which entries exist; differentiable.
 

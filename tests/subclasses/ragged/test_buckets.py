@@ -58,3 +58,42 @@ def test_no_lengths_and_no_programs():
 def test_multiples_of_kernels():
     assert kernel_multiple(torch.float16, "cuda") == 8 and kernel_multiple(torch.int8, "cuda") == 16
     assert kernel_multiple(torch.float32) == 16 and kernel_multiple(torch.bfloat16) == 32
+
+
+# ---- tables by length ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=12))
+def test_rows_sorted_into_tables_are_those_rows(lengths):
+    rows = [torch.full((n, 2), float(number)) for number, n in enumerate(lengths)]
+    tables = PaddedTensor.by_length(rows, [8, 16, 64])
+    seen = [number for numbers, _ in tables for number in numbers.tolist()]
+    assert sorted(seen) == list(range(len(rows)))
+    widths = [table.shape[1] for _, table in tables]
+    assert widths == sorted(set(widths)) and set(widths) <= {8, 16, 64}
+    for numbers, table in tables:
+        for number, row in zip(numbers.tolist(), table.to_tensors(), strict=True):
+            assert torch.equal(row, rows[number])
+            assert bucket_of(len(row), buckets=[8, 16, 64]) == table.shape[1]
+
+
+def test_gradients_of_tables_add_up():
+    rows = [torch.randn(n, 3, requires_grad=True) for n in (2, 30, 0, 7)]
+    total = sum(table.square().sum() for _, table in PaddedTensor.by_length(rows, "powers"))
+    for row, grad in zip(rows, torch.autograd.grad(total, rows), strict=True):
+        torch.testing.assert_close(grad, 2 * row)
+
+
+def test_results_lead_back_to_the_order_of_the_rows():
+    rows = [torch.randn(n, 3) for n in (2, 30, 1, 7, 9)]
+    tables = PaddedTensor.by_length(rows, [8, 32])
+    sums = torch.cat([table.sum(1) for _, table in tables])
+    order = torch.cat([numbers for numbers, _ in tables]).argsort()
+    torch.testing.assert_close(sums[order], torch.stack([row.sum(0) for row in rows]))
+
+
+def test_a_row_that_fits_nowhere_and_no_rows():
+    with pytest.raises(ValueError, match="fits into none of"):
+        PaddedTensor.by_length([torch.ones(9, 1)], [4, 8])
+    with pytest.raises(ValueError, match="at least one row"):
+        PaddedTensor.by_length([], [4])
