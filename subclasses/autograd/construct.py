@@ -148,7 +148,7 @@ class Unwrap(torch.autograd.Function):
             if t is not None and name not in names:
                 # Only the size and dtype of a differentiable one are read, so a later write to it is not an error.
                 if t.is_floating_point() or t.is_complex():
-                    likes[name] = t.detach()
+                    likes[name] = t
                 else:
                     fixed[name] = t
         ctx.layout, ctx.dynamics, ctx.names = x._layout, dynamic_ints(x), names
@@ -191,12 +191,15 @@ class Primal:
     def __init__(self, x: Any) -> None:
         spec = type(x).__spec__
         self.layout, self.dynamics = x._layout, dynamic_ints(x)
-        raw = [x.__dict__[n] for n in spec.attributes]
-        self.inners = [None if t is None else t.detach() for t in raw]
+        held = x.__dict__
+        self.inners = [held[n] for n in spec.attributes]
         self.versions = self._versions()
 
     def _versions(self) -> list[int]:
-        return [0 if t is None or t.is_inference() else t._version for t in self.inners]
+        try:
+            return [0 if t is None else t._version for t in self.inners]
+        except RuntimeError:  # an inference tensor has no version
+            return [0 if t is None or t.is_inference() else t._version for t in self.inners]
 
     def wrap_cotangent(self, plain: Tensor) -> Any:
         """Converts a plain cotangent of the value to one of its class.
