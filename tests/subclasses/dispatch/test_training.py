@@ -560,3 +560,19 @@ def test_a_rule_for_the_functional_op_is_enough():
         lambda func, x, y, **kwargs: Added(func(x.a, y.a if isinstance(y, Added) else y, **kwargs))
     )
     assert nn.Parameter(Added(torch.ones(2))).requires_grad
+
+
+def test_lists_of_a_class_with_a_rule_above_autograd():
+    class Ruled(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+
+    Ruled.implements(F.linear)(lambda func, *args, **kwargs: Ruled.unruled(func, *args, **kwargs))
+    one, other = Ruled(torch.ones(2, 3)), Ruled(torch.full((2, 3), 4.0))
+    for result, expected in (
+        (torch._foreach_add([one, other], [other, one]), [5.0, 5.0]),
+        (torch._foreach_mul([one, other], [other, other]), [4.0, 16.0]),
+        (torch._foreach_add([one, other], [other, one], alpha=2), [9.0, 6.0]),
+        (torch._foreach_mul([one, other], 2), [2.0, 8.0]),
+    ):
+        assert [type(r) for r in result] == [Ruled, Ruled]
+        assert [r.held.unique().tolist() for r in result] == [[number] for number in expected]
