@@ -102,4 +102,4 @@ class Outer(NamedTuple):
     stride: Sequence[int] | None = None
     dtype: torch.dtype | None = None
     device: torch.device | None = None
-    storage_offset: int | None = None
+    storage_offset: int | torch.SymInt | None = None

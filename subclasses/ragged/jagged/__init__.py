@@ -93,7 +93,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     def outer(values: Tensor, offsets: Tensor, ragged_dim: int, max_length: int) -> Outer:
         """The size of the padded tensor, and the strides that it would have with the rows of ``values``."""
         size, stride = values.size(), values.stride()
-        start: Any = values.storage_offset()
+        start = values.storage_offset()
         if ragged_dim == 0:
             return Outer(size, stride, storage_offset=start)
         place = ragged_dim - 1

@@ -35,7 +35,7 @@ class TimeMajor(TensorSubclass):
     def outer(rows: JaggedTensor) -> Outer:
         """The size and the strides of the rows, with the first two swapped."""
         (b, t, *size), (of_b, of_t, *stride) = rows.size(), rows.stride()
-        return Outer((t, b, *size), (of_t, of_b, *stride), storage_offset=rows.storage_offset())  # type: ignore[arg-type]
+        return Outer((t, b, *size), (of_t, of_b, *stride), storage_offset=rows.storage_offset())
 
     def wrap_cotangent(self, cotangent: Tensor) -> Any:
         """A dense cotangent counts where there are entries."""
