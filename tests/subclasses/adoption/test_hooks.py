@@ -401,18 +401,11 @@ options = {}
 
 # In processes of their own, for other tests use these classes as they are.
 @pytest.mark.parametrize(
-    ("made", "before", "after"),
-    [
-        (
-            TWO,
-            {"inference_mode", "lazy_bits", "strangers", "serialization", "inner_requires_grad"},
-            {"inference_mode", "lazy_bits", "strangers", "inner_requires_grad"},
-        ),
-        (INT8, {"metadata", "compiled_nesting", "conversion"}, {"conversion"}),
-    ],
+    ("made", "mended"),
+    [(TWO, {"serialization"}), (INT8, {"metadata", "compiled_nesting", "nested_outside"})],
     ids=["TwoTensor", "torchao"],
 )
-def test_classes_of_others_break_fewer_promises(made, before, after):
+def test_classes_of_others_break_fewer_promises(made, mended):
     if made is INT8:
         pytest.importorskip("torchao")
     code = ADOPT.format(made=made)
@@ -422,7 +415,9 @@ def test_classes_of_others_break_fewer_promises(made, before, after):
             [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=True
         )
         found.append(set(json.loads(done.stdout.splitlines()[-1])))
-    assert found == [before, after]
+    before, after = found
+    assert before - after == mended
+    assert after <= before
 
 
 def test_torchaos_int8_computes_alike():
