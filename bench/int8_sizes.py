@@ -170,31 +170,35 @@ def time_fastest(calls: Calls, seconds: float) -> dict[str, Timing]:
 
 
 def rows_of(group: str, timings: Mapping[str, Timing]) -> list[Row]:
-    """Returns the rows of one table, relative to floats and to torchao's layer of that kind."""
+    """Returns a table for each kind: its rows relative to floats, and to torchao's layer of that kind."""
     rows = []
-    for name, timing in timings.items():
-        ratios = {"/ floats": timing.median / timings[PLAIN].median}
-        theirs = timings.get(f"{name.rpartition(', ')[0]}, torchao")
-        if theirs is not None:
-            ratios["/ torchao"] = timing.median / theirs.median
-        rows.append(Row(group, name, timing, ratios, ours="desugar" in name))
+    for kind in KINDS:
+        members = {name: t for name, t in timings.items() if name.rpartition(", ")[0] == kind}
+        references = {"/ floats": PLAIN, "/ torchao": f"{kind}, torchao"}
+        for name, timing in ({PLAIN: timings[PLAIN]} | members if members else {}).items():
+            ratios = {
+                heading: timing.median / timings[of].median
+                for heading, of in references.items()
+                if of in timings
+            }
+            rows.append(Row(f"{group}, {kind}", name, timing, ratios, ours="desugar" in name))
     return rows
 
 
 def measure(options: argparse.Namespace) -> list[Row]:
     """Measures the chosen layers, then decode steps."""
-    rows = []
+    rows: list[Row] = []
     for dtype, size, mode, batch in product(options.dtypes, options.sizes, options.modes, options.batches):
         torch.compiler.reset()
         calls = make_layer(size, batch, dtype, options.kinds, mode)
         group = f"{dtype}, {size} by {size}, batch {batch}, {mode}"
-        rows += rows_of(group, time_fastest(calls, options.seconds))
-        print_rows(rows[-len(calls) :])
+        rows += (found := rows_of(group, time_fastest(calls, options.seconds)))
+        print_rows(found)
     for dtype in options.dtypes:
         torch.compiler.reset()
         timings = time_fastest(make_decode(dtype, list(OF_TORCHAO)), options.seconds)
-        rows += rows_of(f"{DECODE}, {dtype}", timings)
-        print_rows(rows[-len(timings) :])
+        rows += (found := rows_of(f"{DECODE}, {dtype}", timings))
+        print_rows(found)
     return rows
 
 
@@ -212,7 +216,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(2)
     rows = measure(options)
-    save_rows(rows, describe_machine(), options.out / f"{NAME}.json")
+    save_rows(rows, describe_machine(), options.out / f"{NAME}.json", command="bench.int8_sizes")
 
 
 if __name__ == "__main__":

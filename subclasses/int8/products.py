@@ -132,7 +132,8 @@ class Int8Product(torch.autograd.Function):
         (g,), (x, qdata, scale, zero_point) = cotangents, ctx.saved_tensors
         grad_x = grad_scale = None
         if ctx.needs_input_grad[0]:
-            grad_x = multiply(g, *(None if t is None else t.t() for t in (qdata, scale, zero_point)))
+            scale_t, zero_point_t = (None if t is None else t.t() for t in (scale, zero_point))
+            grad_x = multiply(g, qdata.t(), scale_t, zero_point_t)
         if x is not None:
             per_entry = (g.t().to(scale.dtype) @ x.to(scale.dtype)) * to_floats(
                 qdata, None, zero_point, scale.dtype
