@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench import floor, gpu_calls, gpu_decode, gpu_int8, gpu_rows, memory
+from bench import floor, gpu_calls, gpu_decode, gpu_int8, gpu_rows, int8_sizes, memory
 from bench.report import MICROSECONDS, Row, load_rows, wide_console
 
 RESULTS = Path(__file__).parent / "results"
@@ -31,6 +31,12 @@ OVER_PLAIN = {"inference": 0.95, "training": 0.58}
 BEHIND_DYNAMO = {"inference": 0.45, "training": 0.52}
 OF_MODULES = {"396 parameters, what is asked": 0.8, "12 layers, int8 weights, what is asked": 0.45}
 PUBLISHED = {5: 5.5, 10: 9.5, 20: 16.9, 50: 33.1}  # times faster than an isinstance loop
+# Int8 layers of 4096 by 4096 over layers of floats, in inference; torchao's is the other bound at every batch.
+INT8_OVER_FLOATS = {
+    "weight-only": {1: 0.6, 16: 1.05, 256: 1.05},
+    "dynamic": {1: 0.4, 16: 1.05, 256: 1.05},
+}
+INT8_OVER_TORCHAO, INT8_DECODE = 1.1, 0.7
 # Tables whose rows do the same work: before compiled code, only our row checks for lazy negation.
 COMPARED = ("in isolation", "the whole prologue")
 
@@ -166,6 +172,23 @@ def _int8(rows: list[Row]) -> Iterator[Goal]:
             yield Goal(f"weight-only decode, share of the limit, {row.group}", 0.8, of_limit, at_least=True)
 
 
+def _int8_sizes(rows: list[Row]) -> Iterator[Goal]:
+    """Yields the goals of large layers and of a decode step, for either compiler."""
+    for row in rows:
+        kind, _, compiler = row.name.rpartition(", ")
+        if kind not in INT8_OVER_FLOATS or compiler not in int8_sizes.COMPILERS:
+            continue
+        _, size, batch, mode, *_ = [*row.group.split(", "), "", ""]
+        if size == "4096 by 4096" and mode == "inference":
+            most = INT8_OVER_FLOATS[kind][int(batch.removeprefix("batch "))]
+            yield Goal(f"int8 / floats, {row.group}, {compiler}", most, row.ratios["/ floats"])
+            if "/ torchao" in row.ratios:
+                name = f"int8 / torchao, {row.group}, {compiler}"
+                yield Goal(name, INT8_OVER_TORCHAO, row.ratios["/ torchao"])
+        elif row.group.startswith(f"{int8_sizes.DECODE}, bfloat16"):
+            yield Goal(f"int8 / floats, {row.group}, {compiler}", INT8_DECODE, row.ratios["/ floats"])
+
+
 def _decode(rows: list[Row]) -> Iterator[Goal]:
     for row in rows:
         if row.name != gpu_decode.BUCKETS:
@@ -203,6 +226,7 @@ READERS: dict[str, Callable[[list[Row]], Iterator[Goal]]] = {
     "seed": _seed,
     "memory": _memory,
     "compiling": _compiling,
+    int8_sizes.NAME: _int8_sizes,
     "gpu-int8": _int8,
     "gpu-decode": _decode,
     "gpu-rows": _uneven,

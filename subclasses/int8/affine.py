@@ -8,6 +8,8 @@ add an error to each entry.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -51,5 +53,24 @@ def from_int8(q: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.
     """Dequantizes int8 numbers to ``dtype``; differentiable in ``scale``."""
     x = q.to(scale.dtype)
     if zero_point is not None:
-        x = x - expand_scale(zero_point, q.shape).to(scale.dtype)
-    return (x * expand_scale(scale, q.shape)).to(dtype)
+        x = shift(x, zero_point)
+    return _by_block(torch.mul, x, scale).to(dtype)
+
+
+def shift(x: Tensor, zero_point: Tensor) -> Tensor:
+    """Subtracts the zero point of each block."""
+    return _by_block(torch.sub, x, zero_point.to(x.dtype))
+
+
+def sum_blocks(x: Tensor, counts: Size) -> Tensor:
+    """Returns the sum of each block."""
+    blocked, within = split_blocks(x, counts)
+    return blocked.sum(within)
+
+
+def _by_block(op: Callable[[Tensor, Tensor], Tensor], x: Tensor, of_blocks: Tensor) -> Tensor:
+    """Applies ``op`` to each entry and its block's number. A kernel reads each number; none is repeated in memory."""
+    if all(n in (1, s) for s, n in zip(x.shape, of_blocks.shape, strict=True)):
+        return op(x, of_blocks)
+    blocked, _ = split_blocks(x, of_blocks.shape)
+    return op(blocked, of_blocks.reshape([e for n in of_blocks.shape for e in (n, 1)])).reshape(x.shape)

@@ -76,7 +76,8 @@ def refine_scale(scale: Tensor, counts: Size) -> Tensor:
 
 def split_blocks(x: Tensor, counts: Size) -> tuple[Tensor, tuple[int, ...]]:
     """Reshapes to ``[n1, b1, n2, b2, ...]``; also returns the dimensions within a block, to reduce over."""
-    shape = [extent for s, n in zip(x.shape, counts, strict=True) for extent in (n, s // n)]
+    sizes = block_size_of(x.shape, counts)
+    shape = [extent for pair in zip(counts, sizes, strict=True) for extent in pair]
     return x.reshape(shape), tuple(range(1, len(shape), 2))
 
 

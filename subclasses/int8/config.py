@@ -205,6 +205,10 @@ def quantize_(
     choose both the embedding and the linear layer that a language model ties. All new weights are computed before the
     first one is replaced. For a compiled module, names are those of the module that it compiles.
 
+    On the CPU a weight-only layer in bfloat16 saves memory, and time for up to about 8 rows; from 16 rows on it takes
+    1.1 to 1.4 of the time of the layer of floats, for want of a kernel. A dynamic layer took less at every batch that
+    was measured.
+
     Args:
         module: the model, or a single layer.
         config: the configuration of all chosen layers, or a :class:`FqnToConfig` for each layer.

@@ -1,8 +1,8 @@
 """Matrix products with int8 weights: floats times integers, and integers times integers.
 
-Weight-only layers multiply floats with the integers and scale the sum. The integers are exact in bfloat16 too, and the
-product fuses when compiled. Dynamic layers quantize their input, by row or as a whole, multiply integers into int32,
-and scale.
+Weight-only layers multiply floats with the integers and scale the sum. For one row that is a sum of products, which a
+compiler fuses, so that the weight is read as int8; on the CPU all else is one op (`products.py`). Dynamic layers
+quantize their input, by row or as a whole, multiply integers into int32, and scale.
 """
 
 from __future__ import annotations
@@ -14,14 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses.int8 import affine
+from subclasses.int8 import affine, products
 
 # Requirements of the CUDA kernel: more than 16 rows, and extents that are multiples of 8.
 CUDA_ROWS, CUDA_MULTIPLE = 17, 8
 
 
 class Rows(NamedTuple):
-    """An int8 matrix with a scale, and optionally a zero point, of size ``[rows, 1]`` or ``[1, 1]``."""
+    """An int8 matrix with a scale, and optionally a zero point, for blocks of its entries.
+
+    Products with floats take any blocks. Integers are multiplied with a number for each row or one for all:
+    ``[rows, 1]`` or ``[1, 1]``.
+    """
 
     qdata: Tensor
     scale: Tensor
@@ -41,35 +45,49 @@ class Rows(NamedTuple):
 
 def float_times_int8(x: Tensor, w: Rows) -> Tensor:
     """Returns ``x @ w.T`` in the dtype of ``x``; differentiable in ``x`` and the scale."""
-    one_row = _is_one_row(x, w)
-    if x.dtype is torch.float16 and not one_row:  # a sum of unscaled products may overflow float16
-        return F.linear(x, w.to_float(x.dtype))
-    integers = w.qdata
-    if w.zero_point is not None:
-        integers = integers.to(torch.int16) - w.zero_point
-    y = _one_row(x, integers) if one_row else F.linear(x, integers.to(x.dtype))
-    return (y * w.scale.reshape(-1)).to(x.dtype)
+    if _is_one_row(x, w):
+        return _one_row(x, w)
+    # A sum of unscaled products may overflow float16.
+    scales_sums = w.scale.shape[1] == 1 and x.dtype is not torch.float16
+    rows = x.reshape(num_rows(x), x.shape[-1])
+    y = products.multiply(rows, w.qdata, None if scales_sums else w.scale, w.zero_point)
+    y = y.reshape(*x.shape[:-1], w.qdata.shape[0])
+    return (y * w.scale.reshape(-1)).to(x.dtype) if scales_sums else y
+
+
+def num_rows(x: Tensor) -> int:
+    """Returns the product of all but the last extent; ``reshape(-1, ...)`` is ambiguous for empty rows."""
+    rows = 1
+    for extent in x.shape[:-1]:
+        rows = rows * extent
+    return rows
 
 
 def _is_one_row(x: Tensor, w: Rows) -> bool:
-    """Whether the input has one row, so that reading the weight dominates; 1 is specialized on anyway."""
+    """Whether the input has one row and a compiler may fuse its product; 1 is specialized on anyway."""
     if torch.is_grad_enabled() and (x.requires_grad or w.scale.requires_grad):
         return False
     if x.dim() < 2 or any(extent != 1 for extent in x.shape[:-1]):
         return False
-    if x.device.type == "cpu":
-        return x.dtype is torch.float32
-    # Without compilation, this would write all products to memory on CUDA.
-    return x.device.type == "cuda" and x.dtype is not torch.float64 and is_traced(x)
+    # Without compilation, this would write all products to memory.
+    return x.device.type in ("cpu", "cuda") and x.dtype is not torch.float64 and is_traced(x)
 
 
-def _one_row(x: Tensor, integers: Tensor) -> Tensor:
+def _one_row(x: Tensor, w: Rows) -> Tensor:
     """Computes a sum of products, which Inductor fuses: it reads the weight as int8 and never writes it as floats.
 
-    The sum is in float32. The caller scales it before it is narrowed.
+    The sum is in float32 and is narrowed once it is scaled.
     """
-    products = x.reshape(1, -1).to(torch.float32) * integers
-    return products.sum(-1).reshape(*x.shape[:-1], integers.shape[0])
+    row = x.reshape(-1).to(torch.float32)
+    if x.device.type == "cpu" and x.dtype is not torch.float32:
+        # Inductor writes the operand of as_strided to memory. It would convert the row anew for each row of the weight,
+        # and take five times as long.
+        row = row.as_strided(row.shape, (1,))
+    scales_sums = w.scale.shape[1] == 1
+    y = (row * products.to_floats(w.qdata, None if scales_sums else w.scale, w.zero_point, row.dtype)).sum(-1)
+    if scales_sums:
+        y = y * w.scale.reshape(-1)
+    return y.to(x.dtype).reshape(*x.shape[:-1], w.qdata.shape[0])
 
 
 def is_traced(x: Tensor) -> bool:
@@ -110,16 +128,26 @@ def multiply_integers(a: Tensor, b: Tensor) -> Tensor:
     (m, k), n = a.shape, b.shape[0]
     if m == 0 or n == 0 or k == 0:
         return a.new_zeros((m, n), dtype=torch.int32)
-    if a.device.type == "cpu" and k > 1:
-        # Some releases use the stride of a dimension with one entry, and are silently wrong for unusual strides there
-        # and for an expanded or sliced matrix. With k = 1 the transposed matrix always has unusual strides.
-        a, b = (t.reshape(-1).view(t.shape) for t in (a, b))
-        return torch.ops.aten._int_mm.default(a, b.t())
+    if a.device.type == "cpu" and k > 1 and (m != 1 or n != 1):
+        return _multiply_on_cpu(a, b)
     if a.device.type != "cuda":
         return a.to(torch.int32) @ b.to(torch.int32).t()
     a = _pad(a, max(0, CUDA_ROWS - m), -k % CUDA_MULTIPLE)
     b = _pad(b, -n % CUDA_MULTIPLE, -k % CUDA_MULTIPLE)
     return torch.ops.aten._int_mm.default(a, b.t())[:m, :n]
+
+
+def _multiply_on_cpu(a: Tensor, b: Tensor) -> Tensor:
+    """Returns ``a @ b.T`` as int32, where not both matrices have one row.
+
+    The kernel first reorders its second matrix. That is the input rather than the weight: one fifth to one half of the
+    time for up to 64 rows. Some releases are silently wrong for a second matrix of one column, of an unusual stride
+    there, which Inductor gives it, and for an expanded or sliced matrix.
+    """
+    a, b = (t.reshape(-1).view(t.shape) for t in (a, b))
+    if a.shape[0] == 1:
+        return torch.ops.aten._int_mm.default(a, b.t())
+    return torch.ops.aten._int_mm.default(b, a.t()).t().contiguous()
 
 
 def _pad(t: Tensor, rows: int, columns: int) -> Tensor:
@@ -150,12 +178,10 @@ class DynamicLinear(torch.autograd.Function):
         (g,), (x, qdata, scale, zero_point) = cotangents, ctx.saved_tensors
         grad_x = grad_scale = None
         if ctx.needs_input_grad[0]:
-            # In this order the scale is applied once for each output, and the integers stay exact.
-            integers = _integers(qdata, zero_point, scale.dtype)
-            grad_x = ((g.to(scale.dtype) * scale.t()) @ integers).to(g.dtype)
+            grad_x = _times_transposed(g, qdata, scale, zero_point)
         if x is not None:
-            products = _unscaled(x, qdata, scale, zero_point, ctx.activation_args)
-            grad_scale = (g.to(scale.dtype) * products).sum(0).unsqueeze(1).sum_to_size(scale.shape)
+            unscaled = _unscaled(x, qdata, scale, zero_point, ctx.activation_args)
+            grad_scale = (g.to(scale.dtype) * unscaled).sum(0).unsqueeze(1).sum_to_size(scale.shape)
         return grad_x, None, grad_scale, None, None
 
     @staticmethod
@@ -165,15 +191,19 @@ class DynamicLinear(torch.autograd.Function):
         along_x, _, along_scale, *_ = tangents
         parts = []
         if along_x is not None:
-            parts.append(along_x.to(scale.dtype) @ _integers(qdata, zero_point, scale.dtype).t() * scale.t())
+            parts.append(products.multiply(along_x.to(scale.dtype), qdata, None, zero_point) * scale.t())
         if along_scale is not None:
             parts.append(_unscaled(x, qdata, scale, zero_point, ctx.activation_args) * along_scale.t())
         return sum(parts[1:], parts[0]).to(x.dtype)
 
 
-def _integers(qdata: Tensor, zero_point: Any, dtype: torch.dtype) -> Tensor:
-    """Returns the weight before scaling."""
-    return qdata.to(dtype) if zero_point is None else qdata.to(dtype) - zero_point.to(dtype)
+def _times_transposed(g: Tensor, qdata: Tensor, scale: Tensor, zero_point: Any) -> Tensor:
+    """Returns ``g @ w``: each output is scaled once, and the integers stay exact. Sums are in float32 at least."""
+    scaled = g.to(scale.dtype) * scale.t()
+    if g.dtype is torch.bfloat16:
+        scaled = scaled.to(g.dtype)
+    zero_points = None if zero_point is None else zero_point.t()
+    return products.multiply(scaled, qdata.t(), None, zero_points).to(g.dtype)
 
 
 def _unscaled(x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Any, activation_args: Any) -> Tensor:

@@ -31,25 +31,15 @@ def _(func: Any, input: Any, weight: Any, bias: Any = None) -> Any:
 def _linear(x: Tensor, w: Int8Tensor, activation: Activation) -> Tensor:
     qdata, scale, zero_point = w.unwrap()
     x = _autocast(x)
-    if scale.shape[1] != 1:  # type: ignore[union-attr]
-        if activation is not None:
-            x = _fake_quantize(x, w)
-        return F.linear(x, affine.from_int8(qdata, scale, zero_point, x.dtype))  # type: ignore[arg-type]
     rows = kernels.Rows(qdata, _expand_to_rows(scale, qdata), _expand_to_rows(zero_point, qdata))  # type: ignore[arg-type]
     if activation is None:
         return kernels.float_times_int8(x, rows)
-    if x.shape[-1] > kernels.longest_sum(w.activation_symmetric, zero_point is None):
+    longest = kernels.longest_sum(w.activation_symmetric, zero_point is None)
+    if rows.scale.shape[1] != 1 or x.shape[-1] > longest:
         return kernels.float_times_int8(_fake_quantize(x, w), rows)
-    y = kernels.dynamic_linear(x.reshape(_num_rows(x), x.shape[-1]), rows, activation, w.activation_symmetric)
+    x_rows = x.reshape(kernels.num_rows(x), x.shape[-1])
+    y = kernels.dynamic_linear(x_rows, rows, activation, w.activation_symmetric)
     return y.reshape(*x.shape[:-1], qdata.shape[0])  # type: ignore[union-attr]
-
-
-def _num_rows(x: Tensor) -> int:
-    """Returns the product of all but the last extent; ``reshape(-1, ...)`` is ambiguous for empty rows."""
-    rows = 1
-    for extent in x.shape[:-1]:
-        rows = rows * extent
-    return rows
 
 
 def _autocast(x: Tensor) -> Tensor:
@@ -64,12 +54,12 @@ def _expand_to_rows(t: Tensor | None, qdata: Any) -> Tensor | None:
     """Expands a scale or zero point of blocks of rows to one number for each row, or keeps one for all rows."""
     if t is None or t.shape[0] in (1, qdata.shape[0]):
         return t
-    return blocks.refine_scale(t, (qdata.shape[0], 1))
+    return blocks.refine_scale(t, (qdata.shape[0], t.shape[1]))
 
 
 def _fake_quantize(x: Tensor, w: Int8Tensor) -> Tensor:
     """Quantizes and dequantizes the input, with the gradient of the identity (straight-through)."""
-    rows = x.detach().reshape(_num_rows(x), x.shape[-1])
+    rows = x.detach().reshape(kernels.num_rows(x), x.shape[-1])
     seen = kernels.quantize_rows(rows, w.activation or "row", w.activation_symmetric).to_float(x.dtype)
     return x + (seen.reshape(x.shape) - x).detach()
 

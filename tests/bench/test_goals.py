@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench import floor, goals, gpu_calls, gpu_decode, gpu_int8, gpu_rows, memory, modules
+from bench import floor, goals, gpu_calls, gpu_decode, gpu_int8, gpu_rows, int8_sizes, memory, modules
 from bench.gpu import MEASURES
 from bench.gpu_timing import count_row
 from bench.report import Row, save_rows
@@ -53,6 +53,31 @@ def test_modules(tmp_path, ratio, reached):
     save_rows(rows, {"torch": "2.13.0"}, tmp_path / "modules.json")
     found = list(goals.find_goals(tmp_path))
     assert [goal.is_reached for goal in found] == [reached] * len(goals.OF_MODULES)
+
+
+@pytest.mark.parametrize(("ratio", "reached"), [(0.3, True), (1.2, False)])
+def test_int8_sizes(tmp_path, ratio, reached):
+    groups = [f"bfloat16, 4096 by 4096, batch {batch}, {mode}" for batch in (1, 16) for mode in goals.MODES]
+    names = [
+        int8_sizes.PLAIN,
+        "weight-only, torchao",
+        "weight-only, desugar.compile",
+        "dynamic, torch.compile",
+    ]
+    ratios = {"/ floats": ratio, "/ torchao": ratio}
+    rows = [
+        row(group, name, 1.0, **ratios)
+        for group in (
+            *groups,
+            "a decode step, bfloat16",
+            "a decode step, float32",
+            "bfloat16, 1024 by 1024, batch 1, inference",
+        )
+        for name in names
+    ]
+    save_rows(rows, {"torch": "2.13.0"}, tmp_path / f"{int8_sizes.NAME}.json")
+    found = goals.find_goals(tmp_path)
+    assert [goal.is_reached for goal in found] == [reached] * 10
 
 
 def test_the_goals_of_modules_are_measured():

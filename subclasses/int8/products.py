@@ -1,0 +1,162 @@
+"""Products of floats with int8 matrices on the CPU: one op, which chooses its kernel by the batch that it is given.
+
+A compiler keeps the op as one node. A program compiled for any batch size therefore still runs the kernel that is the
+fastest one for each batch, without a guard on the size. What was measured is in docs/int8.md.
+
+* Few rows of bfloat16 times a weight without zero points: ``_weight_int8pack_mm`` of PyTorch, which reads the integers
+  and sums in float32.
+* All else: a part of the matrix at a time is converted to floats and multiplied. The parts fit into the cache. The
+  whole matrix in floats would be written to memory and read again, in pages that the system first has to clear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses.int8 import affine
+
+PART_BYTES = 2**23  # floats that are converted at a time
+PACKED_ROWS = 16  # up to here the kernel for bfloat16 takes less time than a conversion and a product
+PACKED_MULTIPLE = 32  # of both extents of a matrix for that kernel: its loops have no remainder
+
+# ---- the op ------------------------------------------------------------------------------------------------
+
+
+@torch.library.custom_op("subclasses::int8_product", mutates_args=(), device_types="cpu")
+def int8_product(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
+    """Returns ``x @ w.T`` in the dtype of ``x``, where ``w`` is ``(qdata - zero_point) * scale``.
+
+    Args:
+        x: floats, ``[M, K]``.
+        qdata: int8, ``[N, K]``, with any strides.
+        scale: floats, one for each block of ``qdata``; None means 1 everywhere.
+        zero_point: int8, one for each block of ``qdata``; None means 0 everywhere.
+    """
+    if 0 in (*x.shape, *qdata.shape):
+        return x.new_zeros(x.shape[0], qdata.shape[0])
+    if scale is None and zero_point is None and _is_for_packed_kernel(x, qdata):
+        ones = x.new_ones(qdata.shape[0])  # a scale in bfloat16 would be rounded; the caller scales
+        return torch.ops.aten._weight_int8pack_mm.default(x.contiguous(), qdata, ones)
+    return _multiply_in_parts(x, qdata, scale, zero_point)
+
+
+@int8_product.register_fake
+def _(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
+    return x.new_empty(x.shape[0], qdata.shape[0])
+
+
+@int8_product.register_vmap
+def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+    """Multiplies a batch of inputs as one matrix of more rows, and a batch of weights one by one."""
+    (x, *weight), (dim, *weight_dims) = args, in_dims
+    if any(d is not None for d in weight_dims):
+        each = (
+            [t if d is None else t.select(d, i) for t, d in zip(args, in_dims, strict=True)]
+            for i in range(info.batch_size)
+        )
+        return torch.stack([int8_product(*one) for one in each]), 0
+    x = x.movedim(dim, 0)
+    return int8_product(x.flatten(0, 1), *weight).unflatten(0, x.shape[:2]), 0
+
+
+def _is_for_packed_kernel(x: Tensor, qdata: Tensor) -> bool:
+    return (
+        x.dtype is torch.bfloat16
+        and x.shape[0] <= PACKED_ROWS
+        and qdata.is_contiguous()
+        and all(extent % PACKED_MULTIPLE == 0 for extent in qdata.shape)
+    )
+
+
+def _multiply_in_parts(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
+    """Multiplies with a number of rows of ``qdata`` at a time."""
+    parts = (to_floats(*part, x.dtype) for part in _split_rows(qdata, scale, zero_point, x.element_size()))
+    if x.element_size() < 4:
+        return torch.cat([x @ part.t() for part in parts], 1)
+    # These kernels take less time for a matrix of many rows times one of few columns than the other way round.
+    return torch.cat([part @ x.t() for part in parts]).t().contiguous()
+
+
+def _split_rows(
+    qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None, itemsize: int
+) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+    """Yields parts of whole blocks, of about ``PART_BYTES`` in floats."""
+    height, width = qdata.shape
+    blocks = next((t for t in (scale, zero_point) if t is not None and t.shape[0] != 1), None)
+    block = 1 if blocks is None else height // blocks.shape[0]
+    step = max(1, PART_BYTES // (itemsize * width * block))  # blocks in a part
+    for start in range(0, height // block, step):
+        end = start + step
+        scale_part, zero_part = (
+            t if t is None or t.shape[0] == 1 else t[start:end] for t in (scale, zero_point)
+        )
+        yield qdata[start * block : end * block], scale_part, zero_part
+
+
+def to_floats(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Dequantizes a matrix; without a scale it returns the integers less their zero points, which bfloat16 holds."""
+    if scale is not None:
+        return affine.from_int8(qdata, scale, zero_point, dtype)
+    integers = qdata.to(dtype)
+    return integers if zero_point is None else affine.shift(integers, zero_point)
+
+
+# ---- derivatives -------------------------------------------------------------------------------------------
+
+
+class Int8Product(torch.autograd.Function):
+    """``int8_product`` with its derivatives in the input and in the scale."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, qdata: Tensor, scale: Any, zero_point: Any) -> Tensor:
+        """Calls the op."""
+        return int8_product(x, qdata, scale, zero_point)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Saves the input for the backward only if the scale requires grad."""
+        x, *weight = inputs
+        ctx.save_for_backward(x if ctx.needs_input_grad[2] else None, *weight)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        """Returns the gradients of the input and of the scale."""
+        (g,), (x, qdata, scale, zero_point) = cotangents, ctx.saved_tensors
+        grad_x = grad_scale = None
+        if ctx.needs_input_grad[0]:
+            scale_t, zero_point_t = (None if t is None else t.t() for t in (scale, zero_point))
+            grad_x = multiply(g, qdata.t(), scale_t, zero_point_t)
+        if x is not None:
+            per_entry = (g.t().to(scale.dtype) @ x.to(scale.dtype)) * to_floats(
+                qdata, None, zero_point, scale.dtype
+            )
+            grad_scale = affine.sum_blocks(per_entry, scale.shape)
+        return grad_x, None, grad_scale, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        """Returns the derivative along tangents of the input and of the scale."""
+        x, qdata, scale, zero_point = ctx.saved_tensors
+        along_x, _, along_scale, _ = tangents
+        parts = []
+        if along_x is not None:
+            parts.append(multiply(along_x, qdata, scale, zero_point))
+        if along_scale is not None:
+            parts.append(multiply(x, qdata, along_scale, zero_point))
+        return sum(parts[1:], parts[0])
+
+
+def multiply(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
+    """Returns ``int8_product``, on any device; differentiable in ``x`` and ``scale``, forward and backward."""
+    if x.device.type != "cpu":
+        return F.linear(x, to_floats(qdata, scale, zero_point, x.dtype))
+    # Forward-mode AD sets no requires_grad, and works under no_grad: nothing could be tested that spares this.
+    return Int8Product.apply(x, qdata, scale, zero_point)  # type: ignore[return-value]
