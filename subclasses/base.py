@@ -7,7 +7,8 @@ subclass is generated from it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transform, overload
 
@@ -177,8 +178,24 @@ class TensorSubclass(Tensor):
         return construct.pull_back(self, cotangent)
 
 
+@contextmanager
+def many_rules(cls: Any) -> Iterator[None]:
+    """Makes the rules that a block registers on a class visible at its end, at once."""
+    setattr(cls, _LATER, True)
+    try:
+        yield
+    finally:
+        delattr(cls, _LATER)
+        _refresh(cls)
+
+
+_LATER = "_refreshed_later"
+
+
 def _refresh(cls: Any) -> None:
     """Makes a new rule visible to a class and all classes that inherit from it."""
+    if _LATER in vars(cls):
+        return
     for child in (cls, *_descendants(cls)):
         child._refresh()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from subclasses.base import many_rules
 from subclasses.ragged.attention import rule as attention
 from subclasses.ragged.indexing import indexing, joining, splitting, strided, views
 from subclasses.ragged.jagged import JaggedTensor, merging as jagged_merging
@@ -40,7 +41,8 @@ BOTH += (convolution, multi_head, recurrent, time_major)
 def register_rules() -> None:
     """Registers all rules; the order has no meaning."""
     for cls, merging in ((JaggedTensor, jagged_merging), (PaddedTensor, padded_merging)):
-        for module in (*BOTH, merging):
-            module.RULES.register(cls)
+        with many_rules(cls):
+            for module in (*BOTH, merging):
+                module.RULES.register(cls)
     multi_head.RULES.register(time_major.TimeMajor)
     masked.replace_functions()
