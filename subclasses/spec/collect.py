@@ -7,6 +7,7 @@ follow take a spec as given and make no decisions.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import inspect
 import types
 import typing
@@ -20,7 +21,7 @@ from torch import Tensor
 from subclasses._torch import OpOverload, OpOverloadPacket, is_dispatched
 from subclasses.errors import SpecError
 from subclasses.layout import RAW
-from subclasses.spec.construction import find_tensor
+from subclasses.spec.construction import find_tensor, is_no_choice, show_choices
 from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
 from subclasses.spec.shapes import Shape, parse_shape
 from subclasses.spec.shown import show_spec
@@ -59,10 +60,17 @@ class InnerField:
 
 @dataclass(frozen=True)
 class MetaField:
-    """One metadata field, static or dynamic; ``default`` is ``MISSING`` if the argument is required."""
+    """One metadata field, static or dynamic.
+
+    Attributes:
+        name: the name of the field.
+        default: the default, or ``MISSING`` if the argument is required.
+        choices: the values that the annotation allows, if it names an enum or a ``Literal``; empty if any is allowed.
+    """
 
     name: str
     default: Any
+    choices: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -173,7 +181,7 @@ def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any
         case InnerMarker():
             return _collect_inner(cls, name, marker, scope)
         case StaticMarker(default):
-            return "static", MetaField(name, default)
+            return "static", MetaField(name, default, _static_choices(cls, name, scope))
         case DynamicMarker(default):
             _check_count_annotation(cls, name, scope)
             return "dynamic", MetaField(name, default)
@@ -207,6 +215,28 @@ def _collect_inner(cls: type, name: str, marker: InnerMarker, scope: Mapping[str
 
 def _is_differentiable(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
+
+
+def _static_choices(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns the values that an annotation lists, as an enum or a ``Literal`` does; empty if it lists none.
+
+    An annotation that names what only type checkers import lists none.
+    """
+    try:
+        hint = resolve_annotation(cls, name, inspect.get_annotations(cls).get(name, Any), scope)
+    except SpecError:
+        return ()
+    choices: list[Any] = []
+    for kind in typing.get_args(hint) if is_union(hint) else (hint,):
+        if isinstance(kind, type) and issubclass(kind, enum.Enum) and not issubclass(kind, enum.Flag):
+            choices += kind
+        elif typing.get_origin(kind) is Literal:
+            choices += typing.get_args(kind)
+        elif kind is types.NoneType:
+            choices.append(None)
+        else:
+            return ()
+    return tuple(choices)
 
 
 def _check_count_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> None:
@@ -274,9 +304,19 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
         fallback=keywords.get("fallback", "error"),
         decompose=_collect_decompose(cls, keywords.get("decompose", False)),
         outer_args=None if outer is _TENSOR_OUTER else _collect_outer_args(cls, outer, frozenset(fields)),
-        has_materialize=inspect.getattr_static(cls, "materialize", None) is not None,
+        has_materialize=_has_materialize(cls),
         trainable=keywords.get("trainable", keywords.get("fallback") == "map"),
     )
+
+
+def _has_materialize(cls: type) -> bool:
+    found = inspect.getattr_static(cls, "materialize", None)
+    if found is not None and not isinstance(found, types.FunctionType):
+        raise SpecError(
+            f"{cls.__name__}.materialize must be a method, `def materialize(self) -> Tensor`, got {found!r} of type "
+            f"{type(found).__name__}"
+        )
+    return found is not None
 
 
 def _collect_decompose(cls: type, value: bool | Collection[Any]) -> bool | frozenset[Any]:
@@ -394,3 +434,7 @@ def _check_static_default(spec: SubclassSpec, field: MetaField) -> None:
             f"{spec.name}.{field.name}: static metadata is hashable, and the default {field.default!r} is not; "
             f"use a tuple or a frozen dataclass"
         ) from error
+    if is_no_choice(field.default, field.choices):
+        raise SpecError(
+            f"{spec.name}.{field.name}: expected a default among {show_choices(field.choices)}, got {field.default!r}"
+        )
