@@ -7,7 +7,6 @@ follow take a spec as given and make no decisions.
 from __future__ import annotations
 
 import dataclasses
-import enum
 import inspect
 import types
 import typing
@@ -21,6 +20,7 @@ from torch import Tensor
 from subclasses._torch import OpOverload, OpOverloadPacket, is_dispatched
 from subclasses.errors import SpecError
 from subclasses.layout import RAW
+from subclasses.spec.annotations import is_union, resolve_annotation, static_choices
 from subclasses.spec.construction import find_tensor, is_no_choice, show_choices
 from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
 from subclasses.spec.shapes import Shape, parse_shape
@@ -181,7 +181,7 @@ def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any
         case InnerMarker():
             return _collect_inner(cls, name, marker, scope)
         case StaticMarker(default):
-            return "static", MetaField(name, default, _static_choices(cls, name, scope))
+            return "static", MetaField(name, default, static_choices(cls, name, scope))
         case DynamicMarker(default):
             _check_count_annotation(cls, name, scope)
             return "dynamic", MetaField(name, default)
@@ -217,28 +217,6 @@ def _is_differentiable(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def _static_choices(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Returns the values that an annotation lists, as an enum or a ``Literal`` does; empty if it lists none.
-
-    An annotation that names what only type checkers import lists none.
-    """
-    try:
-        hint = resolve_annotation(cls, name, inspect.get_annotations(cls).get(name, Any), scope)
-    except SpecError:
-        return ()
-    choices: list[Any] = []
-    for kind in typing.get_args(hint) if is_union(hint) else (hint,):
-        if isinstance(kind, type) and issubclass(kind, enum.Enum) and not issubclass(kind, enum.Flag):
-            choices += kind
-        elif typing.get_origin(kind) is Literal:
-            choices += typing.get_args(kind)
-        elif kind is types.NoneType:
-            choices.append(None)
-        else:
-            return ()
-    return tuple(choices)
-
-
 def _check_count_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> None:
     """Raises SpecError if a dynamic int is annotated as another type; the annotation may be missing."""
     annotation = inspect.get_annotations(cls).get(name)
@@ -263,28 +241,6 @@ def _tensor_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[
     raise SpecError(
         f"{cls.__name__}.{name}: expected the annotation Tensor, Tensor | None or a subclass, got {annotation!r}"
     )
-
-
-def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:
-    """Evaluates an annotation, which may be a string.
-
-    Raises:
-        SpecError: it names something that does not exist at run time.
-    """
-    holder = types.new_class("Holder", exec_body=lambda ns: ns.update(__annotations__={name: annotation}))
-    holder.__module__ = cls.__module__
-    try:
-        # An annotation may name the class itself, which is not bound in the scope yet.
-        return typing.get_type_hints(holder, localns={**scope, cls.__name__: cls})[name]
-    except (NameError, SyntaxError, AttributeError, TypeError) as error:
-        raise SpecError(
-            f"{cls.__name__}.{name}: cannot resolve the annotation {annotation!r}: {error}"
-        ) from error
-
-
-def is_union(hint: object) -> bool:
-    """Whether an evaluated annotation is a union, such as ``Tensor | None``."""
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
 def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any]) -> SubclassSpec:

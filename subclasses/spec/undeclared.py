@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Final
 from torch import Tensor
 
 from subclasses.errors import SpecError
-from subclasses.spec.collect import OWN_FIELDS, check_field_name, is_union, resolve_annotation
+from subclasses.spec.annotations import is_union, resolve_annotation
+from subclasses.spec.collect import OWN_FIELDS, check_field_name
 from subclasses.spec.fields import Marker, dynamic, inner, static
 
 # Final[int] is the annotation of an int that is assigned once.
