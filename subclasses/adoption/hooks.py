@@ -43,9 +43,15 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
             method ``dequantize`` or ``materialize`` that the class itself has, if any.
 
     Raises:
-        SpecError: ``cls`` is no such class, or is declared with ``TensorSubclass``, which has all of this.
+        SpecError: ``cls`` is no such class, or is declared with ``TensorSubclass``, which has all of this; or
+            ``to_plain`` is no function.
     """
     _check(cls)
+    if to_plain is not None and not callable(to_plain):
+        raise SpecError(
+            f"adopt: to_plain= takes a function from a {cls.__name__} to a plain tensor, such as "
+            f"{cls.__name__}.dequantize, got {to_plain!r}"
+        )
     if is_adopted(cls):
         return cls
     missing = {name: hook for name, hook in _hooks(cls, to_plain).items() if not hasattr(cls, name)}

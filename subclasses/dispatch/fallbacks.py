@@ -160,6 +160,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         strict_mode.check_materialize(cls, op)
         for i in written_indices:
             if wrappers_in(cls, argument(facts, args, kwargs, i)):
+                _check_same_metadata(cls, op, args)
                 raise DispatchError(
                     f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost; "
                     f"use the functional op, or {hint}"
@@ -167,9 +168,44 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         check_strided_copy(cls, op)
         check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
         with lazy_bits_enabled():
-            return _run_replaced(cls, op, lambda w: w.materialize(), args, kwargs)
+            return _run_replaced(cls, op, _materialized, args, kwargs)
 
     return plan
+
+
+def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
+    """Raises DispatchError with what differs, for a copy between values of the class."""
+    if op is torch.ops.aten.copy_.default and all(isinstance(x, cls) for x in args[:2]):
+        x, source = args[:2]
+        if x._layout is not source._layout and not (x._layout.cotangent or source._layout.cotangent):
+            raise DispatchError(
+                f"{op} of {source._layout} to {x._layout}: metadata, and which inner tensors there are, do not change; "
+                f"put the other value in its place, as load_state_dict(..., assign=True) does, or {_hint(cls, op)}"
+            )
+
+
+def _materialized(x: Any) -> Tensor:
+    """Returns what a value materializes to.
+
+    Raises:
+        ValueError: it has not the number of dims, the sizes or the dtype of the value, so no result would be right.
+    """
+    plain: Any = x.materialize()
+    if not isinstance(plain, Tensor):
+        got = f"{plain!r} of type {type(plain).__name__}"
+    elif plain.dtype != x.dtype or len(plain.shape) != len(x.shape) or _sizes_differ(plain.shape, x.shape):
+        got = f"one of size {tuple(plain.shape)} and {plain.dtype}"
+    else:
+        return plain
+    raise ValueError(
+        f"{type(x).__name__}.materialize: expected a tensor of the outer size {tuple(x.shape)} and {x.dtype}, got "
+        f"{got}; mend it, or say with size_from=, dtype_from= or `outer` what the value shows"
+    )
+
+
+def _sizes_differ(one: Any, other: Any) -> bool:
+    """Whether two sizes differ where both are known; comparing symbols would guard on them."""
+    return any(m != n for m, n in zip(one, other, strict=True) if type(m) is int and type(n) is int)
 
 
 # ---- error -------------------------------------------------------------------------------------------------

@@ -41,6 +41,20 @@ _C_CALLABLES = (
     types.MethodWrapperType,
     types.ClassMethodDescriptorType,
 )
+# Methods that wrap a method of another name, for which torch asks.
+_OPERATOR_METHODS = {
+    **{f"__{n}__": n for n in ("add", "sub", "mul", "matmul", "ne", "lt", "le", "gt", "ge")},
+    **{f"__i{n}__": f"{n}_" for n in ("add", "sub", "mul")},
+    **{f"__r{n}__": f"bitwise_{n}" for n in ("and", "or", "xor")},
+    "__radd__": "add",
+    "__rmul__": "mul",
+    "__mod__": "remainder",
+    "__imod__": "remainder_",
+    "__truediv__": "div",
+    "__div__": "div",
+    "__itruediv__": "div_",
+    "__idiv__": "div_",
+}
 
 
 def check_key(cls: type, key: Any) -> None:
@@ -54,6 +68,12 @@ def check_key(cls: type, key: Any) -> None:
     name = f"{cls.__name__}.implements"
     if not callable(key) or isinstance(key, type):
         raise SpecError(f"{name} takes {_ACCEPTED}, got {key!r}")
+    if called := _operator_method(key):
+        home = "torch.Tensor" if called.endswith("_") else "torch"
+        raise SpecError(
+            f"{name}: torch never calls a rule for Tensor.{key.__name__}, since the operator calls Tensor.{called}; "
+            f"name {home}.{called}"
+        )
     if not is_dispatchable(key):
         raise SpecError(
             f"{name}: torch never calls a rule for {_describe(key)}. {_advice(cls, key)} {name} takes {_ACCEPTED}"
@@ -135,6 +155,18 @@ def _advice(cls: type, key: Any) -> str:
     )
 
 
+def _operator_method(key: Any) -> str | None:
+    """Returns the function that torch names where an operator runs a method in C such as ``Tensor.__add__``, or None.
+
+    ``x + y`` asks for a rule of ``Tensor.add``. Of the other operators, such as ``-x`` and ``x & y``, torch names the
+    method itself.
+    """
+    name = getattr(key, "__name__", "")
+    if not isinstance(key, _C_CALLABLES) or getattr(Tensor, name, None) is not key:
+        return None
+    return _OPERATOR_METHODS.get(name)
+
+
 # ---- what a rule can take ----------------------------------------------------------------------------------
 
 
@@ -179,7 +211,9 @@ def _calls(key: Any) -> Iterator[Call]:
         yield from _python_calls(key)
     elif isinstance(key, _C_CALLABLES):
         packet = getattr(torch.ops.aten, key.__name__, None)
-        overloads = [] if packet is None else [getattr(packet, name) for name in packet.overloads()]
+        # `torch.ops.aten.__eq__` is the comparison of the namespace.
+        is_packet = isinstance(packet, OpOverloadPacket)
+        overloads = [getattr(packet, name) for name in packet.overloads()] if is_packet else []
         # A method takes sizes as separate arguments too, x.view(2, 3), so the number of arguments is not known.
         if not any(_takes_ints(op) for op in overloads):
             for op in overloads:

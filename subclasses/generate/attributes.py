@@ -9,6 +9,7 @@ from torch import Tensor
 from subclasses._torch import is_recording
 from subclasses._torch_tracing import record_readings
 from subclasses.autograd import construct
+from subclasses.errors import SpecError
 from subclasses.generate import parameters
 from subclasses.spec.collect import InnerField
 from subclasses.spec.constants import constants_of
@@ -54,8 +55,10 @@ def set_field(x: Any, name: str, value: Any) -> None:
     Raises:
         AttributeError: the field is metadata, which is constant.
         ValueError: the inner tensor requires grad, or would change the outer size, dtype or device.
+        SpecError: the class is a dataclass.
     """
-    cls, spec = type(x), type(x).__spec__
+    cls: Any = type(x)
+    spec = cls.__spec__
     if name in _SPECIAL:
         return _SPECIAL[name](x, value)
     field = next((f for f in spec.inners if name in (f.name, f.attribute)), None)
@@ -71,7 +74,11 @@ def set_field(x: Any, name: str, value: Any) -> None:
         )
     inners = {f.name: x.__dict__[f.attribute] for f in spec.inners} | {name: value}
     meta = {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
-    new = cls(**inners, **meta)
+    if "__dataclass_fields__" in vars(cls):  # its __init__ assigns each field
+        raise SpecError(
+            f"{cls.__name__}: leave out @dataclass, whose __init__, __eq__ and __hash__ are not a tensor's"
+        )
+    new = cls.__new__(cls, **inners, **meta)  # without an __init__ of the class, which may assign fields
     for what in ("shape", "dtype", "device"):
         if getattr(new, what) != getattr(x, what):
             raise ValueError(

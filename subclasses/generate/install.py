@@ -143,7 +143,7 @@ def make_layout(
     cls: Any, spec: SubclassSpec, layouts: Any, key: Any, inners: tuple[Any, ...], statics: tuple[Any, ...]
 ) -> Layout:
     """Interns the layout of a construction that missed the class's own table, and adds it there if possible."""
-    check_statics(spec.name, tuple(f.name for f in spec.statics), statics)
+    check_statics(spec.name, spec.statics, statics)
     pairs = [(n, t) for n, t in zip(spec.attributes, inners, strict=True) if t is not None]
     nested = nested_layouts(pairs)
     layout = intern_layout(cls, statics, tuple(n for n, _ in pairs), nested)

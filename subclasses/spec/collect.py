@@ -20,7 +20,8 @@ from torch import Tensor
 from subclasses._torch import OpOverload, OpOverloadPacket, is_dispatched
 from subclasses.errors import SpecError
 from subclasses.layout import RAW
-from subclasses.spec.construction import find_tensor
+from subclasses.spec.annotations import is_union, resolve_annotation, static_choices
+from subclasses.spec.construction import find_tensor, is_no_choice, show_choices
 from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
 from subclasses.spec.shapes import Shape, parse_shape
 from subclasses.spec.shown import show_spec
@@ -59,10 +60,17 @@ class InnerField:
 
 @dataclass(frozen=True)
 class MetaField:
-    """One metadata field, static or dynamic; ``default`` is ``MISSING`` if the argument is required."""
+    """One metadata field, static or dynamic.
+
+    Attributes:
+        name: the name of the field.
+        default: the default, or ``MISSING`` if the argument is required.
+        choices: the values that the annotation allows, if it names an enum or a ``Literal``; empty if any is allowed.
+    """
 
     name: str
     default: Any
+    choices: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -173,7 +181,7 @@ def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any
         case InnerMarker():
             return _collect_inner(cls, name, marker, scope)
         case StaticMarker(default):
-            return "static", MetaField(name, default)
+            return "static", MetaField(name, default, static_choices(cls, name, scope))
         case DynamicMarker(default):
             _check_count_annotation(cls, name, scope)
             return "dynamic", MetaField(name, default)
@@ -235,28 +243,6 @@ def _tensor_annotation(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[
     )
 
 
-def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:
-    """Evaluates an annotation, which may be a string.
-
-    Raises:
-        SpecError: it names something that does not exist at run time.
-    """
-    holder = types.new_class("Holder", exec_body=lambda ns: ns.update(__annotations__={name: annotation}))
-    holder.__module__ = cls.__module__
-    try:
-        # An annotation may name the class itself, which is not bound in the scope yet.
-        return typing.get_type_hints(holder, localns={**scope, cls.__name__: cls})[name]
-    except (NameError, SyntaxError, AttributeError, TypeError) as error:
-        raise SpecError(
-            f"{cls.__name__}.{name}: cannot resolve the annotation {annotation!r}: {error}"
-        ) from error
-
-
-def is_union(hint: object) -> bool:
-    """Whether an evaluated annotation is a union, such as ``Tensor | None``."""
-    return typing.get_origin(hint) in (typing.Union, types.UnionType)
-
-
 def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any]) -> SubclassSpec:
     inners = tuple(f for f in fields.values() if isinstance(f, InnerField))
     meta = [f for f in fields.values() if not isinstance(f, InnerField)]
@@ -274,9 +260,19 @@ def _assemble(cls: type, fields: Mapping[str, Field], keywords: Mapping[str, Any
         fallback=keywords.get("fallback", "error"),
         decompose=_collect_decompose(cls, keywords.get("decompose", False)),
         outer_args=None if outer is _TENSOR_OUTER else _collect_outer_args(cls, outer, frozenset(fields)),
-        has_materialize=inspect.getattr_static(cls, "materialize", None) is not None,
+        has_materialize=_has_materialize(cls),
         trainable=keywords.get("trainable", keywords.get("fallback") == "map"),
     )
+
+
+def _has_materialize(cls: type) -> bool:
+    found = inspect.getattr_static(cls, "materialize", None)
+    if found is not None and not isinstance(found, types.FunctionType):
+        raise SpecError(
+            f"{cls.__name__}.materialize must be a method, `def materialize(self) -> Tensor`, got {found!r} of type "
+            f"{type(found).__name__}"
+        )
+    return found is not None
 
 
 def _collect_decompose(cls: type, value: bool | Collection[Any]) -> bool | frozenset[Any]:
@@ -394,3 +390,7 @@ def _check_static_default(spec: SubclassSpec, field: MetaField) -> None:
             f"{spec.name}.{field.name}: static metadata is hashable, and the default {field.default!r} is not; "
             f"use a tuple or a frozen dataclass"
         ) from error
+    if is_no_choice(field.default, field.choices):
+        raise SpecError(
+            f"{spec.name}.{field.name}: expected a default among {show_choices(field.choices)}, got {field.default!r}"
+        )

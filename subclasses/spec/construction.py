@@ -7,6 +7,8 @@ for the test alone.
 from __future__ import annotations
 
 import dataclasses
+import enum
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -61,9 +63,15 @@ def check_not_transformed(cls: str, *inners: Tensor | None) -> None:
         )
 
 
-def check_statics(cls: str, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
-    """Raises TypeError unless each value of static metadata is hashable and contains no tensor or symbolic int."""
-    for name, value in zip(names, values, strict=True):
+def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> None:
+    """Checks each value of static metadata; ``fields`` are those of the declaration.
+
+    Raises:
+        TypeError: one is not hashable, or contains a tensor or a symbolic int.
+        ValueError: one is none of those that the annotation of its field lists.
+    """
+    for field, value in zip(fields, values, strict=True):
+        name = field.name
         if (tensor := find_tensor(value)) is not None:
             raise TypeError(f"{cls}.{name}: expected static metadata, got {_describe(tensor)}; use inner()")
         if isinstance(value, torch.SymInt):
@@ -77,6 +85,25 @@ def check_statics(cls: str, names: tuple[str, ...], values: tuple[Any, ...]) -> 
             raise TypeError(
                 f"{cls}.{name}: expected hashable metadata, got {_describe(value)}; use a tuple or a frozen dataclass"
             ) from error
+        if field.choices and is_no_choice(value, field.choices):
+            raise ValueError(
+                f"{cls}.{name}: expected one of {show_choices(field.choices)}, got {_describe(value)}"
+            )
+
+
+def is_no_choice(value: object, choices: tuple[Any, ...]) -> bool:
+    """Whether a value is none of those that an annotation lists, if it lists any.
+
+    ``True`` is not ``1``; a member of an ``IntEnum`` or ``StrEnum`` is its value.
+    """
+    return bool(choices) and not any(
+        c == value and (type(c) is type(value) or isinstance(c, enum.Enum)) for c in choices
+    )
+
+
+def show_choices(choices: tuple[Any, ...]) -> str:
+    """Returns the values that an annotation lists, as they are written."""
+    return ", ".join(f"{type(c).__name__}.{c.name}" if isinstance(c, enum.Enum) else repr(c) for c in choices)
 
 
 def find_tensor(value: object) -> Tensor | None:

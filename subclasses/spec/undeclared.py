@@ -16,8 +16,9 @@ from typing import Any, ClassVar, Final
 from torch import Tensor
 
 from subclasses.errors import SpecError
-from subclasses.spec.collect import OWN_FIELDS, check_field_name, is_union, resolve_annotation
-from subclasses.spec.fields import Marker
+from subclasses.spec.annotations import is_union, resolve_annotation
+from subclasses.spec.collect import OWN_FIELDS, check_field_name
+from subclasses.spec.fields import Marker, dynamic, inner, static
 
 # Final[int] is the annotation of an int that is assigned once.
 _FINAL = re.compile(r"^(\w+\.)*Final\[(.*)\]$")
@@ -37,8 +38,8 @@ def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
         scope: the local names at the class statement, to resolve annotations that are strings.
 
     Raises:
-        SpecError: a name is annotated and has no marker, a plain value replaces an inherited field, or a base that is
-            not a declared class has a marker.
+        SpecError: a name is annotated and has no marker, a marker is not called, a plain value replaces an inherited
+            field, or a base that is not a declared class has a marker.
     """
     inherited = {name for base in cls.__mro__[1:] for name in vars(base).get(OWN_FIELDS, ())}
     for name, annotation in inspect.get_annotations(cls).items():
@@ -61,7 +62,12 @@ def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
 
 
 def _check_value(cls: type, name: str, value: object, is_inherited_field: bool) -> None:
-    """Raises SpecError if a value in a class body replaces an inherited field, or is a tensor."""
+    """Raises SpecError if a value in a class body is a marker not called, replaces a field, or is a tensor."""
+    if any(value is f for f in (inner, static, dynamic)):
+        marker = value.__name__  # type: ignore[attr-defined]
+        raise SpecError(
+            f"{cls.__name__}: `{name} = {marker}` names a function; call it: `{name} = {marker}()`"
+        )
     if is_inherited_field and not _is_declared(value):
         raise SpecError(
             f"{cls.__name__}.{name} = {value!r} replaces an inherited field with a constant of the class, which no "

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses.layout import RAW
 from subclasses.testing.cases import like, once, recorded
 from subclasses.testing.compare import check_equal, check_none, difference, leaves, snapshot
 from subclasses.testing.errors import Broken, Skipped, succeeds
@@ -185,6 +186,8 @@ def _recorded_by_inners(s: Subject) -> list[Case]:
 )
 def inner_gradients(s: Subject, case: Case) -> None:
     """Each differentiable inner tensor gets its gradient through each op."""
+    if not s.has_reference and s.declared:
+        return _check_slope(s, case)
     x, wanted = _with_live_inners(s)
     source = s.make().detach()
     inners = {n: t.detach().requires_grad_(n in wanted) for n, t in s.inners(source).items()}
@@ -200,12 +203,73 @@ def inner_gradients(s: Subject, case: Case) -> None:
                 check_none(f"the gradient of {name} through {case.name} is wrong", problem)
 
 
+# The step of a difference in float64, and how far a slope may be from it.
+_STEP, _SLOPE_TOLERANCE = 1e-6, 1e-4
+
+
+def _check_slope(s: Subject, case: Case) -> None:
+    """Compares gradients with a difference of what the case computes, for a class that stands for no plain tensor.
+
+    Raises:
+        Broken: the derivative in a random direction is another.
+        Skipped: no value can be made from inner tensors of float64.
+    """
+    source = s.make().detach()
+    inners = {n: t.double() if _is_real(t) else t for n, t in s.inners(source).items()}
+    names = [n for n, t in inners.items() if _is_real(t)]
+    if not names or not succeeds(s.construct, source, inners):
+        raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
+    directions = {n: torch.randn_like(inners[n]) for n in names}
+
+    def run(moved: Mapping[str, Any]) -> Tensor | float:
+        s.make()  # the same random numbers for each
+        parts = [
+            p.double()
+            for t in leaves(case.run(s.construct(source, {**inners, **moved})))
+            for p in _open(s, t)
+        ]
+        torch.manual_seed(0)
+        return sum((torch.randn_like(p) * p).sum() for p in parts)
+
+    with torch.no_grad():
+        ahead, behind = (run({n: inners[n] + e * directions[n] for n in names}) for e in (_STEP, -_STEP))
+    expected = float(ahead - behind) / (2 * _STEP)
+    live = {n: inners[n].clone().requires_grad_() for n in names}
+    with explaining(s, case):
+        total = run(live)
+        grads = [None] * len(names)
+        if isinstance(total, Tensor) and total.requires_grad:
+            grads = torch.autograd.grad(total, [*live.values()], allow_unused=True)
+        pairs = zip(grads, directions.values(), strict=True)
+        got = sum(float((g * d).sum()) for g, d in pairs if g is not None)
+        shown_names = ", ".join(n.removeprefix(RAW) for n in names)
+        if abs(got - expected) > _SLOPE_TOLERANCE * max(1, abs(expected)):
+            raise Broken(
+                f"the gradient of {shown_names} through {case.name} is wrong: the slope in a random direction is "
+                f"{expected:.4g} by differences and {got:.4g} by autograd",
+                "a rule for an op runs below autograd: PyTorch's formula for the derivative is computed by the rules "
+                "of the class, and is right only if they are linear where it is. Register the rule for the function, "
+                "such as torch.mul, and read inner tensors with unwrap: PyTorch then differentiates what the rule does",
+            )
+
+
+def _is_real(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.is_floating_point()
+
+
+def _open(s: Subject, t: Any) -> list[Tensor]:
+    """The inner tensors of a result, or a plain result, as differentiable functions."""
+    parts = t.unwrap() if isinstance(t, s.cls) else (t,)
+    return [p for p in parts if _is_real(p)]
+
+
 # ---- cotangents --------------------------------------------------------------------------------------------
 
 
 @promise(
     "a cotangent arrives as a value of the class or as a plain tensor of the outer size: take both (see "
-    "wrap_cotangent), or raise; never write into it",
+    "wrap_cotangent), or raise; never write into it. A rule for an op that changes some inner tensors alone, such as a "
+    "scale, belongs above autograd: register it for the function, such as torch.mul, and use unwrap",
     cases=recorded,
 )
 def cotangents(s: Subject, case: Case) -> None:

@@ -254,6 +254,12 @@ def test_what_cannot_be_adopted_is_refused(given, words):
         assert word in str(error.value)
 
 
+def test_a_conversion_by_name_is_refused():
+    cls, _ = by_hand.tagged()
+    with pytest.raises(subclasses.SpecError, match=r"to_plain= takes a function.*got 'dequantize'"):
+        subclasses.adopt(cls, to_plain="dequantize")  # type: ignore[arg-type]
+
+
 def test_a_declared_class_is_refused():
     class Box(TensorSubclass, fallback="map"):
         held: Tensor = inner()

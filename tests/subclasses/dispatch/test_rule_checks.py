@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import re
 
 import pytest
 import torch
@@ -141,6 +142,45 @@ FITTING = [
 @pytest.mark.parametrize(("key", "rule"), FITTING)
 def test_rules_that_fit(key, rule):
     fresh().implements(key)(rule)
+
+
+@pytest.mark.parametrize(
+    ("method", "run", "named"),
+    [
+        (Tensor.__add__, lambda x: x + 1, "torch.add"),
+        (Tensor.__rmul__, lambda x: 2 * x, "torch.mul"),
+        (Tensor.__truediv__, lambda x: x / 2, "torch.div"),
+        (Tensor.__mod__, lambda x: x % 2, "torch.remainder"),
+        (Tensor.__matmul__, lambda x: x @ x, "torch.matmul"),
+        (Tensor.__le__, lambda x: x <= 1, "torch.le"),
+        (Tensor.__isub__, lambda x: operator.isub(x, 1), "torch.Tensor.sub_"),
+        (Tensor.__rand__, lambda x: True & x, "torch.bitwise_and"),
+    ],
+)
+def test_a_method_that_an_operator_does_not_name_is_refused_with_the_one_it_names(method, run, named):
+    Box = fresh()
+    with pytest.raises(
+        SpecError, match=rf"never calls a rule for Tensor\.__\w+__, .*name {re.escape(named)}$"
+    ):
+        Box.implements(method)(lambda func, x, y: "ruled")
+    Box.implements(operator.attrgetter(named.removeprefix("torch."))(torch))(lambda func, x, y: "ruled")
+    assert run(Box(torch.ones(2, dtype=torch.bool if "bitwise" in named else None))) == "ruled"
+
+
+@pytest.mark.parametrize(
+    ("method", "run"),
+    [
+        (Tensor.__eq__, lambda x: x == 1),
+        (Tensor.__rsub__, lambda x: 1 - x),
+        (Tensor.__lshift__, lambda x: x << 1),
+        (Tensor.__getitem__, lambda x: x[0]),
+        (Tensor.__floordiv__, lambda x: x // 2),
+    ],
+)
+def test_a_rule_for_a_method_that_an_operator_names_runs(method, run):
+    Box = fresh()
+    Box.implements(method)(lambda func, x, y: "ruled")
+    assert run(Box(torch.ones(2))) == "ruled"
 
 
 UNFIT = [

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
+import re
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from subclasses import DispatchError, TensorSubclass, dynamic, inner, static
+from subclasses import DispatchError, SpecError, TensorSubclass, dynamic, inner, static
 from tests.subclasses.subjects import Int8Weight, Nested, Pair, Tagged, make_int8, make_pair
 
 Q, S = torch.ones(2, 2, dtype=torch.int8), torch.ones(2, 1)
@@ -187,6 +190,92 @@ def test_dynamic_ints_are_constant_too():
 def test_unwrap_of_no_inner_tensor():
     with pytest.raises(AttributeError, match="Pair has no inner tensor 'c'; its inner tensors are a, b"):
         make_pair().unwrap("c")
+
+
+# ---- values that an annotation lists --------------------------------------------------------------------------
+
+
+class Order(enum.Enum):
+    FIRST = "first"
+    LAST = "last"
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+class Listed(TensorSubclass):
+    """Metadata of which the annotation lists the values."""
+
+    held: Tensor = inner()
+    order: Order = static(default=Order.FIRST)
+    maybe: Order | None = static(default=None)
+    level: Level = static(default=Level.LOW)
+    word: Literal["a", 1] = static(default="a")
+    other: Order | int = static(default=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"order": "first"},
+            "Listed.order: expected one of Order.FIRST, Order.LAST, got 'first' of type str",
+        ),
+        ({"order": None}, "Listed.order: expected one of Order.FIRST, Order.LAST, got None"),
+        (
+            {"maybe": "last"},
+            "Listed.maybe: expected one of Order.FIRST, Order.LAST, None, got 'last' of type str",
+        ),
+        ({"level": 2}, "Listed.level: expected one of Level.LOW, got 2 of type int"),
+        ({"word": "b"}, "Listed.word: expected one of 'a', 1, got 'b' of type str"),
+        ({"word": True}, "Listed.word: expected one of 'a', 1, got True of type bool"),
+    ],
+)
+def test_metadata_that_the_annotation_does_not_list(given, words):
+    with pytest.raises(ValueError, match=f"^{re.escape(words)}$"):
+        Listed(S, **given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"order": Order.LAST}, {"maybe": Order.LAST}, {"level": 1}, {"word": 1}, {"other": 3}, {"other": "any"}],
+)
+def test_metadata_that_the_annotation_lists_or_does_not_restrict(given):
+    x = Listed(S, **given)
+    assert {name: getattr(x, name) for name in given} == given
+
+
+def test_a_default_that_the_annotation_does_not_list():
+    with pytest.raises(
+        SpecError, match=r"Bad.order: expected a default among Order.FIRST, Order.LAST, got 'first'"
+    ):
+
+        class Bad(TensorSubclass):
+            held: Tensor = inner()
+            order: Order = static(default="first")
+
+
+# ---- an __init__ of the class ------------------------------------------------------------------------------
+
+
+def test_an_init_may_assign_fields():
+    class Box(TensorSubclass):
+        held: Tensor = inner()
+
+        def __init__(self, held):
+            self.held = held
+
+    assert Box(S).held is S
+
+
+def test_a_dataclass_is_refused():
+    class Box(TensorSubclass):
+        held: Tensor = inner()
+
+    dataclasses.dataclass(Box)
+    with pytest.raises(SpecError, match="Box: leave out @dataclass"):
+        Box(S)
 
 
 # ---- transforms of torch.func ------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import SpecError, TensorSubclass, constant, inner, static
+from subclasses import SpecError, TensorSubclass, constant, dynamic, inner, static
 from tests.subclasses.subjects import Int8Weight, Pair
 
 
@@ -98,6 +98,13 @@ def test_a_tensor_in_the_class_body_is_to_be_a_constant(annotations, name):
 def test_a_taken_name_is_refused_before_a_marker_is_advised():
     with pytest.raises(SpecError, match="choose another name, such as data_data"):
         declare({"data": Tensor})
+
+
+@pytest.mark.parametrize("marker", [inner, static, dynamic])
+@pytest.mark.parametrize("annotations", [{}, {"x": int}])
+def test_a_marker_is_to_be_called(marker, annotations):
+    with pytest.raises(SpecError, match=re.escape(f"call it: `x = {marker.__name__}()`")):
+        declare(annotations, x=marker)
 
 
 def test_without_any_marker_the_annotation_is_named():

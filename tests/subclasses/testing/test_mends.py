@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -262,3 +264,40 @@ def test_a_rule_written_by_hand_that_takes_a_plain_operand_for_its_own():
     (outcome,) = outcomes(Left, "values")
     assert "Left.run (" in outcome.mend or "run (" in outcome.mend
     assert "reads .tag of an operand without a test" in outcome.mend
+
+
+# ---- gradients of a class that stands for no plain tensor ---------------------------------------------------
+
+
+def _interval(key, rule):
+    class Ends(TensorSubclass):
+        low: Tensor = inner()
+        high: Tensor = inner()
+
+    Ends.implements(key)(functools.partial(rule, Ends))
+    return lambda: Ends(torch.rand(3, 4), torch.rand(3, 4) + 2)
+
+
+def _turned(cls, func, x):
+    return cls(-x.high, -x.low)
+
+
+def _turned_above(cls, func, x):
+    low, high = x.unwrap()
+    return cls(-high, -low)
+
+
+def _inner_gradients(make):
+    outcomes = examine(make, paths={}).outcomes
+    return next(o for o in outcomes if o.promise.name == "inner_gradients")
+
+
+def test_a_gradient_that_differences_do_not_confirm_is_told_without_a_reference():
+    found = _inner_gradients(_interval(torch.ops.aten.neg, _turned))
+    assert found.state == "broken"
+    assert "the gradient of low, high through -x is wrong" in found.detail
+    assert "Register the rule for the function" in found.mend
+
+
+def test_a_rule_above_autograd_is_confirmed_by_differences():
+    assert _inner_gradients(_interval(torch.neg, _turned_above)).state == "kept"

@@ -1,0 +1,56 @@
+"""Annotations of fields, evaluated."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from subclasses.errors import SpecError
+
+
+def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:
+    """Evaluates an annotation, which may be a string.
+
+    Raises:
+        SpecError: it names something that does not exist at run time.
+    """
+    holder = types.new_class("Holder", exec_body=lambda ns: ns.update(__annotations__={name: annotation}))
+    holder.__module__ = cls.__module__
+    try:
+        # An annotation may name the class itself, which is not bound in the scope yet.
+        return typing.get_type_hints(holder, localns={**scope, cls.__name__: cls})[name]
+    except (NameError, SyntaxError, AttributeError, TypeError) as error:
+        raise SpecError(
+            f"{cls.__name__}.{name}: cannot resolve the annotation {annotation!r}: {error}"
+        ) from error
+
+
+def is_union(hint: object) -> bool:
+    """Whether an evaluated annotation is a union, such as ``Tensor | None``."""
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def static_choices(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Returns the values that an annotation lists, as an enum or a ``Literal`` does; empty if it lists none.
+
+    An annotation that names what only type checkers import lists none.
+    """
+    try:
+        hint = resolve_annotation(cls, name, inspect.get_annotations(cls).get(name, Any), scope)
+    except SpecError:
+        return ()
+    choices: list[Any] = []
+    for kind in typing.get_args(hint) if is_union(hint) else (hint,):
+        if isinstance(kind, type) and issubclass(kind, enum.Enum) and not issubclass(kind, enum.Flag):
+            choices += kind
+        elif typing.get_origin(kind) is Literal:
+            choices += typing.get_args(kind)
+        elif kind is types.NoneType:
+            choices.append(None)
+        else:
+            return ()
+    return tuple(choices)

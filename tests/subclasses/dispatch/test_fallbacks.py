@@ -1,0 +1,77 @@
+"""What a materializing class is told: a wrong ``materialize``, and copies between values that differ."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from subclasses import DispatchError, SpecError, TensorSubclass, inner, static
+
+
+def declare(function):
+    class Box(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+        materialize = function
+
+    return Box
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (lambda x: x.held[None], "one of size (1, 2) and torch.float32"),
+        (lambda x: x.held[:1], "one of size (1,) and torch.float32"),
+        (lambda x: x.held.double(), "one of size (2,) and torch.float64"),
+        (lambda x: None, "None of type NoneType"),
+    ],
+)
+def test_what_materialize_returns_has_the_outer_size_and_dtype(function, got):
+    words = f"Box.materialize: expected a tensor of the outer size (2,) and torch.float32, got {got}; "
+    with pytest.raises(ValueError, match=re.escape(words)):
+        declare(function)(torch.ones(2)) + 1
+
+
+@pytest.mark.parametrize("function", [property(lambda x: x.held), staticmethod(lambda x: x), 3])
+def test_materialize_is_a_method(function):
+    with pytest.raises(
+        SpecError, match=r"Box.materialize must be a method, `def materialize\(self\) -> Tensor`, got"
+    ):
+        declare(function)
+
+
+class Shifted(TensorSubclass, fallback="materialize", trainable=True):
+    """A tensor with a shift that may be absent."""
+
+    held: Tensor = inner()
+    shift: Tensor | None = inner(optional=True)
+    mode: str = static(default="add")
+
+    def materialize(self) -> Tensor:
+        return self.held if self.shift is None else self.held + self.shift
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: Shifted(torch.ones(2), torch.ones(2), mode="other"),
+        lambda: Shifted(torch.ones(2)),
+    ],
+)
+@pytest.mark.parametrize("wrap", [lambda x: x, torch.nn.Parameter])
+def test_a_copy_says_what_differs(source, wrap):
+    x = wrap(Shifted(torch.zeros(2), torch.zeros(2)))
+    with torch.no_grad(), pytest.raises(DispatchError, match=r"Layout\(Shifted.*do not change.*assign=True"):
+        x.copy_(source())
+    assert not x.materialize().any()
+
+
+def test_a_copy_of_a_plain_tensor_to_a_parameter_names_checkpoints():
+    module = torch.nn.Linear(2, 1, bias=False)
+    module.weight = torch.nn.Parameter(Shifted(torch.zeros(1, 2)))
+    with pytest.raises(
+        RuntimeError, match=r"a plain tensor, as a checkpoint may hold.*Make a Shifted of it first"
+    ):
+        module.load_state_dict({"weight": torch.ones(1, 2)})
