@@ -1,5 +1,8 @@
 """Int8 weights: quantized tensors, and ``quantize_``, which quantizes the weights of a model."""
 
+import importlib
+
+from subclasses.after_import import after_import
 from subclasses.int8 import collectives, layers, structure, writing  # noqa: F401  # imported to register rules
 from subclasses.int8.config import (
     FqnToConfig,
@@ -13,6 +16,8 @@ from subclasses.int8.config import (
 )
 from subclasses.int8.saving import from_plain, to_plain
 from subclasses.int8.tensor import Int8Tensor
+
+after_import("transformers.modeling_utils", lambda _: importlib.import_module("subclasses.int8.hugging_face"))
 
 __all__ = [
     "FqnToConfig",
