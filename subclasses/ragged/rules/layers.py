@@ -36,7 +36,10 @@ def _bilinear(func: Any, input1: Any, input2: Any, weight: Tensor, bias: Tensor 
     _check_dense(func, weight, bias)
     x = first_ragged((input1, input2))
     _check_features(func, x, 1)
-    given = (x.alongside(func, t) if is_ragged(t) else x.like_dense(t.expand(*x.shape[:-1], -1)) for t in (input1, input2))
+    given = (
+        x.alongside(func, t) if is_ragged(t) else x.like_dense(t.expand(*x.shape[:-1], -1))
+        for t in (input1, input2)
+    )
     return x.with_kept(func(*(t.clean() for t in given), weight, bias))
 
 
