@@ -246,9 +246,7 @@ def quantize_(
             is_transposed = parameter == "weight" and is_conv1d(layer)
             key = (id(weight), one, is_transposed)
             if key not in quantized:
-                quantized[key] = nn.Parameter(
-                    _quantize(weight.detach(), one, is_transposed), requires_grad=False
-                )  # type: ignore[union-attr]
+                quantized[key] = nn.Parameter(_quantize(weight, one, is_transposed), requires_grad=False)
             chosen.append((layer, parameter, quantized[key]))
     for layer, parameter, new in chosen:
         setattr(layer, parameter, new)
@@ -263,8 +261,9 @@ def _configs_of(
     return {"weight": config} if (filter_fn(layer, name) if filter_fn else by_default) else {}
 
 
-def _quantize(weight: Tensor, config: Config, is_transposed: bool) -> Tensor:
+def _quantize(weight: Any, config: Config, is_transposed: bool) -> Tensor:
     """Quantizes a weight; one of size ``[inputs, outputs]`` gets the blocks of its transpose."""
+    weight = weight.detach()
     return config.quantize(weight.t()).t().contiguous() if is_transposed else config.quantize(weight)
 
 

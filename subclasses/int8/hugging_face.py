@@ -108,6 +108,8 @@ class Int8Quantizer(HfQuantizer):
 class _FromPlain(ConversionOps):
     """Makes a weight of its inner tensors while ``from_pretrained`` loads a model."""
 
+    hf_quantizer: Any
+
     def __init__(self, hf_quantizer: Int8Quantizer) -> None:
         self.hf_quantizer = hf_quantizer
 
@@ -139,7 +141,7 @@ def mark_quantized(module: nn.Module) -> None:
     """Sets the quantizer of each model of transformers in a module that has int8 weights."""
     for model in module.modules():
         if isinstance(model, PreTrainedModel) and _has_int8(model) and not hasattr(model, "hf_quantizer"):
-            config = Int8QuantizationConfig()
+            config = Int8QuantizationConfig()  # type: ignore[call-arg]
             model.hf_quantizer = Int8Quantizer(config)  # type: ignore[assignment]
             model.config.quantization_config = config
             _note_untied(model)

@@ -11,11 +11,11 @@ import desugar
 from subclasses.int8 import Int8Tensor, Int8WeightOnlyConfig, quantize_
 
 pytest.importorskip("transformers", reason="needs the extra `models`")
-peft = pytest.importorskip("peft", reason="needs the extra `models`")
 
 from tests.models.judge import assert_same, gradients
 from tests.models.zoo import ZOO
 
+peft = pytest.importorskip("peft", reason="needs the extra `models`")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning"),

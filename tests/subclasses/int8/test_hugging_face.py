@@ -38,7 +38,7 @@ def int8_names(model):
     return {name for name, p in model.named_parameters() if isinstance(p.data, Int8Tensor)}
 
 
-def assert_same(other, model, dtype=torch.float32):
+def assert_same(other, model):
     assert int8_names(other) == int8_names(model) and int8_names(model)
     assert not any(dict(other.named_parameters())[name].requires_grad for name in int8_names(other))
     with torch.no_grad():
@@ -119,7 +119,9 @@ def test_floats_are_not_quantized_while_loading(tmp_path):
     from subclasses.int8.hugging_face import Int8QuantizationConfig
 
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **HEADS)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="without quantization_config, then call subclasses.int8.quantize_"):
+    with pytest.raises(
+        ValueError, match=r"without quantization_config, then call subclasses\.int8\.quantize_"
+    ):
         transformers.LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=Int8QuantizationConfig())
 
 
