@@ -75,7 +75,9 @@ def test_a_training_step(name, layout):
         loss.backward()
         torch.testing.assert_close(loss, want)
         torch.testing.assert_close(gradients(each), gradients(model), atol=1e-5, rtol=1e-4)
-    assert call.programs
+    assert len(call.programs) == (
+        2 if name == "gpt2" else 1
+    )  # its loss is a graph of its own on dense tokens too
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
