@@ -1,5 +1,9 @@
 """Int8 weights: quantized tensors, and ``quantize_``, which quantizes the weights of a model."""
 
+import importlib
+from typing import Any
+
+from subclasses.after_import import after_import
 from subclasses.int8 import collectives, layers, structure, writing  # noqa: F401  # imported to register rules
 from subclasses.int8.config import (
     FqnToConfig,
@@ -14,6 +18,12 @@ from subclasses.int8.config import (
 from subclasses.int8.saving import from_plain, to_plain
 from subclasses.int8.tensor import Int8Tensor
 
+
+def _register_quantizer(_: Any) -> None:
+    importlib.import_module("subclasses.int8.hugging_face")
+
+
+after_import("transformers.modeling_utils", _register_quantizer)
 __all__ = [
     "FqnToConfig",
     "Int8DynamicActivationInt8WeightConfig",

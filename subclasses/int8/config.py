@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from subclasses.base import TensorSubclass
+from subclasses.int8.linear_modules import adapters_in, is_conv1d, is_linear
 from subclasses.int8.tensor import Int8Tensor
 
 # ---- granularity -------------------------------------------------------------------------------------------
@@ -161,8 +162,14 @@ class FqnToConfig:
                     f"FqnToConfig: {key!r} is not a valid regular expression: {error}"
                 ) from error
 
-    def find(self, name: str, layer: nn.Module) -> dict[str, Config]:
-        """Returns the configurations of the parameters of a layer that are to be quantized."""
+    def find(self, name: str, layer: nn.Module, *, by_default: bool | None = None) -> dict[str, Config]:
+        """Returns the configurations of the parameters of a layer that are to be quantized.
+
+        Args:
+            name: the name of the layer.
+            layer: the layer.
+            by_default: whether ``"_default"`` applies to the layer; None means to every linear layer.
+        """
         own = {f"{name}.{p}".removeprefix("."): p for p in (*layer._parameters, *layer._buffers)}
         floats = {
             p for p, t in layer._parameters.items() if t is not None and t.is_floating_point() and t.dim()
@@ -177,7 +184,7 @@ class FqnToConfig:
             found = self._first_match(name)
             if found and isinstance(getattr(layer, "weight", None), Tensor):
                 named["weight"] = found[0]
-            elif not found and _is_linear(layer):
+            elif not found and (is_linear(layer) if by_default is None else by_default):
                 named["weight"] = self.fqn_to_config.get("_default")
         return _drop_none(named)
 
@@ -203,7 +210,8 @@ def quantize_(
 
     Weights that are declared subclasses already stay unchanged. A weight shared by two chosen layers stays shared, so
     choose both the embedding and the linear layer that a language model ties. All new weights are computed before the
-    first one is replaced. For a compiled module, names are those of the module that it compiles.
+    first one is replaced. For a compiled module, names are those of the module that it compiles. A model of
+    transformers is marked as quantized, so that its ``save_pretrained`` writes int8 weights.
 
     On the CPU a weight-only layer in bfloat16 saves memory, and time for up to about 8 rows; from 16 rows on it takes
     1.1 to 1.4 of the time of the layer of floats, for want of a kernel. A dynamic layer took less at every batch that
@@ -213,7 +221,8 @@ def quantize_(
         module: the model, or a single layer.
         config: the configuration of all chosen layers, or a :class:`FqnToConfig` for each layer.
         filter_fn: takes each module and its name and returns whether its weight is quantized. None chooses linear
-            layers except the output layer of ``nn.MultiheadAttention``, as torchao does.
+            layers except the output layer of ``nn.MultiheadAttention``, as torchao does, and except the adapters that
+            peft adds beside frozen layers; ``Conv1D`` of transformers is a linear layer.
 
     Raises:
         TypeError: ``config`` is not a configuration, or a chosen module has no floating point weight or computes it.
@@ -227,31 +236,46 @@ def quantize_(
         )
     if isinstance(config, FqnToConfig) and filter_fn is not None:
         raise ValueError("quantize_: an FqnToConfig chooses the layers; omit filter_fn")
-    quantized: dict[tuple[int, Config], nn.Parameter] = {}
+    quantized: dict[tuple[int, Config, bool], nn.Parameter] = {}
     chosen: list[tuple[nn.Module, str, nn.Parameter]] = []
+    adapters = adapters_in(module)
     for given, layer in module.named_modules():
         name = given.replace("_orig_mod.", "").removesuffix("_orig_mod")
-        for parameter, one in _configs_of(name, layer, config, filter_fn).items():
+        by_default = is_linear(layer) and layer not in adapters
+        for parameter, one in _configs_of(name, layer, config, filter_fn, by_default).items():
             weight = getattr(layer, parameter, None)
             if isinstance(_data(weight), TensorSubclass):
                 continue
             _check_weight(name, layer, parameter, weight)
-            key = (id(weight), one)
+            is_transposed = parameter == "weight" and is_conv1d(layer)
+            key = (id(weight), one, is_transposed)
             if key not in quantized:
-                quantized[key] = nn.Parameter(one.quantize(weight.detach()), requires_grad=False)  # type: ignore[union-attr]
+                quantized[key] = nn.Parameter(_quantize(weight, one, is_transposed), requires_grad=False)
             chosen.append((layer, parameter, quantized[key]))
     for layer, parameter, new in chosen:
         setattr(layer, parameter, new)
+    _mark_pretrained(module)
 
 
-def _configs_of(name: str, layer: nn.Module, config: Any, filter_fn: Any) -> dict[str, Config]:
+def _configs_of(
+    name: str, layer: nn.Module, config: Any, filter_fn: Any, by_default: bool
+) -> dict[str, Config]:
     if isinstance(config, FqnToConfig):
-        return config.find(name, layer)
-    return {"weight": config} if (filter_fn(layer, name) if filter_fn else _is_linear(layer)) else {}
+        return config.find(name, layer, by_default=by_default)
+    return {"weight": config} if (filter_fn(layer, name) if filter_fn else by_default) else {}
 
 
-def _is_linear(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) and not isinstance(layer, NonDynamicallyQuantizableLinear)
+def _quantize(weight: Any, config: Config, is_transposed: bool) -> Tensor:
+    """Quantizes a weight; one of size ``[inputs, outputs]`` gets the blocks of its transpose."""
+    weight = weight.detach()
+    return config.quantize(weight.t()).t().contiguous() if is_transposed else config.quantize(weight)
+
+
+def _mark_pretrained(module: nn.Module) -> None:
+    if "transformers.modeling_utils" in sys.modules:
+        from subclasses.int8 import hugging_face
+
+        hugging_face.mark_quantized(module)
 
 
 def _check_weight(name: str, layer: nn.Module, parameter: str, weight: Any) -> None:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from subclasses.int8.tensor import Int8Tensor
 
-_TENSORS_KEY, _TIED_KEY = "int8_tensors", "tied_tensors"
-_PARTS = ("qdata", "scale", "zero_point")
+TENSORS_KEY, TIED_KEY = "int8_tensors", "tied_tensors"
+PARTS = ("qdata", "scale", "zero_point")
 _METADATA = ("activation", "activation_symmetric", "partial")
 
 
@@ -41,7 +41,7 @@ def to_plain(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str
         data = value.data if isinstance(value, nn.Parameter) else value
         parts = {name: data}
         if isinstance(data, Int8Tensor):
-            parts = {f"{name}.{p}": getattr(data, p) for p in _PARTS if getattr(data, p) is not None}
+            parts = {f"{name}.{p}": getattr(data, p) for p in PARTS if getattr(data, p) is not None}
             described[name] = {"dtype": str(data.dtype).removeprefix("torch.")}
             described[name] |= {key: getattr(data, key) for key in _METADATA}
         taken = parts.keys() & (tensors.keys() | (state.keys() - {name}))
@@ -50,7 +50,7 @@ def to_plain(state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, str
         tensors |= {key: t.detach() for key, t in parts.items()}
     tied = _find_tied(tensors)
     kept = {key: t.contiguous() for key, t in tensors.items() if key not in tied}
-    return kept, {_TENSORS_KEY: json.dumps(described), _TIED_KEY: json.dumps(tied)}
+    return kept, {TENSORS_KEY: json.dumps(described), TIED_KEY: json.dumps(tied)}
 
 
 def _find_tied(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -72,18 +72,18 @@ def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
     Raises:
         ValueError: the metadata is not from :func:`to_plain`, or an inner tensor is missing.
     """
-    if metadata is None or _TENSORS_KEY not in metadata:
+    if metadata is None or TENSORS_KEY not in metadata:
         raise ValueError(
-            f"from_plain: expected metadata with {_TENSORS_KEY!r}, as to_plain returns it beside the tensors; "
+            f"from_plain: expected metadata with {TENSORS_KEY!r}, as to_plain returns it beside the tensors; "
             f"safetensors.safe_open(path, 'pt').metadata() reads it"
         )
     state: dict[str, Any] = dict(tensors)
-    for name, first in json.loads(metadata.get(_TIED_KEY, "{}")).items():
+    for name, first in json.loads(metadata.get(TIED_KEY, "{}")).items():
         if first in tensors:
             state[name] = tensors[first]
     names = list(state)
-    for name, description in json.loads(metadata[_TENSORS_KEY]).items():
-        parts = [state.pop(f"{name}.{p}", None) for p in _PARTS]
+    for name, description in json.loads(metadata[TENSORS_KEY]).items():
+        parts = [state.pop(f"{name}.{p}", None) for p in PARTS]
         if parts[0] is None or parts[1] is None:
             raise ValueError(f"from_plain: {name}.qdata or {name}.scale is missing")
         dtype = getattr(torch, description.pop("dtype"))
@@ -94,3 +94,31 @@ def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
 def _in_order(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Returns the names in the order of the file, each inner tensor's name replaced by that of its Int8Tensor."""
     return list(dict.fromkeys(key if key in state else key.rpartition(".")[0] for key in names))
+
+
+# ---- several files of one model ----------------------------------------------------------------------------
+
+
+def read_metadata(files: Sequence[Any]) -> dict[str, str]:
+    """Returns the metadata of safetensors files, each of which describes the whole model."""
+    from safetensors import safe_open
+
+    metadata: dict[str, str] = {}
+    for path in files:
+        if str(path).endswith(".safetensors"):
+            with safe_open(path, "pt") as file:
+                metadata |= file.metadata() or {}
+    return metadata
+
+
+def tied_names(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Maps the name of each tensor that shares its memory with an earlier one to the name of that."""
+    described = json.loads(metadata.get(TENSORS_KEY, "{}"))
+    tied = json.loads(metadata.get(TIED_KEY, "{}"))
+    return {_owner(name, described): _owner(first, described) for name, first in tied.items()}
+
+
+def _owner(name: str, described: Mapping[str, Any]) -> str:
+    """Returns the name of the ``Int8Tensor`` that an inner tensor belongs to, or that of a plain tensor."""
+    owner, _, part = name.rpartition(".")
+    return owner if part in PARTS and owner in described else name

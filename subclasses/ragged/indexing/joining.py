@@ -24,6 +24,7 @@ def _cat(func: Any, tensors: Sequence[Any], dim: int = 0, *, out: None = None) -
     x = first_ragged(tensors)
     _check_no_out(func, x, out)
     (dim,) = outer_dims(func, x, dim)
+    tensors = [t for t in tensors if not _is_nothing(t)]
     if rows_stay(x, [dim]) or (x.merged and x.rows_first):
         return unruled(func, tensors if x.rows_first else [_joinable(func, x, t) for t in tensors], dim)
     parts = [t if isinstance(t, x.ragged_class) else x.as_rows(func, t) for t in tensors]
@@ -38,6 +39,11 @@ def _stack(func: Any, tensors: Sequence[Any], dim: int = 0, *, out: None = None)
     x = first_ragged(tensors)
     _check_no_out(func, x, out)
     return unruled(func, [_joinable(func, x, t) for t in tensors], dim)
+
+
+def _is_nothing(t: Any) -> bool:
+    """Whether `torch.cat` skips an operand: `torch.tensor([])` joins tensors of any number of dimensions."""
+    return not hasattr(type(t), "__spec__") and t.dim() == 1 and t.shape[0] == 0
 
 
 def _check_no_out(func: Any, x: Any, out: Any) -> None:

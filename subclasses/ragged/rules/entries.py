@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from subclasses._torch import nn_functions
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import shown, without
 from subclasses.ragged.registry import Rules
@@ -79,7 +80,7 @@ def _rolled(x: Any, shift: int, dim: int) -> Any:
     return x.with_stored(torch.roll(x.unwrap_stored(), shift, _stored_place("roll", x, dim)))
 
 
-@RULES.of(F.pad)
+@RULES.of(F.pad, nn_functions.pad)  # Dynamo may look into the first one
 def _pad(func: Any, input: Any, pad: Sequence[int], mode: str = "constant", value: Any = None) -> Any:
     if mode != "constant" or len(pad) % 2 or len(pad) > 2 * input.dim():
         raise DispatchError(

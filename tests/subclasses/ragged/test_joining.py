@@ -23,6 +23,16 @@ def test_entries_of_each_row(layout, way):
     )
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+@ways
+@layouts
+def test_a_list_of_nothing_is_skipped(layout, way, dim):
+    """As for dense tensors, whatever their dimensions; a cache of transformers begins with one."""
+    calls = {0: lambda x: torch.cat([torch.tensor([]), x]), 1: lambda x: torch.cat([x, torch.tensor([])], 1)}
+    last = lambda x: torch.cat([torch.tensor([]), x], -1)  # noqa: E731
+    judge_rows(layout, calls.get(dim, last), lambda row, _: row, way=way)
+
+
 @ways
 @layouts
 def test_dense_entries_beside_each_row(layout, way):

@@ -1,0 +1,130 @@
+"""``save_pretrained`` and ``from_pretrained`` of transformers with int8 weights."""
+
+from __future__ import annotations
+
+import copy
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from subclasses.int8 import (
+    FqnToConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8Tensor,
+    Int8WeightOnlyConfig,
+    quantize_,
+)
+
+transformers = pytest.importorskip("transformers", reason="needs the extra `models`")
+
+SIZES = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+HEADS = {"num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0}
+TOKENS = torch.tensor([[3, 4, 5], [6, 7, 8]])
+
+
+def make(tied=False, config=Int8WeightOnlyConfig(), choose=None):  # noqa: B008 - frozen
+    torch.manual_seed(0)
+    sizes = transformers.LlamaConfig(**SIZES, **HEADS, tie_word_embeddings=tied)
+    model = transformers.LlamaForCausalLM(sizes).eval()
+    quantize_(model, config, choose)
+    return model
+
+
+def int8_names(model):
+    return {name for name, p in model.named_parameters() if isinstance(p.data, Int8Tensor)}
+
+
+def assert_same(other, model):
+    assert int8_names(other) == int8_names(model) and int8_names(model)
+    assert not any(dict(other.named_parameters())[name].requires_grad for name in int8_names(other))
+    with torch.no_grad():
+        assert torch.equal(other(TOKENS).logits, model(TOKENS).logits)
+
+
+CONFIGS = {
+    "rows": Int8WeightOnlyConfig(),
+    "dynamic": Int8DynamicActivationInt8WeightConfig(act_mapping_type="asymmetric"),
+    "by name": FqnToConfig({"re:.*mlp[.].*": Int8WeightOnlyConfig()}),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("shards", ["50GB", "2KB"])
+def test_weights_stay_int8(config, shards, tmp_path):
+    model = make(config=CONFIGS[config])
+    model.save_pretrained(tmp_path / "first", max_shard_size=shards)
+    for cls in (type(model), transformers.AutoModelForCausalLM):
+        other = cls.from_pretrained(tmp_path / "first")
+        assert_same(other, model)
+    other.save_pretrained(tmp_path / "second")
+    assert_same(type(model).from_pretrained(tmp_path / "second"), model)
+
+
+def test_another_dtype(tmp_path):
+    model = make()
+    model.save_pretrained(tmp_path)
+    other = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert_same(other, model.to(torch.bfloat16))
+    weight = other.lm_head.weight.data
+    assert (weight.dtype, weight.scale.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_tied_embedding(both, tmp_path):
+    """Chosen alone, the last layer ceases to share its weight, and loading does not tie it again."""
+    taken = nn.Linear | nn.Embedding if both else nn.Linear
+    model = make(tied=True, choose=lambda module, _: isinstance(module, taken))
+    is_tied = model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path)
+    other = type(model).from_pretrained(tmp_path)
+    assert_same(other, model)
+    assert is_tied == both == (other.lm_head.weight is other.model.embed_tokens.weight)
+
+
+def test_layers_that_the_user_tied(tmp_path):
+    model = make()
+    model.model.layers[0].mlp.up_proj.weight = model.model.layers[0].mlp.gate_proj.weight
+    model.save_pretrained(tmp_path)
+    other = type(model).from_pretrained(tmp_path)
+    assert_same(other, model)
+    assert other.model.layers[0].mlp.up_proj.weight is other.model.layers[0].mlp.gate_proj.weight
+
+
+def test_nothing_is_reported_missing(tmp_path):
+    make(tied=True).save_pretrained(tmp_path)
+    _, found = transformers.LlamaForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not found["missing_keys"] and not found["unexpected_keys"]
+
+
+def test_the_block_on_the_page_runs(tmp_path, monkeypatch):
+    """The page itself runs where transformers is not installed, so its block for transformers is run here."""
+    page = (Path(__file__).parents[3] / "docs" / "int8.md").read_text()
+    (block,) = re.findall(r"^```py\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "block.py").write_text(block)
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("block.py")
+
+
+def test_a_copy_of_a_quantized_model_is_saved_too(tmp_path):
+    model = make()
+    copy.deepcopy(model).save_pretrained(tmp_path)
+    assert_same(type(model).from_pretrained(tmp_path), model)
+
+
+def test_floats_are_not_quantized_while_loading(tmp_path):
+    from subclasses.int8.hugging_face import Int8QuantizationConfig
+
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **HEADS)).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"without quantization_config, then call subclasses\.int8\.quantize_"
+    ):
+        transformers.LlamaForCausalLM.from_pretrained(tmp_path, quantization_config=Int8QuantizationConfig())
+
+
+def test_a_model_without_int8_weights_is_not_marked():
+    model = make(config=FqnToConfig({}))
+    assert not hasattr(model, "hf_quantizer") and not hasattr(model.config, "quantization_config")

@@ -1,0 +1,128 @@
+"""Which modules ``quantize_`` takes for linear layers, and models that are shared, frozen or on meta."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import desugar
+from subclasses.int8 import (
+    FqnToConfig,
+    Int8DynamicActivationInt8WeightConfig,
+    Int8Tensor,
+    Int8WeightOnlyConfig,
+    PerGroup,
+    quantize_,
+)
+from subclasses.strict_mode import strict
+
+CONFIGS = {
+    "rows": Int8WeightOnlyConfig(),
+    "groups": Int8WeightOnlyConfig(PerGroup(4), symmetric=False),
+    "dynamic": Int8DynamicActivationInt8WeightConfig(act_mapping_type="asymmetric"),
+}
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter, as peft writes them."""
+
+    adapter_layer_names = ("lora_A", "lora_B", "not_there")
+
+    def __init__(self):
+        super().__init__()
+        self.base_layer = nn.Linear(8, 8)
+        self.lora_A, self.lora_B = nn.ModuleDict({"default": nn.Linear(8, 2)}), nn.Linear(2, 8)
+
+    def forward(self, x):
+        return self.base_layer(x) + self.lora_B(self.lora_A["default"](x))
+
+
+def quantized_names(model):
+    return {name for name, p in model.named_parameters() if isinstance(p.data, Int8Tensor)}
+
+
+@pytest.mark.parametrize(
+    "config", [Int8WeightOnlyConfig(), FqnToConfig({"_default": Int8WeightOnlyConfig()})]
+)
+def test_adapters_stay_floats_and_train(config):
+    model = nn.Sequential(Adapted(), nn.Linear(8, 2))
+    quantize_(model, config)
+    assert quantized_names(model) == {"0.base_layer.weight", "1.weight"}
+    model(torch.randn(3, 8)).sum().backward()
+    assert model[0].lora_A["default"].weight.grad is not None
+
+
+def test_adapters_are_quantized_if_chosen():
+    model = Adapted()
+    quantize_(model, Int8WeightOnlyConfig(), lambda _, name: name.startswith("lora_A."))
+    assert quantized_names(model) == {"lora_A.default.weight"}
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_addmm_is_a_linear_layer_with_the_weight_transposed(config):
+    layer = nn.Linear(16, 8)
+    quantize_(layer, CONFIGS[config])
+    weight, bias, x = layer.weight.t(), layer.bias, torch.randn(3, 16, requires_grad=True)
+    with strict():
+        got = torch.addmm(bias, x, weight)
+    torch.testing.assert_close(got, layer(x))
+    torch.testing.assert_close(
+        *(torch.autograd.grad(y.square().sum(), (x, bias)) for y in (got, layer(x))), rtol=1e-5, atol=1e-5
+    )
+    product = layer(x) - bias
+    torch.testing.assert_close(torch.addmm(bias, x, weight, beta=2, alpha=3), 3 * product + 2 * bias)
+    nothing = torch.full_like(bias, torch.nan)
+    torch.testing.assert_close(torch.addmm(nothing, x, weight, beta=0), product)
+    compiled = desugar.compile(lambda x: torch.addmm(bias, x, weight), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), got)
+    with pytest.raises(RuntimeError, match="expand"):
+        torch.addmm(torch.zeros(5, 8), x[:1], weight)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_conv1d_of_transformers(config):
+    layers = pytest.importorskip("transformers.pytorch_utils", reason="needs the extra `models`")
+    layer, linear = layers.Conv1D(8, 16), nn.Linear(16, 8)
+    with torch.no_grad():
+        linear.weight.copy_(layer.weight.t())
+        linear.bias.copy_(layer.bias.normal_())
+    for each in (layer, linear):
+        quantize_(each, CONFIGS[config])
+    assert layer.weight.shape == (16, 8) and layer.weight.is_contiguous()
+    assert torch.equal(layer.weight.dequantize(), linear.weight.dequantize().t())
+    x = torch.randn(2, 3, 16)
+    with strict():
+        torch.testing.assert_close(layer(x), linear(x))
+
+
+def test_two_linear_layers_that_share_a_weight():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    quantize_(model, Int8WeightOnlyConfig())
+    assert model[0].weight is model[1].weight
+
+
+def test_frozen_weights():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)).requires_grad_(False)
+    quantize_(model, Int8WeightOnlyConfig())
+    assert quantized_names(model) == {"0.weight", "1.weight"}
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_model_on_meta_takes_the_weights_of_a_quantized_one(config, assign):
+    def make():
+        return nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 4))
+
+    model, x = make(), torch.randn(3, 8)
+    with torch.device("meta"):
+        other = make()
+    for each in (model, other):
+        quantize_(each, CONFIGS[config])
+    assert other[0].weight.device.type == "meta" and quantized_names(other) == quantized_names(model)
+    if not assign:
+        other.to_empty(device="cpu")
+    other.load_state_dict(model.state_dict(), assign=assign)
+    assert quantized_names(other) == quantized_names(model) and torch.equal(other(x), model(x))
