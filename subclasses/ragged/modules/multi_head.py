@@ -53,9 +53,7 @@ def _multi_head(  # noqa: PLR0913
     rows: dict[int, Any] = {}
     q, k, v = (rows.setdefault(id(x), _batch_first(func, x)) for x in (query, key, value))
     if q.shape[-1] != embed_dim_to_check:
-        raise ValueError(
-            f"{name_of(func)}: expected entries of {embed_dim_to_check} features, got {shown(q)}"
-        )
+        raise ValueError(f"{name_of(func)}: expected entries of {embed_dim_to_check} features, got {shown(q)}")
     if use_separate_proj_weight:
         weights = q_proj_weight, k_proj_weight, v_proj_weight
     else:
