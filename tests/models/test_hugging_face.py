@@ -95,6 +95,7 @@ def test_int8_weights(name):
 
 
 def check_training_step(model, name):
+    gc.collect()
     other = copy.deepcopy(model)
     fast = compiled(other)
     want, got = model(**ZOO[name].training()), fast(**ZOO[name].training())
