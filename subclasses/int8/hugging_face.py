@@ -11,11 +11,11 @@ import json
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.core_model_loading import ConversionOps
-from transformers.modeling_utils import PreTrainedModel
-from transformers.quantizers.auto import register_quantization_config, register_quantizer
-from transformers.quantizers.base import HfQuantizer
-from transformers.utils.quantization_config import QuantizationConfigMixin
+from transformers.core_model_loading import ConversionOps  # type: ignore[reportMissingImports]
+from transformers.modeling_utils import PreTrainedModel  # type: ignore[reportMissingImports]
+from transformers.quantizers.auto import register_quantization_config, register_quantizer  # type: ignore[reportMissingImports]
+from transformers.quantizers.base import HfQuantizer  # type: ignore[reportMissingImports]
+from transformers.utils.quantization_config import QuantizationConfigMixin  # type: ignore[reportMissingImports]
 
 from subclasses.int8.saving import (
     PARTS,
@@ -139,7 +139,8 @@ def _assign(model: nn.Module, name: str, value: Any) -> None:
 
 def mark_quantized(module: nn.Module) -> None:
     """Sets the quantizer of each model of transformers in a module that has int8 weights."""
-    for model in module.modules():
+    models: Any = module.modules()
+    for model in models:
         if isinstance(model, PreTrainedModel) and _has_int8(model) and not hasattr(model, "hf_quantizer"):
             config = Int8QuantizationConfig()  # type: ignore[call-arg]
             model.hf_quantizer = Int8Quantizer(config)  # type: ignore[assignment]
