@@ -327,7 +327,7 @@ print(y.raw[0].item(), counters["aot_autograd"]["autograd_cache_hit"])
 """
 
 
-@pytest.mark.parametrize("how", ["adopt", "as it is"])
+@pytest.mark.parametrize("how", ["adopt", pytest.param("as it is", marks=pytest.mark.slow)])
 def test_a_second_process_runs_the_code_that_the_class_has_now(how, tmp_path):
     (tmp_path / "call.py").write_text(textwrap.dedent(CALL))
     environment = {

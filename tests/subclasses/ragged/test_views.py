@@ -100,7 +100,7 @@ def test_merged_dimensions_hold_what_exists():
 @pytest.mark.parametrize(
     "f",
     [
-        lambda x: x.transpose(0, 1),
+        lambda x: x.transpose(0, 2),
         lambda x: x.permute(1, 0, 2),
         lambda x: x.unsqueeze(0),
         lambda x: x.flatten(),
