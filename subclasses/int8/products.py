@@ -5,6 +5,7 @@ fastest one for each batch, without a guard on the size. What was measured is in
 
 * Few rows of bfloat16 times a weight without zero points: ``_weight_int8pack_mm`` of PyTorch, which reads the integers
   and sums in float32.
+* A small matrix: no op, but a conversion and a product that a compiler sees.
 * All else: a part of the matrix at a time is converted to floats and multiplied. The parts fit into the cache. The
   whole matrix in floats would be written to memory and read again, in pages that the system first has to clear.
 """
@@ -21,6 +22,7 @@ from torch import Tensor
 from subclasses.int8 import affine
 
 PART_BYTES = 2**23  # floats that are converted at a time
+SMALL = 2**15  # entries of a matrix; up to here calling the op costs more time than it saves
 PACKED_ROWS = 16  # up to here the kernel for bfloat16 takes less time than a conversion and a product
 PACKED_MULTIPLE = 32  # of both extents of a matrix for that kernel: its loops have no remainder
 
@@ -156,7 +158,7 @@ class Int8Product(torch.autograd.Function):
 
 def multiply(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
     """Returns ``int8_product``, on any device; differentiable in ``x`` and ``scale``, forward and backward."""
-    if x.device.type != "cpu":
+    if x.device.type != "cpu" or qdata.numel() <= SMALL:
         return F.linear(x, to_floats(qdata, scale, zero_point, x.dtype))
     # Forward-mode AD sets no requires_grad, and works under no_grad: nothing could be tested that spares this.
     return Int8Product.apply(x, qdata, scale, zero_point)  # type: ignore[return-value]
