@@ -90,6 +90,8 @@ def is_dispatchable(function: Any) -> bool:
     owner = getattr(function, "__self__", None)
     if isinstance(function, types.MethodWrapperType) and isinstance(owner, property):
         return is_dispatchable(owner.fget)  # a property is asked for as its getter's __get__
+    if _is_function_class(owner):
+        return False
     if isinstance(function, _C_CALLABLES):
         return not isinstance(owner, Tensor) and not _is_of_python(function)
     name, call = getattr(function, "__name__", ""), inspect.getattr_static(type(function), "__call__", None)
@@ -99,6 +101,11 @@ def is_dispatchable(function: Any) -> bool:
         or inspect.getattr_static(Tensor, name, None) is function
         or _is_overridable(function)
     )
+
+
+def _is_function_class(owner: Any) -> bool:
+    """Whether this is an ``autograd.Function``, whose ``apply`` asks no class; newer releases have it in C."""
+    return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
 
 
 def _asks(function: Any) -> bool:
@@ -145,7 +152,7 @@ def _advice(cls: type, key: Any) -> str:
     if isinstance(getattr(key, "__self__", None), Tensor):
         return f"Name the function and not a method of one tensor: torch.Tensor.{key.__name__}."
     module = getattr(key, "__module__", None) or ""
-    if module.partition(".")[0] == "torch":
+    if module.partition(".")[0] == "torch" or _is_function_class(getattr(key, "__self__", None)):
         return "It runs as Python code, and the functions of torch that it calls ask for a rule: name one of those."
     if not isinstance(key, types.FunctionType):
         return "Name a function of torch."
