@@ -35,11 +35,10 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(autouse=True, params=["as an op", "in the graph"])
-def small(request, monkeypatch):
-    """Small matrices are multiplied in the graph; here the op takes them too."""
-    if request.param == "as an op":
-        monkeypatch.setattr(products, "SMALL", 0)
+@pytest.fixture(autouse=True)
+def as_an_op(monkeypatch):
+    """Has the op take small matrices too, which are multiplied in the graph otherwise."""
+    monkeypatch.setattr(products, "SMALL", 0)
 
 
 def integers(*size):
@@ -238,3 +237,18 @@ def test_a_slice_of_a_weight_and_a_transposed_one():
     for part in (w[8:40], w[:, 32:64], w.t()):
         x = torch.randn(3, part.shape[1])
         torch.testing.assert_close(F.linear(x, part), x @ part.dequantize().t())
+
+
+@pytest.mark.parametrize(
+    "zero_point", [None, torch.tensor([[3]], dtype=torch.int8)], ids=["symmetric", "asymmetric"]
+)
+def test_a_small_matrix_is_multiplied_in_the_graph(zero_point, monkeypatch):
+    monkeypatch.undo()
+    x, q, scale = torch.randn(4, 32, requires_grad=True), integers(16, 32), torch.rand(16, 1)
+    with torch.profiler.profile() as profile:
+        y = products.multiply(x, q, scale, zero_point)
+        (grad,) = torch.autograd.grad(y.sum(), x)
+    assert not [event for event in profile.events() if "int8_product" in event.name]
+    w = affine.from_int8(q, scale, zero_point, torch.float64)
+    assert_near(y, x.double() @ w.t(), x)
+    assert_near(grad, w.sum(0).expand(4, -1), x.detach())
