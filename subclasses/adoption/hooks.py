@@ -56,9 +56,8 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
         return cls
     missing = {name: hook for name, hook in _hooks(cls, to_plain).items() if not hasattr(cls, name)}
     adoption = None
-    if flattens_to_constants(
-        cls
-    ):  # the method is as cheap as can be, and nothing of its result needs a guard
+    if flattens_to_constants(cls):
+        # The method is as cheap as can be, and nothing of its result needs a guard.
         missing.pop("__metadata_guard__", None)
     else:
         adoption = Adoption(cls, guards_identity="__metadata_guard__" in missing)

@@ -18,6 +18,7 @@ from torch import Tensor
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import is_ragged, name_of, shown
 from subclasses.ragged.registry import Rules
+from subclasses.ragged.rules.layers import check_dense
 
 RULES = Rules()
 
@@ -37,7 +38,7 @@ def _conv1d(  # noqa: PLR0913
 ) -> Any:
     _check_rows_last(func, input, weight, bias)
     table = func(input.to_dense(), weight, bias, stride, padding, dilation, groups)
-    span = _one(dilation) * (weight.shape[-1] - 1) + 1
+    span = _span(weight.shape[-1], dilation)
     return _of_windows(input, table, _total_padding(padding, span) - span, _one(stride))
 
 
@@ -55,7 +56,7 @@ def _conv_transpose1d(  # noqa: PLR0913
 ) -> Any:
     _check_rows_last(func, input, weight, bias)
     table = func(input.to_dense(), weight, bias, stride, padding, output_padding, groups, dilation)
-    span = _one(dilation) * (weight.shape[-1] - 1) + 1
+    span = _span(weight.shape[-1], dilation)
     more = span - 2 * _one(padding) + _one(output_padding) - _one(stride)
     lengths = input.row_lengths() * _one(stride) + more
     return input.of_lengths(table, torch.where(input.row_lengths() > 0, lengths, 0).clamp(min=0))
@@ -75,6 +76,11 @@ def _of_windows(x: Any, table: Tensor, more: int, stride: int) -> Any:
     return x.of_lengths(table, ((x.row_lengths() + more) // stride + 1).clamp(min=0))
 
 
+def _span(kernel: int, dilation: Any) -> int:
+    """How many places a kernel covers, those that it skips included."""
+    return _one(dilation) * (kernel - 1) + 1
+
+
 def _one(value: int | Sequence[int]) -> int:
     """A number that may be given as a sequence of one."""
     return value if isinstance(value, int) else value[0]
@@ -82,9 +88,7 @@ def _one(value: int | Sequence[int]) -> int:
 
 def _check_rows_last(func: Any, x: Any, *parameters: Any) -> None:
     """Raises unless the rows are along the last of three dimensions, and the parameters are dense."""
-    for p in parameters:
-        if is_ragged(p):
-            raise DispatchError(f"{name_of(func)}: expected dense parameters, got {shown(p)}")
+    check_dense(func, *parameters)
     if not is_ragged(x) or x.dim() != 3 or x.row_dims != (0, 2):
         raise DispatchError(
             f"{name_of(func)}: expected channels before the rows, [B, C, T] ragged along 2, got {shown(x)}; write "
@@ -107,10 +111,10 @@ def _max_pool1d(  # noqa: PLR0913
     return_indices: bool = False,
 ) -> Any:
     size = _window(func, input, kernel_size, stride, padding, ceil_mode)
-    stride, more = size[1], 2 * size[2] - _one(dilation) * (size[0] - 1) - 1
+    stride, more = size[1], 2 * size[2] - _span(size[0], dilation)
     table = input.to_dense(fill=_lowest(input.dtype))
     options: tuple[Any, ...] = (*size, _one(dilation), False)
-    if func in (F.max_pool1d, torch.max_pool1d) and not return_indices:
+    if not return_indices:
         return _of_windows(input, torch.max_pool1d(table, *options), more, stride)
     found = F.max_pool1d_with_indices(table, *options)
     return tuple(_of_windows(input, t, more, stride) for t in found)

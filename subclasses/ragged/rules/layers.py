@@ -26,14 +26,14 @@ RANDOM = (F.dropout, F.alpha_dropout, F.rrelu, torch.dropout, torch.alpha_dropou
 
 @RULES.of(F.linear)
 def _linear(func: Any, input: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
-    _check_dense(func, weight, bias)
+    check_dense(func, weight, bias)
     _check_features(func, input, 1)
     return input.with_kept(func(input.clean(), weight, bias))
 
 
 @RULES.of(F.bilinear)
 def _bilinear(func: Any, input1: Any, input2: Any, weight: Tensor, bias: Tensor | None = None) -> Any:
-    _check_dense(func, weight, bias)
+    check_dense(func, weight, bias)
     x = first_ragged((input1, input2))
     _check_features(func, x, 1)
     given = (
@@ -45,7 +45,7 @@ def _bilinear(func: Any, input1: Any, input2: Any, weight: Tensor, bias: Tensor 
 
 @RULES.of(*NORMS)
 def _norm(func: Any, input: Any, normalized_shape: Any, *args: Any, **kwargs: Any) -> Any:
-    _check_dense(func, *args, *kwargs.values())
+    check_dense(func, *args, *kwargs.values())
     _check_features(func, input, len(normalized_shape))
     return input.with_kept(func(input.clean(), normalized_shape, *args, **kwargs))
 
@@ -71,7 +71,7 @@ def _embedding(  # noqa: PLR0913
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    _check_dense(func, weight)
+    check_dense(func, weight)
     if (max_norm is not None or scale_grad_by_freq) and input.has_gaps:
         raise DispatchError(
             f"{func.__name__}: max_norm and scale_grad_by_freq look at every stored index of {shown(input)}, "
@@ -90,7 +90,7 @@ def _check_features(func: Any, x: Any, count: int) -> None:
         )
 
 
-def _check_dense(func: Any, *parameters: Any) -> None:
+def check_dense(func: Any, *parameters: Any) -> None:
     """Raises unless the parameters of a layer are dense."""
     for p in parameters:
         if is_ragged(p):
