@@ -157,7 +157,7 @@ class TensorSubclass(Tensor):
                 f"{type(self).__name__} has no inner tensor {name!r}; its inner tensors are "
                 f"{', '.join(spec.inner_names)}"
             )
-        return construct.unwrap(self, (spec.attributes[spec.inner_names.index(name)],))[0]
+        return construct.unwrap_one(self, spec.attributes[spec.inner_names.index(name)])
 
     def wrap_cotangent(self, cotangent: Tensor) -> Any:
         """Converts a plain cotangent of the outer size to a cotangent of this class.

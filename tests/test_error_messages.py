@@ -60,6 +60,21 @@ class Fixed(TensorSubclass, fallback="map"):
         return Outer(raw.shape, dtype=torch.float64)
 
 
+class Unsized(TensorSubclass):
+    raw: Tensor = inner()
+
+    @staticmethod
+    def outer(raw):
+        return raw.shape
+
+
+class Endless(TensorSubclass, fallback="materialize"):
+    raw: Tensor = inner()
+
+    def materialize(self):
+        return self * 2
+
+
 class FixedDense(TensorSubclass, fallback="materialize"):
     raw: Tensor = inner(dtype=torch.float32)
 
@@ -294,6 +309,16 @@ VALUES = [
             "aten._to_copy.default",
         ],
     ),
+    (
+        lambda: Unsized(torch.ones(2)),
+        TypeError,
+        ["Unsized.outer", "`return Outer(size=(...))`", "torch.Size([2])"],
+    ),
+    (
+        lambda: Endless(torch.ones(2)) + 1,
+        RecursionError,
+        ["aten.mul.Tensor", "Endless", "materialize()", "calls itself", "inner tensors", "x.raw"],
+    ),
     (lambda: desugar.compile(3), TypeError, ["function or nn.Module", "int"]),
     (lambda: desugar.compile(len, backend="quick"), ValueError, ["inductor", "eager", "callable", "'quick'"]),
     (
@@ -314,6 +339,12 @@ def copies_to_a_parameter():
         pass
 
     nn.Parameter(Factors(torch.ones(3))).detach().copy_(torch.ones(3))
+
+
+def step_by_a_gradient_of_the_class():
+    t = torch.ones(3, requires_grad=True)
+    (t * pair()).sum().unwrap("first").backward()
+    torch.optim.SGD([t], lr=0.1).step()
 
 
 # ---- DispatchError: an op -----------------------------------------------------------------------------------
@@ -351,6 +382,10 @@ DISPATCH = [
         ["aten._to_copy.default", "Fixed", "torch.float16", "float64", "`outer`", "@Fixed.implements"],
     ),
     (lambda: torch.ones(3).add_(pair()), ["aten.add_.Tensor", "Pair", "plain tensor"]),
+    (
+        step_by_a_gradient_of_the_class,
+        ["aten.add_.Tensor", "gradient of a plain tensor t", "Pair(t, t) in place of t"],
+    ),
     (lambda: nn.Conv1d(4, 2, 3)(rows()), ["conv1d", "[B, C, T]", "JaggedTensor", "x.transpose(1, 2)"]),
     (lambda: F.max_pool1d(rows().mT, 2, ceil_mode=True), ["max_pool1d", "ceil_mode=False", "JaggedTensor"]),
     (lambda: attend(add_zero_attn=True), ["multi_head_attention_forward", "add_zero_attn", "torch.cat"]),

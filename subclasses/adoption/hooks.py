@@ -22,7 +22,7 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
     """Gives a class written by hand the hooks of PyTorch that it lacks; its own hooks stay.
 
     The class is changed in place and returned, so that the values that its library makes have the hooks too, those
-    made before included. A class that was adopted is returned as it is.
+    made before included. A class that was adopted is returned as it is, if ``to_plain`` is the same or left out.
 
     - ``__tensor_flatten__`` returns its names and metadata from a table, where the class's own method is proved to
       depend on attributes of the value alone. A dict or a list of metadata becomes a constant one: hashable, and equal
@@ -44,7 +44,7 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
 
     Raises:
         SpecError: ``cls`` is no such class, or is declared with ``TensorSubclass``, which has all of this; or
-            ``to_plain`` is no function.
+            ``to_plain`` is no function, or another one than the class was adopted with.
     """
     _check(cls)
     if to_plain is not None and not callable(to_plain):
@@ -53,7 +53,9 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
             f"{cls.__name__}.dequantize, got {to_plain!r}"
         )
     if is_adopted(cls):
+        _check_same_conversion(cls, to_plain)
         return cls
+    to_plain = to_plain or _own_conversion(cls)
     missing = {name: hook for name, hook in _hooks(cls, to_plain).items() if not hasattr(cls, name)}
     adoption = None
     if flattens_to_constants(cls):
@@ -67,6 +69,7 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
     for name, hook in missing.items():
         setattr(cls, name, hook)
     setattr(cls, ADOPTED, adoption)
+    setattr(cls, _CONVERSION, staticmethod(to_plain))
     allow_class(cls)
     return cls
 
@@ -90,9 +93,27 @@ def _check(cls: Any) -> None:
         )
 
 
+# The attribute of an adopted class that holds its ``to_plain``.
+_CONVERSION = "_to_plain"
+
+
+def _check_same_conversion(cls: Any, to_plain: Callable[[Any], Tensor] | None) -> None:
+    """Checks that a class that is adopted again is asked to convert gradients as before.
+
+    Raises:
+        SpecError: it is not, and programs that were compiled since convert them the other way.
+    """
+    known = getattr(cls, _CONVERSION)
+    if to_plain is not None and to_plain is not known:
+        how = "without to_plain=" if known is None else f"with to_plain={known!r}"
+        raise SpecError(
+            f"adopt: {cls.__name__} is adopted already, {how}, got to_plain={to_plain!r}; adopt it once, with the "
+            f"function that converts its gradients"
+        )
+
+
 def _hooks(cls: Any, to_plain: Callable[[Any], Tensor] | None) -> dict[str, Any]:
     """Returns the hooks of an adopted class by name."""
-    to_plain = to_plain or _own_conversion(cls)
 
     def __metadata_guard__(cls: Any, saved: Any, now: Any) -> bool:
         if is_constant(saved) and is_constant(now):

@@ -151,7 +151,7 @@ class Unwrap(torch.autograd.Function):
                     likes[name] = t
                 else:
                     fixed[name] = t
-        ctx.layout, ctx.dynamics, ctx.names = x._layout, dynamic_ints(x), names
+        ctx.layout, ctx.dynamics, ctx.names = held["_layout"], dynamic_ints(x), names
         ctx.fixed, ctx.likes = tuple(fixed), likes
         if fixed:
             ctx.save_for_backward(*fixed.values())
@@ -181,6 +181,10 @@ class Unwrap(torch.autograd.Function):
         return apply_function(Unwrap, x, names), tuple(None for _ in names)
 
 
+def _versions(inners: list[Tensor | None]) -> list[int]:
+    return [0 if t is None or t.is_inference() else t._version for t in inners]
+
+
 # The attribute of a cotangent that holds its primal.
 PRIMAL = "_primal"
 
@@ -188,18 +192,17 @@ PRIMAL = "_primal"
 class Primal:
     """The inner tensors of the value that a cotangent belongs to, with their versions when they were unwrapped."""
 
-    def __init__(self, x: Any) -> None:
-        spec = type(x).__spec__
-        self.layout, self.dynamics = x._layout, dynamic_ints(x)
-        held = x.__dict__
-        self.inners = [held[n] for n in spec.attributes]
-        self.versions = self._versions()
+    __slots__ = ("dynamics", "inners", "layout", "versions")
 
-    def _versions(self) -> list[int]:
+    def __init__(self, x: Any) -> None:
+        held, spec = x.__dict__, x.__spec__
+        self.layout = held["_layout"]
+        self.dynamics = dynamic_ints(x) if spec.dynamics else ()
+        self.inners = inners = [held[n] for n in spec.attributes]
         try:
-            return [0 if t is None else t._version for t in self.inners]
+            self.versions = [0 if t is None else t._version for t in inners]
         except RuntimeError:  # an inference tensor has no version
-            return [0 if t is None or t.is_inference() else t._version for t in self.inners]
+            self.versions = _versions(inners)
 
     def wrap_cotangent(self, plain: Tensor) -> Any:
         """Converts a plain cotangent of the value to one of its class.
@@ -208,7 +211,7 @@ class Primal:
             DispatchError: an inner tensor was modified in place after it was unwrapped.
         """
         cls = self.layout.cls
-        if self._versions() != self.versions:
+        if _versions(self.inners) != self.versions:
             raise DispatchError(
                 f"{cls.__name__}: a plain cotangent needs the inner tensors that unwrap() gave, and one of them "
                 f"was modified by an in-place operation since"
@@ -238,6 +241,17 @@ def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
         return found
     unwrapped = dict(zip(wanted, found, strict=True))
     return tuple([unwrapped.get(n, t) for n, t in zip(names, raw, strict=True)])
+
+
+def unwrap_one(x: Any, name: str) -> Tensor | None:
+    """Returns one inner tensor; a differentiable one as a function of ``x``."""
+    return unwrap_recorded(x, name) if _is_recording(x) else x.__dict__[name]
+
+
+def unwrap_recorded(x: Any, name: str) -> Tensor | None:
+    """Returns one inner tensor where autograd records; a differentiable one as a function of ``x``."""
+    t = x.__dict__[name]
+    return apply_function(Unwrap, x, (name,))[0] if is_differentiable(t) else t
 
 
 # ---- open wrappers -----------------------------------------------------------------------------------------

@@ -1,9 +1,10 @@
 """Groups of Python-level functions that are the same operation.
 
-A rule for ``torch.sum`` covers ``x.sum()`` too, and a rule for ``torch.matmul`` covers ``x @ y``. Operators need no
+A rule for ``torch.sum`` covers ``x.sum()`` too, and a rule for ``torch.matmul`` covers ``x @ y``. Most operators need no
 table: PyTorch implements ``x @ y`` with ``Tensor.matmul`` and ``1 - x`` with ``torch.rsub``, and functions of
 ``torch.nn.functional`` written in Python call ``torch`` functions, each of which is intercepted in turn. The groups
-therefore cover the two ways to call one function, ``torch.f(x)`` and ``x.f()``, and synonyms.
+therefore cover the two ways to call one function, ``torch.f(x)`` and ``x.f()``, synonyms, and the few operators that
+are functions of their own, such as ``x & y``.
 
 A rule for a function of ``torch.nn.functional`` covers that function only: ``F.softmax`` calls ``Tensor.softmax``, and
 not the other way round.
@@ -21,6 +22,9 @@ from subclasses._torch import OpOverload, all_aten_ops, nn_functions
 
 # Functions with another argument order than the method: torch.where(condition, x, y) is x.where(condition, y).
 _OTHER_ARGUMENT_ORDER = frozenset({"where", "polygamma"})
+
+# In-place methods that do not compute what the function does: x.bernoulli_() takes its probability from an argument.
+_OTHER_MEANING = frozenset({"bernoulli_"})
 
 _SYNONYMS = (
     ("absolute", "abs"),
@@ -41,6 +45,17 @@ _SYNONYMS = (
     ("subtract", "sub"),
     ("swapaxes", "transpose"),
     ("true_divide", "div"),
+    # The operators that PyTorch implements with a method of their own.
+    ("__and__", "bitwise_and"),
+    ("__or__", "bitwise_or"),
+    ("__xor__", "bitwise_xor"),
+    ("__lshift__", "bitwise_left_shift"),
+    ("__rshift__", "bitwise_right_shift"),
+    ("__iand__", "bitwise_and_"),
+    ("__ior__", "bitwise_or_"),
+    ("__ixor__", "bitwise_xor_"),
+    ("__ilshift__", "bitwise_left_shift_"),
+    ("__irshift__", "bitwise_right_shift_"),
 )
 
 
@@ -58,7 +73,7 @@ def _collect_groups() -> dict[Any, list[Any]]:
     canonical = dict(_SYNONYMS)
     groups: dict[str, list[Any]] = {}
     for name in sorted({*dir(torch), *dir(Tensor)}):
-        if not name.startswith("_"):
+        if not name.startswith("_") or name in canonical:
             groups.setdefault(canonical.get(name, name), []).extend(_functions_named(name))
     return {f: group for group in groups.values() if len(group) > 1 for f in group}
 
@@ -69,6 +84,22 @@ _groups = _collect_groups()
 def twins(function: Callable[..., Any]) -> tuple[Any, ...]:
     """Returns the other Python-level functions that compute the same result from the same arguments."""
     return tuple(f for f in _groups.get(function, ()) if f is not function)
+
+
+def in_place_forms(function: Callable[..., Any]) -> tuple[Any, ...]:
+    """Returns the in-place functions of a function and its twins, such as ``Tensor.add_``, which ``x += y`` calls.
+
+    Those that change sizes, such as ``Tensor.squeeze_``, are left out: they write no elements.
+    """
+    names = sorted({f"{f.__name__}_" for f in _groups.get(function, ())} - _OTHER_MEANING)
+    found = [f for n in names if not _changes_metadata(n) for f in _functions_named(n)]
+    return tuple(dict.fromkeys([*found, *(twin for f in found for twin in twins(f))]))
+
+
+def _changes_metadata(name: str) -> bool:
+    packet: Any = getattr(torch.ops.aten, name, None)
+    overloads = packet.overloads() if packet is not None else ()
+    return any(torch.Tag.inplace_view in getattr(packet, o).tags for o in overloads)
 
 
 def python_functions(op: OpOverload) -> tuple[Any, ...]:

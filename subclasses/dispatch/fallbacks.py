@@ -220,7 +220,16 @@ def _error(cls: Any, op: OpOverload) -> Call:
 
 
 def _hint(cls: Any, op: OpOverload) -> str:
-    return f"add one with @{cls.__name__}.implements(torch.ops.{op}){cls._instead}"
+    instead = cls._instead
+    if op.overloadpacket.__name__.endswith("_backward"):
+        instead = instead or _NO_DERIVATIVE
+    return f"add one with @{cls.__name__}.implements(torch.ops.{op}){instead}"
+
+
+_NO_DERIVATIVE = (
+    "; it is the derivative of another op, and is not asked for if the rule of that one is registered for the function, "
+    "such as torch.relu, and reads inner tensors with x.unwrap()"
+)
 
 
 def _describe(value: Any) -> str:

@@ -182,4 +182,9 @@ def raise_dtype(op: OpOverload, x: Any, field: str, expected: Any, got: Any) -> 
 
 def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
     """Raises DispatchError: an op would write several values, one for each inner tensor, to one plain tensor."""
-    raise DispatchError(f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value")
+    fields = ", ".join("t" for _ in cls.__spec__.inners)  # type: ignore[attr-defined]
+    raise DispatchError(
+        f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value. If it is the gradient of a "
+        f"plain tensor t: an op on t and {one_of(cls)} computed it; t has a plain gradient if the op takes "
+        f"{cls.__name__}({fields}) in place of t"
+    )

@@ -17,7 +17,7 @@ import torch
 
 from subclasses._torch import OpOverload, OpOverloadPacket, is_composite, is_dispatched, schema_of
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
-from subclasses.autograd.python_functions import python_functions, twins
+from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
 from subclasses.dispatch.families import Family
 from subclasses.dispatch.rule_checks import check_arguments
 from subclasses.errors import DispatchError, SpecError
@@ -100,6 +100,8 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
         named = rule if isinstance(key, types.FunctionType) else _called_with(key, rule)
         for twin in twins(key):
             book.implied.setdefault(twin, named)
+        for in_place in in_place_forms(key):
+            book.implied.setdefault(in_place, _written_with(key, rule))
 
 
 def _called_with(key: Any, rule: Rule) -> Rule:
@@ -113,6 +115,21 @@ def _called_with(key: Any, rule: Rule) -> Rule:
         return rule(key, *args, **kwargs)
 
     return named
+
+
+def _written_with(key: Any, rule: Rule) -> Rule:
+    """Returns the rule of an in-place function: ``x += y`` writes the result of the rule for ``x + y`` to ``x``.
+
+    Where autograd records, the rule takes a copy of ``x``: what it saves for the backward is not written to.
+    """
+
+    @functools.wraps(rule)
+    def written(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        source = x.clone() if torch.is_grad_enabled() and x.requires_grad else x
+        out = rule(key, source, *[source if a is x else a for a in args], **kwargs)
+        return out if out is NotImplemented else x.copy_(out)
+
+    return written
 
 
 def _register_ops(cls: type, book: RuleBook, table: Any, ops: list[OpOverload], rule: Rule) -> None:

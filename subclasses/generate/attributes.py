@@ -118,7 +118,7 @@ class DifferentiableField:
         if x is None:
             return self
         if is_recording(x):
-            return construct.unwrap(x, (self.attribute,))[0]
+            return construct.unwrap_recorded(x, self.attribute)
         return x.__dict__[self.attribute]
 
     def __set__(self, x: Any, value: Any) -> None:

@@ -20,7 +20,7 @@ from subclasses.generate.attributes import SPECIAL_ATTRIBUTES
 from subclasses.generate.shape_text import emit_shape_checks
 from subclasses.spec import construction
 from subclasses.spec.collect import InnerField, SubclassSpec
-from subclasses.spec.fields import MISSING
+from subclasses.spec.fields import MISSING, Outer
 from subclasses.spec.values import carrier
 
 
@@ -165,6 +165,9 @@ def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
             statics = {f.name: f"_layout.statics[{i}]" for i, f in enumerate(spec.statics)}
             args = ", ".join(f"{a}={statics.get(a, a)}" for a in spec.outer_args)
             e.writeline(f"_outer = _outer_of({args})")
+            e.writeline(f"if _outer.__class__ is not {e.bind(Outer, 'Outer')}:")
+            bad_outer = e.bind(construction.raise_not_an_outer, "raise_not_an_outer")
+            e.writeline(f"    {bad_outer}({spec.name!r}, _outer)")
             e.writeline(f"_self = {make}(")
             e.writeline("    _Cls, _outer.size, _outer.stride, _outer.storage_offset,")
             e.writeline(
@@ -246,7 +249,7 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("    _plan = _resolve(_func)")
         e.writeline("if len(_types) > 1 and _is_foreign(_func, _types, _args):")
         e.writeline("    return NotImplemented")
-        e.writeline("return _plan(*_args, **_kwargs) if _kwargs else _plan(*_args)")
+        _emit_call_of_rule(e, "_plan(*_args, **_kwargs) if _kwargs else _plan(*_args)")
     e.writeline()
 
 
@@ -257,8 +260,15 @@ def emit_function(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("_rule = _functions.get(_func)")
         e.writeline("if _rule is None:")
         e.writeline("    return _call_unruled(_func, _types, _args, _kwargs or {})")
-        e.writeline("return _rule(_func, *_args, **_kwargs) if _kwargs else _rule(_func, *_args)")
+        _emit_call_of_rule(e, "_rule(_func, *_args, **_kwargs) if _kwargs else _rule(_func, *_args)")
     e.writeline()
+
+
+def _emit_call_of_rule(e: Emitter, call: str) -> None:
+    e.writeline("try:")
+    e.writeline(f"    return {call}")
+    e.writeline("except (TypeError, RecursionError) as _error:")
+    e.writeline("    _raise_from_rule(_cls, _func, _error)")
 
 
 # ---- attributes and printing -------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pickle
 import sys
 import types
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ _fingerprints: weakref.WeakKeyDictionary[type, tuple[int, str]] = weakref.WeakKe
 
 def fingerprint(cls: type) -> str:
     """Returns a digest of the code of a class: its text, the files of its bases and rules, this package, torch."""
-    rules = all_rules(cls)
+    rules = [*all_rules(cls), *_tabled_functions(cls)]
     known = _fingerprints.get(cls)
     if known is None or known[0] != len(rules):
         code = {*map(_code_digest, cls.__mro__), *(_code_digest(rule) for _, rule in rules)}
@@ -106,6 +107,39 @@ def fingerprint(cls: type) -> str:
         )
         known = _fingerprints[cls] = len(rules), _digest(text)
     return known[1]
+
+
+# The methods in which a class written by hand looks up how an op runs.
+_DISPATCHING = ("__torch_dispatch__", "__torch_function__")
+
+
+def _tabled_functions(cls: type) -> list[tuple[Any, Any]]:
+    """Returns the functions in tables of a class written by hand, with their keys: its rules, from whatever file.
+
+    A table is an attribute of the class or of a base, or a global that its ``__torch_dispatch__`` reads.
+    """
+    if hasattr(cls, "__spec__"):
+        return []
+    tables = [value for base in cls.__mro__ for value in vars(base).values()]
+    for name in _DISPATCHING:
+        method = inspect.unwrap(getattr(getattr(cls, name), "__func__", None) or _no_method)
+        tables += [method.__globals__.get(n) for n in method.__code__.co_names]
+    return [item for table in tables if isinstance(table, dict) for item in _functions_in(table, set())]
+
+
+def _no_method() -> None:
+    """Stands for a method that a class inherits from ``Tensor``, in C."""
+
+
+def _functions_in(table: dict[Any, Any], seen: set[int]) -> Iterator[tuple[Any, Any]]:
+    if id(table) in seen:
+        return
+    seen.add(id(table))
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _functions_in(value, seen)
+        elif isinstance(value, types.FunctionType):
+            yield key, value
 
 
 def _versions(cls: type) -> list[str]:

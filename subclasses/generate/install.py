@@ -18,6 +18,7 @@ from subclasses._torch import (
 from subclasses.autograd import construct
 from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
+from subclasses.dispatch.rule_errors import raise_from_rule
 from subclasses.dispatch.rules import collect_function_rules
 from subclasses.dispatch.views import view_functions
 from subclasses.generate.attributes import DynamicDims, install_fields, set_field
@@ -128,6 +129,7 @@ def _generated_globals(
         "_make_layout": functools.partial(make_layout, cls, spec, layouts),
         "_outer_of": cls.outer if spec.has_outer else None,
         "_plans": plan_table,
+        "_raise_from_rule": raise_from_rule,
         "_resolve": resolve,
         "_set_field": set_field,
         "_stable_hash": stable_hash,

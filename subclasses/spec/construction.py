@@ -33,6 +33,12 @@ def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoRet
     )
 
 
+def raise_not_an_outer(cls: str, got: object) -> NoReturn:
+    """Raises TypeError: ``outer`` returned something else than an Outer."""
+    shown = _describe(got)
+    raise TypeError(f"{cls}.outer: expected an Outer, as in `return Outer(size=(...))`, got {shown}")
+
+
 def raise_wrong_dtype(cls: str, field: str, expected: torch.dtype, got: torch.dtype) -> NoReturn:
     """Raises ValueError: an inner tensor does not have the dtype that its field declares."""
     raise ValueError(f"{cls}.{field}: expected dtype {expected}, got {got}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -261,6 +261,58 @@ def _open(s: Subject, t: Any) -> list[Tensor]:
     """The inner tensors of a result, or a plain result, as differentiable functions."""
     parts = t.unwrap() if isinstance(t, s.cls) else (t,)
     return [p for p in parts if _is_real(p)]
+
+
+# ---- by the inner tensors, through materialize ---------------------------------------------------------------
+
+# Differences of what materialize() gives, for steps of this part of each entry. Halving a step halves the difference of
+# a differentiable function; that of one that rounds is of another size.
+_SMALL_STEP, _HALVES = 1e-2, 0.2
+
+
+@promise(
+    "let materialize() compute with the tensor itself, not with .detach() or .data of it, nor under no_grad. If it is "
+    "meant to stop gradients: skip={'materialize_gradients'}"
+)
+def materialize_gradients(s: Subject) -> None:
+    """An inner tensor that materialize() depends on gets a gradient from it."""
+    if not s.declared or not s.cls.__spec__.has_materialize:
+        raise Skipped(f"{s.name} has no materialize()")
+    source = s.make().detach()
+    inners = s.inners(source)
+    weights: list[Tensor] = []
+
+    def total(moved: Mapping[str, Tensor]) -> Tensor:
+        plain = s.unflatten(source, inners | moved).materialize()
+        if not weights:
+            weights.append(torch.randn(plain.shape, dtype=torch.float64))
+        return (plain.double() * weights[0]).sum()
+
+    for name in [n for n, t in inners.items() if _is_real(t)]:
+        if _depends_smoothly(total, name, inners[name]) and not _has_gradient(total, name, inners[name]):
+            raise Broken(
+                f"what materialize() gives depends on {name.removeprefix(RAW)}, which gets no gradient from it"
+            )
+
+
+def _depends_smoothly(total: Callable[[Mapping[str, Tensor]], Tensor], name: str, t: Tensor) -> bool:
+    """Whether a result is a smooth function of a tensor, and not a constant one, by differences."""
+    direction = torch.randn_like(t) * t.abs()
+    with torch.no_grad():
+        whole, half = (
+            float(total({name: t + step * direction}) - total({name: t - step * direction}))
+            for step in (_SMALL_STEP, _SMALL_STEP / 2)
+        )
+    return whole != 0 and abs(whole - 2 * half) < _HALVES * abs(whole)
+
+
+def _has_gradient(total: Callable[[Mapping[str, Tensor]], Tensor], name: str, t: Tensor) -> bool:
+    live = t.clone().requires_grad_()
+    with torch.enable_grad():
+        result = total({name: live})
+    if not result.requires_grad:
+        return False
+    return _is_nonzero(torch.autograd.grad(result, live, allow_unused=True)[0])
 
 
 # ---- cotangents --------------------------------------------------------------------------------------------

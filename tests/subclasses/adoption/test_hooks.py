@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -219,6 +220,18 @@ def test_adopting_twice_changes_nothing():
     assert dict(vars(cls)) == before
 
 
+def test_adopting_again_with_another_conversion_is_refused():
+    cls, _ = by_hand.tagged()
+    subclasses.adopt(cls, to_plain=cls.detach)
+    assert subclasses.adopt(cls) is subclasses.adopt(cls, to_plain=cls.detach) is cls
+    with pytest.raises(subclasses.SpecError, match=r"adopted already, with to_plain=.*adopt it once"):
+        subclasses.adopt(cls, to_plain=cls.clone)
+    other, _ = by_hand.optional()
+    subclasses.adopt(other)
+    with pytest.raises(subclasses.SpecError, match="adopted already, without to_plain="):
+        subclasses.adopt(other, to_plain=other.clone)
+
+
 def test_it_is_a_decorator():
     @subclasses.adopt
     class Mine(by_hand.Base):
@@ -283,6 +296,40 @@ def test_keys_follow_metadata_and_class():
     subclasses.adopt(cls)
     assert make(settings=Settings(4, ["b"]))._stable_hash_for_caching() not in keys
 
+
+def _rules_of(path, text):
+    path.write_text(text)
+    scope: dict = {"__name__": "rules"}
+    exec(compile(text, str(path), "exec"), scope)
+    return scope["rule"]
+
+
+@pytest.mark.parametrize("where", ["the class", "its module"])
+def test_keys_follow_rules_in_tables_of_the_class(where, tmp_path):
+    TABLE.clear()
+
+    def key(text):
+        class Tabled(by_hand.Base):
+            rules: ClassVar[dict] = {}
+
+            @classmethod
+            def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+                return (cls.rules.get(cls, {}) or TABLE)[func](*args, **(kwargs or {}))
+
+        subclasses.adopt(Tabled)
+        before = Tabled(torch.ones(2))._stable_hash_for_caching()
+        table = TABLE if where == "its module" else Tabled.rules.setdefault(Tabled, {})
+        table[torch.ops.aten.mul.Tensor] = _rules_of(tmp_path / "rules.py", text)
+        after = Tabled(torch.ones(2))._stable_hash_for_caching()
+        table.clear()
+        assert before != after
+        return after
+
+    one, other = "def rule(x, y):\n    return x\n", "def rule(x, y):\n    return y\n"
+    assert key(one) == key(one) != key(other)
+
+
+TABLE: dict = {}
 
 OTHER = """
 import torch

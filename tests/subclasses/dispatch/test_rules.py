@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import desugar
 from subclasses import DispatchError, SpecError, TensorSubclass, inner
 from tests.subclasses.subjects import Int8Weight, make_int8
 
@@ -392,3 +393,84 @@ def test_a_class_without_function_rules_has_no_interception():
     Box.implements(torch.cos)(answer(1))
     assert Box.__torch_function__ is not torch._C._disabled_torch_function_impl
     assert Int8Weight.__torch_function__ is not torch._C._disabled_torch_function_impl
+
+
+# ---- in place ----------------------------------------------------------------------------------------------
+
+
+def sums() -> type:
+    """A mapped class whose ``+`` adds numbers that are stored as logarithms."""
+    Log = fresh(fallback="map")
+
+    @Log.implements(torch.add)
+    def rule(func, x, y):
+        parts = [t.unwrap("held") if isinstance(t, Log) else torch.as_tensor(t) for t in (x, y)]
+        return Log(torch.logaddexp(*parts))
+
+    return Log
+
+
+def add_in_place(x, y):
+    x += y
+    return x
+
+
+IN_PLACE = {
+    "+=": add_in_place,
+    "add_": lambda x, y: x.add_(y),
+    "itself": lambda x, y: x.add_(x),
+}
+
+
+@pytest.mark.parametrize("how", IN_PLACE)
+@pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
+def test_the_in_place_form_of_a_function_with_a_rule_follows_it(how, door):
+    Log = sums()
+    doors = {
+        "eager": lambda f: f,
+        "stock": lambda f: torch.compile(f, backend="aot_eager"),
+        "desugar": lambda f: desugar.compile(f, backend="eager"),
+    }
+
+    def written(p, q):
+        x = Log(p) * 1
+        y = IN_PLACE[how](x, Log(q))
+        assert y is x
+        return y.unwrap("held")
+
+    def expected(p, q):
+        return torch.logaddexp(p, p if how == "itself" else q)
+
+    p, q = (torch.randn(3, requires_grad=True) for _ in range(2))
+    for run in (written, expected):
+        p.grad = q.grad = None
+        out = (doors[door](run) if run is written else run)(p, q)
+        out.square().sum().backward()
+        results = [out.detach(), p.grad, q.grad if how != "itself" else None]
+        if run is written:
+            got = results
+    torch.testing.assert_close(got, results)
+
+
+def test_an_in_place_form_that_changes_sizes_has_no_rule_of_it():
+    Box = fresh(fallback="map")
+    Box.implements(torch.squeeze)(lambda func, x: Box(func(x.unwrap("held")) + 1))
+    x = Box(torch.ones(1, 2))
+    assert x.squeeze_() is x and x.shape == (2,) and x.held.tolist() == [1.0, 1.0]
+
+
+def test_a_rule_for_the_in_place_form_precedes():
+    Log = sums()
+    Log.implements(torch.Tensor.add_)(lambda func, x, y: "mine")
+    assert Log(torch.ones(2)).add_(1) == "mine"
+
+
+@pytest.mark.parametrize("name", ["and", "or", "xor", "lshift", "rshift"])
+def test_operators_with_methods_of_their_own_have_the_rule_of_the_function(name):
+    names = {"lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift"}
+    Box = fresh(fallback="map")
+    function = getattr(torch, names.get(name, f"bitwise_{name}"))
+    Box.implements(function)(lambda func, x, y: Box(torch.full((2,), 7)))
+    x = Box(torch.ones(2, dtype=torch.int64))
+    assert getattr(x, f"__{name}__")(3).held.tolist() == [7, 7]
+    assert getattr(x, f"__i{name}__")(3) is x and x.held.tolist() == [7, 7]

@@ -61,6 +61,20 @@ class NoGrad(Base):
             return self.held * 2
 
 
+class Shifted(Base):
+    """Two inner tensors, both with gradients."""
+
+    shift: Tensor = inner()
+
+    def materialize(self):
+        return self.held.round() + self.shift
+
+
+class ShiftedDetached(Shifted):
+    def materialize(self):
+        return self.held + self.shift.detach()
+
+
 class Whole(Base):
     def materialize(self):
         return self * 2
@@ -167,6 +181,8 @@ class KeepsTag(broken.ForgetsTag):
 def values_of(cls):
     if issubclass(cls, Global):
         return lambda: cls(torch.randint(0, 16, (4, 6)), torch.rand(4, 1))
+    if issubclass(cls, Shifted):
+        return lambda: cls(torch.randn(4, 6), torch.randn(4, 6))
     return lambda: cls(torch.randn(4, 6))
 
 
@@ -191,6 +207,12 @@ PLANTED = {
     "detach in materialize": (Detached, Base, ["inner_gradients"], ["Detached.materialize (", "uses detach"]),
     "data in materialize": (Data, Base, ["inner_gradients"], ["Data.materialize (", "uses data, behind"]),
     "no_grad in materialize": (NoGrad, Base, ["inner_gradients"], ["uses no_grad, behind", "leave it out"]),
+    "detach of one of two in materialize": (
+        ShiftedDetached,
+        Shifted,
+        ["materialize_gradients"],
+        ["compute with the tensor itself, not with .detach()", "skip={'materialize_gradients'}"],
+    ),
     "an op on self": (Whole, Base, ["round_trip", "deepcopy"], ["compute with the fields (self.held)"]),
     "a rule that detaches": (
         ruled(F.linear, detached),

@@ -1,0 +1,89 @@
+"""Errors in an author's code that would not reach the user as they are.
+
+An operator in Python takes a ``TypeError`` from below to mean "not my operand", and goes on without it: ``x + y``
+raises "unsupported operand", and ``x == y`` is False. A rule or ``materialize`` that applies an op to the value itself
+runs without end, and the ``RecursionError`` names neither.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from torch.overrides import resolve_name
+
+from subclasses.dispatch.rules import all_rules, describe
+from subclasses.errors import one_of
+
+# What the operators of Python call, without the underscores of in-place and special methods.
+_OPERATORS = frozenset(
+    {
+        *("add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "pow", "matmul", "mm", "mv", "bmm", "dot"),
+        *("floordiv", "truediv", "rtruediv", "rfloordiv", "mod", "rmod", "rpow", "rmatmul", "lshift", "rshift"),
+        *("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "and", "or", "xor"),
+    }
+)
+# A wrapper may hold wrappers of its own class, so that a rule is inside of itself a few times.
+_WITHOUT_END = 20
+
+
+class EndlessRuleError(RecursionError):
+    """A rule or ``materialize`` that calls itself without end."""
+
+
+def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError) -> NoReturn:
+    """Raises the error of an op or function again, in words that name the code of the class that it comes from.
+
+    Raises:
+        RuntimeError: a rule or ``materialize`` raised a TypeError below an operator.
+        EndlessRuleError: a rule or ``materialize`` calls itself without end.
+        TypeError, RecursionError: the same error, which has another reason.
+    """
+    if isinstance(error, EndlessRuleError):
+        raise error
+    named, name = dict(_code_of(cls)), resolve_name(func) or str(func)
+    if isinstance(error, RecursionError):
+        calls = [f.f_code for f in _frames_around(error) if f.f_code in named]
+        if len(calls) > _WITHOUT_END:
+            raise EndlessRuleError(
+                f"{name} on {one_of(cls)}: {named[calls[0]]} calls itself without end, since it applies an op to a "
+                f"value of the class; let it compute with inner tensors, as in x.{cls.__spec__.inners[0].name}"
+            ) from None
+    elif _is_of_operator(func):
+        raised = next((f.f_code for f in _frames_inside(error) if f.f_code in named), None)
+        if raised is not None:
+            raise RuntimeError(f"{name} on {one_of(cls)}: {named[raised]} raised TypeError: {error}") from error
+    raise error
+
+
+def _is_of_operator(func: Any) -> bool:
+    return getattr(func, "overloadpacket", func).__name__.strip("_") in _OPERATORS
+
+
+def _code_of(cls: Any) -> Iterator[tuple[types.CodeType, str]]:
+    """Yields the code of what the author wrote, with words for it."""
+    written = [(rule, f"the rule {describe(rule)}") for _, rule in all_rules(cls)]
+    if cls.__spec__.has_materialize:
+        written.append((cls.materialize, "materialize()"))
+    for function, words in written:
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if code is not None:
+            yield code, words
+
+
+def _frames_around(error: BaseException) -> Iterator[types.FrameType]:
+    """Yields the frames from the innermost that handles an error outwards."""
+    frame = error.__traceback__.tb_frame if error.__traceback__ else None
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _frames_inside(error: BaseException) -> Iterator[types.FrameType]:
+    """Yields the frames from the one that handles an error to the one that raised it."""
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next

@@ -1,0 +1,180 @@
+"""Errors in an author's rules that operators would swallow, or that would run to Python's limit."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+from subclasses import DispatchError, TensorSubclass, inner
+
+aten = torch.ops.aten
+
+
+class Base(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held
+
+
+def faulty(*ops: object) -> type:
+    """A class whose rule for ops raises a TypeError."""
+
+    class Faulty(Base):
+        pass
+
+    @Faulty.implements(*ops)
+    def rule(func, x, y):
+        return Faulty(torch.softmax(x.held))
+
+    return Faulty
+
+
+def endless(*ops: object) -> type:
+    """A class whose rule for ops calls the op with its own arguments."""
+
+    class Endless(Base):
+        pass
+
+    @Endless.implements(*ops)
+    def rule(func, x, y):
+        return func(x, y)
+
+    return Endless
+
+
+# ---- a TypeError below an operator ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("op", "call"),
+    [
+        (aten.add.Tensor, operator.add),
+        (aten.add.Tensor, operator.iadd),
+        (torch.add, operator.add),
+        (torch.add, torch.add),
+        (aten.eq.Tensor, operator.eq),
+        (torch.eq, operator.eq),
+        (torch.remainder, operator.mod),
+        (torch.pow, operator.pow),
+        (aten.mm, operator.matmul),
+        (torch.bitwise_and, operator.and_),
+    ],
+)
+def test_a_type_error_of_a_rule_is_not_swallowed(op, call):
+    cls = faulty(op)
+    x = cls(torch.ones(2, 2))
+    with pytest.raises(RuntimeError, match=r"on a Faulty: the rule .*rule .*raised TypeError: softmax\(\)"):
+        call(x, x)
+
+
+def test_a_type_error_of_materialize_is_not_swallowed():
+    class Faulty(Base):
+        def materialize(self):
+            return torch.softmax(self.held)
+
+    x = Faulty(torch.ones(2))
+    with pytest.raises(RuntimeError, match=r"Faulty: materialize\(\) raised TypeError: softmax"):
+        x == x  # noqa: B015
+
+
+def test_other_type_errors_stay():
+    cls = faulty(torch.add)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        cls(torch.ones(2)) + object()
+    with pytest.raises(TypeError, match="must be Number, not list|must be Tensor, not list"):
+        torch.mul(cls(torch.ones(2)), [])
+    # What no operator calls reaches the caller as it is.
+    with pytest.raises(TypeError, match=r"softmax\(\) missing"):
+        torch.maximum((named := faulty(torch.maximum))(torch.ones(2)), named(torch.ones(2)))
+
+
+# ---- a rule that calls itself --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.add, torch.add])
+def test_a_rule_that_calls_itself_is_named(op):
+    cls = endless(op)
+    with pytest.raises(RecursionError, match=r"on an Endless: the rule .*calls itself.*as in x\.held"):
+        cls(torch.ones(2)) + 1
+
+
+def test_a_materialize_that_calls_itself_is_named():
+    class Endless(Base):
+        def materialize(self):
+            return self * 2
+
+    with pytest.raises(RecursionError, match=r"aten\.mul\.Tensor on an Endless: materialize\(\) calls itself"):
+        Endless(torch.ones(2)).sum()
+
+
+@pytest.mark.parametrize(
+    "compiled", [lambda f: torch.compile(f, backend="eager"), lambda f: desugar.compile(f, backend="eager")]
+)
+def test_a_compiled_call_names_it_too(compiled):
+    cls = endless(aten.add.Tensor)
+    with pytest.raises(Exception, match=r"calls itself without end"):
+        compiled(lambda x: x + 1)(cls(torch.ones(2)))
+
+
+def test_nested_values_may_run_a_rule_in_itself():
+    class Twice(Base):
+        pass
+
+    @Twice.implements(aten.add.Tensor)
+    def rule(func, x, y):
+        return Twice(func(x.held, y))
+
+    x = Twice(torch.ones(2))
+    for _ in range(30):
+        x = Twice(x)
+    y = x + 1
+    for _ in range(31):
+        y = y.held
+    assert y.tolist() == [2.0, 2.0]
+
+
+def test_another_recursion_stays_what_it_is():
+    class Recursing(Base):
+        pass
+
+    def forever(n):
+        return forever(n + 1)
+
+    @Recursing.implements(aten.add.Tensor)
+    def rule(func, x, y):
+        return forever(0)
+
+    with pytest.raises(RecursionError, match=r"^maximum recursion"):
+        Recursing(torch.ones(2)) + 1
+
+
+# ---- what a rule for a derivative needs ----------------------------------------------------------------------
+
+
+def test_a_missing_derivative_is_named_with_the_way_around_it():
+    class Relu(TensorSubclass):
+        held: Tensor = inner(differentiable=True)
+
+    @Relu.implements(aten.relu)
+    def below(func, x):
+        return Relu(func(x.held))
+
+    held = torch.ones(2, requires_grad=True)
+    result = Relu(held).relu().held.sum()
+    with pytest.raises(DispatchError, match=r"threshold_backward.*registered for the function.*unwrap"):
+        result.backward()
+
+    class Above(TensorSubclass):
+        held: Tensor = inner(differentiable=True)
+
+    @Above.implements(torch.relu)
+    def above(func, x):
+        return Above(func(x.unwrap("held")))
+
+    Above(held).relu().held.sum().backward()
+    assert held.grad.tolist() == [1.0, 1.0]
