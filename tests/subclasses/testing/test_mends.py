@@ -288,6 +288,19 @@ def test_a_rule_written_by_hand_that_takes_a_plain_operand_for_its_own():
     assert "reads .tag of an operand without a test" in outcome.mend
 
 
+def test_a_copy_that_is_lost_is_told_of_where_a_module_loads():
+    class Lost(Tagged):
+        """Copies into a copy."""
+
+        @classmethod
+        def run(cls, func, args, kwargs):
+            return args[0] if func is aten.copy_.default else super().run(func, args, kwargs)
+
+    (outcome,) = outcomes(Lost, "parameter")
+    assert "a parameter after load_state_dict(assign=False): data_:" in outcome.detail
+    assert "calls weight.copy_(saved)" in outcome.mend and "aten.copy_" in outcome.mend
+
+
 # ---- gradients of a class that stands for no plain tensor ---------------------------------------------------
 
 
