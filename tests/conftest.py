@@ -13,7 +13,14 @@ os.environ.setdefault("TORCH_WARM_POOL", "0")
 
 import pytest
 import torch
+import torch._dynamo.guards
 from hypothesis import HealthCheck, settings
+
+# What only measures or logs a compilation, and takes more than half of its time. Dynamo writes to more memory than the
+# processor caches before it times its guards; and pytest's handlers, on a logger that does not propagate, make torch
+# write out every graph.
+torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+torch._logging._internal.trace_log.propagate = True
 
 settings.register_profile(
     "desugar",
