@@ -20,7 +20,10 @@ KINDS = {
     "tanh": nn.RNN,
     "relu": lambda *args, **kwargs: nn.RNN(*args, **kwargs, nonlinearity="relu"),
 }
-SETTINGS = [*itertools.product([False, True], [False, True])]
+SETTINGS = [
+    pytest.param(*pair, marks=() if pair[0] == pair[1] else pytest.mark.slow)
+    for pair in itertools.product([False, True], [False, True])
+]
 
 
 @pytest.fixture(params=[False, True], ids=["breaks", "whole"])

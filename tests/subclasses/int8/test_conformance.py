@@ -30,7 +30,13 @@ COMPILED = {"row", "asymmetric groups", "dynamic"}
 ROUNDING = ("values", "gradients", "inner_gradients", "nested_outside")
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+# Those between two that are put to the test anyway.
+BETWEEN = {"tensor", "group", "asymmetric", "dynamic asymmetric"}
+
+
+@pytest.mark.parametrize(
+    "variant", [pytest.param(v, marks=pytest.mark.slow if v in BETWEEN else ()) for v in VARIANTS]
+)
 def test_the_kit(variant):
     options = VARIANTS[variant]
     skip = ROUNDING if "activation" in options else ()

@@ -118,8 +118,16 @@ def test_without_a_reference_lazy_bits_are_not_judged():
     assert "lazy_bits" in [o.promise.name for o in report.of("skipped")]
 
 
-@pytest.mark.parametrize("shape", [(0, 6), (1, 1), (3,), (2, 3, 4)], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.int64, torch.bfloat16], ids=str)
+SHAPES = [(0, 6), (1, 1), (3,), (2, 3, 4)]
+DTYPES = [torch.float32, torch.complex64, torch.int64, torch.bfloat16]
+EVERY_PAIR = [
+    pytest.param(dtype, shape, marks=() if number == place else pytest.mark.slow)
+    for number, dtype in enumerate(DTYPES)
+    for place, shape in enumerate(SHAPES)
+]
+
+
+@pytest.mark.parametrize(("dtype", "shape"), EVERY_PAIR, ids=str)
 def test_a_right_class_breaks_nothing_in_any_dtype_and_shape(dtype, shape):
     check(
         lambda: Tagged((4 * torch.randn(shape, dtype=torch.complex64)).to(dtype)),
