@@ -67,9 +67,7 @@ def of_torchrec(tables: dict[str, nn.EmbeddingBag], values: Tensor, lengths: Ten
     from torchrec import EmbeddingBagCollection as Theirs, EmbeddingBagConfig, KeyedJaggedTensor as TheirBatch
 
     configs = [
-        EmbeddingBagConfig(
-            name=key, embedding_dim=t.weight.shape[1], num_embeddings=1, feature_names=[key]
-        )
+        EmbeddingBagConfig(name=key, embedding_dim=t.weight.shape[1], num_embeddings=1, feature_names=[key])
         for key, t in tables.items()
     ]
     module = Theirs(tables=configs)
@@ -91,9 +89,7 @@ def make_calls(tables: dict[str, nn.EmbeddingBag], batch: int) -> dict[str, Call
     rows = next(iter(tables.values())).num_embeddings
     values = torch.randint(0, rows, (int(lengths.sum()),))
     parts = dict(zip(tables, values.split(lengths.sum(1).tolist()), strict=True))
-    offsets = {
-        key: torch.cat([n.new_zeros(1), n.cumsum(0)]) for key, n in zip(tables, lengths, strict=True)
-    }
+    offsets = {key: torch.cat([n.new_zeros(1), n.cumsum(0)]) for key, n in zip(tables, lengths, strict=True)}
     ids = KeyedJaggedTensor(tuple(tables), values, lengths)
     ways = {"eager": lambda fn: fn, "torch.compile": torch.compile, "desugar.compile": desugar.compile}
     calls: dict[str, Call] = {}

@@ -10,8 +10,8 @@ once for each kind of batch and way to run it:
 which `propose_buckets` gave, and a loss that is their sum weighted by their entries.
 *JaggedTensor*: no padding.
 
-Two threads. Before anything is timed, all losses are compared. A figure is the median of the fastest tenth of the turns,
-as in `bench.int8_sizes`.
+Two threads. Before anything is timed, all losses are compared. A figure is the median of the fastest tenth of the
+turns, as in `bench.int8_sizes`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def draw_rows(count: int) -> list[Tensor]:
 
 def padded(rows: list[Tensor]) -> Batch:
     """Returns inputs and targets as tables that know the lengths of their rows."""
-    tokens, targets = (PaddedTensor.from_tensors([r[cut] for r in rows]) for cut in (slice(-1), slice(1, None)))
+    tokens, targets = (
+        PaddedTensor.from_tensors([r[cut] for r in rows]) for cut in (slice(-1), slice(1, None))
+    )
     return tokens, targets
 
 
@@ -115,7 +117,10 @@ def rows_of(timings: dict[tuple[str, str], Timing], fill: float, count: int) -> 
             group,
             f"{kind}, {way}",
             Timing(*(t / 1e3 for t in (timing.median, timing.low, timing.high))),
-            {"/ dense, eager": timing.median / dense_eager, "/ dense, torch.compile": timing.median / dense_compiled},
+            {
+                "/ dense, eager": timing.median / dense_eager,
+                "/ dense, torch.compile": timing.median / dense_compiled,
+            },
             unit="ms a step",
             ours=way == "desugar.compile" or (way == "eager" and kind != "dense table"),
         )

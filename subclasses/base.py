@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transfo
 
 from torch import Tensor
 
-from subclasses._torch import call_unruled
+from subclasses._torch import OpOverload, OpOverloadPacket, call_unruled
 from subclasses.autograd import construct
 from subclasses.dispatch.rule_checks import check_key
-from subclasses.dispatch.rules import BOOK, RuleBook, registration
+from subclasses.dispatch.rules import BOOK, RuleBook, is_decomposed, registration
+from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError
 from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
@@ -126,7 +127,24 @@ class TensorSubclass(Tensor):
 
     @classmethod
     def unruled(cls, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Calls a Python-level function as if it had no rule, for a rule that only normalizes its arguments."""
+        """Calls a Python-level function as if it had no rule, for a rule that only normalizes its arguments.
+
+        Args:
+            func: the function, or an op that PyTorch decomposes before it asks for a rule. A rule for any other op, for
+                a family or for a tag runs below this, and cannot be left out.
+            *args: its arguments.
+            **kwargs: its keyword arguments.
+
+        Raises:
+            SpecError: ``func`` is another op.
+        """
+        if isinstance(func, OpOverload | OpOverloadPacket) and not is_decomposed(func):
+            raise SpecError(
+                f"{cls.__name__}.unruled takes a Python-level function, such as torch.add, got {func}, whose rule is "
+                f"asked for below; compute with the inner tensors, or with x.materialize()"
+            )
+        if cls.__spec__.fallback == "materialize" and func in view_functions:
+            return view_functions[func](func, *args, **kwargs)
         return call_unruled(func, (cls,), args, kwargs)
 
     # ---- inner tensors -----------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def coverage(cls: Any) -> Coverage:
     Raises:
         SpecError: ``cls`` is not a declared class.
     """
-    if not hasattr(cls, "__spec__"):
+    if not isinstance(cls, type) or not hasattr(cls, "__spec__"):
         raise SpecError(f"coverage() takes a class declared with TensorSubclass, got {cls!r}")
     return Coverage(cls.__name__, {str(op): _step(cls, op) for op in all_aten_ops() if takes_tensors(op)})
 

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import apply_function, autograd_enabled, is_recording
-from subclasses.errors import DispatchError
-from subclasses.layout import Layout, cotangent_layout
+from subclasses._torch_tracing import leave_in_graph
+from subclasses.errors import DispatchError, one_of
+from subclasses.layout import RAW, Layout, cotangent_layout
 from subclasses.spec.values import dynamic_ints, with_inners
 
 aten = torch.ops.aten
@@ -89,10 +90,39 @@ class Construct(torch.autograd.Function):
         elif cls._saves_inners:
             # An open wrapper: its inner tensors may require grad, which a double backward needs.
             primal = cls._wrap(ctx.layout, *ctx.saved_tensors, *ctx.dynamics)
-            grads = primal.wrap_cotangent(cotangent).unwrap()
+            grads = wrap_cotangent(primal, cotangent).unwrap()
         else:
             raise DispatchError(_PLAIN_COTANGENT.format(cls=cls.__name__))
         return None, None, *(g if d else None for g, d in zip(grads, ctx.differentiable, strict=True))
+
+
+def wrap_cotangent(primal: Any, cotangent: Tensor) -> Any:
+    """Calls the author's ``wrap_cotangent``.
+
+    Raises:
+        DispatchError: it returned something else than a value of the class with inner tensors like those of ``primal``.
+    """
+    cls, found = type(primal), primal.wrap_cotangent(cotangent)
+    if not isinstance(found, cls):
+        raise DispatchError(
+            f"{cls.__name__}.wrap_cotangent: expected {one_of(cls)} with the derivatives by each inner tensor, got "
+            f"{one_of(type(found))}"
+        )
+    for name in cls.__spec__.attributes:
+        wanted, got = primal.__dict__[name], found.__dict__[name]
+        if is_differentiable(wanted) and (got is None or got.dim() != wanted.dim() or _differ(got, wanted)):
+            raise DispatchError(
+                f"{cls.__name__}.wrap_cotangent: expected a derivative of size {tuple(wanted.shape)} by "
+                f"{name.removeprefix(RAW)}, got {'None' if got is None else f'one of size {tuple(got.shape)}'}"
+            )
+    return found
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Whether sizes differ where both are known; comparing symbols would guard on them."""
+    return any(
+        m != n for m, n in zip(one.shape, other.shape, strict=True) if type(m) is int and type(n) is int
+    )
 
 
 _PLAIN_COTANGENT = (
@@ -217,7 +247,7 @@ class Primal:
                 f"was modified by an in-place operation since"
             )
         with autograd_enabled():  # the engine adds cotangents below autograd
-            found = cls._wrap(self.layout, *self.inners, *self.dynamics).wrap_cotangent(plain)
+            found = wrap_cotangent(cls._wrap(self.layout, *self.inners, *self.dynamics), plain)
         return as_cotangent(found)
 
 
@@ -268,9 +298,13 @@ def open_wrapper(x: Any) -> Any:
 def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
     """Returns an author's ``materialize`` as a differentiable function of the value."""
 
+    @leave_in_graph
+    def run(self: Any) -> Tensor:
+        return materialize(open_wrapper(self) if _is_recording(self) else self)
+
     @functools.wraps(materialize)
     def differentiable(self: Any) -> Tensor:
-        return materialize(open_wrapper(self) if _is_recording(self) else self)
+        return run(self)
 
     differentiable.__dict__[_MADE_DIFFERENTIABLE] = True
     return differentiable

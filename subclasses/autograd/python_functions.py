@@ -1,7 +1,7 @@
 """Groups of Python-level functions that are the same operation.
 
-A rule for ``torch.sum`` covers ``x.sum()`` too, and a rule for ``torch.matmul`` covers ``x @ y``. Most operators need no
-table: PyTorch implements ``x @ y`` with ``Tensor.matmul`` and ``1 - x`` with ``torch.rsub``, and functions of
+A rule for ``torch.sum`` covers ``x.sum()`` too, and a rule for ``torch.matmul`` covers ``x @ y``. Most operators need
+no table: PyTorch implements ``x @ y`` with ``Tensor.matmul`` and ``1 - x`` with ``torch.rsub``, and functions of
 ``torch.nn.functional`` written in Python call ``torch`` functions, each of which is intercepted in turn. The groups
 therefore cover the two ways to call one function, ``torch.f(x)`` and ``x.f()``, synonyms, and the few operators that
 are functions of their own, such as ``x & y``.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, return_and_correct_aliasing, set_storage_of
 from subclasses.dispatch.schema import OpFacts, op_facts
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 
 
 def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,13 +113,35 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
             f"{op}: cannot write {_describe(value)} into {_describe(target)}; use the functional op"
         )
     spec = cls.__spec__
+    _check_same_sizes(op, target, value)
     pairs = [(target.__dict__[n], value.__dict__[n]) for n in spec.attributes]
     pairs = [(a, b) for a, b in pairs if a is not None and a is not b]
-    if any(a.shape != b.shape for a, b in pairs):
-        raise DispatchError(f"{op}: the result has inner tensors of other sizes than {_describe(target)}")
     for a, b in pairs:
         a.copy_(b)
     bump_versions([a for a, _ in pairs])
+
+
+def _check_same_sizes(op: OpOverload, target: Any, value: Any) -> None:
+    """Raises DispatchError if the outer size, an inner tensor's or a dynamic int differs, as far as they are known."""
+    spec = type(target).__spec__
+    sizes = [("size", target.shape, value.shape)]
+    for field in spec.inners:
+        a, b = target.__dict__[field.attribute], value.__dict__[field.attribute]
+        if a is not None:
+            sizes.append((f"size of {field.name}", a.shape, b.shape))
+    sizes += [(f.name, (target.__dict__[f.name],), (value.__dict__[f.name],)) for f in spec.dynamics]
+    for what, wanted, got in sizes:
+        if len(wanted) != len(got) or any(
+            m != n for m, n in zip(wanted, got, strict=True) if type(m) is int and type(n) is int
+        ):
+            raise DispatchError(
+                f"{op}: cannot write {one_of(type(value))} into one of another {what}: expected {_show(wanted)}, got "
+                f"{_show(got)}; a functional op, such as x + y for x += y, makes a new value"
+            )
+
+
+def _show(sizes: Any) -> str:
+    return str(tuple(sizes)) if len(sizes) != 1 else str(sizes[0])
 
 
 def _describe(x: Any) -> str:

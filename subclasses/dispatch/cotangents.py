@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload
+from subclasses._torch import OpOverload, in_backward
 from subclasses.autograd.construct import PRIMAL, is_differentiable
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError, one_of
@@ -144,17 +144,38 @@ def _has_dims(other: Any) -> bool:
 def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
     """Returns the error for operands that are no matching cotangents and numbers."""
     shown = [f"{one_of(type(v))}" + " cotangent" * is_cotangent(v) for v in (x, other)]
+    if in_backward():
+        mend = (
+            "Part of the function reads inner tensors with unwrap() and part uses the value as a whole: let both read "
+            "inner tensors"
+        )
+    else:
+        mend = (
+            f"If this is a step of an optimizer, declare {cls.__name__} with trainable=True, which lets it update each "
+            f"inner tensor, or make the inner tensors parameters"
+        )
     return DispatchError(
         f"{op} on {shown[0]} and {shown[1]}: cotangents of {one_of(cls)} are added to one another and scaled by "
-        f"numbers only. If this is a backward, part of the function reads inner tensors with unwrap() and part uses "
-        f"the value as a whole: let both read inner tensors"
+        f"numbers only. {mend}"
     )
 
 
 def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
     """Raises DispatchError if a value to be materialized is marked as a cotangent."""
     if any(x._layout.cotangent for x in wrappers):
+        if op.overloadpacket.__name__.endswith("_backward"):
+            mend = f"{NO_DERIVATIVE}; or add a rule with @{cls.__name__}.implements(torch.ops.{op})"
+        elif in_backward():
+            mend = "read its inner tensors instead"
+        else:
+            mend = f"read its inner tensors instead, or, for an optimizer, declare {cls.__name__} with trainable=True"
         raise DispatchError(
-            f"{op} on a cotangent of {cls.__name__} (a gradient, say), which does not represent a plain tensor; "
-            f"read its inner tensors instead"
+            f"{op} on a cotangent of {cls.__name__} (a gradient, say), which does not represent a plain tensor; {mend}"
         )
+
+
+# The way out for a class without a rule for what an op's derivative calls.
+NO_DERIVATIVE = (
+    "it is the derivative of another op, and is not asked for if the rule of that one is registered for the "
+    "function, such as torch.relu, and reads inner tensors with x.unwrap()"
+)

@@ -16,7 +16,7 @@ from torch import Tensor
 from subclasses import strict_mode
 from subclasses._torch import OpOverload, lazy_bits_enabled
 from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
-from subclasses.dispatch.cotangents import check_no_cotangents
+from subclasses.dispatch.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, raise_mixed, raise_writes_plain
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes
 from subclasses.dispatch.schema import op_facts, undeclared_writes
@@ -193,6 +193,8 @@ def _materialized(x: Any) -> Tensor:
     plain: Any = x.materialize()
     if not isinstance(plain, Tensor):
         got = f"{plain!r} of type {type(plain).__name__}"
+    elif isinstance(plain, type(x)):
+        got = f"another {type(x).__name__}, which stands for no plain tensor without end"
     elif plain.dtype != x.dtype or len(plain.shape) != len(x.shape) or _sizes_differ(plain.shape, x.shape):
         got = f"one of size {tuple(plain.shape)} and {plain.dtype}"
     else:
@@ -222,14 +224,8 @@ def _error(cls: Any, op: OpOverload) -> Call:
 def _hint(cls: Any, op: OpOverload) -> str:
     instead = cls._instead
     if op.overloadpacket.__name__.endswith("_backward"):
-        instead = instead or _NO_DERIVATIVE
+        instead = instead or f"; {NO_DERIVATIVE}"
     return f"add one with @{cls.__name__}.implements(torch.ops.{op}){instead}"
-
-
-_NO_DERIVATIVE = (
-    "; it is the derivative of another op, and is not asked for if the rule of that one is registered for the function, "
-    "such as torch.relu, and reads inner tensors with x.unwrap()"
-)
 
 
 def _describe(value: Any) -> str:

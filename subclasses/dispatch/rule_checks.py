@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import get_overridable_functions
+from torch.overrides import get_ignored_functions, get_overridable_functions
 
 from subclasses._torch import (
     HigherOrderOperator,
@@ -93,7 +93,7 @@ def is_dispatchable(function: Any) -> bool:
     if _is_function_class(owner):
         return False
     if isinstance(function, _C_CALLABLES):
-        return not isinstance(owner, Tensor) and not _is_of_python(function)
+        return not isinstance(owner, Tensor) and not _is_of_python(function) and not _is_a_factory(function)
     name, call = getattr(function, "__name__", ""), inspect.getattr_static(type(function), "__call__", None)
     return (
         _asks(function)
@@ -125,6 +125,17 @@ def _is_of_python(function: Any) -> bool:
     owner = owner or getattr(function, "__objclass__", None) or function
     module = getattr(owner, "__module__", None) or ""
     return module.partition(".")[0] in sys.stdlib_module_names
+
+
+def _is_a_factory(function: Any) -> bool:
+    """Whether a function of torch makes a tensor from none, such as ``torch.ones``, and hence asks no class."""
+    name = getattr(function, "__name__", "")
+    if getattr(torch, name, None) is not function or function not in get_ignored_functions():
+        return False
+    packet: Any = getattr(torch.ops.aten, name, None)
+    schemas = [schema_of(getattr(packet, o)) for o in packet.overloads()] if packet is not None else []
+    taken = [a for schema in schemas for a in schema.arguments if not a.is_out]
+    return not any("Tensor" in str(a.type) for a in taken)
 
 
 def _is_overridable(function: Any) -> bool:

@@ -20,8 +20,33 @@ from subclasses.errors import one_of
 # What the operators of Python call, without the underscores of in-place and special methods.
 _OPERATORS = frozenset(
     {
-        *("add", "sub", "rsub", "mul", "div", "floor_divide", "remainder", "pow", "matmul", "mm", "mv", "bmm", "dot"),
-        *("floordiv", "truediv", "rtruediv", "rfloordiv", "mod", "rmod", "rpow", "rmatmul", "lshift", "rshift"),
+        *(
+            "add",
+            "sub",
+            "rsub",
+            "mul",
+            "div",
+            "floor_divide",
+            "remainder",
+            "pow",
+            "matmul",
+            "mm",
+            "mv",
+            "bmm",
+            "dot",
+        ),
+        *(
+            "floordiv",
+            "truediv",
+            "rtruediv",
+            "rfloordiv",
+            "mod",
+            "rmod",
+            "rpow",
+            "rmatmul",
+            "lshift",
+            "rshift",
+        ),
         *("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "and", "or", "xor"),
     }
 )
@@ -49,12 +74,15 @@ def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError) -> N
         if len(calls) > _WITHOUT_END:
             raise EndlessRuleError(
                 f"{name} on {one_of(cls)}: {named[calls[0]]} calls itself without end, since it applies an op to a "
-                f"value of the class; let it compute with inner tensors, as in x.{cls.__spec__.inners[0].name}"
+                f"value of the class, and {cls.__name__}.unruled leaves out rules for functions alone; let it compute "
+                f"with inner tensors, as in x.{cls.__spec__.inners[0].name}"
             ) from None
     elif _is_of_operator(func):
         raised = next((f.f_code for f in _frames_inside(error) if f.f_code in named), None)
         if raised is not None:
-            raise RuntimeError(f"{name} on {one_of(cls)}: {named[raised]} raised TypeError: {error}") from error
+            raise RuntimeError(
+                f"{name} on {one_of(cls)}: {named[raised]} raised TypeError: {error}"
+            ) from error
     raise error
 
 

@@ -146,6 +146,12 @@ def _register_ops(cls: type, book: RuleBook, table: Any, ops: list[OpOverload], 
         book.composite.update((function, op.overloadpacket) for function in functions)
 
 
+def is_decomposed(op: OpOverload | OpOverloadPacket) -> bool:
+    """Whether PyTorch decomposes an op, or an overload of a packet, before dispatch."""
+    ops = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
+    return any(map(is_composite, ops))
+
+
 def _add(cls: type, table: dict[Any, Rule], key: Any, rule: Rule) -> None:
     if key in table:
         raise SpecError(
@@ -191,6 +197,11 @@ def all_rules(cls: type) -> list[tuple[Any, Rule]]:
     books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
     tables = [s for b in books for s in (b.overloads, b.packets, b.families, b.functions, b.tags)]
     return [item for table in tables for item in table.items()]
+
+
+def is_named(cls: type, function: Any) -> bool:
+    """Whether a rule names this Python-level function itself."""
+    return any(BOOK in vars(b) and function in vars(b)[BOOK].functions for b in cls.__mro__)
 
 
 def collect_function_rules(cls: type) -> dict[Any, Rule]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload
+from subclasses._torch import OpOverload, call_unruled
 from subclasses.autograd.construct import PRIMAL
 from subclasses.dispatch.aliasing import argument, bump_versions
 from subclasses.dispatch.cotangents import is_cotangent, wrap_plain_cotangent
@@ -36,7 +36,7 @@ from subclasses.dispatch.per_inner import (
     remade,
     run_per_inner,
 )
-from subclasses.dispatch.rules import find_op_rule
+from subclasses.dispatch.rules import find_op_rule, is_named
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout
@@ -81,6 +81,38 @@ def with_training(cls: Any, op: OpOverload, run: Call) -> Call:
     if torch.Tag.pointwise in (*op.tags, *functional.tags) or op in _WRITING_OPS:
         return _with_arithmetic(cls, op, run)
     return run
+
+
+def beside_training(cls: Any, rules: dict[Any, Call]) -> dict[Any, Call]:
+    """Returns the rules for Python-level functions of a class, which leave the arithmetic of optimizers alone.
+
+    A rule says what a function means for values. It is not asked where an operand is a cotangent, nor where a point is
+    written to without gradients, unless it names the in-place function itself.
+    """
+    if not cls.__spec__.trainable:
+        return rules
+    return {f: _beside_training(cls, f, rule) for f, rule in rules.items()}
+
+
+def _beside_training(cls: Any, function: Any, rule: Call) -> Call:
+    name = getattr(function, "__name__", "")
+    packet: Any = getattr(aten, name, None)
+    in_place = name.endswith("_") and not name.startswith("__")
+    pointwise = packet is not None and any(
+        torch.Tag.pointwise in getattr(packet, o).tags for o in packet.overloads()
+    )
+    if not pointwise or (in_place and is_named(cls, function)):
+        return rule
+
+    @functools.wraps(rule)
+    def ruled(func: Any, *args: Any, **kwargs: Any) -> Any:
+        operands = (*args, *kwargs.values())
+        moves = in_place and isinstance(args[0], cls) and is_point(args[0]) and not records(operands)
+        if moves or any(is_cotangent(x) for x in operands):
+            return call_unruled(func, (cls,), args, kwargs)
+        return rule(func, *args, **kwargs)
+
+    return ruled
 
 
 # ---- pointwise ops -----------------------------------------------------------------------------------------

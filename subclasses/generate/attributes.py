@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from subclasses.generate import parameters
 from subclasses.spec.collect import InnerField
 from subclasses.spec.constants import constants_of
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
+from subclasses.spec.fields import MISSING
 from subclasses.spec.values import carrier
 
 # ---- dynamic ints ------------------------------------------------------------------------------------------
@@ -132,10 +134,13 @@ record_readings(RECORDED)
 
 
 def install_fields(cls: Any) -> None:
-    """Sets the descriptors of static metadata and of differentiable fields."""
+    """Sets the descriptors of static metadata and of differentiable fields, and of what a base declares as either."""
     spec = cls.__spec__
     for i, static in enumerate(spec.statics):
         setattr(cls, static.name, StaticField(static.name, i))
+    for name in (*spec.inner_names, *(f.name for f in spec.dynamics)):
+        if isinstance(inspect.getattr_static(cls, name, None), StaticField):
+            setattr(cls, name, MISSING)  # what a value holds precedes it, and not a StaticField
     differentiable = [field for field in spec.inners if field.differentiable]
     for field in differentiable:
         setattr(cls, field.name, DifferentiableField(field))

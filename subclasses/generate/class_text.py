@@ -161,19 +161,9 @@ def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
             e.writeline(f"_self = {make}(")
             e.writeline(f"    _Cls, {size}.size(), {size}.stride(), {size}.storage_offset(),")
             e.writeline(f"    None, {dtype}.dtype, {strided}, {size}.device,")
+            e.writeline(")")
         else:
-            statics = {f.name: f"_layout.statics[{i}]" for i, f in enumerate(spec.statics)}
-            args = ", ".join(f"{a}={statics.get(a, a)}" for a in spec.outer_args)
-            e.writeline(f"_outer = _outer_of({args})")
-            e.writeline(f"if _outer.__class__ is not {e.bind(Outer, 'Outer')}:")
-            bad_outer = e.bind(construction.raise_not_an_outer, "raise_not_an_outer")
-            e.writeline(f"    {bad_outer}({spec.name!r}, _outer)")
-            e.writeline(f"_self = {make}(")
-            e.writeline("    _Cls, _outer.size, _outer.stride, _outer.storage_offset,")
-            e.writeline(
-                f"    None, _outer.dtype or {dtype}.dtype, {strided}, _outer.device or {size}.device,"
-            )
-        e.writeline(")")
+            _emit_make_outer(e, spec, make, strided)
         e.writeline("_dict = _self.__dict__")
         for field in spec.inners:
             e.writeline(f"_dict[{field.attribute!r}] = {field.name}")
@@ -184,6 +174,28 @@ def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
             _emit_store_carriers(e, spec)
         e.writeline("return _self")
     e.writeline()
+
+
+def _emit_make_outer(e: Emitter, spec: SubclassSpec, make: str, strided: str) -> None:
+    """Emits the call of ``outer``, and the making of the wrapper that it describes."""
+    statics = {f.name: f"_layout.statics[{i}]" for i, f in enumerate(spec.statics)}
+    args = ", ".join(f"{a}={statics.get(a, a)}" for a in spec.outer_args or ())
+    e.writeline(f"_outer = _outer_of({args})")
+    e.writeline(f"if _outer.__class__ is not {e.bind(Outer, 'Outer')}:")
+    not_an_outer = e.bind(construction.raise_not_an_outer, "raise_not_an_outer")
+    e.writeline(f"    {not_an_outer}({spec.name!r}, _outer)")
+    e.writeline("try:")
+    with e.indent():
+        e.writeline(f"_self = {make}(")
+        e.writeline("    _Cls, _outer.size, _outer.stride, _outer.storage_offset,")
+        e.writeline(
+            f"    None, _outer.dtype or {spec.dtype_from}.dtype, {strided}, "
+            f"_outer.device or {spec.size_from}.device,"
+        )
+        e.writeline(")")
+    e.writeline("except (TypeError, RuntimeError) as _error:")
+    bad_outer = e.bind(construction.raise_bad_outer, "raise_bad_outer")
+    e.writeline(f"    {bad_outer}({spec.name!r}, _outer, _error)")
 
 
 def _emit_store_carriers(e: Emitter, spec: SubclassSpec) -> None:

@@ -20,6 +20,7 @@ from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.rule_errors import raise_from_rule
 from subclasses.dispatch.rules import collect_function_rules
+from subclasses.dispatch.training import beside_training
 from subclasses.dispatch.views import view_functions
 from subclasses.generate.attributes import DynamicDims, install_fields, set_field
 from subclasses.generate.class_text import emit_class
@@ -96,7 +97,7 @@ def _refresh(
     unseen.clear()
     if cls.__spec__.fallback == "materialize":
         functions.update(view_functions)
-    functions.update(collect_function_rules(cls))
+    functions.update(beside_training(cls, collect_function_rules(cls)))
     cls._marks_cotangents = resolution.marks_cotangents(cls)
     name = "__torch_function__"
     if not _is_overridden(cls, name, root):

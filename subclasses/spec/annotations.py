@@ -9,7 +9,11 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
 from subclasses.errors import SpecError
+from subclasses.spec.fields import MISSING
 
 
 def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:
@@ -32,6 +36,39 @@ def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str
 def is_union(hint: object) -> bool:
     """Whether an evaluated annotation is a union, such as ``Tensor | None``."""
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
+
+
+def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[str, Any]) -> None:
+    """Checks that static metadata is annotated as no tensor, and that a default has the annotated type.
+
+    An annotation that names what only type checkers import is not looked at.
+
+    Raises:
+        SpecError: it is.
+    """
+    try:
+        hint = resolve_annotation(cls, name, inspect.get_annotations(cls).get(name, Any), scope)
+    except SpecError:
+        return
+    kinds = typing.get_args(hint) if is_union(hint) else (hint,)
+    if any(isinstance(k, type) and issubclass(k, Tensor) for k in kinds):
+        raise SpecError(
+            f"{cls.__name__}.{name}: static metadata holds no tensor, and the annotation is {_named(hint)}; declare it "
+            f"with inner()"
+        )
+    accepted = (*kinds, int) if float in kinds else kinds
+    if default is not MISSING and set(kinds) <= _SIMPLE and not isinstance(default, accepted):
+        raise SpecError(
+            f"{cls.__name__}.{name}: expected a default of type {_named(hint)}, got {default!r}; mend one of the two"
+        )
+
+
+# Types whose values a default can be compared with.
+_SIMPLE = {int, float, complex, bool, str, bytes, types.NoneType, torch.dtype, torch.device}
+
+
+def _named(hint: Any) -> str:
+    return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
 def static_choices(cls: type, name: str, scope: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -20,7 +20,12 @@ from torch import Tensor
 from subclasses._torch import OpOverload, OpOverloadPacket, is_dispatched
 from subclasses.errors import SpecError
 from subclasses.layout import RAW
-from subclasses.spec.annotations import is_union, resolve_annotation, static_choices
+from subclasses.spec.annotations import (
+    check_static_annotation,
+    is_union,
+    resolve_annotation,
+    static_choices,
+)
 from subclasses.spec.construction import find_tensor, is_no_choice, show_choices
 from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
 from subclasses.spec.shapes import Shape, parse_shape
@@ -181,6 +186,7 @@ def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any
         case InnerMarker():
             return _collect_inner(cls, name, marker, scope)
         case StaticMarker(default):
+            check_static_annotation(cls, name, default, scope)
             return "static", MetaField(name, default, static_choices(cls, name, scope))
         case DynamicMarker(default):
             _check_count_annotation(cls, name, scope)
@@ -272,7 +278,20 @@ def _has_materialize(cls: type) -> bool:
             f"{cls.__name__}.materialize must be a method, `def materialize(self) -> Tensor`, got {found!r} of type "
             f"{type(found).__name__}"
         )
+    if found is not None:
+        _check_no_arguments(cls, found)
     return found is not None
+
+
+def _check_no_arguments(cls: type, materialize: types.FunctionType) -> None:
+    signature = inspect.signature(materialize)
+    try:
+        signature.bind(None)
+    except TypeError:
+        raise SpecError(
+            f"{cls.__name__}.materialize{signature} is called without arguments; write `def materialize(self) -> "
+            f"Tensor`, or give the other parameters defaults"
+        ) from None
 
 
 def _collect_decompose(cls: type, value: bool | Collection[Any]) -> bool | frozenset[Any]:

@@ -83,12 +83,15 @@ def constant(values: Any, *, dtype: torch.dtype | None = None) -> Any:
         dtype: the dtype; ``None`` means that of the tensor, or what ``torch.tensor`` infers.
 
     Raises:
-        SpecError: the values are no numbers.
+        SpecError: the values are no numbers, or a tensor that requires grad.
     """
+    if isinstance(values, Tensor) and values.requires_grad:
+        raise SpecError(
+            "constant() takes a tensor that does not require grad, since a constant gets no gradient; pass "
+            "t.detach(), or declare what is trained with inner()"
+        )
     try:
-        made = torch.as_tensor(
-            values, dtype=dtype, device=None if isinstance(values, Tensor) else "cpu"
-        ).detach()
+        made = torch.as_tensor(values, dtype=dtype, device=None if isinstance(values, Tensor) else "cpu")
         return Constant(_frozen(made.tolist()), made.dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SpecError(

@@ -39,6 +39,14 @@ def raise_not_an_outer(cls: str, got: object) -> NoReturn:
     raise TypeError(f"{cls}.outer: expected an Outer, as in `return Outer(size=(...))`, got {shown}")
 
 
+def raise_bad_outer(cls: str, outer: object, error: Exception) -> NoReturn:
+    """Raises ValueError: ``outer`` returned an Outer that describes no tensor; an error of a trace stays as it is."""
+    if type(error) not in (TypeError, RuntimeError):
+        raise error
+    text = str(error).splitlines()[0]
+    raise ValueError(f"{cls}.outer: no tensor has what it returned, {outer}: {text}") from error
+
+
 def raise_wrong_dtype(cls: str, field: str, expected: torch.dtype, got: torch.dtype) -> NoReturn:
     """Raises ValueError: an inner tensor does not have the dtype that its field declares."""
     raise ValueError(f"{cls}.{field}: expected dtype {expected}, got {got}")

@@ -68,10 +68,12 @@ def _check_value(cls: type, name: str, value: object, is_inherited_field: bool) 
         raise SpecError(
             f"{cls.__name__}: `{name} = {marker}` names a function; call it: `{name} = {marker}()`"
         )
-    if is_inherited_field and not _is_declared(value):
+    if is_inherited_field and not isinstance(value, Marker):
+        kind = "a method or property" if hasattr(type(value), "__get__") else "a constant of the class"
         raise SpecError(
-            f"{cls.__name__}.{name} = {value!r} replaces an inherited field with a constant of the class, which no "
-            f"value reads; declare the field again, with static(default=...), dynamic(default=...) or inner()"
+            f"{cls.__name__}.{name} = {value!r} replaces an inherited field with {kind}, which generated code does not "
+            f"read; declare the field again, with static(default=...), dynamic(default=...) or inner(), or choose "
+            f"another name"
         )
     if isinstance(value, Tensor):
         raise SpecError(

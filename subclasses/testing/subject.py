@@ -75,6 +75,7 @@ class Subject:
         if unknown:
             known = ", ".join(sorted(Options.__annotations__))
             raise TypeError(f"check() has no option {', '.join(sorted(unknown))}; they are {known}")
+        self._check_options()
         x = self.make()
         if not isinstance(x, Tensor) or type(x) in (Tensor, torch.nn.Parameter):
             raise TypeError(
@@ -88,6 +89,38 @@ class Subject:
         self.declared = issubclass(self.cls, TensorSubclass)
         self.refused: list[str] = []
         self.cache: dict[str, Any] = {}
+
+    def _check_options(self) -> None:
+        """Checks that functions are functions.
+
+        Raises:
+            TypeError: one is not.
+        """
+        if not callable(self.factory) or (
+            isinstance(self.factory, type) and issubclass(self.factory, Tensor)
+        ):
+            shown = self.factory.__name__ if isinstance(self.factory, type) else type(self.factory).__name__
+            raise TypeError(
+                f"check() takes a factory, a function without parameters that returns a value, as in check(lambda: "
+                f"{shown}(...)), got {one_of(self.factory) if isinstance(self.factory, type) else f'a {shown}'}"
+            )
+        for name in ("sizes", "variants"):
+            given = self.options.get(name)
+            if given is not None and not (isinstance(given, Sequence) and all(map(callable, given))):
+                raise TypeError(
+                    f"check(): {name}= takes a list of factories, as in {name}=[lambda: ...], got {given!r}"
+                )
+        for name in ("wrap", "reference", "construct"):
+            given = self.options.get(name)
+            if given is not None and not callable(given):
+                raise TypeError(f"check(): {name}= takes a function, got {given!r}")
+        ops = self.options.get("ops")
+        wrong = [op for op, make in ops.items() if not callable(make)] if isinstance(ops, Mapping) else []
+        if wrong:
+            raise TypeError(
+                f"check(): ops= takes a function from a value to the arguments of each op, as in "
+                f"ops={{torch.add: lambda x: (x, 2)}}, got {ops[wrong[0]]!r} for {wrong[0]}"  # type: ignore[index]
+            )
 
     # ---- values --------------------------------------------------------------------------------------------
 

@@ -139,8 +139,8 @@ def _check_load(s: Subject, module: nn.Module, x: Any, trains: bool, assign: boo
 
 
 _COPY = (
-    "load_state_dict(assign=False) calls weight.copy_(saved): let the class write the inner tensors of the one to those "
-    "of the other for aten.copy_, or refuse that op"
+    "load_state_dict(assign=False) calls weight.copy_(saved): let the class write the inner tensors of the one to "
+    "those of the other for aten.copy_, or refuse that op"
 )
 
 

@@ -73,7 +73,9 @@ def _with_nests(s: Subject) -> Any:
 
 
 @promise(
-    "run ops by calling the op itself (func) on the inner tensors, so that a wrapper around this one sees them",
+    "run ops by calling the op itself (func) on the inner tensors, so that a wrapper around this one sees them. A rule "
+    "for a Python-level function is not asked inside of another wrapper, which asks for ops alone: if values of the "
+    "class are to be inner tensors, register it for the op",
     cases=accepted,
 )
 @torch.no_grad()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import os
@@ -299,9 +300,10 @@ def test_keys_follow_metadata_and_class():
 
 def _rules_of(path, text):
     path.write_text(text)
-    scope: dict = {"__name__": "rules"}
-    exec(compile(text, str(path), "exec"), scope)
-    return scope["rule"]
+    spec = importlib.util.spec_from_file_location("rules", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.rule
 
 
 @pytest.mark.parametrize("where", ["the class", "its module"])

@@ -178,7 +178,6 @@ def test_one_tensor_for_each_device():
         ([[1.5], [2.5]], None, torch.tensor([[1.5], [2.5]])),
         ([1, 2], torch.bfloat16, torch.tensor([1.0, 2.0], dtype=torch.bfloat16)),
         (torch.tensor([0.1, 0.2]), None, torch.tensor([0.1, 0.2])),
-        (torch.tensor([0.1], requires_grad=True), None, torch.tensor([0.1])),
         (torch.tensor([True]), None, torch.tensor([True])),
         (3.0, None, torch.tensor(3.0)),
         (torch.tensor([1 + 2j]), None, torch.tensor([1 + 2j])),
@@ -188,6 +187,11 @@ def test_what_it_is_made_from(values, dtype, expected):
     made = constant(values, dtype=dtype).on("cpu")
     assert (made.dtype, made.requires_grad) == (expected.dtype, False)
     assert torch.equal(made, expected)
+
+
+def test_it_takes_no_tensor_whose_gradient_would_be_lost():
+    with pytest.raises(SpecError, match=r"does not require grad.*t\.detach\(\), or declare.*inner\(\)"):
+        constant(torch.tensor([0.1], requires_grad=True))
 
 
 @pytest.mark.parametrize("values", [["a"], None, torch.ones(2, device="meta"), [[1], [1, 2]]])
