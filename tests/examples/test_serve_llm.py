@@ -66,6 +66,7 @@ def test_by_itself():
 def test_which_weights(weight_only, monkeypatch):
     asked = []
     monkeypatch.setattr(example, "compare", lambda model, kinds, *_: asked.extend(kinds))
+    monkeypatch.setattr(example, "make_requests", lambda *_: [])
     assert run("--quick", "--slots=2", *["--weight-only"] * weight_only).exit_code == 0
     assert asked == ["float32", "int8 weights" if weight_only else "int8 weights, activations"]
     assert set(example.TIES) == set(example.CONFIGS)
