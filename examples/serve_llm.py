@@ -11,8 +11,9 @@ length have one program for each bucket. Both functions write to the table in pl
 The table compares three ways. *alone*, the plain way, is eager PyTorch: one request at a time, with a cache of plain
 tensors that grows by `cat`. *in slots* is the server of this file in eager mode, *compiled* the same server with
 `desugar.compile`. Every request has to get the answer that it gets alone with the same weights, or the script fails.
-Two logits that rounding may swap count as equal: quantized activations make such a tie every few hundred tokens. The
-weights are random: the speed is that of a trained model, the text is not.
+Two logits that rounding may swap count as a tie, and what follows a tie is not compared: quantized activations make
+one every hundred tokens or so (`--weight-only` makes none). The weights are random: the speed is that of a trained
+model, the text is not.
 
     python examples/serve_llm.py --width 512 --layers 4
 """
