@@ -11,7 +11,7 @@ whose activations are a `PaddedTensor` or a `JaggedTensor` needs nothing else.
 import copy
 import time
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import typer
@@ -32,6 +32,8 @@ from subclasses.int8 import (
 WORST_LOSS = 0.02  # how much worse the loss of an int8 model may be, relative to the float one's
 ROUNDS, BATCH, WIDTH = 20, 16, 32
 
+Model = TypeVar("Model", bound=nn.Module)
+
 CONFIGS = {
     "float32": None,
     "int8 weights": Int8WeightOnlyConfig(),
@@ -39,7 +41,7 @@ CONFIGS = {
 }
 
 
-def quantized(model: LanguageModel, config: Any) -> LanguageModel:
+def quantized(model: Model, config: Any) -> Model:
     """A copy of the model, with the weights of its linear layers and of the table of bytes as int8."""
     model = copy.deepcopy(model).eval().requires_grad_(False)
     if config is not None:
