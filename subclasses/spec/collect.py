@@ -28,6 +28,7 @@ from subclasses.spec.annotations import (
 )
 from subclasses.spec.construction import find_tensor, is_no_choice, show_choices
 from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
+from subclasses.spec.names import check_field_name
 from subclasses.spec.shapes import Shape, parse_shape
 from subclasses.spec.shown import show_spec
 
@@ -181,7 +182,8 @@ def _check_stays_differentiable(cls: type, inherited: Mapping[str, Field], own: 
 
 
 def _collect_field(cls: type, name: str, marker: Marker, scope: Mapping[str, Any]) -> Field:
-    check_field_name(cls, name)
+    is_inner = isinstance(marker, InnerMarker) and not marker.differentiable  # those are held by another name
+    check_field_name(cls, name, is_inner=is_inner)
     match marker:
         case InnerMarker():
             return _collect_inner(cls, name, marker, scope)
@@ -322,37 +324,6 @@ def _collect_outer_args(cls: type, outer: object, fields: frozenset[str]) -> tup
 
 
 # ---- checking ----------------------------------------------------------------------------------------------
-
-# Methods that torch itself calls on any tensor.
-CALLED_BY_TORCH = frozenset(
-    """backward clone contiguous copy_ cpu cuda data_ptr detach detach_ dim element_size expand_as
-    get_device half is_complex is_contiguous is_floating_point is_pinned is_shared item new_empty
-    new_empty_strided numel pin_memory register_hook requires_grad_ retain_grad share_memory_ size
-    storage_offset stride to tolist type untyped_storage view view_as""".split()
-)
-# Data attributes of Tensor on older releases.
-FORMER_ATTRIBUTES = frozenset({"names"})
-OWN_NAMES = frozenset({"implements", "materialize", "outer", "unwrap", "wrap_cotangent"})
-
-
-def check_field_name(cls: type, name: str) -> None:
-    """Raises SpecError if a field of this name would shadow a name that the tensor needs."""
-    found = inspect.getattr_static(Tensor, name, None)
-    reason = None
-    if name.startswith("_"):
-        reason = "starts with an underscore"
-    elif isinstance(found, types.GetSetDescriptorType | property) or name in FORMER_ATTRIBUTES:
-        reason = "is a data attribute of Tensor"
-    elif name in CALLED_BY_TORCH:
-        reason = "is a method that torch itself calls"
-    elif name in OWN_NAMES:
-        reason = "is a method of TensorSubclass"
-    elif name == "isinstance":
-        reason = "is a builtin that generated code calls"
-    if reason:
-        raise SpecError(
-            f"{cls.__name__}.{name} {reason}; choose another name, such as {name.strip('_')}_data"
-        )
 
 
 def check_spec(cls: type, spec: SubclassSpec) -> None:

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from subclasses.errors import SpecError
 from subclasses.spec.annotations import is_union, resolve_annotation
-from subclasses.spec.collect import OWN_FIELDS, check_field_name
+from subclasses.spec.collect import OWN_FIELDS
 from subclasses.spec.fields import Marker, dynamic, inner, static
+from subclasses.spec.names import check_field_name
 
 # Final[int] is the annotation of an int that is assigned once.
 _FINAL = re.compile(r"^(\w+\.)*Final\[(.*)\]$")

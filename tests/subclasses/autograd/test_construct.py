@@ -413,3 +413,58 @@ def test_autocast():
     with torch.autocast("cpu", torch.bfloat16):
         assert F.linear(x, w).dtype == torch.bfloat16 or F.linear(x, w).dtype == torch.float32
         assert (make_pair(2, 3) @ torch.ones(3, 3)).dtype == torch.bfloat16
+
+
+# ---- materialize and wrap_cotangent, called as an author may --------------------------------------------------
+
+
+class Halves(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held / 2
+
+
+@pytest.mark.parametrize("door", ["aot_eager", "desugar"])
+def test_materialize_may_be_what_is_compiled(door):
+    options = {"options": {"backend": "eager"}} if door == "desugar" else {}
+    for function in (Halves.materialize, lambda x: Halves.materialize(x), lambda x: x.materialize()):
+        torch.compiler.reset()
+        held = torch.ones(2, requires_grad=True)
+        out = torch.compile(function, backend=door, **options)(Halves(held).clone())
+        out.sum().backward()
+        assert out.tolist() == held.grad.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (lambda c: c, "expected a Bad with the derivatives by each inner tensor, got a Tensor"),
+        (lambda c: None, "expected a Bad .*got a NoneType"),
+        (lambda c: Halves(c), "expected a Bad .*got a Halves"),
+        (lambda c: type(c), "expected a Bad"),
+    ],
+)
+def test_what_wrap_cotangent_returns_is_checked(returned, words):
+    class Bad(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+
+        def wrap_cotangent(self, cotangent):
+            return returned(cotangent)
+
+    held = torch.ones(2, requires_grad=True)
+    with pytest.raises(DispatchError, match=f"wrap_cotangent: {words}"):
+        Bad(held).backward(torch.ones(2))
+
+
+def test_a_derivative_of_another_size_is_named():
+    class Short(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+
+        def wrap_cotangent(self, cotangent):
+            return Short(cotangent[:1])
+
+    with pytest.raises(
+        DispatchError, match=r"expected a derivative of size \(2,\) by held, got one of size \(1,\)"
+    ):
+        Short(torch.ones(2, requires_grad=True)).backward(torch.ones(2))

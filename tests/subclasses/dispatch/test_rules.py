@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import desugar
-from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from subclasses import DispatchError, Outer, SpecError, TensorSubclass, dynamic, inner
 from tests.subclasses.subjects import Int8Weight, make_int8
 
 aten = torch.ops.aten
@@ -474,3 +474,105 @@ def test_operators_with_methods_of_their_own_have_the_rule_of_the_function(name)
     x = Box(torch.ones(2, dtype=torch.int64))
     assert getattr(x, f"__{name}__")(3).held.tolist() == [7, 7]
     assert getattr(x, f"__i{name}__")(3) is x and x.held.tolist() == [7, 7]
+
+
+# ---- what has no rule, and what a rule leaves alone ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("function", [torch.ones, torch.full, torch.arange, torch.randn])
+def test_factories_ask_no_class(function):
+    with pytest.raises(SpecError, match=f"torch never calls a rule for .*{function.__name__}"):
+        fresh().implements(function)(answer("made"))
+
+
+class Doubled(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held * 2
+
+
+VIEWS = {
+    "x[0]": (Tensor.__getitem__, lambda x: x[0]),
+    "select": (Tensor.select, lambda x: x.select(0, 0)),
+    "transpose": (torch.transpose, lambda x: x.transpose(0, 1)),
+    "view": (Tensor.view, lambda x: x.view(-1)),
+    "unflatten": (Tensor.unflatten, lambda x: x.unflatten(1, (1, 2))),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_view_without_its_rule_is_a_copy(name):
+    function, call = VIEWS[name]
+    gradients = []
+    for ruled in (False, True):
+        cls = type("Ruled", (Doubled,), {})
+        if ruled:
+            cls.implements(function)(lambda func, x, *args, cls=cls, **kw: cls.unruled(func, x, *args, **kw))
+        held = torch.ones(3, 2, requires_grad=True)
+        x = cls(held).clone()
+        y = call(x)
+        assert not y._is_view()
+        y.mul_(5)
+        x.sum().backward()
+        gradients.append(held.grad)
+    assert torch.equal(*gradients)
+
+
+def test_unruled_takes_no_op_whose_rule_is_asked_for_below():
+    with pytest.raises(SpecError, match=r"unruled takes a Python-level function.*aten\.add\.Tensor"):
+        Doubled.unruled(aten.add.Tensor, Doubled(torch.ones(2)), 1)
+    assert Doubled.unruled(aten.linear, torch.ones(1, 2), Doubled(torch.ones(1, 2))).tolist() == [[4.0]]
+
+
+OPTIMIZERS = {
+    "SGD": lambda p, **k: torch.optim.SGD([p], lr=0.1, momentum=0.5, weight_decay=0.1, **k),
+    "AdamW": lambda p, **k: torch.optim.AdamW([p], lr=0.1, **k),
+    "Adagrad": lambda p, **k: torch.optim.Adagrad([p], lr=0.1, **k),
+    "RMSprop": lambda p, **k: torch.optim.RMSprop([p], lr=0.1, **k),
+}
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_rules_for_functions_leave_steps_of_optimizers_alone(optimizer, foreach):
+    class Log(TensorSubclass, fallback="materialize", trainable=True):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return self.held.exp()
+
+    for function in (torch.add, torch.mul, torch.addcdiv, torch.lerp, torch.sqrt):
+        Log.implements(function)(lambda func, *args, **kwargs: Log(torch.full((4,), 100.0)))
+    plain = torch.nn.Parameter(torch.linspace(-1, 1, 4))
+    wrapped = torch.nn.Parameter(Log(torch.linspace(-1, 1, 4)))
+    for p, value in ((plain, lambda: plain.exp()), (wrapped, lambda: wrapped.materialize())):
+        step = OPTIMIZERS[optimizer](p, foreach=foreach)
+        for _ in range(3):
+            p.grad = None
+            value().sum().backward()
+            step.step()
+    torch.testing.assert_close(wrapped.held, plain.detach())
+    assert (Log(torch.zeros(4)) + 1).held.tolist() == [100.0] * 4
+
+
+def test_copies_have_the_sizes_of_what_they_are_written_to():
+    class Rows(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+        count: int = dynamic()
+
+        @staticmethod
+        def outer(held, count):
+            return Outer((count, held.shape[0]))
+
+        def materialize(self):
+            return self.held.expand(self.count, -1)
+
+    x = Rows(torch.zeros(2), count=2)
+    for y in (Rows(torch.ones(2), count=3), Rows(torch.ones(3), count=2)):
+        with pytest.raises(
+            DispatchError, match=r"cannot write a Rows into one of another size: expected .*2, 2"
+        ):
+            x.copy_(y)
+    assert not x.held.any()
+    assert x.copy_(Rows(torch.ones(2), count=2)) is x and x.held.all()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from subclasses import Outer, SpecError, TensorSubclass, dynamic, inner, static
-from subclasses.spec.collect import CALLED_BY_TORCH
 from subclasses.spec.fields import MISSING
+from subclasses.spec.names import CALLED_BY_TORCH, OF_PROXIES
 from tests.subclasses.subjects import Int8Weight, Nested, Pair, Rows
 
 aten = torch.ops.aten
@@ -226,6 +226,19 @@ def test_names_of_data_attributes(name):
         one(name)
 
 
+@pytest.mark.parametrize("name", sorted(OF_PROXIES))
+def test_an_inner_tensor_that_compilers_would_take_for_something_else(name):
+    assert hasattr(torch.fx.Proxy, name) or name in torch.fx.Proxy.__init__.__code__.co_names
+    with pytest.raises(SpecError, match=f"Bad.{name} is an attribute by which torch.compile would read"):
+        type("Bad", (TensorSubclass,), {"__annotations__": {name: Tensor}, name: inner()})
+    kept = type(
+        "Good", (TensorSubclass,), {"__annotations__": {"held": Tensor}, "held": inner(), name: static()}
+    )
+    x = kept(torch.ones(2), **{name: 3})
+    compiled = torch.compile(lambda x: x.clone(), backend="aot_eager")
+    assert getattr(compiled(x), name) == 3
+
+
 @pytest.mark.parametrize("name", sorted(CALLED_BY_TORCH))
 def test_names_of_methods_that_torch_calls(name):
     with pytest.raises(SpecError, match=f"Bad.{name} is a method that torch itself calls"):
@@ -290,3 +303,74 @@ def test_a_spec_error_is_a_type_error_and_comes_as_itself():
             grad: Tensor = inner()
 
     assert type(caught.value) is SpecError
+
+
+# ---- fields declared anew ------------------------------------------------------------------------------------
+
+
+class Counted(TensorSubclass, fallback="map"):
+    raw: Tensor = inner()
+    first: int = static(default=1)
+    second: int = static(default=2)
+    third: int = dynamic(default=7)
+
+
+def test_a_field_declared_anew_as_another_kind_reads_its_own_value():
+    class First(Counted):
+        first: int = dynamic(default=20)
+
+    class Second(Counted):
+        second: Tensor | None = inner(optional=True)
+
+    class Third(Counted):
+        third: int = static(default=70)
+
+    def read(x):
+        return x.first, x.second, x.third
+
+    assert read(First(torch.ones(2))) == (20, 2, 7)
+    assert read(First(torch.ones(2), first=5) + 1) == (5, 2, 7)
+    assert read(Third(torch.ones(2), third=8)) == (1, 2, 8)
+    x = Second(torch.ones(2), torch.zeros(2))
+    assert x.second.tolist() == [0.0, 0.0] and (x.first, x.third) == (1, 7)
+    with torch.no_grad():
+        compiled = torch.compile(lambda x: x * x.first, backend="aot_eager")
+        assert compiled(First(torch.ones(2), first=5)).raw.tolist() == [5.0, 5.0]
+    with pytest.raises(AttributeError, match="metadata and constant"):
+        First(torch.ones(2)).first = 3
+
+
+@pytest.mark.parametrize("value", [property(lambda self: 0), lambda self: 0], ids=["property", "method"])
+def test_a_field_is_not_replaced_by_code(value):
+    with pytest.raises(
+        SpecError, match=r"Bad\.raw = .* replaces an inherited field with a method or property"
+    ):
+        type("Bad", (Counted,), {"raw": value})
+
+
+@pytest.mark.parametrize(
+    ("annotation", "default", "words"),
+    [
+        (Tensor, MISSING, r"holds no tensor.*Tensor; declare it with inner\(\)"),
+        (Tensor | None, None, r"holds no tensor"),
+        (int, "one", r"expected a default of type int, got 'one'"),
+        (int, None, r"expected a default of type int, got None"),
+    ],
+)
+def test_static_metadata_has_what_its_annotation_says(annotation, default, words):
+    body = {"__annotations__": {"raw": Tensor, "kind": annotation}, "raw": inner()}
+    with pytest.raises(SpecError, match=words):
+        type("Bad", (TensorSubclass,), body | {"kind": static(default=default)})
+
+
+@pytest.mark.parametrize(("annotation", "default"), [(float, 1), (int | None, None), (object, 3), ("Any", 3)])
+def test_defaults_that_fit(annotation, default):
+    body = {"__annotations__": {"raw": Tensor, "kind": annotation}, "raw": inner()}
+    made = type("Good", (TensorSubclass,), body | {"kind": static(default=default)})
+    assert made(torch.ones(2)).kind == default
+
+
+def test_a_materialize_with_parameters_is_refused():
+    body = {"__annotations__": {"raw": Tensor}, "raw": inner(), "materialize": lambda self, dtype: self.raw}
+    with pytest.raises(SpecError, match=r"Bad\.materialize\(self, dtype\) is called without arguments"):
+        type("Bad", (TensorSubclass,), body)

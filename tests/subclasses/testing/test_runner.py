@@ -230,3 +230,23 @@ def test_the_kit_runs_on_torchaos_int8_tensor():
     weight = linear.weight.detach()
     report = examine(lambda: weight.clone(), reference=lambda w: w.dequantize(), paths={})
     assert {"round_trip", "clone_and_detach"} <= {o.promise.name for o in report.of("kept")}
+
+
+# ---- wrong arguments -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("factory", "options", "words"),
+    [
+        (Tagged(torch.ones(2)), {}, r"takes a factory.*check\(lambda: Tagged\(...\)\), got a Tagged"),
+        (Tagged, {}, r"takes a factory.*got a Tagged"),
+        (3, {}, r"takes a factory.*got an? int"),
+        (lambda: Tagged(torch.ones(2)), {"sizes": lambda: 3}, "sizes= takes a list of factories"),
+        (lambda: Tagged(torch.ones(2)), {"variants": [5]}, "variants= takes a list of factories"),
+        (lambda: Tagged(torch.ones(2)), {"wrap": 5}, "wrap= takes a function, got 5"),
+        (lambda: Tagged(torch.ones(2)), {"ops": {torch.add: 1}}, "ops= takes a function from a value"),
+    ],
+)
+def test_wrong_arguments_are_not_faults_of_the_class(factory, options, words):
+    with pytest.raises(TypeError, match=words):
+        examine(factory, **options)

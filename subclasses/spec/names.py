@@ -1,0 +1,47 @@
+"""Names that a field cannot have, since PyTorch reads or calls something of that name on every tensor."""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+from torch import Tensor
+
+from subclasses.errors import SpecError
+
+# Methods that torch itself calls on any tensor.
+CALLED_BY_TORCH = frozenset(
+    """backward clone contiguous copy_ cpu cuda data_ptr detach detach_ dim element_size expand_as
+    get_device half is_complex is_contiguous is_floating_point is_pinned is_shared item new_empty
+    new_empty_strided numel pin_memory register_hook requires_grad_ retain_grad share_memory_ size
+    storage_offset stride to tolist type untyped_storage view view_as""".split()
+)
+# Data attributes of Tensor on older releases.
+FORMER_ATTRIBUTES = frozenset({"names"})
+OWN_NAMES = frozenset({"implements", "materialize", "outer", "unwrap", "wrap_cotangent"})
+
+
+# Attributes of torch.fx.Proxy. Dynamo reads inner tensors of a result by name, from such an object.
+OF_PROXIES = frozenset({"keys", "node", "tracer"})
+
+
+def check_field_name(cls: type, name: str, *, is_inner: bool = False) -> None:
+    """Raises SpecError if a field of this name would shadow a name that the tensor needs."""
+    found = inspect.getattr_static(Tensor, name, None)
+    reason = None
+    if name.startswith("_"):
+        reason = "starts with an underscore"
+    elif isinstance(found, types.GetSetDescriptorType | property) or name in FORMER_ATTRIBUTES:
+        reason = "is a data attribute of Tensor"
+    elif name in CALLED_BY_TORCH:
+        reason = "is a method that torch itself calls"
+    elif name in OWN_NAMES:
+        reason = "is a method of TensorSubclass"
+    elif is_inner and name in OF_PROXIES:
+        reason = "is an attribute by which torch.compile would read something else than the inner tensor"
+    elif name == "isinstance":
+        reason = "is a builtin that generated code calls"
+    if reason:
+        raise SpecError(
+            f"{cls.__name__}.{name} {reason}; choose another name, such as {name.strip('_')}_data"
+        )
