@@ -90,7 +90,7 @@ def make_calls(tables: dict[str, nn.EmbeddingBag], batch: int) -> dict[str, Call
     values = torch.randint(0, rows, (int(lengths.sum()),))
     parts = dict(zip(tables, values.split(lengths.sum(1).tolist()), strict=True))
     offsets = {key: torch.cat([n.new_zeros(1), n.cumsum(0)]) for key, n in zip(tables, lengths, strict=True)}
-    ids = KeyedJaggedTensor(tuple(tables), values, lengths)
+    ids = KeyedJaggedTensor(tuple(tables), values, lengths.flatten())
     ways = {"eager": lambda fn: fn, "torch.compile": torch.compile, "desugar.compile": desugar.compile}
     calls: dict[str, Call] = {}
     for way, compile_ in ways.items():

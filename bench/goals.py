@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench import floor, gpu_calls, gpu_decode, gpu_int8, gpu_rows, int8_sizes, memory
+from bench import floor, gpu_calls, gpu_decode, gpu_int8, gpu_rows, int8_sizes, long_rows, memory
 from bench.report import MICROSECONDS, Row, load_rows, wide_console
 
 RESULTS = Path(__file__).parent / "results"
@@ -37,6 +37,13 @@ INT8_OVER_FLOATS = {
     "dynamic": {1: 0.4, 16: 1.05, 256: 1.05},
 }
 INT8_OVER_TORCHAO, INT8_DECODE = 1.1, 0.7
+# A training step over long rows, over that of a dense table, in the same way or compiled by stock.
+LONG_ROWS = {
+    "PaddedTensor, eager": ("/ dense, eager", 1.5),
+    f"PaddedTensor, {DIRECT}": ("/ dense, torch.compile", 1.05),
+    f"PaddedTensor, by length, {DIRECT}": ("/ dense, torch.compile", 0.5),
+    f"JaggedTensor, {DIRECT}": ("/ dense, torch.compile", 0.3),
+}
 # Tables whose rows do the same work: before compiled code, only our row checks for lazy negation.
 COMPARED = ("in isolation", "the whole prologue")
 
@@ -189,6 +196,13 @@ def _int8_sizes(rows: list[Row]) -> Iterator[Goal]:
             yield Goal(f"int8 / floats, {row.group}, {compiler}", INT8_DECODE, row.ratios["/ floats"])
 
 
+def _long_rows(rows: list[Row]) -> Iterator[Goal]:
+    for row in rows:
+        if row.name in LONG_ROWS:
+            heading, most = LONG_ROWS[row.name]
+            yield Goal(f"{row.name} {heading}, {row.group}", most, row.ratios[heading])
+
+
 def _decode(rows: list[Row]) -> Iterator[Goal]:
     for row in rows:
         if row.name != gpu_decode.BUCKETS:
@@ -227,6 +241,7 @@ READERS: dict[str, Callable[[list[Row]], Iterator[Goal]]] = {
     "memory": _memory,
     "compiling": _compiling,
     int8_sizes.NAME: _int8_sizes,
+    long_rows.NAME: _long_rows,
     "gpu-int8": _int8,
     "gpu-decode": _decode,
     "gpu-rows": _uneven,

@@ -46,7 +46,7 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 def draw_rows(count: int) -> list[Tensor]:
     """Returns rows of tokens: the shortest, the longest, and others of lengths whose mean is a third of the longest."""
     rng = random.Random(0)
-    drawn = [SHORTEST + int(rng.expovariate(1 / 140)) for _ in range(count - 2)]
+    drawn = [SHORTEST + int(rng.expovariate(1 / 130)) for _ in range(count - 2)]
     lengths = [SHORTEST, LONGEST, *(min(n, LONGEST) for n in drawn)]
     return [torch.randint(0, 256, (n + 1,)) for n in lengths]
 
@@ -78,7 +78,7 @@ def make_step(model: LanguageModel, way: str, batches: list[tuple[float, Batch]]
     def step() -> float:
         loss = sum(share * run(*batch) for share, batch in batches)
         torch.autograd.grad(loss, parameters)
-        return float(loss)
+        return float(loss.detach())
 
     return step
 

@@ -69,7 +69,7 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
     for name, hook in missing.items():
         setattr(cls, name, hook)
     setattr(cls, ADOPTED, adoption)
-    setattr(cls, _CONVERSION, staticmethod(to_plain))
+    setattr(cls, _CONVERSION, to_plain and staticmethod(to_plain))
     allow_class(cls)
     return cls
 

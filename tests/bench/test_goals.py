@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from bench import floor, goals, gpu_calls, gpu_decode, gpu_int8, gpu_rows, int8_sizes, memory, modules
+from bench import (
+    floor,
+    goals,
+    gpu_calls,
+    gpu_decode,
+    gpu_int8,
+    gpu_rows,
+    int8_sizes,
+    long_rows,
+    memory,
+    modules,
+)
 from bench.gpu import MEASURES
 from bench.gpu_timing import count_row
 from bench.report import Row, save_rows
@@ -78,6 +89,17 @@ def test_int8_sizes(tmp_path, ratio, reached):
     save_rows(rows, {"torch": "2.13.0"}, tmp_path / f"{int8_sizes.NAME}.json")
     found = goals.find_goals(tmp_path)
     assert [goal.is_reached for goal in found] == [reached] * 10
+
+
+@pytest.mark.parametrize(("ratio", "reached"), [(0.29, True), (1.6, False)])
+def test_long_rows(tmp_path, ratio, reached):
+    ratios = {"/ dense, eager": ratio, "/ dense, torch.compile": ratio}
+    names = [*goals.LONG_ROWS, "dense table, eager", "JaggedTensor, eager"]
+    save_rows(
+        [row("16 rows", name, 1.0, **ratios) for name in names], {}, tmp_path / f"{long_rows.NAME}.json"
+    )
+    found = goals.find_goals(tmp_path)
+    assert [goal.is_reached for goal in found] == [reached] * len(goals.LONG_ROWS)
 
 
 def test_the_goals_of_modules_are_measured():

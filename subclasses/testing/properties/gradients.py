@@ -283,7 +283,7 @@ def materialize_gradients(s: Subject) -> None:
     weights: list[Tensor] = []
 
     def total(moved: Mapping[str, Tensor]) -> Tensor:
-        plain = s.unflatten(source, inners | moved).materialize()
+        plain = s.unflatten(source, {**inners, **moved}).materialize()
         if not weights:
             weights.append(torch.randn(plain.shape, dtype=torch.float64))
         return (plain.double() * weights[0]).sum()
