@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import BuiltinMethodType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transform, overload
 
+import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, OpOverloadPacket, call_unruled
@@ -22,7 +23,7 @@ from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError
 from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
-from subclasses.layout import Layout
+from subclasses.layout import Layout, has_values
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
 from subclasses.spec.fields import dynamic, inner, static
 from subclasses.spec.undeclared import check_undeclared
@@ -214,8 +215,11 @@ def _refresh(cls: Any) -> None:
     """Makes a new rule visible to a class and all classes that inherit from it."""
     if _LATER in vars(cls):
         return
-    for child in (cls, *_descendants(cls)):
+    family = (cls, *_descendants(cls))
+    for child in family:
         child._refresh()
+    if "torch._dynamo" in sys.modules and any(map(has_values, family)):
+        torch.compiler.reset()  # what was compiled for these classes has the rules of before, and no guard for them
 
 
 def _descendants(cls: type) -> list[type]:

@@ -120,6 +120,11 @@ def intern_layout(
     return layout
 
 
+def has_values(cls: type[Tensor]) -> bool:
+    """Whether a value of a class, or a compiled program that takes one, exists."""
+    return bool(_tables.get(cls))
+
+
 def _attributes(cls: Any, names: Iterable[str]) -> tuple[str, ...]:
     """Returns the attributes that hold inner tensors, some of which a file may call by the name of their field."""
     spec = getattr(cls, "__spec__", None)

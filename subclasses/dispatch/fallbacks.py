@@ -22,6 +22,7 @@ from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes
 from subclasses.dispatch.schema import op_facts, undeclared_writes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
 from subclasses.errors import DispatchError, one_of
+from subclasses.spec.construction import check_materialized
 from subclasses.spec.values import with_inners
 
 Call = Callable[..., Any]
@@ -185,29 +186,10 @@ def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
 
 
 def _materialized(x: Any) -> Tensor:
-    """Returns what a value materializes to.
-
-    Raises:
-        ValueError: it has not the number of dims, the sizes or the dtype of the value, so no result would be right.
-    """
-    plain: Any = x.materialize()
-    if not isinstance(plain, Tensor):
-        got = f"{plain!r} of type {type(plain).__name__}"
-    elif isinstance(plain, type(x)):
-        got = f"another {type(x).__name__}, which stands for no plain tensor without end"
-    elif plain.dtype != x.dtype or len(plain.shape) != len(x.shape) or _sizes_differ(plain.shape, x.shape):
-        got = f"one of size {tuple(plain.shape)} and {plain.dtype}"
-    else:
-        return plain
-    raise ValueError(
-        f"{type(x).__name__}.materialize: expected a tensor of the outer size {tuple(x.shape)} and {x.dtype}, got "
-        f"{got}; mend it, or say with size_from=, dtype_from= or `outer` what the value shows"
-    )
-
-
-def _sizes_differ(one: Any, other: Any) -> bool:
-    """Whether two sizes differ where both are known; comparing symbols would guard on them."""
-    return any(m != n for m, n in zip(one, other, strict=True) if type(m) is int and type(n) is int)
+    """Returns what a value materializes to, checked."""
+    plain = x.materialize()
+    check_materialized(x, plain)
+    return plain
 
 
 # ---- error -------------------------------------------------------------------------------------------------

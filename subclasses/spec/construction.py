@@ -47,6 +47,27 @@ def raise_bad_outer(cls: str, outer: object, error: Exception) -> NoReturn:
     raise ValueError(f"{cls}.outer: no tensor has what it returned, {outer}: {text}") from error
 
 
+def check_materialized(x: Any, plain: Any) -> None:
+    """Raises ValueError if what ``materialize`` returned has not the sizes or the dtype of the value."""
+    if not isinstance(plain, Tensor):
+        got = f"{plain!r} of type {type(plain).__name__}"
+    elif isinstance(plain, type(x)):
+        got = f"another {type(x).__name__}, which stands for no plain tensor without end"
+    elif plain.dtype != x.dtype or len(plain.shape) != len(x.shape) or _sizes_differ(plain.shape, x.shape):
+        got = f"one of size {tuple(plain.shape)} and {plain.dtype}"
+    else:
+        return
+    raise ValueError(
+        f"{type(x).__name__}.materialize: expected a tensor of the outer size {tuple(x.shape)} and {x.dtype}, got "
+        f"{got}; mend it, or say with size_from=, dtype_from= or `outer` what the value shows"
+    )
+
+
+def _sizes_differ(one: Any, other: Any) -> bool:
+    """Whether two sizes differ where both are known; comparing symbols would guard on them."""
+    return any(m != n for m, n in zip(one, other, strict=True) if type(m) is int and type(n) is int)
+
+
 def raise_wrong_dtype(cls: str, field: str, expected: torch.dtype, got: torch.dtype) -> NoReturn:
     """Raises ValueError: an inner tensor does not have the dtype that its field declares."""
     raise ValueError(f"{cls}.{field}: expected dtype {expected}, got {got}")

@@ -576,3 +576,15 @@ def test_copies_have_the_sizes_of_what_they_are_written_to():
             x.copy_(y)
     assert not x.held.any()
     assert x.copy_(Rows(torch.ones(2), count=2)) is x and x.held.all()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "desugar"])
+def test_a_rule_that_is_registered_late_is_seen_by_what_was_compiled(backend):
+    cls = type("Late", (Doubled,), {})
+    options = {"options": {"backend": "eager"}} if backend == "desugar" else {}
+    stock = torch.compile(lambda x: x + 0, backend=backend, **options)
+    direct = desugar.compile(lambda x: x + 0, backend="eager")
+    x = cls(torch.ones(2))
+    assert stock(x).tolist() == direct(x).tolist() == [2.0, 2.0]
+    cls.implements(torch.add)(lambda func, x, y: x.unwrap("held") * 100)
+    assert stock(x).tolist() == direct(x).tolist() == (x + 0).tolist() == [100.0, 100.0]
