@@ -190,6 +190,13 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
+def is_tracing() -> bool:
+    """Whether this thread is compiling something, with Dynamo or without."""
+    from torch._guards import CompileContext, TracingContext
+
+    return TracingContext.try_get() is not None or CompileContext.current_compile_id() is not None
+
+
 def in_backward() -> bool:
     """Whether the autograd engine is running in this thread, so that ops compute a derivative."""
     # The engine's id of the running graph task; -1 if none runs.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -192,5 +193,12 @@ def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
 
 def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Makes Dynamo record calls of a function in its graph instead of tracing into it; does not import Dynamo."""
-    after_import("torch._dynamo.decorators", lambda dynamo: dynamo.allow_in_graph(fn))
+    held = weakref.ref(fn)
+
+    def allow(dynamo: Any) -> None:
+        found = held()
+        if found is not None:
+            dynamo.allow_in_graph(found)
+
+    after_import("torch._dynamo.decorators", allow)
     return fn

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transfo
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, OpOverloadPacket, call_unruled
+from subclasses._torch import OpOverload, OpOverloadPacket, call_unruled, is_tracing
 from subclasses.autograd import construct
 from subclasses.dispatch.rule_checks import check_key
 from subclasses.dispatch.rules import BOOK, RuleBook, is_decomposed, registration
@@ -105,6 +105,9 @@ class TensorSubclass(Tensor):
                 (``subclasses.arithmetic``, ``comparisons``, ``reductions``). A function of the author's own
                 is accepted if it asks for rules, as one decorated with ``torch.overrides.wrap_torch_function`` does.
 
+        Where values of the class exist, compiled programs of the process are dropped: they may have done without the
+        rule.
+
         Raises:
             SpecError: an op is of another kind, torch never calls a rule for it, or it already has a rule on this
                 class; or the rule is not callable or cannot take the arguments of an op. No op is registered then.
@@ -122,6 +125,7 @@ class TensorSubclass(Tensor):
             with registration(cls, lambda: _refresh(cls)) as register_rule:
                 for op in ops:
                     register_rule(op, rule)
+            _drop_programs(cls)
             return rule
 
         return register
@@ -215,11 +219,18 @@ def _refresh(cls: Any) -> None:
     """Makes a new rule visible to a class and all classes that inherit from it."""
     if _LATER in vars(cls):
         return
-    family = (cls, *_descendants(cls))
-    for child in family:
+    for child in (cls, *_descendants(cls)):
         child._refresh()
-    if "torch._dynamo" in sys.modules and any(map(has_values, family)):
-        torch.compiler.reset()  # what was compiled for these classes has the rules of before, and no guard for them
+
+
+def _drop_programs(cls: Any) -> None:
+    """Drops all compiled programs if one may have been compiled for a class: it has no guard for the rules."""
+    if (
+        "torch._dynamo" in sys.modules
+        and any(map(has_values, (cls, *_descendants(cls))))
+        and not is_tracing()
+    ):
+        torch.compiler.reset()
 
 
 def _descendants(cls: type) -> list[type]:

@@ -94,7 +94,7 @@ def _check(cls: Any) -> None:
 
 
 # The attribute of an adopted class that holds its ``to_plain``.
-_CONVERSION = "_to_plain"
+_CONVERSION = "_adopted_conversion"
 
 
 def _check_same_conversion(cls: Any, to_plain: Callable[[Any], Tensor] | None) -> None:
@@ -104,7 +104,7 @@ def _check_same_conversion(cls: Any, to_plain: Callable[[Any], Tensor] | None) -
         SpecError: it is not, and programs that were compiled since convert them the other way.
     """
     known = getattr(cls, _CONVERSION)
-    if to_plain is not None and to_plain is not known:
+    if to_plain is not None and to_plain != known:
         how = "without to_plain=" if known is None else f"with to_plain={known!r}"
         raise SpecError(
             f"adopt: {cls.__name__} is adopted already, {how}, got to_plain={to_plain!r}; adopt it once, with the "

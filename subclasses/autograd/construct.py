@@ -13,7 +13,7 @@ tensors, or is a plain tensor of the outer size, as C++ formulas may produce. Th
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from subclasses._torch import apply_function, autograd_enabled, is_recording
 from subclasses._torch_tracing import leave_in_graph
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import RAW, Layout, cotangent_layout
-from subclasses.spec.values import dynamic_ints, with_inners
+from subclasses.spec.values import dynamic_ints, known_to_differ, with_inners
 
 aten = torch.ops.aten
 
@@ -90,39 +90,47 @@ class Construct(torch.autograd.Function):
         elif cls._saves_inners:
             # An open wrapper: its inner tensors may require grad, which a double backward needs.
             primal = cls._wrap(ctx.layout, *ctx.saved_tensors, *ctx.dynamics)
-            grads = wrap_cotangent(primal, cotangent).unwrap()
+            grads = wrap_cotangent(primal, cotangent, ctx.needs_input_grad[2:]).unwrap()
         else:
             raise DispatchError(_PLAIN_COTANGENT.format(cls=cls.__name__))
         return None, None, *(g if d else None for g, d in zip(grads, ctx.differentiable, strict=True))
 
 
-def wrap_cotangent(primal: Any, cotangent: Tensor) -> Any:
+def _is_base(base: Any, cls: Any) -> bool:
+    """Whether a class is a declared base of another with the same inner tensors, whose method may return one of it."""
+    return (
+        issubclass(cls, base)
+        and getattr(base, "__spec__", None) is not None
+        and (base.__spec__.attributes == cls.__spec__.attributes)
+    )
+
+
+def wrap_cotangent(primal: Any, cotangent: Tensor, used: Sequence[bool] = ()) -> Any:
     """Calls the author's ``wrap_cotangent``.
 
+    Args:
+        primal: the value.
+        cotangent: a plain one, of the outer size.
+        used: for each inner tensor, whether its derivative is asked for, and is to have its size.
+
     Raises:
-        DispatchError: it returned something else than a value of the class with inner tensors like those of ``primal``.
+        DispatchError: it returned something else than a value with the inner tensors of ``primal``.
     """
     cls, found = type(primal), primal.wrap_cotangent(cotangent)
-    if not isinstance(found, cls):
+    attributes = cls.__spec__.attributes
+    if not isinstance(found, cls) and not _is_base(type(found), cls):
         raise DispatchError(
             f"{cls.__name__}.wrap_cotangent: expected {one_of(cls)} with the derivatives by each inner tensor, got "
             f"{one_of(type(found))}"
         )
-    for name in cls.__spec__.attributes:
+    for name, is_used in zip(attributes, used, strict=False):
         wanted, got = primal.__dict__[name], found.__dict__[name]
-        if is_differentiable(wanted) and (got is None or got.dim() != wanted.dim() or _differ(got, wanted)):
+        if is_used and got is not None and known_to_differ(got.shape, wanted.shape):
             raise DispatchError(
                 f"{cls.__name__}.wrap_cotangent: expected a derivative of size {tuple(wanted.shape)} by "
-                f"{name.removeprefix(RAW)}, got {'None' if got is None else f'one of size {tuple(got.shape)}'}"
+                f"{name.removeprefix(RAW)}, got one of size {tuple(got.shape)}"
             )
     return found
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
-    """Whether sizes differ where both are known; comparing symbols would guard on them."""
-    return any(
-        m != n for m, n in zip(one.shape, other.shape, strict=True) if type(m) is int and type(n) is int
-    )
 
 
 _PLAIN_COTANGENT = (
@@ -298,13 +306,13 @@ def open_wrapper(x: Any) -> Any:
 def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
     """Returns an author's ``materialize`` as a differentiable function of the value."""
 
-    @leave_in_graph
+    @leave_in_graph  # Dynamo cannot take an argument apart as this does
     def run(self: Any) -> Tensor:
-        return materialize(open_wrapper(self) if _is_recording(self) else self)
+        return materialize(open_wrapper(self))
 
     @functools.wraps(materialize)
     def differentiable(self: Any) -> Tensor:
-        return run(self)
+        return run(self) if _is_recording(self) else materialize(self)
 
     differentiable.__dict__[_MADE_DIFFERENTIABLE] = True
     return differentiable

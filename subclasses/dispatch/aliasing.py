@@ -16,6 +16,7 @@ from torch import Tensor
 from subclasses._torch import OpOverload, return_and_correct_aliasing, set_storage_of
 from subclasses.dispatch.schema import OpFacts, op_facts
 from subclasses.errors import DispatchError, one_of
+from subclasses.spec.values import known_to_differ
 
 
 def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,22 +123,18 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
 
 
 def _check_same_sizes(op: OpOverload, target: Any, value: Any) -> None:
-    """Raises DispatchError if the outer size, an inner tensor's or a dynamic int differs, as far as they are known."""
+    """Raises DispatchError if an inner tensor has another size; so too the outer size and dynamic ints, where known."""
     spec = type(target).__spec__
-    sizes = [("size", target.shape, value.shape)]
-    for field in spec.inners:
-        a, b = target.__dict__[field.attribute], value.__dict__[field.attribute]
-        if a is not None:
-            sizes.append((f"size of {field.name}", a.shape, b.shape))
-    sizes += [(f.name, (target.__dict__[f.name],), (value.__dict__[f.name],)) for f in spec.dynamics]
-    for what, wanted, got in sizes:
-        if len(wanted) != len(got) or any(
-            m != n for m, n in zip(wanted, got, strict=True) if type(m) is int and type(n) is int
-        ):
-            raise DispatchError(
-                f"{op}: cannot write {one_of(type(value))} into one of another {what}: expected {_show(wanted)}, got "
-                f"{_show(got)}; a functional op, such as x + y for x += y, makes a new value"
-            )
+    pairs = [(f.name, target.__dict__[f.attribute], value.__dict__[f.attribute]) for f in spec.inners]
+    sizes = [(f"size of {name}", a.shape, b.shape) for name, a, b in pairs if a is not None]
+    differ = [entry for entry in sizes if entry[1] != entry[2]]
+    known = [("size", target.shape, value.shape)]
+    known += [(f.name, (target.__dict__[f.name],), (value.__dict__[f.name],)) for f in spec.dynamics]
+    for what, wanted, got in (*(entry for entry in known if known_to_differ(*entry[1:])), *differ):
+        raise DispatchError(
+            f"{op}: cannot write {one_of(type(value))} into one of another {what}: expected {_show(wanted)}, got "
+            f"{_show(got)}; a functional op, such as x + y for x += y, makes a new value"
+        )
 
 
 def _show(sizes: Any) -> str:

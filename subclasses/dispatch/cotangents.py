@@ -168,7 +168,9 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
         elif in_backward():
             mend = "read its inner tensors instead"
         else:
-            mend = f"read its inner tensors instead, or, for an optimizer, declare {cls.__name__} with trainable=True"
+            mend = "read its inner tensors instead"
+            if not cls.__spec__.trainable:
+                mend += f", or, for an optimizer, declare {cls.__name__} with trainable=True"
         raise DispatchError(
             f"{op} on a cotangent of {cls.__name__} (a gradient, say), which does not represent a plain tensor; {mend}"
         )

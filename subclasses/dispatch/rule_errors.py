@@ -7,49 +7,26 @@ runs without end, and the ``RecursionError`` names neither.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from torch.overrides import resolve_name
 
+from subclasses._torch import OpOverload
 from subclasses.dispatch.rules import all_rules, describe
 from subclasses.errors import one_of
 
 # What the operators of Python call, without the underscores of in-place and special methods.
 _OPERATORS = frozenset(
-    {
-        *(
-            "add",
-            "sub",
-            "rsub",
-            "mul",
-            "div",
-            "floor_divide",
-            "remainder",
-            "pow",
-            "matmul",
-            "mm",
-            "mv",
-            "bmm",
-            "dot",
-        ),
-        *(
-            "floordiv",
-            "truediv",
-            "rtruediv",
-            "rfloordiv",
-            "mod",
-            "rmod",
-            "rpow",
-            "rmatmul",
-            "lshift",
-            "rshift",
-        ),
-        *("eq", "ne", "lt", "le", "gt", "ge", "bitwise_and", "bitwise_or", "bitwise_xor", "and", "or", "xor"),
-    }
+    """add and bitwise_and bitwise_or bitwise_xor bmm div dot eq floor_divide floordiv ge gt le lshift lt matmul mm mod
+    mul mv ne or pow remainder rfloordiv rmatmul rmod rpow rshift rsub rtruediv sub truediv xor""".split()
 )
+# What torch raises where no operand's class takes a call: the operator is to ask the other operand.
+_NOT_TAKEN = ("no implementation found", "Multiple dispatch failed")
 # A wrapper may hold wrappers of its own class, so that a rule is inside of itself a few times.
 _WITHOUT_END = 20
 
@@ -66,28 +43,34 @@ def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError) -> N
         EndlessRuleError: a rule or ``materialize`` calls itself without end.
         TypeError, RecursionError: the same error, which has another reason.
     """
-    if isinstance(error, EndlessRuleError):
+    try:
+        if isinstance(error, EndlessRuleError):
+            raise error
+        named, name = dict(_code_of(cls)), resolve_name(func) or str(func)
+        if isinstance(error, RecursionError):
+            counts = Counter(f.f_code for f in _frames_around(error) if f.f_code in named)
+            code, count = counts.most_common(1)[0] if counts else (None, 0)
+            if code is not None and count > _WITHOUT_END:
+                raise EndlessRuleError(
+                    f"{name} on {one_of(cls)}: {named[code]} calls itself without end, since it applies an op to a "
+                    f"value of the class, and {cls.__name__}.unruled leaves out rules for functions alone; let it "
+                    f"compute with inner tensors, as in x.{cls.__spec__.inners[0].name}"
+                ) from None
+        elif _is_of_operator(func, name) and not any(words in str(error) for words in _NOT_TAKEN):
+            raised = next((f.f_code for f in _frames_inside(error) if f.f_code in named), None)
+            if raised is not None:
+                raise RuntimeError(
+                    f"{name} on {one_of(cls)}: {named[raised]} raised TypeError: {error}"
+                ) from error
         raise error
-    named, name = dict(_code_of(cls)), resolve_name(func) or str(func)
-    if isinstance(error, RecursionError):
-        calls = [f.f_code for f in _frames_around(error) if f.f_code in named]
-        if len(calls) > _WITHOUT_END:
-            raise EndlessRuleError(
-                f"{name} on {one_of(cls)}: {named[calls[0]]} calls itself without end, since it applies an op to a "
-                f"value of the class, and {cls.__name__}.unruled leaves out rules for functions alone; let it compute "
-                f"with inner tensors, as in x.{cls.__spec__.inners[0].name}"
-            ) from None
-    elif _is_of_operator(func):
-        raised = next((f.f_code for f in _frames_inside(error) if f.f_code in named), None)
-        if raised is not None:
-            raise RuntimeError(
-                f"{name} on {one_of(cls)}: {named[raised]} raised TypeError: {error}"
-            ) from error
-    raise error
+    finally:
+        del error  # its traceback holds this frame, and with it the tensors of all frames
 
 
-def _is_of_operator(func: Any) -> bool:
-    return getattr(func, "overloadpacket", func).__name__.strip("_") in _OPERATORS
+def _is_of_operator(func: Any, name: str) -> bool:
+    """Whether an operator may have called a function; it calls methods of ``Tensor``, and not ``torch.add``."""
+    called = getattr(func, "overloadpacket", func).__name__.strip("_")
+    return called in _OPERATORS and (isinstance(func, OpOverload) or name.startswith("torch.Tensor."))
 
 
 def _code_of(cls: Any) -> Iterator[tuple[types.CodeType, str]]:
@@ -96,7 +79,10 @@ def _code_of(cls: Any) -> Iterator[tuple[types.CodeType, str]]:
     if cls.__spec__.has_materialize:
         written.append((cls.materialize, "materialize()"))
     for function, words in written:
-        code = getattr(inspect.unwrap(function), "__code__", None)
+        while isinstance(function, functools.partial):
+            function = function.func
+        function = inspect.unwrap(function)
+        code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
         if code is not None:
             yield code, words
 

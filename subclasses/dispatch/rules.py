@@ -15,7 +15,14 @@ from typing import Any
 
 import torch
 
-from subclasses._torch import OpOverload, OpOverloadPacket, is_composite, is_dispatched, schema_of
+from subclasses._torch import (
+    OpOverload,
+    OpOverloadPacket,
+    call_unruled,
+    is_composite,
+    is_dispatched,
+    schema_of,
+)
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
 from subclasses.dispatch.families import Family
@@ -99,9 +106,11 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
         # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
         named = rule if isinstance(key, types.FunctionType) else _called_with(key, rule)
         for twin in twins(key):
+            if _REFUSES in getattr(book.implied.get(twin), "__dict__", {}):
+                del book.implied[twin]
             book.implied.setdefault(twin, named)
-        for in_place in in_place_forms(key):
-            book.implied.setdefault(in_place, _written_with(key, rule))
+        for in_place in in_place_forms(key) if cls.__spec__.fallback == "map" else ():  # type: ignore[attr-defined]
+            book.implied.setdefault(in_place, _refused_in_place(cls, key, in_place))
 
 
 def _called_with(key: Any, rule: Rule) -> Rule:
@@ -117,19 +126,29 @@ def _called_with(key: Any, rule: Rule) -> Rule:
     return named
 
 
-def _written_with(key: Any, rule: Rule) -> Rule:
-    """Returns the rule of an in-place function: ``x += y`` writes the result of the rule for ``x + y`` to ``x``.
+def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
+    """Returns the rule of ``x += y`` for a mapped class whose author wrote what ``x + y`` means, and not this.
 
-    Where autograd records, the rule takes a copy of ``x``: what it saves for the backward is not written to.
+    Running it on each inner tensor, as the fallback does, would mean something else. Optimizers do that, without
+    gradients, and are let through.
     """
+    packets: list[Any] = [getattr(torch.ops.aten, n, None) for n in (in_place.__name__, key.__name__)]
+    ops = [getattr(p, o) for p in packets if p is not None for o in p.overloads()]
 
-    @functools.wraps(rule)
-    def written(func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-        source = x.clone() if torch.is_grad_enabled() and x.requires_grad else x
-        out = rule(key, source, *[source if a is x else a for a in args], **kwargs)
-        return out if out is NotImplemented else x.copy_(out)
+    def refused(func: Any, *args: Any, **kwargs: Any) -> Any:
+        found = next(type(x) for x in (*args, *kwargs.values()) if isinstance(x, cls))
+        if not torch.is_grad_enabled() or any(find_op_rule(found, op) is not None for op in ops):
+            return call_unruled(func, (found,), args, kwargs)
+        raise DispatchError(
+            f"{cls.__name__} has a rule for {key.__name__} and none for Tensor.{in_place.__name__}: write x = x + y "
+            f"for x += y, or add one with @{cls.__name__}.implements(torch.Tensor.{in_place.__name__})"
+        )
 
-    return written
+    refused.__dict__[_REFUSES] = True
+    return refused
+
+
+_REFUSES = "_refuses"
 
 
 def _register_ops(cls: type, book: RuleBook, table: Any, ops: list[OpOverload], rule: Rule) -> None:
@@ -149,7 +168,7 @@ def _register_ops(cls: type, book: RuleBook, table: Any, ops: list[OpOverload], 
 def is_decomposed(op: OpOverload | OpOverloadPacket) -> bool:
     """Whether PyTorch decomposes an op, or an overload of a packet, before dispatch."""
     ops = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
-    return any(map(is_composite, ops))
+    return all(is_composite(op) for op in ops if len(ops) == 1 or not schema_of(op).is_mutable)
 
 
 def _add(cls: type, table: dict[Any, Rule], key: Any, rule: Rule) -> None:

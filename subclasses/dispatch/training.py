@@ -86,8 +86,8 @@ def with_training(cls: Any, op: OpOverload, run: Call) -> Call:
 def beside_training(cls: Any, rules: dict[Any, Call]) -> dict[Any, Call]:
     """Returns the rules for Python-level functions of a class, which leave the arithmetic of optimizers alone.
 
-    A rule says what a function means for values. It is not asked where an operand is a cotangent, nor where a point is
-    written to without gradients, unless it names the in-place function itself.
+    A rule says what a pointwise function means for values. It is not asked where an operand is a cotangent, unless it
+    names an in-place function.
     """
     if not cls.__spec__.trainable:
         return rules
@@ -106,9 +106,7 @@ def _beside_training(cls: Any, function: Any, rule: Call) -> Call:
 
     @functools.wraps(rule)
     def ruled(func: Any, *args: Any, **kwargs: Any) -> Any:
-        operands = (*args, *kwargs.values())
-        moves = in_place and isinstance(args[0], cls) and is_point(args[0]) and not records(operands)
-        if moves or any(is_cotangent(x) for x in operands):
+        if any(is_cotangent(x) for x in (*args, *kwargs.values())):
             return call_unruled(func, (cls,), args, kwargs)
         return rule(func, *args, **kwargs)
 

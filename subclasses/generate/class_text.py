@@ -181,7 +181,7 @@ def _emit_make_outer(e: Emitter, spec: SubclassSpec, make: str, strided: str) ->
     statics = {f.name: f"_layout.statics[{i}]" for i, f in enumerate(spec.statics)}
     args = ", ".join(f"{a}={statics.get(a, a)}" for a in spec.outer_args or ())
     e.writeline(f"_outer = _outer_of({args})")
-    e.writeline(f"if _outer.__class__ is not {e.bind(Outer, 'Outer')}:")
+    e.writeline(f"if not isinstance(_outer, {e.bind(Outer, 'Outer')}):")
     not_an_outer = e.bind(construction.raise_not_an_outer, "raise_not_an_outer")
     e.writeline(f"    {not_an_outer}({spec.name!r}, _outer)")
     e.writeline("try:")

@@ -100,13 +100,22 @@ def fingerprint(cls: type) -> str:
     known = _fingerprints.get(cls)
     if known is None or known[0] != len(rules):
         code = {*map(_code_digest, cls.__mro__), *(_code_digest(rule) for _, rule in rules)}
-        keys = sorted(getattr(key, "__qualname__", str(key)) for key, _ in rules)
+        keys = sorted(map(_name_of_key, (key for key, _ in rules)))
         constants = sorted((name, repr(c)) for name, c in constants_of(cls).items())
         text = repr(
             (getattr(cls, "__source__", ""), keys, constants, _versions(cls), _own_files(), sorted(code))
         )
         known = _fingerprints[cls] = len(rules), _digest(text)
     return known[1]
+
+
+def _name_of_key(key: Any) -> str:
+    """Returns text for what a rule is registered for, without addresses."""
+    if isinstance(key, tuple | list | frozenset):
+        return str(sorted(map(_name_of_key, key)))
+    return getattr(key, "__qualname__", None) or (
+        str(key) if " at 0x" not in str(key) else type(key).__name__
+    )
 
 
 # The methods in which a class written by hand looks up how an op runs.
@@ -123,7 +132,8 @@ def _tabled_functions(cls: type) -> list[tuple[Any, Any]]:
     tables = [value for base in cls.__mro__ for value in vars(base).values()]
     for name in _DISPATCHING:
         method = inspect.unwrap(getattr(getattr(cls, name), "__func__", None) or _no_method)
-        tables += [method.__globals__.get(n) for n in method.__code__.co_names]
+        if isinstance(method, types.FunctionType):
+            tables += [method.__globals__.get(n) for n in method.__code__.co_names]
     return [item for table in tables if isinstance(table, dict) for item in _functions_in(table, set())]
 
 

@@ -135,7 +135,7 @@ def keyed_pool(tables: list[Tensor], *flat_args: Any) -> tuple[Tensor, Tensor, T
         if not ids.shape[0] or not part.starts.shape[0]:
             found.append(table.new_zeros(part.starts.shape[0], table.shape[1]))
         else:
-            out, _, count, best = aten._embedding_bag(
+            out, _, count, best = aten._embedding_bag_forward_only(
                 table, ids, part.starts, False, lookups.modes[k], False, scale, False, lookups.paddings[k]
             )
             found.append(out)
@@ -217,8 +217,9 @@ def keyed_pool_weights_backward(grad: Tensor, tables: list[Tensor], *flat_args: 
 
 def _row_indices(part: Part, ids: Tensor) -> Tensor:
     """Returns the row of each entry of a part."""
-    index = torch.arange(ids.shape[0], device=ids.device)
-    return torch.searchsorted(part.starts, index, right=True) - 1
+    later = part.starts[1:]
+    begun = later.new_zeros(ids.shape[0] + 1).index_add_(0, later, torch.ones_like(later))
+    return begun[:-1].cumsum(0)
 
 
 # ---- without pooling -------------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def keyed_sparse_backward(
     shares = grad.split(widths, 1) if pooled else [grad] * len(rows)
     found_of: dict[int, list[tuple[Tensor, Tensor]]] = {k: [] for k in dict.fromkeys(lookups.firsts)}
     for k, (part, ids, scale) in enumerate(entries.by_key()):
-        share = shares[k]
+        share = shares[k].contiguous()
         if lookups.modes[k] == MEAN and counts is not None:
             share = share / counts[k].clamp(min=1).unsqueeze(1).to(share.dtype)
         found = share.index_select(0, _row_indices(part, ids)) if pooled else part.take(share)
@@ -277,9 +278,13 @@ def keyed_sparse_backward(
             ids, found = ids[kept], found[kept]
         found_of[lookups.firsts[k]].append((ids, found))
     return [
-        sparse_rows(torch.cat([i for i, _ in found]), torch.cat([f for _, f in found]), rows[k], widths[k])
+        sparse_rows(_joined([i for i, _ in found]), _joined([f for _, f in found]), rows[k], widths[k])
         for k, found in found_of.items()
     ]
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def sparse_rows(ids: Tensor, found: Tensor, rows: int, width: int) -> Tensor:

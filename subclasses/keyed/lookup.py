@@ -103,7 +103,8 @@ def pool(
                 entries = entries.select_keys(indices)
             pooled, _, _ = keyed_pool([t.weight for t in chosen], *entries, *_make_lookups(chosen, sparse))
             for k, part in zip(indices, pooled.split([t.weight.shape[1] for t in chosen], 1), strict=True):
-                found[k] = part
+                # A copy: autograd of a view of the op's result would fill and add up all of it, once for each key.
+                found[k] = part.clone()
     return found
 
 

@@ -56,15 +56,17 @@ def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[s
             f"{cls.__name__}.{name}: static metadata holds no tensor, and the annotation is {_named(hint)}; declare it "
             f"with inner()"
         )
-    accepted = (*kinds, int) if float in kinds else kinds
-    if default is not MISSING and set(kinds) <= _SIMPLE and not isinstance(default, accepted):
+    accepted = (*kinds, *(_NUMBERS if complex in kinds else _NUMBERS[:2] if float in kinds else ()))
+    is_scalar = default is not MISSING and not hasattr(default, "item")  # a number of numpy
+    if is_scalar and set(kinds) <= _SIMPLE and not isinstance(default, accepted):
         raise SpecError(
             f"{cls.__name__}.{name}: expected a default of type {_named(hint)}, got {default!r}; mend one of the two"
         )
 
 
 # Types whose values a default can be compared with.
-_SIMPLE = {int, float, complex, bool, str, bytes, types.NoneType, torch.dtype, torch.device}
+_SIMPLE = {int, float, complex, bool, str, bytes, types.NoneType, torch.dtype}
+_NUMBERS = (int, float, complex)  # each accepts those before it
 
 
 def _named(hint: Any) -> str:

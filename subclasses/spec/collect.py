@@ -286,7 +286,7 @@ def _has_materialize(cls: type) -> bool:
 
 
 def _check_no_arguments(cls: type, materialize: types.FunctionType) -> None:
-    signature = inspect.signature(materialize)
+    signature = inspect.signature(materialize, follow_wrapped=False)
     try:
         signature.bind(None)
     except TypeError:

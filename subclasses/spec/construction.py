@@ -16,6 +16,7 @@ from torch import Tensor
 
 from subclasses._torch import is_transformed
 from subclasses.errors import DispatchError
+from subclasses.spec.values import known_to_differ
 
 
 def raise_not_a_tensor(cls: str, field: str, expected: type, got: object) -> NoReturn:
@@ -41,19 +42,20 @@ def raise_not_an_outer(cls: str, got: object) -> NoReturn:
 
 def raise_bad_outer(cls: str, outer: object, error: Exception) -> NoReturn:
     """Raises ValueError: ``outer`` returned an Outer that describes no tensor; an error of a trace stays as it is."""
-    if type(error) not in (TypeError, RuntimeError):
-        raise error
-    text = str(error).splitlines()[0]
-    raise ValueError(f"{cls}.outer: no tensor has what it returned, {outer}: {text}") from error
+    try:
+        if type(error) not in (TypeError, RuntimeError):
+            raise error
+        text = str(error).splitlines()[0]
+        raise ValueError(f"{cls}.outer: no tensor has what it returned, {outer}: {text}") from error
+    finally:
+        del error  # its traceback holds this frame
 
 
 def check_materialized(x: Any, plain: Any) -> None:
     """Raises ValueError if what ``materialize`` returned has not the sizes or the dtype of the value."""
     if not isinstance(plain, Tensor):
         got = f"{plain!r} of type {type(plain).__name__}"
-    elif isinstance(plain, type(x)):
-        got = f"another {type(x).__name__}, which stands for no plain tensor without end"
-    elif plain.dtype != x.dtype or len(plain.shape) != len(x.shape) or _sizes_differ(plain.shape, x.shape):
+    elif plain.dtype != x.dtype or known_to_differ(plain.shape, x.shape):
         got = f"one of size {tuple(plain.shape)} and {plain.dtype}"
     else:
         return
@@ -61,11 +63,6 @@ def check_materialized(x: Any, plain: Any) -> None:
         f"{type(x).__name__}.materialize: expected a tensor of the outer size {tuple(x.shape)} and {x.dtype}, got "
         f"{got}; mend it, or say with size_from=, dtype_from= or `outer` what the value shows"
     )
-
-
-def _sizes_differ(one: Any, other: Any) -> bool:
-    """Whether two sizes differ where both are known; comparing symbols would guard on them."""
-    return any(m != n for m, n in zip(one, other, strict=True) if type(m) is int and type(n) is int)
 
 
 def raise_wrong_dtype(cls: str, field: str, expected: torch.dtype, got: torch.dtype) -> NoReturn:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass, mark_dim_dynamic
-from subclasses.spec.collect import InnerField
+
+if TYPE_CHECKING:
+    from subclasses.spec.collect import InnerField
 
 # Attributes that values carry besides their fields: a detached copy of a Parameter of a trainable class, the gradient
 # of a Parameter of a class with fallback="map", and a weak reference to the hooks of a Parameter.
@@ -20,6 +22,13 @@ def is_point(x: Any) -> bool:
     """Whether a value is an ``nn.Parameter``, or a detached alias or copy of one."""
     held = x.__dict__
     return held.get("_is_param", False) or POINT in held
+
+
+def known_to_differ(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two sizes differ as far as they are no symbols; comparing symbols would guard on them."""
+    return len(one) != len(other) or any(
+        m != n for m, n in zip(one, other, strict=True) if type(m) is int and type(n) is int
+    )
 
 
 def dynamic_ints(x: Any) -> tuple[Any, ...]:

@@ -102,7 +102,7 @@ class Subject:
             shown = self.factory.__name__ if isinstance(self.factory, type) else type(self.factory).__name__
             raise TypeError(
                 f"check() takes a factory, a function without parameters that returns a value, as in check(lambda: "
-                f"{shown}(...)), got {one_of(self.factory) if isinstance(self.factory, type) else f'a {shown}'}"
+                f"{shown}(...)), got {one_of(self.factory if isinstance(self.factory, type) else type(self.factory))}"
             )
         for name in ("sizes", "variants"):
             given = self.options.get(name)

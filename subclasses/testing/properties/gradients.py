@@ -266,8 +266,8 @@ def _open(s: Subject, t: Any) -> list[Tensor]:
 # ---- by the inner tensors, through materialize ---------------------------------------------------------------
 
 # Differences of what materialize() gives, for steps of this part of each entry. Halving a step halves the difference of
-# a differentiable function; that of one that rounds is of another size.
-_SMALL_STEP, _HALVES = 1e-2, 0.2
+# a differentiable function; that of one that rounds, where an entry is just about to change, is of another size.
+_SMALL_STEP, _HALVES = 1e-6, 0.2
 
 
 @promise(
@@ -279,11 +279,13 @@ def materialize_gradients(s: Subject) -> None:
     if not s.declared or not s.cls.__spec__.has_materialize:
         raise Skipped(f"{s.name} has no materialize()")
     source = s.make().detach()
-    inners = s.inners(source)
+    inners = {n: t.double() if _is_real(t) else t for n, t in s.inners(source).items()}
+    if not succeeds(s.construct, source, inners):
+        raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
     weights: list[Tensor] = []
 
     def total(moved: Mapping[str, Tensor]) -> Tensor:
-        plain = s.unflatten(source, {**inners, **moved}).materialize()
+        plain = s.construct(source, {**inners, **moved}).materialize()
         if not weights:
             weights.append(torch.randn(plain.shape, dtype=torch.float64))
         return (plain.double() * weights[0]).sum()

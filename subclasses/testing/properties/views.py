@@ -11,7 +11,7 @@ from torch import Tensor
 from subclasses._torch import storage_key
 from subclasses.testing import cases
 from subclasses.testing.cases import applicable, run_on_reference, stand_ins
-from subclasses.testing.compare import check_equal, check_stands_for, leaves, snapshot
+from subclasses.testing.compare import check_equal, check_stands_for, leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject
@@ -124,14 +124,20 @@ def _check_copy_was_plain(s: Subject, case: Case, x: Any, before: Any, out: Any)
         raise Broken(f"{case.name} wrote to a copy that claims to be a view of x: the write is lost")
 
 
+def _gradient_of(y: Any, x: Any) -> tuple[Any, ...]:
+    return torch.autograd.grad(y, x, torch.ones(y.shape, dtype=y.dtype))
+
+
 @promise("save tensors with ctx.save_for_backward, and raise version counters of what a rule writes to")
 def stale_gradients(s: Subject) -> None:
     """A gradient that needs a value which has been overwritten is an error."""
-    x = s.trainable()
-    y = s.call("x * x", lambda: x * x)
+    kept, x = s.trainable(), s.trainable()
+    (expected,) = s.call("x * x", lambda: _gradient_of(kept * kept, kept))
+    y = x * x
     with torch.no_grad():
         s.call("x.mul_(2)", lambda: x.mul_(2))
+    got = None
     with Attempt() as attempt:
-        torch.autograd.grad(y, x, torch.ones(y.shape, dtype=y.dtype))
-    if attempt.error is None:
+        (got,) = _gradient_of(y, x)
+    if attempt.error is None and value_difference(s, got, expected):
         raise Broken("y = x * x; x.mul_(2); the gradient of y came out, from the overwritten x")

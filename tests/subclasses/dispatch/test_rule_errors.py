@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 import operator
+import weakref
 
 import pytest
 import torch
@@ -56,7 +60,7 @@ def endless(*ops: object) -> type:
         (aten.add.Tensor, operator.add),
         (aten.add.Tensor, operator.iadd),
         (torch.add, operator.add),
-        (torch.add, torch.add),
+        (aten.add.Tensor, torch.add),  # below dispatch an operator is not told from a call
         (aten.eq.Tensor, operator.eq),
         (torch.eq, operator.eq),
         (torch.remainder, operator.mod),
@@ -89,6 +93,8 @@ def test_other_type_errors_stay():
     with pytest.raises(TypeError, match=r"must be (Number|Tensor), not list"):
         torch.mul(cls(torch.ones(2)), [])
     # What no operator calls reaches the caller as it is.
+    with pytest.raises(TypeError, match=r"softmax\(\) missing"):
+        torch.add(cls(torch.ones(2)), cls(torch.ones(2)))
     with pytest.raises(TypeError, match=r"softmax\(\) missing"):
         torch.maximum((named := faulty(torch.maximum))(torch.ones(2)), named(torch.ones(2)))
 
@@ -180,3 +186,46 @@ def test_a_missing_derivative_is_named_with_the_way_around_it():
 
     Above(held).relu().held.sum().backward()
     assert held.grad.tolist() == [1.0, 1.0]
+
+
+def test_an_operand_of_another_kind_is_asked():
+    class Duck:
+        @classmethod
+        def __torch_function__(cls, *args):
+            return NotImplemented
+
+        def __radd__(self, other):
+            return "radd"
+
+    cls = type("Asking", (Base,), {})
+    cls.implements(torch.add)(lambda func, x, y: func(x.unwrap("held"), y))
+    assert cls(torch.ones(3)) + Duck() == "radd"
+
+
+def test_an_error_keeps_no_tensors_alive():
+    cls = faulty(torch.maximum)
+    x = cls(torch.ones(2))
+    held = weakref.ref(x.held)
+    gc.disable()
+    try:
+        with contextlib.suppress(TypeError):
+            torch.maximum(x, x)
+        del x
+        assert held() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("kind", ["partial", "object"])
+def test_rules_that_are_no_functions_are_named_too(kind):
+    class Rule:
+        def __call__(self, func, x, y):
+            return torch.softmax(x.held)
+
+    def rule(scale, func, x, y):
+        return torch.softmax(x.held)
+
+    cls = type("Named", (Base,), {})
+    cls.implements(aten.add.Tensor)(Rule() if kind == "object" else functools.partial(rule, 2))
+    with pytest.raises(RuntimeError, match=r"on a Named: the rule .*raised TypeError: softmax"):
+        cls(torch.ones(2)) + cls(torch.ones(2))

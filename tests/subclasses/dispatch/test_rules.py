@@ -424,39 +424,52 @@ IN_PLACE = {
 
 @pytest.mark.parametrize("how", IN_PLACE)
 @pytest.mark.parametrize("door", ["eager", "stock", "desugar"])
-def test_the_in_place_form_of_a_function_with_a_rule_follows_it(how, door):
-    Log = sums()
+def test_the_in_place_form_of_a_function_with_a_rule_is_not_mapped(how, door):
     doors = {
         "eager": lambda f: f,
         "stock": lambda f: torch.compile(f, backend="aot_eager"),
         "desugar": lambda f: desugar.compile(f, backend="eager"),
     }
-
-    def written(p, q):
-        x = Log(p) * 1
-        y = IN_PLACE[how](x, Log(q))
-        assert y is x
-        return y.unwrap("held")
-
-    def expected(p, q):
-        return torch.logaddexp(p, p if how == "itself" else q)
-
-    p, q = (torch.randn(3, requires_grad=True) for _ in range(2))
-    for run in (written, expected):
-        p.grad = q.grad = None
-        out = (doors[door](run) if run is written else run)(p, q)
-        out.square().sum().backward()
-        results = [out.detach(), p.grad, q.grad if how != "itself" else None]
-        if run is written:
-            got = results
-    torch.testing.assert_close(got, results)
+    x, y = (sums()(torch.randn(3)) for _ in range(2))
+    before = x.held.clone()
+    with pytest.raises(
+        Exception, match=r"Box has a rule for add and none for Tensor\.add_: write x = x \+ y"
+    ) as error:
+        doors[door](IN_PLACE[how])(x, y)
+    assert door != "eager" or isinstance(error.value, DispatchError)
+    assert torch.equal(x.held, before)
 
 
-def test_an_in_place_form_that_changes_sizes_has_no_rule_of_it():
-    Box = fresh(fallback="map")
-    Box.implements(torch.squeeze)(lambda func, x: Box(func(x.unwrap("held")) + 1))
-    x = Box(torch.ones(1, 2))
-    assert x.squeeze_() is x and x.shape == (2,) and x.held.tolist() == [1.0, 1.0]
+def test_optimizers_move_the_inner_tensors_of_a_mapped_class_with_rules():
+    plain = torch.nn.Parameter(torch.linspace(-1, 1, 4))
+    wrapped = torch.nn.Parameter(sums()(torch.linspace(-1, 1, 4)))
+    for p, value in ((plain, lambda: plain), (wrapped, lambda: wrapped.unwrap("held"))):
+        step = torch.optim.SGD([p], lr=0.1, momentum=0.5)
+        for _ in range(3):
+            p.grad = None
+            value().square().sum().backward()
+            step.step()
+    torch.testing.assert_close(wrapped.held, plain.detach())
+
+
+@pytest.mark.parametrize("key", [aten.add.Tensor, aten.add_.Tensor, aten.add, torch.Tensor.add_])
+@pytest.mark.parametrize("inherits", [False, True])
+def test_a_rule_for_the_op_or_the_in_place_form_applies(key, inherits):
+    Log = sums()
+    if inherits:
+        Log = type("Child", (Log,), {})
+    Log.implements(key)(lambda func, x, y: Log(torch.full((2,), 7.0)) if func is not aten.add_.Tensor else x)
+    x = Log(torch.zeros(2))
+    y = x.add_(1)
+    assert x.held.tolist() == ([7.0, 7.0] if key in (aten.add.Tensor, aten.add) else [0.0, 0.0])
+    assert y is x or key is torch.Tensor.add_
+
+
+def test_other_fallbacks_refuse_in_place_forms_as_before():
+    Box = fresh()
+    Box.implements(torch.add)(lambda func, x, y: Box(func(x.unwrap("held"), y)))
+    with pytest.raises(DispatchError, match=r"no rule for aten\.add_\.Tensor"):
+        Box(torch.ones(2)).add_(1)
 
 
 def test_a_rule_for_the_in_place_form_precedes():
@@ -465,15 +478,21 @@ def test_a_rule_for_the_in_place_form_precedes():
     assert Log(torch.ones(2)).add_(1) == "mine"
 
 
+@pytest.mark.parametrize("in_place_first", [False, True])
 @pytest.mark.parametrize("name", ["and", "or", "xor", "lshift", "rshift"])
-def test_operators_with_methods_of_their_own_have_the_rule_of_the_function(name):
+def test_operators_with_methods_of_their_own_have_the_rule_of_the_function(name, in_place_first):
     names = {"lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift"}
     Box = fresh(fallback="map")
-    function = getattr(torch, names.get(name, f"bitwise_{name}"))
-    Box.implements(function)(lambda func, x, y: Box(torch.full((2,), 7)))
+    called = names.get(name, f"bitwise_{name}")
+    rules = [
+        lambda: Box.implements(getattr(torch, called))(lambda func, x, y: Box(torch.full((2,), 7))),
+        lambda: Box.implements(getattr(Tensor, f"{called}_"))(lambda func, x, y: "in place"),
+    ]
+    for register in reversed(rules) if in_place_first else rules:
+        register()
     x = Box(torch.ones(2, dtype=torch.int64))
     assert getattr(x, f"__{name}__")(3).held.tolist() == [7, 7]
-    assert getattr(x, f"__i{name}__")(3) is x and x.held.tolist() == [7, 7]
+    assert getattr(x, f"__i{name}__")(3) == "in place"
 
 
 # ---- what has no rule, and what a rule leaves alone ----------------------------------------------------------
