@@ -192,8 +192,10 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
 
 def is_tracing() -> bool:
     """Whether this thread is compiling something, with Dynamo or without."""
+    # Dynamo has the latter from its first look at a frame on; AOTAutograd makes the former where there is no Dynamo.
     from torch._guards import CompileContext, TracingContext
 
+    # No public function tells: `is_compiling` is about the code that is traced.
     return TracingContext.try_get() is not None or CompileContext.current_compile_id() is not None
 
 

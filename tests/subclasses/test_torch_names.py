@@ -259,6 +259,18 @@ def in_backward():
     assert (seen, _torch.in_backward()) == ([True], False)
 
 
+def is_tracing():
+    """In the backend of a compiled function, and where a rule is run for its graph."""
+    seen = []
+
+    def backend(graph, examples):
+        seen.append(_torch.is_tracing())
+        return graph
+
+    torch.compile(lambda x: x * 2, backend=backend)(torch.ones(2))
+    assert (seen, _torch.is_tracing()) == ([True], False)
+
+
 class Seeing(_torch.TorchDispatchMode):
     def __init__(self):
         super().__init__()
@@ -534,6 +546,7 @@ CHECKS = {
     "autograd_enabled": autograd_enabled,
     "hooks_of": hooks,
     "in_backward": in_backward,
+    "is_tracing": is_tracing,
     "set_hooks": hooks,
     "is_recording": is_recording,
     "apply_function": apply_function,
@@ -573,6 +586,7 @@ def test_every_name_has_its_check():
         "after_import",
         "contextlib",
         "functools",
+        "weakref",
     }
     own = {n for m in MODULES for n in vars(m) if not n.startswith("_")} - {*used, "torch"}
     assert own == set(CHECKS)

@@ -164,6 +164,16 @@ def test_results_are_eagers(cls, grad):
     assert own == (cls is Counted)
 
 
-def test_a_class_that_gives_another_is_taken_as_it_comes():
-    out = desugar.compile(lambda x: x * 2, backend="eager")(Other(torch.ones(2)))
-    assert type(out) in (Probe, Other)
+def test_a_class_that_gives_another_fares_as_under_stock():
+    def outcome(compiled):
+        try:
+            return type(compiled(Other(torch.ones(2))))
+        except AssertionError as error:
+            return str(error)
+
+    def double(x):
+        return x * 2
+
+    found = outcome(desugar.compile(double, backend="eager"))
+    torch.compiler.reset()
+    assert found == outcome(torch.compile(double, backend="aot_eager"))
