@@ -16,7 +16,7 @@ from torch import Tensor
 from subclasses._torch import OpOverload, return_and_correct_aliasing, set_storage_of
 from subclasses.dispatch.schema import OpFacts, op_facts
 from subclasses.errors import DispatchError, one_of
-from subclasses.spec.values import known_to_differ
+from subclasses.spec.values import dynamic_ints, known_to_differ
 
 
 def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -114,27 +114,31 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
             f"{op}: cannot write {_describe(value)} into {_describe(target)}; use the functional op"
         )
     spec = cls.__spec__
-    _check_same_sizes(op, target, value)
     pairs = [(target.__dict__[n], value.__dict__[n]) for n in spec.attributes]
     pairs = [(a, b) for a, b in pairs if a is not None and a is not b]
+    if (
+        known_to_differ(target.shape, value.shape)
+        or known_to_differ(dynamic_ints(target), dynamic_ints(value))
+        or any(a.shape != b.shape for a, b in pairs)
+    ):
+        raise _sizes_error(op, target, value)
     for a, b in pairs:
         a.copy_(b)
     bump_versions([a for a, _ in pairs])
 
 
-def _check_same_sizes(op: OpOverload, target: Any, value: Any) -> None:
-    """Raises DispatchError if an inner tensor has another size; so too the outer size and dynamic ints, where known."""
+def _sizes_error(op: OpOverload, target: Any, value: Any) -> DispatchError:
+    """Returns the error for a value whose outer size, dynamic ints or inner tensors' sizes differ; names the first."""
     spec = type(target).__spec__
+    sizes = [("size", target.shape, value.shape)]
+    sizes += [(f.name, (target.__dict__[f.name],), (value.__dict__[f.name],)) for f in spec.dynamics]
     pairs = [(f.name, target.__dict__[f.attribute], value.__dict__[f.attribute]) for f in spec.inners]
-    sizes = [(f"size of {name}", a.shape, b.shape) for name, a, b in pairs if a is not None]
-    differ = [entry for entry in sizes if entry[1] != entry[2]]
-    known = [("size", target.shape, value.shape)]
-    known += [(f.name, (target.__dict__[f.name],), (value.__dict__[f.name],)) for f in spec.dynamics]
-    for what, wanted, got in (*(entry for entry in known if known_to_differ(*entry[1:])), *differ):
-        raise DispatchError(
-            f"{op}: cannot write {one_of(type(value))} into one of another {what}: expected {_show(wanted)}, got "
-            f"{_show(got)}; a functional op, such as x + y for x += y, makes a new value"
-        )
+    sizes += [(f"size of {name}", a.shape, b.shape) for name, a, b in pairs if a is not None]
+    what, wanted, got = next(entry for entry in sizes if entry[1] != entry[2])
+    return DispatchError(
+        f"{op}: cannot write {one_of(type(value))} into one of another {what}: expected {_show(wanted)}, got "
+        f"{_show(got)}; a functional op, such as x + y for x += y, makes a new value"
+    )
 
 
 def _show(sizes: Any) -> str:

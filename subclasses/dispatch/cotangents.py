@@ -165,11 +165,9 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
     if any(x._layout.cotangent for x in wrappers):
         if op.overloadpacket.__name__.endswith("_backward"):
             mend = f"{NO_DERIVATIVE}; or add a rule with @{cls.__name__}.implements(torch.ops.{op})"
-        elif in_backward():
-            mend = "read its inner tensors instead"
         else:
             mend = "read its inner tensors instead"
-            if not cls.__spec__.trainable:
+            if not (in_backward() or cls.__spec__.trainable):
                 mend += f", or, for an optimizer, declare {cls.__name__} with trainable=True"
         raise DispatchError(
             f"{op} on a cotangent of {cls.__name__} (a gradient, say), which does not represent a plain tensor; {mend}"

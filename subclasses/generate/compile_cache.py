@@ -131,14 +131,10 @@ def _tabled_functions(cls: type) -> list[tuple[Any, Any]]:
         return []
     tables = [value for base in cls.__mro__ for value in vars(base).values()]
     for name in _DISPATCHING:
-        method = inspect.unwrap(getattr(getattr(cls, name), "__func__", None) or _no_method)
+        method: Any = inspect.unwrap(getattr(getattr(cls, name), "__func__", None))  # type: ignore[arg-type]
         if isinstance(method, types.FunctionType):
             tables += [method.__globals__.get(n) for n in method.__code__.co_names]
     return [item for table in tables if isinstance(table, dict) for item in _functions_in(table, set())]
-
-
-def _no_method() -> None:
-    """Stands for a method that a class inherits from ``Tensor``, in C."""
 
 
 def _functions_in(table: dict[Any, Any], seen: set[int]) -> Iterator[tuple[Any, Any]]:
