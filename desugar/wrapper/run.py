@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from desugar.codegen.rechecks import Expected, emit_recheck
 from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
 from desugar.codegen.text import negated, tuple_of
 from desugar.codegen.unpack import Names, emit_unpacking
+from desugar.frontend.rule_state import StateRead
 from desugar.ir.outputs import unread_positions, written_slots
 from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Same, View
@@ -65,7 +67,7 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
     out.writeline(f"def run({', '.join(parameters)}):")
     with out.indent():
         names = emit_unpacking(out, parts.inputs, parameters)
-        _emit_memory_check(out, parts, names, parameters)
+        _emit_unguarded_checks(out, parts, names, parameters)
         tensors = tensor_leaves(parts.inputs)
         arguments = Expected(
             "arguments", tuple(parts.inputs.values[n] for n in tensors), parts.inputs.fake_items
@@ -84,11 +86,15 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
         out.writeline(f"return {tuple_of(leaves[n] for n in range(len(parts.outputs.visible)))}")
 
 
-def _emit_memory_check(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
-    """Emits the call of another program if a mutated tensor shares memory, or a storage offset differs."""
+def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
+    """Emits the call of another program where what Dynamo does not guard differs.
+
+    That is memory that a mutated tensor shares, storage offsets, and Python state that rules read.
+    """
     if parts.otherwise is None:
         return
     conditions = [*_no_overlap_conditions(out, parts, names), *_offset_conditions(parts, names)]
+    conditions += [_state_condition(out, read) for read in parts.state]
     if conditions:
         is_one = len(conditions) == 1
         mismatch = negated(conditions[0]) if is_one else f"not ({' and '.join(conditions)})"
@@ -120,6 +126,15 @@ def _offset_conditions(parts: Parts, names: Names) -> list[str]:
         for n, offset in offsets.items()
         if isinstance(offset, int)
     ]
+
+
+def _state_condition(out: Emitter, read: StateRead) -> str:
+    """Returns the condition that a value that rules read is the traced one; the same object is found without a call."""
+    check = f"{out.bind(read, 'state')}.is_as_traced()"
+    if isinstance(read.holder, types.CellType):
+        return check
+    same = f"{out.bind(read.holder, 'namespace')}.get({read.name!r}) is {out.bind(read.value, read.name)}"
+    return f"({same} or {check})"
 
 
 def _emit_inference_check(out: Emitter, parts: Parts, names: Names) -> None:

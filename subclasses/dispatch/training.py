@@ -49,6 +49,7 @@ Call = Callable[..., Any]
 # Ops without the tag `pointwise` that treat elements separately.
 _WRITING_OPS = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
 _LIKE_OPS = frozenset({aten.zeros_like.default, aten.ones_like.default, aten.full_like.default})
+_NORMS = frozenset({torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm})
 # A result is where the first operand was, moved by the others.
 _MOVING_OPS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.addcmul.default, aten.addcdiv.default})
 
@@ -86,8 +87,8 @@ def with_training(cls: Any, op: OpOverload, run: Call) -> Call:
 def beside_training(cls: Any, rules: dict[Any, Call]) -> dict[Any, Call]:
     """Returns the rules for Python-level functions of a class, which leave the arithmetic of optimizers alone.
 
-    A rule says what a pointwise function means for values. It is not asked where an operand is a cotangent, unless it
-    names an in-place function.
+    A rule says what a pointwise function, or the norm, means for values. It is not asked where an operand is a
+    cotangent, unless it names an in-place function.
     """
     if not cls.__spec__.trainable:
         return rules
@@ -101,12 +102,13 @@ def _beside_training(cls: Any, function: Any, rule: Call) -> Call:
     pointwise = packet is not None and any(
         torch.Tag.pointwise in getattr(packet, o).tags for o in packet.overloads()
     )
-    if not pointwise or (in_place and is_named(cls, function)):
+    if function not in _NORMS and (not pointwise or (in_place and is_named(cls, function))):
         return rule
+    belongs_to_training = is_gradient if function in _NORMS else is_cotangent
 
     @functools.wraps(rule)
     def ruled(func: Any, *args: Any, **kwargs: Any) -> Any:
-        if any(is_cotangent(x) for x in (*args, *kwargs.values())):
+        if any(isinstance(x, Tensor) and belongs_to_training(x) for x in (*args, *kwargs.values())):
             return call_unruled(func, (cls,), args, kwargs)
         return rule(func, *args, **kwargs)
 

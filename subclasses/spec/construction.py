@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import types
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -99,7 +101,7 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
     """Checks each value of static metadata; ``fields`` are those of the declaration.
 
     Raises:
-        TypeError: one is not hashable, or contains a tensor or a symbolic int.
+        TypeError: one is not hashable, could be changed in place, or contains a tensor or a symbolic int.
         ValueError: one is none of those that the annotation of its field lists.
     """
     for field, value in zip(fields, values, strict=True):
@@ -117,6 +119,12 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
             raise TypeError(
                 f"{cls}.{name}: expected hashable metadata, got {_describe(value)}; use a tuple or a frozen dataclass"
             ) from error
+        if (changeable := find_changeable(value)) is not None:
+            raise TypeError(
+                f"{cls}.{name}: expected metadata that is compared by value and cannot change in place, since compiled "
+                f"programs are found by it, got {_describe(changeable)}; make {type(changeable).__name__} a "
+                f"@dataclass(frozen=True), or pass what is read from it as metadata of its own"
+            )
         if field.choices and is_no_choice(value, field.choices):
             raise ValueError(
                 f"{cls}.{name}: expected one of {show_choices(field.choices)}, got {_describe(value)}"
@@ -147,6 +155,37 @@ def find_tensor(value: object) -> Tensor | None:
     if isinstance(value, list | tuple | frozenset):
         return next((t for part in value if (t := find_tensor(part)) is not None), None)
     return None
+
+
+def find_changeable(value: object) -> object:
+    """Returns the first object in a value of static metadata whose attributes can be set unnoticed, or None.
+
+    Such an object is an instance of a class in Python that inherits identity as equality, or of a dataclass that is not
+    frozen. A class that defines ``__eq__`` and ``__hash__`` itself is trusted to keep what they read.
+    """
+    if isinstance(value, tuple | frozenset):
+        return next((found for part in value if (found := find_changeable(part)) is not None), None)
+    if isinstance(value, _CONSTANT_TYPES):
+        return None
+    cls = type(value)
+    if dataclasses.is_dataclass(cls):
+        if not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            return value
+        return find_changeable(tuple(getattr(value, f.name) for f in dataclasses.fields(cls)))
+    by_identity = cls.__hash__ is object.__hash__ and cls.__eq__ is object.__eq__
+    return value if by_identity and (hasattr(value, "__dict__") or hasattr(cls, "__slots__")) else None
+
+
+# What has an identity and nothing that a program would read anew.
+_CONSTANT_TYPES = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    functools.partial,
+    enum.Enum,
+)
 
 
 def repr_tail(x: Tensor) -> str:

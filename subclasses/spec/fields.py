@@ -77,7 +77,10 @@ def inner(  # noqa: PLR0913 - each is a keyword of a declaration
 
 
 def static(*, default: Any = MISSING, kw_only: Literal[True] = True) -> Any:
-    """Declares constant metadata: hashable, picklable, without tensors. A new value compiles a new program."""
+    """Declares constant metadata: hashable, picklable, without tensors, and not changed in place.
+
+    A new value compiles a new program.
+    """
     return StaticMarker(default)
 
 

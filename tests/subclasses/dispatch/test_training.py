@@ -207,6 +207,27 @@ def test_clipping(kinds, clip):
     check_training(kinds, OPTIMIZERS["SGD"], clip=CLIPS[clip])
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("function", [torch.linalg.vector_norm, torch.norm, aten.linalg_vector_norm.default])
+def test_clipping_does_not_ask_the_rule_for_the_norm_of_values(function, foreach):
+    class Normed(LowRank, trainable=True):
+        pass
+
+    @Normed.implements(function)
+    def _(func, x, *args, **kwargs):
+        return func(x.left @ x.right, *args, **kwargs)
+
+    w = nn.Parameter(Normed(randn(4, 2), randn(2, 4)))
+    parts = [nn.Parameter(t.detach().clone()) for t in (w.left, w.right)]
+    F.linear(randn(2, 4).fill_(0.5), w).sum().backward()
+    F.linear(randn(2, 4).fill_(0.5), parts[0] @ parts[1]).sum().backward()
+    norms = [nn.utils.clip_grad_norm_(p, 0.05, foreach=foreach) for p in ([w], parts)]
+    torch.testing.assert_close(*norms)
+    torch.testing.assert_close(w.grad.left, parts[0].grad)
+    value = torch.linalg.vector_norm(w) if function is not torch.norm else torch.norm(w)
+    torch.testing.assert_close(value, torch.linalg.vector_norm(parts[0] @ parts[1]))
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kinds", KINDS, ids=IDS)
 def test_a_gradient_scaler(kinds, fused):

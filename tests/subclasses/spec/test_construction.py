@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import re
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
@@ -21,6 +22,38 @@ META = torch.ones(2, 1, device="meta")
 @dataclasses.dataclass(frozen=True)
 class Holder:
     inside: object
+
+
+class ByIdentity:
+    pass
+
+
+class Slotted:
+    __slots__ = ("scale",)
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class Changing:
+    scale: float = 1.0
+
+
+class ByValue:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __eq__(self, other):
+        return isinstance(other, ByValue) and other.scale == self.scale
+
+    def __hash__(self):
+        return hash(self.scale)
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Point(NamedTuple):
+    x: int
 
 
 class AnyDevice(TensorSubclass):
@@ -70,6 +103,17 @@ WRONG = {
         TypeError,
         "Int8Weight.axis: expected hashable metadata, got [0] of type list; use a tuple",
     ),
+    "an object of identity": (
+        lambda: Int8Weight(Q, S, axis=ByIdentity()),
+        TypeError,
+        "make ByIdentity a @dataclass(frozen=True), or pass what is read from it",
+    ),
+    "a dataclass that changes": (
+        lambda: Tagged(S, tag=(1, Changing())),
+        TypeError,
+        "Tagged.tag: expected metadata that is compared by value and cannot change in place",
+    ),
+    "an object of identity in a dataclass": (lambda: Tagged(S, tag=Holder(Slotted())), TypeError, "Slotted"),
     "unhashable inside": (lambda: Tagged(S, tag=([0],)), TypeError, "Tagged.tag: expected hashable metadata"),
     "negative": (
         lambda: Tagged(S, length=-1),
@@ -104,6 +148,35 @@ def test_wrong_construction(case):
         make()
     assert type(caught.value) is error
     assert words in str(caught.value)
+
+
+CONSTANTS = [
+    *(
+        ByValue(2),
+        Color.RED,
+        Point(1),
+        Holder(3),
+        torch.float32,
+        torch.device("cpu"),
+        torch.contiguous_format,
+    ),
+    *(
+        torch.add,
+        torch.ops.aten.add.Tensor,
+        len,
+        functools.partial(len),
+        enum,
+        Color,
+        slice,
+        frozenset({1}),
+        ...,
+    ),
+]
+
+
+@pytest.mark.parametrize("tag", CONSTANTS, ids=lambda tag: type(tag).__name__)
+def test_metadata_that_does_not_change(tag):
+    assert Tagged(S, tag=(tag,)).tag == (tag,)
 
 
 def test_missing_metadata_is_named():
