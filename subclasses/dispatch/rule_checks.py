@@ -1,13 +1,16 @@
-"""Checks of a registration: that torch can ask for the rule, and that the rule can take what it is called with.
+"""Checks of a registration: that torch can ask for the rule, that it can take what it is called with, and returns.
 
-Both mistakes would be silent or late otherwise: a rule for a function that never calls ``__torch_function__`` never
-runs, and a rule with too few or too many parameters fails at its first call, in the middle of a program.
+These mistakes would be silent or late otherwise: a rule for a function that never calls ``__torch_function__`` never
+runs, a rule with too few or too many parameters fails at its first call, in the middle of a program, and a rule without
+``return`` gives None, which something else fails at.
 """
 
 from __future__ import annotations
 
+import dis
 import functools
 import inspect
+import itertools
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -211,6 +214,45 @@ def check_arguments(cls: type, key: Any, rule: Callable[..., Any]) -> None:
             f"from it, so the rule gives them a default too"
         )
 
+
+def check_returns(cls: type, key: Any, rule: Callable[..., Any]) -> None:
+    """Checks that the code of a rule returns something, if every op that it is for has a result.
+
+    Raises:
+        SpecError: each way through the rule ends without a value.
+    """
+    ops = [key] if isinstance(key, OpOverload) else []
+    if isinstance(key, OpOverloadPacket):
+        ops = [getattr(key, name) for name in key.overloads()]
+    has_results = isinstance(key, Family) or (bool(ops) and all(schema_of(op).returns for op in ops))
+    if (has_results or _is_a_function_of_tensors(key)) and _returns_nothing(rule):
+        raise SpecError(
+            f"{cls.__name__}: the rule {_name(rule)} for {_name(key)} returns nothing, and callers expect a result; "
+            f"end it with `return ...`"
+        )
+
+
+def _is_a_function_of_tensors(key: Any) -> bool:
+    """Whether a key is a function of torch.nn.functional or torch, which return something, or a twin of one."""
+    name = getattr(key, "__name__", "")
+    return any(getattr(home, name, None) is key for home in (torch, nn.functional))
+
+
+def _returns_nothing(rule: Callable[..., Any]) -> bool:
+    code = getattr(inspect.unwrap(rule), "__code__", None)
+    if code is None or code.co_name == "<lambda>" or code.co_flags & inspect.CO_GENERATOR:
+        return False
+    steps = [*dis.get_instructions(code)]
+    ends = [(before, step) for before, step in itertools.pairwise(steps) if step.opname.startswith("RETURN_")]
+    returned = [step.argval if step.opname == "RETURN_CONST" else _constant(before) for before, step in ends]
+    return bool(returned) and all(value is None for value in returned)
+
+
+def _constant(step: dis.Instruction) -> Any:
+    return step.argval if step.opname == "LOAD_CONST" else _NOT_CONSTANT
+
+
+_NOT_CONSTANT = object()
 
 # The text of a signature, the number of positional arguments, and the names of keyword arguments.
 Call = tuple[str, int, tuple[str, ...]]

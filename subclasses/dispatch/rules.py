@@ -26,7 +26,7 @@ from subclasses._torch import (
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
 from subclasses.dispatch.families import Family
-from subclasses.dispatch.rule_checks import check_arguments
+from subclasses.dispatch.rule_checks import check_arguments, check_returns
 from subclasses.errors import DispatchError, SpecError
 
 Rule = Callable[..., Any]
@@ -81,7 +81,7 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
 
     Raises:
         SpecError: the class already has a rule for the key, it is a composite op that cannot be intercepted, or the
-            rule is not callable or cannot take the arguments of the key.
+            rule is not callable, cannot take the arguments of the key, or returns nothing.
     """
     book: RuleBook = vars(cls)[BOOK]
     if not callable(rule):
@@ -90,6 +90,7 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
             f"write `@{cls.__name__}.implements(...)` above `def rule(func, *args, **kwargs)`"
         )
     check_arguments(cls, key, rule)
+    check_returns(cls, key, rule)
     if isinstance(key, OpOverload):
         _register_ops(cls, book, book.overloads, [key], rule)
     elif isinstance(key, OpOverloadPacket):

@@ -18,7 +18,7 @@ from torch.overrides import (
     wrap_torch_function,
 )
 
-from subclasses import SpecError, TensorSubclass, inner
+from subclasses import SpecError, TensorSubclass, arithmetic, inner
 from subclasses.dispatch.rule_checks import is_dispatchable
 
 aten = torch.ops.aten
@@ -214,3 +214,42 @@ def test_a_rule_without_a_signature_is_not_judged():
     Box = fresh()
     Box.implements(torch.cos)(Opaque())
     assert torch.cos(Box(torch.ones(2))) == "ruled"
+
+
+def forgets(func, *args, **kwargs):
+    if kwargs:
+        raise ValueError
+    func(*args)
+
+
+def gives_none_in_one_way(func, *args, **kwargs):
+    if kwargs:
+        return None
+    return func(*args)
+
+
+def refuses(func, *args, **kwargs):
+    raise ValueError
+
+
+@pytest.mark.parametrize(
+    "key", [aten.neg.default, aten.mul, arithmetic, torch.sum, F.linear, aten.add_.Tensor]
+)
+def test_a_rule_that_forgets_its_return_is_refused(key):
+    with pytest.raises(SpecError, match=r"rule forgets for .* returns nothing, and callers expect a result"):
+        fresh().implements(key)(forgets)
+
+
+@pytest.mark.parametrize(
+    ("key", "rule"),
+    [
+        (aten.neg.default, gives_none_in_one_way),
+        (aten.neg.default, refuses),
+        (aten.neg.default, lambda func, x: x),
+        (aten._foreach_neg_.default, forgets),  # it has no result
+        (torch.Tensor.__setitem__, forgets),
+        (torch.Tensor.backward, forgets),
+    ],
+)
+def test_a_rule_that_may_return_nothing(key, rule):
+    fresh().implements(key)(rule)
