@@ -144,6 +144,9 @@ _LAZY = {
     "disable_dynamo": "torch._compile:_disable_dynamo",
     # Tracing patches torch.fx for the whole process; Dynamo's lock serializes all compilations.
     "compile_lock": "torch._dynamo.convert_frame",
+    # ---- many machines -------------------------------------------------------------------------------------
+    # The result of an eager collective that may not have ended.
+    "AsyncCollectiveTensor": "torch.distributed._functional_collectives",
     # ---- recording -----------------------------------------------------------------------------------------
     # The base class of the mode that records ops before a subclass handles them; torch has imported it already.
     "TorchDispatchMode": "torch.utils._python_dispatch",

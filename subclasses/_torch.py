@@ -300,6 +300,20 @@ efficient_attention_traces = torch.__version__ >= "2.15"
 # ---- the conformance kit -----------------------------------------------------------------------------------
 
 
+def dtensor_spec(x: Any) -> Any:
+    """Returns where a DTensor lies (mesh, placements, their order) and its size, in one object."""
+    # The public properties do not tell the order in which two dimensions of a mesh cut one of the tensor.
+    return x._spec
+
+
+def tensor_meta(size: Any, stride: Any, dtype: torch.dtype) -> Any:
+    """Returns the size that belongs to such an object."""
+    # A DTensor is made from its local tensor and such an object alone.
+    from torch.distributed.tensor._dtensor_spec import TensorMeta
+
+    return TensorMeta(torch.Size(size), tuple(stride), dtype)
+
+
 def fake_mode() -> Any:
     """Returns a fake mode such as the compiler traces with; its tensors have no data."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # slow to import, needed by the kit alone

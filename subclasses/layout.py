@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.handwritten import flatten_handwritten
 
 # Prefix of the attribute that holds the inner tensor of a field whose own attribute is differentiable.
 RAW = "_raw_"
@@ -36,8 +37,8 @@ class Layout:
 
     Attributes:
         cls: the subclass.
-        statics: values of the static metadata in the order of the spec. For a handwritten class, a tuple of its
-            flatten context alone.
+        statics: values of the static metadata in the order of the spec. For a handwritten class, a tuple of the
+            constant that rebuilds it.
         present: names of the attributes that hold the inner tensors that are present, in order of declaration.
         nested: name and layout of each inner tensor that is itself a traceable wrapper subclass.
         cotangent: whether the value is marked as a cotangent. Adding two cotangents adds their inner tensors, which is
@@ -153,10 +154,8 @@ def layout_of(x: Tensor) -> Layout:
         return layout
     if not is_traceable_wrapper_subclass(x):
         raise TypeError(f"Expected a traceable wrapper subclass, got a {type(x).__name__}")
-    names, context = x.__tensor_flatten__()
-    return intern_layout(
-        type(x), (context,), tuple(names), nested_layouts([(n, getattr(x, n)) for n in names])
-    )
+    names, context = flatten_handwritten(x)
+    return intern_layout(type(x), (context,), names, nested_layouts([(n, getattr(x, n)) for n in names]))
 
 
 def nested_layouts(inners: list[tuple[str, Any]]) -> Nested:

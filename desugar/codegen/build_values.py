@@ -18,6 +18,7 @@ from desugar.recording.listeners import note_skipped_check
 from subclasses import TensorSubclass
 from subclasses._torch import make_wrapper_subclass
 from subclasses.codegen.emitter import Emitter
+from subclasses.handwritten import LOCAL, DTensorContext, OpaqueContext
 
 ReadSlot = Callable[[int], str]  # slot -> expression
 
@@ -101,11 +102,30 @@ def _emit_handwritten(out: Emitter, value: Wrapper, read: ReadSlot, hint: str) -
         for name, text in parts.items():
             out.writeline(f"{result}.{name} = {text}")
         return result
+    if isinstance(value.context, DTensorContext):
+        return _emit_dtensor(out, value, parts, read, result)
     context = emit_constant(out, value.context)
     inner = ", ".join(f'"{name}": {text}' for name, text in parts.items())
     extents = f"{emit_ints(value.size, read)}, {emit_ints(value.stride, read)}"
     cls = out.bind(value.cls, value.cls.__name__)
+    if isinstance(value.context, OpaqueContext):
+        own = emit_constant(out, value.context.context)
+        inner += "".join(f', "{name}": {out.bind(part, name)}' for name, part in value.context.parts)
+        out.writeline(f"{result} = {cls}.__tensor_unflatten__({{{inner}}}, {own}, {extents})")
+        return result
     out.writeline(f"{result} = {cls}.__tensor_unflatten__({{{inner}}}, {context}, {extents})")
+    return result
+
+
+def _emit_dtensor(out: Emitter, value: Wrapper, parts: dict[str, str], read: ReadSlot, result: str) -> str:
+    """Emits the construction of a `DTensor`; a constant size has a constant spec."""
+    context, extents = value.context, (*value.size, *value.stride)
+    if all(type(extent) is int for extent in extents):
+        spec = out.bind(context.spec_of(value.size, value.stride), "spec")
+    else:
+        spec = f"{out.bind(context.spec_of, 'spec_of')}({emit_ints(value.size, read)}, {emit_ints(value.stride, read)})"
+    cls = out.bind(value.cls, value.cls.__name__)
+    out.writeline(f"{result} = {cls}({parts[LOCAL]}, {spec}, requires_grad=False)")
     return result
 
 

@@ -15,11 +15,10 @@ from torch import SymFloat, SymInt, Tensor, nn
 
 from desugar.codegen.text import tuple_of
 from desugar.frontend.fakes import is_symbolic
-from desugar.ir.values import Plain, Value, Wrapper, dynamic_names, slots_of
+from desugar.ir.values import Plain, Value, Wrapper, slots_of, take_apart
 from desugar.passes.verify import InvariantError, rechecks_enabled
 from subclasses import TensorSubclass
 from subclasses.codegen.emitter import Emitter
-from subclasses.spec.values import carrier
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +71,8 @@ def _compare(name: str, obj: Any, value: Value, fakes: Mapping[int, Any]) -> Non
             _compare_plain(name, obj, fakes[index])
         case Wrapper():
             _require(f"type of {name}", type(obj), value.cls)
-            names, context = obj.__tensor_flatten__()
-            carriers = {carrier(field) for field in dynamic_names(value.cls)}
-            _require(
-                f"inner tensors of {name}",
-                [n for n in names if n not in carriers],
-                [n for n, _ in value.inner],
-            )
+            names, context = take_apart(obj)
+            _require(f"inner tensors of {name}", names, tuple(n for n, _ in value.inner))
             if context != value.context:
                 raise InvariantError(
                     "recheck", f"metadata of {name} is {context!r}, proved {value.context!r}"

@@ -11,6 +11,8 @@ from torch import Tensor
 from desugar import _torch as private
 from desugar.frontend.fakes import fixed_extents
 from desugar.ir.values import inner_names, is_wrapper
+from subclasses._torch import dtensor_spec
+from subclasses.handwritten import LOCAL, DTensorContext, is_dtensor
 
 
 def restride(tensor: Tensor, order: Sequence[int]) -> Tensor:
@@ -37,9 +39,28 @@ def are_batched(tensors: Iterable[Tensor | None]) -> bool:
             continue
         if private.is_batchedtensor(tensor) or private.is_legacy_batchedtensor(tensor):
             return True
-        if is_wrapper(tensor) and are_batched(getattr(tensor, name) for name in inner_names(tensor)[0]):
+        if is_wrapper(tensor) and are_batched(getattr(tensor, name) for name in inner_names(tensor)):
             return True
     return False
+
+
+def placed(gradient: Any, context: DTensorContext) -> Any:
+    """Returns a gradient laid out over the mesh as in the trace, with its collectives ended.
+
+    Gradients of one `DTensor` may arrive with any placements; summed partial sums, for one, are replicated. Anything
+    else than a `DTensor` on the same mesh is returned unchanged, as are gradients that are differentiated further.
+    """
+    if not is_dtensor(gradient) or torch.is_grad_enabled():
+        return gradient
+    mesh, placements = context.spec.mesh, context.spec.placements
+    if gradient.device_mesh is not mesh and gradient.device_mesh != mesh:
+        return gradient
+    if gradient.placements != placements:
+        gradient = gradient.redistribute(mesh, placements)
+    local = getattr(gradient, LOCAL)
+    if type(local) is not Tensor and isinstance(local, private.AsyncCollectiveTensor):
+        return type(gradient)(local.wait(), dtensor_spec(gradient), requires_grad=False)
+    return gradient
 
 
 def tensor_guards(fakes: Sequence[Tensor]) -> Any:

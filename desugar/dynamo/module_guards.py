@@ -102,7 +102,7 @@ class Unchanged:
 
 def _with_inner(tensor: Tensor) -> Iterator[Tensor]:
     yield tensor
-    for name in inner_names(tensor)[0] if is_wrapper(tensor) else ():
+    for name in inner_names(tensor) if is_wrapper(tensor) else ():
         yield from _with_inner(getattr(tensor, name))
 
 

@@ -20,7 +20,7 @@ from desugar.frontend.fakes import Fakes, SizeGuards, size_guards
 from desugar.frontend.inputs import Inputs, StaticNeeded
 from desugar.frontend.rule_state import StateRead
 from desugar.ir.storage import storage_of
-from desugar.ir.values import dynamic_names, inner_names, is_wrapper
+from desugar.ir.values import dynamic_names, inner_names, is_wrapper, take_apart
 from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.recording.listeners import Recording
@@ -66,7 +66,7 @@ def _add_leaf(leaf: Any, structure: list[Any], extents: list[Any], plain: dict[i
         plain.setdefault(id(leaf), leaf)
         structure.append([*plain].index(id(leaf)))
         return
-    names, context = inner_names(leaf)
+    names, context = take_apart(leaf)
     structure.append((names, context))
     extents.append(tuple(getattr(leaf, name) for name in dynamic_names(type(leaf))))
     for name in names:
@@ -129,7 +129,7 @@ def offsets_of(leaves: Sequence[Any]) -> tuple[int, ...]:
     found: list[int] = []
     for leaf in leaves:
         if is_wrapper(leaf):
-            found += offsets_of([getattr(leaf, name) for name in inner_names(leaf)[0]])
+            found += offsets_of([getattr(leaf, name) for name in inner_names(leaf)])
         elif isinstance(leaf, Tensor):
             found.append(int(leaf.storage_offset()))
     return tuple(found)

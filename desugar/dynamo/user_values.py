@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from desugar.ir.values import Value, Wrapper, inner_names, is_wrapper
+from desugar.ir.values import Value, Wrapper, is_wrapper, take_apart
 from desugar.program import Program
 from subclasses import TensorSubclass
 from subclasses.layout import field_name
@@ -106,7 +106,7 @@ def compare_metadata(name: str, value: Value, leaf: Any) -> str | None:
     """
     if not isinstance(value, Wrapper) or not is_wrapper(leaf) or type(leaf) is not value.cls:
         return None
-    names, context = inner_names(leaf)
+    names, context = take_apart(leaf)
     if isinstance(leaf, TensorSubclass):
         fields = zip(type(leaf).__spec__.statics, value.context.statics, context.statics, strict=True)
         for static, expected, got in fields:

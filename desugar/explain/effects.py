@@ -25,9 +25,7 @@ def with_inner(named: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, leaf in waiting:  # which grows
         yield name, leaf
         if is_wrapper(leaf):
-            waiting += [
-                (f"{name}.{field_name(field)}", getattr(leaf, field)) for field in inner_names(leaf)[0]
-            ]
+            waiting += [(f"{name}.{field_name(field)}", getattr(leaf, field)) for field in inner_names(leaf)]
 
 
 def describe_aliasing(names: Names, leaves: Sequence[Any]) -> Iterator[str]:

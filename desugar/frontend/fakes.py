@@ -178,7 +178,7 @@ def check_memory(leaves: Iterable[Any]) -> None:
         if not isinstance(leaf, Tensor):
             continue
         if is_wrapper(leaf):
-            check_memory(getattr(leaf, name) for name in inner_names(leaf)[0])
+            check_memory(getattr(leaf, name) for name in inner_names(leaf))
         elif leaf.is_neg():
             raise DesugarError(
                 f"expected tensors with their values in memory, got a lazily negated one of size {tuple(leaf.shape)} "

@@ -392,4 +392,4 @@ def is_traced(tensor: Tensor) -> bool:
         return True
     if not is_wrapper(tensor):
         return False
-    return any(is_traced(getattr(tensor, name)) for name in inner_names(tensor)[0])
+    return any(is_traced(getattr(tensor, name)) for name in inner_names(tensor))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from desugar import _torch as private
 from subclasses._torch import make_wrapper_subclass
+from subclasses.handwritten import DTensorContext, OpaqueContext
 
 
 def is_plainly_built(leaf: Any, names: tuple[str, ...], context: Any) -> bool:
@@ -23,6 +24,8 @@ def is_plainly_built(leaf: Any, names: tuple[str, ...], context: Any) -> bool:
     with `__slots__`, which hold state too.
     """
     cls = type(leaf)
+    if isinstance(context, DTensorContext | OpaqueContext):
+        return False
     inner = {name: getattr(leaf, name) for name in names}
     if any(
         hasattr(base, "__slots__") for base in cls.__mro__ if issubclass(base, Tensor) and base is not Tensor

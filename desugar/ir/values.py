@@ -21,6 +21,7 @@ from desugar.ir.handwritten_classes import is_plainly_built
 from subclasses import TensorSubclass
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.adoption.reads import flattens_to_constants
+from subclasses.handwritten import flatten_handwritten, unflatten
 from subclasses.layout import field_name
 
 # ---------------------------------------------------------------------------------------------- the records
@@ -51,7 +52,7 @@ class Wrapper:
 
     Attributes:
         cls: The subclass.
-        context: The constant metadata: the second result of `__tensor_flatten__`, or the layout of a declared class.
+        context: The constant that rebuilds the wrapper (see `take_apart`).
         inner: (attribute name, value) per present inner tensor, in flatten order.
         dynamics: (field name, int) per dynamic int of a declared class.
         size, stride: The outer size and stride.
@@ -177,7 +178,11 @@ def is_wrapper(value: object) -> bool:
 
 def is_constructed(tensor: Tensor) -> bool:
     """Returns False for a wrapper under construction, which lacks an inner tensor; True for any other tensor."""
-    return not is_wrapper(tensor) or all(hasattr(tensor, name) for name in inner_names(tensor)[0])
+    if not is_wrapper(tensor):
+        return True
+    is_declared = isinstance(tensor, TensorSubclass)
+    names = tensor._layout.present if is_declared else tensor.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+    return all(hasattr(tensor, name) for name in names)
 
 
 def unwrap_value(leaf: object, flat: Flat) -> Value:
@@ -193,7 +198,7 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
         return Constant(leaf)
     if not is_wrapper(leaf):
         return Plain(flat.tensor(leaf), leaf.requires_grad, leaf.is_leaf)
-    names, context = inner_names(leaf)
+    names, context = take_apart(leaf)
     is_handwritten = not isinstance(leaf, TensorSubclass)
     return Wrapper(
         cls=type(leaf),
@@ -211,17 +216,20 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
     )
 
 
-def inner_names(wrapper: Any) -> tuple[tuple[str, ...], Any]:
-    """Returns the names of the present inner tensors, and the constant metadata.
+def take_apart(wrapper: Any) -> tuple[tuple[str, ...], Any]:
+    """Returns the names of the present inner tensors, and the constant that rebuilds the wrapper around others.
 
-    The metadata of a declared class is its interned layout, that of a handwritten class the context that
-    `__tensor_flatten__` returns.
+    The constant of a declared class is its interned layout.
     """
     if isinstance(wrapper, TensorSubclass):
         layout = wrapper._layout
         return layout.present, layout
-    names, context = wrapper.__tensor_flatten__()
-    return tuple(names), context
+    return flatten_handwritten(wrapper)
+
+
+def inner_names(wrapper: Any) -> tuple[str, ...]:
+    """Returns the names of the attributes that hold the present inner tensors."""
+    return take_apart(wrapper)[0]
 
 
 def dynamic_names(cls: type) -> tuple[str, ...]:
@@ -252,7 +260,7 @@ def wrap_value(value: Value, flat: Sequence[Any]) -> Any:
                 inner[f"_{name}_carrier"] = torch.empty((read_int(extent, flat), 0), device=carrier_device)
             size = tuple(read_int(extent, flat) for extent in value.size)
             stride = tuple(read_int(extent, flat) for extent in value.stride)
-            return value.cls.__tensor_unflatten__(inner, value.context, size, stride)  # type: ignore[attr-defined]
+            return unflatten(value.cls, inner, value.context, size, stride)
         case _:
             raise TypeError(f"expected a value that refers to no other leaf, got {value!r}")
 

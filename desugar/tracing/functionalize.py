@@ -52,7 +52,7 @@ def plain_parts(tensor: Any) -> list[Any]:
     """Returns the plain tensors inside a tensor, at any depth; a plain tensor is its only part."""
     if not is_wrapper(tensor):
         return [tensor]
-    return [part for name in inner_names(tensor)[0] for part in plain_parts(getattr(tensor, name))]
+    return [part for name in inner_names(tensor) for part in plain_parts(getattr(tensor, name))]
 
 
 def functional_mode() -> Any:

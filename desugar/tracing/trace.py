@@ -49,6 +49,7 @@ from desugar.tracing.modes import tracing_modes
 from desugar.tracing.outputs import Result, unwrap_result
 from desugar.tracing.run import InputLeaf, Run, changed_slots, from_functional, identity, storages_of
 from subclasses import TensorSubclass
+from subclasses.handwritten import DTensorContext
 
 # ------------------------------------------------------------------------------------- running the function
 
@@ -278,7 +279,10 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
                 (name, _tangent_value(part, outputs, flat, all_inner=is_handwritten))
                 for name, part in value.inner
             )
-            return replace(value, inner=inner, requires_grad=False)
+            context = value.context
+            if isinstance(context, DTensorContext):
+                context = context.of_tangent()
+            return replace(value, inner=inner, context=context, requires_grad=False)
         case _:
             raise DesugarError(
                 f"a tensor subclass that requires grad holds {value!r}, which has no gradient",

@@ -17,17 +17,18 @@ from torch import Tensor, fx
 from desugar.backends.base import CompiledGraph
 from desugar.codegen.build_values import emit_constant, emit_graph_call, emit_value, zeros_expression
 from desugar.codegen.rechecks import emit_recheck, expect_plain
-from desugar.codegen.runtime import restride, settle, tensor_guards
+from desugar.codegen.runtime import placed, restride, settle, tensor_guards
 from desugar.codegen.text import join_saved, targets_of, tuple_of
 from desugar.frontend.fakes import hint, is_symbolic
 from desugar.ir.fx_utils import output_nodes
 from desugar.ir.stages import BackwardInput, FromTangent, Traced
-from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of
+from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of, take_apart
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward_plan import BackwardPlan
 from subclasses import TensorSubclass
 from subclasses.autograd.construct import PRIMAL
 from subclasses.codegen.emitter import Emitter
+from subclasses.handwritten import DTensorContext, OpaqueContext
 from subclasses.layout import cotangent_layout
 
 # ------------------------------------------------------------------------------------------------- variants
@@ -114,6 +115,10 @@ class VariantEmitter:
             Tangent slot -> name, for the plain tensors that the check has read.
         """
         out, items = self.out, {}
+        for number, value in arrived:
+            if isinstance(value, Wrapper) and isinstance(value.context, DTensorContext):
+                place, context = out.bind(placed, "placed"), out.bind(value.context, "context")
+                out.writeline(f"{tangents[number]} = {place}({tangents[number]}, {context})")
         mismatches = [f"{out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()"]
         for number, value in arrived:
             mismatches += self._mismatches(tangents[number], number, value, (), items)
@@ -161,6 +166,13 @@ class VariantEmitter:
             if value.cls._marks_cotangents:  # type: ignore[attr-defined]
                 layouts.append(out.bind(cotangent_layout(value.context), "cotangent_layout"))
             yield " and ".join(f"{name}._layout is not {layout}" for layout in dict.fromkeys(layouts))
+        elif isinstance(value.context, DTensorContext):  # `placed` has seen to the rest
+            mesh = out.bind(value.context.spec.mesh, "mesh")
+            yield f"{name}.device_mesh is not {mesh} and {name}.device_mesh != {mesh}"
+        elif isinstance(value.context, OpaqueContext):
+            names = tuple(inner for inner, _ in value.inner)
+            context = out.bind(value.context, "context")
+            yield f"{out.bind(take_apart, 'take_apart')}({name}) != ({names!r}, {context})"
         elif not value.fixed_flatten:
             names = [inner for inner, _ in value.inner]
             context = emit_constant(out, value.context)

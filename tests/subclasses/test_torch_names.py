@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -301,6 +303,26 @@ def op_infos():
     assert {"add", "matmul"} <= {info.name for info in _torch.op_infos()}
 
 
+def dtensors():
+    script = """
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+from subclasses import _torch
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+spec = _torch.dtensor_spec(x)
+assert spec.mesh is x.device_mesh and spec.placements == x.placements and spec.shard_order
+meta = _torch.tensor_meta((4, 2), [2, 1], torch.float32)
+assert meta == spec.tensor_meta and type(meta.shape) is torch.Size
+again = type(x)(x.to_local(), spec, requires_grad=False)
+assert again.shape == (4, 2) and torch.equal(again.full_tensor(), x.full_tensor())
+dist.destroy_process_group()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+
+
 def hooks():
     x, seen = torch.ones(2, requires_grad=True), []
     x.register_hook(lambda grad: seen.append("replaced"))
@@ -559,6 +581,8 @@ CHECKS = {
     "fake_mode": fake_mode,
     "storage_key": storage_key,
     "op_infos": op_infos,
+    "dtensor_spec": dtensors,
+    "tensor_meta": dtensors,
     "flash_attention_cpu": flash_attention,
     "flash_attention_rows": attention_of_rows,
     "efficient_attention_rows": attention_of_rows,
