@@ -1,0 +1,256 @@
+"""Functions over `DTensor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from subclasses.int8 import Int8Tensor
+from tests.distributed.classes import Pair
+from tests.distributed.world import Case, Run, World, randn
+
+Argument = tuple[tuple[int, ...], Any]  # its size, and how it lies
+ROWS, COLUMNS, WHOLE, PARTIAL = Shard(0), Shard(1), Replicate(), Partial()
+
+
+def calls(fn: Callable[..., Any], *arguments: Argument, grad: bool = False) -> Run:
+    """Two calls of a function; with `grad`, also the gradients of the sum of its result."""
+
+    def run(world: World) -> Iterator[Any]:
+        compiled = world.compile(fn)
+        for seed in range(2):
+            xs = [
+                world.distribute(randn(*size, seed=seed + 10 * n), placement).requires_grad_(grad)
+                for n, (size, placement) in enumerate(arguments)
+            ]
+            yield (y := compiled(*xs))
+            if grad:
+                y.sum().backward()
+                yield [x.grad for x in xs]
+            else:
+                yield xs
+
+    return run
+
+
+def redistributed(x: Tensor, *placements: Any) -> Tensor:
+    return x.redistribute(x.device_mesh, placements) if isinstance(x, DTensor) else x
+
+
+# ---- without gradients ---------------------------------------------------------------------------------------
+
+
+def elementwise(x, y):
+    return (x * y).relu() + 1
+
+
+def product(x, w):
+    return x @ w
+
+
+def nonlinear_sum(x):
+    return x.exp().sum(0)
+
+
+def redistribute_inside(x, w):
+    return (redistributed(x, WHOLE) @ w).tanh()
+
+
+def in_place(x):
+    x.mul_(2)
+    return x.add_(1)
+
+
+def local_and_back(x):
+    if isinstance(x, DTensor):
+        return DTensor.from_local(x.to_local().sin(), x.device_mesh, x.placements)
+    return x.sin()
+
+
+def of_sizes(fn: Callable[[Tensor], Tensor], *sizes: int, grad: bool = False) -> Case:
+    """Calls with other numbers of rows, which the two ranks share."""
+
+    def run(world: World) -> Iterator[Any]:
+        compiled = world.compile(fn)
+        for n in sizes:
+            x = world.distribute(randn(n, 4, seed=n), ROWS).requires_grad_(grad)
+            yield (y := compiled(x))
+            if grad:
+                y.sum().backward()
+                yield x.grad
+
+    return Case(run)
+
+
+def rows_and_gathered(x):
+    return x * 2 + redistributed(x, WHOLE).mean(0)
+
+
+def still_gathered(world: World) -> Iterator[Any]:
+    """The argument is the result of a collective that nothing has waited for."""
+    compiled = world.compile(double_sine)
+    for seed in range(2):
+        x = world.distribute(randn(4, 6, seed=seed), ROWS)
+        if world.mesh is not None:
+            x = x.redistribute(world.mesh, [WHOLE], async_op=True)
+        yield compiled(x)
+
+
+def three_results(x):
+    return x + 1, redistributed(x, WHOLE) * 2, x.sum(0)
+
+
+def on_2d_mesh(world: World) -> Iterator[Any]:
+    compiled, mesh = world.compile(lambda x, w: (x @ w).relu()), world.mesh_2d()
+    for seed in range(2):
+        x = world.distribute(randn(4, 8, seed=seed), Shard(0), Replicate(), mesh=mesh)
+        yield compiled(x, world.distribute(randn(8, 6), Replicate(), Shard(1), mesh=mesh))
+
+
+def of_int8(world: World) -> Iterator[Any]:
+    """Each rank has its own rows of the weight."""
+    compiled, w = world.compile(lambda x, w: F.linear(x, w).relu()), Int8Tensor.from_float(randn(6, 8))
+    if world.mesh is not None:
+        w = DTensor.from_local(w.chunk(2)[world.rank], world.mesh, [Shard(0)])
+    with torch.no_grad():
+        for seed in range(2):
+            yield compiled(world.distribute(randn(4, 8, seed=seed), WHOLE), w)
+
+
+def inside_pair(world: World) -> Iterator[Any]:
+    compiled = world.compile(lambda p, x: (p * x).relu() + 1)
+    for seed in range(2):
+        parts = [world.distribute(randn(4, 6, seed=seed + n), ROWS) for n in (0, 10)]
+        y = compiled(Pair(*parts), world.distribute(randn(4, 6, seed=seed + 20), ROWS))
+        yield type(y) is Pair, y.first, y.second
+
+
+# ---- with gradients ------------------------------------------------------------------------------------------
+
+
+def parameter(world: World) -> Iterator[Any]:
+    model = nn.Linear(8, 6)
+    for name, p in list(model.named_parameters()):
+        model.register_parameter(name, nn.Parameter(world.distribute(p.detach(), ROWS)))
+    compiled = world.compile(model)
+    for seed in range(2):
+        yield (y := compiled(world.distribute(randn(4, 8, seed=seed), WHOLE)))
+        y.square().sum().backward()
+        yield [p.grad for p in model.parameters()]
+
+
+def backward_inside(world: World) -> Iterator[Any]:
+    def step(x, w):
+        loss = (x @ w).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    compiled = world.compile(step)
+    for seed in range(2):
+        w = world.distribute(randn(8, 6), COLUMNS).requires_grad_()
+        yield compiled(world.distribute(randn(4, 8, seed=seed), WHOLE), w)
+        yield w.grad
+
+
+def tangents(placement: Any) -> Run:
+    """The result is sharded by rows, its gradient lies otherwise."""
+
+    def run(world: World) -> Iterator[Any]:
+        compiled = world.compile(double_sine)
+        for seed in range(2):
+            x = world.distribute(randn(4, 6, seed=seed), ROWS).requires_grad_()
+            compiled(x).backward(world.distribute(randn(4, 6, seed=seed + 5), placement))
+            yield x.grad
+
+    return run
+
+
+def tangents_in_turn(world: World) -> Iterator[Any]:
+    """One program, whose gradients lie otherwise each time; first without any."""
+    compiled = world.compile(double_sine)
+    with torch.no_grad():
+        yield compiled(world.distribute(randn(4, 6), ROWS))
+    for seed, placement in enumerate((ROWS, WHOLE, COLUMNS, PARTIAL, ROWS)):
+        x = world.distribute(randn(4, 6, seed=seed), ROWS).requires_grad_()
+        compiled(x).backward(world.distribute(randn(4, 6, seed=seed + 5), placement))
+        yield x.grad
+
+
+def second_derivative(world: World) -> Iterator[Any]:
+    compiled = world.compile(double_sine)
+    for seed in range(2):
+        x = world.distribute(randn(4, 6, seed=seed), ROWS).requires_grad_()
+        (first,) = torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+        first.square().sum().backward()
+        yield first, x.grad
+
+
+def partial_result(world: World) -> Iterator[Any]:
+    """The result is partial, so its gradient is replicated."""
+    compiled = world.compile(product)
+    for seed in range(2):
+        x = world.distribute(randn(4, 8, seed=seed), COLUMNS).requires_grad_()
+        w = world.distribute(randn(8, 6), ROWS).requires_grad_()
+        y = compiled(x, w)
+        y.sum().backward()
+        yield y, x.grad, w.grad
+
+
+def equal_mesh(world: World) -> Iterator[Any]:
+    """Another object for the mesh, after DTensor's cache has results on the first."""
+    for seed in range(2):
+        mesh = None if world.mesh is None else init_device_mesh("cpu", world.mesh.shape)
+        x = world.distribute(randn(4, 6, seed=seed), ROWS, mesh=mesh).requires_grad_()
+        y = (world.compile(double_sine) if seed else double_sine)(x)
+        y.sum().backward()
+        yield y, x.grad
+
+
+def double_sine(x):
+    return x.sin() * 2
+
+
+PAIR = ((8, 6), ROWS), ((8, 6), ROWS)
+
+CASES = {
+    "elementwise": Case(calls(elementwise, *PAIR)),
+    "matrix product": Case(calls(product, ((4, 8), WHOLE), ((8, 6), COLUMNS))),
+    "matrix product with a `Partial` result": Case(calls(product, ((4, 8), COLUMNS), ((8, 6), ROWS))),
+    "`Partial` argument": Case(calls(elementwise, ((8, 6), PARTIAL), ((8, 6), WHOLE))),
+    "reduction": Case(calls(nonlinear_sum, ((8, 6), ROWS))),
+    "`redistribute` inside": Case(calls(redistribute_inside, ((4, 8), ROWS), ((8, 6), COLUMNS))),
+    "uneven shards": Case(calls(elementwise, ((7, 3), ROWS), ((7, 3), ROWS))),
+    "sizes that change, even shards": of_sizes(rows_and_gathered, 4, 6, 8, 10),
+    "sizes that change, uneven shards": of_sizes(double_sine, 6, 7, 9, 8, 3, 1),
+    "sizes that change, uneven shards that are gathered": of_sizes(rows_and_gathered, 7, 9, 11, 5),
+    "argument that is still gathered": Case(still_gathered),
+    "in place": Case(calls(in_place, ((8, 6), ROWS))),
+    "`to_local` and `from_local`": Case(calls(local_and_back, ((8, 6), ROWS))),
+    "results of three placements": Case(calls(three_results, ((8, 6), ROWS))),
+    "mesh of two dims": Case(on_2d_mesh),
+    "of an `Int8Tensor`": Case(of_int8),
+    "inside a declared class": Case(inside_pair),
+    "gradients: leaves": Case(calls(elementwise, *PAIR, grad=True)),
+    "gradients: uneven shards": Case(calls(elementwise, ((7, 3), ROWS), ((7, 3), ROWS), grad=True)),
+    "gradients: sizes that change, even shards": of_sizes(rows_and_gathered, 4, 6, 8, 10, grad=True),
+    "gradients: sizes that change, uneven shards": of_sizes(double_sine, 6, 7, 9, 8, 3, 1, grad=True),
+    "gradients: `redistribute` inside": Case(
+        calls(redistribute_inside, ((4, 8), ROWS), ((8, 6), COLUMNS), grad=True)
+    ),
+    "gradients: `to_local` and `from_local`": Case(calls(local_and_back, ((8, 6), ROWS), grad=True)),
+    "gradients: `Partial` result": Case(partial_result),
+    "gradients: parameters": Case(parameter),
+    "gradients: `backward` inside": Case(backward_inside),
+    "gradients: an equal mesh, made again": Case(equal_mesh),
+    "gradients: of the second order": Case(second_derivative),
+    "gradients: another placement in each call": Case(tangents_in_turn),
+    "gradients: a replicated one for a sharded result": Case(tangents(WHOLE)),
+    "gradients: one sharded by columns for rows": Case(tangents(COLUMNS)),
+    "gradients: a partial one for a sharded result": Case(tangents(PARTIAL)),
+}

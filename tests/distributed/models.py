@@ -1,0 +1,70 @@
+"""The models that the cases cut and shard."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.distributed.classes import Pair, Scaled
+
+
+class MLP(nn.Module):
+    """Two layers."""
+
+    def __init__(self, width: int = 8, inside: int = 16) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(width, inside), nn.Linear(inside, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up(x).relu())
+
+
+class Block(nn.Module):
+    """Attention of heads of four, with a residual."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__()
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in range(3))
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (-1, 4)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        heads = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(heads.transpose(1, 2).flatten(2))
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a trained adapter of rank two."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.linear = linear.requires_grad_(False)
+        self.left = nn.Parameter(torch.randn(linear.in_features, 2) / 4)
+        self.right = nn.Parameter(torch.randn(2, linear.out_features) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + x @ self.left @ self.right
+
+
+class PairLinear(nn.Module):
+    """A layer whose weight is a pair: the sum of two products."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(Pair(torch.randn(out, width), torch.randn(out, width)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.weight.unwrap()
+        return F.linear(x, first) + F.linear(x, second) * 2
+
+
+class ScaledLinear(nn.Module):
+    """A layer whose weight scales its rows."""
+
+    def __init__(self, width: int, out: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(Scaled(torch.randn(out, width), torch.rand(out, 1) + 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight)

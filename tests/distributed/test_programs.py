@@ -1,0 +1,116 @@
+"""How many programs serve sizes, placements and meshes; on eight ranks that do not talk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import desugar
+
+WORLD = 8
+ROWS = Shard(0)
+SIZES = (2, 3, 5, 7, 11)  # rows of each rank
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=WORLD)
+    _clear_sharding_prop_cache()  # it has specs with the mesh of another test
+    yield init_device_mesh("cpu", (WORLD,))
+    _clear_sharding_prop_cache()
+    dist.destroy_process_group()
+
+
+def placed(mesh, n, placement):
+    """A tensor of `n` rows a rank if it is sharded by rows."""
+    if placement == Partial():
+        return DTensor.from_local(torch.randn(n * mesh.size(), 8), mesh, [placement])
+    return distribute_tensor(torch.randn(n * mesh.size(), 8), mesh, [placement])
+
+
+def activation(x, w):
+    return (x @ w).relu() + 1
+
+
+def judge(compiled, mesh, n, grad, placement=ROWS):
+    """One call, compared with eager mode."""
+    x, w = placed(mesh, n, placement), distribute_tensor(torch.randn(8, 4), mesh, [Replicate()])
+    sides = []
+    for fn in (activation, compiled):
+        args = [t.detach().requires_grad_(grad) for t in (x, w)]
+        y = fn(*args)
+        if grad:
+            y.sum().backward()
+        sides.append([y, *(t.grad for t in args if grad)])
+    for got, want in zip(*sides[::-1], strict=True):
+        assert (got.placements, got.shape, got.requires_grad) == (
+            want.placements,
+            want.shape,
+            want.requires_grad,
+        )
+        torch.testing.assert_close(got.to_local(), want.to_local())
+
+
+with_and_without_gradients = pytest.mark.parametrize("grad", [False, True])
+
+
+@with_and_without_gradients
+@pytest.mark.parametrize(("dynamic", "programs"), [(None, 2), (True, 1), (False, len(SIZES))])
+def test_programs_of_five_sizes(mesh, grad, dynamic, programs):
+    compiled = desugar.compile(activation, backend="eager", dynamic=dynamic)
+    for n in SIZES:
+        judge(compiled, mesh, n, grad)
+    assert len(compiled.programs) == programs
+
+
+@with_and_without_gradients
+@pytest.mark.parametrize("placement", [Replicate(), Shard(1), Partial()])
+def test_another_placement_is_another_program(mesh, grad, placement):
+    compiled = desugar.compile(activation, backend="eager")
+    for number, lies in enumerate((ROWS, placement), start=1):
+        for _ in range(2):
+            judge(compiled, mesh, 3, grad, lies)
+        assert len(compiled.programs) == number
+
+
+@with_and_without_gradients
+def test_an_equal_mesh_is_no_other_program(mesh, grad):
+    compiled = desugar.compile(activation, backend="eager")
+    for _ in range(3):
+        judge(compiled, mesh, 3, grad)
+        mesh = init_device_mesh("cpu", (WORLD,))
+    assert len(compiled.programs) == 1
+
+
+@with_and_without_gradients
+def test_another_mesh_is_another_program(mesh, grad):
+    compiled = desugar.compile(activation, backend="eager")
+    for n, part in ((3, mesh), (3, init_device_mesh("cpu", (2, 4), mesh_dim_names=("a", "b"))["b"])):
+        judge(compiled, part, n, grad)
+    assert len(compiled.programs) == 2
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_size_that_changes_on_other_ranks_alone(mesh, grad):
+    """Two numbers of rows, of which this rank has as many: the program of one does not serve the other."""
+    compiled = desugar.compile(torch.sin, backend="eager")
+    for size in (24, 23, 22):
+        x = DTensor.from_local(torch.randn(3, 4), mesh, [ROWS], shape=(size, 4), stride=(4, 1))
+        assert compiled(x.requires_grad_(grad)).shape == (size, 4)
+
+
+def test_sizes_of_uneven_shards(mesh):
+    """Rank 0 has more rows than the last one, which a program must not take for a rule."""
+    compiled = desugar.compile(activation, backend="eager")
+    for n in SIZES:
+        x = DTensor.from_local(torch.randn(n, 6), mesh, [Shard(0)], shape=(n * WORLD - 1, 6), stride=(6, 1))
+        y = compiled(x, DTensor.from_local(torch.ones(6, 4), mesh, [Replicate()]))
+        assert y.shape == (n * WORLD - 1, 4) and y.to_local().shape == (n, 4)
+    assert len(compiled.programs) == 2
