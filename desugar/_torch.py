@@ -7,6 +7,7 @@ has the names that the spec layer needs at import.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 _LAZY = {
@@ -242,6 +243,13 @@ def ends_in_graph_break(graph: Any) -> bool:
     """Returns whether a graph break ended a Dynamo graph; False for a graph that Dynamo did not make."""
     reason = getattr(graph, "compile_subgraph_reason", None)
     return reason is not None and reason.graph_break
+
+
+def share_module_state(module: Any, other: Any) -> None:
+    """Makes FSDP2 and other composable APIs find the state that they keep for a module by another module, too."""
+    states = sys.modules.get("torch.distributed._composable_state")  # imported with the first such API
+    if states is not None and (state := states._get_module_state(module)) is not None:
+        states._insert_module_state(other, state)
 
 
 def dict_version_guards(dicts: Any) -> Any:

@@ -328,6 +328,7 @@ def compiled_module(module: nn.Module, compile_with: _Compile) -> nn.Module:
     cls = type(f"Compiled{type(module).__name__}", (type(module),), body)
     compiled = object.__new__(cls)
     object.__setattr__(compiled, "__dict__", module.__dict__)
+    private.share_module_state(module, compiled)
     return compiled
 
 

@@ -147,8 +147,8 @@ def _make_fake(leaf: Any, mode: Any, context: Any) -> Any:
     if not isinstance(leaf, Tensor) or isinstance(leaf, private.FakeTensor):
         return leaf
     known = context.tensor_to_context.get(leaf) if context is not None else None
-    fake = mode.from_tensor(leaf, symbolic_context=known, source=known.tensor_source if known else None)
     with mode:  # the dispatch of a handwritten class may make tensors
+        fake = mode.from_tensor(leaf, symbolic_context=known, source=known.tensor_source if known else None)
         return fake.detach() if fake.requires_grad else fake
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from desugar.codegen.unpack import Names, emit_unpacking
 from desugar.frontend.rule_state import StateRead
 from desugar.ir.outputs import unread_positions, written_slots
 from desugar.ir.storage import are_apart
-from desugar.ir.values import Constant, Same, View
+from desugar.ir.values import Constant, Same, Value, View, Wrapper
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.autograd_function import EmittedFunction, emit_function
 from desugar.wrapper.backward import differentiable_leaves
@@ -34,6 +34,7 @@ from desugar.wrapper.results import (
     view_ints,
 )
 from subclasses.codegen.emitter import Emitter
+from subclasses.handwritten import DTensorContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +90,13 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
 def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
     """Emits the call of another program where what Dynamo does not guard differs.
 
-    That is memory that a mutated tensor shares, storage offsets, and Python state that rules read.
+    That is memory that a mutated tensor shares, storage offsets, sizes of whole DTensors, and Python state that rules
+    read.
     """
     if parts.otherwise is None:
         return
     conditions = [*_no_overlap_conditions(out, parts, names), *_offset_conditions(parts, names)]
+    conditions += _whole_size_conditions(parts, names)
     conditions += [_state_condition(out, read) for read in parts.state]
     if conditions:
         is_one = len(conditions) == 1
@@ -126,6 +129,34 @@ def _offset_conditions(parts: Parts, names: Names) -> list[str]:
         for n, offset in offsets.items()
         if isinstance(offset, int)
     ]
+
+
+def _whole_size_conditions(parts: Parts, names: Names) -> list[str]:
+    """Returns the conditions that DTensors have the traced sizes; Dynamo guards those of the local tensors.
+
+    Two sizes of an uneven tensor have the same part on some ranks.
+    """
+    leaves = enumerate(parts.inputs.values)
+    found = [place for leaf, value in leaves for place in _dtensors_in(names.leaves[leaf], value)]
+    return [condition for name, value in found for condition in _extent_conditions(name, value)]
+
+
+def _dtensors_in(name: str, value: Value) -> Iterator[tuple[str, Wrapper]]:
+    if not isinstance(value, Wrapper):
+        return
+    if isinstance(value.context, DTensorContext):
+        yield name, value
+    for field, part in value.inner:
+        yield from _dtensors_in(f"{name}.{field}", part)
+
+
+def _extent_conditions(name: str, value: Wrapper) -> Iterator[str]:
+    for method, extents in (("size", value.size), ("stride", value.stride)):
+        constants = {dim: extent for dim, extent in enumerate(extents) if isinstance(extent, int)}
+        if len(constants) == len(extents):
+            yield f"{name}.{method}() == {tuple_of(map(str, constants.values()))}"
+        else:
+            yield from (f"{name}.{method}({dim}) == {extent}" for dim, extent in constants.items())
 
 
 def _state_condition(out: Emitter, read: StateRead) -> str:
