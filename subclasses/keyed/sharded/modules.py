@@ -146,7 +146,7 @@ def shard(
     have started from the same seed. Tables on the meta device stay there: load or initialize them after ``to_empty``.
 
     A table's gradient is the sum of what the ranks' losses contribute, as if one process computed the sum of these
-    losses. ``DistributedDataParallel`` averages instead; beside it, give ``average_gradients=True``.
+    losses. ``DistributedDataParallel`` and FSDP2 average instead; beside them, give ``average_gradients=True``.
 
     Args:
         collection: the unsharded collection, with plain tables. It is not changed.

@@ -15,6 +15,7 @@ from torch import nn
 if not dist.is_available():
     pytest.skip("needs torch.distributed", allow_module_level=True)
 
+import desugar
 from subclasses.int8 import Int8Tensor
 from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from subclasses.keyed.sharded import (
@@ -85,6 +86,28 @@ def test_a_table_without_rows(mesh):
 def test_a_batch_without_rows(mesh):
     x = KeyedJaggedTensor(["a", "b"], torch.ones(0, dtype=torch.int64), torch.ones(0, dtype=torch.int64))
     assert shard(bags(), mesh)(x)["a"].shape == bags()(x)["a"].shape == (0, 3)
+
+
+BREAKING = {
+    "stock": lambda f: torch.compile(f, backend="eager"),
+    "behind Dynamo": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
+    "desugar.compile": lambda f: desugar.compile(f, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("way", BREAKING)
+def test_a_compiled_model_breaks_its_graph_there(mesh, way):
+    torch.compiler.reset()
+    whole = bags(mode="sum")
+    sharded, x = shard(whole, mesh), batch([1, 2, 0, 3])
+
+    def loss(module):
+        return lambda x: sum((f * f).sum() for f in module(x).values()) * 2
+
+    BREAKING[way](loss(sharded))(x).backward()
+    loss(whole)(x).backward()
+    for key in "ab":
+        torch.testing.assert_close(sharded.tables[key].weight.grad.local, whole.tables[key].weight.grad)
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ from torch import nn
 if not dist.is_available():
     pytest.skip("needs torch.distributed", allow_module_level=True)
 
-import desugar
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
 from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
 from subclasses.keyed.sharded import RowWise, RowWiseAdagrad, ShardingPlan, TableShard, shard
 from tests.subclasses.keyed.sharded.ranks import (
@@ -209,20 +211,35 @@ def training_is_that_of_one_process(mesh):
             assert_same_rows(sharded, whole)
 
 
-def a_compiled_model_breaks_its_graph_there(mesh):
-    rank = mesh.get_local_rank()
-    for compile in (
-        lambda f: torch.compile(f, backend="eager"),
-        lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-        lambda f: desugar.compile(f, backend="eager"),
-    ):
-        torch.compiler.reset()
-        whole = make_collection("sum")
-        sharded, parts = shard(whole, mesh, make_plan("both")), batches("rows of all lengths")
-        step = compile(lambda x, sharded=sharded: loss_of(sharded(x), rank) * 2)
-        step(parts[rank]).backward()
-        (joint_loss(whole, parts) * 2).backward()
-        assert_same_rows(sharded, whole, lambda weight: weight.grad)
+class Model(nn.Module):
+    """Embeddings and a layer on top."""
+
+    def __init__(self, tables):
+        super().__init__()
+        torch.manual_seed(1)
+        self.tables, self.top = tables, nn.Linear(3, 1)
+
+    def forward(self, x):
+        found = self.tables(x)
+        return sum((self.top(found[key]) ** 2).sum() for key in "abe")
+
+
+def the_other_parameters_may_be_replicated_or_sharded(mesh):
+    """DDP and FSDP2 average the gradients of what they hold; the tables are told to do so too."""
+    parts, whole = batches("rows of all lengths"), Model(make_collection("sum"))
+    (sum(whole(part) for part in parts) / 2).backward()
+    for way in ("DDP", "FSDP2"):
+        model = Model(shard(make_collection("sum"), mesh, make_plan("both"), average_gradients=True))
+        if way == "DDP":
+            model.top = DistributedDataParallel(model.top)
+        else:
+            fully_shard(model, mesh=mesh, ignored_params=set(model.tables.parameters()))
+        model(parts[mesh.get_local_rank()]).backward()
+        for key in "abe":
+            table, want = model.tables.tables[key], whole.tables.tables[key].weight.grad
+            torch.testing.assert_close(table.weight.grad.local, want[table.start : table.stop])
+        found = model.top.module.weight.grad if way == "DDP" else model.top.weight.grad.full_tensor()
+        torch.testing.assert_close(found, whole.top.weight.grad)
 
 
 # ---- state dicts and errors --------------------------------------------------------------------------------
@@ -296,7 +313,7 @@ CASES = [
     weights_may_require_grad_on_one_rank,
     without_gradients,
     training_is_that_of_one_process,
-    a_compiled_model_breaks_its_graph_there,
+    the_other_parameters_may_be_replicated_or_sharded,
     state_dicts_of_whole_tables,
     tables_may_be_on_the_meta_device_first,
     bad_batches_are_refused_on_all_ranks,
