@@ -8,7 +8,7 @@ its range too, so `torch.distributed.checkpoint` reads and writes the right rows
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -34,6 +34,11 @@ class TableShard(TensorSubclass, trainable=True):
     start: int = static()
     rows: int = static()
 
+    if TYPE_CHECKING:  # where the field is stored; reading it by name is an op of autograd
+
+        @property
+        def _raw_local(self) -> Tensor: ...
+
     @staticmethod
     def outer(local: Tensor, rows: int) -> Outer:
         """Returns the size of the whole tensor."""
@@ -45,20 +50,24 @@ class TableShard(TensorSubclass, trainable=True):
 
     def rows_here(self) -> Tensor:
         """Returns the rows of this rank, detached; they share memory with the shard."""
-        return self.unwrap("local").detach()
+        return self._raw_local.detach()
+
+    def wrap_cotangent(self, cotangent: Tensor) -> TableShard:
+        """Converts a cotangent of the whole tensor: the rows that are here count."""
+        return self.like(cotangent[self.start : self.start + self._raw_local.shape[0]])
 
     # ---- the protocol of torch.distributed.checkpoint ----------------------------------------------------------
 
     @property
     def _is_written(self) -> bool:
         """Whether this rank has a part of the tensor; of a tensor without rows, every rank has."""
-        return self.local.shape[0] > 0 or self.rows == 0
+        return self._raw_local.shape[0] > 0 or self.rows == 0
 
     def _chunk(self) -> Any:
         from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
         offsets = (self.start, *(0 for _ in self.shape[1:]))
-        return ChunkStorageMetadata(torch.Size(offsets), self.local.shape)
+        return ChunkStorageMetadata(torch.Size(offsets), self._raw_local.shape)
 
     def __create_chunk_list__(self) -> list[Any]:
         return [self._chunk()] if self._is_written else []
@@ -86,24 +95,24 @@ class TableShard(TensorSubclass, trainable=True):
 
 @TableShard.implements(torch.Tensor.is_sparse.__get__)  # type: ignore[attr-defined]
 def _(func: Any, x: TableShard) -> bool:
-    return func(x.local)
+    return func(x._raw_local)
 
 
 @TableShard.implements(torch.Tensor.coalesce)
 def _(func: Any, x: TableShard) -> Tensor:
-    return _moved(func(x.local), x.start, x.shape)
+    return _moved(func(x._raw_local), x.start, x.shape)
 
 
 @TableShard.implements(torch.Tensor.sparse_mask)
 def _(func: Any, x: TableShard, mask: Tensor) -> Tensor:
-    return _moved(func(x.local, _moved(mask, -x.start, x.local.shape)), x.start, x.shape)
+    return _moved(func(x._raw_local, _moved(mask, -x.start, x._raw_local.shape)), x.start, x.shape)
 
 
 @TableShard.implements(torch.Tensor.add_)
 def _(func: Any, x: TableShard, other: Any, *, alpha: Any = 1) -> TableShard:
     if not isinstance(other, Tensor) or isinstance(other, TableShard) or not other.is_sparse:
         return TableShard.unruled(func, x, other, alpha=alpha)
-    func(x.local, _moved(other, -x.start, x.local.shape), alpha=alpha)
+    func(x._raw_local, _moved(other, -x.start, x._raw_local.shape), alpha=alpha)
     return x
 
 
@@ -119,10 +128,10 @@ def _moved(t: Tensor, by: int, size: Any) -> Tensor:
 @TableShard.implements(aten.new_empty_strided.default)
 def _(func: Any, x: TableShard, size: Any, stride: Any, **options: Any) -> TableShard:
     """Makes what autograd copies a gradient to that it cannot keep."""
-    if not x.local.is_sparse:
-        return x.like(x.local.new_empty(x.local.shape, **options))
+    if not x._raw_local.is_sparse:
+        return x.like(x._raw_local.new_empty(x._raw_local.shape, **options))
     options |= {"dtype": x.dtype, "device": x.device, "check_invariants": False}
-    return x.like(torch.sparse_coo_tensor(size=x.local.shape, **options))
+    return x.like(torch.sparse_coo_tensor(size=x._raw_local.shape, **options))
 
 
 # ---- norms -----------------------------------------------------------------------------------------------------
