@@ -155,8 +155,8 @@ def shard(
         average_gradients: divides the gradients of tables by the number of ranks. Those of weights stay as they are.
 
     Returns:
-        A `ShardedEmbeddingBagCollection` or `ShardedEmbeddingCollection`. Its parameters are `TableShard`s, with the
-        names that they have in the collection.
+        A `ShardedEmbeddingBagCollection` or `ShardedEmbeddingCollection`. Each of its parameters is a
+        `TableShard`, with the name that it has in the collection.
 
     Raises:
         TypeError: this is not a collection of plain tables, or not a mesh.

@@ -142,14 +142,15 @@ def some_tables_may_be_frozen(mesh):
 
 
 def gradients_may_be_averages(mesh):
-    whole, parts = make_collection("sum"), batches("rows of all lengths", weighted=True)
-    sharded = shard(whole, mesh, make_plan("both"), average_gradients=True)
-    part = parts[mesh.get_local_rank()]
-    loss_of(sharded(part), mesh.get_local_rank()).backward()
-    of_weights, part.leaf.grad = part.leaf.grad, None
-    (joint_loss(whole, parts) / 2).backward()
-    assert_same_rows(sharded, whole, lambda weight: weight.grad)
-    torch.testing.assert_close(of_weights, part.leaf.grad * 2)
+    for sparse in (False, True):
+        parts = batches("rows of all lengths", weighted=True)
+        whole, part = make_collection("sum", sparse=sparse), parts[mesh.get_local_rank()]
+        sharded = shard(whole, mesh, make_plan("both"), average_gradients=True)
+        loss_of(sharded(part), mesh.get_local_rank()).backward()
+        of_weights, part.leaf.grad = part.leaf.grad, None
+        (joint_loss(whole, parts) / 2).backward()
+        assert_same_rows(sharded, whole, lambda weight: weight.grad)
+        torch.testing.assert_close(of_weights, part.leaf.grad * 2)
 
 
 def weights_may_require_grad_on_one_rank(mesh):
