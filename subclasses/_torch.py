@@ -297,6 +297,18 @@ efficient_attention_rows = torch.ops.aten._efficient_attention_forward
 efficient_attention_traces = torch.__version__ >= "2.15"
 
 
+# ---- sparse tensors ----------------------------------------------------------------------------------------
+
+# How optimizers read a sparse gradient; the public methods want it coalesced, and autograd does not know that it is.
+sparse_indices = torch.Tensor._indices
+sparse_values = torch.Tensor._values
+
+# ---- norms -------------------------------------------------------------------------------------------------
+
+# The norms of several tensors, with which torch.nn.utils.clip_grad_norm_ computes one of them all.
+foreach_norm = torch._foreach_norm  # type: ignore[attr-defined]
+
+
 # ---- the conformance kit -----------------------------------------------------------------------------------
 
 

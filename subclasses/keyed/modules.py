@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,10 +14,11 @@ from subclasses.keyed.tensor import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
 
 
-class _Tables(nn.ModuleDict):
+class Tables(nn.ModuleDict):
     """A module dict that accepts any key, also attribute names of a module such as ``items`` and ``type``."""
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Adds a table under any name."""
         self._modules[name] = module  # type: ignore[assignment]
 
 
@@ -40,21 +41,32 @@ class _Collection(nn.Module):
                 )
         if not tables:
             raise ValueError(f"{name}: expected a table for at least one key, got none")
-        self.tables = _Tables(tables)
+        self.tables = Tables(tables)
 
     def _find_tables(self, ids: KeyedJaggedTensor) -> list[Table]:
         """Returns the tables in the order of the keys of a batch; raises if one is missing or the batch has no ids."""
-        name = type(self).__name__
-        if not isinstance(ids, KeyedJaggedTensor):
-            raise TypeError(f"{name}: expected a KeyedJaggedTensor, got {type(ids).__name__}")
-        if ids.dim() != 3 or ids._raw_values.dtype not in (torch.int64, torch.int32):
-            raise ValueError(
-                f"{name}: expected ids, integers [total], got {ids._raw_values.dtype}{list(ids._raw_values.shape)}"
-            )
-        missing = [key for key in ids.keys if key not in self.tables]
-        if missing:
-            raise KeyError(f"{name} has no table for {', '.join(missing)}; it has {', '.join(self.tables)}")
+        check_ids(type(self).__name__, ids, self.tables)
         return [Table.of(self.tables[key]) for key in ids.keys]  # type: ignore[arg-type]
+
+
+def check_ids(name: str, ids: Any, tables: nn.ModuleDict) -> None:
+    """Raises unless a batch is of ids by key, and there is a table for each key."""
+    if not isinstance(ids, KeyedJaggedTensor):
+        raise TypeError(f"{name}: expected a KeyedJaggedTensor, got {type(ids).__name__}")
+    if ids.dim() != 3 or ids._raw_values.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"{name}: expected ids, integers [total], got {ids._raw_values.dtype}{list(ids._raw_values.shape)}"
+        )
+    missing = [key for key in ids.keys if key not in tables]
+    if missing:
+        raise KeyError(f"{name} has no table for {', '.join(missing)}; it has {', '.join(tables)}")
+
+
+def check_modes(name: str, ids: KeyedJaggedTensor, modes: Iterable[str]) -> None:
+    """Raises ValueError if a batch has weights and a key's table does not pool by sums."""
+    averaging = [key for key, mode in zip(ids.keys, modes, strict=True) if mode != "sum"]
+    if ids._raw_weights is not None and averaging:
+        raise ValueError(f"{name}: weights go with mode='sum', and {', '.join(averaging)} pool otherwise")
 
 
 def _make_graph_input(ids: KeyedJaggedTensor) -> KeyedJaggedTensor:
@@ -86,11 +98,7 @@ class EmbeddingBagCollection(_Collection):
         """
         tables = self._find_tables(ids)
         ids = _make_graph_input(ids)
-        averaging = [key for key, t in zip(ids.keys, tables, strict=True) if t.mode != "sum"]
-        if ids._raw_weights is not None and averaging:
-            raise ValueError(
-                f"EmbeddingBagCollection: weights go with mode='sum', and {', '.join(averaging)} pool otherwise"
-            )
+        check_modes("EmbeddingBagCollection", ids, [t.mode for t in tables])
         weights = None if ids._raw_weights is None else ids.unwrap("weights")
         return dict(zip(ids.keys, pool(tables, ids._raw_values, ids.offsets, None, weights), strict=True))
 

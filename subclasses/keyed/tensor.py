@@ -62,7 +62,7 @@ class KeyedJaggedTensor(TensorSubclass):
         checks.check_parts(keys, values, lengths, weights)
         if max_length is None:
             max_length = checks.longest_row(values, lengths)
-        offsets = rows.offsets_of(lengths.to(torch.int64).view(len(keys), -1))
+        offsets = rows.offsets_of(lengths.to(torch.int64).view(len(keys), lengths.shape[0] // len(keys)))
         x = super().__new__(cls, values, offsets, weights, keys=keys, max_length=max_length)
         return rows.mark_dynamic(x)
 

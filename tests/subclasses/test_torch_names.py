@@ -323,6 +323,15 @@ dist.destroy_process_group()
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
 
 
+def sparse_parts():
+    x = torch.sparse_coo_tensor([[1, 1]], [2.0, 3.0], (4,), check_invariants=False)
+    assert _torch.sparse_indices(x).tolist() == [[1, 1]] and _torch.sparse_values(x).tolist() == [2, 3]
+
+
+def foreach_norm():
+    assert [n.item() for n in _torch.foreach_norm([torch.tensor([3.0, 4.0]), torch.ones(1)])] == [5, 1]
+
+
 def hooks():
     x, seen = torch.ones(2, requires_grad=True), []
     x.register_hook(lambda grad: seen.append("replaced"))
@@ -566,6 +575,9 @@ CHECKS = {
     "python_decomposition": python_decomposition,
     "lazy_bits_enabled": lazy_bits_enabled,
     "autograd_enabled": autograd_enabled,
+    "sparse_indices": sparse_parts,
+    "sparse_values": sparse_parts,
+    "foreach_norm": foreach_norm,
     "hooks_of": hooks,
     "in_backward": in_backward,
     "is_tracing": is_tracing,

