@@ -312,6 +312,23 @@ foreach_norm = torch._foreach_norm  # type: ignore[attr-defined]
 # ---- the conformance kit -----------------------------------------------------------------------------------
 
 
+def is_work(value: Any) -> bool:
+    """Whether a value is the handle of a collective, as the dispatcher passes it."""
+    return isinstance(value, torch.ScriptObject) and value._type().name() == "Work"  # type: ignore[attr-defined]
+
+
+def joint_work(handles: Any) -> Any:
+    """Returns one handle for several collectives of a process group, which waits for all of them."""
+    # The dispatcher holds handles as ScriptObjects. A handle made in Python would need the interpreter where C++ drops
+    # it, so this one is made from a future.
+    import torch.distributed as dist
+
+    futures = [dist.Work.unbox(handle).get_future() for handle in handles]
+    return dist.Work.boxed(
+        torch._C._distributed_c10d._create_work_from_future(torch.futures.collect_all(futures))
+    )
+
+
 def dtensor_spec(x: Any) -> Any:
     """Returns where a DTensor lies (mesh, placements, their order) and its size, in one object."""
     # The public properties do not tell the order in which two dimensions of a mesh cut one of the tensor.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from subclasses import strict_mode
-from subclasses._torch import OpOverload, lazy_bits_enabled
+from subclasses._torch import OpOverload, is_work, joint_work, lazy_bits_enabled
 from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
 from subclasses.dispatch.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, raise_mixed, raise_writes_plain
@@ -66,11 +66,13 @@ def fallback_step(cls: Any, op: OpOverload) -> str:
 
 def _map_general(cls: Any, op: OpOverload) -> Call:
     """Returns the general form of a mapped op: lists of tensors, several results, keyword tensors."""
-    facts, spec = op_facts(op), cls.__spec__
+    facts, spec, fills = op_facts(op), cls.__spec__, undeclared_writes(op)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         found = wrappers_in(cls, (args, kwargs))
         x = found[0]
+        if op.namespace == "c10d":
+            check_no_message(cls, op)
         for other in found[1:]:
             if other._layout is not x._layout or any(
                 other.__dict__[f.name] != x.__dict__[f.name] for f in spec.dynamics
@@ -81,6 +83,9 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
         outs = {
             n: _run_replaced(cls, op, lambda w, n=n: w.__dict__[n], args, kwargs) for n in x._layout.present
         }
+        for i in fills:
+            filled = wrappers_in(cls, argument(facts, args, kwargs, i))
+            bump_versions([w.__dict__[n] for w in filled for n in x._layout.present])
         if facts.written:
             bump_versions([w.__dict__[n] for w in found for n in x._layout.present])
             # An op that changes metadata itself is replayed on the outer tensor instead.
@@ -89,6 +94,19 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
         return _wrap_results(op, x, spec, outs)
 
     return with_aliasing(op, plan)
+
+
+def check_no_message(cls: Any, op: OpOverload) -> None:
+    """Raises DispatchError for an op that sends to or receives from one rank, on both, before either waits.
+
+    A value is several messages, and its receiver would have to know their sizes; a handle for one of them says nothing
+    of the others.
+    """
+    if op.overloadpacket.__name__ in ("send", "recv_", "recv_any_source_"):
+        raise DispatchError(
+            f"{op} takes one plain tensor, and {one_of(cls)} is more than that; send and receive its inner tensors, or "
+            f"{_hint(cls, op)}"
+        )
 
 
 def _check_not_plain(cls: Any, op: OpOverload, written: Any) -> None:
@@ -139,6 +157,8 @@ def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> An
     if isinstance(first, list | tuple):
         parts = [_wrap_results(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]
         return parts if isinstance(first, list) else tuple(parts)
+    if is_work(first):
+        return joint_work(list(outs.values()))
     if any(_differ(o, first) for o in outs.values()):
         raise DispatchError(f"{op}: the inner tensors of {one_of(type(x))} disagree: {outs}")
     return first
@@ -159,6 +179,8 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         strict_mode.check_materialize(cls, op)
+        if op.namespace == "c10d":
+            check_no_message(cls, op)
         for i in written_indices:
             if wrappers_in(cls, argument(facts, args, kwargs, i)):
                 _check_same_metadata(cls, op, args)

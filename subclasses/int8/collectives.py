@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from subclasses._torch import joint_work
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.dispatch.cotangents import check_no_cotangents
 from subclasses.errors import DispatchError
@@ -61,12 +62,12 @@ def _register_wrap_rule() -> None:
 
 
 def _per_inner(func: Any, filled: list[Any], *rest: Any) -> Any:
-    """Broadcasts or scatters each inner tensor in turn; returns the last one's work, which is not waited for.
+    """Broadcasts or scatters each inner tensor; returns one handle for all.
 
     Raises:
         DispatchError: the tensors are not all Int8Tensors with scales of one size and equally with zero points.
     """
-    first, work = filled[0], None
+    first = filled[0]
     for t in _tensors_in((filled, rest)):
         if not isinstance(t, Int8Tensor) or t._layout.present != first._layout.present:
             raise DispatchError(f"{func}: expected {_describe(first)} throughout, got {_describe(t)} too")
@@ -75,13 +76,11 @@ def _per_inner(func: Any, filled: list[Any], *rest: Any) -> Any:
                 f"{func}: expected {_describe(first)} throughout, got {_describe(t)} too; give each rank its own part, "
                 f"with src_data_rank=None in distribute_tensor or parallelize_module"
             )
-    for name in first._layout.present:
-        if work is not None:
-            dist.Work.unbox(work).wait()
-        *_, work = func(_select_inner(filled, name), *_select_inner(rest, name))
+    names = first._layout.present
+    started = [func(_select_inner(filled, name), *_select_inner(rest, name)) for name in names]
     for t in filled:
         bump_versions([t, t.qdata, t.scale, t.zero_point])
-    return filled, work
+    return filled, joint_work([work for *_, work in started])
 
 
 def _tensors_in(value: Any) -> list[Tensor]:

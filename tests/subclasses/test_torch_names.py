@@ -318,6 +318,10 @@ meta = _torch.tensor_meta((4, 2), [2, 1], torch.float32)
 assert meta == spec.tensor_meta and type(meta.shape) is torch.Size
 again = type(x)(x.to_local(), spec, requires_grad=False)
 assert again.shape == (4, 2) and torch.equal(again.full_tensor(), x.full_tensor())
+handles = [dist.Work.boxed(dist.all_reduce(torch.ones(2), async_op=True)) for _ in range(2)]
+assert _torch.is_work(handles[0]) and not _torch.is_work(None) and not _torch.is_work(mesh)
+joint = _torch.joint_work(handles)
+assert _torch.is_work(joint) and dist.Work.unbox(joint).wait()
 dist.destroy_process_group()
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
@@ -594,6 +598,8 @@ CHECKS = {
     "storage_key": storage_key,
     "op_infos": op_infos,
     "dtensor_spec": dtensors,
+    "is_work": dtensors,
+    "joint_work": dtensors,
     "tensor_meta": dtensors,
     "flash_attention_cpu": flash_attention,
     "flash_attention_rows": attention_of_rows,
