@@ -8,6 +8,7 @@ which holds those that tracing needs. A new release of PyTorch is therefore chec
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -319,14 +320,30 @@ def is_work(value: Any) -> bool:
 
 def joint_work(handles: Any) -> Any:
     """Returns one handle for several collectives of a process group, which waits for all of them."""
-    # The dispatcher holds handles as ScriptObjects. A handle made in Python would need the interpreter where C++ drops
-    # it, so this one is made from a future.
     import torch.distributed as dist
 
+    # The dispatcher holds handles as ScriptObjects. A handle made in Python would need the interpreter where C++ drops
+    # it, so this one is made from a future.
     futures = [dist.Work.unbox(handle).get_future() for handle in handles]
     return dist.Work.boxed(
         torch._C._distributed_c10d._create_work_from_future(torch.futures.collect_all(futures))
     )
+
+
+def in_fsdp_parameter() -> bool:
+    """Whether FSDP2 itself runs an op on a Parameter, which it cuts, pads or takes from a hook of the class."""
+    # FSDP2 has no hook that a class could define for this.
+    frame = sys._getframe(1)
+    for _ in range(_FSDP_FRAMES):
+        if frame is None or frame.f_code.co_name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
+            return False
+        if frame.f_globals.get("__name__") == "torch.distributed.fsdp._fully_shard._fsdp_param":
+            return True
+        frame = frame.f_back
+    return False
+
+
+_FSDP_FRAMES = 16  # between an op that FSDP2 calls and the plan for it
 
 
 def dtensor_spec(x: Any) -> Any:

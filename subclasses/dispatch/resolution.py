@@ -28,6 +28,7 @@ from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
 from subclasses.dispatch.schema import functional_counterpart, op_facts
+from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import takes_lists, with_training
 from subclasses.errors import DispatchError
@@ -57,6 +58,8 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
         plan = plan._replace(run=with_training(cls, op, plan.run))
     elif cls.__spec__.fallback != "map":
         plan = plan._replace(run=with_cotangent_arithmetic(cls, op, plan.run))
+    if plan.step != "rule":
+        plan = plan._replace(run=with_sharding(cls, op, plan.run))
     if op in COPYING_OPS:
         plan = plan._replace(run=with_marks(cls, op, plan.run))
     return plan._replace(run=with_normal_views(op, plan.run)) if op_facts(op).viewed else plan

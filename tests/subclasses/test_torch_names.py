@@ -336,6 +336,29 @@ def foreach_norm():
     assert [n.item() for n in _torch.foreach_norm([torch.tensor([3.0, 4.0]), torch.ones(1)])] == [5, 1]
 
 
+def fsdp_parameters():
+    script = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
+from subclasses import _torch
+class Ask(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        seen.setdefault(func, _torch.in_fsdp_parameter())
+        return func(*args, **(kwargs or {}))
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh, seen = dist.init_device_mesh("cpu", (1,)), {}
+with Ask():
+    fully_shard(nn.Linear(2, 2), mesh=mesh)
+assert seen[torch.ops.aten.split.Tensor] and seen[torch.ops.aten.new_zeros.default], seen
+assert not _torch.in_fsdp_parameter()
+dist.destroy_process_group()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
+
+
 def hooks():
     x, seen = torch.ones(2, requires_grad=True), []
     x.register_hook(lambda grad: seen.append("replaced"))
@@ -599,6 +622,7 @@ CHECKS = {
     "op_infos": op_infos,
     "dtensor_spec": dtensors,
     "is_work": dtensors,
+    "in_fsdp_parameter": fsdp_parameters,
     "joint_work": dtensors,
     "tensor_meta": dtensors,
     "flash_attention_cpu": flash_attention,
@@ -628,6 +652,7 @@ def test_every_name_has_its_check():
         "after_import",
         "contextlib",
         "functools",
+        "sys",
         "weakref",
     }
     own = {n for m in MODULES for n in vars(m) if not n.startswith("_")} - {*used, "torch"}

@@ -9,8 +9,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from subclasses import TensorSubclass, inner
+from subclasses import DispatchError, Outer, TensorSubclass, inner
 from tests.subclasses.subjects import FACTORIES, Pair, Scaled, assert_same, make_int8, make_pair
+
+aten = torch.ops.aten
 
 POLICY = SimpleNamespace(param_dtype=None, reduce_dtype=None)
 
@@ -81,6 +83,15 @@ def one_process(tmp_path):
     dist.destroy_process_group()
 
 
+@pytest.fixture
+def two_fake_ranks():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
 class Layer(nn.Module):
     """A frozen parameter: FSDP2 reduces plain gradients only."""
 
@@ -145,6 +156,107 @@ def spy(called, name, method):
         return method(self, outputs, metadata, dtype, out=out)
 
     return hook if name == "fsdp_pre_all_gather" else post
+
+
+# ---- classes that materialize ------------------------------------------------------------------------------
+
+
+class LowRank(TensorSubclass, fallback="materialize"):
+    left: Tensor = inner()
+    right: Tensor = inner()
+
+    @staticmethod
+    def outer(left, right):
+        return Outer((left.shape[0], right.shape[1]))
+
+    def materialize(self):
+        return self.left @ self.right
+
+
+class Trained(LowRank, trainable=True):
+    pass
+
+
+class Reversed(TensorSubclass, fallback="materialize"):
+    """Its rows are not those of its inner tensor."""
+
+    data_: Tensor = inner()
+
+    def materialize(self):
+        return self.data_.flip(0)
+
+
+def low_rank(rows=4, rank=2):
+    return LowRank(torch.randn(rows, rank), torch.randn(rank, 6))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
+@pytest.mark.parametrize("make", [low_rank, lambda: Scaled(torch.randn(4, 3), torch.tensor(2.0)), make_int8])
+def test_a_class_that_materializes_stays_one(make, one_process, monkeypatch):
+    from torch.distributed.fsdp import fully_shard
+
+    w, called = make(), []
+    cls = type(w)
+    for name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
+        monkeypatch.setattr(cls, name, spy(called, name, getattr(cls, name)))
+    module, plain = Layer(w), w.materialize()
+    fully_shard(module, mesh=dist.init_device_mesh("cpu", (1,)))
+    assert type(module.w._local_tensor) is cls  # to_local() takes a view, which materializes
+    for n in range(3):
+        x = torch.randn(plain.shape[1])
+        torch.testing.assert_close(module(x), (plain * x).sin())
+        module.reshard()
+        assert len(called) == 2 * (n + 1)
+
+
+REFUSED = {
+    "trained": (lambda: nn.Parameter(Trained(*low_rank().unwrap())), "Freeze it with requires_grad_"),
+    "trained, mapped": (
+        lambda: nn.Parameter(make_pair(4, 3)),
+        "one plain gradient of the size of the Parameter",
+    ),
+    "other rows": (
+        lambda: Reversed(torch.arange(8.0).view(4, 2)),
+        "cannot be cut; pass it .* in ignored_params",
+    ),
+    "uneven": (lambda: low_rank(3, 1), "gathers equal numbers of rows"),
+    "as many rows as a part": (lambda: low_rank(4, 2), "right of size .2, 6. stays whole on each rank"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_cut_is_refused_by_fully_shard(case, two_fake_ranks):
+    from torch.distributed.fsdp import fully_shard
+
+    make, words = REFUSED[case]
+    module = Layer(torch.ones(1))
+    module.w = w = make() if case.startswith("trained") else nn.Parameter(make(), requires_grad=False)
+    mesh = dist.init_device_mesh("cpu", (2,))
+    with pytest.raises(DispatchError, match=f"fully_shard of .*{words}"):
+        fully_shard(module, mesh=mesh)
+    assert module.w is w and type(module) is Layer  # as it was
+
+
+def test_rules_of_ones_own_cut(two_fake_ranks):
+    from torch.distributed.fsdp import fully_shard
+
+    class Own(Reversed):
+        pass
+
+    @Own.implements(aten.split.Tensor)
+    def _(func, x, size, dim=0):
+        return [Own(t) for t in func(x.data_.flip(0), size)]
+
+    module = Layer(Own(torch.arange(8.0).view(4, 2)))
+    fully_shard(module, mesh=dist.init_device_mesh("cpu", (2,)))
+    local = module.w._local_tensor
+    assert type(local) is Own and local.shape == (2, 2)
+
+
+def test_outside_of_fully_shard_nothing_is_cut():
+    x = low_rank()
+    assert [type(part) for part in x.split(2)] == [Tensor, Tensor]
+    assert type(x.view(-1)) is type(x.new_zeros(4, 6)) is type(x[:2]) is Tensor
 
 
 def test_hooks_of_ones_own_win():
