@@ -320,4 +320,7 @@ def _name(value: Any) -> str:
         return str(value)
     if isinstance(value, Family):
         return f"the family {value.name}"
+    name = getattr(value, "__name__", "")
+    if isinstance(value, types.BuiltinFunctionType) and getattr(torch, name, None) is value:
+        return f"torch.{name}"
     return getattr(value, "__qualname__", None) or repr(value)

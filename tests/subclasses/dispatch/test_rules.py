@@ -208,10 +208,12 @@ def test_two_equally_near_rules_raise_naming_both(key):
     _, Left, Right, Both = two_bases()
 
     @Left.implements(key)
-    def on_the_left(func, x): ...
+    def on_the_left(func, x):
+        return x
 
     @Right.implements(key)
-    def on_the_right(func, x): ...
+    def on_the_right(func, x):
+        return x
 
     with pytest.raises(DispatchError) as caught:
         torch.cos(Both(torch.ones(1)))
@@ -379,12 +381,14 @@ def test_two_rules_on_one_class(key):
     Box = fresh()
 
     @Box.implements(key)
-    def first(func, x): ...
+    def first(func, x):
+        return x
 
     with pytest.raises(SpecError, match=r"has two rules for .*first.*test_rules.py.*remove one"):
 
         @Box.implements(key)
-        def second(func, x): ...
+        def second(func, x):
+        return x
 
 
 def test_a_class_without_function_rules_has_no_interception():
