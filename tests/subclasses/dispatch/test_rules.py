@@ -388,7 +388,7 @@ def test_two_rules_on_one_class(key):
 
         @Box.implements(key)
         def second(func, x):
-        return x
+            return x
 
 
 def test_a_class_without_function_rules_has_no_interception():
