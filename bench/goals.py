@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench import floor, gpu_calls, gpu_decode, gpu_int8, gpu_rows, int8_sizes, long_rows, memory
+from bench import dtensors, floor, gpu_calls, gpu_decode, gpu_int8, gpu_rows, int8_sizes, long_rows, memory
 from bench.report import MICROSECONDS, Row, load_rows, wide_console
 
 RESULTS = Path(__file__).parent / "results"
@@ -44,6 +44,7 @@ LONG_ROWS = {
     f"PaddedTensor, by length, {DIRECT}": ("/ dense, torch.compile", 0.5),
     f"JaggedTensor, {DIRECT}": ("/ dense, torch.compile", 0.3),
 }
+DTENSORS_OVER_STOCK = 0.3
 # Tables whose rows do the same work: before compiled code, only our row checks for lazy negation.
 COMPARED = ("in isolation", "the whole prologue")
 
@@ -203,6 +204,13 @@ def _long_rows(rows: list[Row]) -> Iterator[Goal]:
             yield Goal(f"{row.name} {heading}, {row.group}", most, row.ratios[heading])
 
 
+def _dtensors(rows: list[Row]) -> Iterator[Goal]:
+    for row in rows:
+        if row.name == DIRECT:
+            heading = f"{DIRECT} / stock on DTensors, {row.group}"
+            yield Goal(heading, DTENSORS_OVER_STOCK, row.ratios["/ torch.compile"])
+
+
 def _decode(rows: list[Row]) -> Iterator[Goal]:
     for row in rows:
         if row.name != gpu_decode.BUCKETS:
@@ -242,6 +250,7 @@ READERS: dict[str, Callable[[list[Row]], Iterator[Goal]]] = {
     "compiling": _compiling,
     int8_sizes.NAME: _int8_sizes,
     long_rows.NAME: _long_rows,
+    dtensors.NAME: _dtensors,
     "gpu-int8": _int8,
     "gpu-decode": _decode,
     "gpu-rows": _uneven,

@@ -310,7 +310,7 @@ sparse_values = torch.Tensor._values
 foreach_norm = torch._foreach_norm  # type: ignore[attr-defined]
 
 
-# ---- the conformance kit -----------------------------------------------------------------------------------
+# ---- many machines -----------------------------------------------------------------------------------------
 
 
 def is_work(value: Any) -> bool:
@@ -325,9 +325,8 @@ def joint_work(handles: Any) -> Any:
     # The dispatcher holds handles as ScriptObjects. A handle made in Python would need the interpreter where C++ drops
     # it, so this one is made from a future.
     futures = [dist.Work.unbox(handle).get_future() for handle in handles]
-    return dist.Work.boxed(
-        torch._C._distributed_c10d._create_work_from_future(torch.futures.collect_all(futures))
-    )
+    make = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
+    return dist.Work.boxed(make(torch.futures.collect_all(futures)))
 
 
 def in_fsdp_parameter() -> bool:
@@ -358,6 +357,9 @@ def tensor_meta(size: Any, stride: Any, dtype: torch.dtype) -> Any:
     from torch.distributed.tensor._dtensor_spec import TensorMeta
 
     return TensorMeta(torch.Size(size), tuple(stride), dtype)
+
+
+# ---- the conformance kit -----------------------------------------------------------------------------------
 
 
 def fake_mode() -> Any:

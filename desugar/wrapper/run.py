@@ -96,7 +96,7 @@ def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters:
     if parts.otherwise is None:
         return
     conditions = [*_no_overlap_conditions(out, parts, names), *_offset_conditions(parts, names)]
-    conditions += _whole_size_conditions(parts, names)
+    conditions += _whole_size_conditions(out, parts, names)
     conditions += [_state_condition(out, read) for read in parts.state]
     if conditions:
         is_one = len(conditions) == 1
@@ -131,14 +131,14 @@ def _offset_conditions(parts: Parts, names: Names) -> list[str]:
     ]
 
 
-def _whole_size_conditions(parts: Parts, names: Names) -> list[str]:
+def _whole_size_conditions(out: Emitter, parts: Parts, names: Names) -> list[str]:
     """Returns the conditions that DTensors have the traced sizes; Dynamo guards those of the local tensors.
 
     Two sizes of an uneven tensor have the same part on some ranks.
     """
     leaves = enumerate(parts.inputs.values)
     found = [place for leaf, value in leaves for place in _dtensors_in(names.leaves[leaf], value)]
-    return [condition for name, value in found for condition in _extent_conditions(name, value)]
+    return [condition for name, value in found for condition in _extent_conditions(out, name, value)]
 
 
 def _dtensors_in(name: str, value: Value) -> Iterator[tuple[str, Wrapper]]:
@@ -150,13 +150,14 @@ def _dtensors_in(name: str, value: Value) -> Iterator[tuple[str, Wrapper]]:
         yield from _dtensors_in(f"{name}.{field}", part)
 
 
-def _extent_conditions(name: str, value: Wrapper) -> Iterator[str]:
+def _extent_conditions(out: Emitter, name: str, value: Wrapper) -> Iterator[str]:
+    if all(isinstance(extent, int) for extent in (*value.size, *value.stride)):
+        meta = value.context.spec_of(value.size, value.stride).tensor_meta
+        yield f"{name}._spec.tensor_meta == {out.bind(meta, 'meta')}"
+        return
     for method, extents in (("size", value.size), ("stride", value.stride)):
         constants = {dim: extent for dim, extent in enumerate(extents) if isinstance(extent, int)}
-        if len(constants) == len(extents):
-            yield f"{name}.{method}() == {tuple_of(map(str, constants.values()))}"
-        else:
-            yield from (f"{name}.{method}({dim}) == {extent}" for dim, extent in constants.items())
+        yield from (f"{name}.{method}({dim}) == {extent}" for dim, extent in constants.items())
 
 
 def _state_condition(out: Emitter, read: StateRead) -> str:
