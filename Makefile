@@ -5,6 +5,7 @@
 #   make test-all  the slow tests too                   make bench  timings, side by side
 #   make bench-compare BASE=old/wrappers.json     what changed (old: in all), fails on a regression
 #   make bench-gpu                                where CUDA is
+#   make train-distributed                        trains on two processes, and goes on with one
 #   make readme    refresh README and docs from what the code and the demo print
 #
 # TORCH=2.15.0 runs any of them on another release, in an environment of its own.
@@ -17,16 +18,17 @@ WORKERS ?= 2
 VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 BIN := $(VENV)/bin
 PINS := $(VENV)/constraints.txt
+TORCHRUN := $(BIN)/python -m torch.distributed.run --standalone
 
 export OMP_NUM_THREADS ?= 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-all bench bench-compare bench-gpu docs lint format readme clean
+.PHONY: help demo train-distributed test test-all bench bench-compare bench-gpu docs lint format readme clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,10p
+	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,11p
 
 # ---------------------------------------------------------------------------------------------------------
 # environments: one stamp file for each set of extras
@@ -46,6 +48,11 @@ $(VENV)/.has-%: $(PINS) pyproject.toml
 
 demo: $(VENV)/.has-demo
 	OMP_NUM_THREADS=2 $(BIN)/python examples/train_ragged_lm.py $(ARGS)
+
+train-distributed: $(VENV)/.has-demo
+	rm -rf demo-out/checkpoint
+	$(TORCHRUN) --nproc-per-node 2 examples/train_distributed.py --steps 30 --save demo-out/checkpoint $(ARGS)
+	$(TORCHRUN) --nproc-per-node 1 examples/train_distributed.py --steps 40 --load demo-out/checkpoint $(ARGS)
 
 test: $(VENV)/.has-dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)

@@ -4,8 +4,18 @@ from subclasses.ragged.hugging_face import refuse_next_steps
 from subclasses.ragged.jagged import JaggedTensor
 from subclasses.ragged.padded import PaddedTensor, kernel_multiple, propose_buckets
 from subclasses.ragged.register import register_rules
+from subclasses.ragged.sampling import TokenBatchSampler
+from subclasses.ragged.token_losses import mean_over_ranks, weighted_loss
 
 register_rules()
 refuse_next_steps()
 
-__all__ = ["JaggedTensor", "PaddedTensor", "kernel_multiple", "propose_buckets"]
+__all__ = [
+    "JaggedTensor",
+    "PaddedTensor",
+    "TokenBatchSampler",
+    "kernel_multiple",
+    "mean_over_ranks",
+    "propose_buckets",
+    "weighted_loss",
+]

@@ -1,0 +1,228 @@
+"""Batches of about equally many tokens for the ranks of a data-parallel job.
+
+A *step* is what all ranks take in between two updates of the weights. Steps are filled row by row in the order of
+the epoch, so that they do not depend on the number of ranks; the rows of each step are then dealt to the ranks,
+longest first, each to the rank with the fewest tokens so far (Graham, "Bounds on Multiprocessing Timing Anomalies",
+1969). Every rank computes the same plan from the lengths and the seed, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.data import Sampler
+
+Step = list[int]
+
+# ---- the sampler -----------------------------------------------------------------------------------------------
+
+
+class TokenBatchSampler(Sampler[list[int]]):
+    """Batches of row numbers for one rank, such that in each step all ranks get about equally many tokens.
+
+    In an epoch every row is in one batch of one rank, and all ranks have the same number of batches. No batch is
+    empty. The tokens of two ranks in a step differ by no more than the shortest row of the rank that has most.
+    Which rows a step has does not depend on the number of ranks (but see ``drop_last``), so that a job may go on
+    with another number of them. Call `set_epoch` before each epoch, or every epoch has the order of the first.
+
+    It is a ``batch_sampler``::
+
+        sampler = TokenBatchSampler([len(row) for row in rows], tokens_per_step=8192)
+        loader = DataLoader(rows, batch_sampler=sampler, collate_fn=JaggedTensor.from_tensors)
+
+    Args:
+        lengths: ``[rows]``, the number of tokens of each row: a list of ints, or a tensor of an integer dtype.
+        tokens_per_step: the budget of a step, in tokens of all ranks together. A step ends where the next row would
+            exceed it. No row may be longer than a rank's share, ``tokens_per_step // num_replicas``; so no rank gets
+            more than two shares, and every full step has a row for each rank.
+        rows_per_step: the rows of a step, of all ranks together; given in place of ``tokens_per_step``.
+        num_replicas: the number of ranks; that of the default process group if None, 1 if there is no group.
+        rank: which of them this is, from 0; given together with ``num_replicas``.
+        shuffle: in each epoch another order, by ``seed + epoch``. False: the order of ``lengths``.
+        seed: the same on all ranks.
+        drop_last: leaves out the last step if it is not full. Otherwise a last step with fewer rows than ranks takes
+            the last rows of the step before; if that cannot spare them, the two become one, which may exceed the
+            budget.
+
+    Raises:
+        TypeError: ``lengths`` are not integers.
+        ValueError: a length is negative or more than a rank's share; both or none of the budgets are given; there
+            are more ranks than rows; or ``rank`` is none of the ranks.
+    """
+
+    def __init__(  # noqa: PLR0913 - those of `torch.utils.data.DistributedSampler`, and two budgets
+        self,
+        lengths: Sequence[int] | Tensor,
+        *,
+        tokens_per_step: int | None = None,
+        rows_per_step: int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        shuffle: bool = True,
+        seed: int = 0,
+        drop_last: bool = False,
+    ) -> None:
+        self.lengths = _as_ints(lengths)
+        self.num_replicas, self.rank = _place(num_replicas, rank)
+        self.tokens_per_step, self.rows_per_step = tokens_per_step, rows_per_step
+        self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
+        self.epoch = self.start = 0
+        self._steps: list[Step] | None = None
+        _check_budget(self)
+
+    def set_epoch(self, epoch: int, *, start: int = 0) -> None:
+        """Says which epoch comes next, and with which of its steps it begins.
+
+        Args:
+            epoch: from 0; the order of the rows depends on it.
+            start: how many steps are skipped, for a job that goes on within an epoch. No row of them is loaded.
+
+        Raises:
+            ValueError: one is negative, or the epoch has fewer steps than ``start``.
+        """
+        if epoch < 0:
+            raise ValueError(f"set_epoch: expected an epoch of at least 0, got {epoch}")
+        self.epoch, self.start, self._steps = epoch, 0, None
+        if not 0 <= start <= len(self):
+            raise ValueError(
+                f"set_epoch: expected a start from 0 to {len(self)}, the number of steps of epoch {epoch}, got {start}"
+            )
+        self.start = start
+
+    def __len__(self) -> int:
+        """The number of steps of the epoch, from ``start``; with ``tokens_per_step`` epochs differ a little in it."""
+        return len(self._all_steps()) - self.start
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """This rank's rows in each step of the epoch, from ``start``."""
+        for step in self._all_steps()[self.start :]:
+            yield self._dealt(step)[self.rank]
+
+    def tokens_per_rank(self) -> Tensor:
+        """``[steps, num_replicas]`` int64: the tokens of each rank in each step of the epoch, from ``start``."""
+        shares = [self._dealt(step) for step in self._all_steps()[self.start :]]
+        tokens = [[sum(self.lengths[row] for row in rows) for rows in ranks] for ranks in shares]
+        return torch.tensor(tokens, dtype=torch.int64).view(-1, self.num_replicas)
+
+    def _all_steps(self) -> list[Step]:
+        if self._steps is None:
+            self._steps = self._planned()
+        return self._steps
+
+    def _planned(self) -> list[Step]:
+        count = len(self.lengths)
+        order: Iterable[int] = range(count)
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(self.seed + self.epoch)
+            order = torch.randperm(count, generator=generator).tolist()
+        budget = self.tokens_per_step or self.rows_per_step or 0
+        costs = self.lengths if self.rows_per_step is None else [1] * count
+        steps = list(_filled(order, costs, budget))
+        if not self.drop_last:
+            return _with_rows_for_all(steps, self.num_replicas)
+        is_full = not steps or sum(costs[row] for row in steps[-1]) == budget
+        return steps if is_full else steps[:-1]
+
+    def _dealt(self, step: Step) -> list[list[int]]:
+        return _deal(step, self.lengths, self.num_replicas)
+
+
+# ---- the plan --------------------------------------------------------------------------------------------------
+
+
+def _filled(order: Iterable[int], costs: Sequence[int], budget: int) -> Iterator[Step]:
+    """Steps of consecutive rows that cost no more than the budget."""
+    step, room = [], budget
+    for row in order:
+        if costs[row] > room:
+            yield step
+            step, room = [], budget
+        step.append(row)
+        room -= costs[row]
+    if step:
+        yield step
+
+
+def _with_rows_for_all(steps: list[Step], ranks: int) -> list[Step]:
+    """The same rows in steps of at least one row for each rank; only the last step may have had fewer."""
+    if len(steps) < 2 or len(steps[-1]) >= ranks:
+        return steps
+    *rest, before, last = steps
+    rows = before + last
+    spared = len(rows) - ranks
+    return [*rest, rows] if spared < ranks else [*rest, rows[:spared], rows[spared:]]
+
+
+def _deal(step: Step, lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """The rows of each rank: longest first, each to the rank with the fewest tokens, then with the fewest rows."""
+    dealt: list[list[int]] = [[] for _ in range(ranks)]
+    heap = [(0, 0, rank) for rank in range(ranks)]
+    for row in sorted(step, key=lambda row: -lengths[row]):
+        tokens, rows, rank = heap[0]
+        dealt[rank].append(row)
+        heapq.heapreplace(heap, (tokens + lengths[row], rows + 1, rank))
+    return dealt
+
+
+# ---- arguments -------------------------------------------------------------------------------------------------
+
+
+def _as_ints(lengths: Sequence[int] | Tensor) -> list[int]:
+    sizes = torch.as_tensor(lengths if len(lengths) else torch.zeros(0, dtype=torch.int64))
+    if sizes.dim() != 1 or sizes.dtype == torch.bool or sizes.is_floating_point() or sizes.is_complex():
+        raise TypeError(
+            f"TokenBatchSampler: expected lengths [rows] as integers, got {sizes.dtype} {tuple(sizes.shape)}; pass "
+            f"[len(row) for row in rows]"
+        )
+    ints = sizes.tolist()
+    if min(ints, default=0) < 0:
+        raise ValueError(f"TokenBatchSampler: expected lengths of at least 0, got {min(ints)}")
+    return ints
+
+
+def _place(num_replicas: int | None, rank: int | None) -> tuple[int, int]:
+    """The number of ranks and this rank."""
+    if num_replicas is None and rank is None:
+        grouped = dist.is_available() and dist.is_initialized()
+        return (dist.get_world_size(), dist.get_rank()) if grouped else (1, 0)
+    if num_replicas is None or rank is None:
+        raise ValueError(
+            f"TokenBatchSampler: expected num_replicas and rank, or neither of them, got num_replicas={num_replicas} "
+            f"and rank={rank}"
+        )
+    if not 0 <= rank < num_replicas:
+        raise ValueError(
+            f"TokenBatchSampler: expected a rank from 0 to num_replicas - 1, got rank={rank} and "
+            f"num_replicas={num_replicas}"
+        )
+    return num_replicas, rank
+
+
+def _check_budget(sampler: TokenBatchSampler) -> None:
+    """Raises unless one budget is given that has room for each row, and a row for each rank."""
+    tokens, rows, ranks = sampler.tokens_per_step, sampler.rows_per_step, sampler.num_replicas
+    count, longest = len(sampler.lengths), max(sampler.lengths, default=0)
+    if (tokens is None) == (rows is None):
+        raise ValueError(
+            f"TokenBatchSampler: expected tokens_per_step or rows_per_step, got tokens_per_step={tokens} and "
+            f"rows_per_step={rows}"
+        )
+    if tokens is not None and (tokens < 1 or longest > tokens // ranks):
+        raise ValueError(
+            f"TokenBatchSampler: expected rows of at most {tokens // ranks} tokens, a rank's share of "
+            f"tokens_per_step={tokens} on {ranks} ranks, got a row of {longest}; pass tokens_per_step="
+            f"{max(longest, 1) * ranks} or more, or cut the row"
+        )
+    if rows is not None and rows < ranks:
+        raise ValueError(
+            f"TokenBatchSampler: expected rows_per_step of at least {ranks}, a row for each rank, got {rows}"
+        )
+    if 0 < count < ranks and not sampler.drop_last:
+        raise ValueError(
+            f"TokenBatchSampler: expected at least a row for each of {ranks} ranks, got {count} rows; use fewer ranks, "
+            f"or drop_last=True for an epoch without steps"
+        )

@@ -1,0 +1,160 @@
+"""Losses over the tokens of all ranks: gradients and means are those of one process."""
+
+from __future__ import annotations
+
+import datetime
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+
+from subclasses.ragged import JaggedTensor, TokenBatchSampler, mean_over_ranks, weighted_loss
+
+pytestmark = pytest.mark.skipif(not dist.is_available(), reason="needs torch.distributed")
+
+ROWS = [torch.randn(n, 4, generator=torch.Generator().manual_seed(n)) for n in (9, 1, 2, 5, 3, 1)]
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def loss_sum_of(model, numbers):
+    """The sum of the losses of some rows, and how many entries they have."""
+    x = JaggedTensor.from_tensors([ROWS[i] for i in numbers])
+    targets = (x.values.sum(1) > 0).long()
+    return F.cross_entropy(model(x).values, targets, reduction="sum"), x.values.shape[0]
+
+
+def joint():
+    """Model, loss and gradients of one process with all rows."""
+    model = make_model()
+    loss_sum, tokens = loss_sum_of(model, range(len(ROWS)))
+    (loss_sum / tokens).backward()
+    return model, loss_sum.detach() / tokens
+
+
+# ---- ranks -----------------------------------------------------------------------------------------------------
+
+
+def check_rank(rank, ranks, store):
+    """What each rank does: the same gradients and means as one process, by DDP, FSDP2 and with accumulation."""
+    torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=60)
+    method = f"file://{store}"
+    dist.init_process_group("gloo", init_method=method, rank=rank, world_size=ranks, timeout=timeout)
+    try:
+        (own,) = TokenBatchSampler([len(row) for row in ROWS], rows_per_step=6)
+        for parallel in (nn.parallel.DistributedDataParallel, sharded):
+            check_gradients(parallel(make_model()), own)
+        check_accumulation(nn.parallel.DistributedDataParallel(make_model()), own)
+        check_rank_without_tokens(rank, ranks)
+    finally:
+        dist.destroy_process_group()
+
+
+def sharded(model):
+    from torch.distributed.fsdp import fully_shard
+
+    return fully_shard(model, mesh=dist.init_device_mesh("cpu", (dist.get_world_size(),)))
+
+
+def check_gradients(model, own):
+    reference, loss = joint()
+    loss_sum, tokens = loss_sum_of(model, own)
+    weighted = weighted_loss(loss_sum, tokens)
+    weighted.backward()
+    check_same_gradients(model, reference)
+    for mean in (mean_over_ranks(loss_sum, tokens), mean_over_ranks(weighted, 1)):
+        assert mean.dtype == torch.float64
+        torch.testing.assert_close(mean.float(), loss)
+
+
+def check_accumulation(model, own):
+    """Each row a batch of its own; the tokens are those of the whole step."""
+    reference, _ = joint()
+    tokens = sum(len(ROWS[i]) for i in own)
+    with model.no_sync():
+        for i in own[:-1]:
+            weighted_loss(loss_sum_of(model, [i])[0], tokens).backward()
+        for _ in range(len(own), 6):  # ranks have other numbers of rows, and all call it as often
+            weighted_loss(torch.tensor(0.0), tokens)
+    weighted_loss(loss_sum_of(model, own[-1:])[0], tokens).backward()
+    check_same_gradients(model, reference)
+
+
+def check_same_gradients(model, reference):
+    for p, q in zip(model.parameters(), reference.parameters(), strict=True):
+        gradient = p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad
+        torch.testing.assert_close(gradient, q.grad)
+
+
+def check_rank_without_tokens(rank, ranks):
+    x = torch.tensor(float(rank), requires_grad=True)
+    weighted_loss(x * 6, torch.tensor(3 * rank)).backward()
+    total = 3 * sum(range(ranks))
+    assert float(x.grad) == (6 * ranks / total if total else 6 * ranks)
+    assert float(mean_over_ranks(torch.tensor(6.0 * rank), 3 * rank)) == 2 or not total
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_one_rank(tmp_path):
+    check_rank(0, 1, tmp_path / "store")
+
+
+def check_rank_and_leave(rank, ranks, store):
+    """Ends without finalization, in which processes with a gloo group abort now and then (torch 2.13)."""
+    check_rank(rank, ranks, store)
+    os._exit(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_several_ranks(ranks, tmp_path):
+    mp.start_processes(check_rank_and_leave, (ranks, tmp_path / "store"), nprocs=ranks, start_method="spawn")
+
+
+# ---- without a group -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [7, torch.tensor(7), torch.tensor(7, dtype=torch.int32)], ids=str)
+def test_one_process_without_a_group(dtype, tokens):
+    loss_sum = torch.tensor(3.0, dtype=dtype, requires_grad=True)
+    loss = weighted_loss(loss_sum, tokens)
+    wide = torch.promote_types(dtype, torch.float32)
+    torch.testing.assert_close(loss.detach(), torch.tensor(3 / 7, dtype=wide))
+    loss.backward()
+    torch.testing.assert_close(loss_sum.grad, torch.tensor(1 / 7, dtype=dtype))
+    mean = mean_over_ranks(loss_sum, tokens)
+    torch.testing.assert_close(mean, torch.tensor(3 / 7, dtype=torch.float64))
+    assert not mean.requires_grad
+
+
+def test_the_count_of_the_caller_stays():
+    tokens = torch.tensor(7)
+    weighted_loss(torch.tensor(1.0), tokens)
+    assert tokens == 7
+
+
+def test_no_tokens():
+    loss_sum = torch.zeros((), requires_grad=True)
+    assert weighted_loss(loss_sum * 2, 0) == 0
+    assert mean_over_ranks(loss_sum, 0).isnan()
+
+
+@pytest.mark.parametrize("function", [weighted_loss, mean_over_ranks])
+def test_what_is_refused(function):
+    for wrong in (torch.ones(2), torch.tensor(1), 3.0):
+        with pytest.raises(TypeError, match=rf'{function.__name__}: expected the sum.*reduction="sum"'):
+            function(wrong, 1)
+    for wrong in (torch.ones(2, dtype=torch.int64), torch.tensor(1.0), 1.0, True):
+        with pytest.raises(TypeError, match="number of tokens as one integer, got"):
+            function(torch.tensor(1.0), wrong)
+    with pytest.raises(ValueError, match="at least 0 tokens, got -1"):
+        function(torch.tensor(1.0), -1)
