@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from typing import Any
+
+from subclasses.after_import import after_import
 
 _LAZY = {
     # ---- tracing -------------------------------------------------------------------------------------------
@@ -186,6 +189,12 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(module), attribute or name)
     globals()[name] = value
     return value
+
+
+def after_import_of(name: str, then: Callable[[Any], None]) -> None:
+    """Calls `then` with the object of a name in this module once its own module is imported, or immediately."""
+    module, _, attribute = _LAZY[name].partition(":")
+    after_import(module, lambda imported: then(getattr(imported, attribute or name)))
 
 
 # -------------------------------------------------------------------------------------------- Dynamo's internals

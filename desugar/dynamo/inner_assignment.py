@@ -22,7 +22,11 @@ from subclasses._torch import is_traceable_wrapper_subclass
 
 def break_at_assignments(backend: Callable[..., Any]) -> None:
     """Makes Dynamo break the graphs for `backend` at an assignment to an inner tensor or to metadata."""
-    original = private.SideEffects.store_attr
+    private.after_import_of("SideEffects", functools.partial(_patch, backend))
+
+
+def _patch(backend: Callable[..., Any], side_effects: Any) -> None:
+    original = side_effects.store_attr
 
     @functools.wraps(original)
     def store_attr(effects: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> None:
@@ -42,7 +46,7 @@ def break_at_assignments(backend: Callable[..., Any]) -> None:
             )
         original(effects, item, name, *args, **kwargs)
 
-    private.SideEffects.store_attr = store_attr
+    side_effects.store_attr = store_attr
 
 
 def wrapper_of(item: Any) -> Tensor | None:

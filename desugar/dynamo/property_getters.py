@@ -23,7 +23,11 @@ from desugar.dynamo.inner_assignment import backend_of, wrapper_of
 
 def trace_properties(backend: Callable[..., Any]) -> None:
     """Makes Dynamo trace the getters of tensor subclass properties in the graphs for `backend`."""
-    evaluate = private.TensorVariable.dynamic_getattr
+    private.after_import_of("TensorVariable", functools.partial(_patch, backend))
+
+
+def _patch(backend: Callable[..., Any], tensor_variable: Any) -> None:
+    evaluate = tensor_variable.dynamic_getattr
 
     @functools.wraps(evaluate)
     def dynamic_getattr(self: Any, tx: Any, name: str) -> Any:
@@ -35,7 +39,7 @@ def trace_properties(backend: Callable[..., Any]) -> None:
             source = private.AttrSource(private.AttrSource(private.TypeSource(self.source), name), "fget")
         return private.VariableTracker.build(tx, getter, source).call_function(tx, [self], {})
 
-    private.TensorVariable.dynamic_getattr = dynamic_getattr
+    tensor_variable.dynamic_getattr = dynamic_getattr
 
 
 def _getter_of(value: Tensor | None, name: str) -> Callable[..., Any] | None:

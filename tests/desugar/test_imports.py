@@ -1,0 +1,60 @@
+"""What `import desugar` imports, and that what it adds to Dynamo is there whenever Dynamo is imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SLOW = ("torch._dynamo", "torch._inductor", "torch.distributed.tensor", "torch.distributed.fsdp", "sympy")
+
+
+def run(code):
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    "name", ["desugar", "subclasses", "subclasses.int8", "subclasses.ragged", "subclasses.keyed"]
+)
+def test_nothing_slow_is_imported(name):
+    run(
+        f"import sys, torch\nbefore = {{*sys.modules}}\nimport {name}\n"
+        f"found = {{*sys.modules}} - before & {{*{SLOW!r}}}\nassert not found, found"
+    )
+
+
+@pytest.mark.parametrize("first", ["torch._dynamo", "desugar"])
+def test_dynamo_may_be_imported_before_or_after(first):
+    run(
+        f"""
+import {first}
+import desugar, torch
+from torch import Tensor
+from torch._dynamo.side_effects import SideEffects
+from torch._dynamo.variables.tensor import TensorVariable
+from subclasses import TensorSubclass, inner
+
+assert SideEffects.store_attr.__module__ == "torch._dynamo.side_effects"  # functools.wraps
+assert SideEffects.store_attr.__wrapped__ and TensorVariable.dynamic_getattr.__wrapped__
+
+class Box(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+
+    @property
+    def doubled(self):
+        return self.held * 2
+
+def replace(x):
+    x.held = x.held + 1
+    return x * 3
+
+def read(x):
+    x.mul_(2)
+    return x.doubled
+
+for fn in (replace, read):
+    expected, got = (f(Box(torch.ones(2))) for f in (fn, desugar.compile(fn, backend="eager")))
+    assert torch.equal(getattr(expected, "held", expected), getattr(got, "held", got)), fn
+"""
+    )
