@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, call_unruled
+from subclasses._torch import OpOverload, call_unruled, foreach_norm
 from subclasses.autograd.construct import PRIMAL
 from subclasses.dispatch.aliasing import argument, bump_versions
 from subclasses.dispatch.cotangents import is_cotangent, wrap_plain_cotangent
@@ -88,23 +88,25 @@ def beside_training(cls: Any, rules: dict[Any, Call]) -> dict[Any, Call]:
     """Returns the rules for Python-level functions of a class, which leave the arithmetic of optimizers alone.
 
     A rule says what a pointwise function, or the norm, means for values. It is not asked where an operand is a
-    cotangent, unless it names an in-place function.
+    cotangent, unless it names an in-place function. A class with a rule for norms of lists, for which gradients alone
+    are asked, says what the norm of a gradient is: then its rules for norms are asked too.
     """
     if not cls.__spec__.trainable:
         return rules
-    return {f: _beside_training(cls, f, rule) for f, rule in rules.items()}
+    norms = frozenset() if foreach_norm in rules else _NORMS
+    return {f: _beside_training(cls, f, rule, norms) for f, rule in rules.items()}
 
 
-def _beside_training(cls: Any, function: Any, rule: Call) -> Call:
+def _beside_training(cls: Any, function: Any, rule: Call, norms: frozenset[Any]) -> Call:
     name = getattr(function, "__name__", "")
     packet: Any = getattr(aten, name, None)
     in_place = name.endswith("_") and not name.startswith("__")
     pointwise = packet is not None and any(
         torch.Tag.pointwise in getattr(packet, o).tags for o in packet.overloads()
     )
-    if function not in _NORMS and (not pointwise or (in_place and is_named(cls, function))):
+    if function not in norms and (not pointwise or (in_place and is_named(cls, function))):
         return rule
-    belongs_to_training = is_gradient if function in _NORMS else is_cotangent
+    belongs_to_training = is_gradient if function in norms else is_cotangent
 
     @functools.wraps(rule)
     def ruled(func: Any, *args: Any, **kwargs: Any) -> Any:

@@ -228,6 +228,21 @@ def test_clipping_does_not_ask_the_rule_for_the_norm_of_values(function, foreach
     torch.testing.assert_close(value, torch.linalg.vector_norm(parts[0] @ parts[1]))
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_class_may_say_what_the_norm_of_a_gradient_is(foreach):
+    class Refusing(LowRank, trainable=True):
+        pass
+
+    @Refusing.implements(torch.linalg.vector_norm, torch._foreach_norm)
+    def _(func, *args, **kwargs):
+        raise DispatchError("no norm")
+
+    w = nn.Parameter(Refusing(randn(4, 2), randn(2, 4)))
+    F.linear(randn(2, 4), w).sum().backward()
+    with pytest.raises(DispatchError, match="no norm"):
+        nn.utils.clip_grad_norm_([w], 0.05, foreach=foreach)
+
+
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kinds", KINDS, ids=IDS)
 def test_a_gradient_scaler(kinds, fused):
