@@ -56,9 +56,9 @@ def build_program(
         inputs: Its flattened arguments.
         leaves: The argument leaves.
         backend: The compiler of the plain graphs.
-        otherwise: The function that runs a call where a mutated tensor shares memory with another one, where a storage
-            offset that the program depends on differs, or after Python state that rules read has changed. None if the
-            caller checks all three.
+        otherwise: The function that runs a call where a mutated tensor shares memory with another one, or where a
+            storage offset that the program depends on, or the size of a whole DTensor, differs. None if the caller
+            checks all three.
 
     Raises:
         DesugarError: The pass does not support the function. The arguments are unchanged.
@@ -100,7 +100,6 @@ def _run_stages(
             compiled.partitioned,
             autocast=is_autocast(autocast_state()),
             otherwise=otherwise,
-            state=function.state,
         )
         with stage("wrapper"):
             wrapped = emit_program(parts)

@@ -8,7 +8,6 @@ which holds those that tracing needs. A new release of PyTorch is therefore chec
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -308,55 +307,6 @@ sparse_values = torch.Tensor._values
 
 # The norms of several tensors, with which torch.nn.utils.clip_grad_norm_ computes one of them all.
 foreach_norm = torch._foreach_norm  # type: ignore[attr-defined]
-
-
-# ---- many machines -----------------------------------------------------------------------------------------
-
-
-def is_work(value: Any) -> bool:
-    """Whether a value is the handle of a collective, as the dispatcher passes it."""
-    return isinstance(value, torch.ScriptObject) and value._type().name() == "Work"  # type: ignore[attr-defined]
-
-
-def joint_work(handles: Any) -> Any:
-    """Returns one handle for several collectives of a process group, which waits for all of them."""
-    import torch.distributed as dist
-
-    # The dispatcher holds handles as ScriptObjects. A handle made in Python would need the interpreter where C++ drops
-    # it, so this one is made from a future.
-    futures = [dist.Work.unbox(handle).get_future() for handle in handles]
-    make = torch._C._distributed_c10d._create_work_from_future  # type: ignore[attr-defined]
-    return dist.Work.boxed(make(torch.futures.collect_all(futures)))
-
-
-def in_fsdp_parameter() -> bool:
-    """Whether FSDP2 itself runs an op on a Parameter, which it cuts, pads or takes from a hook of the class."""
-    # FSDP2 has no hook that a class could define for this.
-    frame = sys._getframe(1)
-    for _ in range(_FSDP_FRAMES):
-        if frame is None or frame.f_code.co_name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
-            return False
-        if frame.f_globals.get("__name__") == "torch.distributed.fsdp._fully_shard._fsdp_param":
-            return True
-        frame = frame.f_back
-    return False
-
-
-_FSDP_FRAMES = 16  # between an op that FSDP2 calls and the plan for it
-
-
-def dtensor_spec(x: Any) -> Any:
-    """Returns where a DTensor lies (mesh, placements, their order) and its size, in one object."""
-    # The public properties do not tell the order in which two dimensions of a mesh cut one of the tensor.
-    return x._spec
-
-
-def tensor_meta(size: Any, stride: Any, dtype: torch.dtype) -> Any:
-    """Returns the size that belongs to such an object."""
-    # A DTensor is made from its local tensor and such an object alone.
-    from torch.distributed.tensor._dtensor_spec import TensorMeta
-
-    return TensorMeta(torch.Size(size), tuple(stride), dtype)
 
 
 # ---- the conformance kit -----------------------------------------------------------------------------------

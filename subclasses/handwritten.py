@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import dtensor_spec, tensor_meta
+from subclasses._torch_distributed import dtensor_spec, tensor_meta
 
 LOCAL = "_local_tensor"  # the attribute of a DTensor that holds the tensor of this rank
 

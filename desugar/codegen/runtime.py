@@ -11,7 +11,7 @@ from torch import Tensor
 from desugar import _torch as private
 from desugar.frontend.fakes import fixed_extents
 from desugar.ir.values import inner_names, is_wrapper
-from subclasses._torch import dtensor_spec
+from subclasses._torch_distributed import dtensor_spec
 from subclasses.handwritten import LOCAL, DTensorContext, is_dtensor
 
 

@@ -26,7 +26,7 @@ from desugar.dynamo.specialize import Specialized
 from desugar.errors import DesugarError
 from desugar.frontend.fakes import Fakes, check_memory
 from desugar.frontend.inputs import Inputs, StaticNeeded
-from desugar.frontend.rule_state import state_read_by_rules
+from desugar.frontend.rule_state import guard_state, state_read_by_rules
 from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.recording.listeners import Caller, Recording, caller
@@ -109,9 +109,9 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], backend: Backen
         return gm(*traced)
 
     def compile_again(fn: Callable[[list[Any]], Any]) -> Specialized:
-        return Specialized(fn, backend, "a derivative", gm, names, state)
+        return Specialized(fn, backend, "a derivative", gm, names)
 
-    owner, state = caller(), state_read_by_rules(gm, leaves)
+    owner, read = caller(), state_read_by_rules(gm, leaves)
     names = leaf_names(gm, None if owner is None else owner.what)
     made = _recording(gm, leaves, owner, describe_failure(owner, dict(zip(names, leaves, strict=True))))
     made.guards = () if context is None else tuple(context.guards_context.dynamo_guards)
@@ -119,11 +119,11 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], backend: Backen
         inputs.add_faked(
             leaves, [_make_fake(leaf, fakes.mode, context) for leaf in leaves], private.source_names(gm)
         )
-        otherwise = Specialized(call, backend, "arguments that share memory", gm, names, state)
-        function = CapturedFunction(call, compile_again, state)
-        program = build_program(function, inputs, leaves, backend, otherwise)
+        otherwise = Specialized(call, backend, "arguments that share memory", gm, names)
+        program = build_program(CapturedFunction(call, compile_again), inputs, leaves, backend, otherwise)
         program.names = names
     program.is_whole = not private.ends_in_graph_break(gm)
+    guard_state(read)
     note_program(program)
     if owner is not None:
         program.call_directly()

@@ -22,6 +22,7 @@ from desugar.dynamo.user_values import (
     unless_unknown,
     value_named,
 )
+from desugar.frontend.rule_state import RuleState
 from desugar.ir.values import Wrapper
 from desugar.program import Program
 from desugar.recording.listeners import Caller
@@ -241,11 +242,21 @@ def _fixed_text(text: str) -> Callable[[re.Match[str], Failure], str]:
 
 _PATH = re.compile(r"(?<![\w.'\"])(?:[A-Za-z_]\w*)(?:\.\w+(?:\(\))?|\[(?:'[^']*'|\d+)\])*(?![\w(])")
 _TENSOR = r"tensor '(.+)' "
+
+
+def _state_of_rules(found: re.Match[str], failure: Failure) -> str:
+    state = failure.scope.get(found[1])
+    changed = state.changed() if isinstance(state, RuleState) else []
+    parts = (failure.expected(read.name, short(read.value), read.now()) for read in changed)
+    return "a rule reads a value that has changed" + "".join(f"; {part}" for part in parts)
+
+
 _PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str], Failure], str | None]]] = [
     (
         re.compile(_TENSOR + r"(size|stride) mismatch at index (\d+)\. expected (-?\d+), actual (-?\d+)"),
         _extent,
     ),
+    (re.compile(r"G\['(__state_of_rules_\w+)'\]\.is_unchanged == True"), _state_of_rules),
     (re.compile(_TENSOR + r"rank mismatch\. expected (\d+), actual (\d+)"), _rank),
     (re.compile(_TENSOR + r"dtype mismatch\. expected (\w+), actual (\w+)"), _dtype),
     (re.compile(_TENSOR + r"requires_grad mismatch\. expected requires_grad=(\d)"), _requires_grad),

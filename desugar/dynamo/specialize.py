@@ -18,7 +18,6 @@ from desugar import _torch as private
 from desugar.backends.base import Backend
 from desugar.frontend.fakes import Fakes, SizeGuards, size_guards
 from desugar.frontend.inputs import Inputs, StaticNeeded
-from desugar.frontend.rule_state import StateRead
 from desugar.ir.storage import storage_of
 from desugar.ir.values import dynamic_names, inner_names, is_wrapper, take_apart
 from desugar.pipeline import build_program
@@ -97,7 +96,6 @@ class GuardedProgram:
         modes: The modes that this check does not cover.
         offsets: The storage offsets of the plain tensors; None if the program does not depend on them.
         guards: The guards on sizes; None if sizes are constants.
-        read: The Python state that rules read.
     """
 
     program: Program
@@ -106,13 +104,10 @@ class GuardedProgram:
     modes: tuple[Any, ...]
     offsets: tuple[int, ...] | None
     guards: SizeGuards | None
-    read: tuple[StateRead, ...] = ()
 
     def fits(self, facts: Facts, leaves: Sequence[Any]) -> bool:
         """Returns whether the guards hold for a call."""
         if facts.structure != self.facts.structure or not self.state.check() or _modes() != self.modes:
-            return False
-        if not all(read.is_as_traced() for read in self.read):
             return False
         if self.offsets is not None and self.offsets != offsets_of(leaves):
             return False
@@ -144,7 +139,6 @@ class Specialized:
         reason: Why it is compiled, for reports.
         graph: The Dynamo graph that it runs or differentiates.
         names: The user's names for the arguments of the graph, which are the first leaves.
-        reads: The Python state that rules read, as the graph was first compiled.
         entries: The programs, the newest first.
     """
 
@@ -155,10 +149,8 @@ class Specialized:
         reason: str,
         graph: fx.GraphModule,
         names: tuple[str, ...],
-        reads: tuple[StateRead, ...] = (),
     ) -> None:
         self.call, self.backend, self.reason, self.graph, self.names = call, backend, reason, graph, names
-        self.reads = reads
         self.entries: list[GuardedProgram] = []
         self._lock = threading.RLock()
 
@@ -188,10 +180,7 @@ class Specialized:
 
     def _build(self, facts: Facts, leaves: Sequence[Any], *, is_dynamic: bool) -> GuardedProgram:
         state, inputs, arguments = private.GlobalStateGuard(), Inputs(Fakes(), is_dynamic), list(leaves)
-        changed = next((read for read in self.reads if not read.is_as_traced()), None)
-        reason = self.reason if changed is None else f"a rule reads {changed.name}, which has changed"
-        read = tuple(read.again() for read in self.reads)
-        with record_compilation(Recording(self.graph, reason, tuple(leaves), self.graph)):
+        with record_compilation(Recording(self.graph, self.reason, tuple(leaves), self.graph)):
             inputs.add_arguments(arguments)
             function = CapturedFunction(self.call, self._differentiate)
             program = build_program(function, inputs, arguments, self.backend)
@@ -199,10 +188,10 @@ class Specialized:
             program.names = self.names + gradients
         offsets = offsets_of(leaves) if inputs.fakes.offsets_matter else None
         guards = size_guards(inputs.fakes) if is_dynamic else None
-        return GuardedProgram(program, facts, state, _modes(), offsets, guards, read)
+        return GuardedProgram(program, facts, state, _modes(), offsets, guards)
 
     def _differentiate(self, fn: Callable[[list[Any]], Any]) -> Specialized:
-        return Specialized(fn, self.backend, "a further derivative", self.graph, self.names, self.reads)
+        return Specialized(fn, self.backend, "a further derivative", self.graph, self.names)
 
 
 __all__ = ["Facts", "Specialized", "facts_of", "offsets_of"]

@@ -1,32 +1,45 @@
 """The Python state that rules of declared classes read besides their arguments: globals, closures, settings.
 
 Dynamo guards what the user's function reads. Rules and `materialize()` run below it, while the graph is traced, so that
-what they read there is a constant of the program. This module finds it in their code: a global or a variable of a
-closure that holds a number, a string, or a small tuple, list or dictionary of them, and an attribute with such a value
-of a module, class or object. The generated wrapper compares it at each call. Names that the function itself assigns are
-left out, since a counter of calls counts traces.
+what they read there is a constant of the program. This module finds it in their code, and makes it one of Dynamo's
+guards:
+
+- a global or a variable of a closure that holds a number, a string, a member of an enum or a dtype, or a small tuple,
+  list or dictionary of them,
+- an attribute with such a value of a module, class or object that is found by such a name, and which object that is,
+- which function a global name stands for.
+
+The functions that a rule calls by a global name or by a method of its class are looked into, too. What the trace itself
+changes is left out: a counter of calls counts traces.
 """
 
 from __future__ import annotations
 
 import copy
 import dis
+import enum
+import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
-from desugar.user_code import is_library_file
+from desugar import _torch as private
+from desugar.user_code import is_users_file
 from subclasses import TensorSubclass
 from subclasses.dispatch.rules import all_rules
 from subclasses.layout import Layout
 
-_SCALARS = (bool, int, float, complex, str, bytes, type(None))
-_MAX_ITEMS = 1024  # of a container, which is compared item by item
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
+_CONTAINERS = (tuple, list, dict)
+_MAX_ITEMS, _MAX_DEPTH = 256, 8  # of a container, which is compared item by item
 _MISSING = object()
+
+# ------------------------------------------------------------------------------------------------ one value
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,140 +47,255 @@ class StateRead:
     """One value that a rule reads.
 
     Attributes:
-        holder: The namespace of a module, class or object, or the cell of a closure.
-        name: The name in the namespace; of a cell, that of the variable.
-        value: The value when the program was traced.
+        holder: The namespace of a module, the cell of a closure, or the object that has the attribute.
+        name: The name in the namespace, or of the attribute.
+        value: The value when the graph was traced; containers are copied, since they may change in place.
+        kinds: The types of the items of a container.
     """
 
-    holder: Mapping[str, Any] | types.CellType
+    holder: Any
     name: str
     value: Any
+    kinds: tuple[type, ...] = ()
+
+    @staticmethod
+    def of(holder: Any, name: str, value: Any) -> StateRead:
+        """Makes a read of the present value."""
+        if isinstance(value, _CONTAINERS) and _is_plain(value):
+            return StateRead(holder, name, copy.deepcopy(value), tuple(_kinds(value)))
+        return StateRead(holder, name, value)
 
     def now(self) -> Any:
         """Returns the current value."""
-        if not isinstance(self.holder, types.CellType):
+        if isinstance(self.holder, types.CellType):
+            try:
+                return self.holder.cell_contents
+            except ValueError:  # the variable was deleted
+                return _MISSING
+        if type(self.holder) is dict:
             return self.holder.get(self.name, _MISSING)
-        try:
-            return self.holder.cell_contents
-        except ValueError:  # the variable was deleted
-            return _MISSING
-
-    def again(self) -> StateRead:
-        """Returns the read of the current value."""
-        return _read(self.holder, self.name, self.now())
+        return getattr(self.holder, self.name, _MISSING)
 
     def is_as_traced(self) -> bool:
         """Returns whether the value is still the traced one; `1` is neither `True` nor `1.0`, nor is `0.0` `-0.0`."""
-        now = self.now()
-        return now is self.value or (_is_plain(now) and repr(now) == repr(self.value))
+        now, value = self.now(), self.value
+        if now is value:
+            return True  # what may change in place was copied
+        if type(now) is not type(value):
+            return False
+        if self.kinds:
+            return bool(now == value) and tuple(_kinds(now)) == self.kinds
+        return isinstance(now, _SCALARS) and repr(now) == repr(value)
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    if not isinstance(value, _CONTAINERS):
+        return isinstance(value, _SCALARS)
+    items = [*value, *value.values()] if isinstance(value, dict) else value
+    return (
+        depth < _MAX_DEPTH and len(items) <= _MAX_ITEMS and all(_is_plain(item, depth + 1) for item in items)
+    )
+
+
+def _kinds(value: Any) -> Iterator[type]:
+    """Yields the types of the items of a container, and of the containers in it."""
+    yield type(value)
+    if isinstance(value, _CONTAINERS):
+        for item in [*value, *value.values()] if isinstance(value, dict) else value:
+            yield from _kinds(item)
+
+
+# -------------------------------------------------------------------------------------------------- guarding
+
+
+class RuleState:
+    """The values that the rules of one graph read."""
+
+    def __init__(self, reads: Iterable[StateRead]) -> None:
+        self.reads = tuple(reads)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether all values are those of the trace; Dynamo's guard reads it at each call."""
+        return all(read.is_as_traced() for read in self.reads)
+
+    def changed(self) -> list[StateRead]:
+        """Returns the values that are not those of the trace."""
+        return [read for read in self.reads if not read.is_as_traced()]
+
+
+def guard_state(reads: Iterable[StateRead]) -> None:
+    """Makes values that rules read a guard of Dynamo's compilation in progress, if there is one.
+
+    Values that the trace changed are left out.
+    """
+    kept = [read for read in reads if read.is_as_traced()]
+    if kept:
+        private.guard_property(RuleState(kept), "is_unchanged")
+
+
+# --------------------------------------------------------------------------------------------------- finding
 
 
 def state_read_by_rules(graph: fx.GraphModule, leaves: Iterable[Any]) -> tuple[StateRead, ...]:
     """Returns the state that rules and methods of the declared classes in a Dynamo graph read."""
-    classes: dict[type, None] = {}
+    search = _Search({str(node.target) for node in graph.graph.nodes if node.op == "call_method"})
     examples = [node.meta.get("example_value") for node in graph.graph.nodes]
     for value in (*leaves, *examples):
-        _add_classes(value, classes)
-    methods = {str(n.target) for n in graph.graph.nodes if n.op == "call_method"}
-    found: dict[tuple[int, str], StateRead] = {}
-    seen: set[Any] = set()
-    for cls in classes:
-        for function in _functions(cls, methods):
-            for read in _reads_of(function, seen):
-                found.setdefault((id(read.holder), read.name), read)
-    return tuple(found.values())
+        search.add_value(value)
+    return tuple(search.found.values())
 
 
-def _add_classes(value: Any, classes: dict[type, None]) -> None:
-    if isinstance(value, tuple | list):
-        for part in value:
-            _add_classes(part, classes)
-    elif isinstance(value, TensorSubclass):
-        classes.setdefault(type(value))
-        for _, layout in value._layout.nested:
-            _add_nested(layout, classes)
+class _Search:
+    """Looks through the code of classes and of the functions that they call.
 
+    Attributes:
+        methods: Names of methods that the graph calls.
+        found: The reads, by their holder and name.
+        seen: The functions and classes that were looked at; the current class is the last.
+    """
 
-def _add_nested(layout: Layout, classes: dict[type, None]) -> None:
-    if issubclass(layout.cls, TensorSubclass):
-        classes.setdefault(layout.cls)
-    for _, nested in layout.nested:
-        _add_nested(nested, classes)
+    def __init__(self, methods: set[str]) -> None:
+        self.methods = methods
+        self.found: dict[tuple[int, str], StateRead] = {}
+        self.seen: dict[int, Any] = {}
 
+    def add_value(self, value: Any) -> None:
+        """Looks at the classes of an argument or of an example of a result."""
+        if isinstance(value, tuple | list):
+            for part in value:
+                self.add_value(part)
+        elif isinstance(value, TensorSubclass):
+            self.add_class(type(value))
+            self._add_nested(value._layout)
 
-def _functions(cls: type, methods: Iterable[str]) -> Iterator[Callable[..., Any]]:
-    """Yields the rules of a class, and its methods that run while a graph is traced."""
-    yield from (rule for _, rule in all_rules(cls))
-    for name in ("materialize", "outer", "wrap_cotangent", *methods):
-        method = inspect.getattr_static(cls, name, None)
-        if method is not None and method is not inspect.getattr_static(Tensor, name, None):
-            yield getattr(cls, name)
+    def _add_nested(self, layout: Layout) -> None:
+        for _, nested in layout.nested:
+            self.add_class(nested.cls)
+            self._add_nested(nested)
 
+    def add_class(self, cls: type) -> None:
+        """Looks at the rules of a declared class, and at its methods that run while a graph is traced."""
+        if id(cls) in self.seen or not issubclass(cls, TensorSubclass):
+            return
+        self.seen[id(cls)] = cls
+        for _, rule in all_rules(cls):
+            self.add_function(rule, cls)
+        for name in ("materialize", "outer", "wrap_cotangent", *sorted(self.methods)):
+            self._add_member(cls, name)
 
-def _reads_of(function: Any, seen: set[Any]) -> Iterator[StateRead]:
-    """Yields what a function of the user's reads, and the functions that it calls by a global name."""
-    function = inspect.unwrap(getattr(function, "__func__", function))
-    if not isinstance(function, types.FunctionType) or function in seen:
-        return
-    seen.add(function)
-    if is_library_file(function.__code__.co_filename):
-        return
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-    for name, attribute, is_variable in _names_in(function.__code__):
-        if is_variable and name not in cells:
-            continue  # a variable of the function itself, which a function inside of it reads
-        holder: Any = cells[name] if is_variable else function.__globals__
+    def _add_member(self, cls: type, name: str) -> None:
+        """Looks at a method or property that the author wrote, or reads a class attribute."""
+        member = inspect.getattr_static(cls, name, _MISSING)
+        if member is _MISSING or member is inspect.getattr_static(Tensor, name, None):
+            return
+        if isinstance(member, property):
+            self.add_function(member.fget, cls)
+        elif isinstance(member, types.FunctionType | staticmethod | classmethod):
+            self.add_function(getattr(member, "__func__", member), cls)
+        elif _is_plain(member):
+            self._note(cls, name, member)
+
+    def add_function(self, function: Any, cls: type | None) -> None:
+        """Looks at a function, at those that it wraps, and at those that it calls.
+
+        Args:
+            function: A function, a method, a partial, or an object with a `__call__`.
+            cls: The class that it is a rule or method of.
+        """
+        if id(function) in self.seen:
+            return
+        self.seen[id(function)] = function
+        if isinstance(function, functools.partial):
+            return self.add_function(function.func, cls)
+        if isinstance(function, types.MethodType):
+            return self.add_function(function.__func__, cls)
+        if not isinstance(function, types.FunctionType):
+            call = inspect.getattr_static(type(function), "__call__", None)
+            return self.add_function(call, cls) if isinstance(call, types.FunctionType) else None
+        if (wrapped := getattr(function, "__wrapped__", None)) is not None:
+            self.add_function(wrapped, cls)
+        if _is_authors(function.__code__.co_filename):
+            self._add_code(function, cls)
+        return None
+
+    def _add_code(self, function: types.FunctionType, cls: type | None) -> None:
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        for name, attribute, is_variable in _names_in(function.__code__):
+            if name is None:
+                if cls is not None and attribute is not None:
+                    self._add_member(cls, attribute)
+            elif not is_variable:
+                self._add_name(function.__globals__, name, attribute)
+            elif (
+                name in cells
+            ):  # and not a variable of the function itself, which a function inside of it reads
+                self._add_name(cells[name], name, attribute)
+
+    def _add_name(self, holder: Any, name: str, attribute: str | None) -> None:
+        """Reads what a global or variable holds, or an attribute of it."""
         value = StateRead(holder, name, None).now()
-        if isinstance(value, types.FunctionType | types.MethodType):
-            yield from _reads_of(value, seen)
-        elif _is_plain(value):
-            yield _read(holder, name, value)
-        elif attribute is not None:
-            yield from _attribute_read(value, attribute, seen)
+        if _is_plain(value):
+            return self._note(holder, name, value)
+        if isinstance(value, type) and issubclass(value, TensorSubclass):
+            self.add_class(value)
+        if isinstance(value, types.ModuleType):
+            file = getattr(value, "__file__", None)
+            if file is not None and not _is_authors(file):
+                return None
+        elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            self.add_function(value, None)
+            return self._note(holder, name, value) if _is_authors(_file_of(value)) else None
+        if attribute is not None:
+            self._add_attribute(holder, name, value, attribute)
+        return None
+
+    def _add_attribute(self, holder: Any, name: str, value: Any, attribute: str) -> None:
+        static = inspect.getattr_static(value, attribute, _MISSING)
+        if isinstance(static, types.FunctionType | classmethod | staticmethod):
+            return self.add_function(getattr(static, "__func__", static), None)
+        if isinstance(static, types.MemberDescriptorType):  # of a class with slots
+            static = getattr(value, attribute, _MISSING)
+        if _is_plain(static) and static is not _MISSING:
+            self._note(holder, name, value)
+            self._note(value, attribute, static)
+        return None
+
+    def _note(self, holder: Any, name: str, value: Any) -> None:
+        self.found.setdefault((id(holder), name), StateRead.of(holder, name, value))
 
 
-def _attribute_read(value: Any, attribute: str, seen: set[Any]) -> Iterator[StateRead]:
-    namespace = getattr(value, "__dict__", {})
-    if isinstance(value, types.ModuleType) and is_library_file(
-        getattr(value, "__file__", None) or "<built in>"
-    ):
-        return
-    read = namespace.get(attribute, _MISSING)
-    if isinstance(read, types.FunctionType):
-        yield from _reads_of(read, seen)
-    elif _is_plain(read):
-        yield _read(namespace, attribute, read)
+def _file_of(function: Any) -> str:
+    function = getattr(function, "func", getattr(function, "__func__", function))
+    return getattr(getattr(function, "__code__", None), "co_filename", "")
 
 
-def _read(holder: Any, name: str, value: Any) -> StateRead:
-    """Makes a read; a list or dictionary is copied, since it may change in place."""
-    return StateRead(holder, name, copy.deepcopy(value) if isinstance(value, list | dict) else value)
+def _is_authors(filename: str) -> bool:
+    return filename == "<string>" or is_users_file(filename)  # of `python -c` and of `exec`
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return len(value) <= _MAX_ITEMS and all(_is_plain(part) for part in value)
-    if isinstance(value, dict):
-        return _is_plain([*value]) and _is_plain([*value.values()])
-    return type(value) in _SCALARS
+Name = tuple[str | None, str | None, bool]
 
 
-def _names_in(code: types.CodeType) -> list[tuple[str, str | None, bool]]:
+def _names_in(code: types.CodeType) -> list[Name]:
     """Returns the names that code reads and never assigns.
 
-    Each comes with the attribute that is read next, and whether it is a variable of a closure rather than a global.
+    Each comes with the attribute that is read next, and whether it is a variable of a closure rather than a global. An
+    attribute of anything else has the name None.
     """
-    reads: dict[tuple[str, str | None, bool], None] = {}
+    reads: dict[Name, None] = {}
     assigned: set[str] = set()
     pending = [code]
     while pending:
         code = pending.pop()
         pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        steps = [*dis.get_instructions(code)]
+        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
         attributes = [s.argval if s.opname in ("LOAD_ATTR", "LOAD_METHOD") else None for s in steps]
-        for step, attribute in zip(steps, [*attributes[1:], None], strict=True):
+        for step, attribute, following in zip(steps, attributes, [*attributes[1:], None], strict=True):
             if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
-                reads[step.argval, attribute, step.opname == "LOAD_DEREF"] = None
+                reads[step.argval, following, step.opname == "LOAD_DEREF"] = None
             elif step.opname in ("STORE_GLOBAL", "STORE_DEREF"):
                 assigned.add(step.argval)
+            elif attribute is not None:
+                reads[None, attribute, False] = None
     return [read for read in reads if read[0] not in assigned]

@@ -23,7 +23,6 @@ from desugar.codegen.runtime import are_batched
 from desugar.errors import DesugarError
 from desugar.frontend.autocast import AutocastState, restore_autocast
 from desugar.frontend.inputs import Inputs
-from desugar.frontend.rule_state import StateRead
 from desugar.ir.fx_utils import find_random_op, output_nodes
 from desugar.ir.pytree import result_leaves
 from desugar.ir.stages import FromForward, LeafFunction, Partitioned
@@ -44,12 +43,10 @@ class CapturedFunction:
     Attributes:
         call: Takes the argument leaves, returns the result.
         compile: Compiles a function that computes gradients of `call`.
-        state: The Python state that the program has to compare at each call, since Dynamo does not guard it.
     """
 
     call: LeafFunction
     compile: Callable[[LeafFunction], Callable[..., Any]]
-    state: tuple[StateRead, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

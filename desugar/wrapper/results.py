@@ -11,7 +11,6 @@ from desugar.codegen.build_values import ReadSlot, emit_value
 from desugar.codegen.rechecks import Expected, emit_recheck, expect_plain
 from desugar.codegen.unpack import Names
 from desugar.frontend.inputs import Inputs
-from desugar.frontend.rule_state import StateRead
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import Partitioned, Traced
 from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper
@@ -28,9 +27,8 @@ class Parts:
         forward: The compiled forward.
         partitioned: The forward and backward graphs; None in inference.
         autocast: Whether autocast is on for some device.
-        otherwise: Takes calls whose arguments share memory, or begin at other storage offsets, where that matters,
-            and calls after `state` has changed. None if the caller of the program has checked this.
-        state: The Python state that rules read.
+        otherwise: Takes calls whose arguments share memory, begin at other storage offsets, or are DTensors of other
+            sizes, where that matters. None if the caller of the program has checked this.
     """
 
     inputs: Inputs
@@ -40,7 +38,6 @@ class Parts:
     partitioned: Partitioned | None = None
     autocast: bool = False
     otherwise: Callable[..., Any] | None = None
-    state: tuple[StateRead, ...] = ()
 
     @property
     def outputs(self) -> Outputs:

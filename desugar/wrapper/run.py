@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from desugar.codegen.rechecks import Expected, emit_recheck
 from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
 from desugar.codegen.text import negated, tuple_of
 from desugar.codegen.unpack import Names, emit_unpacking
-from desugar.frontend.rule_state import StateRead
 from desugar.ir.outputs import unread_positions, written_slots
 from desugar.ir.storage import are_apart
 from desugar.ir.values import Constant, Same, Value, View, Wrapper
@@ -90,14 +88,12 @@ def _emit_run(out: Emitter, parts: Parts) -> None:
 def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters: Sequence[str]) -> None:
     """Emits the call of another program where what Dynamo does not guard differs.
 
-    That is memory that a mutated tensor shares, storage offsets, sizes of whole DTensors, and Python state that rules
-    read.
+    That is memory that a mutated tensor shares, storage offsets, and sizes of whole DTensors.
     """
     if parts.otherwise is None:
         return
     conditions = [*_no_overlap_conditions(out, parts, names), *_offset_conditions(parts, names)]
     conditions += _whole_size_conditions(out, parts, names)
-    conditions += [_state_condition(out, read) for read in parts.state]
     if conditions:
         is_one = len(conditions) == 1
         mismatch = negated(conditions[0]) if is_one else f"not ({' and '.join(conditions)})"
@@ -158,15 +154,6 @@ def _extent_conditions(out: Emitter, name: str, value: Wrapper) -> Iterator[str]
     for method, extents in (("size", value.size), ("stride", value.stride)):
         constants = {dim: extent for dim, extent in enumerate(extents) if isinstance(extent, int)}
         yield from (f"{name}.{method}({dim}) == {extent}" for dim, extent in constants.items())
-
-
-def _state_condition(out: Emitter, read: StateRead) -> str:
-    """Returns the condition that a value that rules read is the traced one; the same object is found without a call."""
-    check = f"{out.bind(read, 'state')}.is_as_traced()"
-    if isinstance(read.holder, types.CellType):
-        return check
-    same = f"{out.bind(read.holder, 'namespace')}.get({read.name!r}) is {out.bind(read.value, read.name)}"
-    return f"({same} or {check})"
 
 
 def _emit_inference_check(out: Emitter, parts: Parts, names: Names) -> None:

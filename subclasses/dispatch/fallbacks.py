@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from subclasses import strict_mode
-from subclasses._torch import OpOverload, is_work, joint_work, lazy_bits_enabled
+from subclasses._torch import OpOverload, lazy_bits_enabled
+from subclasses._torch_distributed import is_work, joint_work
 from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
 from subclasses.dispatch.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, raise_mixed, raise_writes_plain

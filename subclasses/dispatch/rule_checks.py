@@ -235,24 +235,26 @@ def check_returns(cls: type, key: Any, rule: Callable[..., Any]) -> None:
 def _is_a_function_of_tensors(key: Any) -> bool:
     """Whether a key is a function of torch.nn.functional or torch, which return something, or a twin of one."""
     name = getattr(key, "__name__", "")
-    return any(getattr(home, name, None) is key for home in (torch, nn.functional))
+    is_check = name.startswith(("_assert", "_check"))
+    return not is_check and any(getattr(home, name, None) is key for home in (torch, nn.functional))
 
 
 def _returns_nothing(rule: Callable[..., Any]) -> bool:
-    code = getattr(inspect.unwrap(rule), "__code__", None)
+    """Whether each way through a function ends without a value, as far as its bytecode tells."""
+    code = getattr(rule, "__code__", None)
     if code is None or code.co_name == "<lambda>" or code.co_flags & inspect.CO_GENERATOR:
         return False
     steps = [*dis.get_instructions(code)]
     ends = [(before, step) for before, step in itertools.pairwise(steps) if step.opname.startswith("RETURN_")]
-    returned = [step.argval if step.opname == "RETURN_CONST" else _constant(before) for before, step in ends]
-    return bool(returned) and all(value is None for value in returned)
+    return bool(ends) and all(_is_none(before, step) for before, step in ends)
 
 
-def _constant(step: dis.Instruction) -> Any:
-    return step.argval if step.opname == "LOAD_CONST" else _NOT_CONSTANT
+def _is_none(before: dis.Instruction, end: dis.Instruction) -> bool:
+    if end.opname == "RETURN_CONST":
+        return end.argval is None
+    # A value that another way brings here, as in `x if y else None`, is not known.
+    return before.opname == "LOAD_CONST" and before.argval is None and not end.is_jump_target
 
-
-_NOT_CONSTANT = object()
 
 # The text of a signature, the number of positional arguments, and the names of keyword arguments.
 Call = tuple[str, int, tuple[str, ...]]

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, in_fsdp_parameter
+from subclasses._torch import OpOverload
+from subclasses._torch_distributed import fsdp_ranks, in_fsdp_parameter
 from subclasses.errors import DispatchError, one_of
 from subclasses.spec.values import map_inners
 
@@ -56,12 +57,17 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
             f"requires_grad_(False), or make the inner tensors Parameters of the module, and {one_of(cls)} of them in "
             f"its forward"
         )
-    if dim != 0 or (rows and rows % size):
+    if dim != 0:
+        raise DispatchError(
+            f"fully_shard of {one_of(cls)} along dim {dim}: values that are no plain tensors are cut into rows; let "
+            f"shard_placement_fn return Shard(0) or None for it, or pass it in ignored_params"
+        )
+    parts = [_rows(x, start, start + size) for start in range(0, rows, size)] or [x]
+    if (rows and rows % size) or fsdp_ranks() not in (None, len(parts)):
         raise DispatchError(
             f"fully_shard of {one_of(cls)} of size {tuple(x.shape)}: FSDP2 gathers equal numbers of rows of values "
             f"that are no plain tensors; pass it to fully_shard in ignored_params, or make dim 0 divisible by the ranks"
         )
-    parts = [_rows(x, start, start + size) for start in range(0, rows, size)] or [x]
     _check_cut(x, size)
     if not (x.is_meta or _are_rows(x, parts)):
         raise DispatchError(
@@ -86,9 +92,17 @@ def _check_cut(x: Any, size: int) -> None:
 
 def _are_rows(x: Any, parts: list[Any]) -> bool:
     """Whether the parts together stand for what the whole stands for, as far as the class says what that is."""
+    if not any(_is_cut(x, x.__dict__[name]) for name in x._layout.present):
+        return False
     if not type(x).__spec__.has_materialize:
         return True
-    whole, cut = x.materialize(), torch.cat([part.materialize() for part in parts])
+    whole = x.materialize()
+    try:
+        cut = torch.cat([part.materialize() for part in parts])
+    except (RuntimeError, IndexError, ValueError):  # of inner tensors that do not fit together any more
+        return False
+    if whole.shape != cut.shape:
+        return False
     if not whole.is_floating_point():
         return torch.equal(whole, cut)
     close = 16 * torch.finfo(whole.dtype).eps  # a product of parts may be summed in another order

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from subclasses._torch import joint_work
+from subclasses._torch_distributed import joint_work
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.dispatch.cotangents import check_no_cotangents
 from subclasses.errors import DispatchError

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -160,32 +161,35 @@ def find_tensor(value: object) -> Tensor | None:
 def find_changeable(value: object) -> object:
     """Returns the first object in a value of static metadata whose attributes can be set unnoticed, or None.
 
-    Such an object is an instance of a class in Python that inherits identity as equality, or of a dataclass that is not
-    frozen. A class that defines ``__eq__`` and ``__hash__`` itself is trusted to keep what they read.
+    Such an object is an instance of a user's class that inherits identity as equality, or of a dataclass that hashes
+    fields which can be set. A class that defines ``__eq__`` and ``__hash__`` itself is trusted to keep what they read.
     """
-    if isinstance(value, tuple | frozenset):
-        return next((found for part in value if (found := find_changeable(part)) is not None), None)
-    if isinstance(value, _CONSTANT_TYPES):
-        return None
     cls = type(value)
+    if isinstance(value, type | enum.Enum):
+        return None
+    if isinstance(value, tuple | frozenset):
+        return _first_changeable(value)
+    if isinstance(value, types.MethodType):
+        return find_changeable(value.__self__)
+    if isinstance(value, functools.partial):
+        return _first_changeable((value.func, *value.args, *value.keywords.values()))
     if dataclasses.is_dataclass(cls):
-        if not cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        parameters = cls.__dataclass_params__  # type: ignore[attr-defined]
+        if parameters.frozen:
+            return _first_changeable(getattr(value, f.name) for f in dataclasses.fields(cls))
+        if parameters.unsafe_hash:
             return value
-        return find_changeable(tuple(getattr(value, f.name) for f in dataclasses.fields(cls)))
-    by_identity = cls.__hash__ is object.__hash__ and cls.__eq__ is object.__eq__
-    return value if by_identity and (hasattr(value, "__dict__") or hasattr(cls, "__slots__")) else None
+    has_attributes = hasattr(value, "__dict__") or any(getattr(c, "__slots__", ()) for c in cls.__mro__)
+    is_users = cls.__module__.partition(".")[0] not in _LIBRARIES
+    return value if is_users and has_attributes and cls.__eq__ is object.__eq__ else None
 
 
-# What has an identity and nothing that a program would read anew.
-_CONSTANT_TYPES = (
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.MethodType,
-    types.ModuleType,
-    functools.partial,
-    enum.Enum,
-)
+def _first_changeable(values: Iterable[object]) -> object:
+    return next((found for part in values if (found := find_changeable(part)) is not None), None)
+
+
+# The objects of these that have an identity, such as functions and modules, are constants of a program.
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
 
 
 def repr_tail(x: Tensor) -> str:

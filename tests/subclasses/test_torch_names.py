@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.testing._internal.two_tensor import TwoTensor
 
-from subclasses import TensorSubclass, _torch, _torch_tracing, inner
+from subclasses import TensorSubclass, _torch, _torch_distributed, _torch_tracing, inner
 from tests.subclasses.subjects import Hostile, Nested, Pair, make_pair
 
 aten = torch.ops.aten
@@ -308,20 +308,20 @@ def dtensors():
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-from subclasses import _torch
+from subclasses import _torch_distributed
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
 x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
-spec = _torch.dtensor_spec(x)
+spec = _torch_distributed.dtensor_spec(x)
 assert spec.mesh is x.device_mesh and spec.placements == x.placements and spec.shard_order
-meta = _torch.tensor_meta((4, 2), [2, 1], torch.float32)
+meta = _torch_distributed.tensor_meta((4, 2), [2, 1], torch.float32)
 assert meta == spec.tensor_meta and type(meta.shape) is torch.Size
 again = type(x)(x.to_local(), spec, requires_grad=False)
 assert again.shape == (4, 2) and torch.equal(again.full_tensor(), x.full_tensor())
 handles = [dist.Work.boxed(dist.all_reduce(torch.ones(2), async_op=True)) for _ in range(2)]
-assert _torch.is_work(handles[0]) and not _torch.is_work(None) and not _torch.is_work(mesh)
-joint = _torch.joint_work(handles)
-assert _torch.is_work(joint) and dist.Work.unbox(joint).wait()
+assert [_torch_distributed.is_work(x) for x in (handles[0], None, mesh)] == [True, False, False]
+joint = _torch_distributed.joint_work(handles)
+assert _torch_distributed.is_work(joint) and dist.Work.unbox(joint).wait()
 dist.destroy_process_group()
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
@@ -343,17 +343,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
-from subclasses import _torch
+from subclasses import _torch_distributed
 class Ask(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        seen.setdefault(func, _torch.in_fsdp_parameter())
+        seen.setdefault(func, (_torch_distributed.in_fsdp_parameter(), _torch_distributed.fsdp_ranks()))
         return func(*args, **(kwargs or {}))
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh, seen = dist.init_device_mesh("cpu", (1,)), {}
 with Ask():
     fully_shard(nn.Linear(2, 2), mesh=mesh)
-assert seen[torch.ops.aten.split.Tensor] and seen[torch.ops.aten.new_zeros.default], seen
-assert not _torch.in_fsdp_parameter()
+assert seen[torch.ops.aten.split.Tensor] == (True, 1) and seen[torch.ops.aten.new_zeros.default][0], seen
+assert not _torch_distributed.in_fsdp_parameter() and _torch_distributed.fsdp_ranks() is None
 dist.destroy_process_group()
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
@@ -623,6 +623,7 @@ CHECKS = {
     "dtensor_spec": dtensors,
     "is_work": dtensors,
     "in_fsdp_parameter": fsdp_parameters,
+    "fsdp_ranks": fsdp_parameters,
     "joint_work": dtensors,
     "tensor_meta": dtensors,
     "flash_attention_cpu": flash_attention,
@@ -633,7 +634,7 @@ CHECKS = {
 }
 
 
-MODULES = (_torch, _torch_tracing)
+MODULES = (_torch, _torch_distributed, _torch_tracing)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -232,6 +232,15 @@ def refuses(func, *args, **kwargs):
     raise ValueError
 
 
+def gives_none_sometimes(func, *args, **kwargs):
+    return func(*args) if args else None
+
+
+@functools.wraps(forgets)
+def returns_around(*args, **kwargs):
+    return forgets(*args, **kwargs) or args[0]
+
+
 @pytest.mark.parametrize(
     "key", [aten.neg.default, aten.mul, arithmetic, torch.sum, F.linear, aten.add_.Tensor]
 )
@@ -245,6 +254,9 @@ def test_a_rule_that_forgets_its_return_is_refused(key):
     [
         (aten.neg.default, gives_none_in_one_way),
         (aten.neg.default, refuses),
+        (aten.neg.default, gives_none_sometimes),
+        (aten.neg.default, returns_around),
+        (torch._assert_async, forgets),
         (aten.neg.default, lambda func, x: x),
         (aten._foreach_neg_.default, forgets),  # it has no result
         (torch.Tensor.__setitem__, forgets),

@@ -209,6 +209,19 @@ def test_a_class_that_materializes_stays_one(make, one_process, monkeypatch):
         assert len(called) == 2 * (n + 1)
 
 
+class Turned(TensorSubclass, fallback="materialize"):
+    """Stored by columns."""
+
+    data_: Tensor = inner()
+
+    @staticmethod
+    def outer(data_):
+        return Outer((data_.shape[1], data_.shape[0]))
+
+    def materialize(self):
+        return self.data_.T.contiguous()
+
+
 REFUSED = {
     "trained": (lambda: nn.Parameter(Trained(*low_rank().unwrap())), "Freeze it with requires_grad_"),
     "trained, mapped": (
@@ -220,6 +233,8 @@ REFUSED = {
         "cannot be cut; pass it .* in ignored_params",
     ),
     "uneven": (lambda: low_rank(3, 1), "gathers equal numbers of rows"),
+    "fewer rows than ranks": (lambda: low_rank(1, 3), "gathers equal numbers of rows"),
+    "parts that do not fit": (lambda: Turned(torch.randn(3, 4)), "cannot be cut"),
     "as many rows as a part": (lambda: low_rank(4, 2), "right of size .2, 6. stays whole on each rank"),
 }
 

@@ -25,7 +25,7 @@ class Holder:
 
 
 class ByIdentity:
-    pass
+    def read(self): ...
 
 
 class Slotted:
@@ -43,6 +43,23 @@ class ByValue:
 
     def __eq__(self, other):
         return isinstance(other, ByValue) and other.scale == self.scale
+
+    def __hash__(self):
+        return hash(self.scale)
+
+
+class OwnHash:
+    def __hash__(self):
+        return 1
+
+
+class NoSlots:
+    __slots__ = ()
+
+
+@dataclasses.dataclass
+class Careful:
+    scale: int
 
     def __hash__(self):
         return hash(self.scale)
@@ -114,6 +131,13 @@ WRONG = {
         "Tagged.tag: expected metadata that is compared by value and cannot change in place",
     ),
     "an object of identity in a dataclass": (lambda: Tagged(S, tag=Holder(Slotted())), TypeError, "Slotted"),
+    "a method of one": (lambda: Tagged(S, tag=(ByIdentity().read,)), TypeError, "of type ByIdentity; make"),
+    "a partial of one": (
+        lambda: Tagged(S, tag=(functools.partial(len, ByIdentity()),)),
+        TypeError,
+        "ByIdentity",
+    ),
+    "equality by identity": (lambda: Tagged(S, tag=(OwnHash(),)), TypeError, "OwnHash"),
     "unhashable inside": (lambda: Tagged(S, tag=([0],)), TypeError, "Tagged.tag: expected hashable metadata"),
     "negative": (
         lambda: Tagged(S, length=-1),
