@@ -1,8 +1,8 @@
 """Every private torch name that ``subclasses`` uses, each with the reason.
 
-No other module of ``subclasses`` imports a torch name that starts with an underscore, but for ``_torch_tracing.py``,
-which holds those that tracing needs. A new release of PyTorch is therefore checked against these two and
-``desugar/_torch.py``, which holds the private names that only the pass needs.
+No other module of ``subclasses`` imports a torch name that starts with an underscore, but for ``_torch_tracing.py`` and
+``_torch_distributed.py``, which hold those that tracing and many machines need. A new release of PyTorch is therefore
+checked against these three and ``desugar/_torch.py``, which holds the private names that only the pass needs.
 ``tests/subclasses/test_torch_names.py`` names each of them.
 """
 
