@@ -254,13 +254,16 @@ def ends_in_graph_break(graph: Any) -> bool:
     return reason is not None and reason.graph_break
 
 
-def guard_property(holder: Any, name: str) -> None:
-    """Guards that a property of an object is True, for Dynamo's compilation in progress; does nothing without one."""
+def guard_property(holder: Any, name: str, prefix: str) -> None:
+    """Guards that a property of an object is True, for Dynamo's compilation in progress; does nothing without one.
+
+    The guard finds the object by a global variable of the frame whose name begins with `prefix`.
+    """
     tx = getattr(importlib.import_module("torch._dynamo.symbolic_convert").tls, "current_tx", None)
     if tx is None:
         return
     source, guards = (importlib.import_module(f"torch._dynamo.{part}") for part in ("source", "guards"))
-    where = source.GlobalSource(tx.output.install_global_by_id("__state_of_rules", holder))
+    where = source.GlobalSource(tx.output.install_global_by_id(prefix, holder))
     guards.install_guard(source.AttrSource(where, name).make_guard(guards.GuardBuilder.CONSTANT_MATCH))
 
 

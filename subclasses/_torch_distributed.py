@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -33,33 +34,31 @@ def joint_work(handles: Any) -> Any:
 
 def in_fsdp_parameter() -> bool:
     """Whether FSDP2 itself runs an op on a Parameter, which it cuts, pads or takes from a hook of the class."""
-    return _fsdp_frame() is not None
+    # FSDP2 has no hook that a class could define for this.
+    for frame in _callers():
+        if frame.f_code.co_name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
+            return False
+        if frame.f_globals.get("__name__") == "torch.distributed.fsdp._fully_shard._fsdp_param":
+            return True
+    return False
 
 
 def fsdp_ranks() -> int | None:
     """Returns for how many ranks FSDP2 is cutting a Parameter; None if it is not."""
     # The split that asks does not say for how many it is, if there are fewer parts than ranks.
-    frame = sys._getframe(1)
-    for _ in range(_FSDP_FRAMES):
-        if frame is None or frame.f_code.co_name == "_chunk_with_empty":
-            return None if frame is None else frame.f_locals.get("num_chunks")
-        frame = frame.f_back
-    return None
+    cutting = (frame for frame in _callers() if frame.f_code.co_name == "_chunk_with_empty")
+    frame = next(cutting, None)
+    return None if frame is None else frame.f_locals.get("num_chunks")
 
 
-def _fsdp_frame() -> Any:
-    # FSDP2 has no hook that a class could define for this.
+def _callers() -> Iterator[Any]:
+    """Yields the frames around an op, from the innermost; as many as are between FSDP2 and the plan for an op."""
     frame = sys._getframe(2)
-    for _ in range(_FSDP_FRAMES):
-        if frame is None or frame.f_code.co_name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
-            return None
-        if frame.f_globals.get("__name__") == "torch.distributed.fsdp._fully_shard._fsdp_param":
-            return frame
+    for _ in range(16):
+        if frame is None:
+            return
+        yield frame
         frame = frame.f_back
-    return None
-
-
-_FSDP_FRAMES = 16  # between an op that FSDP2 calls and the plan for it
 
 
 def dtensor_spec(x: Any) -> Any:

@@ -104,15 +104,14 @@ def _emit_handwritten(out: Emitter, value: Wrapper, read: ReadSlot, hint: str) -
         return result
     if isinstance(value.context, DTensorContext):
         return _emit_dtensor(out, value, parts, read, result)
-    context = emit_constant(out, value.context)
+    own = value.context
+    if isinstance(own, OpaqueContext):
+        parts |= {name: out.bind(part, name) for name, part in own.parts}
+        own = own.context
+    context = emit_constant(out, own)
     inner = ", ".join(f'"{name}": {text}' for name, text in parts.items())
     extents = f"{emit_ints(value.size, read)}, {emit_ints(value.stride, read)}"
     cls = out.bind(value.cls, value.cls.__name__)
-    if isinstance(value.context, OpaqueContext):
-        own = emit_constant(out, value.context.context)
-        inner += "".join(f', "{name}": {out.bind(part, name)}' for name, part in value.context.parts)
-        out.writeline(f"{result} = {cls}.__tensor_unflatten__({{{inner}}}, {own}, {extents})")
-        return result
     out.writeline(f"{result} = {cls}.__tensor_unflatten__({{{inner}}}, {context}, {extents})")
     return result
 

@@ -22,7 +22,7 @@ from desugar.dynamo.user_values import (
     unless_unknown,
     value_named,
 )
-from desugar.frontend.rule_state import RuleState
+from desugar.frontend.rule_state import PREFIX, RuleState
 from desugar.ir.values import Wrapper
 from desugar.program import Program
 from desugar.recording.listeners import Caller
@@ -256,7 +256,7 @@ _PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str], Failure], str | 
         re.compile(_TENSOR + r"(size|stride) mismatch at index (\d+)\. expected (-?\d+), actual (-?\d+)"),
         _extent,
     ),
-    (re.compile(r"G\['(__state_of_rules_\w+)'\]\.is_unchanged == True"), _state_of_rules),
+    (re.compile(rf"G\['({PREFIX}_\w+)'\]\.is_unchanged == True"), _state_of_rules),
     (re.compile(_TENSOR + r"rank mismatch\. expected (\d+), actual (\d+)"), _rank),
     (re.compile(_TENSOR + r"dtype mismatch\. expected (\w+), actual (\w+)"), _dtype),
     (re.compile(_TENSOR + r"requires_grad mismatch\. expected requires_grad=(\d)"), _requires_grad),

@@ -39,6 +39,8 @@ _CONTAINERS = (tuple, list, dict)
 _MAX_ITEMS, _MAX_DEPTH = 256, 8  # of a container, which is compared item by item
 _MISSING = object()
 
+PREFIX = "__state_of_rules"  # of the global variable by which a guard finds a `RuleState`
+
 # ------------------------------------------------------------------------------------------------ one value
 
 
@@ -131,7 +133,7 @@ def guard_state(reads: Iterable[StateRead]) -> None:
     """
     kept = [read for read in reads if read.is_as_traced()]
     if kept:
-        private.guard_property(RuleState(kept), "is_unchanged")
+        private.guard_property(RuleState(kept), "is_unchanged", PREFIX)
 
 
 # --------------------------------------------------------------------------------------------------- finding
@@ -152,7 +154,7 @@ class _Search:
     Attributes:
         methods: Names of methods that the graph calls.
         found: The reads, by their holder and name.
-        seen: The functions and classes that were looked at; the current class is the last.
+        seen: The functions and classes that were looked at, by id.
     """
 
     def __init__(self, methods: set[str]) -> None:

@@ -68,12 +68,13 @@ def fallback_step(cls: Any, op: OpOverload) -> str:
 def _map_general(cls: Any, op: OpOverload) -> Call:
     """Returns the general form of a mapped op: lists of tensors, several results, keyword tensors."""
     facts, spec, fills = op_facts(op), cls.__spec__, undeclared_writes(op)
+    is_message = _is_message(op)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         found = wrappers_in(cls, (args, kwargs))
         x = found[0]
-        if op.namespace == "c10d":
-            check_no_message(cls, op)
+        if is_message:
+            raise _message_error(cls, op)
         for other in found[1:]:
             if other._layout is not x._layout or any(
                 other.__dict__[f.name] != x.__dict__[f.name] for f in spec.dynamics
@@ -97,17 +98,20 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
     return with_aliasing(op, plan)
 
 
-def check_no_message(cls: Any, op: OpOverload) -> None:
-    """Raises DispatchError for an op that sends to or receives from one rank, on both, before either waits.
+def _is_message(op: OpOverload) -> bool:
+    """Whether an op sends to or receives from one rank.
 
-    A value is several messages, and its receiver would have to know their sizes; a handle for one of them says nothing
-    of the others.
+    It is refused on both, before either waits: a value is several messages, and its receiver would have to know their
+    sizes; a handle for one of them says nothing of the others.
     """
-    if op.overloadpacket.__name__ in ("send", "recv_", "recv_any_source_"):
-        raise DispatchError(
-            f"{op} takes one plain tensor, and {one_of(cls)} is more than that; send and receive its inner tensors, or "
-            f"{_hint(cls, op)}"
-        )
+    return op.namespace == "c10d" and op.overloadpacket.__name__ in ("send", "recv_", "recv_any_source_")
+
+
+def _message_error(cls: Any, op: OpOverload) -> DispatchError:
+    return DispatchError(
+        f"{op} takes one plain tensor, and {one_of(cls)} is more than that; send and receive its inner tensors, or "
+        f"{_hint(cls, op)}"
+    )
 
 
 def _check_not_plain(cls: Any, op: OpOverload, written: Any) -> None:
@@ -176,12 +180,12 @@ def _differ(one: Any, other: Any) -> bool:
 def _materialize(cls: Any, op: OpOverload) -> Call:
     facts = op_facts(op)
     written_indices = (*facts.written, *undeclared_writes(op))
-    hint = _hint(cls, op)
+    hint, is_message = _hint(cls, op), _is_message(op)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         strict_mode.check_materialize(cls, op)
-        if op.namespace == "c10d":
-            check_no_message(cls, op)
+        if is_message:
+            raise _message_error(cls, op)
         for i in written_indices:
             if wrappers_in(cls, argument(facts, args, kwargs, i)):
                 _check_same_metadata(cls, op, args)

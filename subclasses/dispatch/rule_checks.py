@@ -233,7 +233,7 @@ def check_returns(cls: type, key: Any, rule: Callable[..., Any]) -> None:
 
 
 def _is_a_function_of_tensors(key: Any) -> bool:
-    """Whether a key is a function of torch.nn.functional or torch, which return something, or a twin of one."""
+    """Whether a key is a function of torch or torch.nn.functional that returns something."""
     name = getattr(key, "__name__", "")
     is_check = name.startswith(("_assert", "_check"))
     return not is_check and any(getattr(home, name, None) is key for home in (torch, nn.functional))

@@ -92,7 +92,7 @@ def _check_cut(x: Any, size: int) -> None:
 
 def _are_rows(x: Any, parts: list[Any]) -> bool:
     """Whether the parts together stand for what the whole stands for, as far as the class says what that is."""
-    if not any(_is_cut(x, x.__dict__[name]) for name in x._layout.present):
+    if not any(is_cut(x, x.__dict__[name]) for name in x._layout.present):
         return False
     if not type(x).__spec__.has_materialize:
         return True
@@ -111,11 +111,12 @@ def _are_rows(x: Any, parts: list[Any]) -> bool:
 
 
 def _rows(x: Any, start: int, stop: int) -> Any:
-    return map_inners(x, lambda _, t: t[start:stop] if _is_cut(x, t) else t)
+    return map_inners(x, lambda _, t: t[start:stop] if is_cut(x, t) else t)
 
 
-def _is_cut(x: Any, t: Tensor) -> bool:
-    return t.dim() > 0 and t.size(0) == x.size(0)
+def is_cut(x: Any, t: Tensor) -> bool:
+    """Whether an inner tensor is cut where its value is cut into rows: it has as many."""
+    return x.dim() > 0 and t.dim() > 0 and t.size(0) == x.size(0)
 
 
 # ---- what FSDP2 does with a part ---------------------------------------------------------------------------
@@ -128,7 +129,7 @@ def _slice(x: Any, dim: int = 0, start: int | None = None, stop: int | None = No
 
 def _new_zeros(x: Any, size: Any, **kwargs: Any) -> Any:
     """Returns a value of so many rows, to be filled; inner tensors that are not cut are those of ``x``."""
-    return map_inners(x, lambda _, t: t.new_zeros((size[0], *t.shape[1:])) if _is_cut(x, t) else t.clone())
+    return map_inners(x, lambda _, t: t.new_zeros((size[0], *t.shape[1:])) if is_cut(x, t) else t.clone())
 
 
 def _view(x: Any, size: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import preserve_version_counter
+from subclasses.dispatch.sharding import is_cut
 from subclasses.dispatch.structural import follows_dtype
 from subclasses.spec.values import dynamic_ints
 
@@ -37,7 +38,7 @@ def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[
 
 def is_sharded(x: Any, t: Tensor, outer_size: Any) -> bool:
     """Whether an inner tensor is sharded: it has as many rows as the shard."""
-    return x.dim() > 0 and t.dim() > 0 and t.size(0) == x.size(0) and len(outer_size) == x.dim()
+    return is_cut(x, t) and len(outer_size) == x.dim()
 
 
 def post_all_gather(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gathered | None:
