@@ -113,6 +113,32 @@ _LAZY = {
     "compiled_autograd": "torch._dynamo:compiled_autograd",
     # The dispatch keys of a tensor: the C++ state of a wrapper besides its size and dtype.
     "dispatch_keys": "torch._C:_dispatch_keys",
+    # ---- the store of programs ----------------------------------------------------------------------------------
+    # What PyTorch's AOTAutograd cache takes, and how its keys represent a graph.
+    "check_node_safe": "torch._functorch._aot_autograd.autograd_cache",
+    "sanitize_gm_for_cache": "torch._functorch._aot_autograd.autograd_cache",
+    "AOTAutogradCachePickler": "torch._functorch._aot_autograd.autograd_cache",
+    "BypassAOTAutogradCache": "torch._functorch._aot_autograd.autograd_cache",
+    "BypassFxGraphCache": "torch._inductor.codecache",
+    # A digest of torch's own sources, for a checkout that somebody works on.
+    "torch_key": "torch._inductor.codecache",
+    # Inductor's passes of other devices, which have no key.
+    "custom_backend_passes": "torch._inductor.codegen.common",
+    # Pickles graphs, and records with fake tensors.
+    "GraphPickler": "torch.fx._graph_pickler",
+    "GraphPicklerOptions": "torch.fx._graph_pickler:Options",
+    # Loads a pickled graph of Inductor.
+    "FxGraphCache": "torch._inductor.codecache",
+    "CompiledFxGraphConstants": "torch._inductor.output_code",
+    # The cache folder; whether caches are switched off; what `save_cache_artifacts` saves.
+    "cache_dir": "torch._inductor.runtime.cache_dir_utils",
+    "functorch_config": "torch._functorch:config",
+    "compiler_config": "torch.compiler:config",
+    "CacheArtifact": "torch.compiler._cache",
+    "CacheArtifactFactory": "torch.compiler._cache",
+    "CacheArtifactRecorder": "torch.compiler._cache",
+    # The Python functions of custom ops, by name.
+    "custom_op_definitions": "torch._library.custom_ops:OPDEFS",
     # The error of Dynamo for code that it cannot capture.
     "TorchDynamoException": "torch._dynamo.exc",
     # PyTorch's own backends, for graphs that the pass does not support.

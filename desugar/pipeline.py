@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,13 +13,13 @@ from torch import fx
 
 from desugar import _torch as private
 from desugar.backends import graphs
-from desugar.backends.base import Backend, CompiledGraph, GraphKind
+from desugar.backends.base import Backend, GraphKind
 from desugar.backends.parallel_build import PendingKernels, expected_tangents
 from desugar.frontend.autocast import autocast_state, is_autocast
 from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph
 from desugar.ir.outputs import Outputs, store_positions, token_positions, written_slots
-from desugar.ir.stages import FromForward, Partitioned, Traced
+from desugar.ir.stages import FromForward, Graphs, Split, Traced
 from desugar.passes import verify
 from desugar.passes.mutations import keep_old_values, store_results
 from desugar.passes.partition import partition
@@ -27,6 +27,7 @@ from desugar.program import Program
 from desugar.recording import listeners
 from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with, graph_texts
 from desugar.recording.listeners import stage
+from desugar.store.programs import Place, Stored
 from desugar.tracing.effect_tokens import sink_tokens
 from desugar.tracing.trace import discover, trace_graph
 from desugar.wrapper.backward_variants import BackwardVariants
@@ -48,6 +49,7 @@ def build_program(
     leaves: list[Any],
     backend: Backend,
     otherwise: Callable[..., Any] | None = None,
+    place: Place | None = None,
 ) -> Program:
     """Traces, checks, partitions, compiles and wraps a function of argument leaves.
 
@@ -59,6 +61,7 @@ def build_program(
         otherwise: The function that runs a call where a mutated tensor shares memory with another one, or where a
             storage offset that the program depends on, or the size of a whole DTensor, differs. None if the caller
             checks all three.
+        place: The program's place in the store; None if it is not stored.
 
     Raises:
         DesugarError: The pass does not support the function. The arguments are unchanged.
@@ -67,7 +70,7 @@ def build_program(
     known = graph_texts()
     try:
         with private.compile_lock, private.use_lazy_graph_module(True):
-            program = _run_stages(function, inputs, leaves, backend, otherwise)
+            program = _run_stages(function, inputs, leaves, backend, otherwise, place)
     except BaseException:
         forget_texts(graph_texts() - known)
         raise
@@ -82,46 +85,47 @@ def _run_stages(
     leaves: list[Any],
     backend: Backend,
     otherwise: Callable[..., Any] | None,
+    place: Place | None,
 ) -> Program:
-    """Runs all stages, with a check after each: discover, trace, partition, compile, wrapper, backward."""
+    """Runs all stages, or finds what they made in the store; then writes the wrapper."""
     with private.compiled_autograd._disable(), _without_inference_mode():
         private.shared_nested_tensor()
-        with stage("discover"):
-            outputs = discover(function.call, inputs)
-        with stage("trace"):
-            traced = trace_graph(function.call, inputs, outputs, backend.decompositions())
-        verify.check_traced(traced, len(inputs.flat.items))
-        compiled = (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
+        with stage("load"):
+            stored = None if place is None else place.load(inputs)
+        kernels = PendingKernels()
+        if (found := stored) is None:
+            found, kernels = _compile(function, inputs, backend)
         parts = Parts(
             inputs,
-            traced,
+            found.interface,
             leaves,
-            compiled.forward,
-            compiled.partitioned,
+            found.forward,
+            found.split,
             autocast=is_autocast(autocast_state()),
             otherwise=otherwise,
         )
         with stage("wrapper"):
             wrapped = emit_program(parts)
         variants = None
-        if compiled.partitioned is not None and wrapped.function is not None:
-            variants = BackwardVariants(parts, compiled.partitioned, wrapped.function, backend, function)
-            _compile_backward(variants, compiled.kernels)
+        if found.split is not None and wrapped.function is not None:
+            variants = BackwardVariants(parts, found.split, wrapped.function, backend, function, place)
+            if stored is None:
+                _compile_backward(variants, kernels)
+        if place is not None and stored is None:
+            place.save(found, inputs)
     program = Program(
-        forward=compiled.graph,
-        backward=compiled.partitioned.backward if compiled.partitioned else None,
-        joint=compiled.joint,
+        graphs=found.graphs,
         inputs=tuple(inputs.values),
-        outputs=traced.outputs.visible,
+        outputs=found.interface.outputs.visible,
         wrapper=wrapped.out.source,
         variants=variants,
-        saved_bytes=compiled.partitioned.saved_bytes if compiled.partitioned else 0,
+        saved_bytes=found.split.saved_bytes if found.split else 0,
         run=_unbuilt,
         is_dynamic=inputs.has_symbols,
     )
     _build(program, wrapped.out)
     if (recording := listeners.current()) is not None:
-        recording.program, recording.inputs, recording.traced = program, inputs, traced
+        recording.program, recording.inputs, recording.traced = program, inputs, found.interface
     return program
 
 
@@ -152,35 +156,31 @@ def _without_inference_mode() -> contextlib.AbstractContextManager[Any]:
 # ------------------------------------------------------------------------------------------------ compiling
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """The compiled graphs of a traced function. The graphs are copies, because a compiler may change its input.
+def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tuple[Stored, PendingKernels]:
+    """Runs the stages before the wrapper, with a check after each: discover, trace, partition, compile.
 
-    Attributes:
-        joint: The traced graph.
-        graph: The forward graph.
-        forward: The compiled forward.
-        partitioned: The forward and backward graphs; None in inference.
-        kernels: The kernels that have to be built before the first call of the forward.
+    Returns:
+        The program, and the kernels that have to be built before the first call of the forward. Its graphs are copies,
+        because a compiler may change its input.
     """
+    with stage("discover"):
+        outputs = discover(function.call, inputs)
+    with stage("trace"):
+        traced = trace_graph(function.call, inputs, outputs, backend.decompositions())
+    verify.check_traced(traced, len(inputs.flat.items))
+    return (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
 
-    joint: fx.GraphModule
-    graph: fx.GraphModule
-    forward: CompiledGraph
-    partitioned: Partitioned | None = None
-    kernels: PendingKernels = field(default_factory=PendingKernels)
 
-
-def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> Compiled:
+def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Stored, PendingKernels]:
     joint, outputs = copy_graph(traced.graph), traced.outputs
     _end_forward(traced.graph, outputs)
     kind = GraphKind("inference", traced.num_forward, tuple(_static_slots(inputs)))
     with stage("compile"):
         forward, _ = graphs.compile_forward(backend, traced.graph, kind, inputs.fakes.mode)
-    return Compiled(joint, joint, forward)
+    return Stored(traced.interface, None, Graphs(lambda: (joint, joint, None)), forward), PendingKernels()
 
 
-def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> Compiled:
+def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Stored, PendingKernels]:
     mode, static = inputs.fakes.mode, _static_slots(inputs)
     joint = copy_graph(traced.graph)
     with graphs.compiling(mode), stage("partition"):
@@ -196,7 +196,9 @@ def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> Compi
     for position, source in enumerate(partitioned.backward_inputs):
         if strides is not None and isinstance(source, FromForward):
             graphs.restride_saved(partitioned.backward, position, strides[source.index])
-    return Compiled(joint, graph, forward, replace(partitioned, forward=graph), kernels)
+    made = Graphs(lambda: (joint, graph, partitioned.backward))
+    split = Split.of(replace(partitioned, forward=graph), made)
+    return Stored(traced.interface, split, made, forward), kernels
 
 
 def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] = ()) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import fx
 
+from desugar.ir.stages import Graphs
 from desugar.ir.values import Value, describe
 from desugar.wrapper.backward_variants import BackwardVariants
 from desugar.wrapper.direct_calls import call_directly
@@ -19,9 +20,7 @@ class Program:
     """The compiled form of a function for one signature.
 
     Attributes:
-        forward: Graph over plain tensors; returns the results, then the values saved for the backward.
-        backward: Graph over plain tensors; None if no result requires grad.
-        joint: The graph before the partition (equal to `forward` in inference).
+        graphs: The plain graphs; `forward`, `backward` and `joint` return them.
         inputs: One value per input leaf: arguments, then captured tensors.
         outputs: One value per result leaf.
         wrapper: The text of the generated wrapper.
@@ -33,9 +32,7 @@ class Program:
         names: The user's names for the arguments.
     """
 
-    forward: fx.GraphModule
-    backward: fx.GraphModule | None
-    joint: fx.GraphModule
+    graphs: Graphs
     inputs: tuple[Value, ...]
     outputs: tuple[Value, ...]
     wrapper: str
@@ -45,6 +42,21 @@ class Program:
     is_dynamic: bool = False
     is_whole: bool = True
     names: tuple[str, ...] = ()
+
+    @property
+    def forward(self) -> fx.GraphModule:
+        """The graph over plain tensors; returns the results, then the values saved for the backward."""
+        return self.graphs.all[1]
+
+    @property
+    def backward(self) -> fx.GraphModule | None:
+        """The graph over plain tensors that computes the gradients; None if no result requires grad."""
+        return self.graphs.all[2]
+
+    @property
+    def joint(self) -> fx.GraphModule:
+        """The graph before the partition (equal to `forward` in inference)."""
+        return self.graphs.all[0]
 
     def call_directly(self) -> None:
         """Makes the program call the code inside its compiled graphs; its caller then has to check for profilers."""

@@ -49,6 +49,7 @@ class Backend:
         compile_graph: Compiles one graph.
         reads_memory: Whether compiled graphs read the memory of their inputs directly. PyTorch's own kernels handle
             lazy negation and vmap's batches; such graphs do not.
+        settings: A context manager with the compiler's settings in force; None if its graphs are not to be stored.
         postpone: A context manager in which a graph is compiled without waiting for its kernels;
             :meth:`PendingKernels.finish` waits for them.
     """
@@ -58,6 +59,7 @@ class Backend:
     split: Callable[..., tuple[fx.GraphModule, fx.GraphModule]]
     compile_graph: Callable[[fx.GraphModule, list[Any], GraphKind], CompiledGraph]
     reads_memory: bool = True
+    settings: Callable[[], contextlib.AbstractContextManager[None]] | None = None
     postpone: Callable[[fx.GraphModule], contextlib.AbstractContextManager[PendingKernels]] = (
         _postpone_nothing
     )
@@ -76,4 +78,5 @@ def run_eagerly(
         with below_view_tracking():
             return forward(*items)
 
+    run.runs_eagerly = True  # type: ignore[attr-defined]  # the store keeps the graph then
     return run

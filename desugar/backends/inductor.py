@@ -11,6 +11,7 @@ from torch import fx
 
 from desugar import _torch as private
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
+from desugar.backends.kernel_libraries import ATTRIBUTE, recorded
 from desugar.backends.parallel_build import PendingKernels, postpone_kernels
 from desugar.frontend.storage_offsets import input_storage_offsets
 from desugar.ir.fx_utils import clone_aliased_results, output_nodes, result_names
@@ -41,7 +42,14 @@ def inductor_backend(mode: str | None, options: Mapping[str, Any] | None) -> Bac
         with _patched(patches), postpone_kernels(graph) as kernels:
             yield kernels
 
-    return Backend("inductor", decompositions, split, compile_graph, postpone=postpone)
+    return Backend(
+        "inductor",
+        decompositions,
+        split,
+        compile_graph,
+        settings=lambda: _patched(patches),
+        postpone=postpone,
+    )
 
 
 def _size_assert_patches(graph: fx.GraphModule, kind: GraphKind) -> dict[str, Any]:
@@ -83,8 +91,8 @@ def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind)
         n for n, node in enumerate(output_nodes(graph)[:visible]) if isinstance(node, fx.Node)
     ]
     cudagraphs = private.BoxedBool(private.inductor_config.triton.cudagraphs)
-    with _patched({"fx_graph_cache": False} if starts else {}):
-        return private.compile_fx_inner(
+    with _patched({"fx_graph_cache": False} if starts else {}), recorded() as kernels:
+        compiled = private.compile_fx_inner(
             graph,
             inputs,
             static_input_idxs=kind.static_slots,
@@ -92,3 +100,5 @@ def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind)
             is_inference=kind.role == "inference",
             is_backward=kind.role == "backward",
         )
+    setattr(compiled, ATTRIBUTE, kernels)
+    return compiled

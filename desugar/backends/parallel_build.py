@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from desugar import _torch as private
-from desugar.ir.stages import Traced
+from desugar.ir.stages import Interface
 from desugar.ir.values import Plain, Value, Wrapper
 
 log = logging.getLogger("desugar")
@@ -94,7 +94,7 @@ class PrecompiledGraphs:
             return None
 
 
-def expected_tangents(traced: Traced) -> tuple[bool, ...]:
+def expected_tangents(traced: Interface) -> tuple[bool, ...]:
     """Predicts, per tangent, whether it will arrive.
 
     The results without dimensions are taken for losses, whose gradients arrive. If there is none, all are expected.
@@ -103,7 +103,7 @@ def expected_tangents(traced: Traced) -> tuple[bool, ...]:
     return losses if any(losses) else (True,) * len(losses)
 
 
-def _dim(value: Value, traced: Traced) -> int | None:
+def _dim(value: Value, traced: Interface) -> int | None:
     match value:
         case Plain(index):
             return traced.tangent_items[index].dim()

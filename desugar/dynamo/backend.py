@@ -26,12 +26,13 @@ from desugar.dynamo.specialize import Specialized
 from desugar.errors import DesugarError
 from desugar.frontend.fakes import Fakes, check_memory
 from desugar.frontend.inputs import Inputs, StaticNeeded
-from desugar.frontend.rule_state import guard_state, state_read_by_rules
+from desugar.frontend.rule_state import guard_state, read_by_rules
 from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.recording.listeners import Caller, Recording, caller
 from desugar.recording.trace_artifacts import record_compilation
 from desugar.recording.user_names import function_name, leaf_names
+from desugar.store.programs import place_of
 from desugar.wrapper.recompute import CapturedFunction
 
 log = logging.getLogger("desugar")
@@ -111,7 +112,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], backend: Backen
     def compile_again(fn: Callable[[list[Any]], Any]) -> Specialized:
         return Specialized(fn, backend, "a derivative", gm, names)
 
-    owner, read = caller(), state_read_by_rules(gm, leaves)
+    owner, read = caller(), read_by_rules(gm, leaves)
     names = leaf_names(gm, None if owner is None else owner.what)
     made = _recording(gm, leaves, owner, describe_failure(owner, dict(zip(names, leaves, strict=True))))
     made.guards = () if context is None else tuple(context.guards_context.dynamo_guards)
@@ -120,10 +121,12 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], backend: Backen
             leaves, [_make_fake(leaf, fakes.mode, context) for leaf in leaves], private.source_names(gm)
         )
         otherwise = Specialized(call, backend, "arguments that share memory", gm, names)
-        program = build_program(CapturedFunction(call, compile_again), inputs, leaves, backend, otherwise)
+        place = place_of(gm, inputs, backend, read)
+        captured = CapturedFunction(call, compile_again)
+        program = build_program(captured, inputs, leaves, backend, otherwise, place)
         program.names = names
     program.is_whole = not private.ends_in_graph_break(gm)
-    guard_state(read)
+    guard_state(read.state)
     note_program(program)
     if owner is not None:
         program.call_directly()

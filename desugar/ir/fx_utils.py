@@ -17,6 +17,11 @@ def output_nodes(graph: fx.GraphModule) -> list[Any]:
     return list(output.args[0])
 
 
+def output_items(graph: fx.GraphModule) -> tuple[Any, ...]:
+    """Returns the fake tensor or symbolic number of each value that a graph returns; a constant unchanged."""
+    return tuple(node.meta["val"] if isinstance(node, fx.Node) else node for node in output_nodes(graph))
+
+
 def set_outputs(graph: fx.GraphModule, outputs: list[Any]) -> None:
     """Makes a graph return `outputs`; removes dead nodes and recompiles it."""
     (output,) = graph.graph.find_nodes(op="output")

@@ -1,14 +1,18 @@
-"""Results of the stages: the traced joint graph, and the forward and backward graphs that it is split into."""
+"""Results of the stages: the traced joint graph, and the forward and backward graphs that it is split into.
+
+The passes work on the graphs. The wrapper is written from records that describe them (`Interface`, `Split`), so that a
+program from the store needs no graph: its graphs stay in the file until somebody asks for them (`Graphs`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from torch import Tensor, fx
 
-from desugar.ir.fx_utils import output_nodes
+from desugar.ir.fx_utils import fake_inputs, find_random_op, output_items, output_nodes
 from desugar.ir.outputs import Outputs
 from desugar.ir.values import Value
 
@@ -34,11 +38,10 @@ class GradientCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
-    """A traced function: the joint graph, and how its inputs and outputs map to argument and result leaves.
+class Interface:
+    """How the inputs and outputs of a traced graph map to argument and result leaves.
 
     Attributes:
-        graph: Graph over plain tensors; takes the input slots, then the tangent slots.
         outputs: The forward's results and mutations.
         num_forward: How many of the graph's outputs are the forward's.
         tangents: (index in `outputs.values`, tangent value) per tangent; the value's slots are tangent slots.
@@ -48,7 +51,6 @@ class Traced:
         calls: Calls of `backward` of autograd functions; empty unless several results require grad.
     """
 
-    graph: fx.GraphModule
     outputs: Outputs
     num_forward: int
     tangents: tuple[tuple[int, Value], ...] = ()
@@ -60,6 +62,22 @@ class Traced:
     def is_training(self) -> bool:
         """Whether the graph has a backward."""
         return bool(self.tangents)
+
+
+@dataclass(frozen=True, slots=True)
+class Traced(Interface):
+    """A traced function.
+
+    Attributes:
+        graph: Graph over plain tensors; takes the input slots, then the tangent slots.
+    """
+
+    graph: fx.GraphModule = field(kw_only=True)
+
+    @property
+    def interface(self) -> Interface:
+        """The description alone."""
+        return Interface(*(getattr(self, one.name) for one in fields(Interface)))
 
 
 # --------------------------------------------------------------------------------------------- partitioned
@@ -107,15 +125,100 @@ class Partitioned:
     backward_inputs: tuple[BackwardInput, ...]
     depends: tuple[frozenset[int], ...]
 
+
+# ---------------------------------------------------------------------------------------------- as described
+
+
+class Graphs:
+    """The plain graphs of a program; those of a stored program are read from the store when they are first needed."""
+
+    def __init__(
+        self, read: Callable[[], tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule | None]]
+    ) -> None:
+        self._read = read
+        self._graphs: tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule | None] | None = None
+
+    @property
+    def all(self) -> tuple[fx.GraphModule, fx.GraphModule, fx.GraphModule | None]:
+        """The joint graph, the forward and the backward; the latter is None in inference."""
+        if self._graphs is None:
+            self._graphs = self._read()
+        return self._graphs
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """The forward and backward graphs as a wrapper sees them.
+
+    Attributes:
+        graphs: The graphs.
+        num_forward, backward_inputs, depends: As in :class:`Partitioned`.
+        forward_outputs: Per output of the forward, its fake tensor or symbolic number; None where it returns None.
+        backward_items: Per input of the backward, its fake tensor or symbolic number.
+        gradients: Per output of the backward, its fake tensor or symbolic number; None where it returns None.
+        saved_from: Input slots from which a saved intermediate is computed.
+        random_op: The name of the first op of the forward that draws random numbers; None if there is none.
+    """
+
+    graphs: Graphs
+    num_forward: int
+    backward_inputs: tuple[BackwardInput, ...]
+    depends: tuple[frozenset[int], ...]
+    forward_outputs: tuple[Any, ...]
+    backward_items: tuple[Any, ...]
+    gradients: tuple[Any, ...]
+    saved_from: frozenset[int]
+    random_op: str | None
+
+    @staticmethod
+    def of(partitioned: Partitioned, graphs: Graphs) -> Split:
+        """Describes split graphs after all passes."""
+        return Split(
+            graphs,
+            partitioned.num_forward,
+            partitioned.backward_inputs,
+            partitioned.depends,
+            output_items(partitioned.forward),
+            tuple(fake_inputs(partitioned.backward)),
+            output_items(partitioned.backward),
+            _slots_behind_saved(partitioned),
+            find_random_op(partitioned.forward),
+        )
+
+    @property
+    def forward(self) -> fx.GraphModule:
+        """The forward graph: takes all input slots; returns `num_forward` results, then the saved values."""
+        return self.graphs.all[1]
+
+    @property
+    def backward(self) -> fx.GraphModule:
+        """The backward graph: takes `backward_inputs`; returns the gradients."""
+        backward = self.graphs.all[2]
+        assert backward is not None
+        return backward
+
     @property
     def saved_bytes(self) -> int | None:
         """Bytes of the intermediate values saved for the backward; None if a size is symbolic."""
         total = 0
-        for node in output_nodes(self.forward)[self.num_forward :]:
-            value = node.meta["val"]
+        for value in self.forward_outputs[self.num_forward :]:
             if isinstance(value, Tensor):
                 numel = value.numel()
                 if not isinstance(numel, int):
                     return None
                 total += numel * value.element_size()
         return total
+
+
+def _slots_behind_saved(partitioned: Partitioned) -> frozenset[int]:
+    """Returns the input slots from which a saved intermediate is computed."""
+    outputs = output_nodes(partitioned.forward)
+    stack = [outputs[s.index] for s in partitioned.backward_inputs if isinstance(s, FromForward)]
+    seen: set[fx.Node] = set()
+    while stack:
+        node = stack.pop()
+        if node not in seen:
+            seen.add(node)
+            stack.extend(node.all_input_nodes)
+    placeholders = partitioned.forward.graph.find_nodes(op="placeholder")
+    return frozenset(n for n, node in enumerate(placeholders) if node in seen)

@@ -173,13 +173,13 @@ def trace_graph(
     graph.recompile()
     unsupported.check_higher_order_randomness(graph)
     return Traced(
-        graph,
         recorder.outputs,
         len(recorder.outputs.returned),
         tangents,
         tangent_items,
         tuple(recorder.grads),
         calls,
+        graph=graph,
     )
 
 

@@ -15,9 +15,8 @@ import torch
 from desugar.codegen.build_values import emit_graph_call
 from desugar.codegen.text import targets_of, tuple_of
 from desugar.codegen.unpack import Names
-from desugar.ir.fx_utils import output_nodes
 from desugar.ir.outputs import unread_positions
-from desugar.ir.stages import FromForward, Partitioned
+from desugar.ir.stages import FromForward, Split
 from desugar.ir.values import Plain, Wrapper
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward import variant_name
@@ -44,7 +43,7 @@ class EmittedFunction:
     is_replaced: bool
 
 
-def emit_function(out: Emitter, parts: Parts, partitioned: Partitioned) -> EmittedFunction:
+def emit_function(out: Emitter, parts: Parts, partitioned: Split) -> EmittedFunction:
     """Emits `class Backward(torch.autograd.Function)`, whose global `backwards` is the table of variants."""
     function = out.bind(torch.autograd.Function, "Function")
     out.writeline(f"class Backward({function}):")
@@ -73,9 +72,9 @@ def emit_function(out: Emitter, parts: Parts, partitioned: Partitioned) -> Emitt
     return EmittedFunction(plan, recompute, is_replaced)
 
 
-def _emit_forward(out: Emitter, parts: Parts, partitioned: Partitioned) -> tuple[BackwardPlan, RecomputePlan]:
+def _emit_forward(out: Emitter, parts: Parts, partitioned: Split) -> tuple[BackwardPlan, RecomputePlan]:
     names = _emit_forward_names(out, parts)
-    count = len(output_nodes(partitioned.forward))
+    count = len(partitioned.forward_outputs)
     read_later = {s.index for s in partitioned.backward_inputs if isinstance(s, FromForward)}
     unread = unread_positions(parts.outputs)
     results = emit_graph_call(

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from desugar.backends.base import CompiledGraph
 from desugar.codegen.build_values import emit_constant, emit_graph_call, emit_value, zeros_expression
@@ -20,8 +21,7 @@ from desugar.codegen.rechecks import emit_recheck, expect_plain
 from desugar.codegen.runtime import placed, restride, settle, tensor_guards
 from desugar.codegen.text import join_saved, targets_of, tuple_of
 from desugar.frontend.fakes import hint, is_symbolic
-from desugar.ir.fx_utils import output_nodes
-from desugar.ir.stages import BackwardInput, FromTangent, Traced
+from desugar.ir.stages import BackwardInput, FromTangent, Interface
 from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of, take_apart
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward_plan import BackwardPlan
@@ -41,15 +41,17 @@ class Variant:
     Attributes:
         name: The name of the generated function.
         present: Per tangent, whether it arrives.
-        graph: The plain graph; its output is None where an argument gets no gradient.
         sources: The source of each input of the graph.
+        items: The fake tensor or symbolic number of each input of the graph.
+        gradients: The fake tensor or symbolic number of each output; None where an argument gets no gradient.
         compiled: The compiled graph; None if no gradient arrives at all.
     """
 
     name: str
     present: tuple[bool, ...]
-    graph: fx.GraphModule
     sources: tuple[BackwardInput, ...]
+    items: tuple[Any, ...]
+    gradients: tuple[Any, ...]
     compiled: CompiledGraph | None
 
 
@@ -74,7 +76,7 @@ class VariantEmitter:
     def __init__(
         self,
         out: Emitter,
-        traced: Traced,
+        traced: Interface,
         plan: BackwardPlan,
         fallback: str,
         *,
@@ -246,21 +248,19 @@ class VariantEmitter:
             items[source.index] if isinstance(source, FromTangent) else self.plan.reads[source]
             for source in variant.sources
         ]
-        fakes = [node.meta["val"] for node in variant.graph.graph.find_nodes(op="placeholder")]
-        emit_recheck(out, arguments, expect_plain("saved_and_tangents", fakes))
-        nodes = output_nodes(variant.graph)
+        emit_recheck(out, arguments, expect_plain("saved_and_tangents", variant.items))
         gradients = emit_graph_call(
             out,
             variant.compiled,
             f"[{', '.join(join_saved(arguments, len(self.plan.saved)))}]",
-            ["_" if node is None else f"grad{n}" for n, node in enumerate(nodes)],
+            ["_" if item is None else f"grad{n}" for n, item in enumerate(variant.gradients)],
             self.autocast,
         )
         returned = ["None", "None"]
         for number in differentiable_leaves(self.traced):
             value = dict(self.traced.grads)[number]
             assert value is not None
-            if any(isinstance(nodes[slot], fx.Node) for slot, _ in paths_of(value)):
+            if any(isinstance(variant.gradients[slot], Tensor) for slot, _ in paths_of(value)):
                 gradient = emit_value(out, value, lambda slot: gradients[slot], f"d{number}")
                 if number in self.plan.primal_reads:
                     out.writeline(f"{gradient}.__dict__[{PRIMAL!r}] = {self.plan.primal_reads[number]}")
@@ -270,7 +270,7 @@ class VariantEmitter:
         out.writeline(f"return {', '.join(returned)}")
 
 
-def differentiable_leaves(traced: Traced) -> list[int]:
+def differentiable_leaves(traced: Interface) -> list[int]:
     """Returns the input leaves that get a gradient."""
     return [number for number, value in traced.grads if value is not None]
 

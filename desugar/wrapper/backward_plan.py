@@ -10,8 +10,7 @@ from torch import Tensor
 from desugar.codegen.unpack import Names
 from desugar.frontend.fakes import is_symbolic
 from desugar.frontend.inputs import Inputs
-from desugar.ir.fx_utils import output_nodes
-from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Partitioned, Traced
+from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Interface, Split
 from desugar.ir.values import Constant, Value, Wrapper, paths_of
 from subclasses import TensorSubclass
 
@@ -74,9 +73,7 @@ class ForwardNames:
     leaves: Mapping[int, str]
 
 
-def plan_backward(
-    inputs: Inputs, traced: Traced, partitioned: Partitioned, names: ForwardNames
-) -> BackwardPlan:
+def plan_backward(inputs: Inputs, traced: Interface, partitioned: Split, names: ForwardNames) -> BackwardPlan:
     """Decides for each backward input which object the forward saves and how the backward reads it.
 
     A tensor inside an input or a result is read through the outer tensor. So autograd checks the version counter of
@@ -85,7 +82,6 @@ def plan_backward(
     """
     plan = BackwardPlan()
     input_paths, output_paths = first_paths(inputs.values), first_paths(traced.outputs.values)
-    forward_outputs = output_nodes(partitioned.forward)
     returned = traced.outputs.returned
     mutated = {leaf for leaf, _, _ in traced.outputs.versions}
     for source in partitioned.backward_inputs:
@@ -100,7 +96,7 @@ def plan_backward(
             case FromForward(index) if index < traced.num_forward and returned[index] in output_paths:
                 leaf, path = output_paths[returned[index]]
                 plan.save(source, names.leaves[leaf], path)
-            case FromForward(index) if isinstance(forward_outputs[index].meta["val"], Tensor):
+            case FromForward(index) if isinstance(partitioned.forward_outputs[index], Tensor):
                 plan.save(source, names.results[index], ())
             case FromForward(index):
                 plan.save_int(source, names.results[index])
@@ -111,7 +107,7 @@ def plan_backward(
     return plan
 
 
-def _plan_primals(plan: BackwardPlan, traced: Traced, inputs: Names) -> None:
+def _plan_primals(plan: BackwardPlan, traced: Interface, inputs: Names) -> None:
     for number, value in traced.grads:
         if _meets_plain_gradients(value):
             plan.primal_reads[number] = f"ctx.primals[{len(plan.primals)}]"
@@ -129,7 +125,7 @@ def _meets_plain_gradients(value: Value | None) -> bool:
     return value.cls._saves_inners and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
 
 
-def _plan_tangents(plan: BackwardPlan, traced: Traced, leaves: Mapping[int, str]) -> None:
+def _plan_tangents(plan: BackwardPlan, traced: Interface, leaves: Mapping[int, str]) -> None:
     for number, value in traced.tangents:
         for path in _companion_paths(value):
             plan.companion_reads[number, path] = f"ctx.companions[{len(plan.companions)}]"

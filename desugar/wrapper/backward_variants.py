@@ -23,13 +23,14 @@ from desugar.backends import graphs
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.parallel_build import PrecompiledGraphs
 from desugar.frontend.autocast import autocast_state, is_autocast
-from desugar.ir.fx_utils import copy_graph, output_nodes
-from desugar.ir.stages import BackwardInput, FromTangent, Partitioned
+from desugar.ir.fx_utils import copy_graph, fake_inputs, output_items, output_nodes
+from desugar.ir.stages import BackwardInput, FromTangent, Split
 from desugar.ir.values import Plain, Wrapper, slots_of
 from desugar.passes.prune_tangents import prune_missing
 from desugar.passes.verify import check_pruned
 from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
 from desugar.recording.listeners import stage
+from desugar.store.programs import Place
 from desugar.tracing.nonlinear_gradients import may_differ_without
 from desugar.wrapper.autograd_function import EmittedFunction
 from desugar.wrapper.backward import Variant, VariantEmitter, variant_name
@@ -63,6 +64,7 @@ class BackwardVariants:
         inputs, traced, partitioned: The inputs, the traced function, and its forward and backward graphs.
         backend: Compiles the graphs.
         emitted: The plans of the forward's text.
+        place: Where compiled backwards are stored; None if they are not.
         autocast: The state of autocast at compilation.
         recompute: Computes gradients by running the function again.
         table: The variants' functions so far.
@@ -76,13 +78,14 @@ class BackwardVariants:
     def __init__(
         self,
         parts: Parts,
-        partitioned: Partitioned,
+        partitioned: Split,
         emitted: EmittedFunction,
         backend: Backend,
         captured: CapturedFunction,
+        place: Place | None = None,
     ) -> None:
         self.inputs, self.traced, self.partitioned = parts.inputs, parts.traced, partitioned
-        self.backend, self.emitted = backend, emitted
+        self.backend, self.emitted, self.place = backend, emitted, place
         self.autocast = autocast_state()
         self.recompute = Recompute(parts, emitted.recompute, captured, self.autocast)
         self.table = VariantTable(self._build)
@@ -131,16 +134,15 @@ class BackwardVariants:
 
     def _build_variant(self, present: tuple[bool, ...]) -> Backward:
         known = graph_texts()
-        graph = self._graph(present)
         compiled = None
         if any(present):
             with self._timed():
-                compiled = self._precompiled.take(present) or self._compile_late(graph)
+                compiled = self._load(present) or self._compile_and_save(present)
         out = Emitter()
         name = variant_name(present)
         out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))
         emitter = self.emitter(out, present)
-        emitter.emit(Variant(name, present, graph, self._sources(graph), compiled))
+        emitter.emit(self._variant(name, present, compiled))
         functions = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)
         self.functions.append(functions[name])
         if self.is_direct:
@@ -148,6 +150,30 @@ class BackwardVariants:
         self.sources.append(out.source)
         forget_with(self, graph_texts() - known)
         return functions[name]  # type: ignore[return-value]
+
+    def _variant(self, name: str, present: tuple[bool, ...], compiled: CompiledGraph | None) -> Variant:
+        if all(present):
+            split = self.partitioned
+            return Variant(
+                name, present, split.backward_inputs, split.backward_items, split.gradients, compiled
+            )
+        graph = self._graph(present)
+        items = tuple(fake_inputs(graph)), output_items(graph)
+        return Variant(name, present, self._sources(graph), *items, compiled)
+
+    def _load(self, present: tuple[bool, ...]) -> CompiledGraph | None:
+        """Returns a graph that is in the store."""
+        if self.place is None:
+            return None
+        return self.place.load_backward(present, lambda: self._graph(present))
+
+    def _compile_and_save(self, present: tuple[bool, ...]) -> CompiledGraph:
+        env = self.inputs.fakes.env
+        num_guards = len(env.guards)
+        compiled = self._precompiled.take(present) or self._compile_late(self._graph(present))
+        if self.place is not None and len(env.guards) == num_guards:
+            self.place.save_backward(present, compiled)
+        return compiled
 
     def emitter(self, out: Emitter, present: tuple[bool, ...]) -> VariantEmitter:
         """Returns the emitter of one variant."""

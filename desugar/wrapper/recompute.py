@@ -17,15 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import nn
 
 from desugar.codegen.runtime import are_batched
 from desugar.errors import DesugarError
 from desugar.frontend.autocast import AutocastState, restore_autocast
 from desugar.frontend.inputs import Inputs
-from desugar.ir.fx_utils import find_random_op, output_nodes
 from desugar.ir.pytree import result_leaves
-from desugar.ir.stages import FromForward, LeafFunction, Partitioned
+from desugar.ir.stages import LeafFunction, Split
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, View, Wrapper
 from desugar.tracing.unsupported import check_first_order
@@ -112,7 +111,7 @@ class Recompute:
         assert parts.partitioned is not None
         self.inputs, self.traced, self.plan = parts.inputs, parts.traced, plan
         self.function, self.autocast = function, autocast
-        self._random_op = find_random_op(parts.partitioned.forward)
+        self._random_op = parts.partitioned.random_op
         self._compiled: dict[tuple[int, ...], Callable[..., Any]] = {}
         self._lock = threading.RLock()
 
@@ -240,16 +239,7 @@ def tensor_leaves(inputs: Inputs) -> list[int]:
     return [n for n, value in enumerate(inputs.values) if isinstance(value, Plain | Wrapper)]
 
 
-def sources_of_saved(inputs: Inputs, partitioned: Partitioned) -> set[int]:
+def sources_of_saved(inputs: Inputs, partitioned: Split) -> set[int]:
     """Returns the input leaves from which a saved intermediate is computed."""
-    outputs = output_nodes(partitioned.forward)
-    stack = [outputs[s.index] for s in partitioned.backward_inputs if isinstance(s, FromForward)]
-    seen: set[fx.Node] = set()
-    while stack:
-        node = stack.pop()
-        if node not in seen:
-            seen.add(node)
-            stack.extend(node.all_input_nodes)
     paths = first_paths(inputs.values)
-    placeholders = partitioned.forward.graph.find_nodes(op="placeholder")
-    return {paths[n][0] for n, node in enumerate(placeholders) if node in seen and n in paths}
+    return {paths[slot][0] for slot in partitioned.saved_from if slot in paths}

@@ -12,7 +12,7 @@ from desugar.codegen.rechecks import Expected, emit_recheck, expect_plain
 from desugar.codegen.unpack import Names
 from desugar.frontend.inputs import Inputs
 from desugar.ir.outputs import Outputs
-from desugar.ir.stages import Partitioned, Traced
+from desugar.ir.stages import Interface, Split
 from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper
 from subclasses.codegen.emitter import Emitter
 
@@ -32,10 +32,10 @@ class Parts:
     """
 
     inputs: Inputs
-    traced: Traced
+    traced: Interface
     leaves: list[Any]
     forward: CompiledGraph
-    partitioned: Partitioned | None = None
+    partitioned: Split | None = None
     autocast: bool = False
     otherwise: Callable[..., Any] | None = None
 

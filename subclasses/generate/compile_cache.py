@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import inspect
+import os
 import pickle
 import sys
 import types
@@ -163,10 +165,24 @@ def _code_digest(made: Any) -> str:
         path = inspect.getsourcefile(made)
     except (TypeError, OSError):  # built in, or defined at a prompt
         path = None
-    if path and Path(path).is_file():
-        return _digest(Path(path).read_text())
+    if path and (state := _file_state(path)) is not None:
+        return _file_digest(path, *state)
     code = getattr(made, "__code__", None)
     return _digest(repr((code.co_code, _stable_constants(code), code.co_names))) if code else repr(made)
+
+
+def _file_state(path: str) -> tuple[int, int] | None:
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_size
+
+
+@functools.lru_cache(maxsize=1024)
+def _file_digest(path: str, changed: int, size: int) -> str:
+    """Returns a digest of a file in the state that was last written at `changed`, in nanoseconds."""
+    return _digest(Path(path).read_text())
 
 
 def _stable_constants(code: types.CodeType) -> list[Any]:
@@ -177,6 +193,7 @@ def _stable_constants(code: types.CodeType) -> list[Any]:
     ]
 
 
+@functools.cache
 def _own_files() -> str:
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     return _digest("".join(f.read_text() for f in files))

@@ -1,0 +1,147 @@
+"""The files of the store, in PyTorch's cache folder.
+
+A key has a folder, and each program of that key a file in it: programs of one key differ in what they assume of sizes.
+A file is written beside its place and renamed, so that a reader in another process finds all of it or nothing. Its
+first line is a digest of the rest; a file that does not match is ignored. When the files take more than
+`DESUGAR_STORE_BYTES` (default 1 GiB), those that were not used for the longest time are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from desugar import _torch as private
+
+log = logging.getLogger("desugar")
+
+SWITCH = "DESUGAR_STORE"  # environment variable: 0 switches the store off
+LIMIT = "DESUGAR_STORE_BYTES"  # environment variable: how many bytes the files may take
+_DEFAULT_LIMIT = 2**30
+_KIND = "desugar_program"  # PyTorch's name for these files among its cache artifacts
+
+
+def is_switched_on() -> bool:
+    """Whether the environment and PyTorch's configuration let programs be stored."""
+    if os.environ.get(SWITCH, "1") in ("", "0"):
+        return False
+    is_off = private.compiler_config.force_disable_caches
+    return (
+        not is_off
+        and private.functorch_config.enable_autograd_cache
+        and private.inductor_config.fx_graph_cache
+    )
+
+
+def folder() -> Path:
+    """Returns the folder of the store."""
+    return Path(private.cache_dir()) / "desugar"
+
+
+def write(key: str, name: str, content: bytes) -> None:
+    """Writes a file of a key, and records it for `torch.compiler.save_cache_artifacts`; logs an error of the system."""
+    _register_artifact()
+    private.CacheArtifactRecorder(_KIND, f"{key}/{name}").record(content)
+    try:
+        _write(folder() / key[:2] / key / name, content)
+        _trim()
+    except OSError as error:
+        log.warning("a program cannot be stored: %s", error)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, beside = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_digest(content) + b"\n" + content)
+        os.replace(beside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(beside)
+        raise
+
+
+def read(key: str, name: str) -> bytes | None:
+    """Returns the content of a file of a key; None if there is none or it is damaged."""
+    path = folder() / key[:2] / key / name
+    try:
+        digest, _, content = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    if digest != _digest(content):
+        log.warning("ignored a damaged file of the store of programs: %s", path)
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # it was used
+    _register_artifact()
+    private.CacheArtifactRecorder(_KIND, f"{key}/{name}").record(content)
+    return content
+
+
+def names(key: str) -> list[str]:
+    """Returns the names of the files of a key, in order."""
+    try:
+        found = os.listdir(folder() / key[:2] / key)
+    except OSError:
+        return []
+    return sorted(name for name in found if not name.startswith("."))
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=16).hexdigest().encode()
+
+
+# ----------------------------------------------------------------------------------------------- their bound
+
+
+def _trim() -> None:
+    """Deletes the files that were not used for the longest time, until the rest is below the limit."""
+    limit = int(os.environ.get(LIMIT, _DEFAULT_LIMIT))
+    found = sorted(_files(), key=lambda file: file[0])
+    total = sum(size for _, size, _ in found)
+    for _, size, path in found:
+        if total <= limit:
+            return
+        total -= size
+        with contextlib.suppress(OSError):  # another process has deleted it
+            os.unlink(path)
+
+
+def _files() -> Iterator[tuple[float, int, Path]]:
+    """Yields the time of last use, the size and the path of each file."""
+    for path in folder().glob("*/*/*"):
+        with contextlib.suppress(OSError):
+            state = path.stat()
+            yield state.st_mtime, state.st_size, path
+
+
+# ------------------------------------------------------------------------------------------- as an artifact
+
+
+@functools.cache
+def _register_artifact() -> None:
+    """Makes the files part of what `torch.compiler.save_cache_artifacts` saves."""
+
+    class ProgramArtifact(private.CacheArtifact):
+        def populate_cache(self) -> None:
+            key, _, name = self.key.partition("/")
+            _write(folder() / key[:2] / key / name, self.content)
+
+        @staticmethod
+        def type() -> str:
+            return _KIND
+
+    private.CacheArtifactFactory.register(ProgramArtifact)
+
+
+def register_artifact(_: Any = None) -> None:
+    """Registers the kind of artifact, which `torch.compiler.load_cache_artifacts` has to know before it reads any."""
+    _register_artifact()

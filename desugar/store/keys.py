@@ -1,0 +1,273 @@
+"""The key of a program: everything that it depends on besides the assumptions about sizes, which its file holds.
+
+PyTorch's AOTAutograd cache is keyed on Dynamo's graph, and so is this store; the graph, the settings of Inductor and
+what cannot be cached are judged by PyTorch's own code. On top come the code of the classes and of what their rules
+call, what the rules read, and the code of this project.
+
+A source file that changed after this process began may differ from the code that runs here. Nothing is stored then.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import os
+import platform
+import sys
+import time
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+import subclasses
+from desugar import _torch as private
+from desugar.frontend.autocast import autocast_state
+from desugar.frontend.inputs import Inputs
+from desugar.frontend.rule_state import RulesRead, StateRead
+from desugar.ir.values import Same, Value, View, Wrapper, describe, is_wrapper
+from desugar.passes.verify import rechecks_enabled
+from desugar.store.pickling import CannotStore
+from subclasses.generate.compile_cache import describe_value, fingerprint
+from subclasses.handwritten import DTensorContext, OpaqueContext
+
+_STARTED = time.time()
+
+# Settings of Inductor that hold functions, which have no key.
+_PASSES = (
+    "pre_grad_custom_pass", "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass", "_pre_fusion_custom_pass", "_post_fusion_custom_pass", "custom_partitioner_fn",
+    "cudagraph_policy",
+)  # fmt: skip
+
+
+def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: RulesRead) -> str:
+    """Returns the key of a graph that is about to be compiled.
+
+    Args:
+        graph: Dynamo's graph.
+        inputs: Its flattened arguments.
+        backend: What is to compile the plain graphs; its settings are in force.
+        read: What the rules of its classes read.
+
+    Raises:
+        CannotStore: PyTorch does not cache such a graph, or something has no key that is the same in every process.
+    """
+    try:
+        _check_cacheable(graph)
+        classes = sorted(
+            {cls for value in inputs.values for cls in _classes_of(value)} | _made_in(graph), key=_name
+        )
+        details = (
+            _release(),
+            graph,
+            inputs.primals(),
+            [(type(value).__name__, describe(value), _flags(value)) for value in inputs.values],
+            [(origin.leaf, origin.path, origin.text) for _, origin in sorted(inputs.origins.items())],
+            sorted(inputs.parameters),
+            [(_name(cls), fingerprint(cls)) for cls in classes],
+            [_describe_read(one) for one in read.state],
+            sorted(map(_code_of, read.functions)),
+            _ranges(inputs),
+            _settings(backend),
+        )
+        with private.sanitize_gm_for_cache(graph):
+            return str(private.AOTAutogradCachePickler(graph).get_hash(details))
+    except (private.BypassAOTAutogradCache, private.BypassFxGraphCache) as error:
+        raise CannotStore(str(error)) from error
+
+
+# ------------------------------------------------------------------------------------------------- the graph
+
+
+def _check_cacheable(graph: fx.GraphModule) -> None:
+    """Raises where PyTorch would not cache a graph; functions of declared classes are part of the key."""
+    if private.inductor_config.freezing or private.inductor_config.triton.cudagraphs:
+        raise CannotStore("freezing or CUDA graphs are switched on")
+    passes = [getattr(private.inductor_config, name, None) for name in _PASSES]
+    if any([*passes, *private.custom_backend_passes.values()]):
+        raise CannotStore("a custom pass is set")
+    for module in graph.modules():
+        if isinstance(module, fx.GraphModule):
+            for node in module.graph.nodes:
+                if not _is_ours(node.target):
+                    private.check_node_safe(node)
+
+
+def _is_ours(target: Any) -> bool:
+    if isinstance(target, type) and issubclass(target, Tensor):
+        return True
+    return isinstance(target, types.FunctionType) and target.__module__.partition(".")[0] == "subclasses"
+
+
+def _made_in(graph: fx.GraphModule) -> set[type]:
+    """Returns the classes of the wrappers that a graph makes, and of those inside them."""
+    found: set[type] = set()
+    for node in graph.graph.nodes:
+        if isinstance(node.target, type) and issubclass(node.target, Tensor):
+            found.add(node.target)
+        pending = [node.meta.get("example_value")]
+        while pending:
+            value = pending.pop()
+            if isinstance(value, tuple | list):
+                pending += value
+            elif is_wrapper(value):
+                found.add(type(value))
+                pending += [getattr(value, name) for name in value.__tensor_flatten__()[0]]
+    return found
+
+
+def _classes_of(value: Value) -> Iterator[type]:
+    if isinstance(value, Wrapper):
+        if isinstance(value.context, DTensorContext | OpaqueContext):
+            raise CannotStore(f"a {value.cls.__name__} belongs to a process group")
+        yield value.cls
+        for _, part in value.inner:
+            yield from _classes_of(part)
+
+
+def _flags(value: Value) -> Any:
+    """Returns what `describe` leaves out."""
+    match value:
+        case Wrapper():
+            inner = [_flags(part) for _, part in value.inner]
+            return describe_value(getattr(value.context, "statics", value.context)), value.is_leaf, inner
+        case View() | Same():
+            return repr(value)
+        case _:
+            return getattr(value, "is_leaf", None)
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _ranges(inputs: Inputs) -> list[str]:
+    """Returns what is known of each symbol before the trace."""
+    env = inputs.fakes.env
+    return sorted(f"{symbol}: {env.var_to_range.get(symbol)}" for symbol in env.backed_var_to_val)
+
+
+# ------------------------------------------------------------------------------------------------ the rules
+
+
+def _describe_read(read: StateRead) -> tuple[str, str]:
+    if isinstance(read.value, types.FunctionType | types.MethodType | functools.partial):
+        return read.name, _code_of(read.value)
+    try:
+        return read.name, describe_value(read.value)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise CannotStore(f"a rule reads {read.name}, which is a {type(read.value).__name__}") from error
+
+
+def _code_of(function: Any) -> str:
+    """Returns a digest of the code of a function that a rule calls."""
+    function = inspect.unwrap(getattr(function, "func", getattr(function, "__func__", function)))
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return f"{type(function).__module__}.{type(function).__qualname__}"
+    _check_unchanged(code.co_filename)
+    return _digest(repr(_stable(code)))
+
+
+def _stable(code: types.CodeType) -> tuple[Any, ...]:
+    constants = [_stable(c) if isinstance(c, types.CodeType) else describe_value(c) for c in code.co_consts]
+    return code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars
+
+
+def _check_unchanged(path: str) -> None:
+    try:
+        changed = os.stat(path).st_mtime
+    except OSError:  # typed at a prompt, generated, or in an archive
+        return
+    if changed > _STARTED:
+        raise CannotStore(f"{path} was changed after this process began")
+
+
+def check_sources(classes: Iterable[type]) -> None:
+    """Raises where a file of a class, or of a base, was changed after this process began."""
+    for cls in classes:
+        for base in cls.__mro__:
+            file = getattr(sys.modules.get(base.__module__), "__file__", None)
+            if file is not None:
+                _check_unchanged(file)
+
+
+# --------------------------------------------------------------------------------- releases and settings
+
+
+@functools.cache
+def _release() -> tuple[str, ...]:
+    """Returns the releases of what compiles: torch, Python, this project, and the processor."""
+    torch_release = f"{torch.__version__} {torch.version.git_version}"
+    if (Path(torch.__file__).parents[1] / ".git").exists():  # a checkout that somebody works on
+        torch_release += private.torch_key().hex()
+    own = [Path(module.__file__).parent for module in (subclasses, sys.modules["desugar"])]  # type: ignore[arg-type]
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(path for package in own for path in package.rglob("*.py")):
+        _check_unchanged(str(path))
+        digest.update(path.read_bytes())
+    return torch_release, sys.version, digest.hexdigest(), platform.platform(), _processor()
+
+
+def _processor() -> str:
+    """Returns the instructions of the processor, for which kernels are compiled."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
+    except OSError:  # not Linux
+        flags = platform.processor()
+    return f"{torch.backends.cpu.get_cpu_capability()} {flags}"
+
+
+def _settings(backend: Any) -> tuple[Any, ...]:
+    cuda = torch.backends.cuda
+    return (
+        backend.name,
+        rechecks_enabled(),
+        private.inductor_config.save_config_portable(ignore_private_configs=False),
+        private.functorch_config.save_config(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        repr(autocast_state()),
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.get_float32_matmul_precision(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+        torch.backends.mkldnn.is_available() and torch.backends.mkldnn.enabled,  # type: ignore[attr-defined]
+        (
+            cuda.flash_sdp_enabled(),
+            cuda.mem_efficient_sdp_enabled(),
+            cuda.math_sdp_enabled(),
+            cuda.cudnn_sdp_enabled(),
+        ),
+        cuda.matmul.allow_fp16_reduced_precision_reduction,
+        cuda.matmul.allow_bf16_reduced_precision_reduction,
+        [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def custom_ops_digest(names: Sequence[str]) -> str:
+    """Returns a digest of the Python code of custom ops: of their fake kernels and autograd formulas."""
+    return _digest(repr([(name, _code_of_op(name)) for name in sorted(names)]))
+
+
+def _code_of_op(name: str) -> list[str]:
+    """Returns digests of the Python functions that are registered for an op with `torch.library.custom_op`."""
+    definition = private.custom_op_definitions.get(name)
+    if definition is None:
+        return []
+    parts = ("_init_fn", "_backward_fn", "_setup_context_fn", "_abstract_fn", "_vmap_fn")
+    return [
+        _code_of(part) for part in (getattr(definition, name, None) for name in parts) if part is not None
+    ]

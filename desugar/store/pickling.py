@@ -1,0 +1,105 @@
+"""Pickles records and graphs that hold fake tensors and symbolic numbers.
+
+A fake tensor is written as its size, stride, dtype and device, a symbolic number as its expression. Reading makes them
+anew in the fake mode of the compilation in progress, whose symbols have the same names: the names are part of the
+store's key. The pickles lie in PyTorch's cache folder, beside those that PyTorch writes, and are trusted as those are.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import pickle
+from typing import Any
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor
+
+from desugar import _torch as private
+
+# What unpickling raises where a file is damaged, or where the code that it names has changed.
+DAMAGED = (
+    pickle.PickleError, AttributeError, ImportError, LookupError, TypeError, ValueError, RuntimeError, EOFError,
+)  # fmt: skip
+
+# What explains a node to a reader; everything else of its metadata is needed only while the graph is compiled.
+_KEPT_METADATA = ("val", "stack_trace", "seq_nr")
+
+
+class CannotStore(Exception):
+    """Raised where a program has a part that another process could not read."""
+
+
+def dump(value: Any) -> bytes:
+    """Pickles records or graphs.
+
+    Raises:
+        CannotStore: A part cannot be pickled, or would not be the same in another process.
+    """
+    options = private.GraphPicklerOptions(
+        ops_filter=None, node_metadata_key_filter=_KEPT_METADATA.__contains__
+    )
+    try:
+        with io.BytesIO() as stream:
+            _pickler()(stream, options).dump(value)
+            return stream.getvalue()
+    except (*DAMAGED, NotImplementedError, AssertionError) as error:
+        raise CannotStore(f"{type(error).__name__}: {error}") from error
+
+
+def load(data: bytes, mode: Any) -> Any:
+    """Reads what `dump` wrote; its fake tensors belong to a fake mode, its symbolic numbers to the mode's symbols."""
+    return private.GraphPickler.loads(data, mode)
+
+
+@functools.cache
+def _pickler() -> type:
+    """Returns the pickler's class; its base imports torch.fx and Inductor."""
+
+    class Pickler(private.GraphPickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, private.FakeTensor):
+                return _make_fake, (_describe_fake(obj), self._unpickle_state)
+            if isinstance(obj, SymInt | SymFloat | SymBool):
+                return _make_number, (_describe_number(obj), self._unpickle_state)
+            if isinstance(obj, Tensor):
+                raise CannotStore(f"it holds a tensor of size {tuple(obj.shape)}")
+            return super().reducer_override(obj)
+
+    return Pickler
+
+
+def _describe_fake(fake: Any) -> tuple[Any, ...]:
+    if fake.layout is not torch.strided or fake.is_conj() or fake.is_neg():
+        raise CannotStore("it holds a tensor that is sparse, or lazily conjugated or negated")
+    extents = tuple(fake.size()), tuple(fake.stride()), fake.storage_offset()
+    return *extents, fake.dtype, fake.device
+
+
+def _make_fake(described: tuple[Any, ...], state: Any) -> Any:
+    size, stride, offset, dtype, device = described
+    with torch.no_grad():
+        meta = torch.empty_strided(size, stride, dtype=dtype, device="meta")
+        meta = meta if type(offset) is int and offset == 0 else meta.as_strided(size, stride, offset)
+        return private.FakeTensor(state.fake_mode, meta, device)
+
+
+def _describe_number(number: Any) -> tuple[type, Any]:
+    node = number.node
+    env = node.shape_env
+    if not node.expr.free_symbols <= known_values(env).keys():
+        raise CannotStore("a size depends on data")
+    return node.pytype, node.expr
+
+
+def _make_number(described: tuple[type, Any], state: Any) -> Any:
+    pytype, expression = described
+    env = state.fake_mode.shape_env
+    hint = pytype(expression.xreplace(known_values(env)))
+    make = {int: env.create_symintnode, float: env.create_symfloatnode, bool: env.create_symboolnode}[pytype]
+    return make(expression) if pytype is bool else make(expression, hint=hint)
+
+
+def known_values(env: Any) -> dict[Any, Any]:
+    """Returns the value that each symbol of a shape environment has in the present call."""
+    return env.backed_var_to_val

@@ -1,0 +1,242 @@
+"""Stored programs: what the stages made of a graph, for a process that compiles the same graph again.
+
+A program's file holds three things. *Guards*: all that the compilation assumed of sizes. A file fits a call if they
+hold, and they become guards of the new compilation. *Records*: the descriptions from which the wrapper is written.
+*Graphs*: the compiled forward, and the plain graphs, which are read when somebody asks for them. Each backward that
+was compiled is a file of its own, since it is compiled when its gradients first arrive.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import logging
+import pickle
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from torch import fx
+
+from desugar import _torch as private
+from desugar.backends import kernel_libraries
+from desugar.backends.base import Backend, CompiledGraph, run_eagerly
+from desugar.frontend.inputs import Inputs
+from desugar.frontend.rule_state import RulesRead
+from desugar.ir.stages import Graphs, Interface, Split
+from desugar.recording.listeners import has_listeners
+from desugar.store import files
+from desugar.store.keys import custom_ops_digest, key_of
+from desugar.store.pickling import DAMAGED, CannotStore, dump, known_values, load
+from subclasses import strict_mode
+
+log = logging.getLogger("desugar")
+
+# ------------------------------------------------------------------------------------------------ one graph
+
+
+def dump_graph(compiled: CompiledGraph) -> bytes:
+    """Pickles a compiled graph of Inductor, or notes that the graph runs op by op.
+
+    Raises:
+        CannotStore: It is another kind of graph, or holds something that cannot be pickled.
+    """
+    if getattr(compiled, "runs_eagerly", False):
+        return pickle.dumps(None)
+    if not isinstance(compiled, private.CompiledFxGraph):
+        raise CannotStore(f"a graph was compiled to a {type(compiled).__name__}")
+    stored = copy.copy(compiled)
+    made = stored.__dict__.pop(kernel_libraries.ATTRIBUTE, None)
+    stored.prepare_for_serialization()
+    try:
+        return pickle.dumps((pickle.dumps(stored), {} if made is None else made.libraries()))
+    except DAMAGED as error:
+        raise CannotStore(f"{type(error).__name__}: {error}") from error
+
+
+def load_graph(
+    data: bytes, graph: Callable[[], fx.GraphModule], *, is_backward: bool
+) -> CompiledGraph | None:
+    """Loads what `dump_graph` wrote.
+
+    Args:
+        data: The pickle.
+        graph: Returns the plain graph, which is needed if it runs op by op.
+        is_backward: Whether it computes gradients.
+
+    Returns:
+        The compiled graph; None if a file that Inductor needs is gone.
+    """
+    content = pickle.loads(data)
+    if content is None:
+        return run_eagerly(graph())
+    compiled, libraries = pickle.loads(content[0]), content[1]
+    constants = private.CompiledFxGraphConstants()
+    with kernel_libraries.found(libraries):
+        compiled, _ = private.FxGraphCache.cache_hit_post_compile(compiled, {}, constants)
+    if compiled is None:
+        return None
+    options = {"cudagraphs": private.BoxedBool(False), "is_backward": is_backward}
+    compiled.post_compile([], constants, options)
+    return compiled  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------- one program
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A program without its wrapper.
+
+    Attributes:
+        interface: How the graph's inputs and outputs map to leaves.
+        split: The split graphs; None in inference.
+        graphs: The plain graphs.
+        forward: The compiled forward.
+    """
+
+    interface: Interface
+    split: Split | None
+    graphs: Graphs
+    forward: CompiledGraph
+
+
+class Place:
+    """The place of one graph's program in the store.
+
+    Attributes:
+        key: The key of the graph.
+        name: The name of the program's file; None before it was read or written.
+    """
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self.name: str | None = None
+
+    # .............................................................................................. reading
+
+    def load(self, inputs: Inputs) -> Stored | None:
+        """Returns the program whose guards hold for a call, and adds them to the call's; None if there is none."""
+        for name in files.names(self.key):
+            if not name.endswith(_PROGRAM) or (content := files.read(self.key, name)) is None:
+                continue
+            try:
+                found = self._load(pickle.loads(content), inputs)
+            except DAMAGED as error:
+                log.warning(
+                    "ignored a program of the store that cannot be read: %s: %s", type(error).__name__, error
+                )
+                continue
+            if found is not None:
+                self.name = name
+                return found
+        return None
+
+    def _load(self, content: dict[str, Any], inputs: Inputs) -> Stored | None:
+        env = inputs.fakes.env
+        guards = pickle.loads(content["guards"])
+        if not _hold(guards, env) or custom_ops_digest(content["ops"]) != content["ops_digest"]:
+            return None
+        graphs = Graphs(lambda: load(content["graphs"], inputs.fakes.mode))
+        interface, parts, offsets_matter = load(content["records"], inputs.fakes.mode)
+        split = None if parts is None else Split(graphs, *parts)
+        forward = load_graph(content["forward"], lambda: graphs.all[1], is_backward=False)
+        if forward is None:
+            return None
+        for guard in guards:
+            env.evaluate_expr(guard)
+        inputs.fakes.offsets_matter = offsets_matter
+        return Stored(interface, split, graphs, forward)
+
+    def load_backward(
+        self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]
+    ) -> CompiledGraph | None:
+        """Returns the compiled backward for the gradients that arrive; None if it is not stored."""
+        content = None if self.name is None else files.read(self.key, self._backward_name(present))
+        if content is None:
+            return None
+        try:
+            return load_graph(content, graph, is_backward=True)
+        except DAMAGED as error:
+            log.warning(
+                "ignored a backward of the store that cannot be read: %s: %s", type(error).__name__, error
+            )
+            return None
+
+    def _backward_name(self, present: tuple[bool, ...]) -> str:
+        assert self.name is not None
+        return self.name.removesuffix(_PROGRAM) + "." + "".join(map(str, map(int, present)))
+
+    # .............................................................................................. writing
+
+    def save(self, program: Stored, inputs: Inputs) -> None:
+        """Writes a program; logs why if it cannot be stored."""
+        try:
+            content = self._content(program, inputs)
+        except CannotStore as reason:
+            log.info("a program is not stored: %s", reason)
+            return
+        self.name = hashlib.blake2b(content["guards"], digest_size=16).hexdigest() + _PROGRAM
+        files.write(self.key, self.name, pickle.dumps(content))
+
+    def _content(self, program: Stored, inputs: Inputs) -> dict[str, Any]:
+        if inputs.captured or inputs.generators or inputs.bases:
+            raise CannotStore(
+                "it uses tensors or generators besides its arguments, or arguments that share memory"
+            )
+        env = inputs.fakes.env
+        guards = [guard.expr for guard in env.guards]
+        if env.deferred_runtime_asserts or not _hold(guards, env):
+            raise CannotStore("a size depends on data")
+        parts = None
+        if program.split is not None:
+            parts = tuple(getattr(program.split, one.name) for one in fields(Split) if one.name != "graphs")
+        graphs = program.graphs.all
+        ops = sorted({name for graph in graphs if graph is not None for name in _custom_ops(graph)})
+        return {
+            "guards": pickle.dumps(guards),
+            "records": dump((program.interface, parts, inputs.fakes.offsets_matter)),
+            "forward": dump_graph(program.forward),
+            "graphs": dump(graphs),
+            "ops": ops,
+            "ops_digest": custom_ops_digest(ops),
+        }
+
+    def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
+        """Writes a compiled backward of a stored program; logs why if it cannot be stored."""
+        if self.name is None:
+            return
+        try:
+            files.write(self.key, self._backward_name(present), dump_graph(compiled))
+        except CannotStore as reason:
+            log.info("a backward is not stored: %s", reason)
+
+
+_PROGRAM = ".program"
+
+
+def place_of(graph: fx.GraphModule, inputs: Inputs, backend: Backend, read: RulesRead) -> Place | None:
+    """Returns the place of a Dynamo graph's program; None, with the reason logged, if it is not to be stored."""
+    if backend.settings is None or not files.is_switched_on():
+        return None
+    if has_listeners() or strict_mode.watchers:
+        return None  # they are told of each op, which only a trace runs
+    try:
+        with backend.settings():
+            return Place(key_of(graph, inputs, backend, read))
+    except CannotStore as reason:
+        log.info("a program is not stored: %s", reason)
+        return None
+
+
+def _hold(guards: Iterable[Any], env: Any) -> bool:
+    """Whether conditions on sizes hold for the present call."""
+    values = known_values(env)
+    return all(guard.free_symbols <= values.keys() and bool(guard.xreplace(values)) for guard in guards)
+
+
+def _custom_ops(graph: fx.GraphModule) -> Iterable[str]:
+    """Returns the names of the ops of a graph that are not PyTorch's."""
+    for node in graph.graph.nodes:
+        if getattr(node.target, "namespace", "aten") not in ("aten", "prims"):
+            yield node.target._schema.name
