@@ -137,6 +137,8 @@ _LAZY = {
     "CacheArtifact": "torch.compiler._cache",
     "CacheArtifactFactory": "torch.compiler._cache",
     "CacheArtifactRecorder": "torch.compiler._cache",
+    # What the pickler of keys raises for a function that is not found by its name.
+    "ObjNotFoundError": "torch.package.importer",
     # The Python functions of custom ops, by name.
     "custom_op_definitions": "torch._library.custom_ops:OPDEFS",
     # The error of Dynamo for code that it cannot capture.

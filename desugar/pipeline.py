@@ -172,12 +172,15 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
 
 
 def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Stored, PendingKernels]:
-    joint, outputs = copy_graph(traced.graph), traced.outputs
+    outputs = traced.outputs
+    joint = graph = copy_graph(traced.graph)
     _end_forward(traced.graph, outputs)
+    if outputs.stores or outputs.tokens:
+        graph = copy_graph(traced.graph)
     kind = GraphKind("inference", traced.num_forward, tuple(_static_slots(inputs)))
     with stage("compile"):
         forward, _ = graphs.compile_forward(backend, traced.graph, kind, inputs.fakes.mode)
-    return Stored(traced.interface, None, Graphs(lambda: (joint, joint, None)), forward), PendingKernels()
+    return Stored(traced.interface, None, Graphs(lambda: (joint, graph, None)), forward), PendingKernels()
 
 
 def _compile_training(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Stored, PendingKernels]:

@@ -55,7 +55,7 @@ class Program:
 
     @property
     def joint(self) -> fx.GraphModule:
-        """The graph before the partition (equal to `forward` in inference)."""
+        """The graph before the partition (in inference, equal to `forward` but for the ends of effects)."""
         return self.graphs.all[0]
 
     def call_directly(self) -> None:

@@ -11,6 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
 os.environ.setdefault("TORCH_WARM_POOL", "0")
 
+# Every test traces anew; those of the store switch it on.
+os.environ.setdefault("DESUGAR_STORE", "0")
+
 import pytest
 import torch
 import torch._dynamo.guards

@@ -31,7 +31,7 @@ from desugar.frontend.inputs import Inputs
 from desugar.frontend.rule_state import RulesRead, StateRead
 from desugar.ir.values import Same, Value, View, Wrapper, describe, is_wrapper
 from desugar.passes.verify import rechecks_enabled
-from desugar.store.pickling import CannotStore
+from desugar.store.pickling import DAMAGED, CannotStore
 from subclasses.generate.compile_cache import describe_value, fingerprint
 from subclasses.handwritten import DTensorContext, OpaqueContext
 
@@ -62,6 +62,7 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: RulesRead)
         classes = sorted(
             {cls for value in inputs.values for cls in _classes_of(value)} | _made_in(graph), key=_name
         )
+        _check_classes(classes)
         details = (
             _release(),
             graph,
@@ -77,7 +78,12 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: RulesRead)
         )
         with private.sanitize_gm_for_cache(graph):
             return str(private.AOTAutogradCachePickler(graph).get_hash(details))
-    except (private.BypassAOTAutogradCache, private.BypassFxGraphCache) as error:
+    except (
+        private.BypassAOTAutogradCache,
+        private.BypassFxGraphCache,
+        private.ObjNotFoundError,
+        *DAMAGED,
+    ) as error:
         raise CannotStore(str(error)) from error
 
 
@@ -95,7 +101,14 @@ def _check_cacheable(graph: fx.GraphModule) -> None:
         if isinstance(module, fx.GraphModule):
             for node in module.graph.nodes:
                 if not _is_ours(node.target):
-                    private.check_node_safe(node)
+                    _check_node(node)
+
+
+def _check_node(node: fx.Node) -> None:
+    try:
+        private.check_node_safe(node)
+    except AttributeError as error:  # of a function without a name
+        raise CannotStore(f"PyTorch cannot tell what {node.target} is: {error}") from error
 
 
 def _is_ours(target: Any) -> bool:
@@ -188,9 +201,14 @@ def _check_unchanged(path: str) -> None:
         raise CannotStore(f"{path} was changed after this process began")
 
 
-def check_sources(classes: Iterable[type]) -> None:
-    """Raises where a file of a class, or of a base, was changed after this process began."""
+def _check_classes(classes: Iterable[type]) -> None:
+    """Raises where another process could not find a class by its name, or might find another one."""
     for cls in classes:
+        found: Any = sys.modules.get(cls.__module__)
+        for part in cls.__qualname__.split("."):
+            found = getattr(found, part, None)
+        if found is not cls:
+            raise CannotStore(f"{_name(cls)} is not found by its name")
         for base in cls.__mro__:
             file = getattr(sys.modules.get(base.__module__), "__file__", None)
             if file is not None:

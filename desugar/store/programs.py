@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
+import torch
 from torch import fx
 
 from desugar import _torch as private
@@ -137,7 +138,7 @@ class Place:
         guards = pickle.loads(content["guards"])
         if not _hold(guards, env) or custom_ops_digest(content["ops"]) != content["ops_digest"]:
             return None
-        graphs = Graphs(lambda: load(content["graphs"], inputs.fakes.mode))
+        graphs = Graphs(lambda: _load_graphs(content["graphs"], inputs.fakes.mode))
         interface, parts, offsets_matter = load(content["records"], inputs.fakes.mode)
         split = None if parts is None else Split(graphs, *parts)
         forward = load_graph(content["forward"], lambda: graphs.all[1], is_backward=False)
@@ -229,6 +230,15 @@ def place_of(graph: fx.GraphModule, inputs: Inputs, backend: Backend, read: Rule
         return None
 
 
+def _load_graphs(data: bytes, mode: Any) -> Any:
+    graphs = load(data, mode)
+    for graph in graphs:
+        for module in graph.modules() if graph is not None else ():
+            if isinstance(module, fx.GraphModule):
+                module.recompile()
+    return graphs
+
+
 def _hold(guards: Iterable[Any], env: Any) -> bool:
     """Whether conditions on sizes hold for the present call."""
     values = known_values(env)
@@ -236,7 +246,9 @@ def _hold(guards: Iterable[Any], env: Any) -> bool:
 
 
 def _custom_ops(graph: fx.GraphModule) -> Iterable[str]:
-    """Returns the names of the ops of a graph that are not PyTorch's."""
-    for node in graph.graph.nodes:
-        if getattr(node.target, "namespace", "aten") not in ("aten", "prims"):
-            yield node.target._schema.name
+    """Yields the names of the ops of a graph that are not PyTorch's; higher-order ops take ops as arguments."""
+    for module in graph.modules():
+        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
+            for op in (node.target, *node.args, *node.kwargs.values()):
+                if isinstance(op, torch._ops.OpOverload) and op.namespace not in ("aten", "prims"):
+                    yield op._schema.name
