@@ -101,5 +101,6 @@ def _load(place: str | None) -> Any:
     try:
         return getattr(cache._load_library(path, Path(path).name.partition(".")[0]), cache.entry_function)
     except (ImportError, OSError) as error:
-        log.info("compiling a kernel again, because its library cannot be loaded: %s", error)
+        log.warning("compiling a kernel again, because its library cannot be loaded: %s", error)
+        os.unlink(path)  # Inductor would load it, too
         return None

@@ -43,6 +43,8 @@ class UnseenNames:
         self._readers = None
 
     def __contains__(self, name: str) -> bool:
+        if name.startswith("_"):  # torch and libraries set such names for themselves
+            return False
         if self._readers is None:
             self._readers = dict(self._search())
         return name in self._readers
@@ -53,7 +55,7 @@ class UnseenNames:
             for name in _names_read(function):
                 # Assigning to a property or a constant is up to its setter.
                 has_setter = hasattr(type(inspect.getattr_static(self._cls, name, None)), "__set__")
-                if not (name.startswith("_") or hasattr(Tensor, name) or has_setter):
+                if not (hasattr(Tensor, name) or has_setter):
                     yield name, function  # type: ignore[misc]
 
     def warn(self, name: str) -> None:
