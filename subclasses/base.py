@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, OpOverloadPacket, call_unruled, is_tracing
 from subclasses.autograd import construct
-from subclasses.dispatch.rule_checks import check_key
+from subclasses.dispatch.rule_checks import check_key, check_rule
 from subclasses.dispatch.rules import BOOK, RuleBook, is_decomposed, registration
 from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError
@@ -123,6 +123,7 @@ class TensorSubclass(Tensor):
             check_key(cls, op)
 
         def register(rule: RuleType) -> RuleType:
+            check_rule(cls, ops, rule)
             with registration(cls, lambda: _refresh(cls)) as register_rule:
                 for op in ops:
                     register_rule(op, rule)
