@@ -9,10 +9,10 @@ A *cold start* is a process with an empty cache directory. A *warm start* is a s
 the cold one left behind. Each turn makes both, for every case and way, in a new random order. Stock's and ours are
 separate processes with separate directories, which share nothing.
 
-What is timed is described in `bench.one_start`. A first turn, which is not timed, finds what each start imports. In the
-other turns that is imported before, and *imports* tells the seconds. *Wall* is what the user waits for the rest; *cpu*
-is what the process and its children, compilers above all, spend meanwhile. `--cases none` measures how long importing
-our packages takes, and nothing else.
+What is timed is described in `bench.one_start`. A first turn, which is not timed, finds what each start imports, and
+leaves its byte code in a folder of its own. In the other turns that is imported before, and *imports* tells the time.
+*Wall* is what the user waits for the rest; *cpu* is what the process and its children, compilers above all, spend
+meanwhile. `--cases none` measures how long importing our packages takes, and nothing else.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from bench.report import Row, print_rows, save_rows
 from bench.timing import Timing, describe_machine
 
 ROOT = Path(__file__).parents[1]
+# Imports are timed with byte code, as those of installed packages are, whatever the environment says.
+BYTE_CODE = Path(tempfile.gettempdir()) / "desugar-bench-byte-code"
 RESULTS = Path(__file__).parent / "results"
 NAME = "starts"
 STARTS, CLOCKS = ("cold", "warm"), ("wall", "cpu", "imports")
@@ -77,8 +79,13 @@ def run_process(arguments: Sequence[str], cache: Path, stored: bool = True) -> A
     Raises:
         RuntimeError: The process failed.
     """
-    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
-    environment.pop(SWITCH, None)
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPYCACHEPREFIX": str(BYTE_CODE),
+    }
+    for name in (SWITCH, "PYTHONDONTWRITEBYTECODE"):
+        environment.pop(name, None)
     if not stored:
         environment[SWITCH] = "0"
     command = [sys.executable, "-m", "bench.one_start", *arguments]
@@ -97,7 +104,7 @@ def measure_starts(turns: int, cases: Sequence[str], ways: Sequence[Way], *, laz
         paths = {
             pair: [Path(lists, f"{n}-{start}.json") for start in STARTS] for n, pair in enumerate(chosen)
         }
-        for pair in [] if lazy else chosen:
+        for pair in chosen:
             for path, found in zip(paths[pair], _start_twice(*pair), strict=True):
                 path.write_text(json.dumps(found["modules"]))
         for _ in range(turns):

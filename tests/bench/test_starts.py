@@ -59,13 +59,15 @@ def test_each_start_imports_before_what_its_like_imported_in_the_first_turn(proc
 
 def test_lazy_starts_import_where_they_need(processes):
     starts.measure_starts(2, ["x * 2, training"], starts.ways_of("on"), lazy=True)
-    assert len(processes) == 2 * 2 * 3
+    assert len(processes) == (1 + 2) * 2 * 3
     assert not any(given for *_, given in processes)
 
 
 def test_the_switch_is_set_for_the_rows_without_a_store_alone(processes, monkeypatch):
     monkeypatch.setenv(starts.SWITCH, "0")  # what is set outside counts for no row
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     samples = starts.measure_starts(1, ["x * 2, training"], starts.ways_of("both"))
+    assert not any("PYTHONDONTWRITEBYTECODE" in environment for _, environment, _ in processes)
     switched = [arguments[1] for arguments, environment, _ in processes if starts.SWITCH in environment]
     assert sorted(switched) == sorted([starts.DIRECT, starts.BACKEND] * 2 * 2)
     for way in starts.ways_of("both"):
