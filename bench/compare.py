@@ -213,16 +213,11 @@ def measure_compiling(effort: Effort) -> list[Row]:
     print_progress("compile time")
     results = compiling.measure_compiling(2 if effort.quick else 7)
     rows = []
-    for start in ("cold", "warm"):
-        for fn, mode in dict.fromkeys((fn, mode) for fn, mode, _ in results):
-            seconds = {
-                w: getattr(times, start) for (f, m, w), times in results.items() if (f, m) == (fn, mode)
-            }
-            timings = {way: Timing.of([1e3 * s for s in samples]) for way, samples in seconds.items()}
-            group = f"{start} start, {fn}, {mode}"
-            rows += [
-                replace(row, unit="ms") for row in rows_of(group, timings, **{"/ stock": compiling.STOCK})
-            ]
+    for fn, mode in dict.fromkeys((fn, mode) for fn, mode, _ in results):
+        seconds = {w: times.cold for (f, m, w), times in results.items() if (f, m) == (fn, mode)}
+        timings = {way: Timing.of([1e3 * s for s in samples]) for way, samples in seconds.items()}
+        group = f"cold start, {fn}, {mode}"
+        rows += [replace(row, unit="ms") for row in rows_of(group, timings, **{"/ stock": compiling.STOCK})]
     for (fn, mode, way), times in results.items():
         if way == compiling.DIRECT:
             timings = {name: Timing.of([1e3 * s for s in samples]) for name, samples in times.stages.items()}

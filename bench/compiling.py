@@ -1,8 +1,8 @@
-"""Measures compile time: cold, with empty Inductor caches, and warm, with filled ones.
+"""Measures compile time with empty Inductor caches, in a process that has compiled before.
 
 Each round compiles the same function in each way, one after the other, each time in an empty cache directory. A cold
-start is the first call and, in training, the first backward. A warm start does the same again after a reset of all
-state in the process, so that only the cache directory remains.
+start is the first call and, in training, the first backward. What a process spends once, and what a second process
+finds in the caches of a first one, is measured by `bench.starts`.
 """
 
 from __future__ import annotations
@@ -45,12 +45,10 @@ class Compiled:
 
     Attributes:
         cold: Cold starts.
-        warm: Warm starts.
         stages: Stage of the pass -> its part of the cold starts.
     """
 
     cold: list[float] = field(default_factory=list)
-    warm: list[float] = field(default_factory=list)
     stages: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
 
@@ -82,7 +80,6 @@ def _measure(into: Compiled, way: str, fn: Callable, mode: str) -> None:
             variants_of = [program.variants for program in compiled.programs]
             late = sum(variants.late_seconds for variants in variants_of if variants is not None)
             into.stages["first backward"].append(late)
-        into.warm.append(compile_once(way, fn, make_args(), mode)[0])
 
 
 def make_args() -> list[Tensor]:

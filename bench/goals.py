@@ -20,7 +20,18 @@ from pathlib import Path
 
 from rich.table import Table
 
-from bench import dtensors, floor, gpu_calls, gpu_decode, gpu_int8, gpu_rows, int8_sizes, long_rows, memory
+from bench import (
+    dtensors,
+    floor,
+    gpu_calls,
+    gpu_decode,
+    gpu_int8,
+    gpu_rows,
+    int8_sizes,
+    long_rows,
+    memory,
+    starts,
+)
 from bench.report import MICROSECONDS, Row, load_rows, wide_console
 
 RESULTS = Path(__file__).parent / "results"
@@ -45,6 +56,16 @@ LONG_ROWS = {
     f"JaggedTensor, {DIRECT}": ("/ dense, torch.compile", 0.3),
 }
 DTENSORS_OVER_STOCK = 0.3
+# Wall time of a warm start over stock's, and seconds of imports over what was imported before.
+WARM_STARTS = {
+    "x * 2, inference": 0.8,
+    "x * 2, training": 0.8,
+    "20 ops, training": 0.8,
+    "int8 MLP of 12 layers, inference": 1.0,
+    "ragged language model, a training step": 1.0,
+}
+WARM_BEHIND_DYNAMO, COLD_WITH_STORE = 1.1, 1.05
+IMPORT_SECONDS = {"desugar": 0.15, "subclasses.ragged": 0.1}
 # Tables whose rows do the same work: before compiled code, only our row checks for lazy negation.
 COMPARED = ("in isolation", "the whole prologue")
 
@@ -211,6 +232,22 @@ def _dtensors(rows: list[Row]) -> Iterator[Goal]:
             yield Goal(heading, DTENSORS_OVER_STOCK, row.ratios["/ torch.compile"])
 
 
+def _starts(rows: list[Row]) -> Iterator[Goal]:
+    """Yields the goals of wall times, with the store of programs on."""
+    for row in rows:
+        start, _, case = row.group.removesuffix(", wall").partition(" start, ")
+        if row.group == f"{starts.IMPORTS}, wall" and row.name in IMPORT_SECONDS:
+            yield Goal(f"import {row.name}, seconds", IMPORT_SECONDS[row.name], row.timing.median / 1e3)
+        elif not row.group.endswith(", wall") or row.name not in (DIRECT, BACKEND):
+            continue
+        elif start == "warm":
+            most = WARM_STARTS[case] if row.name == DIRECT else WARM_BEHIND_DYNAMO
+            yield Goal(f"{row.name} / stock, {start} start, {case}", most, row.ratios["/ stock"])
+        elif start == "cold" and starts.WITHOUT in row.ratios:
+            name = f"{row.name}, with the store {starts.WITHOUT}, cold start, {case}"
+            yield Goal(name, COLD_WITH_STORE, row.ratios[starts.WITHOUT])
+
+
 def _decode(rows: list[Row]) -> Iterator[Goal]:
     for row in rows:
         if row.name != gpu_decode.BUCKETS:
@@ -251,6 +288,7 @@ READERS: dict[str, Callable[[list[Row]], Iterator[Goal]]] = {
     int8_sizes.NAME: _int8_sizes,
     long_rows.NAME: _long_rows,
     dtensors.NAME: _dtensors,
+    starts.NAME: _starts,
     "gpu-int8": _int8,
     "gpu-decode": _decode,
     "gpu-rows": _uneven,

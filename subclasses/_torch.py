@@ -266,12 +266,24 @@ def schema_of(op: Any) -> Any:
     return op._schema
 
 
-def all_aten_ops() -> list[Any]:
-    """Returns every overload with a kernel of every aten op, sorted by name."""
+def aten_overload_names() -> dict[str, list[str]]:
+    """Returns the names of the overloads with a kernel of every aten packet, by name of the packet, sorted."""
     # The dispatcher's own table; dir(torch.ops.aten) lists only the packets that were used.
     names = torch._C._dispatch_get_all_op_names()
-    split = sorted(n.removeprefix("aten::").partition(".") for n in names if n.startswith("aten::"))
-    return [getattr(getattr(torch.ops.aten, packet), overload or "default") for packet, _, overload in split]
+    found: dict[str, list[str]] = {}
+    for packet, _, overload in sorted(
+        n.removeprefix("aten::").partition(".") for n in names if n[:6] == "aten::"
+    ):
+        found.setdefault(packet, []).append(overload or "default")
+    return found
+
+
+def all_aten_ops() -> list[Any]:
+    """Returns every overload with a kernel of every aten op, sorted by name."""
+    aten = torch.ops.aten
+    return [
+        getattr(getattr(aten, packet), n) for packet, names in aten_overload_names().items() for n in names
+    ]
 
 
 def python_decomposition(op: Any) -> Any:

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, OpOverloadPacket, call_unruled, is_tracing
 from subclasses.autograd import construct
-from subclasses.dispatch.rule_checks import check_key
+from subclasses.dispatch.rule_checks import check_key, check_rule
 from subclasses.dispatch.rules import BOOK, RuleBook, is_decomposed, registration
 from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError
 from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
 from subclasses.layout import Layout, has_values
+from subclasses.loading import check_by_constructor
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
 from subclasses.spec.fields import dynamic, inner, static
 from subclasses.spec.undeclared import check_undeclared
@@ -122,6 +123,7 @@ class TensorSubclass(Tensor):
             check_key(cls, op)
 
         def register(rule: RuleType) -> RuleType:
+            check_rule(cls, ops, rule)
             with registration(cls, lambda: _refresh(cls)) as register_rule:
                 for op in ops:
                     register_rule(op, rule)
@@ -199,6 +201,33 @@ class TensorSubclass(Tensor):
                 f"`wrap_cotangent(self, cotangent)` that returns it as a {type(self).__name__}"
             )
         return construct.pull_back(self, cotangent)
+
+    # ---- files -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def check_loaded(cls, **fields: Any) -> None:
+        """Raises unless the class's own constructor accepts fields; called before a value is made from a file.
+
+        The default calls the ``__new__`` of the class body with every field by its name, and drops the result. A class
+        whose ``__new__`` takes other arguments, or makes other fields of them, overrides this method; so does one that
+        checks more of a file than of a caller. The default asks nothing where an inner tensor has no data, as on the
+        meta device. What the fields declare is checked afterwards in any case.
+
+        Args:
+            **fields: the inner tensors, None for absent ones, and the metadata.
+
+        Raises:
+            TypeError: as the constructor does.
+            ValueError: as the constructor does.
+        """
+        check_by_constructor(cls, fields)
+
+    def __setstate__(self, state: Any) -> None:
+        """Raises TypeError: what a file says of a value are the arguments of its making, which are checked."""
+        raise TypeError(
+            f"{type(self).__name__}.__setstate__: the state of a value is in the arguments that make it, and a file "
+            f"may set no other, got {type(state).__name__}"
+        )
 
 
 @contextmanager

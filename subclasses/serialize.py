@@ -1,7 +1,8 @@
 """Serialization and copies: pickle, ``torch.save``, ``copy.deepcopy``, shared memory.
 
 A value is pickled as its class, its inner tensors and its metadata by name. A class may therefore gain a field with a
-default later, and old files still load. torch pickles the inner tensors itself, so shared storages stay shared.
+default later, and old files still load. torch pickles the inner tensors itself, so shared storages stay shared. What a
+file says is checked by :mod:`subclasses.loading`.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import warn_if_has_hooks
 
+from subclasses import loading
 from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
 from subclasses.layout import cotangent_layout
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.values import HOOKS, carrier, with_inners
+from subclasses.spec.values import with_inners
 
 # ---- state -------------------------------------------------------------------------------------------------
 
@@ -36,9 +38,8 @@ def _metadata(x: Any) -> dict[str, Any]:
 
 def _extra_attributes(x: Any) -> dict[str, Any]:
     """Returns attributes that the user or torch set on the value, such as the mark of an ``nn.Parameter``."""
-    spec: SubclassSpec = type(x).__spec__
-    own = {*spec.names, *spec.attributes, "_layout", HOOKS, *(carrier(f.name) for f in spec.dynamics)}
-    return {k: v for k, v in x.__dict__.items() if k not in own and not k.startswith("_dynamo_")}
+    own = loading.own_attributes(type(x).__spec__)
+    return {k: v for k, v in x.__dict__.items() if k not in own and not k.startswith(loading.OF_DYNAMO)}
 
 
 def _dynamic_dims(x: Any) -> dict[str, list[int]]:
@@ -67,11 +68,18 @@ def _restore_parameter(x: Any) -> None:
 
 
 def reduce(x: Any) -> tuple[Any, ...]:
-    """Implements ``__reduce_ex__``; :func:`rebuild` is the inverse."""
+    """Implements ``__reduce_ex__``; :func:`rebuild` is the inverse.
+
+    Raises:
+        ValueError: an attribute that was set on the value is one that no file may set.
+    """
     warn_if_has_hooks(x)
+    extras = _extra_attributes(x)
+    if extras and not torch.compiler.is_compiling():
+        loading.check_extras(type(x), extras)
     flags = {"requires_grad": x.requires_grad, "cotangent": x._layout.cotangent}
     flags["dynamic_dims"] = _dynamic_dims(x)
-    return rebuild, (type(x), _present_inners(x), _metadata(x), flags, _extra_attributes(x))
+    return rebuild, (type(x), _present_inners(x), _metadata(x), flags, extras)
 
 
 def rebuild(
@@ -81,9 +89,24 @@ def rebuild(
     flags: dict[str, Any],
     extras: dict[str, Any],
 ) -> Any:
-    """Constructs a value from the arguments that :func:`reduce` returned, with the constructor's checks."""
+    """Constructs a value from the arguments that :func:`reduce` returned, which a file may hold in any shape.
+
+    Their types and names are checked; the class is asked by its ``check_loaded``; and the generated constructor checks
+    what is declared.
+
+    Raises:
+        TypeError: an argument, a field or a flag is of another type than :func:`reduce` writes.
+        ValueError: a name is none of the class's, an attribute may not be set, or the parts do not fit together.
+    """
+    checked = not torch.compiler.is_compiling()  # Dynamo traces copy.copy, of a value that exists
+    if checked:
+        loading.check_arguments(cls, inners, metadata, flags, extras)
     with torch.no_grad():
+        if checked:
+            loading.check_fields(cls, inners, metadata)
         x = cls._new(cls, *(inners.get(n) for n in cls.__spec__.inner_names), **metadata)
+    if checked:
+        loading.check_dynamic_dims(x, flags.get("dynamic_dims", {}))
     if flags["cotangent"]:
         x.__dict__["_layout"] = cotangent_layout(x._layout)
     if extras:  # Dynamo traces copy.copy and rejects an update with an empty dict

@@ -1,4 +1,4 @@
-"""`desugar.explain`."""
+"""`desugar.explain`. The first explanation imports what collects and shows, so that `import desugar` need not."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from desugar.api import calls_of, capture
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
 from desugar.dynamo.entry import Calls
-from desugar.explain.collect import collect_program
-from desugar.explain.cost import measure_cost
-from desugar.explain.guards import TakenGuards, take_guards
-from desugar.explain.records import Cost, Program, Report
 from desugar.recording.listeners import Recording, listen, resumed
+
+if TYPE_CHECKING:
+    from desugar.explain.guards import TakenGuards
+    from desugar.explain.records import Cost, Program
 
 
 class Explanation:
@@ -41,6 +41,7 @@ class Explanation:
 
     def to_html(self, path: str | Path) -> Path:
         """Writes one page that needs nothing else and no network; returns its path."""
+        from desugar.explain.records import Report
         from desugar.explain.render import render_page
 
         target = Path(path)
@@ -91,6 +92,10 @@ def _explain(
     fn: Any, backend: Backend, dynamic: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Program:
     """The record of one call, compiled for the purpose."""
+    from desugar.explain.collect import collect_program
+    from desugar.explain.cost import measure_cost
+    from desugar.explain.guards import take_guards
+
     found: list[tuple[Program, TakenGuards, Callable[[], Cost | str]]] = []
     thread = threading.get_ident()
 
@@ -109,7 +114,7 @@ def _explain(
         capture(fn, args, kwargs, backend, reason="to be explained", dynamic=dynamic)
     record, guards, measure = found[0]
     cost = measure()
-    measured = {"cost": cost} if isinstance(cost, Cost) else {"no_cost": cost}
+    measured = {"no_cost": cost} if isinstance(cost, str) else {"cost": cost}
     return replace(record, guards=guards.describe(), **measured)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, all_aten_ops, nn_functions
+from subclasses._torch import OpOverload, aten_overload_names, nn_functions
 
 # Functions with another argument order than the method: torch.where(condition, x, y) is x.where(condition, y).
 _OTHER_ARGUMENT_ORDER = frozenset({"where", "polygamma"})
@@ -104,7 +104,10 @@ def _changes_metadata(name: str) -> bool:
 
 def python_functions(op: OpOverload) -> tuple[Any, ...]:
     """Returns the Python-level functions that call a composite op; empty if there are none."""
-    name = op.overloadpacket.__name__
+    return _functions_of_packet(op.overloadpacket.__name__)
+
+
+def _functions_of_packet(name: str) -> tuple[Any, ...]:
     homes = (torch, Tensor, nn_functions, torch.linalg, torch.special, torch.fft)
     found = [getattr(home, name, None) for home in homes if name not in _OTHER_ARGUMENT_ORDER]
     for prefix, home in (("linalg_", torch.linalg), ("special_", torch.special), ("fft_", torch.fft)):
@@ -117,5 +120,11 @@ def python_functions(op: OpOverload) -> tuple[Any, ...]:
 
 def tagged_functions(tag: torch.Tag) -> tuple[Any, ...]:
     """Returns the Python-level functions of all ops with a tag, such as ``torch.Tag.pointwise``."""
-    found = [f for op in all_aten_ops() if tag in op.tags for f in python_functions(op)]
+    found: list[Any] = []
+    for name, overloads in aten_overload_names().items():
+        functions = _functions_of_packet(name)
+        # Making the object of an op takes time, so those of other ops are not made; an `out=` form has no tag alone.
+        packet = getattr(torch.ops.aten, name) if functions else None
+        if functions and any(tag in getattr(packet, o).tags for o in overloads if not o.endswith("out")):
+            found += functions
     return tuple(dict.fromkeys(found))

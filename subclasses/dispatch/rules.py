@@ -26,7 +26,6 @@ from subclasses._torch import (
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
 from subclasses.dispatch.families import Family
-from subclasses.dispatch.rule_checks import check_arguments, check_returns
 from subclasses.errors import DispatchError, SpecError
 
 Rule = Callable[..., Any]
@@ -77,20 +76,14 @@ def registration(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[A
 
 
 def register_rule(cls: type, key: Any, rule: Rule) -> None:
-    """Registers a rule under an op, a packet, a family, a tag or a Python-level function, which ``check_key`` accepted.
+    """Registers a rule under an op, a packet, a family, a tag or a Python-level function.
+
+    ``check_key`` accepted the key, and ``check_rule`` the rule for it.
 
     Raises:
-        SpecError: the class already has a rule for the key, it is a composite op that cannot be intercepted, or the
-            rule is not callable, cannot take the arguments of the key, or returns nothing.
+        SpecError: the class already has a rule for the key, or it is a composite op that cannot be intercepted.
     """
     book: RuleBook = vars(cls)[BOOK]
-    if not callable(rule):
-        raise SpecError(
-            f"{cls.__name__}: expected a function as the rule for {key}, got {rule!r} of type {type(rule).__name__}; "
-            f"write `@{cls.__name__}.implements(...)` above `def rule(func, *args, **kwargs)`"
-        )
-    check_arguments(cls, key, rule)
-    check_returns(cls, key, rule)
     if isinstance(key, OpOverload):
         _register_ops(cls, book, book.overloads, [key], rule)
     elif isinstance(key, OpOverloadPacket):

@@ -70,7 +70,9 @@ def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
     """Rebuilds the state dict that :func:`to_plain` flattened.
 
     Raises:
-        ValueError: the metadata is not from :func:`to_plain`, or an inner tensor is missing.
+        TypeError: the constructor refuses what is described.
+        ValueError: the metadata is not from :func:`to_plain`, an inner tensor is missing, or the constructor refuses
+            what is described.
     """
     if metadata is None or TENSORS_KEY not in metadata:
         raise ValueError(
@@ -78,17 +80,49 @@ def from_plain(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None
             f"safetensors.safe_open(path, 'pt').metadata() reads it"
         )
     state: dict[str, Any] = dict(tensors)
-    for name, first in json.loads(metadata.get(TIED_KEY, "{}")).items():
+    for name, first in _read_json(metadata, TIED_KEY).items():
+        if name in tensors:
+            raise ValueError(
+                f"from_plain: expected tied names of tensors that the file leaves out, got {name!r}"
+            )
         if first in tensors:
             state[name] = tensors[first]
     names = list(state)
-    for name, description in json.loads(metadata[TENSORS_KEY]).items():
+    for name, description in _read_json(metadata, TENSORS_KEY).items():
+        if name in state:
+            raise ValueError(
+                f"from_plain: {name} is a plain tensor in the file, and described as an Int8Tensor"
+            )
         parts = [state.pop(f"{name}.{p}", None) for p in PARTS]
         if parts[0] is None or parts[1] is None:
             raise ValueError(f"from_plain: {name}.qdata or {name}.scale is missing")
-        dtype = getattr(torch, description.pop("dtype"))
-        state[name] = Int8Tensor(*parts, float_dtype=dtype, **description)
+        state[name] = Int8Tensor(*parts, **_described_metadata(name, description))
     return {name: state[name] for name in _in_order(state, names)}
+
+
+def _read_json(metadata: Mapping[str, str], key: str) -> dict[str, Any]:
+    try:
+        found = json.loads(metadata.get(key, "{}"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"from_plain: {key} is no JSON text: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"from_plain: expected names in {key}, got {found!r:.200}")
+    return found
+
+
+def _described_metadata(name: str, description: Any) -> dict[str, Any]:
+    """Returns the metadata of an ``Int8Tensor`` as arguments; the constructor checks the values."""
+    known = {"dtype", *_METADATA}
+    if not isinstance(description, dict) or not known.issuperset(description):
+        raise ValueError(
+            f"from_plain: expected {name} described by {sorted(known)}, got {description!r:.200}"
+        )
+    given = {key: value for key, value in description.items() if key != "dtype"}
+    dtype = description.get("dtype")
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else None
+    if not isinstance(found, torch.dtype):
+        raise ValueError(f"from_plain: expected the dtype of {name}, its float_dtype, got {dtype!r:.200}")
+    return given | {"float_dtype": found}
 
 
 def _in_order(state: Mapping[str, Any], names: Iterable[str]) -> list[str]:

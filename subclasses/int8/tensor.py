@@ -66,10 +66,7 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
             scale, zero_point = _match_dims(qdata, scale), _match_dims(qdata, zero_point)
             _check_parts(qdata, scale, zero_point, block_size)
             float_dtype = _check_dtype(float_dtype or scale.dtype)
-        if metadata.get("activation") not in (None, "row", "tensor"):
-            raise ValueError(
-                f"Int8Tensor.activation: expected 'row', 'tensor' or None, got {metadata['activation']!r}"
-            )
+        _check_metadata(**metadata)
         return super().__new__(cls, qdata, scale, zero_point, float_dtype=float_dtype, **metadata)
 
     if TYPE_CHECKING:  # replaces the signature that type checkers derive from the fields
@@ -90,6 +87,20 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
         """Returns the size, stride and offset of ``qdata``, and the represented dtype."""
         dtype = scale.dtype if float_dtype is None else float_dtype
         return Outer(qdata.size(), qdata.stride(), dtype, None, qdata.storage_offset())  # type: ignore[arg-type]
+
+    @classmethod
+    def check_loaded(
+        cls,
+        qdata: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        float_dtype: torch.dtype | None,
+        **metadata: Any,
+    ) -> None:
+        """Raises unless the constructor accepts the fields just as they are."""
+        _check_parts(qdata, scale, zero_point, None)
+        _check_dtype(scale.dtype if float_dtype is None else float_dtype)
+        _check_metadata(**metadata)
 
     # ---- to and from floats --------------------------------------------------------------------------------
 
@@ -172,6 +183,8 @@ def _check_parts(qdata: Tensor, scale: Tensor, zero_point: Any, block_size: bloc
             f"Int8Tensor.scale: expected a number for each block, of {qdata.dim()} dimensions that divide "
             f"{tuple(qdata.shape)}, got {tuple(scale.shape)}"
         )
+    if not scale.dtype.is_floating_point:
+        raise ValueError(f"Int8Tensor.scale: expected a floating point dtype, got {scale.dtype}")
     if isinstance(zero_point, Tensor) and zero_point.shape != scale.shape:
         raise ValueError(
             f"Int8Tensor.zero_point: expected the size of scale, {tuple(scale.shape)}, got {tuple(zero_point.shape)}"
@@ -183,7 +196,15 @@ def _check_parts(qdata: Tensor, scale: Tensor, zero_point: Any, block_size: bloc
         )
 
 
-def _check_dtype(dtype: torch.dtype) -> torch.dtype:
-    if not dtype.is_floating_point:
-        raise ValueError(f"Int8Tensor represents floats: expected a floating point dtype, got {dtype}")
+def _check_dtype(dtype: Any) -> torch.dtype:
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"Int8Tensor.float_dtype: expected a floating point dtype, got {dtype}")
     return dtype
+
+
+def _check_metadata(activation: Any = None, activation_symmetric: Any = True, partial: Any = False) -> None:
+    if activation not in (None, "row", "tensor"):
+        raise ValueError(f"Int8Tensor.activation: expected 'row', 'tensor' or None, got {activation!r}")
+    for name, flag in (("activation_symmetric", activation_symmetric), ("partial", partial)):
+        if type(flag) is not bool:
+            raise TypeError(f"Int8Tensor.{name}: expected a bool, got {flag!r}")

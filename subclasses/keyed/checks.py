@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.loading import check_unwrapped, has_data
 from subclasses.ragged import JaggedTensor
+from subclasses.ragged.checks import GREATEST_BOUND, check_bound
 
 _NAME = "KeyedJaggedTensor"
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -77,6 +79,41 @@ def _extremes(lengths: Tensor) -> list[int]:
     if lengths.shape[0] == 0:
         return [0, 0, 0]
     return torch.stack([lengths.amin(), lengths.amax(), lengths.sum()]).tolist()
+
+
+def check_given_bound(values: Tensor, max_length: Any) -> None:
+    """Raises unless the longest row that a caller gives is one that rows of these values can have."""
+    if type(max_length) is int and max_length > GREATEST_BOUND and not is_traced(values):
+        check_bound(_NAME, max_length, 0, values.shape[0])
+
+
+# ---- files -----------------------------------------------------------------------------------------------------
+
+
+def check_loaded(values: Tensor, offsets: Tensor, weights: Tensor | None, keys: Any, max_length: Any) -> None:
+    """Raises unless the fields of a keyed tensor describe rows of its values.
+
+    Wrong dtypes of offsets, and a longest row that is no int, are left to the constructor, which names the field.
+    """
+    if check_keys(keys) != keys:
+        raise TypeError(f"{_NAME}.keys: expected a tuple, got {keys!r}")
+    check_unwrapped(_NAME, "offsets", offsets)
+    if offsets.dim() != 2 or offsets.shape[0] != len(keys) or offsets.shape[1] == 0:
+        raise ValueError(
+            f"{_NAME}.offsets: expected shape [{len(keys)}, B + 1], a row for each key, got {tuple(offsets.shape)}"
+        )
+    no_lengths = torch.empty(0, dtype=torch.int64, device=values.device)
+    check_parts(keys, values, no_lengths, weights)
+    if type(max_length) is not int or offsets.dtype is not torch.int64 or not has_data(offsets):
+        return
+    lengths, total = offsets.diff(dim=1), values.shape[0]
+    shortest, longest = (int(n) for n in lengths.aminmax()) if lengths.numel() else (0, 0)
+    if shortest < 0 or int(offsets[:, 0].min()) < 0 or int(offsets[:, -1].max()) > total:
+        raise ValueError(
+            f"{_NAME}.offsets: expected increasing offsets from 0 to at most {total}, the number of entries in values, "
+            f"in each row, got {offsets.tolist()!r:.500}"
+        )
+    check_bound(_NAME, max_length, longest, total)
 
 
 # ---- features --------------------------------------------------------------------------------------------------

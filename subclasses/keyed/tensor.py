@@ -62,6 +62,8 @@ class KeyedJaggedTensor(TensorSubclass):
         checks.check_parts(keys, values, lengths, weights)
         if max_length is None:
             max_length = checks.longest_row(values, lengths)
+        else:
+            checks.check_given_bound(values, max_length)
         offsets = rows.offsets_of(lengths.to(torch.int64).view(len(keys), lengths.shape[0] // len(keys)))
         x = super().__new__(cls, values, offsets, weights, keys=keys, max_length=max_length)
         return rows.mark_dynamic(x)
@@ -137,6 +139,13 @@ class KeyedJaggedTensor(TensorSubclass):
             keys,
             max(x.max_length for x in kjts),
         )
+
+    @classmethod
+    def check_loaded(
+        cls, values: Tensor, offsets: Tensor, weights: Tensor | None, keys: Any, max_length: Any
+    ) -> None:
+        """Raises unless the keys and the offsets describe rows of the values."""
+        checks.check_loaded(values, offsets, weights, keys, max_length)
 
     # ---- access ------------------------------------------------------------------------------------------------
 

@@ -17,6 +17,9 @@ _EMPTY = {
     "PaddedTensor": "PaddedTensor(padded, torch.zeros(0, dtype=torch.int64)) with a table of shape [0, T, ...]",
 }
 
+# The greatest bound of row lengths that may be greater than the number of entries: no batch of rows is padded to more.
+GREATEST_BOUND = 1 << 20
+
 # ---- parts -----------------------------------------------------------------------------------------------------
 
 
@@ -67,6 +70,15 @@ def check_mask(padded: Any, mask: Any, name: str = "JaggedTensor") -> None:
         raise ValueError(
             "JaggedTensor.from_mask: in a compiled function nobody knows how many entries exist; use "
             "from_padded(padded, lengths) for rows that begin at 0"
+        )
+
+
+def check_bound(name: str, bound: Any, longest: int, total: int) -> None:
+    """Raises unless ``bound`` is an upper bound of the lengths of rows, such as rows of ``total`` entries can have."""
+    most = max(total, GREATEST_BOUND)
+    if not longest <= bound <= most:
+        raise ValueError(
+            f"{name}.max_length: expected from {longest}, the longest row, to {most} for {total} entries, got {bound}"
         )
 
 

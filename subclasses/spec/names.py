@@ -18,7 +18,7 @@ CALLED_BY_TORCH = frozenset(
 )
 # Data attributes of Tensor on older releases.
 FORMER_ATTRIBUTES = frozenset({"names"})
-OWN_NAMES = frozenset({"implements", "materialize", "outer", "unwrap", "wrap_cotangent"})
+OWN_NAMES = frozenset({"check_loaded", "implements", "materialize", "outer", "unwrap", "wrap_cotangent"})
 
 
 # Attributes of torch.fx.Proxy. Dynamo reads inner tensors of a result by name, from such an object.

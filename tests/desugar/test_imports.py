@@ -24,6 +24,47 @@ def test_nothing_slow_is_imported(name):
     )
 
 
+def test_what_explains_is_imported_by_the_first_explanation():
+    run(
+        """
+import sys, torch, desugar
+assert not {"desugar.explain.collect", "desugar.explain.records", "desugar.explain.guards"} & {*sys.modules}
+explanation = desugar.explain(torch.relu, torch.ones(2))
+assert "relu" in str(explanation) and callable(desugar.explain)
+"""
+    )
+
+
+def test_rules_are_not_taken_apart_where_a_look_at_them_is_enough():
+    run(
+        """
+import dis, torch, subclasses
+taken, take_apart = [], dis.get_instructions
+
+def counted(code, *args, **kwargs):
+    taken.append(code)
+    return take_apart(code, *args, **kwargs)
+
+dis.get_instructions = counted
+import subclasses.ragged, subclasses.int8, subclasses.keyed
+assert len(taken) <= 10, taken  # of the hundreds of rules, those that return nothing
+
+class Box(subclasses.TensorSubclass):
+    held: torch.Tensor = subclasses.inner()
+
+try:
+    @Box.implements(torch.relu)
+    def rule(func, x):
+        x.held.relu()
+except subclasses.SpecError as error:
+    assert "returns nothing" in str(error)
+else:
+    raise AssertionError("a rule that returns nothing was taken")
+assert any(code.co_name == "rule" for code in taken), taken
+"""
+    )
+
+
 @pytest.mark.parametrize("first", ["torch._dynamo", "desugar"])
 def test_dynamo_may_be_imported_before_or_after(first):
     run(

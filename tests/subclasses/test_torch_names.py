@@ -138,6 +138,12 @@ def all_aten_ops():
     assert len(ops) > 2500 and {aten.mul.Tensor, aten.mul_.Tensor, aten.detach.default} <= set(ops)
 
 
+def aten_overload_names():
+    names = _torch.aten_overload_names()
+    assert list(names) == sorted(names) and {"Tensor", "Scalar", "out"} <= set(names["add"])
+    assert names["relu"] == ["default", "out"]
+
+
 def python_decomposition():
     assert _torch.python_decomposition(aten.addcmul.default) is not None
     assert _torch.python_decomposition(aten.mm.default) is None
@@ -599,6 +605,7 @@ CHECKS = {
     "cpp_callable": cpp_callable,
     "schema_of": schema_of,
     "all_aten_ops": all_aten_ops,
+    "aten_overload_names": aten_overload_names,
     "python_decomposition": python_decomposition,
     "lazy_bits_enabled": lazy_bits_enabled,
     "autograd_enabled": autograd_enabled,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
 from subclasses._torch import mark_dim_dynamic
-from subclasses.ragged.checks import check_has_rows, check_mask, check_rows, is_traced
+from subclasses.ragged.checks import GREATEST_BOUND, check_has_rows, check_mask, check_rows, is_traced
 from subclasses.ragged.jagged import validation
 from subclasses.ragged.jagged.holes import without_gradient_at_holes
 from subclasses.ragged.jagged.interface import JaggedInterface
@@ -41,7 +41,8 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
             of ``values`` that belong to no row do not exist, whatever they hold.
         ragged_dim: the outer dimension along which rows differ; 0 for merged batch and ragged dimensions.
         max_length: the outer extent of the ragged dimension, ``T``: an upper bound of the lengths. None computes it
-            (one synchronisation on CUDA) and checks the offsets on the way.
+            (one synchronisation on CUDA) and checks the offsets on the way. A given one is believed, up to the number
+            of entries or 1,048,576. Loading a file checks offsets, lengths and bound in any case.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit together, or the offsets do not describe rows.
@@ -66,6 +67,8 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         validation.check_parts(values, offsets, lengths, ragged_dim)
         if max_length is None:
             max_length = validation.longest_row(values, offsets, lengths, ragged_dim)
+        elif type(max_length) is int and max_length > GREATEST_BOUND:
+            validation.check_given_bound(values, max_length, ragged_dim)
         values = without_gradient_at_holes(values, offsets, lengths, ragged_dim)
         x = super().__new__(cls, values, offsets, lengths, ragged_dim=ragged_dim, max_length=max_length)
         _mark_dynamic(x)
@@ -188,6 +191,13 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
     def ragged_class(self) -> type[JaggedTensor]:
         """The class of the layout."""
         return JaggedTensor
+
+    @classmethod
+    def check_loaded(
+        cls, values: Tensor, offsets: Tensor, lengths: Tensor | None, ragged_dim: int, max_length: int
+    ) -> None:
+        """Raises unless offsets and lengths describe rows, none of which is longer than ``max_length``."""
+        validation.check_loaded(values, offsets, lengths, ragged_dim, max_length)
 
     # ---- looking at it -----------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.ragged.checks import is_traced
+from subclasses.loading import check_unwrapped, has_data
+from subclasses.ragged.checks import check_bound, is_traced
 
 # ---- shapes ----------------------------------------------------------------------------------------------------
 
@@ -31,6 +32,12 @@ def check_parts(values: Any, offsets: Any, lengths: Any, ragged_dim: Any) -> Non
             f"JaggedTensor.lengths: expected shape [{offsets.shape[0] - 1}], one for each row of the offsets, got "
             f"{tuple(lengths.shape)}"
         )
+
+
+def check_given_bound(values: Any, max_length: int, ragged_dim: int) -> None:
+    """Raises unless the outer extent that a caller gives is one that rows of these values can have."""
+    if isinstance(values, Tensor) and not is_traced(values):
+        check_bound("JaggedTensor", max_length, 0, values.shape[max(ragged_dim - 1, 0)])
 
 
 def check_lengths(values: Tensor, lengths: Tensor) -> None:
@@ -117,3 +124,23 @@ def longest_row(values: Any, offsets: Any, lengths: Any, ragged_dim: int) -> int
             f"JaggedTensor.lengths: expected from 0 up to what lies between the offsets, {spans}, got {found}"
         )
     return max(found, default=0)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------
+
+
+def check_loaded(
+    values: Tensor, offsets: Tensor, lengths: Tensor | None, ragged_dim: Any, max_length: Any
+) -> None:
+    """Raises unless the parts of a jagged tensor describe rows, and the longest one fits the outer extent.
+
+    Wrong dtypes, and an outer extent that is no int, are left to the constructor, which names the field.
+    """
+    check_parts(values, offsets, lengths, ragged_dim)
+    given = [("offsets", offsets)] + ([] if lengths is None else [("lengths", lengths)])
+    for field, t in given:
+        check_unwrapped("JaggedTensor", field, t)
+    if type(max_length) is not int or not all(t.dtype is torch.int64 and has_data(t) for _, t in given):
+        return
+    longest = longest_row(values, offsets, lengths, ragged_dim)
+    check_bound("JaggedTensor", max_length, longest, values.shape[max(ragged_dim - 1, 0)])

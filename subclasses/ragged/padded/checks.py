@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
+from subclasses.loading import check_unwrapped, has_data
 from subclasses.ragged.checks import is_traced
 
 UNMERGE = "unmerge them by x.unflatten(0, (B, T))"
@@ -102,3 +104,49 @@ def count_rows(x: Any) -> int:
     if is_traced(x.lengths) and x.row_count is None:
         return x.lengths.shape[0]
     return len(read_lengths(x))
+
+
+# ---- files -----------------------------------------------------------------------------------------------------
+
+
+def check_loaded(
+    table: Tensor, lengths: Tensor, row_count: Tensor | None, ragged_dim: Any, batch_dim: Any
+) -> None:
+    """Raises unless the parts of a padded tensor describe rows of its table; one beyond it counts as its width."""
+    if type(ragged_dim) is int and type(batch_dim) is int and ragged_dim == batch_dim:
+        check_merged(table, lengths, batch_dim)
+    elif check_parts(table, lengths, ragged_dim, batch_dim, row_count) != (ragged_dim, batch_dim):
+        raise ValueError(
+            f"PaddedTensor.ragged_dim: expected dimensions counted from the front, got {ragged_dim}, and {batch_dim} "
+            f"for batch_dim"
+        )
+    check_unwrapped("PaddedTensor", "lengths", lengths)
+    if _is_readable(lengths) and lengths.numel() and (least := int(lengths.min())) < 0:
+        raise ValueError(f"PaddedTensor.lengths: expected none below 0, got {least}")
+    if row_count is None:
+        return
+    check_unwrapped("PaddedTensor", "row_count", row_count)
+    if tuple(row_count.shape) != (1,):
+        raise ValueError(f"PaddedTensor.row_count: expected shape [1], got {tuple(row_count.shape)}")
+    if _is_readable(row_count) and not 0 <= (count := int(row_count)) <= lengths.shape[0]:
+        raise ValueError(
+            f"PaddedTensor.row_count: expected from 0 to {lengths.shape[0]}, the rows of the table, got {count}"
+        )
+
+
+def _is_readable(t: Tensor) -> bool:
+    return t.dtype is torch.int64 and has_data(t)
+
+
+def check_merged(table: Tensor, lengths: Tensor, dim: Any) -> None:
+    """Raises unless the batch and ragged dimension, which are one, divide among the rows."""
+    if type(dim) is not int or not 0 <= dim < table.dim():
+        raise ValueError(
+            f"PaddedTensor.batch_dim: expected a dimension of the table of shape {tuple(table.shape)}, got {dim!r}"
+        )
+    rows, places = (lengths.shape[0] if lengths.dim() == 1 else -1), table.shape[dim]
+    if rows < 0 or (places % rows if rows else places):
+        raise ValueError(
+            f"PaddedTensor.lengths: expected shape [B], of rows that divide the {places} places along {dim}, "
+            f"got {tuple(lengths.shape)}"
+        )

@@ -184,6 +184,13 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
         """The class of the layout."""
         return PaddedTensor
 
+    @classmethod
+    def check_loaded(
+        cls, padded: Tensor, lengths: Tensor, row_count: Tensor | None, ragged_dim: int, batch_dim: int
+    ) -> None:
+        """Raises unless the lengths and the number of rows are those of rows of the table."""
+        checks.check_loaded(padded, lengths, row_count, ragged_dim, batch_dim)
+
     # ---- looking at it -----------------------------------------------------------------------------------------
 
     def row_lengths(self) -> Tensor:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subclasses._torch import all_aten_ops
-from subclasses.autograd.python_functions import python_functions, twins
+from subclasses.autograd.python_functions import python_functions, tagged_functions, twins
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.dispatch.views import VIEW_NAMES, view_functions
 
@@ -115,3 +115,10 @@ def test_no_view_function_is_missing():
     public = {n for n in named if not n.startswith("_") and (hasattr(torch, n) or hasattr(torch.Tensor, n))}
     assert public - NO_PLAIN_VIEW <= VIEW_NAMES
     assert torch.Tensor.T.__get__ in view_functions and torch.split in view_functions
+
+
+@pytest.mark.parametrize("tag", [torch.Tag.pointwise, torch.Tag.reduction, torch.Tag.inplace_view])
+def test_functions_of_a_tag_are_those_of_all_its_ops(tag):
+    expected = [f for op in all_aten_ops() if tag in op.tags for f in python_functions(op)]
+    assert tagged_functions(tag) == tuple(dict.fromkeys(expected))
+    assert expected

@@ -1,0 +1,211 @@
+"""One start, in the process that `bench.starts` makes for it: a JSON object of seconds is printed.
+
+    python -m bench.one_start imports                                      # import torch, then each of our packages
+    python -m bench.one_start "20 ops, training" desugar.compile            # modules are imported where needed
+    python -m bench.one_start "20 ops, training" desugar.compile LIST.json  # those of a list are imported before
+
+The case is made before the clock starts. What is timed begins with the compiling function and ends with the first
+result, in training with the first gradients. The modules that were imported meanwhile are printed too; a list of them
+is what another process imports before. Nothing is imported at the top of this module but the standard library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import resource
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "desugar", "subclasses.ragged", "subclasses.int8")
+STOCK, BACKEND, DIRECT = "torch.compile", 'torch.compile(backend="desugar")', "desugar.compile"
+# A call: the function or module to compile, its arguments, and what gets gradients.
+Call = tuple[Any, tuple[Any, ...], list[Any]]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# cases
+# ---------------------------------------------------------------------------------------------------------
+
+
+def _double(x: Any) -> Any:
+    return x * 2
+
+
+def _twenty_ops(x: Any) -> Any:
+    for _ in range(5):
+        x = (x * 1.1 + 0.1).sigmoid() - x
+    return x
+
+
+def _pairs(fn: Callable[[Any], Any], *, grad: bool) -> Call:
+    import torch
+
+    from bench.subjects import SHAPE, Pair
+
+    x = Pair(torch.rand(SHAPE), torch.rand(SHAPE)).requires_grad_(grad)
+    return fn, (x,), [x] * grad
+
+
+def _int8_mlp() -> Call:
+    import torch
+
+    from bench.modules import BATCH, make_int8
+
+    return make_int8(12, 64), (torch.randn(BATCH, 64),), []
+
+
+def _language_model() -> Call:
+    import torch
+
+    from examples._language_model import LanguageModel, jagged
+
+    model = LanguageModel(dim=64, heads=4, layers=2, longest=64)
+    rows = [torch.randint(256, (n,)) for n in (12, 40, 3, 25, 64, 8)]
+    return model, jagged(rows), list(model.parameters())
+
+
+CASES: dict[str, Callable[[], Call]] = {
+    "x * 2, inference": lambda: _pairs(_double, grad=False),
+    "x * 2, training": lambda: _pairs(_double, grad=True),
+    "20 ops, training": lambda: _pairs(_twenty_ops, grad=True),
+    "int8 MLP of 12 layers, inference": _int8_mlp,
+    "ragged language model, a training step": _language_model,
+}
+
+
+def _compile(way: str, fn: Any) -> Any:
+    if way == DIRECT:
+        return importlib.import_module("desugar").compile(fn)
+    torch = importlib.import_module("torch")
+    return torch.compile(fn, fullgraph=True, **{"backend": "desugar"} if way == BACKEND else {})
+
+
+def _run(fn: Any, args: tuple[Any, ...], wanted: list[Any]) -> list[Any]:
+    """Returns the result, and the gradients of what gets some for a result of ones."""
+    import torch
+
+    with torch.set_grad_enabled(bool(wanted)):
+        result = fn(*args)
+    if not wanted:
+        return [result]
+    return [result.detach(), *torch.autograd.grad(result, wanted, torch.ones_like(result))]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# measuring
+# ---------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Wall time, and the processor time of this process and of its children, those that still run included."""
+
+    def __init__(self) -> None:
+        self.cpu, self.wall = _cpu_seconds(), time.perf_counter()
+
+    def read(self) -> dict[str, float]:
+        """Returns the seconds since the clock was made."""
+        return {"wall": time.perf_counter() - self.wall, "cpu": _cpu_seconds() - self.cpu}
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used) + sum(map(_seconds_of_process, _descendants("self")))
+
+
+def _descendants(process: str) -> Iterator[str]:
+    """Yields the numbers of the processes that a process started and that still run; none where Linux is not."""
+    for path in Path("/proc", process, "task").glob("*/children"):
+        for child in _read(path).split():
+            yield child
+            yield from _descendants(child)
+
+
+def _seconds_of_process(process: str) -> float:
+    """Returns the processor time of a process and of those children for whose end it waited."""
+    fields = _read(Path("/proc", process, "stat")).rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / _TICKS
+
+
+_TICKS = 100  # a second, in /proc on every Linux
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # the process ended meanwhile
+        return ""
+
+
+def measure_imports() -> dict[str, dict[str, float]]:
+    """Imports the packages one after the other; each has the seconds that it takes after those before it."""
+    found = {}
+    for name in PACKAGES:
+        clock = Clock()
+        importlib.import_module(name)
+        found[name] = clock.read()
+    return found
+
+
+def measure_start(case: str, way: str, modules: Sequence[str] = ()) -> dict[str, Any]:
+    """Starts a case in one way, after importing modules.
+
+    Returns:
+        Seconds of the start, `wall` and `cpu`, and of the imports before it, `imports`; and the names of the `modules`
+        that were imported in the start.
+
+    Raises:
+        AssertionError: the results are not those of eager mode.
+    """
+    torch = importlib.import_module("torch")
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    fn, args, wanted = CASES[case]()
+    clock = Clock()
+    _import_all(modules)
+    imports = clock.read()["wall"]
+    known = set(sys.modules)
+    clock = Clock()
+    compiled = _compile(way, fn)
+    results = _run(compiled, args, wanted)
+    seconds = clock.read()
+    imported = [name for name in sys.modules if name not in known]
+    for found, expected in zip(results, _run(fn, args, wanted), strict=True):
+        _check_equal(found, expected)
+    return seconds | {"imports": imports, "modules": imported}
+
+
+def _import_all(modules: Sequence[str]) -> None:
+    for name in modules:
+        try:
+            importlib.import_module(name)
+        except ImportError:  # a module that the start made, such as a compiled kernel
+            continue
+
+
+def _check_equal(found: Any, expected: Any) -> None:
+    import torch
+
+    if hasattr(found, "unwrap") and hasattr(expected, "unwrap"):
+        found, expected = found.unwrap(), expected.unwrap()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    if sys.argv[1] == "imports":
+        found: Any = measure_imports()
+    else:
+        case, way, *lists = sys.argv[1:]
+        found = measure_start(case, way, [name for path in lists for name in json.loads(_read(Path(path)))])
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

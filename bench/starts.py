@@ -1,0 +1,209 @@
+"""Benchmarks starts: what a fresh process spends until its first result, with cold and with warm caches.
+
+    python -m bench.starts                      # about an hour; writes bench/results/starts.*
+    python -m bench.starts --turns 3 --cases "20 ops, training"
+    python -m bench.starts --store both         # also without the store of programs, DESUGAR_STORE=0
+    python -m bench.starts --lazy               # what a start imports is imported, and timed, where it is needed
+
+A *cold start* is a process with an empty cache directory. A *warm start* is a second process, with the directory that
+the cold one left behind. Each turn makes both, for every case and way, in a new random order. Stock's and ours are
+separate processes with separate directories, which share nothing.
+
+What is timed is described in `bench.one_start`. A first turn, which is not timed, finds what each start imports, and
+leaves its byte code in a folder of its own. In the other turns that is imported before, and *imports* tells the time.
+*Wall* is what the user waits for the rest; *cpu* is what the process and its children, compilers above all, spend
+meanwhile. `--cases none` measures how long importing our packages takes, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.one_start import BACKEND, CASES, DIRECT, PACKAGES, STOCK
+from bench.report import Row, print_rows, save_rows
+from bench.timing import Timing, describe_machine
+
+ROOT = Path(__file__).parents[1]
+# Imports are timed with byte code, as those of installed packages are, whatever the environment says.
+BYTE_CODE = Path(tempfile.gettempdir()) / "desugar-bench-byte-code"
+RESULTS = Path(__file__).parent / "results"
+NAME = "starts"
+STARTS, CLOCKS = ("cold", "warm"), ("wall", "cpu", "imports")
+UNITS = {"wall": "ms, wall", "cpu": "ms, CPU", "imports": "ms, wall, before"}
+SWITCH = "DESUGAR_STORE"
+IMPORTS = "imports, each after those above it"
+OFF, WITHOUT = ", without the store", "/ without the store"
+
+
+@dataclass(frozen=True)
+class Way:
+    """A compiler, with the store of programs or without it."""
+
+    compiler: str
+    stored: bool = True
+
+    @property
+    def name(self) -> str:
+        """What the row is called."""
+        return self.compiler if self.stored else self.compiler + OFF
+
+
+Samples = dict[tuple[str, str, str, str], list[float]]  # start, case, way, clock -> milliseconds
+
+
+def ways_of(store: str) -> list[Way]:
+    """Returns the ways to measure: stock's, and ours with the store on, off, or both."""
+    switched = {"on": (True,), "off": (False,), "both": (True, False)}[store]
+    return [Way(STOCK), *(Way(way, stored) for way in (BACKEND, DIRECT) for stored in switched)]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# measuring
+# ---------------------------------------------------------------------------------------------------------
+
+
+def run_process(arguments: Sequence[str], cache: Path, stored: bool = True) -> Any:
+    """Runs `bench.one_start` in a fresh process with a cache directory; returns what it prints.
+
+    Raises:
+        RuntimeError: The process failed.
+    """
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPYCACHEPREFIX": str(BYTE_CODE),
+    }
+    for name in (SWITCH, "PYTHONDONTWRITEBYTECODE"):
+        environment.pop(name, None)
+    if not stored:
+        environment[SWITCH] = "0"
+    command = [sys.executable, "-m", "bench.one_start", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_starts(turns: int, cases: Sequence[str], ways: Sequence[Way], *, lazy: bool = False) -> Samples:
+    """Returns the milliseconds of each turn; `lazy` leaves imports to the starts."""
+    samples: Samples = defaultdict(list)
+    chosen = [(case, way) for case in cases for way in ways]
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory() as lists:
+        paths = {
+            pair: [Path(lists, f"{n}-{start}.json") for start in STARTS] for n, pair in enumerate(chosen)
+        }
+        for pair in chosen:
+            for path, found in zip(paths[pair], _start_twice(*pair), strict=True):
+                path.write_text(json.dumps(found["modules"]))
+        for _ in range(turns):
+            rng.shuffle(chosen)
+            for case, way in chosen:
+                given = () if lazy else paths[case, way]
+                for start, found in zip(STARTS, _start_twice(case, way, given), strict=True):
+                    for clock in CLOCKS:
+                        samples[start, case, way.name, clock].append(1e3 * found[clock])
+    return samples
+
+
+def _start_twice(case: str, way: Way, lists: Sequence[Path] = ()) -> list[Any]:
+    """Makes a cold and a warm start; each imports what its list says before."""
+    with tempfile.TemporaryDirectory() as folder:
+        return [
+            run_process([case, way.compiler, *map(str, lists[n : n + 1])], Path(folder), way.stored)
+            for n in range(len(STARTS))
+        ]
+
+
+def measure_imports(turns: int) -> list[Row]:
+    """Returns the rows of what importing takes: each package after those before it."""
+    samples = defaultdict(list)
+    with tempfile.TemporaryDirectory() as folder:
+        run_process(["imports"], Path(folder))  # the first one may still write byte code
+        for _ in range(turns):
+            for package, found in run_process(["imports"], Path(folder)).items():
+                for clock in CLOCKS[:2]:
+                    samples[package, clock].append(1e3 * found[clock])
+    return [
+        Row(
+            f"{IMPORTS}, {clock}",
+            package,
+            _timing(samples[package, clock]),
+            unit=UNITS[clock],
+            ours=package != "torch",
+        )
+        for clock in CLOCKS[:2]
+        for package in PACKAGES
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------
+# rows
+# ---------------------------------------------------------------------------------------------------------
+
+
+def _timing(samples: list[float]) -> Timing:
+    return Timing.of(samples) if len(samples) > 1 else Timing(*samples * 3)
+
+
+def rows_of(samples: Samples, cases: Sequence[str], ways: Sequence[Way]) -> list[Row]:
+    """Returns a table for each start, case and clock, relative to stock; and, if measured, to no store."""
+    rows = []
+    for start in STARTS:
+        for case in cases:
+            for clock in CLOCKS:
+                timings = {way: _timing(samples[start, case, way.name, clock]) for way in ways}
+                rows += [
+                    Row(
+                        f"{start} start, {case}, {clock}",
+                        way.name,
+                        timing,
+                        _ratios(way, timings),
+                        unit=UNITS[clock],
+                        ours=way.compiler != STOCK,
+                    )
+                    for way, timing in timings.items()
+                ]
+    return rows
+
+
+def _ratios(way: Way, timings: dict[Way, Timing]) -> dict[str, float]:
+    ratios = {"/ stock": timings[way].median / timings[Way(STOCK)].median}
+    both = {w.stored for w in timings if w.compiler == DIRECT} == {True, False}
+    if both:  # a column is of all rows of a table
+        without = way if way.compiler == STOCK else Way(way.compiler, False)
+        ratios[WITHOUT] = timings[way].median / timings[without].median
+    return ratios
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--turns", type=int, default=7, help="how often each start is made, default 7")
+    parser.add_argument("--cases", nargs="+", choices=[*CASES, "none"], default=list(CASES))
+    parser.add_argument("--store", choices=("on", "off", "both"), default="both")
+    parser.add_argument("--lazy", action="store_true", help="imports are part of the starts")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    cases, ways = [case for case in options.cases if case != "none"], ways_of(options.store)
+    rows = measure_imports(options.turns)
+    rows += rows_of(measure_starts(options.turns, cases, ways, lazy=options.lazy), cases, ways)
+    print_rows(rows)
+    path = options.out / f"{NAME}.json"
+    save_rows(rows, describe_machine(), path, command=f"bench.{NAME}", turns=options.turns)
+
+
+if __name__ == "__main__":
+    main()
