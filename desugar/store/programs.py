@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
 from torch import fx
 
 from desugar import _torch as private
@@ -30,6 +29,7 @@ from desugar.store import files
 from desugar.store.keys import custom_ops_digest, key_of
 from desugar.store.pickling import DAMAGED, CannotStore, dump, known_values, load
 from subclasses import strict_mode
+from subclasses._torch import OpOverload
 
 log = logging.getLogger("desugar")
 
@@ -250,5 +250,5 @@ def _custom_ops(graph: fx.GraphModule) -> Iterable[str]:
     for module in graph.modules():
         for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
             for op in (node.target, *node.args, *node.kwargs.values()):
-                if isinstance(op, torch._ops.OpOverload) and op.namespace not in ("aten", "prims"):
+                if isinstance(op, OpOverload) and op.namespace not in ("aten", "prims"):
                     yield op._schema.name

@@ -74,10 +74,12 @@ def test_a_second_process_traces_nothing_and_asks_no_compiler(warm):
     assert start(warm, "backend") == {"traced": 0, "asked the compiler": 0}
 
 
+@pytest.mark.slow  # each process compiles
 def test_another_number_of_threads_is_another_program(warm):
     assert start(warm, OMP_NUM_THREADS="2")["traced"] == 1
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_gone_or_damaged_is_compiled_again(warm):
     libraries = list(warm.glob("*/*.main.so"))
     assert libraries
