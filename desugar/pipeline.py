@@ -29,7 +29,9 @@ from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with
 from desugar.recording.listeners import stage
 from desugar.store.programs import Place, Stored
 from desugar.tracing.effect_tokens import sink_tokens
+from desugar.tracing.outputs import has_unknown_views
 from desugar.tracing.trace import discover, trace_graph
+from desugar.tracing.unsupported import check_same_structure
 from desugar.wrapper.backward_variants import BackwardVariants
 from desugar.wrapper.recompute import CapturedFunction
 from desugar.wrapper.results import Parts
@@ -92,6 +94,8 @@ def _run_stages(
         private.shared_nested_tensor()
         with stage("load"):
             stored = None if place is None else place.load(inputs)
+            if stored is not None and has_unknown_views(stored.interface.outputs):
+                stored = _with_views(stored, discover(function.call, inputs))
         kernels = PendingKernels()
         if (found := stored) is None:
             found, kernels = _compile(function, inputs, backend)
@@ -169,6 +173,13 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
         traced = trace_graph(function.call, inputs, outputs, backend.decompositions())
     verify.check_traced(traced, len(inputs.flat.items))
     return (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
+
+
+def _with_views(stored: Stored, outputs: Outputs) -> Stored:
+    """Returns a stored program with the views that the function takes of its arguments and results."""
+    found = stored.interface
+    check_same_structure(found.outputs, outputs)
+    return replace(stored, interface=replace(found, outputs=found.outputs.with_views_of(outputs)))
 
 
 def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Stored, PendingKernels]:

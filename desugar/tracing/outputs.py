@@ -188,7 +188,7 @@ class _ResultUnwrapper:
             )
         no_grad = own_base.requires_grad and leaf.grad_fn is None
         if not leaf._is_view():
-            replay = _return_base if dtype is None else _ViewReplay(leaf, dtype)
+            replay = _return_base if dtype is None else ViewReplay(leaf, dtype)
             return View(of, index, replay, (), detached, no_grad)
         ints: list[Int] = []
 
@@ -198,7 +198,7 @@ class _ResultUnwrapper:
 
         with private.DisableTorchFunctionSubclass():
             leaf._view_func_unsafe(own_base, record)
-        return View(of, index, _ViewReplay(leaf, dtype), tuple(ints), detached, no_grad)
+        return View(of, index, ViewReplay(leaf, dtype), tuple(ints), detached, no_grad)
 
     # ............................................................................................ mutations
 
@@ -286,7 +286,7 @@ def _view_as(base: Any, dtype: torch.dtype | None) -> Any:
     return base if dtype is None else base.detach().view(dtype)
 
 
-class _ViewReplay:
+class ViewReplay:
     """Takes the view of a traced tensor again, on another base.
 
     Attributes:
@@ -299,7 +299,12 @@ class _ViewReplay:
     def __init__(self, traced: Tensor, dtype: torch.dtype | None) -> None:
         self.traced, self.dtype = traced, dtype
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The traced view cannot be stored. Whoever reads this runs the function on fake tensors, and takes its views.
+        return _get_unknown_view, ()
+
     def __call__(self, base: Any, ints: Sequence[int]) -> Any:
+        """Takes the view of `base`, with these sizes, strides and indices."""
         next_ints = iter(ints)
         base = _view_as(base, self.dtype)
         if not self.traced._is_view():
@@ -309,3 +314,16 @@ class _ViewReplay:
         if hasattr(base, "took_view"):  # a class's hook for views taken above autograd
             base.took_view(view)
         return view
+
+
+def _unknown_view(base: Any, ints: Sequence[int]) -> Any:
+    raise RuntimeError("the views of this program have not been traced")
+
+
+def _get_unknown_view() -> Any:
+    return _unknown_view
+
+
+def has_unknown_views(outputs: Outputs) -> bool:
+    """Returns whether views among stored results have to be found again."""
+    return any(isinstance(value, View) and value.replay is _unknown_view for value in outputs.values)
