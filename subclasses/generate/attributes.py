@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from subclasses._torch import is_recording
-from subclasses._torch_tracing import record_readings
+from subclasses._torch_tracing import find_methods, record_readings
 from subclasses.autograd import construct
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
@@ -131,6 +131,7 @@ class DifferentiableField:
 RECORDED = "_recorded_attributes"
 
 record_readings(RECORDED)
+find_methods(RECORDED)
 
 
 def install_fields(cls: Any) -> None:
