@@ -23,7 +23,6 @@ from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes
 from subclasses.dispatch.schema import op_facts, undeclared_writes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
 from subclasses.errors import DispatchError, one_of
-from subclasses.spec.construction import check_materialized
 from subclasses.spec.values import with_inners
 
 Call = Callable[..., Any]
@@ -196,7 +195,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         check_strided_copy(cls, op)
         check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
         with lazy_bits_enabled():
-            return _run_replaced(cls, op, _materialized, args, kwargs)
+            return _run_replaced(cls, op, lambda x: x.materialize(), args, kwargs)
 
     return plan
 
@@ -210,13 +209,6 @@ def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
                 f"{op} of {source._layout} to {x._layout}: metadata, and which inner tensors there are, do not change; "
                 f"put the other value in its place, as load_state_dict(..., assign=True) does, or {_hint(cls, op)}"
             )
-
-
-def _materialized(x: Any) -> Tensor:
-    """Returns what a value materializes to, checked."""
-    plain = x.materialize()
-    check_materialized(x, plain)
-    return plain
 
 
 # ---- error -------------------------------------------------------------------------------------------------

@@ -30,8 +30,24 @@ def declare(function):
 )
 def test_what_materialize_returns_has_the_outer_size_and_dtype(function, got):
     words = f"Box.materialize: expected a tensor of the outer size (2,) and torch.float32, got {got}; "
-    with pytest.raises(ValueError, match=re.escape(words)):
-        declare(function)(torch.ones(2)) + 1
+    for requires_grad in (False, True):
+        x = declare(function)(torch.ones(2, requires_grad=requires_grad))
+        for use in (lambda x: x + 1, lambda x: x.materialize()):
+            with pytest.raises(ValueError, match=re.escape(words)):
+                use(x)
+
+
+def test_materialize_under_autocast_may_have_its_dtype():
+    class Product(TensorSubclass, fallback="materialize"):
+        left: Tensor = inner()
+        right: Tensor = inner()
+
+        def materialize(self):
+            return self.left @ self.right
+
+    x = Product(torch.ones(2, 2), torch.ones(2, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert x.materialize().dtype == torch.bfloat16 and (x + 1).dtype == torch.float32
 
 
 @pytest.mark.parametrize("function", [property(lambda x: x.held), staticmethod(lambda x: x), 3])
