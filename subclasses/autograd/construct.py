@@ -366,7 +366,7 @@ def close_wrappers(value: Any, opened: dict[int, Any]) -> Any:
 
 def as_cotangent(x: Any) -> Any:
     """Returns the same value with the layout of a cotangent, if its class marks cotangents; AOTAutograd expects it."""
-    return _with_layout(x, cotangent_layout(x._layout)) if type(x)._marks_cotangents else x
+    return with_layout(x, cotangent_layout(x._layout)) if type(x)._marks_cotangents else x
 
 
 def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
@@ -375,10 +375,11 @@ def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
     if expected_type not in (None, type(x)) or not isinstance(expected, Layout):
         return None
     if cotangent_layout(layout) is cotangent_layout(expected):
-        return _with_layout(x, expected)
+        return with_layout(x, expected)
     return None
 
 
-def _with_layout(x: Any, layout: Layout) -> Any:
+def with_layout(x: Any, layout: Layout) -> Any:
+    """Returns a value with the same inner tensors and another layout."""
     inners = [x.__dict__[n] for n in type(x).__spec__.attributes]
     return type(x)._wrap(layout, *inners, *dynamic_ints(x))
