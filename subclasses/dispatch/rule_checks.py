@@ -24,11 +24,10 @@ from subclasses._torch import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
-    is_dispatched,
     schema_of,
 )
 from subclasses.dispatch.families import Family
-from subclasses.dispatch.schema import op_facts
+from subclasses.dispatch.schema import op_facts, ops_of_packet
 from subclasses.errors import SpecError
 
 # ---- what torch can ask for --------------------------------------------------------------------------------
@@ -265,8 +264,7 @@ def _calls(key: Any) -> Iterator[Call]:
     if isinstance(key, OpOverload):
         yield _smallest(key)
     elif isinstance(key, OpOverloadPacket):
-        found = (getattr(key, name) for name in key.overloads())
-        yield from (_smallest(op) for op in found if is_dispatched(op) and not schema_of(op).is_mutable)
+        yield from map(_smallest, ops_of_packet(key))
     elif isinstance(key, Family):
         yield key.call, key.arguments, ()
     elif isinstance(key, types.FunctionType):

@@ -20,13 +20,13 @@ from subclasses._torch import (
     OpOverloadPacket,
     call_unruled,
     is_composite,
-    is_dispatched,
     schema_of,
 )
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
 from subclasses.dispatch.families import Family
 from subclasses.dispatch.rule_checks import check_arguments, check_returns
+from subclasses.dispatch.schema import ops_of_packet
 from subclasses.errors import DispatchError, SpecError
 
 Rule = Callable[..., Any]
@@ -94,9 +94,7 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
     if isinstance(key, OpOverload):
         _register_ops(cls, book, book.overloads, [key], rule)
     elif isinstance(key, OpOverloadPacket):
-        ops = [getattr(key, name) for name in key.overloads()]
-        ops = [op for op in ops if is_dispatched(op) and not schema_of(op).is_mutable]
-        _register_ops(cls, book, book.packets, ops, rule)
+        _register_ops(cls, book, book.packets, ops_of_packet(key), rule)
     elif isinstance(key, Family):
         for op, adapt in key.entries.items():
             _add(cls, book.families, op, adapt(rule))
