@@ -25,6 +25,7 @@ from subclasses._torch import (
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
 from subclasses.dispatch.families import Family
+from subclasses.dispatch.keyword_names import with_keyword_names
 from subclasses.dispatch.rule_checks import check_arguments, check_returns
 from subclasses.dispatch.schema import ops_of_packet
 from subclasses.errors import DispatchError, SpecError
@@ -101,6 +102,7 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
     elif isinstance(key, torch.Tag):
         _add(cls, book.tags, key, rule)
     else:
+        rule = with_keyword_names(key, rule)
         _add(cls, book.functions, key, rule)
         # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
         named = rule if isinstance(key, types.FunctionType) else _called_with(key, rule)
