@@ -216,6 +216,7 @@ def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
 
 def _error(cls: Any, op: OpOverload) -> Call:
     def plan(*args: Any, **kwargs: Any) -> Any:
+        _check_same_metadata(cls, op, args)
         shown = [_describe(a) for a in (*args, *kwargs.values())]
         raise DispatchError(f"{cls.__name__} has no rule for {op}({', '.join(shown)}); {_hint(cls, op)}")
 

@@ -51,6 +51,8 @@ def with_keyword_names(key: Any, rule: Rule) -> Rule:
                 break
         return rule(func, *args, **kwargs)
 
+    # What looks for the author's code does not find it in a partial.
+    renamed.__wrapped__ = rule.func if isinstance(rule, functools.partial) else rule  # type: ignore[attr-defined]
     return renamed
 
 

@@ -7,6 +7,7 @@ equally near (on two unrelated bases, or for two tags of one op) raise an error 
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -261,7 +262,7 @@ def _ambiguity_error(cls: type, key: Any, rules: list[Rule]) -> DispatchError:
 
 def describe(rule: Rule) -> str:
     """Returns a rule's qualified name and the file and line of its definition."""
-    rule = getattr(rule, "__wrapped__", rule)
+    rule = inspect.unwrap(rule)
     code = getattr(rule, "__code__", None)
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
     return f"{getattr(rule, '__qualname__', rule)}{where}"

@@ -91,3 +91,17 @@ def test_a_copy_of_a_plain_tensor_to_a_parameter_names_checkpoints():
         RuntimeError, match=r"a plain tensor, as a checkpoint may hold.*Make a Shifted of it first"
     ):
         module.load_state_dict({"weight": torch.ones(1, 2)})
+
+
+@pytest.mark.parametrize("fallback", ["error", "views", "materialize"])
+def test_a_copy_between_values_with_other_metadata_says_what_differs(fallback):
+    class Unit(TensorSubclass, fallback=fallback):
+        held: Tensor = inner()
+        unit: str = static(default="m")
+
+        def materialize(self):
+            return self.held
+
+    words = r"copy_\.default of Layout\(Unit, statics=\('s',\).* to Layout\(Unit, statics=\('m',\).* do not change"
+    with pytest.raises(DispatchError, match=words):
+        Unit(torch.ones(2)).copy_(Unit(torch.ones(2), unit="s"))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import desugar
-from subclasses import TensorSubclass, inner
+from subclasses import SpecError, TensorSubclass, inner
 from subclasses.dispatch.keyword_names import with_keyword_names
 
 DOORS = {
@@ -80,3 +80,19 @@ def test_what_the_rule_has_no_place_for_is_an_error():
 )
 def test_rules_that_take_them_are_called_as_they_are(rule):
     assert with_keyword_names(F.linear, rule) is rule
+
+
+def test_errors_name_the_authors_code():
+    class Failing(TensorSubclass):
+        held: Tensor = inner()
+
+    @Failing.implements(torch.add)
+    def refuse(func, one, two):
+        raise TypeError("of the author")
+
+    with pytest.raises(
+        RuntimeError, match=r"the rule .*refuse \(.*test_keyword_names\.py:\d+\) raised TypeError"
+    ):
+        Failing(torch.ones(2)) + 1
+    with pytest.raises(SpecError, match=r"two rules for .*refuse \(.*test_keyword_names\.py:\d+\) and"):
+        Failing.implements(torch.add)(lambda func, one, two: one)
