@@ -22,8 +22,9 @@ from subclasses.errors import one_of
 
 # What the operators of Python call, without the underscores of in-place and special methods.
 _OPERATORS = frozenset(
-    """add and bitwise_and bitwise_or bitwise_xor bmm div dot eq floor_divide floordiv ge gt le lshift lt matmul mm mod
-    mul mv ne or pow remainder rfloordiv rmatmul rmod rpow rshift rsub rtruediv sub truediv xor""".split()
+    """add and bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor bmm div dot eq floor_divide
+    floordiv ge gt le lshift lt matmul mm mod mul mv ne or pow reciprocal remainder rfloordiv rmatmul rmod rpow rshift
+    rsub rtruediv sub truediv xor""".split()
 )
 # What torch raises where no operand's class takes a call: the operator is to ask the other operand.
 _NOT_TAKEN = ("no implementation found", "Multiple dispatch failed")

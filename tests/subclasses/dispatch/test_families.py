@@ -261,6 +261,8 @@ def test_operators_leave_it_to_python():
     assert x - Other() == "asked"
     with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for /=: 'Some' and 'int'"):
         x /= 2
+    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for /: 'int' and 'Some'"):
+        2 / x
 
 
 def test_a_class_on_the_other_side_is_asked():
