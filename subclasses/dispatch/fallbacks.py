@@ -55,7 +55,24 @@ def _map(cls: Any, op: OpOverload) -> Call:
     if op in STRIDED_OPS:
         return map_strided(cls, op)
     op = _WITHOUT_LAZY_BITS.get(op, op)
-    return build_map_plan(cls, op) if can_emit(op) else _map_general(cls, op)
+    run = build_map_plan(cls, op) if can_emit(op) else _map_general(cls, op)
+    return _with_note(cls, op, run) if any(f.dtype is not None for f in cls.__spec__.inners) else run
+
+
+def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
+    """Wraps a plan so that an error of torch says on which tensors the op ran; a caller knows the outer dtype alone."""
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except RuntimeError as error:
+            if not isinstance(error, DispatchError):
+                x = wrappers_in(cls, (args, kwargs))[0]
+                held = ", ".join(f"{n} ({x.__dict__[n].dtype})" for n in x._layout.present)
+                error.add_note(f"{op} ran on each inner tensor of {one_of(cls)}: {held}; {_hint(cls, op)}")
+            raise
+
+    return plan
 
 
 def fallback_step(cls: Any, op: OpOverload) -> str:
