@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -151,6 +153,36 @@ def record_readings(names: str) -> None:
         module.TensorVariable.dynamic_getattr = dynamic_getattr
 
     after_import("torch._dynamo.variables.tensor", patch)
+
+
+def find_methods(names: str) -> None:
+    """Makes ``hasattr`` under Dynamo find the methods of wrappers, and what else their classes hold as it is.
+
+    Dynamo answers by reading the attribute, and takes one that it cannot read before it is called, such as a method,
+    for missing. The class of a value is guarded, and so is the answer.
+
+    Args:
+        names: an attribute that the classes have to which this applies.
+    """
+
+    def patch(module: Any) -> None:
+        look = module.TensorVariable.call_obj_hasattr
+
+        @functools.wraps(look)
+        def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+            cls = type(self.proxy.node.meta.get("example_value"))
+            held = inspect.getattr_static(cls, name, property()) if hasattr(cls, names) else property()
+            # A property or another descriptor may raise AttributeError, so the class does not tell.
+            if isinstance(held, _METHODS) or not hasattr(type(held), "__get__"):
+                return module.VariableTracker.build(tx, True)
+            return look(self, tx, name)
+
+        module.TensorVariable.call_obj_hasattr = call_obj_hasattr
+
+    after_import("torch._dynamo.variables.tensor", patch)
+
+
+_METHODS = types.FunctionType, classmethod, staticmethod
 
 
 def _override_for(module: Any, name: str, is_ours: Callable[[Any], bool], override: Any) -> None:

@@ -59,6 +59,10 @@ class TensorSubclass(Tensor):
     if TYPE_CHECKING:
         # Tensor.outer is the outer product. A declared class uses the name for a function of its fields.
         outer: Any
+        # Generated for each class; each has its text as ``__source__``.
+        __tensor_flatten__: Any
+        __tensor_unflatten__: Any
+        __torch_dispatch__: Any
 
     def __init_subclass__(
         cls,

@@ -88,3 +88,7 @@ wrong: type[TypeError] = SpecError
 
 with subclasses.strict():
     pass
+
+# The generated methods have their text, as README shows.
+for method in (Weight.__tensor_flatten__, Weight.__tensor_unflatten__, Weight.__torch_dispatch__):
+    assert_type(method.__source__, Any)

@@ -6,7 +6,8 @@ guards:
 
 - a global or a variable of a closure that holds a number, a string, a member of an enum or a dtype, or a small tuple,
   list or dictionary of them,
-- an attribute with such a value of a module, class or object that is found by such a name, and which object that is,
+- an attribute with such a value of a module, class or object that is found by such a name, at any depth
+  (``CONFIG.scaling.factor``), and which objects these are,
 - which function a global name stands for.
 
 The functions that a rule calls by a global name or by a method of its class are looked into, too. What the trace itself
@@ -201,8 +202,8 @@ class _Search:
         for name in ("materialize", "outer", "wrap_cotangent", *sorted(self.methods)):
             self._add_member(cls, name)
 
-    def _add_member(self, cls: type, name: str) -> None:
-        """Looks at a method or property that the author wrote, or reads a class attribute."""
+    def _add_member(self, cls: type, name: str, rest: tuple[str, ...] = ()) -> None:
+        """Looks at a method or property that the author wrote, or reads a class attribute or an attribute of it."""
         member = inspect.getattr_static(cls, name, _MISSING)
         if member is _MISSING or member is inspect.getattr_static(Tensor, name, None):
             return
@@ -212,6 +213,8 @@ class _Search:
             self.add_function(getattr(member, "__func__", member), cls)
         elif _is_plain(member):
             self._note(cls, name, member)
+        elif rest and not hasattr(type(member), "__get__"):  # a descriptor gives something else
+            self._add_attribute(cls, name, member, rest)
 
     def add_function(self, function: Any, cls: type | None) -> None:
         """Looks at a function, at those that it wraps, and at those that it calls.
@@ -238,45 +241,50 @@ class _Search:
 
     def _add_code(self, function: types.FunctionType, cls: type | None) -> None:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        for name, attribute, is_variable in _names_in(function.__code__):
+        for name, attributes, is_variable in _names_in(function.__code__):
             if name is None:
-                if cls is not None and attribute is not None:
-                    self._add_member(cls, attribute)
+                if cls is not None:
+                    self._add_member(cls, attributes[0], attributes[1:])
             elif not is_variable:
-                self._add_name(function.__globals__, name, attribute)
+                self._add_name(function.__globals__, name, attributes)
             elif (
                 name in cells
             ):  # and not a variable of the function itself, which a function inside of it reads
-                self._add_name(cells[name], name, attribute)
+                self._add_name(cells[name], name, attributes)
 
-    def _add_name(self, holder: Any, name: str, attribute: str | None) -> None:
+    def _add_name(self, holder: Any, name: str, attributes: tuple[str, ...]) -> None:
         """Reads what a global or variable holds, or an attribute of it."""
         value = StateRead(holder, name, None).now()
         if _is_plain(value):
             return self._note(holder, name, value)
         if isinstance(value, type) and issubclass(value, TensorSubclass):
             self.add_class(value)
-        if isinstance(value, types.ModuleType):
-            file = getattr(value, "__file__", None)
-            if file is not None and not _is_authors(file):
-                return None
-        elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+        if _is_librarys(value):
+            return None
+        if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
             self.add_function(value, None)
             return self._note(holder, name, value) if _is_authors(_file_of(value)) else None
-        if attribute is not None:
-            self._add_attribute(holder, name, value, attribute)
+        if attributes:
+            self._add_attribute(holder, name, value, attributes)
         return None
 
-    def _add_attribute(self, holder: Any, name: str, value: Any, attribute: str) -> None:
+    def _add_attribute(self, holder: Any, name: str, value: Any, attributes: tuple[str, ...]) -> bool:
+        """Reads an attribute of a value, or one of its attributes; returns whether it did."""
+        attribute, *rest = attributes
         static = inspect.getattr_static(value, attribute, _MISSING)
         if isinstance(static, types.FunctionType | classmethod | staticmethod):
-            return self.add_function(getattr(static, "__func__", static), None)
+            self.add_function(getattr(static, "__func__", static), None)
+            return False
         if isinstance(static, types.MemberDescriptorType):  # of a class with slots
             static = getattr(value, attribute, _MISSING)
-        if _is_plain(static) and static is not _MISSING:
-            self._note(holder, name, value)
+        if static is _MISSING or isinstance(static, Tensor) or _is_librarys(static):
+            return False
+        if _is_plain(static):
             self._note(value, attribute, static)
-        return None
+        elif not rest or not self._add_attribute(value, attribute, static, tuple(rest)):
+            return False
+        self._note(holder, name, value)
+        return True
 
     def _note(self, holder: Any, name: str, value: Any) -> None:
         self.found.setdefault((id(holder), name), StateRead.of(holder, name, value))
@@ -287,18 +295,24 @@ def _file_of(function: Any) -> str:
     return getattr(getattr(function, "__code__", None), "co_filename", "")
 
 
+def _is_librarys(value: Any) -> bool:
+    """Whether a value is a module that is not the author's, such as ``torch``."""
+    file = getattr(value, "__file__", None) if isinstance(value, types.ModuleType) else None
+    return file is not None and not _is_authors(file)
+
+
 def _is_authors(filename: str) -> bool:
     return filename == "<string>" or is_users_file(filename)  # of `python -c` and of `exec`
 
 
-Name = tuple[str | None, str | None, bool]
+Name = tuple[str | None, tuple[str, ...], bool]
 
 
 def _names_in(code: types.CodeType) -> list[Name]:
     """Returns the names that code reads and never assigns.
 
-    Each comes with the attribute that is read next, and whether it is a variable of a closure rather than a global. An
-    attribute of anything else has the name None.
+    Each comes with the attributes that are read next, one of the other, and whether it is a variable of a closure
+    rather than a global. Attributes of anything else have the name None.
     """
     reads: dict[Name, None] = {}
     assigned: set[str] = set()
@@ -306,13 +320,15 @@ def _names_in(code: types.CodeType) -> list[Name]:
     while pending:
         code = pending.pop()
         pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
-        steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-        attributes = [s.argval if s.opname in ("LOAD_ATTR", "LOAD_METHOD") else None for s in steps]
-        for step, attribute, following in zip(steps, attributes, [*attributes[1:], None], strict=True):
+        attributes: tuple[str, ...] = ()  # that are read of what the step puts on the stack
+        for step in reversed([step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]):
+            if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                attributes = (step.argval, *attributes)
+                reads[None, attributes, False] = None
+                continue
             if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
-                reads[step.argval, following, step.opname == "LOAD_DEREF"] = None
+                reads[step.argval, attributes, step.opname == "LOAD_DEREF"] = None
             elif step.opname in ("STORE_GLOBAL", "STORE_DEREF"):
                 assigned.add(step.argval)
-            elif attribute is not None:
-                reads[None, attribute, False] = None
+            attributes = ()
     return [read for read in reads if read[0] not in assigned]

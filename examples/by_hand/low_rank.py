@@ -163,6 +163,7 @@ VIEWS = {
         "split chunk unbind select narrow diagonal flatten unflatten ravel unfold as_strided __getitem__"
     ).split()
 } | {getattr(Tensor, name).__get__ for name in ("T", "H", "mT", "mH", "real", "imag")}
+VIEWS |= {aten.numpy_T, aten.matrix_H, aten.mT, aten.mH}  # what newer releases of Dynamo call for attributes
 
 
 def matmul(x, y):

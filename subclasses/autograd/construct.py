@@ -23,6 +23,7 @@ from subclasses._torch import apply_function, autograd_enabled, is_recording
 from subclasses._torch_tracing import leave_in_graph
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import RAW, Layout, cotangent_layout
+from subclasses.spec.construction import check_materialized
 from subclasses.spec.values import dynamic_ints, known_to_differ, with_inners
 
 aten = torch.ops.aten
@@ -304,18 +305,29 @@ def open_wrapper(x: Any) -> Any:
 
 
 def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-    """Returns an author's ``materialize`` as a differentiable function of the value."""
+    """Returns an author's ``materialize`` as a differentiable function of the value, whose result is checked."""
 
     @leave_in_graph  # Dynamo cannot take an argument apart as this does
     def run(self: Any) -> Tensor:
-        return materialize(open_wrapper(self))
+        return _checked(self, materialize(open_wrapper(self)))
 
     @functools.wraps(materialize)
     def differentiable(self: Any) -> Tensor:
-        return run(self) if _is_recording(self) else materialize(self)
+        if _is_recording(self):
+            return run(self)
+        # Dynamo would take symbols for ints in the check, and guard on what it compares.
+        return (
+            materialize(self) if torch.compiler.is_dynamo_compiling() else _checked(self, materialize(self))
+        )
 
     differentiable.__dict__[_MADE_DIFFERENTIABLE] = True
     return differentiable
+
+
+def _checked(x: Any, plain: Tensor) -> Tensor:
+    """Returns what ``materialize`` returned, after its checks."""
+    check_materialized(x, plain)
+    return plain
 
 
 _MADE_DIFFERENTIABLE = "_made_differentiable"
@@ -354,7 +366,7 @@ def close_wrappers(value: Any, opened: dict[int, Any]) -> Any:
 
 def as_cotangent(x: Any) -> Any:
     """Returns the same value with the layout of a cotangent, if its class marks cotangents; AOTAutograd expects it."""
-    return _with_layout(x, cotangent_layout(x._layout)) if type(x)._marks_cotangents else x
+    return with_layout(x, cotangent_layout(x._layout)) if type(x)._marks_cotangents else x
 
 
 def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
@@ -363,10 +375,11 @@ def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
     if expected_type not in (None, type(x)) or not isinstance(expected, Layout):
         return None
     if cotangent_layout(layout) is cotangent_layout(expected):
-        return _with_layout(x, expected)
+        return with_layout(x, expected)
     return None
 
 
-def _with_layout(x: Any, layout: Layout) -> Any:
+def with_layout(x: Any, layout: Layout) -> Any:
+    """Returns a value with the same inner tensors and another layout."""
     inners = [x.__dict__[n] for n in type(x).__spec__.attributes]
     return type(x)._wrap(layout, *inners, *dynamic_ints(x))

@@ -149,6 +149,11 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
             "Part of the function reads inner tensors with unwrap() and part uses the value as a whole: let both read "
             "inner tensors"
         )
+    elif cls.__spec__.trainable:
+        mend = (
+            "A step of an optimizer takes Parameters, their gradients as a backward makes them, what torch.zeros_like "
+            "gives for a Parameter, and numbers"
+        )
     else:
         mend = (
             f"If this is a step of an optimizer, declare {cls.__name__} with trainable=True, which lets it update each "

@@ -23,7 +23,6 @@ from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes
 from subclasses.dispatch.schema import op_facts, undeclared_writes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
 from subclasses.errors import DispatchError, one_of
-from subclasses.spec.construction import check_materialized
 from subclasses.spec.values import with_inners
 
 Call = Callable[..., Any]
@@ -56,7 +55,24 @@ def _map(cls: Any, op: OpOverload) -> Call:
     if op in STRIDED_OPS:
         return map_strided(cls, op)
     op = _WITHOUT_LAZY_BITS.get(op, op)
-    return build_map_plan(cls, op) if can_emit(op) else _map_general(cls, op)
+    run = build_map_plan(cls, op) if can_emit(op) else _map_general(cls, op)
+    return _with_note(cls, op, run) if any(f.dtype is not None for f in cls.__spec__.inners) else run
+
+
+def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
+    """Wraps a plan so that an error of torch says on which tensors the op ran; a caller knows the outer dtype alone."""
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except RuntimeError as error:
+            if not isinstance(error, DispatchError):
+                x = wrappers_in(cls, (args, kwargs))[0]
+                held = ", ".join(f"{n} ({x.__dict__[n].dtype})" for n in x._layout.present)
+                error.add_note(f"{op} ran on each inner tensor of {one_of(cls)}: {held}; {_hint(cls, op)}")
+            raise
+
+    return plan
 
 
 def fallback_step(cls: Any, op: OpOverload) -> str:
@@ -196,7 +212,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         check_strided_copy(cls, op)
         check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
         with lazy_bits_enabled():
-            return _run_replaced(cls, op, _materialized, args, kwargs)
+            return _run_replaced(cls, op, lambda x: x.materialize(), args, kwargs)
 
     return plan
 
@@ -212,18 +228,12 @@ def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
             )
 
 
-def _materialized(x: Any) -> Tensor:
-    """Returns what a value materializes to, checked."""
-    plain = x.materialize()
-    check_materialized(x, plain)
-    return plain
-
-
 # ---- error -------------------------------------------------------------------------------------------------
 
 
 def _error(cls: Any, op: OpOverload) -> Call:
     def plan(*args: Any, **kwargs: Any) -> Any:
+        _check_same_metadata(cls, op, args)
         shown = [_describe(a) for a in (*args, *kwargs.values())]
         raise DispatchError(f"{cls.__name__} has no rule for {op}({', '.join(shown)}); {_hint(cls, op)}")
 

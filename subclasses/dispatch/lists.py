@@ -18,6 +18,7 @@ from subclasses.dispatch.aliasing import argument, bump_versions
 from subclasses.dispatch.cotangents import is_cotangent
 from subclasses.dispatch.map_plan import raise_mixed, raise_writes_plain
 from subclasses.dispatch.per_inner import (
+    check_not_traced,
     check_operands,
     differentiable_names,
     inner_of,
@@ -105,7 +106,10 @@ def _owner(call: Call, tensors: tuple[Tensor, ...]) -> Any:
     written = [tensors[j] for j in call.written if isinstance(tensors[j], cls)]
     if any(is_cotangent(t) for t in mine):
         return cls
-    return cls if any(is_point(t) for t in written) and not records(tensors) else None
+    if records(tensors) or not any(is_point(t) for t in written):
+        return None
+    check_not_traced(cls, call.op)
+    return cls
 
 
 def _is_trainable(cls: Any) -> bool:
@@ -134,7 +138,7 @@ def _split(call: Call, cls: Any, index: int, tensors: tuple[Tensor, ...]) -> lis
 
 
 def _fits(x: Any, y: Any) -> bool:
-    return x._layout is y._layout and dynamic_ints(x) == dynamic_ints(y)
+    return cotangent_layout(x._layout) is cotangent_layout(y._layout) and dynamic_ints(x) == dynamic_ints(y)
 
 
 def _group(rows: list[Row]) -> Iterable[list[Row]]:

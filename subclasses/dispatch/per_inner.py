@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload
+from subclasses._torch import OpOverload, is_tracing
 from subclasses.autograd.construct import is_differentiable
 from subclasses.dispatch.cotangents import is_cotangent, mixed_error
+from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout
 from subclasses.spec.values import GRADIENT, dynamic_ints, is_point
 
@@ -20,13 +21,30 @@ def records(values: Any) -> bool:
     return torch.is_grad_enabled() and any(isinstance(v, Tensor) and v.requires_grad for v in values)
 
 
+def check_not_traced(cls: Any, op: OpOverload) -> None:
+    """Raises DispatchError while a graph is traced, for an op that only its point makes one of an optimizer.
+
+    Dynamo takes this for a reason to break the graph, and eager mode runs the op.
+    """
+    if is_tracing():
+        raise DispatchError(
+            f"{op} writes to a Parameter of {one_of(cls)} in a compiled function, whose graph cannot tell Parameters "
+            f"from other values; compile without fullgraph=True, or keep the optimizer's step out of the function"
+        )
+
+
 def check_operands(cls: Any, op: OpOverload, operands: Iterable[Any]) -> None:
-    """Raises DispatchError unless all operands are matching points and cotangents of a class, or numbers."""
-    x = next(v for v in operands if isinstance(v, cls))
+    """Raises DispatchError unless all operands are matching points and cotangents of a class, or numbers.
+
+    A trace does not know points, and takes any value for one.
+    """
+    x, is_traced = next(v for v in operands if isinstance(v, cls)), is_tracing()
     for v in operands:
         if isinstance(v, cls):
             same = cotangent_layout(v._layout) is cotangent_layout(x._layout)
-            fits = same and dynamic_ints(v) == dynamic_ints(x) and (is_cotangent(v) or is_point(v))
+            fits = (
+                same and dynamic_ints(v) == dynamic_ints(x) and (is_traced or is_cotangent(v) or is_point(v))
+            )
         else:
             fits = v.dim() == 0
         if not fits:

@@ -12,12 +12,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from subclasses._torch import (
     DisableTorchFunctionSubclass,
     HigherOrderOperator,
     OpOverload,
     is_composite,
+    is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
     python_decomposition,
 )
@@ -26,12 +28,13 @@ from subclasses.dispatch.aliasing import with_aliasing, with_normal_views, write
 from subclasses.dispatch.cotangents import with_cotangent_arithmetic, with_marked_results
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
-from subclasses.dispatch.rules import find_op_rule, find_tag_rule
+from subclasses.dispatch.rule_errors import is_of_operator
+from subclasses.dispatch.rules import describe, find_op_rule, find_tag_rule
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import takes_lists, with_training
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.higher_order.dispatch import higher_order_run
 
 aten = torch.ops.aten
@@ -93,8 +96,30 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
-    run = functools.partial(rule, op)
+    run: Call = functools.partial(rule, op)
+    if not is_of_operator(op):
+        run = _with_refusal(cls, op, rule, run)
     return with_marked_results(cls, run) if getattr(cls, "_marks_cotangents", False) else run
+
+
+def _with_refusal(cls: Any, op: OpOverload, rule: Call, run: Call) -> Call:
+    """Wraps a rule so that NotImplemented is an error that names it, where no operand's class is left to ask.
+
+    PyTorch's own error names no rule. An operator in Python needs it, to ask the operand on the other side.
+    """
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        out = run(*args, **kwargs)
+        if out is NotImplemented:
+            operands = wrappers_in(Tensor, (args, kwargs))
+            if not any(is_traceable_wrapper_subclass(t) and not isinstance(t, cls) for t in operands):
+                raise DispatchError(
+                    f"{op} on {one_of(cls)}: the rule {describe(rule)} returned NotImplemented for these arguments, "
+                    f"and no operand of another class is left to ask"
+                )
+        return out
+
+    return plan
 
 
 def _derived(cls: Any, op: OpOverload) -> Plan | None:
@@ -171,6 +196,8 @@ def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
     def plan(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(n) for n in out] or [args[i] for i in facts.written]
         value = run(*args, **kwargs)
+        if value is NotImplemented:
+            return value
         for target, one in zip(targets, value if len(targets) > 1 else [value], strict=True):
             if not isinstance(target, cls):
                 raise_writes_plain(op, cls)

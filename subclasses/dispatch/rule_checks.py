@@ -24,10 +24,10 @@ from subclasses._torch import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
-    is_dispatched,
     schema_of,
 )
 from subclasses.dispatch.families import Family
+from subclasses.dispatch.schema import ops_of_packet
 from subclasses.errors import SpecError
 
 # ---- what torch can ask for --------------------------------------------------------------------------------
@@ -304,8 +304,7 @@ def _calls(key: Any) -> Iterable[Call]:
     if isinstance(key, OpOverload):
         return (_smallest(key),)
     if isinstance(key, OpOverloadPacket):
-        found = (getattr(key, name) for name in key.overloads())
-        return [_smallest(op) for op in found if is_dispatched(op) and not schema_of(op).is_mutable]
+        return [_smallest(op) for op in ops_of_packet(key)]
     if isinstance(key, Family):
         return ((key, key.arguments, ()),)
     if isinstance(key, types.FunctionType):

@@ -22,8 +22,9 @@ from subclasses.errors import one_of
 
 # What the operators of Python call, without the underscores of in-place and special methods.
 _OPERATORS = frozenset(
-    """add and bitwise_and bitwise_or bitwise_xor bmm div dot eq floor_divide floordiv ge gt le lshift lt matmul mm mod
-    mul mv ne or pow remainder rfloordiv rmatmul rmod rpow rshift rsub rtruediv sub truediv xor""".split()
+    """add and bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor bmm div dot eq floor_divide
+    floordiv ge gt le lshift lt matmul mm mod mul mv ne or pow reciprocal remainder rfloordiv rmatmul rmod rpow rshift
+    rsub rtruediv sub truediv xor""".split()
 )
 # What torch raises where no operand's class takes a call: the operator is to ask the other operand.
 _NOT_TAKEN = ("no implementation found", "Multiple dispatch failed")
@@ -56,7 +57,7 @@ def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError) -> N
                     f"value of the class, and {cls.__name__}.unruled leaves out rules for functions alone; let it "
                     f"compute with inner tensors, as in x.{cls.__spec__.inners[0].name}"
                 ) from None
-        elif _is_of_operator(func, name) and not any(words in str(error) for words in _NOT_TAKEN):
+        elif is_of_operator(func) and not any(words in str(error) for words in _NOT_TAKEN):
             raised = next((f.f_code for f in _frames_inside(error) if f.f_code in named), None)
             if raised is not None:
                 raise RuntimeError(
@@ -67,10 +68,12 @@ def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError) -> N
         del error  # its traceback holds this frame, and with it the tensors of all frames
 
 
-def _is_of_operator(func: Any, name: str) -> bool:
+def is_of_operator(func: Any) -> bool:
     """Whether an operator may have called a function; it calls methods of ``Tensor``, and not ``torch.add``."""
     called = getattr(func, "overloadpacket", func).__name__.strip("_")
-    return called in _OPERATORS and (isinstance(func, OpOverload) or name.startswith("torch.Tensor."))
+    return called in _OPERATORS and (
+        isinstance(func, OpOverload) or (resolve_name(func) or "").startswith("torch.Tensor.")
+    )
 
 
 def _code_of(cls: Any) -> Iterator[tuple[types.CodeType, str]]:

@@ -7,6 +7,7 @@ equally near (on two unrelated bases, or for two tags of one op) raise an error 
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,12 +21,13 @@ from subclasses._torch import (
     OpOverloadPacket,
     call_unruled,
     is_composite,
-    is_dispatched,
     schema_of,
 )
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
 from subclasses.dispatch.families import Family
+from subclasses.dispatch.keyword_names import with_keyword_names
+from subclasses.dispatch.schema import ops_of_packet
 from subclasses.errors import DispatchError, SpecError
 
 Rule = Callable[..., Any]
@@ -87,15 +89,14 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
     if isinstance(key, OpOverload):
         _register_ops(cls, book, book.overloads, [key], rule)
     elif isinstance(key, OpOverloadPacket):
-        ops = [getattr(key, name) for name in key.overloads()]
-        ops = [op for op in ops if is_dispatched(op) and not schema_of(op).is_mutable]
-        _register_ops(cls, book, book.packets, ops, rule)
+        _register_ops(cls, book, book.packets, ops_of_packet(key), rule)
     elif isinstance(key, Family):
         for op, adapt in key.entries.items():
             _add(cls, book.families, op, adapt(rule))
     elif isinstance(key, torch.Tag):
         _add(cls, book.tags, key, rule)
     else:
+        rule = with_keyword_names(key, rule)
         _add(cls, book.functions, key, rule)
         # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
         named = rule if isinstance(key, types.FunctionType) else _called_with(key, rule)
@@ -254,7 +255,7 @@ def _ambiguity_error(cls: type, key: Any, rules: list[Rule]) -> DispatchError:
 
 def describe(rule: Rule) -> str:
     """Returns a rule's qualified name and the file and line of its definition."""
-    rule = getattr(rule, "__wrapped__", rule)
+    rule = inspect.unwrap(rule)
     code = getattr(rule, "__code__", None)
     where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
     return f"{getattr(rule, '__qualname__', rule)}{where}"

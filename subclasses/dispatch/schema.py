@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from subclasses._torch import OpOverload, schema_of
+from subclasses._torch import OpOverload, OpOverloadPacket, is_dispatched, schema_of
 
 Kind = Literal["tensor", "tensors", "other"]
 
@@ -132,6 +132,15 @@ def functional_counterpart(op: OpOverload) -> OpOverload | None:
         if same and not schema_of(found).is_mutable:
             return found
     return None
+
+
+def ops_of_packet(packet: OpOverloadPacket) -> list[OpOverload]:
+    """Returns the ops that a rule for a packet is for.
+
+    They are those that write nothing, from which other forms follow, or all of a packet that only writes, as add_ does.
+    """
+    ops = [op for name in packet.overloads() if is_dispatched(op := getattr(packet, name))]
+    return [op for op in ops if not schema_of(op).is_mutable] or ops
 
 
 @functools.cache

@@ -71,6 +71,8 @@ def _new_empty_strided(
 
 def _copy_to_device(t: Any, field: InnerField, kwargs: dict[str, Any]) -> Any:
     device = None if field.device == "any" else kwargs.get("device")
+    if t.is_meta and device is not None:  # there is nothing to copy, and zeros are valid
+        return aten.zeros_like.default(t, device=device)
     return aten._to_copy.default(t, device=device)
 
 

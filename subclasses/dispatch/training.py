@@ -9,8 +9,12 @@ and the states that are made like them). For a trainable class these ops run onc
 - the norm of a cotangent: that of all its inner tensors together,
 - ops on lists of tensors, one element at a time, since a model has plain parameters and those of other classes too.
 
-Any other value keeps its meaning. With ``fallback="map"`` every op runs on the inner tensors anyway. Cotangents are not
-marked there, so the gradient of a Parameter has an attribute, which says that its norm is one number.
+Any other value keeps its meaning. With ``fallback="map"`` every op without a rule runs on the inner tensors anyway.
+Cotangents are not marked there, but gradients of Parameters are: as cotangents in a class with rules, which an
+optimizer does not ask, and else by an attribute, which says that their norm is one number.
+
+A compiler's trace knows cotangents, which their layout marks, and not points. An op that only its point makes one of an
+optimizer is refused where Dynamo, which knows them, first runs it: it is left to eager mode.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from subclasses.dispatch.aliasing import argument, bump_versions
 from subclasses.dispatch.cotangents import is_cotangent, wrap_plain_cotangent
 from subclasses.dispatch.lists import run_lists
 from subclasses.dispatch.per_inner import (
+    check_not_traced,
     check_operands,
     differentiable_names,
     is_gradient,
@@ -72,7 +77,7 @@ def with_training(cls: Any, op: OpOverload, run: Call) -> Call:
         return functools.partial(run_lists, op, run)
     if op is aten.linalg_vector_norm.default:
         return _with_joint_norm(cls, run)
-    if cls.__spec__.fallback == "map":
+    if not cls._marks_gradients:
         return run
     if op is aten.copy_.default:
         return _with_copies(cls, run)
@@ -130,6 +135,7 @@ def _with_arithmetic(cls: Any, op: OpOverload, run: Call) -> Call:
         for i in facts.written:
             x = argument(facts, args, kwargs, i)
             if isinstance(x, cls) and is_point(x) and not records((*args, *kwargs.values())):
+                check_not_traced(cls, op)
                 return _run_arithmetic(cls, op, run, args, kwargs)
         return run(*args, **kwargs)
 
@@ -139,12 +145,12 @@ def _with_arithmetic(cls: Any, op: OpOverload, run: Call) -> Call:
 def _with_copies(cls: Any, run: Call) -> Call:
     """Wraps ``copy_``: between points and cotangents, whose layouts differ, and refused with a way out for others."""
     op = aten.copy_.default
-    ruled = find_op_rule(cls, op) is not None
+    ruled, mapped = find_op_rule(cls, op) is not None, cls.__spec__.fallback == "map"
 
     def plan(x: Any, source: Any, *args: Any) -> Any:
         if is_cotangent(x) is not is_cotangent(source):
             return _run_arithmetic(cls, op, run, (x, source, *args), {})
-        if not ruled and isinstance(x, cls) and is_point(x) and not isinstance(source, cls):
+        if not (ruled or mapped) and isinstance(x, cls) and is_point(x) and not isinstance(source, cls):
             raise DispatchError(
                 f"{op} of a {type(source).__name__} to a Parameter of {one_of(cls)}: a plain tensor, as a "
                 f"checkpoint may hold and as arithmetic on values gives, has no inner tensors. Make {one_of(cls)} of "

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from subclasses._torch import is_recording
-from subclasses._torch_tracing import record_readings
+from subclasses._torch_tracing import find_methods, record_readings
 from subclasses.autograd import construct
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
@@ -16,6 +16,7 @@ from subclasses.spec.collect import InnerField
 from subclasses.spec.constants import constants_of
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
 from subclasses.spec.fields import MISSING
+from subclasses.spec.shapes import check_shapes
 from subclasses.spec.values import carrier
 
 # ---- dynamic ints ------------------------------------------------------------------------------------------
@@ -80,6 +81,8 @@ def set_field(x: Any, name: str, value: Any) -> None:
         raise SpecError(
             f"{cls.__name__}: leave out @dataclass, whose __init__, __eq__ and __hash__ are not a tensor's"
         )
+    if field.shape is not None and isinstance(value, Tensor):
+        check_shapes(spec, list(inners.values()), meta, assigned=name)
     new = cls.__new__(cls, **inners, **meta)  # without an __init__ of the class, which may assign fields
     for what in ("shape", "dtype", "device"):
         if getattr(new, what) != getattr(x, what):
@@ -131,6 +134,7 @@ class DifferentiableField:
 RECORDED = "_recorded_attributes"
 
 record_readings(RECORDED)
+find_methods(RECORDED)
 
 
 def install_fields(cls: Any) -> None:

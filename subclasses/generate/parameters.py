@@ -19,10 +19,10 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from subclasses._torch import hooks_of, is_traceable_wrapper_subclass, set_hooks
-from subclasses.autograd.construct import as_cotangent, is_differentiable
+from subclasses.autograd.construct import is_differentiable, with_layout
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import value_layout
+from subclasses.layout import cotangent_layout, value_layout
 from subclasses.spec.values import GRADIENT, HOOKS, POINT, with_inners
 
 
@@ -114,8 +114,8 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
 
 def _mark(grad: Any) -> Any:
     """Returns a gradient that the arithmetic of optimizers recognizes."""
-    if type(grad)._marks_cotangents:
-        return grad if grad._layout.cotangent else as_cotangent(grad)
+    if type(grad)._marks_gradients:
+        return grad if grad._layout.cotangent else with_layout(grad, cotangent_layout(grad._layout))
     alias = with_inners(grad, [grad.__dict__[n] for n in type(grad).__spec__.attributes])
     alias.__dict__[GRADIENT] = True
     return alias

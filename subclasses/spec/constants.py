@@ -20,7 +20,7 @@ class Constant:
     """A constant of a declared class; :func:`constant` returns one.
 
     Read from a value, as ``x.codebook``, it is a tensor on the device of the value. Read from the class, it is this
-    object, and ``Cls.codebook.on(device)`` is the tensor. The tensor must not be written to.
+    object, and ``Cls.codebook.on(device)`` is the tensor. It must not be written to: the next reading raises then.
     """
 
     def __init__(self, values: Any, dtype: torch.dtype) -> None:
@@ -61,6 +61,12 @@ class Constant:
                 False
             ):  # a tensor of inference mode could not be saved for a backward later
                 found = self._tensors[device] = self._make(device)
+        elif found._version:
+            del self._tensors[device]
+            raise RuntimeError(
+                f"{self._name} was written to, and is shared by all values of the class; write to a copy, as in "
+                f"x.{self._name.rpartition('.')[2]}.clone()"
+            )
         return found
 
     def _make(self, device: torch.device | str) -> Tensor:

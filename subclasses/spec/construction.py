@@ -55,10 +55,15 @@ def raise_bad_outer(cls: str, outer: object, error: Exception) -> NoReturn:
 
 
 def check_materialized(x: Any, plain: Any) -> None:
-    """Raises ValueError if what ``materialize`` returned has not the sizes or the dtype of the value."""
+    """Raises ValueError if what ``materialize`` returned has not the sizes or the dtype of the value.
+
+    Under autocast it may have another dtype, which the ops of ``materialize`` give.
+    """
     if not isinstance(plain, Tensor):
         got = f"{plain!r} of type {type(plain).__name__}"
-    elif plain.dtype != x.dtype or known_to_differ(plain.shape, x.shape):
+    elif known_to_differ(plain.shape, x.shape) or not (
+        plain.dtype == x.dtype or _is_autocasting(plain.device.type)
+    ):
         got = f"one of size {tuple(plain.shape)} and {plain.dtype}"
     else:
         return
@@ -66,6 +71,10 @@ def check_materialized(x: Any, plain: Any) -> None:
         f"{type(x).__name__}.materialize: expected a tensor of the outer size {tuple(x.shape)} and {x.dtype}, got "
         f"{got}; mend it, or say with size_from=, dtype_from= or `outer` what the value shows"
     )
+
+
+def _is_autocasting(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
 def raise_wrong_dtype(cls: str, field: str, expected: torch.dtype, got: torch.dtype) -> NoReturn:

@@ -122,8 +122,16 @@ def comparisons(spec: Any) -> Iterator[Comparison]:
 # ---- at a construction -------------------------------------------------------------------------------------
 
 
-def check_shapes(spec: Any, tensors: Sequence[Tensor | None], metadata: dict[str, Any]) -> None:
+def check_shapes(
+    spec: Any, tensors: Sequence[Tensor | None], metadata: dict[str, Any], assigned: str = ""
+) -> None:
     """Checks the shapes of inner tensors; sizes that are symbolic and unknown count as equal.
+
+    Args:
+        spec: The declaration.
+        tensors: The inner tensors, in order of declaration.
+        metadata: The static and dynamic fields.
+        assigned: The name of an inner tensor that is compared with the others, and not they with it.
 
     Raises:
         ValueError: a tensor has another number of dims, or a size that differs from the int or from what its name is
@@ -133,7 +141,7 @@ def check_shapes(spec: Any, tensors: Sequence[Tensor | None], metadata: dict[str
     fields = [
         (f, t) for f, t in zip(spec.inners, tensors, strict=True) if f.shape is not None and t is not None
     ]
-    for field, t in sorted(fields, key=lambda pair: pair[0].optional):
+    for field, t in sorted(fields, key=lambda pair: (pair[0].name == assigned, pair[0].optional)):
         shape, sizes = field.shape, tuple(t.shape)
         where = f"{spec.name}.{field.name}: expected shape ({shape})"
         if len(sizes) < len(shape.dims) or (len(sizes) > len(shape.dims) and not shape.leading):

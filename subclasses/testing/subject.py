@@ -17,6 +17,7 @@ from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.base import TensorSubclass
+from subclasses.dispatch.rules import all_rules
 from subclasses.errors import one_of
 from subclasses.testing.errors import Refused, Skipped, refusal, shown, succeeds
 
@@ -36,7 +37,7 @@ class Options(TypedDict, total=False):
             itself or its ``from_float`` and the like, where that gives a value that stands for the tensor.
         reference: the plain tensor that a value stands for, or a tuple of them if an op on the value means
             the op on each. Default: ``materialize`` where the class has it, the inner tensors under
-            ``fallback="map"``.
+            ``fallback="map"``, where they have one dtype and the class no rules.
         construct: a value from its inner tensors, in the order of ``__tensor_flatten__``. Default: the class
             itself, with the metadata of a value of the factory.
         sizes: factories of values that differ in sizes (and dynamic ints) alone. Default: two longer values,
@@ -224,9 +225,15 @@ class Subject:
     def _reference(self) -> Callable[[Any], Any] | None:
         if self.options.get("reference") is not None:
             return self.options.get("reference")
-        if self.declared and self.cls.__spec__.fallback == "map":
+        if self.declared and self.cls.__spec__.fallback == "map" and self._is_mapped():
             return lambda x: tuple(x.__dict__[n] for n in x._layout.present)
         return getattr(self.cls, "materialize", None)
+
+    def _is_mapped(self) -> bool:
+        """Whether an op on a value is the op on each inner tensor: without rules, and where all have one dtype."""
+        x = self.make()
+        dtypes = {x.__dict__[name].dtype for name in x._layout.present}
+        return not all_rules(self.cls) and dtypes == {x.dtype}
 
     # ---- judging -------------------------------------------------------------------------------------------
 

@@ -258,6 +258,16 @@ def record_readings():
     assert graphs == [["<built-in function getattr>"], ["<built-in function mul>"]]
 
 
+def find_methods():
+    """Dynamo asks ``call_obj_hasattr``; it misses a method of a class that is not declared."""
+    make = {Pair: make_pair, TwoTensor: lambda n: TwoTensor(torch.ones(n), torch.ones(n))}
+    found = {
+        cls: torch.compile(lambda x, name: hasattr(x, name), backend="eager", fullgraph=True) for cls in make
+    }
+    assert found[Pair](make_pair(2), "unwrap") and not found[Pair](make_pair(2), "missing")
+    assert not found[TwoTensor](make[TwoTensor](2), "get_elem_a")
+
+
 def in_backward():
     """Only while the engine runs, which calls a hook."""
     seen = []
@@ -619,6 +629,7 @@ CHECKS = {
     "is_recording": is_recording,
     "apply_function": apply_function,
     "record_readings": record_readings,
+    "find_methods": find_methods,
     "TorchDispatchMode": dispatch_mode,
     "preserve_version_counter": preserve_version_counter,
     "in_function_mode": in_function_mode,
@@ -660,7 +671,9 @@ def test_every_name_has_its_check():
         "after_import",
         "contextlib",
         "functools",
+        "inspect",
         "sys",
+        "types",
         "weakref",
     }
     own = {n for m in MODULES for n in vars(m) if not n.startswith("_")} - {*used, "torch"}

@@ -298,3 +298,43 @@ def test_values_of_two_types_differ(traced, now):
 def test_an_equal_object_is_the_same_value():
     traced = float("nan")
     assert StateRead({"x": float("nan")}, "x", traced).is_as_traced()
+
+
+CONFIG = SimpleNamespace(scaling=SimpleNamespace(factor=2.0), other=SimpleNamespace())
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("form", ["global", "closure", "class"])
+def test_attributes_of_attributes(form, way, monkeypatch):
+    config = SimpleNamespace(scaling=SimpleNamespace(factor=2.0))
+
+    class Box(TensorSubclass, fallback="materialize"):
+        data_: Tensor = inner()
+        settings = SimpleNamespace(scaling=SimpleNamespace(factor=2.0))
+
+        def materialize(self):
+            if form == "global":
+                return self.data_ * CONFIG.scaling.factor
+            factor = config.scaling.factor if form == "closure" else self.settings.scaling.factor
+            return self.data_ * factor
+
+    held = {"global": CONFIG, "closure": config, "class": Box.settings}[form]
+    x, compiled = Box(torch.ones(3)), WAYS[way](lambda x: -x)
+    for scaling in (held.scaling, SimpleNamespace(factor=4.0)):
+        monkeypatch.setattr(held, "scaling", scaling)
+        torch.testing.assert_close(compiled(x), -x)
+        monkeypatch.setattr(scaling, "factor", 3.0)
+        torch.testing.assert_close(compiled(x), -x)
+
+
+def test_an_attribute_that_leads_to_no_value_is_left_alone():
+    class Box(TensorSubclass, fallback="materialize"):
+        data_: Tensor = inner()
+
+        def materialize(self):
+            found = torch.nn.functional if CONFIG.other == 3 else CONFIG.other
+            return self.data_.mT.mT if found is None else CONFIG.scaling.missing.factor
+
+    graph = torch.fx.Graph()
+    graph.output(graph.placeholder("x"))
+    assert read_by_rules(torch.fx.GraphModule({}, graph), [Box(torch.ones(3))]) == ().state

@@ -30,8 +30,24 @@ def declare(function):
 )
 def test_what_materialize_returns_has_the_outer_size_and_dtype(function, got):
     words = f"Box.materialize: expected a tensor of the outer size (2,) and torch.float32, got {got}; "
-    with pytest.raises(ValueError, match=re.escape(words)):
-        declare(function)(torch.ones(2)) + 1
+    for requires_grad in (False, True):
+        x = declare(function)(torch.ones(2, requires_grad=requires_grad))
+        for use in (lambda x: x + 1, lambda x: x.materialize()):
+            with pytest.raises(ValueError, match=re.escape(words)):
+                use(x)
+
+
+def test_materialize_under_autocast_may_have_its_dtype():
+    class Product(TensorSubclass, fallback="materialize"):
+        left: Tensor = inner()
+        right: Tensor = inner()
+
+        def materialize(self):
+            return self.left @ self.right
+
+    x = Product(torch.ones(2, 2), torch.ones(2, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert x.materialize().dtype == torch.bfloat16 and (x + 1).dtype == torch.float32
 
 
 @pytest.mark.parametrize("function", [property(lambda x: x.held), staticmethod(lambda x: x), 3])
@@ -75,3 +91,17 @@ def test_a_copy_of_a_plain_tensor_to_a_parameter_names_checkpoints():
         RuntimeError, match=r"a plain tensor, as a checkpoint may hold.*Make a Shifted of it first"
     ):
         module.load_state_dict({"weight": torch.ones(1, 2)})
+
+
+@pytest.mark.parametrize("fallback", ["error", "views", "materialize"])
+def test_a_copy_between_values_with_other_metadata_says_what_differs(fallback):
+    class Unit(TensorSubclass, fallback=fallback):
+        held: Tensor = inner()
+        unit: str = static(default="m")
+
+        def materialize(self):
+            return self.held
+
+    words = r"copy_\.default of Layout\(Unit, statics=\('s',\).* to Layout\(Unit, statics=\('m',\).* do not change"
+    with pytest.raises(DispatchError, match=words):
+        Unit(torch.ones(2)).copy_(Unit(torch.ones(2), unit="s"))

@@ -229,3 +229,49 @@ def test_every_op_of_a_family_exists_and_is_in_no_other():
     families = [subclasses.arithmetic, subclasses.comparisons, subclasses.reductions]
     ops = [op for family in families for op in family.entries]
     assert len(ops) == len(set(ops)) and all(isinstance(f, Family) for f in families)
+
+
+# ---- what a rule does not take ------------------------------------------------------------------------------
+
+
+class Some(TensorSubclass):
+    """Rules that take nothing."""
+
+    held: Tensor = inner()
+
+
+@Some.implements(subclasses.arithmetic, subclasses.reductions, aten.cos)
+def untaken(func, *args, **kwargs):
+    return NotImplemented
+
+
+@pytest.mark.parametrize("call", [lambda x: x.max(), lambda x: x.sum(0), torch.cos, lambda x: x.cos_()])
+def test_what_a_rule_does_not_take_is_an_error_that_names_the_rule(call):
+    words = r"aten\.\w+\.\w+ on a Some: the rule untaken \(.*test_families.py:\d+\) returned NotImplemented"
+    with pytest.raises(DispatchError, match=words):
+        call(Some(torch.ones(2)))
+
+
+def test_operators_leave_it_to_python():
+    class Other:
+        def __rsub__(self, x):
+            return "asked"
+
+    x = Some(torch.ones(2))
+    assert x - Other() == "asked"
+    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for /=: 'Some' and 'int'"):
+        x /= 2
+    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for /: 'int' and 'Some'"):
+        2 / x
+
+
+def test_a_class_on_the_other_side_is_asked():
+    class Right(TensorSubclass):
+        held: Tensor = inner()
+
+    @Right.implements(aten.hypot)
+    def _(func, x, y):
+        return y.held
+
+    Some.implements(aten.hypot)(untaken)
+    assert torch.hypot(Some(torch.ones(2)), Right(torch.full((2,), 3.0))).tolist() == [3, 3]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import TensorSubclass, inner
+from subclasses import DispatchError, TensorSubclass, inner
 from subclasses._torch import all_aten_ops
 from subclasses.dispatch.map_plan import build_map_plan, can_emit
 from subclasses.dispatch.resolution import find_step
@@ -112,3 +112,21 @@ def test_texts_leave_with_their_class():
     gc.collect()
     assert ref() is None
     assert not [name for name in linecache.cache if "Brief" in name]
+
+
+def test_an_error_of_torch_says_on_which_tensors_an_op_ran():
+    class Mixed(TensorSubclass, size_from="wide", fallback="map"):
+        narrow: Tensor = inner(dtype=torch.bfloat16)
+        wide: Tensor = inner()
+
+    x = Mixed(torch.ones(2, 2).bfloat16(), torch.ones(2, 2))
+    with pytest.raises(RuntimeError, match="same dtype") as caught:
+        x @ torch.ones(2, 2)
+    (note,) = caught.value.__notes__
+    assert note.startswith(
+        "aten.mm.default ran on each inner tensor of a Mixed: narrow (torch.bfloat16), wide (torch.float32)"
+    )
+    assert "@Mixed.implements(torch.ops.aten.mm.default)" in note
+    with pytest.raises(DispatchError) as refused:
+        x == x  # noqa: B015
+    assert not hasattr(refused.value, "__notes__")

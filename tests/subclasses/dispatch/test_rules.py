@@ -78,6 +78,28 @@ def test_a_packet_covers_its_functional_overloads():
     assert x.sum(1).tolist() == [3, 3]
 
 
+@pytest.mark.parametrize("fallback", ["error", "materialize"])
+@pytest.mark.parametrize("base", [0, 1], ids=["own", "inherited"])
+def test_a_packet_that_only_writes(fallback, base):
+    class Box(TensorSubclass, fallback=fallback):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return self.held
+
+    @Box.implements(aten.add_, aten.zero_)
+    def rule(func, x, *args, **kwargs):
+        func(x.held, *args, **kwargs)
+        return x
+
+    x = (Box, type("Child", (Box,), {}))[base](torch.ones(2))
+    x += 1
+    assert x.held.tolist() == [2, 2] and x.add_(torch.ones(2), alpha=2).held.tolist() == [4, 4]
+    assert x.zero_().held.tolist() == [0, 0]
+    with pytest.raises(SpecError, match=r"rule for aten\.add_ is .*lambda.* aten::add_\.Tensor"):
+        Box.implements(aten.add_)(lambda func, x: x)
+
+
 def test_a_tag():
     Box = fresh()
 

@@ -209,6 +209,19 @@ def test_it_is_not_assigned():
         coded().levels = torch.ones(4)
 
 
+def test_a_write_is_told_at_the_next_reading():
+    class Own(Coded, fallback="materialize"):
+        levels = constant([1.0, 2.0])
+
+    x = Own(torch.tensor([1], dtype=torch.uint8), torch.ones(1))
+    x.levels.add_(1)
+    with pytest.raises(
+        RuntimeError, match=r"Own\.levels was written to, and is shared .* x\.levels\.clone\(\)"
+    ):
+        x.materialize()
+    assert x.materialize().tolist() == [2.0]
+
+
 def test_a_child_has_it_and_may_have_its_own():
     class Same(Coded):
         pass

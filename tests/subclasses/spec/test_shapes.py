@@ -185,6 +185,8 @@ def test_assigning_is_checked():
     with pytest.raises(ValueError, match=r"Weight\.scale: .* with out=4 of 'qdata', got \(3, 1\)"):
         w.scale = torch.ones(3, 1)
     assert w.scale.tolist() == [[1.0]] * 4
+    with pytest.raises(ValueError, match=r"Weight\.qdata: .* with out=4 of 'scale', got \(5, 3\)"):
+        w.qdata = torch.zeros(5, 3, dtype=w.qdata.dtype)
 
 
 def test_values_that_are_not_constructed_are_not_checked():

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torch.masked import MaskedTensor
 from torch.testing._internal.two_tensor import TwoTensor
 
+from subclasses import TensorSubclass, inner
 from subclasses.testing import examine, suite
 from subclasses.testing.property import Outcome, Promise
 from subclasses.testing.report import LINES, WIDTH, Report
@@ -22,6 +24,38 @@ def fits(report):
 
 def holds_all(report):
     return all(o.detail in report.details() and o.mend in report.details() for o in report.outcomes)
+
+
+# ---- what is compared --------------------------------------------------------------------------------------
+
+
+class Mixed(TensorSubclass, size_from="wide", fallback="map"):
+    """Inner tensors of two dtypes, of which one is that of the value."""
+
+    narrow: Tensor = inner(dtype=torch.bfloat16)
+    wide: Tensor = inner()
+
+
+class Ruled(TensorSubclass, fallback="map"):
+    """Intervals, whose ends change places."""
+
+    low: Tensor = inner()
+    high: Tensor = inner()
+
+
+@Ruled.implements(aten.neg)
+def _(func, x):
+    return Ruled(func(x.high), func(x.low))
+
+
+def test_a_mapped_class_whose_ops_are_not_those_on_each_inner_tensor_needs_a_reference():
+    for make in (
+        lambda: Ruled(torch.zeros(4, 6), torch.ones(4, 6)),
+        lambda: Mixed(torch.ones(4, 6).bfloat16(), torch.ones(4, 6)),
+    ):
+        report = examine(make, paths={}, skip={"values", "inner_gradients", "cotangents"})
+        assert "NO RESULT WAS COMPARED" in str(report).splitlines()[1] and report.broken == []
+        assert "reference= for outside" in " ".join(str(report).split())
 
 
 # ---- classes of others -------------------------------------------------------------------------------------

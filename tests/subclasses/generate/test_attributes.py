@@ -1,0 +1,86 @@
+"""``hasattr`` of a value: compiled code gets the answer that Python gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import desugar
+import subclasses
+from subclasses import TensorSubclass, dynamic, inner, static
+
+PATHS = {
+    "stock": lambda fn: torch.compile(fn, backend="eager", fullgraph=True),
+    "desugar": lambda fn: desugar.compile(fn, backend="eager", fullgraph=True),
+}
+
+
+class Found:
+    """A descriptor whose answer depends on the value."""
+
+    def __get__(self, x, owner=None):
+        if x is not None and x.n == 0:
+            raise AttributeError("found")
+        return 1
+
+
+class Held(TensorSubclass, fallback="map"):
+    a: Tensor = inner()
+    d: Tensor = inner(differentiable=True)
+    o: Tensor | None = inner(optional=True)
+    n: int = static(default=0)
+    k: int = dynamic(default=2)
+    table = subclasses.constant([1.0])
+    number = 5
+    found = Found()
+
+    def method(self):
+        return self.a * 2
+
+    @classmethod
+    def of(cls, a):
+        return cls(a, a, None)
+
+    @staticmethod
+    def helper():
+        return 2
+
+    @property
+    def refused(self):
+        raise AttributeError("refused")
+
+
+NAMES = """a d o n k table number found method of helper refused materialize unwrap implements missing shape sin
+add_""".split()
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("of", ["argument", "intermediate", "parameter"])
+def test_hasattr_is_that_of_python(path, of):
+    def ask(x):
+        x = x + 1 if of == "intermediate" else x
+        return [hasattr(x, name) for name in NAMES], x.unwrap("a") * 1
+
+    x = Held.of(torch.ones(2))
+    x = nn.Parameter(x, requires_grad=False) if of == "parameter" else x
+    expected = ask(x)[0]
+    assert PATHS[path](ask)(x)[0] == expected
+    assert {name for name, has in zip(NAMES, expected, strict=True) if not has} == {
+        *("found", "refused", "materialize", "missing")
+    }
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_hasattr_is_asked_again_for_another_class_and_another_value(path):
+    class Other(Held, fallback="map"):
+        def only_here(self):
+            return self.a
+
+    def scaled(x):
+        return x.unwrap("a") * (2 if hasattr(x, "only_here") else 3 if hasattr(x, "found") else 5)
+
+    compiled = PATHS[path](scaled)
+    ones = torch.ones(2)
+    for x in (Held.of(ones), Other.of(ones), Held(ones, ones, None, n=1), Held.of(ones)):
+        torch.testing.assert_close(compiled(x), scaled(x))
