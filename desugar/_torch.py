@@ -134,6 +134,7 @@ _LAZY = {
     "cache_dir": "torch._inductor.runtime.cache_dir_utils",
     "functorch_config": "torch._functorch:config",
     "compiler_config": "torch.compiler:config",
+    "symbols_config": "torch.fx.experimental:_config",
     "CacheArtifact": "torch.compiler._cache",
     "CacheArtifactFactory": "torch.compiler._cache",
     "CacheArtifactRecorder": "torch.compiler._cache",

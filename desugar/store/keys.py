@@ -32,6 +32,7 @@ from desugar.frontend.rule_state import RulesRead, StateRead
 from desugar.ir.values import Same, Value, View, Wrapper, describe, is_wrapper
 from desugar.passes.verify import rechecks_enabled
 from desugar.store.pickling import DAMAGED, CannotStore
+from subclasses._torch import OpOverloadPacket
 from subclasses.generate.compile_cache import describe_value, fingerprint
 from subclasses.handwritten import DTensorContext, OpaqueContext
 
@@ -74,6 +75,7 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: RulesRead)
             [_describe_read(one) for one in read.state],
             sorted(map(_code_of, read.functions)),
             _ranges(inputs),
+            custom_ops_digest(list(custom_ops(graph))),
             _settings(backend),
         )
         with private.sanitize_gm_for_cache(graph):
@@ -97,11 +99,39 @@ def _check_cacheable(graph: fx.GraphModule) -> None:
     passes = [getattr(private.inductor_config, name, None) for name in _PASSES]
     if any([*passes, *private.custom_backend_passes.values()]):
         raise CannotStore("a custom pass is set")
+    for module in graph_modules(graph):
+        if "_checkpoint_context_fn" in module.meta:
+            raise CannotStore("a function chooses what checkpointing saves")
+        for node in module.graph.nodes:
+            if not _is_ours(node.target):
+                _check_node(node)
+    check_kernels(graph)
+
+
+def graph_modules(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
+    """Yields a graph, and those that its higher-order ops run."""
     for module in graph.modules():
         if isinstance(module, fx.GraphModule):
-            for node in module.graph.nodes:
-                if not _is_ours(node.target):
-                    _check_node(node)
+            yield module
+
+
+def check_kernels(graph: fx.GraphModule) -> None:
+    """Raises for a graph that calls a Triton kernel of the user's, which it knows by a number of this process."""
+    for module in graph_modules(graph):
+        for node in module.graph.nodes:
+            if "triton_kernel_wrapper" in getattr(node.target, "__name__", ""):
+                raise CannotStore("it calls a Triton kernel of the user's")
+
+
+def custom_ops(graph: fx.GraphModule) -> Iterator[str]:
+    """Yields the names of the ops of a graph that are not PyTorch's; higher-order ops take ops as arguments."""
+    for module in graph_modules(graph):
+        for node in module.graph.nodes:
+            for op in (node.target, *node.args, *node.kwargs.values()):
+                op = op._qualified_op_name if isinstance(op, OpOverloadPacket) else getattr(op, "_schema", op)
+                name = op if isinstance(op, str) else getattr(op, "name", "")
+                if isinstance(name, str) and "::" in name and not name.startswith(("aten::", "prims::")):
+                    yield name
 
 
 def _check_node(node: fx.Node) -> None:
@@ -249,6 +279,7 @@ def _settings(backend: Any) -> tuple[Any, ...]:
         rechecks_enabled(),
         private.inductor_config.save_config_portable(ignore_private_configs=False),
         private.functorch_config.save_config(),
+        private.symbols_config.save_config(),
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         repr(autocast_state()),

@@ -26,10 +26,9 @@ from desugar.frontend.rule_state import RulesRead
 from desugar.ir.stages import Graphs, Interface, Split
 from desugar.recording.listeners import has_listeners
 from desugar.store import files
-from desugar.store.keys import custom_ops_digest, key_of
+from desugar.store.keys import check_kernels, custom_ops, custom_ops_digest, key_of
 from desugar.store.pickling import DAMAGED, CannotStore, dump, known_values, load
 from subclasses import strict_mode
-from subclasses._torch import OpOverload
 
 log = logging.getLogger("desugar")
 
@@ -193,7 +192,8 @@ class Place:
         if program.split is not None:
             parts = tuple(getattr(program.split, one.name) for one in fields(Split) if one.name != "graphs")
         graphs = program.graphs.all
-        ops = sorted({name for graph in graphs if graph is not None for name in _custom_ops(graph)})
+        check_kernels(graphs[0])
+        ops = sorted({name for graph in graphs if graph is not None for name in custom_ops(graph)})
         return {
             "guards": pickle.dumps(guards),
             "records": dump((program.interface, parts, inputs.fakes.offsets_matter)),
@@ -243,12 +243,3 @@ def _hold(guards: Iterable[Any], env: Any) -> bool:
     """Whether conditions on sizes hold for the present call."""
     values = known_values(env)
     return all(guard.free_symbols <= values.keys() and bool(guard.xreplace(values)) for guard in guards)
-
-
-def _custom_ops(graph: fx.GraphModule) -> Iterable[str]:
-    """Yields the names of the ops of a graph that are not PyTorch's; higher-order ops take ops as arguments."""
-    for module in graph.modules():
-        for node in module.graph.nodes if isinstance(module, fx.GraphModule) else ():
-            for op in (node.target, *node.args, *node.kwargs.values()):
-                if isinstance(op, OpOverload) and op.namespace not in ("aten", "prims"):
-                    yield op._schema.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import pickle
@@ -10,6 +11,7 @@ import textwrap
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 import desugar
@@ -268,6 +270,57 @@ def test_an_edited_rule_never_runs_the_old_program(traced, tmp_path, monkeypatch
         expected = double(x).value
         assert torch.equal(compiled_again(double)(x).value, expected)
         assert len(traced) == traces, options
+
+
+OP = """
+    import torch
+
+    @torch.library.custom_op("store_tests::scaled", mutates_args=())
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @scaled.register_fake
+    def _(x):
+        return torch.empty_like(x)
+
+    scaled.register_autograd(lambda ctx, grad: grad * {derivative})
+"""
+
+
+def test_the_derivative_of_a_custom_op_is_part_of_the_key(traced, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    for derivative, traces in ((2, 1), (2, 1), (5, 2), (2, 2)):
+        sys.modules.pop("scaled_op", None)
+        (tmp_path / "scaled_op.py").write_text(textwrap.dedent(OP.format(derivative=derivative)))
+        os.utime(tmp_path / "scaled_op.py", (1e9, 1e9))
+        module = __import__("scaled_op")
+        x = torch.ones(3, requires_grad=True)
+        compiled_again(lambda x, op=module.scaled: op(x) + 1)(x).sum().backward()
+        assert x.grad.tolist() == [derivative] * 3
+        assert len(traced) == traces, derivative
+
+
+def test_a_policy_of_checkpointing_is_not_stored(traced, caplog):
+    checkpoint = torch.utils.checkpoint
+    saved = [torch.ops.aten.sin.default]
+
+    def policy(ctx, op, *args, **kwargs):
+        return (
+            checkpoint.CheckpointPolicy.MUST_SAVE
+            if op in saved
+            else checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+        )
+
+    def fn(x):
+        contexts = functools.partial(checkpoint.create_selective_checkpoint_contexts, policy)
+        return checkpoint.checkpoint(lambda x: x.sin().cos(), x, use_reentrant=False, context_fn=contexts)
+
+    with caplog.at_level(logging.INFO, "desugar"):
+        for _ in range(2):
+            x = torch.ones(3, requires_grad=True)
+            compiled_again(fn)(x).sum().backward()
+    assert len(traced) == 2 and "what checkpointing saves" in caplog.text
 
 
 def test_a_file_that_changed_since_the_start_is_not_stored(traced, tmp_path, monkeypatch, caplog):
