@@ -140,6 +140,8 @@ _LAZY = {
     "CacheArtifactRecorder": "torch.compiler._cache",
     # What the pickler of keys raises for a function that is not found by its name.
     "ObjNotFoundError": "torch.package.importer",
+    # What `aot_compile` asks of the result of a backend.
+    "SerializableCallable": "torch._dynamo.aot_compile_types",
     # The Python functions of custom ops, by name.
     "custom_op_definitions": "torch._library.custom_ops:OPDEFS",
     # The error of Dynamo for code that it cannot capture.

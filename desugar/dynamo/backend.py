@@ -22,6 +22,7 @@ from desugar.dynamo.guard_failures import describe_failure, note_program
 from desugar.dynamo.inner_assignment import break_at_assignments
 from desugar.dynamo.profiling import with_profiler_name
 from desugar.dynamo.property_getters import trace_properties
+from desugar.dynamo.saved_programs import is_saving, save_program
 from desugar.dynamo.specialize import Specialized
 from desugar.errors import DesugarError
 from desugar.frontend.fakes import Fakes, check_memory
@@ -32,7 +33,7 @@ from desugar.program import Program
 from desugar.recording.listeners import Caller, Recording, caller
 from desugar.recording.trace_artifacts import record_compilation
 from desugar.recording.user_names import function_name, leaf_names
-from desugar.store.programs import place_of
+from desugar.store.programs import PackedPlace, Place, place_of
 from desugar.wrapper.recompute import CapturedFunction
 
 log = logging.getLogger("desugar")
@@ -72,8 +73,11 @@ def dynamo_backend(
     inner = rest.pop("backend", "inductor")
     strict = rest.pop("strict", os.environ.get(STRICT, "0") not in ("", "0"))
     backend = choose_backend(inner, mode, rest)
+    place = PackedPlace() if is_saving() else None
     try:
-        program = compile_graph(gm, example_inputs, backend)
+        program = compile_graph(gm, example_inputs, backend, place)
+        if place is not None:
+            return save_program(program, place, mode, rest)
     except (DesugarError, StaticNeeded) as error:
         reason = _as_desugar_error(error)
         if strict or reason.stock_is_wrong:
@@ -92,8 +96,16 @@ def _as_desugar_error(error: DesugarError | StaticNeeded) -> DesugarError:
     )
 
 
-def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], backend: Backend) -> Program:
+def compile_graph(
+    gm: fx.GraphModule, example_inputs: list[Any], backend: Backend, place: Place | None = None
+) -> Program:
     """Compiles one Dynamo graph to a program.
+
+    Args:
+        gm: The graph.
+        example_inputs: Real tensors and subclasses, and symbolic ints.
+        backend: The compiler of the plain graphs.
+        place: Where the program is kept; None for its place in the store.
 
     Raises:
         DesugarError: The pass does not support the graph.
@@ -121,7 +133,7 @@ def compile_graph(gm: fx.GraphModule, example_inputs: list[Any], backend: Backen
             leaves, [_make_fake(leaf, fakes.mode, context) for leaf in leaves], private.source_names(gm)
         )
         otherwise = Specialized(call, backend, "arguments that share memory", gm, names)
-        place = place_of(gm, inputs, backend, read)
+        place = place or place_of(gm, inputs, backend, read)
         captured = CapturedFunction(call, compile_again)
         program = build_program(captured, inputs, leaves, backend, otherwise, place)
         program.names = names

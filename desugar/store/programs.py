@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 
 from desugar import _torch as private
 from desugar.backends import kernel_libraries
@@ -24,6 +24,7 @@ from desugar.backends.base import Backend, CompiledGraph, run_eagerly
 from desugar.frontend.inputs import Inputs
 from desugar.frontend.rule_state import RulesRead
 from desugar.ir.stages import Graphs, Interface, Split
+from desugar.ir.values import View
 from desugar.recording.listeners import has_listeners
 from desugar.store import files
 from desugar.store.keys import check_kernels, custom_ops, custom_ops_digest, key_of
@@ -31,6 +32,8 @@ from desugar.store.pickling import DAMAGED, CannotStore, dump, known_values, loa
 from subclasses import strict_mode
 
 log = logging.getLogger("desugar")
+
+_PROGRAM = ".program"  # how the name of a program's file ends
 
 # ------------------------------------------------------------------------------------------------ one graph
 
@@ -101,6 +104,60 @@ class Stored:
     forward: CompiledGraph
 
 
+def pack(program: Stored, inputs: Inputs) -> dict[str, Any]:
+    """Returns what a file holds of a program.
+
+    Raises:
+        CannotStore: Another process could not read a part of it, or would need more than its arguments.
+    """
+    if inputs.captured or inputs.generators or inputs.bases:
+        raise CannotStore(
+            "it uses tensors or generators besides its arguments, or arguments that share memory"
+        )
+    env = inputs.fakes.env
+    guards = [guard.expr for guard in env.guards]
+    if env.deferred_runtime_asserts or not _hold(guards, env):
+        raise CannotStore("a size depends on data")
+    parts = None
+    if program.split is not None:
+        parts = tuple(getattr(program.split, one.name) for one in fields(Split) if one.name != "graphs")
+    graphs = program.graphs.all
+    check_kernels(graphs[0])
+    ops = sorted({name for graph in graphs if graph is not None for name in custom_ops(graph)})
+    return {
+        "guards": pickle.dumps(guards),
+        "records": dump((program.interface, parts, inputs.fakes.offsets_matter)),
+        "forward": dump_graph(program.forward),
+        "graphs": dump(graphs),
+        "ops": ops,
+        "ops_digest": custom_ops_digest(ops),
+    }
+
+
+def unpack(content: dict[str, Any], inputs: Inputs, *, is_guarded: bool = False) -> Stored | None:
+    """Returns the program of a file; None if it does not fit, or a file that Inductor needs is gone.
+
+    Args:
+        content: What `pack` returned.
+        inputs: The flattened arguments of the call. The program's guards become theirs.
+        is_guarded: Whether somebody else checks the guards.
+    """
+    env = inputs.fakes.env
+    guards = [] if is_guarded else pickle.loads(content["guards"])
+    if not _hold(guards, env) or custom_ops_digest(content["ops"]) != content["ops_digest"]:
+        return None
+    graphs = Graphs(lambda: _load_graphs(content["graphs"], inputs.fakes.mode))
+    interface, parts, offsets_matter = load(content["records"], inputs.fakes.mode)
+    split = None if parts is None else Split(graphs, *parts)
+    forward = load_graph(content["forward"], lambda: graphs.all[1], is_backward=False)
+    if forward is None:
+        return None
+    for guard in guards:
+        env.evaluate_expr(guard)
+    inputs.fakes.offsets_matter = offsets_matter
+    return Stored(interface, split, graphs, forward)
+
+
 class Place:
     """The place of one graph's program in the store.
 
@@ -121,7 +178,7 @@ class Place:
             if not name.endswith(_PROGRAM) or (content := files.read(self.key, name)) is None:
                 continue
             try:
-                found = self._load(pickle.loads(content), inputs)
+                found = unpack(pickle.loads(content), inputs)
             except DAMAGED as error:
                 log.warning(
                     "ignored a program of the store that cannot be read: %s: %s", type(error).__name__, error
@@ -131,22 +188,6 @@ class Place:
                 self.name = name
                 return found
         return None
-
-    def _load(self, content: dict[str, Any], inputs: Inputs) -> Stored | None:
-        env = inputs.fakes.env
-        guards = pickle.loads(content["guards"])
-        if not _hold(guards, env) or custom_ops_digest(content["ops"]) != content["ops_digest"]:
-            return None
-        graphs = Graphs(lambda: _load_graphs(content["graphs"], inputs.fakes.mode))
-        interface, parts, offsets_matter = load(content["records"], inputs.fakes.mode)
-        split = None if parts is None else Split(graphs, *parts)
-        forward = load_graph(content["forward"], lambda: graphs.all[1], is_backward=False)
-        if forward is None:
-            return None
-        for guard in guards:
-            env.evaluate_expr(guard)
-        inputs.fakes.offsets_matter = offsets_matter
-        return Stored(interface, split, graphs, forward)
 
     def load_backward(
         self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]
@@ -172,36 +213,12 @@ class Place:
     def save(self, program: Stored, inputs: Inputs) -> None:
         """Writes a program; logs why if it cannot be stored."""
         try:
-            content = self._content(program, inputs)
+            content = pack(program, inputs)
         except CannotStore as reason:
             log.info("a program is not stored: %s", reason)
             return
         self.name = hashlib.blake2b(content["guards"], digest_size=16).hexdigest() + _PROGRAM
         files.write(self.key, self.name, pickle.dumps(content))
-
-    def _content(self, program: Stored, inputs: Inputs) -> dict[str, Any]:
-        if inputs.captured or inputs.generators or inputs.bases:
-            raise CannotStore(
-                "it uses tensors or generators besides its arguments, or arguments that share memory"
-            )
-        env = inputs.fakes.env
-        guards = [guard.expr for guard in env.guards]
-        if env.deferred_runtime_asserts or not _hold(guards, env):
-            raise CannotStore("a size depends on data")
-        parts = None
-        if program.split is not None:
-            parts = tuple(getattr(program.split, one.name) for one in fields(Split) if one.name != "graphs")
-        graphs = program.graphs.all
-        check_kernels(graphs[0])
-        ops = sorted({name for graph in graphs if graph is not None for name in custom_ops(graph)})
-        return {
-            "guards": pickle.dumps(guards),
-            "records": dump((program.interface, parts, inputs.fakes.offsets_matter)),
-            "forward": dump_graph(program.forward),
-            "graphs": dump(graphs),
-            "ops": ops,
-            "ops_digest": custom_ops_digest(ops),
-        }
 
     def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
         """Writes a compiled backward of a stored program; logs why if it cannot be stored."""
@@ -213,7 +230,66 @@ class Place:
             log.info("a backward is not stored: %s", reason)
 
 
-_PROGRAM = ".program"
+# What describes flattened arguments, besides their fakes.
+INPUT_FIELDS = ("values", "origins", "num_arguments", "assumes_no_overlap", "parameters")
+
+
+class PackedPlace(Place):
+    """The place of a program that is going to be part of another file, or was part of one.
+
+    Attributes:
+        files: The program and its backwards, by name.
+        problem: Why it cannot be saved.
+        inputs: The flattened arguments as fake tensors (`INPUT_FIELDS`, then the fakes).
+        symbols: Symbol -> its value in the call that was compiled, and what is known of its range.
+        inference: Input slots of tensors made in inference mode.
+    """
+
+    def __init__(self, files: dict[str, bytes] | None = None) -> None:
+        super().__init__("")
+        self.files: dict[str, bytes] = {} if files is None else files
+        self.name = _PROGRAM
+        self.problem: CannotStore | None = None
+        self.inputs, self.symbols = b"", dict[Any, tuple[Any, Any]]()
+        self.inference: set[int] = set()
+
+    def load(self, inputs: Inputs) -> Stored | None:
+        """Returns the program, whose guards its caller has checked; None if there is none yet."""
+        if _PROGRAM not in self.files:
+            return None
+        found = unpack(pickle.loads(self.files[_PROGRAM]), inputs, is_guarded=True)
+        if found is None:
+            raise CannotStore("a custom op that it calls has changed, or its kernels cannot be written")
+        return found
+
+    def load_backward(
+        self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]
+    ) -> CompiledGraph | None:
+        """Returns the compiled backward for the gradients that arrive; None if it is not part of the file."""
+        content = self.files.get(self._backward_name(present))
+        return None if content is None else load_graph(content, graph, is_backward=True)
+
+    def save(self, program: Stored, inputs: Inputs) -> None:
+        """Packs a program; notes why if it cannot be saved."""
+        tensors = ((slot, item) for slot, item in enumerate(inputs.flat.items) if isinstance(item, Tensor))
+        self.inference = {slot for slot, item in tensors if item.is_inference()}
+        try:
+            if any(isinstance(value, View) for value in program.interface.outputs.values):
+                raise CannotStore("a result is a view of an argument or of another result")
+            self.files[_PROGRAM] = pickle.dumps(pack(program, inputs))
+            self.inputs = dump([*(getattr(inputs, name) for name in INPUT_FIELDS), inputs.fake_items])
+            env = inputs.fakes.env
+            values = known_values(env).items()
+            self.symbols = {symbol: (value, env.var_to_range.get(symbol)) for symbol, value in values}
+        except CannotStore as reason:
+            self.problem = reason
+
+    def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
+        """Packs a compiled backward; notes why if it cannot be saved."""
+        try:
+            self.files[self._backward_name(present)] = dump_graph(compiled)
+        except CannotStore as reason:
+            self.problem = reason
 
 
 def place_of(graph: fx.GraphModule, inputs: Inputs, backend: Backend, read: RulesRead) -> Place | None:

@@ -1,0 +1,163 @@
+"""Programs that `torch.compile(..., backend="desugar").aot_compile(...)` saves and loads.
+
+PyTorch writes the guards and the code of the frame; what the backend returned has to write itself. A saved program
+holds what the store keeps of one, and its flattened arguments as fake tensors. From these the wrapper is written again.
+The file is a pickle, as all of PyTorch's own is: load files that you trust.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from desugar import _torch as private
+from desugar.backends.choose import choose_backend
+from desugar.errors import DesugarError
+from desugar.frontend.autocast import autocast_state, restore_autocast
+from desugar.frontend.fakes import Fakes
+from desugar.frontend.inputs import Inputs
+from desugar.ir.values import Constant, Flat, Plain, Wrapper, slots_of
+from desugar.pipeline import build_program
+from desugar.program import Program
+from desugar.store.pickling import CannotStore, known_values, load
+from desugar.store.programs import INPUT_FIELDS, PackedPlace
+from desugar.wrapper.recompute import CapturedFunction
+
+
+def is_saving() -> bool:
+    """Whether PyTorch compiles a function that it is going to save."""
+    config = private.functorch_config
+    return bool(config.bundled_autograd_cache and config.bypass_autograd_cache_key)
+
+
+class SavedProgram:
+    """A program that can be written to a file; calling it runs the program.
+
+    Attributes:
+        program: The program.
+        content: Its pickle.
+    """
+
+    def __init__(self, program: Program, content: bytes) -> None:
+        self.program, self.content = program, content
+
+    def __call__(self, *args: Any) -> Any:
+        """Runs the program on the arguments of Dynamo's graph."""
+        return self.program.run(*args)
+
+    @classmethod
+    def serialize_compile_artifacts(cls, fn: SavedProgram) -> bytes:
+        """Returns the pickle, as PyTorch asks for it."""
+        return fn.content
+
+    @classmethod
+    def deserialize_compile_artifacts(cls, data: bytes) -> SavedProgram:
+        """Makes the program of a pickle, in any process that has the classes of its arguments and results."""
+        content = pickle.loads(data)
+        fakes = _fakes_of(content["symbols"])
+        inputs = _load_inputs(content["inputs"], fakes)
+        backend = choose_backend("inductor", content["mode"], content["options"])
+        refuse = CapturedFunction(_refuse, _refuse)
+        with restore_autocast(content["autocast"]):
+            program = build_program(
+                refuse,
+                inputs,
+                _stand_ins(inputs, content["inference"]),
+                backend,
+                _refuse,
+                PackedPlace(content["program"]),
+            )
+        return cls(program, data)
+
+
+def save_program(
+    program: Program, place: PackedPlace, mode: str | None, options: Mapping[str, Any]
+) -> SavedProgram:
+    """Returns a program that PyTorch can write to a file.
+
+    Raises:
+        DesugarError: It has a part that another process could not read.
+    """
+    if program.variants is not None:
+        arriving = (True,) * len(program.variants.traced.tangents)
+        program.variants.table[arriving]  # compiles the backward, which the file holds, too
+    try:
+        if place.problem is not None:
+            raise place.problem
+        content = {
+            "program": place.files,
+            "inputs": place.inputs,
+            "symbols": place.symbols,
+            "inference": place.inference,
+            "autocast": autocast_state(),
+            "mode": mode,
+            "options": dict(options),
+        }
+        data = pickle.dumps(content)
+    except (CannotStore, pickle.PicklingError, TypeError, AttributeError) as error:
+        raise DesugarError(
+            f"this program cannot be saved: {error}",
+            instead="pass what it holds as an argument, and define its classes in a module",
+        ) from error
+    private.SerializableCallable.register(SavedProgram)
+    return SavedProgram(program, data)
+
+
+# ---------------------------------------------------------------------------------------------- its arguments
+
+
+def _fakes_of(symbols: Mapping[Any, tuple[Any, Any]]) -> Fakes:
+    fakes = Fakes()
+    for symbol, (value, known_range) in symbols.items():
+        known_values(fakes.env)[symbol] = value
+        if known_range is not None:
+            fakes.env.var_to_range[symbol] = known_range
+    return fakes
+
+
+def _load_inputs(data: bytes, fakes: Fakes) -> Inputs:
+    *found, fake_items = load(data, fakes.mode)
+    inputs = Inputs(
+        fakes, **dict(zip(INPUT_FIELDS, found, strict=True)), fake_items=fake_items, is_sealed=True
+    )
+    inputs.flat = Flat([fake_items[slot] for slot in range(len(fake_items))])
+    return inputs
+
+
+def _stand_ins(inputs: Inputs, inference: set[int]) -> list[Any]:
+    """Returns an object for each argument leaf, of which the wrapper's text needs the kind alone.
+
+    The input slots of tensors made in inference mode get such tensors, too.
+    """
+    leaves: list[Any] = []
+    for number, value in enumerate(inputs.values):
+        is_inference = not inference.isdisjoint(slots_of(value))
+        match value:
+            case Constant(constant):
+                leaves.append(constant)
+            case Plain() | Wrapper() if number in inputs.parameters:
+                leaves.append(nn.Parameter(torch.empty(0), requires_grad=False))
+            case _:
+                leaves.append(_empty(is_inference))
+    items = enumerate(inputs.flat.items)
+    inputs.flat.items = [
+        _empty(slot in inference) if isinstance(item, Tensor) else item for slot, item in items
+    ]
+    return leaves
+
+
+def _empty(is_inference: bool) -> Tensor:
+    with torch.inference_mode(is_inference):
+        return torch.empty(0)
+
+
+def _refuse(*args: Any) -> NoReturn:
+    raise DesugarError(
+        "a saved program was called in a way that needs its function again: arguments that share memory with one "
+        "that it writes to, gradients of another type than its results, or second derivatives",
+        instead="compile the function in this process for such calls",
+    )

@@ -1,0 +1,143 @@
+"""`torch.compile(fn, backend="desugar").aot_compile(...)`, saved and loaded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import desugar
+from desugar.errors import DesugarError
+from subclasses.int8 import Int8Tensor
+from subclasses.ragged import JaggedTensor
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.compiler, "load_compiled_function"),
+    reason="this release does not save compiled functions",
+)
+
+
+@pytest.fixture(autouse=True)
+def _saving():
+    with torch._dynamo.config.patch(enable_aot_compile=True):
+        yield
+
+
+def saved(fn, path, *args, **options):
+    """Compiles for a call and saves."""
+    compiled = torch.compile(fn, backend="desugar", fullgraph=True, options={"compile_threads": 1} | options)
+    compiled = compiled.aot_compile((args, {}))
+    compiled.save_compiled_function(str(path))
+    return compiled
+
+
+def loaded(path):
+    with open(path, "rb") as file:
+        return torch.compiler.load_compiled_function(file)
+
+
+def linear(x, w):
+    return torch.nn.functional.linear(x, w)
+
+
+def rows(*lengths, dim=4):
+    offsets = torch.tensor([0, *lengths]).cumsum(0)
+    return JaggedTensor(torch.randn(sum(lengths), dim), offsets, max_length=8)
+
+
+def test_rows_of_other_lengths(tmp_path):
+    weight = torch.randn(3, 4)
+    saved(linear, tmp_path / "f", rows(3, 0, 4), weight)
+    fn = loaded(tmp_path / "f")
+    for lengths in ((3, 0, 4), (5, 2, 1), (8, 8), (2, 2, 2, 2, 2)):
+        x = rows(*lengths)
+        got, expected = fn(x, weight), linear(x, weight)
+        assert type(got) is JaggedTensor and torch.allclose(got.values, expected.values, atol=1e-5)
+        assert torch.equal(got.offsets, x.offsets)
+
+
+def test_training(tmp_path):
+    def fn(x, w):
+        return torch.nn.functional.relu(x @ w).square().sum()
+
+    args = [torch.randn(3, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)]
+    saved(fn, tmp_path / "f", *args)
+    got = torch.autograd.grad(loaded(tmp_path / "f")(*args), args)
+    for one, other in zip(got, torch.autograd.grad(fn(*args), args), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_what_does_not_fit_is_refused(tmp_path):
+    weight = Int8Tensor.from_float(torch.randn(8, 4))
+    saved(linear, tmp_path / "f", torch.randn(4, 4), weight)
+    fn, x = loaded(tmp_path / "f"), torch.randn(4, 4)
+    assert torch.allclose(fn(x, weight), linear(x, weight), atol=1e-5)
+    for wrong in (
+        (torch.randn(5, 4), weight),
+        (x.double(), weight),
+        (x, weight.dequantize()),
+        (rows(4), weight),
+    ):
+        with pytest.raises(RuntimeError, match="GuardManager check failed"):
+            fn(*wrong)
+
+
+def test_what_needs_the_function_again_is_refused(tmp_path):
+    def fn(x):
+        return x.sin() * x
+
+    x = torch.randn(3, requires_grad=True)
+    saved(fn, tmp_path / "f", x)
+    result = loaded(tmp_path / "f")(x)
+    with pytest.raises(DesugarError, match="needs its function again"):
+        torch.autograd.grad(result.sum(), x, create_graph=True)
+
+
+def test_what_cannot_be_saved_goes_to_stock(tmp_path, caplog):
+    def fn(x):
+        return x.view(4), x * 2
+
+    x = torch.ones(2, 2)
+    saved(fn, tmp_path / "f", x)
+    assert "cannot be saved: a result is a view" in caplog.text
+    view, double = loaded(tmp_path / "f")(x)
+    assert view.data_ptr() == x.data_ptr() and torch.equal(double, x * 2)
+    with pytest.raises(DesugarError, match="cannot be saved: a result is a view"):
+        saved(fn, tmp_path / "f", x, strict=True)
+
+
+SCRIPT = """
+import sys, torch
+import desugar
+from subclasses.ragged import JaggedTensor
+import desugar.pipeline
+
+def traced(*args):
+    raise AssertionError("it was traced again")
+
+desugar.pipeline._compile = traced
+with open(sys.argv[1], "rb") as file:
+    fn = torch.compiler.load_compiled_function(file)
+x = JaggedTensor(torch.arange(24.).reshape(6, 4), torch.tensor([0, 1, 6]), max_length=8)
+w = torch.ones(3, 4, requires_grad=True)
+result = fn(x, w)
+assert torch.equal(result.values, x.values @ w.mT), result
+(grad,) = torch.autograd.grad(result.values.sum(), w)
+assert torch.equal(grad, x.values.sum(0).expand(3, 4)), grad
+"""
+
+
+def test_another_process_runs_it(tmp_path, monkeypatch):
+    saved(linear, tmp_path / "f", rows(3, 0, 4), torch.randn(3, 4, requires_grad=True))
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "f")], env=os.environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_other_compilations_are_not_touched():
+    with torch._dynamo.config.patch(enable_aot_compile=False):
+        assert desugar.compile(lambda x: x * 2, backend="eager")(torch.ones(2)).tolist() == [2.0, 2.0]
