@@ -126,6 +126,7 @@ def _run_stages(
         saved_bytes=found.split.saved_bytes if found.split else 0,
         run=_unbuilt,
         is_dynamic=inputs.has_symbols,
+        is_stored=stored is not None,
     )
     _build(program, wrapped.out)
     if (recording := listeners.current()) is not None:

@@ -30,6 +30,7 @@ class Program:
         is_dynamic: Whether a size or an int of the inputs is a symbol.
         is_whole: Whether the graph covers the whole function: no graph break ended it.
         names: The user's names for the arguments.
+        is_stored: Whether it was found in the store of programs, not compiled.
     """
 
     graphs: Graphs
@@ -42,6 +43,12 @@ class Program:
     is_dynamic: bool = False
     is_whole: bool = True
     names: tuple[str, ...] = ()
+    is_stored: bool = False
+
+    @property
+    def origin(self) -> str:
+        """What happened to it first: "compiled", or "loaded" from the store."""
+        return "loaded" if self.is_stored else "compiled"
 
     @property
     def forward(self) -> fx.GraphModule:

@@ -145,7 +145,7 @@ def compile_graph(
         owner.add(program, made.failed or made.reason)
     else:
         name, failed = function_name(gm, gm), f": {made.failed}" if made.failed else ""
-        log.info("compiled a graph of %s for torch.compile%s", name, failed)
+        log.info("%s a graph of %s for torch.compile%s", program.origin, name, failed)
         program.run = with_profiler_name(program, name, gm.forward)
     program.run.program = program  # type: ignore[attr-defined]
     return program

@@ -71,7 +71,7 @@ class Calls(Caller):
     def add(self, program: Program, why: str) -> None:
         """Adds a program that was compiled for a call of this function."""
         self.programs.insert(0, program)
-        log.info("compiled program %d of %s: %s", len(self.programs), self.name, why)
+        log.info("%s program %d of %s: %s", program.origin, len(self.programs), self.name, why)
 
     def compile_or_call(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the callable of `torch.compile`, for a call whose guards match no code or that a mode observes.
