@@ -22,7 +22,7 @@ from desugar.dynamo.guard_failures import describe_failure, note_program
 from desugar.dynamo.inner_assignment import break_at_assignments
 from desugar.dynamo.profiling import with_profiler_name
 from desugar.dynamo.property_getters import trace_properties
-from desugar.dynamo.saved_programs import is_saving, save_program
+from desugar.dynamo.saved_programs import save_program
 from desugar.dynamo.specialize import Specialized
 from desugar.errors import DesugarError
 from desugar.frontend.fakes import Fakes, check_memory
@@ -73,7 +73,7 @@ def dynamo_backend(
     inner = rest.pop("backend", "inductor")
     strict = rest.pop("strict", os.environ.get(STRICT, "0") not in ("", "0"))
     backend = choose_backend(inner, mode, rest)
-    place = PackedPlace() if is_saving() else None
+    place = PackedPlace() if _is_saving() else None
     try:
         program = compile_graph(gm, example_inputs, backend, place)
         if place is not None:
@@ -85,6 +85,16 @@ def dynamo_backend(
         log.warning("AOTAutograd compiles this graph instead: %s", reason)
         return _stock_backend(inner, mode, rest)(gm, example_inputs)
     return program.run
+
+
+def _is_saving() -> bool:
+    """Whether PyTorch compiles a function that it is going to save (`aot_compile`)."""
+    config = private.functorch_config
+    names = (
+        "bundled_autograd_cache",
+        "bypass_autograd_cache_key",
+    )  # a release without them saves no functions
+    return all(getattr(config, name, False) for name in names)
 
 
 def _as_desugar_error(error: DesugarError | StaticNeeded) -> DesugarError:

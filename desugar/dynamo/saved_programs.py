@@ -28,12 +28,6 @@ from desugar.store.programs import INPUT_FIELDS, PackedPlace
 from desugar.wrapper.recompute import CapturedFunction
 
 
-def is_saving() -> bool:
-    """Whether PyTorch compiles a function that it is going to save."""
-    config = private.functorch_config
-    return bool(config.bundled_autograd_cache and config.bypass_autograd_cache_key)
-
-
 class SavedProgram:
     """A program that can be written to a file; calling it runs the program.
 
