@@ -6,6 +6,7 @@ has the names that the spec layer needs at import.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable
@@ -220,6 +221,28 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(module), attribute or name)
     globals()[name] = value
     return value
+
+
+# What the store of programs needs, and not every release has.
+_OF_STORE = (
+    "check_node_safe", "sanitize_gm_for_cache", "AOTAutogradCachePickler", "BypassAOTAutogradCache",
+    "BypassFxGraphCache", "custom_backend_passes", "GraphPickler", "GraphPicklerOptions", "CompiledFxGraphConstants",
+    "cache_dir", "symbols_config", "CacheArtifact", "CacheArtifactFactory", "CacheArtifactRecorder",
+)  # fmt: skip
+
+
+@functools.cache
+def can_store() -> bool:
+    """Whether this release of PyTorch has what the store of programs needs."""
+    this = sys.modules[__name__]
+    try:
+        for name in _OF_STORE:
+            getattr(this, name)
+        return hasattr(this.FxGraphCache, "cache_hit_post_compile") and hasattr(
+            this.ShapeEnv(), "backed_var_to_val"
+        )
+    except (ImportError, AttributeError):
+        return False
 
 
 def after_import_of(name: str, then: Callable[[Any], None]) -> None:
