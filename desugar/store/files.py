@@ -32,12 +32,9 @@ def is_switched_on() -> bool:
     """Whether the environment and PyTorch's configuration let programs be stored."""
     if os.environ.get(SWITCH, "1") in ("", "0"):
         return False
-    is_off = private.compiler_config.force_disable_caches
-    return (
-        not is_off
-        and private.functorch_config.enable_autograd_cache
-        and private.inductor_config.fx_graph_cache
-    )
+    if not private.can_store() or private.compiler_config.force_disable_caches:
+        return False
+    return private.functorch_config.enable_autograd_cache and private.inductor_config.fx_graph_cache
 
 
 def folder() -> Path:

@@ -16,6 +16,7 @@ from torch import nn
 
 import desugar
 import subclasses
+from desugar import _torch as private
 from desugar.recording.listeners import listen
 from desugar.store import files
 from subclasses.int8 import Int8Tensor
@@ -373,6 +374,18 @@ def test_it_can_be_switched_off(traced, monkeypatch):
     with torch._functorch.config.patch(enable_autograd_cache=False):
         compiled_again(double)(torch.ones(3))
     assert len(traced) == 3 and not files.folder().exists()
+
+
+def test_a_release_without_the_names_stores_nothing(traced, monkeypatch):
+    monkeypatch.setitem(private._LAZY, "GraphPickler", "torch.fx:no_such_name")
+    monkeypatch.delitem(vars(private), "GraphPickler", raising=False)
+    private.can_store.cache_clear()
+    try:
+        for _ in range(2):
+            assert compiled_again(double)(torch.ones(3)).tolist() == [2.0] * 3
+        assert len(traced) == 2 and not files.folder().exists()
+    finally:
+        private.can_store.cache_clear()
 
 
 # ------------------------------------------------------------------------------------------------- damaged files
