@@ -44,7 +44,6 @@ def folder() -> Path:
 
 def write(key: str, name: str, content: bytes) -> None:
     """Writes a file of a key, and records it for `torch.compiler.save_cache_artifacts`; logs an error of the system."""
-    _register_artifact()
     private.CacheArtifactRecorder(_KIND, f"{key}/{name}").record(content)
     try:
         _write(folder() / key[:2] / key / name, content)
@@ -78,7 +77,6 @@ def read(key: str, name: str) -> bytes | None:
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # it was used
-    _register_artifact()
     private.CacheArtifactRecorder(_KIND, f"{key}/{name}").record(content)
     return content
 
@@ -124,8 +122,8 @@ def _files() -> Iterator[tuple[float, int, Path]]:
 
 
 @functools.cache
-def _register_artifact() -> None:
-    """Makes the files part of what `torch.compiler.save_cache_artifacts` saves."""
+def _register_artifact(factory: Any) -> None:
+    """Makes the files part of what `save_cache_artifacts` saves; `load_cache_artifacts` has to know their kind, too."""
 
     class ProgramArtifact(private.CacheArtifact):
         def populate_cache(self) -> None:
@@ -136,9 +134,7 @@ def _register_artifact() -> None:
         def type() -> str:
             return _KIND
 
-    private.CacheArtifactFactory.register(ProgramArtifact)
+    factory.register(ProgramArtifact)
 
 
-def register_artifact(_: Any = None) -> None:
-    """Registers the kind of artifact, which `torch.compiler.load_cache_artifacts` has to know before it reads any."""
-    _register_artifact()
+private.after_import_of("CacheArtifactFactory", _register_artifact)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import subprocess
+import sys
 
 from desugar.store import files
 
@@ -49,3 +51,9 @@ def test_processes_that_write_the_same_file(folder):
         writer.join()
         assert writer.exitcode == 0
     assert set(contents) & seen and files.names(KEY) == ["same"]
+
+
+def test_importing_the_package_makes_its_artifacts_known():
+    code = "import desugar; from torch.compiler._cache import CacheArtifactFactory as f; print(*f._artifact_types)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "desugar_program" in done.stdout.split()
