@@ -163,12 +163,13 @@ class Place:
 
     Attributes:
         key: The key of the graph.
-        name: The name of the program's file; None before it was read or written.
+        digest: A digest of the program's file, None before it was read or written. The names of backwards begin with
+            it: if two processes compile one graph, they may save different values for the backward.
     """
 
     def __init__(self, key: str) -> None:
         self.key = key
-        self.name: str | None = None
+        self.digest: str | None = None
 
     # .............................................................................................. reading
 
@@ -185,7 +186,7 @@ class Place:
                 )
                 continue
             if found is not None:
-                self.name = name
+                self.digest = _digest(content)
                 return found
         return None
 
@@ -193,7 +194,7 @@ class Place:
         self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]
     ) -> CompiledGraph | None:
         """Returns the compiled backward for the gradients that arrive; None if it is not stored."""
-        content = None if self.name is None else files.read(self.key, self._backward_name(present))
+        content = None if self.digest is None else files.read(self.key, self._backward_name(present))
         if content is None:
             return None
         try:
@@ -205,8 +206,7 @@ class Place:
             return None
 
     def _backward_name(self, present: tuple[bool, ...]) -> str:
-        assert self.name is not None
-        return self.name.removesuffix(_PROGRAM) + "." + "".join(map(str, map(int, present)))
+        return f"{self.digest}.{''.join(map(str, map(int, present)))}"
 
     # .............................................................................................. writing
 
@@ -217,12 +217,13 @@ class Place:
         except CannotStore as reason:
             log.info("a program is not stored: %s", reason)
             return
-        self.name = hashlib.blake2b(content["guards"], digest_size=16).hexdigest() + _PROGRAM
-        files.write(self.key, self.name, pickle.dumps(content))
+        whole = pickle.dumps(content)
+        self.digest = _digest(whole)
+        files.write(self.key, _digest(content["guards"]) + _PROGRAM, whole)
 
     def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
         """Writes a compiled backward of a stored program; logs why if it cannot be stored."""
-        if self.name is None:
+        if self.digest is None:
             return
         try:
             files.write(self.key, self._backward_name(present), dump_graph(compiled))
@@ -248,7 +249,7 @@ class PackedPlace(Place):
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
         super().__init__("")
         self.files: dict[str, bytes] = {} if files is None else files
-        self.name = _PROGRAM
+        self.digest = ""
         self.problem: CannotStore | None = None
         self.inputs, self.symbols = b"", dict[Any, tuple[Any, Any]]()
         self.inference: set[int] = set()
@@ -313,6 +314,10 @@ def _load_graphs(data: bytes, mode: Any) -> Any:
             if isinstance(module, fx.GraphModule):
                 module.recompile()
     return graphs
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _hold(guards: Iterable[Any], env: Any) -> bool:

@@ -438,6 +438,19 @@ def test_a_folder_that_cannot_be_written(traced, folder, caplog):
     assert "cannot be stored" in caplog.text
 
 
+def test_a_backward_belongs_to_one_file_of_its_program(traced, folder):
+    """Another process may have compiled the same graph, and save other values for its backward."""
+    x = torch.randn(3, requires_grad=True)
+    compiled_again(double)(x).sum().backward()
+    path = the_file(folder)
+    content = pickle.loads(files.read(path.parent.name, path.name))
+    files.write(path.parent.name, path.name, pickle.dumps(content | {"by": "another process"}))
+    x.grad = None
+    compiled_again(double)(x).sum().backward()
+    assert x.grad.tolist() == [2.0] * 3 and len(traced) == 1
+    assert len([path for path in folder.glob("*/*/*") if path.name.endswith(".1")]) == 2
+
+
 # ------------------------------------------------------------------------------------------------------ artifacts
 
 
