@@ -92,10 +92,7 @@ def _run_stages(
     """Runs all stages, or finds what they made in the store; then writes the wrapper."""
     with private.compiled_autograd._disable(), _without_inference_mode():
         private.shared_nested_tensor()
-        with stage("load"):
-            stored = None if place is None else place.load(inputs)
-            if stored is not None and has_unknown_views(stored.interface.outputs):
-                stored = _with_views(stored, discover(function.call, inputs))
+        stored = None if place is None else _load(place, function, inputs)
         kernels = PendingKernels()
         if (found := stored) is None:
             found, kernels = _compile(function, inputs, backend)
@@ -176,11 +173,15 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
     return (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
 
 
-def _with_views(stored: Stored, outputs: Outputs) -> Stored:
-    """Returns a stored program with the views that the function takes of its arguments and results."""
-    found = stored.interface
-    check_same_structure(found.outputs, outputs)
-    return replace(stored, interface=replace(found, outputs=found.outputs.with_views_of(outputs)))
+def _load(place: Place, function: CapturedFunction, inputs: Inputs) -> Stored | None:
+    """Returns the program of the store, with the views that the function takes; None if there is none."""
+    with stage("load"):
+        stored = place.load(inputs)
+        if stored is None or not has_unknown_views(stored.interface.outputs):
+            return stored
+        outputs, found = discover(function.call, inputs), stored.interface
+        check_same_structure(found.outputs, outputs)
+        return replace(stored, interface=replace(found, outputs=found.outputs.with_views_of(outputs)))
 
 
 def _compile_inference(backend: Backend, inputs: Inputs, traced: Traced) -> tuple[Stored, PendingKernels]:

@@ -665,6 +665,14 @@ def refuse(fn, *args):
 # Refusals that need more than one call or another mode: the file whose tests meet each, and words of its tests.
 AGAIN = "this backward has to run the function again, "
 ELSEWHERE = {
+    "this program cannot be saved:": (
+        "tests/desugar/dynamo/test_saved_programs.py",
+        "test_what_cannot_be_saved_goes_to_stock",
+    ),
+    "it writes to, gradients of another type than its results, or second derivatives": (
+        "tests/desugar/dynamo/test_saved_programs.py",
+        "test_what_needs_the_function_again_is_refused",
+    ),
     ", a class written by hand": (  # up to 2.14 Dynamo refuses the loop
         "tests/desugar/test_while_loop.py",
         "test_a_class_written_by_hand_is_named",
