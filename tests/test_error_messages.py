@@ -669,7 +669,8 @@ ELSEWHERE = {
         "tests/desugar/dynamo/test_saved_programs.py",
         "test_what_cannot_be_saved_goes_to_stock",
     ),
-    "it writes to, gradients of another type than its results, or second derivatives": (
+    "a saved program was called in a way that needs its function again: arguments that share memory with one that it "
+    "writes to, gradients of another type than its results, or second derivatives": (
         "tests/desugar/dynamo/test_saved_programs.py",
         "test_what_needs_the_function_again_is_refused",
     ),
