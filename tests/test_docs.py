@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import desugar
 import subclasses
-from docs.blocks import compare_outputs, refresh_page
+from docs.blocks import collect_blocks, compare_outputs, emit_program, refresh_page
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -32,6 +34,27 @@ def test_the_reference_lists_all_that_is_public():
     text = (ROOT / "docs" / "api.md").read_text()
     listed = re.findall(r"auto\w+:: (\w+)$", text, re.MULTILINE)
     assert sorted(listed) == sorted([*subclasses.__all__, *desugar.__all__])
+
+
+# ---- what a type checker says ---------------------------------------------------------------------------------
+
+
+def test_pyright_accepts_the_code_of_the_first_pages(tmp_path):
+    pytest.importorskip("pyright")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pyright"]
+    settings |= {"include": ["."], "extraPaths": [str(ROOT)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
+    for name in ("README.md", "docs/authors-guide.md", "docs/first-steps.md"):
+        lines = (ROOT / name).read_text().splitlines()
+        path = tmp_path / f"{Path(name).stem}.py"  # of the same line numbers
+        path.write_text(emit_program(lines, collect_blocks(lines)))
+    (tmp_path / "wrong.py").write_text("import subclasses\n\nsubclasses.inner(dtype='int8')\n")
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", sys.executable]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    errors = [d for d in json.loads(done.stdout)["generalDiagnostics"] if d["severity"] == "error"]
+    shown = [f"{Path(d['file']).stem}:{d['range']['start']['line'] + 1} {d['message']}" for d in errors]
+    assert [line for line in shown if not line.startswith("wrong:")] == []
+    assert len(shown) == 1, "the library was not found, or its types were not read"
 
 
 # ---- what a shell is shown ------------------------------------------------------------------------------------

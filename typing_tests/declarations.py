@@ -62,6 +62,11 @@ assert_type(w.unwrap("scale"), Tensor)
 assert_type(w.unwrap(), tuple[Any, ...])
 assert_type(w.materialize(), Tensor)
 
+assert_type(w.detach(), Weight)
+assert_type(w.clone(), Weight)
+assert_type(w * 2, Any)
+assert_type(2 / w, Any)
+
 w.unwrap(1)  # pyright: ignore[reportArgumentType]
 
 # ---- rules -------------------------------------------------------------------------------------------------

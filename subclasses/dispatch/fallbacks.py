@@ -22,6 +22,7 @@ from subclasses.dispatch.map_plan import build_map_plan, can_emit, raise_mixed, 
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes
 from subclasses.dispatch.schema import op_facts, undeclared_writes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
+from subclasses.dispatch.write_checks import differ, is_tried_first, try_first
 from subclasses.errors import DispatchError, one_of
 from subclasses.spec.values import with_inners
 
@@ -84,7 +85,7 @@ def fallback_step(cls: Any, op: OpOverload) -> str:
 def _map_general(cls: Any, op: OpOverload) -> Call:
     """Returns the general form of a mapped op: lists of tensors, several results, keyword tensors."""
     facts, spec, fills = op_facts(op), cls.__spec__, undeclared_writes(op)
-    is_message = _is_message(op)
+    is_message, tried = _is_message(op), is_tried_first(op)
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         found = wrappers_in(cls, (args, kwargs))
@@ -98,6 +99,9 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
                 raise_mixed(op, x, other)
         for i in facts.written:
             _check_not_plain(cls, op, argument(facts, args, kwargs, i))
+        first, *others = x._layout.present
+        if tried and any(differ(x.__dict__[first], x.__dict__[n]) for n in others):
+            try_first(cls, op, tuple(others), args, kwargs)
         outs = {
             n: _run_replaced(cls, op, lambda w, n=n: w.__dict__[n], args, kwargs) for n in x._layout.present
         }

@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.overrides import resolve_name
 
 from subclasses._torch import OpOverloadPacket, schema_of
 from subclasses.dispatch.schema import ops_of_packet
+from subclasses.errors import one_of
 
 Rule = Callable[..., Any]
 _REQUIRED = object()
@@ -36,8 +38,9 @@ class Taken(NamedTuple):
     count: float
 
 
-def with_keyword_names(key: Any, rule: Rule) -> Rule:
-    """Returns a rule for a Python-level function that takes the keywords of that function."""
+def with_keyword_names(cls: type, key: Any, rule: Rule) -> Rule:
+    """Returns a rule of a class for a Python-level function that takes the keywords of that function."""
+    described = f"{resolve_name(key) or key} on {one_of(cls)}"
     taken = _taken_by(rule)
     forms = tuple(form for form in _forms(key) if taken and not taken.names.issuperset(form.names))
     if taken is None or not forms:
@@ -47,7 +50,7 @@ def with_keyword_names(key: Any, rule: Rule) -> Rule:
     def renamed(func: Any, *args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in taken.names:
-                args, kwargs = _place(rule, forms, taken, args, kwargs)
+                args, kwargs = _place(rule, described, forms, taken, args, kwargs)
                 break
         return rule(func, *args, **kwargs)
 
@@ -92,7 +95,7 @@ def _forms(key: Any) -> Iterator[Parameters]:
 
 
 def _place(
-    rule: Rule, forms: tuple[Parameters, ...], taken: Taken, args: Any, kwargs: Any
+    rule: Rule, described: str, forms: tuple[Parameters, ...], taken: Taken, args: Any, kwargs: Any
 ) -> tuple[Any, Any]:
     """Passes the keywords that a rule does not have by position, in the first form that has them all.
 
@@ -107,10 +110,14 @@ def _place(
             places = [names.index(n) for n, v in foreign.items() if v is not defaults[names.index(n)]]
             last = max(places, default=-1)
             if last >= taken.count:
-                name = getattr(rule, "__qualname__", type(rule).__name__)
-                raise TypeError(f"{name}() got an unexpected keyword argument {names[last]!r}")
+                raise _no_place(rule, described, names[last])
             placed = [kwargs.get(names[i], defaults[i]) for i in range(len(args), last + 1)]
             if not any(value is _REQUIRED for value in placed):
                 rest = {n: v for n, v in kwargs.items() if n not in foreign and n not in names[: last + 1]}
                 return (*args, *placed), rest
-    return args, kwargs
+    raise _no_place(rule, described, next(iter(foreign)))
+
+
+def _no_place(rule: Rule, described: str, keyword: str) -> TypeError:
+    name = getattr(rule, "__qualname__", type(rule).__name__)
+    return TypeError(f"{described}: the rule {name}() got an unexpected keyword argument {keyword!r}")

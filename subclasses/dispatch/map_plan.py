@@ -27,6 +27,7 @@ from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.dispatch.schema import Argument, OpFacts, op_facts
+from subclasses.dispatch.write_checks import differ, is_tried_first, try_first
 from subclasses.errors import DispatchError, one_of
 from subclasses.spec.collect import InnerField, SubclassSpec
 
@@ -55,7 +56,7 @@ def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
     name = op.overloadpacket.__name__ + "_" + op._overloadname
     facts = op_facts(op)
     e.reserve(*(a.name for a in facts.arguments))
-    emit_map_plan(e, spec, facts, name)
+    emit_map_plan(e, spec, facts, name, is_tried_first(op))
     supplied = {
         "_op": op,
         "_call": cpp_callable(op),
@@ -64,12 +65,12 @@ def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
         "_raise_mixed": raise_mixed,
     }
     supplied |= {"_raise_dtype": raise_dtype, "_raise_plain": raise_writes_plain, "_bump": bump_versions}
-    supplied |= {"_alias": _alias}
+    supplied |= {"_alias": _alias, "_differ": differ, "_try": try_first}
     made = build_functions(e.source, e.namespace | supplied, filename=f"<{spec.name} {op}>", owner=cls)
     return made[name]  # type: ignore[return-value]
 
 
-def emit_map_plan(e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str) -> None:
+def emit_map_plan(e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str, tried: bool) -> None:
     """Emits the plan; the module's docstring shows an example."""
     tensors = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor"]
     params = facts.arguments[: tensors[-1] + 1]
@@ -84,6 +85,8 @@ def emit_map_plan(e: Emitter, spec: SubclassSpec, facts: OpFacts, name: str) -> 
         _emit_find_wrappers(e, spec, wrappers)
         for index in facts.written:
             _emit_check_written(e, facts.arguments[index], len(wrappers) > 1)
+        if tried:
+            _emit_try(e, spec, params, rest)
         for field in spec.inners:
             _emit_call(e, field, params, rest)
         _emit_result(e, spec, facts)
@@ -112,6 +115,18 @@ def _emit_check_written(e: Emitter, written: Argument, several: bool) -> None:
     if several:
         e.writeline(f"if not _is_{written.name}:")
         e.writeline("    _raise_plain(_op, _Cls)")
+
+
+def _emit_try(e: Emitter, spec: SubclassSpec, params: tuple[Argument, ...], rest: list[str]) -> None:
+    """Emits a try of the op on inner tensors unlike the first, so that it raises before it writes to that one."""
+    first, *others = spec.attributes
+    if not others:
+        return
+    e.writeline(f"if {' or '.join(f'_differ(_x.{first}, _x.{name})' for name in others)}:")
+    args = "".join(f"{part}, " for part in (*(a.name for a in params), *(r for r in rest if r == "*_rest")))
+    kwargs = "_kwargs" if "**_kwargs" in rest else "{}"
+    names = e.bind(tuple(others), "names_after_first")
+    e.writeline(f"    _try(_Cls, _op, {names}, ({args}), {kwargs})")
 
 
 def _emit_call(e: Emitter, field: InnerField, params: tuple[Argument, ...], rest: list[str]) -> None:

@@ -96,7 +96,7 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
     elif isinstance(key, torch.Tag):
         _add(cls, book.tags, key, rule)
     else:
-        rule = with_keyword_names(key, rule)
+        rule = with_keyword_names(cls, key, rule)
         _add(cls, book.functions, key, rule)
         # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
         named = rule if isinstance(key, types.FunctionType) else _called_with(key, rule)

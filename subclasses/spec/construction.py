@@ -29,6 +29,13 @@ def raise_not_a_tensor(cls: str, field: str, expected: type, got: object) -> NoR
 
 def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoReturn:
     """Raises TypeError: a value is to become a plain tensor of another dtype, as ``Module.half()`` does."""
+    if now.is_complex and not asked.is_complex:
+        raise TypeError(
+            f"{cls}.data: expected a {cls}, got a plain tensor of {asked}. If this is Module.to or Module.half: {cls} "
+            f"is {now}, and {asked} has no imaginary part, so the conversion materialized it. Add a rule with "
+            f"@{cls}.implements(torch.ops.aten._to_copy.default) that returns a {cls} of a complex dtype where a real "
+            f"one is asked for; or convert the other parameters one by one"
+        )
     raise TypeError(
         f"{cls}.data: expected a {cls}, got a plain tensor of {asked}. If this is Module.to or Module.half: {cls} does "
         f"not convert from {now} to {asked}, because no inner tensor of the outer dtype is free to change, so the "

@@ -182,3 +182,38 @@ def test_the_rule_that_the_errors_advise():
     weight = module.half().weight
     assert (weight.dtype, weight.qdata.dtype) == (torch.float16, torch.bfloat16)
     assert torch.equal(weight.detach() + 0, torch.tensor([1.5, 2.0], dtype=torch.float16))
+
+
+def test_a_complex_value_in_a_module_that_becomes_real_is_told_what_works():
+    class Complex(TensorSubclass, fallback="materialize"):
+        re: Tensor = inner()
+        im: Tensor = inner()
+
+        @staticmethod
+        def outer(re, im):
+            return Outer(re.shape, dtype=torch.complex64)
+
+        def materialize(self):
+            return torch.complex(self.re, self.im)
+
+    def convert():
+        module = torch.nn.Linear(2, 2)
+        value = Complex(torch.ones(2), torch.ones(2))
+        module.extra = torch.nn.Parameter(value, requires_grad=False)
+        return module.to(torch.bfloat16)
+
+    with (
+        pytest.warns(UserWarning, match="discards the imaginary part"),
+        pytest.raises(
+            TypeError, match=r"no imaginary part.*@Complex\.implements\(torch\.ops\.aten\._to_copy"
+        ) as raised,
+    ):
+        convert()
+    assert "dtype_from" not in str(raised.value)
+
+    @Complex.implements(torch.ops.aten._to_copy.default)
+    def _(func, x, *, dtype=None, **kwargs):
+        return Complex(func(x.re, **kwargs), func(x.im, **kwargs))
+
+    module = convert()
+    assert (module.extra.dtype, module.weight.dtype) == (torch.complex64, torch.bfloat16)

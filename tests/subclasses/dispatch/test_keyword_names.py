@@ -64,9 +64,9 @@ def test_keywords_come_by_position(call, door):
 
 
 def test_what_the_rule_has_no_place_for_is_an_error():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'dtype'"):
+    with pytest.raises(TypeError, match=r"^torch\.sum on a Held: .*unexpected keyword argument 'dtype'"):
         torch.sum(Held(X), dtype=torch.float64)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'dtype'"):
+    with pytest.raises(TypeError, match=r"softmax on a Held: .*unexpected keyword argument 'dtype'"):
         F.softmax(Held(X), dim=1, dtype=torch.float64)
 
 
@@ -79,7 +79,7 @@ def test_what_the_rule_has_no_place_for_is_an_error():
     ],
 )
 def test_rules_that_take_them_are_called_as_they_are(rule):
-    assert with_keyword_names(F.linear, rule) is rule
+    assert with_keyword_names(Held, F.linear, rule) is rule
 
 
 def test_errors_name_the_authors_code():

@@ -1,0 +1,81 @@
+"""A mapped in-place op that an inner tensor refuses writes to none of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+from subclasses import TensorSubclass, inner
+from subclasses.dispatch.write_checks import differ
+
+
+class Counted(TensorSubclass, fallback="map"):
+    number: Tensor = inner()
+    count: Tensor = inner()
+
+
+def make(shape=(2,), dtype=torch.int64):
+    return Counted(torch.full((2,), 4.0), torch.full(shape, 4, dtype=dtype))
+
+
+REFUSED = {
+    "a factor": lambda x: x.mul_(2.5),
+    "a plain factor": lambda x: x.mul_(torch.full((2,), 2.5)),
+    "a plain summand": lambda x: x.add_(torch.full((2,), 2.5)),
+    "a division": lambda x: x.div_(2),
+    "bounds": lambda x: x.clamp_(0.1, 0.5),
+    "bounds that are tensors": lambda x: x.clamp_(torch.tensor(0.1), torch.tensor(0.5)),
+    "a value of the class": lambda x: x.mul_(make(dtype=torch.float32)),
+    "out": lambda x: torch.mul(x, 2.5, out=x),
+    "a kernel": lambda x: x.lerp_(make(), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_nothing_is_written_where_one_dtype_is_refused(name):
+    x = make()
+    before = x.number._version
+    with pytest.raises(RuntimeError, match=r"can't be cast|not implemented for 'Long'"):
+        REFUSED[name](x)
+    assert x.number.tolist() == [4.0, 4.0]
+    assert x.number._version == before
+
+
+@pytest.mark.parametrize(
+    "write", [lambda x, t: x.mul_(t), lambda x, t: x.copy_(t), lambda x, t: x.clamp_(t, t)]
+)
+def test_nothing_is_written_where_one_size_is_refused(write):
+    x = make((1,), torch.float32)
+    with pytest.raises(RuntimeError, match="size"):
+        write(x, torch.zeros(2))
+    assert x.number.tolist() == [4.0, 4.0]
+
+
+def test_what_all_take_is_written():
+    x = make()
+    x.mul_(2).add_(torch.ones(2, dtype=torch.int64)).clamp_(1, 8)
+    x.div_(2, rounding_mode="floor")
+    assert (x.number.tolist(), x.count.tolist()) == ([4.0, 4.0], [4, 4])
+    x.copy_(torch.tensor([1.0, 2.0]))
+    assert (x.number.tolist(), x.count.tolist()) == ([1.0, 2.0], [1, 2])
+    y = make((1,))
+    y.mul_(torch.tensor([3]))
+    assert (y.number.tolist(), y.count.tolist()) == ([12.0, 12.0], [12])
+
+
+def test_a_compiled_write_is_the_same():
+    def double(x):
+        return x.mul_(2)
+
+    x = make()
+    desugar.compile(double, backend="eager")(x)
+    assert (x.number.tolist(), x.count.tolist()) == ([8.0, 8.0], [8, 8])
+
+
+def test_equal_inner_tensors_are_not_tried():
+    assert not differ(torch.ones(2), torch.zeros(2))
+    assert differ(torch.ones(2), torch.zeros(3))
+    assert differ(torch.ones(2), torch.zeros(2, dtype=torch.int64))
+    assert not differ(torch.ones(2), None)
