@@ -9,6 +9,9 @@ from subclasses.spec.constants import constant
 from subclasses.spec.fields import Outer, dynamic, inner, static
 from subclasses.strict_mode import strict
 
+# The version of both packages; pyproject.toml reads this literal.
+__version__ = "0.1.0"
+
 __all__ = [
     "Coverage",
     "DispatchError",

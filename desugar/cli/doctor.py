@@ -18,7 +18,7 @@ from torch import nn
 from desugar import _torch as private
 from desugar.api import compile as desugar_compile
 
-_LEAST = (2, 11)
+_LEAST = (2, 13)  # as in pyproject.toml
 
 
 @dataclass(frozen=True, slots=True)
