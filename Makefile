@@ -18,6 +18,7 @@ WORKERS ?= 2
 VENV := .venv$(if $(TORCH),-torch-$(TORCH))
 BIN := $(VENV)/bin
 PINS := $(VENV)/constraints.txt
+PROSE := *.md docs/*.md subclasses desugar
 TORCHRUN := $(BIN)/python -m torch.distributed.run --standalone
 
 export OMP_NUM_THREADS ?= 1
@@ -77,6 +78,7 @@ docs: $(VENV)/.has-docs
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell $(PROSE)
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
