@@ -98,7 +98,8 @@ def test_commands_that_a_page_shows_exist(page):
                 assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
             case ["python", "-m", "desugar", name, *_]:
                 assert f"def {name}(" in words, name
-            case [pip, "install", "torch", "--index-url", index] if pip.endswith("pip"):
+            case [pip, "install", torch, "--index-url", index] if pip.endswith("pip"):
+                assert f"{torch}\n" in (ROOT / "constraints.txt").read_text()
                 assert index == "https://download.pytorch.org/whl/cpu"  # no test downloads PyTorch
             case [pip, "install", *_, extra] if pip.endswith("pip"):
                 assert f"\n{extra.split('[')[1].rstrip(']')} = [" in project, extra
