@@ -143,8 +143,6 @@ _LAZY = {
     "ObjNotFoundError": "torch.package.importer",
     # What `aot_compile` asks of the result of a backend.
     "SerializableCallable": "torch._dynamo.aot_compile_types",
-    # The Python functions of custom ops, by name.
-    "custom_op_definitions": "torch._library.custom_ops:OPDEFS",
     # The error of Dynamo for code that it cannot capture.
     "TorchDynamoException": "torch._dynamo.exc",
     # PyTorch's own backends, for graphs that the pass does not support.

@@ -102,5 +102,6 @@ def _load(place: str | None) -> Any:
         return getattr(cache._load_library(path, Path(path).name.partition(".")[0]), cache.entry_function)
     except (ImportError, OSError) as error:
         log.warning("compiling a kernel again, because its library cannot be loaded: %s", error)
-        os.unlink(path)  # Inductor would load it, too
+        with contextlib.suppress(OSError):
+            os.unlink(path)  # Inductor would load it, too
         return None

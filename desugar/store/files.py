@@ -99,7 +99,7 @@ def _digest(content: bytes) -> bytes:
 
 def _trim() -> None:
     """Deletes the files that were not used for the longest time, until the rest is below the limit."""
-    limit = int(os.environ.get(LIMIT, _DEFAULT_LIMIT))
+    limit = _limit()
     found = sorted(_files(), key=lambda file: file[0])
     total = sum(size for _, size, _ in found)
     for _, size, path in found:
@@ -108,6 +108,15 @@ def _trim() -> None:
         total -= size
         with contextlib.suppress(OSError):  # another process has deleted it
             os.unlink(path)
+
+
+def _limit() -> int:
+    given = os.environ.get(LIMIT)
+    try:
+        return _DEFAULT_LIMIT if given is None else int(given)
+    except ValueError:
+        log.warning("expected a number of bytes in %s, got %r; the limit is %d", LIMIT, given, _DEFAULT_LIMIT)
+        return _DEFAULT_LIMIT
 
 
 def _files() -> Iterator[tuple[float, int, Path]]:

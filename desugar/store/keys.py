@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import inspect
 import os
 import platform
 import sys
 import time
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +27,23 @@ import subclasses
 from desugar import _torch as private
 from desugar.frontend.autocast import autocast_state
 from desugar.frontend.inputs import Inputs
-from desugar.frontend.rule_state import RulesRead, StateRead
+from desugar.frontend.rule_state import RulesRead
 from desugar.ir.values import Same, Value, View, Wrapper, describe, is_wrapper
 from desugar.passes.verify import rechecks_enabled
+from desugar.store.code import describe_code
 from desugar.store.pickling import DAMAGED, CannotStore
-from subclasses._torch import OpOverloadPacket
+from subclasses._torch import OpOverload, OpOverloadPacket
 from subclasses.generate.compile_cache import describe_value, fingerprint
 from subclasses.handwritten import DTensorContext, OpaqueContext
 
 _STARTED = time.time()
+
+# Of the ops that come with PyTorch, and of this project's.
+_NAMESPACES = (
+    "aten", "prims", "higher_order", "subclasses", "desugar", "mkldnn", "mkl", "onednn", "mkldnn_prepacked",
+    "quantized", "_quantized", "quantized_decomposed", "inductor", "inductor_prims", "rngprims", "_c10d_functional",
+    "c10d_functional", "c10d", "fsdp", "profiler", "prim", "debugprims",
+)  # fmt: skip
 
 # Settings of Inductor that hold functions, which have no key.
 _PASSES = (
@@ -68,14 +75,14 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: RulesRead)
             _release(),
             graph,
             inputs.primals(),
+            [str(item.storage_offset()) for item in inputs.primals() if isinstance(item, Tensor)],
             [(type(value).__name__, describe(value), _flags(value)) for value in inputs.values],
             [(origin.leaf, origin.path, origin.text) for _, origin in sorted(inputs.origins.items())],
             sorted(inputs.parameters),
             [(_name(cls), fingerprint(cls)) for cls in classes],
-            [_describe_read(one) for one in read.state],
-            sorted(map(_code_of, read.functions)),
+            describe_code(classes, [static for value in inputs.values for static in _statics_of(value)]),
+            [(one.name, describe_value(one.value)) for one in read.state],
             _ranges(inputs),
-            custom_ops_digest(list(custom_ops(graph))),
             _settings(backend),
         )
         with private.sanitize_gm_for_cache(graph):
@@ -105,7 +112,7 @@ def _check_cacheable(graph: fx.GraphModule) -> None:
         for node in module.graph.nodes:
             if not _is_ours(node.target):
                 _check_node(node)
-    check_kernels(graph)
+    check_ops(graph)
 
 
 def graph_modules(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
@@ -115,23 +122,22 @@ def graph_modules(graph: fx.GraphModule) -> Iterator[fx.GraphModule]:
             yield module
 
 
-def check_kernels(graph: fx.GraphModule) -> None:
-    """Raises for a graph that calls a Triton kernel of the user's, which it knows by a number of this process."""
+def check_ops(graph: fx.GraphModule) -> None:
+    """Raises for a graph that calls a user's op or Triton kernel, whose Python code cannot be found."""
     for module in graph_modules(graph):
         for node in module.graph.nodes:
             if "triton_kernel_wrapper" in getattr(node.target, "__name__", ""):
                 raise CannotStore("it calls a Triton kernel of the user's")
-
-
-def custom_ops(graph: fx.GraphModule) -> Iterator[str]:
-    """Yields the names of the ops of a graph that are not PyTorch's; higher-order ops take ops as arguments."""
-    for module in graph_modules(graph):
-        for node in module.graph.nodes:
             for op in (node.target, *node.args, *node.kwargs.values()):
-                op = op._qualified_op_name if isinstance(op, OpOverloadPacket) else getattr(op, "_schema", op)
-                name = op if isinstance(op, str) else getattr(op, "name", "")
-                if isinstance(name, str) and "::" in name and not name.startswith(("aten::", "prims::")):
-                    yield name
+                name = _name_of_op(op)
+                if "::" in name and name.partition("::")[0] not in _NAMESPACES:
+                    raise CannotStore(f"it calls the op {name}")
+
+
+def _name_of_op(op: Any) -> str:
+    if isinstance(op, OpOverloadPacket):
+        return str(op._qualified_op_name)
+    return str(op._schema.name) if isinstance(op, OpOverload) else ""
 
 
 def _check_node(node: fx.Node) -> None:
@@ -150,7 +156,7 @@ def _is_ours(target: Any) -> bool:
 def _made_in(graph: fx.GraphModule) -> set[type]:
     """Returns the classes of the wrappers that a graph makes, and of those inside them."""
     found: set[type] = set()
-    for node in graph.graph.nodes:
+    for node in (node for module in graph_modules(graph) for node in module.graph.nodes):
         if isinstance(node.target, type) and issubclass(node.target, Tensor):
             found.add(node.target)
         pending = [node.meta.get("example_value")]
@@ -171,6 +177,14 @@ def _classes_of(value: Value) -> Iterator[type]:
         yield value.cls
         for _, part in value.inner:
             yield from _classes_of(part)
+
+
+def _statics_of(value: Value) -> Iterator[Any]:
+    """Yields the static metadata of a wrapper and of those inside it."""
+    if isinstance(value, Wrapper):
+        yield from getattr(value.context, "statics", (value.context,))
+        for _, part in value.inner:
+            yield from _statics_of(part)
 
 
 def _flags(value: Value) -> Any:
@@ -195,31 +209,7 @@ def _ranges(inputs: Inputs) -> list[str]:
     return sorted(f"{symbol}: {env.var_to_range.get(symbol)}" for symbol in env.backed_var_to_val)
 
 
-# ------------------------------------------------------------------------------------------------ the rules
-
-
-def _describe_read(read: StateRead) -> tuple[str, str]:
-    if isinstance(read.value, types.FunctionType | types.MethodType | functools.partial):
-        return read.name, _code_of(read.value)
-    try:
-        return read.name, describe_value(read.value)
-    except (TypeError, AttributeError, ValueError) as error:
-        raise CannotStore(f"a rule reads {read.name}, which is a {type(read.value).__name__}") from error
-
-
-def _code_of(function: Any) -> str:
-    """Returns a digest of the code of a function that a rule calls."""
-    function = inspect.unwrap(getattr(function, "func", getattr(function, "__func__", function)))
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return f"{type(function).__module__}.{type(function).__qualname__}"
-    _check_unchanged(code.co_filename)
-    return _digest(repr(_stable(code)))
-
-
-def _stable(code: types.CodeType) -> tuple[Any, ...]:
-    constants = [_stable(c) if isinstance(c, types.CodeType) else describe_value(c) for c in code.co_consts]
-    return code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars
+# ---------------------------------------------------------------------------------------------- their files
 
 
 def _check_unchanged(path: str) -> None:
@@ -239,10 +229,6 @@ def _check_classes(classes: Iterable[type]) -> None:
             found = getattr(found, part, None)
         if found is not cls:
             raise CannotStore(f"{_name(cls)} is not found by its name")
-        for base in cls.__mro__:
-            file = getattr(sys.modules.get(base.__module__), "__file__", None)
-            if file is not None:
-                _check_unchanged(file)
 
 
 # --------------------------------------------------------------------------------- releases and settings
@@ -304,19 +290,3 @@ def _settings(backend: Any) -> tuple[Any, ...]:
 
 def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def custom_ops_digest(names: Sequence[str]) -> str:
-    """Returns a digest of the Python code of custom ops: of their fake kernels and autograd formulas."""
-    return _digest(repr([(name, _code_of_op(name)) for name in sorted(names)]))
-
-
-def _code_of_op(name: str) -> list[str]:
-    """Returns digests of the Python functions that are registered for an op with `torch.library.custom_op`."""
-    definition = private.custom_op_definitions.get(name)
-    if definition is None:
-        return []
-    parts = ("_init_fn", "_backward_fn", "_setup_context_fn", "_abstract_fn", "_vmap_fn")
-    return [
-        _code_of(part) for part in (getattr(definition, name, None) for name in parts) if part is not None
-    ]

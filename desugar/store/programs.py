@@ -27,7 +27,7 @@ from desugar.ir.stages import Graphs, Interface, Split
 from desugar.ir.values import View
 from desugar.recording.listeners import has_listeners
 from desugar.store import files
-from desugar.store.keys import check_kernels, custom_ops, custom_ops_digest, key_of
+from desugar.store.keys import check_ops, key_of
 from desugar.store.pickling import DAMAGED, CannotStore, dump, known_values, load
 from subclasses import strict_mode
 
@@ -122,15 +122,12 @@ def pack(program: Stored, inputs: Inputs) -> dict[str, Any]:
     if program.split is not None:
         parts = tuple(getattr(program.split, one.name) for one in fields(Split) if one.name != "graphs")
     graphs = program.graphs.all
-    check_kernels(graphs[0])
-    ops = sorted({name for graph in graphs if graph is not None for name in custom_ops(graph)})
+    check_ops(graphs[0])
     return {
         "guards": pickle.dumps(guards),
         "records": dump((program.interface, parts, inputs.fakes.offsets_matter)),
         "forward": dump_graph(program.forward),
         "graphs": dump(graphs),
-        "ops": ops,
-        "ops_digest": custom_ops_digest(ops),
     }
 
 
@@ -144,7 +141,7 @@ def unpack(content: dict[str, Any], inputs: Inputs, *, is_guarded: bool = False)
     """
     env = inputs.fakes.env
     guards = [] if is_guarded else pickle.loads(content["guards"])
-    if not _hold(guards, env) or custom_ops_digest(content["ops"]) != content["ops_digest"]:
+    if not _hold(guards, env):
         return None
     graphs = Graphs(lambda: _load_graphs(content["graphs"], inputs.fakes.mode))
     interface, parts, offsets_matter = load(content["records"], inputs.fakes.mode)
@@ -180,7 +177,7 @@ class Place:
                 continue
             try:
                 found = unpack(pickle.loads(content), inputs)
-            except DAMAGED as error:
+            except (*DAMAGED, OSError, AssertionError) as error:
                 log.warning(
                     "ignored a program of the store that cannot be read: %s: %s", type(error).__name__, error
                 )
@@ -199,7 +196,7 @@ class Place:
             return None
         try:
             return load_graph(content, graph, is_backward=True)
-        except DAMAGED as error:
+        except (*DAMAGED, OSError, AssertionError) as error:
             log.warning(
                 "ignored a backward of the store that cannot be read: %s: %s", type(error).__name__, error
             )
@@ -260,7 +257,7 @@ class PackedPlace(Place):
             return None
         found = unpack(pickle.loads(self.files[_PROGRAM]), inputs, is_guarded=True)
         if found is None:
-            raise CannotStore("a custom op that it calls has changed, or its kernels cannot be written")
+            raise CannotStore("the folder of Inductor's cache cannot be written")
         return found
 
     def load_backward(

@@ -78,9 +78,11 @@ def describe_value(value: Any) -> str:
             return f"{kind}{{{', '.join(items)}}}"
         case frozenset():
             return f"{kind}({', '.join(sorted(map(describe_value, value)))})"
-        case type() | types.FunctionType() | types.BuiltinFunctionType():
+        case types.FunctionType():
+            return f"{value.__module__}.{value.__qualname__}:{_digest(describe_function(value))}"
+        case type() | types.BuiltinFunctionType():
             return f"{value.__module__}.{value.__qualname__}"
-        case None | bool() | int() | float() | complex() | str() | bytes():
+        case _ if type(value) in _BUILT_IN:  # a class that inherits from one may have a `repr` of its own
             return f"{kind}:{value!r}"
         case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
             return f"{kind}:{value}"
@@ -88,6 +90,19 @@ def describe_value(value: Any) -> str:
         fields = [(f.name, describe_value(getattr(value, f.name))) for f in dataclasses.fields(value)]
         return f"{kind}{fields}"
     return f"{kind}:{hashlib.blake2b(pickle.dumps(value)).hexdigest()}"
+
+
+_BUILT_IN = (type(None), bool, int, float, complex, str, bytes)
+
+
+def describe_function(function: types.FunctionType) -> str:
+    """Returns text for what a function does: its code, the defaults of its parameters, the variables it closes over."""
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    values = [*(function.__defaults__ or ()), *cells]
+    defaults = sorted((function.__kwdefaults__ or {}).items())
+    code = function.__code__
+    named = [(name, describe_value(value)) for name, value in defaults]
+    return repr((code.co_code, _stable_constants(code), code.co_names, list(map(describe_value, values)), named))
 
 
 # ---- classes -----------------------------------------------------------------------------------------------

@@ -288,18 +288,19 @@ OP = """
 """
 
 
-def test_the_derivative_of_a_custom_op_is_part_of_the_key(traced, tmp_path, monkeypatch):
+def test_a_custom_op_is_not_stored(traced, tmp_path, monkeypatch, caplog):
+    """Its derivative is Python code that runs while the graph is traced, and that nothing leads to."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    for derivative, traces in ((2, 1), (2, 1), (5, 2), (2, 2)):
+    for derivative in (2, 5):
         sys.modules.pop("scaled_op", None)
         (tmp_path / "scaled_op.py").write_text(textwrap.dedent(OP.format(derivative=derivative)))
-        os.utime(tmp_path / "scaled_op.py", (1e9, 1e9))
         module = __import__("scaled_op")
         x = torch.ones(3, requires_grad=True)
-        compiled_again(lambda x, op=module.scaled: op(x) + 1)(x).sum().backward()
+        with caplog.at_level(logging.INFO, "desugar"):
+            compiled_again(lambda x, op=module.scaled: op(x) + 1)(x).sum().backward()
         assert x.grad.tolist() == [derivative] * 3
-        assert len(traced) == traces, derivative
+    assert "it calls the op store_tests::scaled" in caplog.text
 
 
 def test_a_policy_of_checkpointing_is_not_stored(traced, caplog):
@@ -324,15 +325,81 @@ def test_a_policy_of_checkpointing_is_not_stored(traced, caplog):
     assert len(traced) == 2 and "what checkpointing saves" in caplog.text
 
 
-def test_a_file_that_changed_since_the_start_is_not_stored(traced, tmp_path, monkeypatch, caplog):
+def test_a_file_that_was_edited_while_the_process_runs(traced, tmp_path, monkeypatch):
+    """What counts is the code in memory; the next process has that of the file."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     module = load_module(tmp_path, "late_class", "late_helper")
-    os.utime(tmp_path / "late_helper.py")  # the code in memory may not be that of the file any more
+    x, expected = module.Scaled(torch.ones(3)), 2 * 2 * 3
+    (tmp_path / "late_helper.py").write_text("def scale(t):\n    return t * 5\n")
+    os.utime(tmp_path / "late_helper.py", (1e9, 1e9))
+    assert compiled_again(double)(x).value.tolist() == [expected] * 3
+    module = load_module(tmp_path, "late_class", "late_helper", times=5)
+    assert compiled_again(double)(module.Scaled(torch.ones(3))).value.tolist() == [5 * 2 * 3] * 3
+    assert len(traced) == 2
+
+
+UNKNOWN = {
+    "environment": "import os\n\ndef scale(t):\n    return t * int(os.environ.get('X', 2))\n",
+    "object": "class Config:\n    k = 2\n\nCONFIG = Config()\n\ndef scale(t):\n    return t * CONFIG.k\n",
+    "table": "import random\nTABLE = {'a': random.random}\n\ndef scale(t):\n    return t * TABLE['a']()\n",
+    "import": "def scale(t):\n    import random\n    return t * random.random()\n",
+    "class": "class Helper:\n    def run(self, t):\n        return t\n\ndef scale(t):\n    return Helper().run(t)\n",
+    "cache": "import functools\n\n@functools.cache\ndef k():\n    return 2\n\ndef scale(t):\n    return t * k()\n",
+    "default": "import random\n\ndef scale(t, k=random.Random(0)):\n    return t * k.random()\n",
+}
+
+
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_rules_that_cannot_be_followed_are_not_stored(traced, tmp_path, monkeypatch, caplog, kind):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    module = load_module(tmp_path, "open_class", "open_helper")
+    sys.modules.pop("open_helper")
+    (tmp_path / "open_helper.py").write_text(UNKNOWN[kind])
+    module.open_helper = __import__("open_helper")
     with caplog.at_level(logging.INFO, "desugar"):
         compiled_again(double)(module.Scaled(torch.ones(3)))
-    assert "late_helper.py was changed after this process began" in caplog.text
-    assert not files.folder().exists()
+    assert "not stored: " in caplog.text and not files.folder().exists()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("def scale(t, k=2):\n    return t * k\n", "def scale(t, k=5):\n    return t * k\n"),
+        ("def scale(t, *, k=2):\n    return t * k\n", "def scale(t, *, k=5):\n    return t * k\n"),
+        *(
+            (text % 2, text % 5)
+            for text in (
+                "import functools\nscale = functools.partial(lambda k, t: t * k, %d)\n",
+                "K = {%d}\n\ndef scale(t):\n    return t * max(K)\n",
+                "def make(k):\n    return lambda t: t * k\n\nscale = make(%d)\n",
+            )
+        ),
+    ],
+    ids=["default", "keyword default", "partial", "set", "closure"],
+)
+def test_what_a_helper_holds_is_part_of_the_key(traced, tmp_path, monkeypatch, before, after):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    module = load_module(tmp_path, "held_class", "held_helper")
+    for text, times in ((before, 2), (before, 2), (after, 5)):
+        sys.modules.pop("held_helper")
+        (tmp_path / "held_helper.py").write_text(text)
+        module.held_helper = __import__("held_helper")
+        assert compiled_again(double)(module.Scaled(torch.ones(3))).value.tolist() == [times * 2 * 3] * 3
+    assert len(traced) == 2
+
+
+def test_a_storage_offset_that_a_rule_reads_is_part_of_the_key(traced):
+    base = torch.arange(12.0)
+    for start in (2, 5, 2):
+        x = base[start : start + 4]
+
+        def fn(x):
+            return x * x.storage_offset()
+
+        assert torch.equal(compiled_again(fn)(x), x * start)
 
 
 # ---------------------------------------------------------------------------------------------- what is not stored
