@@ -160,7 +160,7 @@ def read_by_rules(graph: fx.GraphModule, leaves: Iterable[Any]) -> RulesRead:
     for value in (*leaves, *examples):
         search.add_value(value)
     seen = (item for item in search.seen.values() if isinstance(item, types.FunctionType))
-    functions = tuple(item for item in seen if _is_authors(item.__code__.co_filename))
+    functions = tuple(item for item in seen if is_authors(item.__code__.co_filename))
     return RulesRead(tuple(search.found.values()), functions)
 
 
@@ -235,7 +235,7 @@ class _Search:
             return self.add_function(call, cls) if isinstance(call, types.FunctionType) else None
         if (wrapped := getattr(function, "__wrapped__", None)) is not None:
             self.add_function(wrapped, cls)
-        if _is_authors(function.__code__.co_filename):
+        if is_authors(function.__code__.co_filename):
             self._add_code(function, cls)
         return None
 
@@ -263,7 +263,7 @@ class _Search:
             return None
         if isinstance(value, types.FunctionType | types.MethodType | functools.partial):
             self.add_function(value, None)
-            return self._note(holder, name, value) if _is_authors(_file_of(value)) else None
+            return self._note(holder, name, value) if is_authors(_file_of(value)) else None
         if attributes:
             self._add_attribute(holder, name, value, attributes)
         return None
@@ -298,10 +298,11 @@ def _file_of(function: Any) -> str:
 def _is_librarys(value: Any) -> bool:
     """Whether a value is a module that is not the author's, such as ``torch``."""
     file = getattr(value, "__file__", None) if isinstance(value, types.ModuleType) else None
-    return file is not None and not _is_authors(file)
+    return file is not None and not is_authors(file)
 
 
-def _is_authors(filename: str) -> bool:
+def is_authors(filename: str) -> bool:
+    """Returns whether a file is not a library's; `python -c` and `exec` have a name of their own for theirs."""
     return filename == "<string>" or is_users_file(filename)  # of `python -c` and of `exec`
 
 

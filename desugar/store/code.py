@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from desugar.frontend.rule_state import is_authors
 from desugar.store.pickling import CannotStore
-from desugar.user_code import is_users_file
 from subclasses import TensorSubclass
 from subclasses.dispatch.rules import all_rules
 from subclasses.generate.compile_cache import describe_value
@@ -85,7 +85,7 @@ class _Reader:
 
     def _add_member(self, place: str, name: str, member: Any) -> None:
         for part in _functions_of(member):
-            if is_users_file(part.__code__.co_filename):
+            if is_authors(part.__code__.co_filename) and not _is_generated(part):
                 self.add_function(part)
         is_generated = name.startswith("_") or name in ("implements", "torch")
         if not is_generated and isinstance(member, (*_CONSTANTS, tuple, list, dict, set, frozenset)):
@@ -188,6 +188,12 @@ class _Reader:
         for name in cls.__members__ if issubclass(cls, enum.Enum) else ():
             self.texts.append(repr(cls[name].value))
         self.add_class(cls)
+
+
+def _is_generated(function: types.FunctionType) -> bool:
+    """Whether `dataclasses` wrote a method; its fields are in the description of each value."""
+    name = function.__code__.co_name
+    return function.__code__.co_filename == "<string>" and name.startswith("__") and hasattr(object, name)
 
 
 def _home_of(function: Any) -> str:

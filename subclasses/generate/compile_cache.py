@@ -102,7 +102,9 @@ def describe_function(function: types.FunctionType) -> str:
     defaults = sorted((function.__kwdefaults__ or {}).items())
     code = function.__code__
     named = [(name, describe_value(value)) for name, value in defaults]
-    return repr((code.co_code, _stable_constants(code), code.co_names, list(map(describe_value, values)), named))
+    return repr(
+        (code.co_code, _stable_constants(code), code.co_names, list(map(describe_value, values)), named)
+    )
 
 
 # ---- classes -----------------------------------------------------------------------------------------------
