@@ -84,8 +84,6 @@ def describe_value(value: Any) -> str:
             return f"{value.__module__}.{value.__qualname__}"
         case _ if type(value) in _BUILT_IN:  # a class that inherits from one may have a `repr` of its own
             return f"{kind}:{value!r}"
-        case torch.dtype() | torch.device() | torch.layout() | torch.memory_format():
-            return f"{kind}:{value}"
     if dataclasses.is_dataclass(value):
         fields = [(f.name, describe_value(getattr(value, f.name))) for f in dataclasses.fields(value)]
         return f"{kind}{fields}"
@@ -93,6 +91,7 @@ def describe_value(value: Any) -> str:
 
 
 _BUILT_IN = (type(None), bool, int, float, complex, str, bytes)
+_BUILT_IN += (torch.dtype, torch.device, torch.layout, torch.memory_format)  # type: ignore[assignment]
 
 
 def describe_function(function: types.FunctionType) -> str:
