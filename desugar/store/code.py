@@ -185,8 +185,8 @@ class _Reader:
             cls, "__dataclass_params__"
         ):
             raise CannotStore(f"{place}, the class {cls.__qualname__}")
-        for name in cls.__members__ if issubclass(cls, enum.Enum) else ():
-            self.texts.append(repr(cls[name].value))
+        if issubclass(cls, enum.Enum):
+            self.texts += [repr(member.value) for member in cls]
         self.add_class(cls)
 
 
