@@ -153,9 +153,9 @@ def test_it_is_told_from_gradients_that_are_passed_on():
 
 
 def test_what_was_noted_is_not_in_the_graph():
-    traced = desugar.trace(two, *plain()).variants.traced
-    (output,) = traced.graph.graph.find_nodes(op="output")
-    assert len(output.args[0]) == traced.num_forward + 2
+    program = desugar.trace(two, *plain())
+    (output,) = program.joint.graph.find_nodes(op="output")
+    assert len(output.args[0]) == program.variants.traced.num_forward + 2
 
 
 def test_with_random_numbers_it_is_refused():
