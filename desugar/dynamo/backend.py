@@ -27,7 +27,7 @@ from desugar.dynamo.specialize import Specialized
 from desugar.errors import DesugarError
 from desugar.frontend.fakes import Fakes, check_memory
 from desugar.frontend.inputs import Inputs, StaticNeeded
-from desugar.frontend.rule_state import guard_state, read_by_rules
+from desugar.frontend.rule_state import guard_state, state_read_by_rules
 from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.recording.listeners import Caller, Recording, caller
@@ -134,7 +134,7 @@ def compile_graph(
     def compile_again(fn: Callable[[list[Any]], Any]) -> Specialized:
         return Specialized(fn, backend, "a derivative", gm, names)
 
-    owner, read = caller(), read_by_rules(gm, leaves)
+    owner, read = caller(), state_read_by_rules(gm, leaves)
     names = leaf_names(gm, None if owner is None else owner.what)
     made = _recording(gm, leaves, owner, describe_failure(owner, dict(zip(names, leaves, strict=True))))
     made.guards = () if context is None else tuple(context.guards_context.dynamo_guards)
@@ -148,7 +148,7 @@ def compile_graph(
         program = build_program(captured, inputs, leaves, backend, otherwise, place)
         program.names = names
     program.is_whole = not private.ends_in_graph_break(gm)
-    guard_state(read.state)
+    guard_state(read)
     note_program(program)
     if owner is not None:
         program.call_directly()

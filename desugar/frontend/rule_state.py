@@ -140,28 +140,13 @@ def guard_state(reads: Iterable[StateRead]) -> None:
 # --------------------------------------------------------------------------------------------------- finding
 
 
-@dataclass(frozen=True, slots=True)
-class RulesRead:
-    """What the rules and methods of the declared classes in a Dynamo graph depend on.
-
-    Attributes:
-        state: The values that they read.
-        functions: The functions of users' files among them and among what they call.
-    """
-
-    state: tuple[StateRead, ...]
-    functions: tuple[types.FunctionType, ...]
-
-
-def read_by_rules(graph: fx.GraphModule, leaves: Iterable[Any]) -> RulesRead:
-    """Finds what the rules and methods of the declared classes in a Dynamo graph read and call."""
+def state_read_by_rules(graph: fx.GraphModule, leaves: Iterable[Any]) -> tuple[StateRead, ...]:
+    """Returns the state that rules and methods of the declared classes in a Dynamo graph read."""
     search = _Search({str(node.target) for node in graph.graph.nodes if node.op == "call_method"})
     examples = [node.meta.get("example_value") for node in graph.graph.nodes]
     for value in (*leaves, *examples):
         search.add_value(value)
-    seen = (item for item in search.seen.values() if isinstance(item, types.FunctionType))
-    functions = tuple(item for item in seen if is_authors(item.__code__.co_filename))
-    return RulesRead(tuple(search.found.values()), functions)
+    return tuple(search.found.values())
 
 
 class _Search:

@@ -4,7 +4,8 @@ PyTorch's AOTAutograd cache is keyed on Dynamo's graph, and so is this store; th
 what cannot be cached are judged by PyTorch's own code. On top come the code of the classes and of what their rules
 call, what the rules read, and the code of this project.
 
-A source file that changed after this process began may differ from the code that runs here. Nothing is stored then.
+A source file of this project that changed after the process began may differ from the code that runs here. Nothing is
+stored then. The code of users' classes is described as it is in memory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import subclasses
 from desugar import _torch as private
 from desugar.frontend.autocast import autocast_state
 from desugar.frontend.inputs import Inputs
-from desugar.frontend.rule_state import RulesRead
+from desugar.frontend.rule_state import StateRead
 from desugar.ir.values import Same, Value, View, Wrapper, describe, is_wrapper
 from desugar.passes.verify import rechecks_enabled
 from desugar.store.code import describe_code
@@ -53,7 +54,7 @@ _PASSES = (
 )  # fmt: skip
 
 
-def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: RulesRead) -> str:
+def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[StateRead]) -> str:
     """Returns the key of a graph that is about to be compiled.
 
     Args:
@@ -81,7 +82,7 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: RulesRead)
             sorted(inputs.parameters),
             [(_name(cls), fingerprint(cls)) for cls in classes],
             describe_code(classes, [static for value in inputs.values for static in _statics_of(value)]),
-            [(one.name, describe_value(one.value)) for one in read.state],
+            [(one.name, describe_value(one.value)) for one in read],
             _ranges(inputs),
             _settings(backend),
         )
@@ -286,7 +287,3 @@ def _settings(backend: Any) -> tuple[Any, ...]:
         cuda.matmul.allow_bf16_reduced_precision_reduction,
         [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())],
     )
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -22,7 +22,7 @@ from desugar import _torch as private
 from desugar.backends import kernel_libraries
 from desugar.backends.base import Backend, CompiledGraph, run_eagerly
 from desugar.frontend.inputs import Inputs
-from desugar.frontend.rule_state import RulesRead
+from desugar.frontend.rule_state import StateRead
 from desugar.ir.stages import Graphs, Interface, Split
 from desugar.ir.values import View
 from desugar.recording.listeners import has_listeners
@@ -290,7 +290,9 @@ class PackedPlace(Place):
             self.problem = reason
 
 
-def place_of(graph: fx.GraphModule, inputs: Inputs, backend: Backend, read: RulesRead) -> Place | None:
+def place_of(
+    graph: fx.GraphModule, inputs: Inputs, backend: Backend, read: Iterable[StateRead]
+) -> Place | None:
     """Returns the place of a Dynamo graph's program; None, with the reason logged, if it is not to be stored."""
     if backend.settings is None or not files.is_switched_on():
         return None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from desugar.frontend.rule_state import StateRead, read_by_rules
+from desugar.frontend.rule_state import StateRead, state_read_by_rules
 from subclasses import TensorSubclass, inner
 from tests.desugar.judge import WAYS
 
@@ -135,7 +135,7 @@ def test_what_is_read_is_found():
     cls, _ = make_class(0.5)
     graph = torch.fx.Graph()
     graph.output((graph.call_method("scaled", (graph.placeholder("x"),)),))
-    found = read_by_rules(torch.fx.GraphModule({}, graph), [cls(torch.ones(3))]).state
+    found = state_read_by_rules(torch.fx.GraphModule({}, graph), [cls(torch.ones(3))])
     assert {read.name: read.value for read in found} == {
         "factor": factor,
         "SETTINGS": SETTINGS,
@@ -337,4 +337,4 @@ def test_an_attribute_that_leads_to_no_value_is_left_alone():
 
     graph = torch.fx.Graph()
     graph.output(graph.placeholder("x"))
-    assert read_by_rules(torch.fx.GraphModule({}, graph), [Box(torch.ones(3))]).state == ()
+    assert state_read_by_rules(torch.fx.GraphModule({}, graph), [Box(torch.ones(3))]) == ()
