@@ -106,6 +106,8 @@ _LAZY = {
     "InductorError": "torch._inductor.exc",
     # The result of Inductor's compilation of a graph, which holds the generated code.
     "CompiledFxGraph": "torch._inductor.output_code",
+    # A library of AOTInductor in a package.
+    "PackageLoader": "torch._C._aoti:AOTIModelPackageLoader",
     # The state that Inductor reads while it compiles, such as the fake mode.
     "V": "torch._inductor.virtualized",
     # The trace has applied autocast; compiling and running must not apply it again.
@@ -153,6 +155,9 @@ _LAZY = {
     "VariableTracker": "torch._dynamo.variables.base",
     "AttrSource": "torch._dynamo.source",
     "TypeSource": "torch._dynamo.source",
+    # Dynamo's name for a size or stride of a tensor, among the inputs of a graph.
+    "TensorPropertySource": "torch._dynamo.source",
+    "TensorProperty": "torch._dynamo.source",
     # Dynamo's records of assignments to attributes; its function that breaks a graph.
     "SideEffects": "torch._dynamo.side_effects",
     "unimplemented": "torch._dynamo.exc",
@@ -198,6 +203,8 @@ _LAZY = {
     "TensorGuards": "torch._C._dynamo.guards",
     # C++ check of grad mode, autocast, deterministic algorithms and default dtype in one call.
     "GlobalStateGuard": "torch._C._dynamo.guards",
+    # Whether autocast is on, for a package: its casts are those of the saved call.
+    "is_any_autocast_enabled": "torch._C:_is_any_autocast_enabled",
     # The level of forward-mode differentiation.
     "forward_ad": "torch.autograd:forward_ad",
     # A parameter that a function first uses inside vmap or grad becomes an input outside of the transform.
@@ -277,6 +284,21 @@ def source_names(graph: Any) -> list[str]:
         name = getattr(_source_of(node), "name", "")
         names.append(name() if callable(name) else name)  # a method before 2.12
     return names
+
+
+def input_sources(graph: Any) -> list[Any]:
+    """Returns Dynamo's source of each input of a graph; None for one that has none."""
+    return [_source_of(node) for node in graph.graph.find_nodes(op="placeholder")]
+
+
+def source_name(source: Any) -> str:
+    """Returns the expression of a source."""
+    return str(source.name() if callable(source.name) else source.name)  # a method before 2.12
+
+
+def registered_container(cls: Any) -> Any:
+    """Returns how PyTorch's pytrees flatten a class (`flatten_fn`, `unflatten_fn`); None if they do not."""
+    return importlib.import_module("torch.utils._pytree").SUPPORTED_NODES.get(cls)
 
 
 def is_argument(placeholder: Any) -> bool:

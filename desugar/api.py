@@ -171,10 +171,10 @@ def capture(
 
     target, bound = find_target(fn)
     if has_frame(target):
-        target = _with_own_code(target)
+        target = with_own_code(target)
     try:
-        with called_by(Caller(_uncompiled(fn), reason)):
-            _dynamo_context(stop, True, dynamic)(target)(*bound, *args, **kwargs)
+        with called_by(Caller(uncompiled(fn), reason)):
+            dynamo_context(stop, True, dynamic)(target)(*bound, *args, **kwargs)
     except _Captured as captured:
         return captured.program
     except private.BackendCompilerFailed as error:
@@ -185,7 +185,7 @@ def capture(
     )
 
 
-def _with_own_code(fn: types.FunctionType) -> types.FunctionType:
+def with_own_code(fn: types.FunctionType) -> types.FunctionType:
     """Copies a function and its code object: Dynamo caches by code object, so it compiles the copy."""
     copied = types.FunctionType(
         fn.__code__.replace(), fn.__globals__, fn.__name__, fn.__defaults__, fn.__closure__
@@ -221,13 +221,13 @@ class _Compile:
         """Returns the object that handles the calls of a function, method or module."""
         target, bound = find_target(what)
         backend = private.TorchCompileWrapper("desugar", self.mode, self.options, self.dynamic)
-        compiled = _dynamo_context(backend, self.fullgraph, self.dynamic)(target)
+        compiled = dynamo_context(backend, self.fullgraph, self.dynamic)(target)
         if has_frame(target) and private.undisabled(compiled) is target:
             return Entry(target, compiled, backend, what, bound=bound, is_method=is_method)
         return Calls(functools.partial(compiled, *bound) if bound else compiled, backend, what)
 
 
-def _dynamo_context(backend: Any, fullgraph: bool, dynamic: bool | None) -> Any:
+def dynamo_context(backend: Any, fullgraph: bool, dynamic: bool | None) -> Any:
     """Returns Dynamo's context, which compiles a function with a backend and with this pass's guard filter."""
     context = private.optimize(backend, nopython=fullgraph, dynamic=dynamic, guard_filter_fn=keep_guards)
     context.enter_exit_hooks.append(private.dynamo_config._make_closure_patcher(**_DYNAMO_OPTIONS))
@@ -386,7 +386,7 @@ def find_target(fn: Any) -> tuple[Any, tuple[Any, ...]]:
     return fn, ()
 
 
-def _uncompiled(fn: Any) -> Any:
+def uncompiled(fn: Any) -> Any:
     """Returns the original function or module of a result of `compile`; any other object unchanged."""
     if isinstance(fn, CompiledFunction):
         return fn.__wrapped__

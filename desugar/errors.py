@@ -36,6 +36,27 @@ class DesugarError(RuntimeError):
         self.args = (f"{self.what}{line}\n  instead: {self.instead}",)
 
 
+class PackageError(RuntimeError):
+    """Raised where a package cannot be written, read, or used on this machine; the message says why and what to do."""
+
+
+class SignatureError(TypeError):
+    """Raised for a call that a package has no program for. Nothing was changed.
+
+    Attributes:
+        argument: The argument, or the part of it, that does not fit (`x.values`); None if it is the call as a whole.
+        expected, got: What the package takes, and what was passed.
+    """
+
+    def __init__(self, argument: str | None, expected: str, got: str) -> None:
+        self.argument, self.expected, self.got = argument, expected, got
+        where = "" if argument is None else f"{argument}: "
+        super().__init__(f"{where}expected {expected}, got {got}")
+
+    def __reduce__(self) -> tuple[type, tuple[str | None, str, str]]:
+        return type(self), (self.argument, self.expected, self.got)
+
+
 def user_line() -> str | None:
     """Returns the innermost line of the user's code on the stack, as `file:line: code`; None if there is none."""
     line = find_line()

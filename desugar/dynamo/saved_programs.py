@@ -60,7 +60,7 @@ class SavedProgram:
             program = build_program(
                 refuse,
                 inputs,
-                _stand_ins(inputs, content["inference"]),
+                stand_ins(inputs, content["inference"]),
                 backend,
                 _refuse,
                 PackedPlace(content["program"]),
@@ -122,7 +122,7 @@ def _load_inputs(data: bytes, fakes: Fakes) -> Inputs:
     return inputs
 
 
-def _stand_ins(inputs: Inputs, inference: set[int]) -> list[Any]:
+def stand_ins(inputs: Inputs, inference: set[int]) -> list[Any]:
     """Returns an object for each argument leaf, of which the wrapper's text needs the kind alone.
 
     The input slots of tensors made in inference mode get such tensors, too.

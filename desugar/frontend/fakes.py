@@ -17,6 +17,7 @@ from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
+from desugar.ir.described import is_unknown
 from desugar.ir.values import inner_names, is_wrapper
 from subclasses._torch import disabled_torch_function_impl
 
@@ -233,15 +234,15 @@ def size_guards(fakes: Fakes) -> SizeGuards:
 
 def fixed_extents(extents: Sequence[Any]) -> list[int | None]:
     """Returns sizes or strides in the form that the C++ check of tensors expects: None in place of a symbol."""
-    return [None if isinstance(extent, SymInt) else extent for extent in extents]
+    return [None if is_unknown(extent) else extent for extent in extents]
 
 
 def is_symbolic(fake: Any) -> bool:
     """Returns whether an int is a symbol, or a fake tensor has one in its size, stride or storage offset."""
     if isinstance(fake, Tensor):
         extents: Sequence[Any] = (*fake.size(), *fake.stride(), fake.storage_offset())
-        return any(isinstance(extent, SymInt) for extent in extents)
-    return isinstance(fake, SymInt)
+        return any(map(is_unknown, extents))
+    return is_unknown(fake)
 
 
 def hint(extent: Any) -> int:

@@ -14,7 +14,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, fx
 
@@ -155,7 +155,29 @@ def unpack(content: dict[str, Any], inputs: Inputs, *, is_guarded: bool = False)
     return Stored(interface, split, graphs, forward)
 
 
-class Place:
+class Place(Protocol):
+    """Where a program is kept."""
+
+    def load(self, inputs: Inputs) -> Stored | None:
+        """Returns the program that fits a call; None if there is none."""
+        ...
+
+    def load_backward(
+        self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]
+    ) -> CompiledGraph | None:
+        """Returns the compiled backward for the gradients that arrive; None if there is none."""
+        ...
+
+    def save(self, program: Stored, inputs: Inputs) -> None:
+        """Keeps a program."""
+        ...
+
+    def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
+        """Keeps a compiled backward."""
+        ...
+
+
+class PlaceInStore:
     """The place of one graph's program in the store.
 
     Attributes:
@@ -203,7 +225,7 @@ class Place:
             return None
 
     def _backward_name(self, present: tuple[bool, ...]) -> str:
-        return f"{self.digest}.{''.join(map(str, map(int, present)))}"
+        return f"{self.digest}{_bits(present)}"
 
     # .............................................................................................. writing
 
@@ -232,7 +254,7 @@ class Place:
 INPUT_FIELDS = ("values", "origins", "num_arguments", "assumes_no_overlap", "parameters")
 
 
-class PackedPlace(Place):
+class PackedPlace:
     """The place of a program that is going to be part of another file, or was part of one.
 
     Attributes:
@@ -244,9 +266,7 @@ class PackedPlace(Place):
     """
 
     def __init__(self, files: dict[str, bytes] | None = None) -> None:
-        super().__init__("")
         self.files: dict[str, bytes] = {} if files is None else files
-        self.digest = ""
         self.problem: CannotStore | None = None
         self.inputs, self.symbols = b"", dict[Any, tuple[Any, Any]]()
         self.inference: set[int] = set()
@@ -264,7 +284,7 @@ class PackedPlace(Place):
         self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]
     ) -> CompiledGraph | None:
         """Returns the compiled backward for the gradients that arrive; None if it is not part of the file."""
-        content = self.files.get(self._backward_name(present))
+        content = self.files.get(_bits(present))
         return None if content is None else load_graph(content, graph, is_backward=True)
 
     def save(self, program: Stored, inputs: Inputs) -> None:
@@ -285,7 +305,7 @@ class PackedPlace(Place):
     def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
         """Packs a compiled backward; notes why if it cannot be saved."""
         try:
-            self.files[self._backward_name(present)] = dump_graph(compiled)
+            self.files[_bits(present)] = dump_graph(compiled)
         except CannotStore as reason:
             self.problem = reason
 
@@ -300,10 +320,14 @@ def place_of(
         return None  # they are told of each op, which only a trace runs
     try:
         with backend.settings():
-            return Place(key_of(graph, inputs, backend, read))
+            return PlaceInStore(key_of(graph, inputs, backend, read))
     except CannotStore as reason:
         log.info("a program is not stored: %s", reason)
         return None
+
+
+def _bits(present: tuple[bool, ...]) -> str:
+    return "." + "".join("1" if is_present else "0" for is_present in present)
 
 
 def _load_graphs(data: bytes, mode: Any) -> Any:

@@ -35,6 +35,7 @@ from desugar.ir.values import (
     Value,
     View,
     Wrapper,
+    is_wrapper,
     renumber,
     slots_of,
     unwrap_value,
@@ -302,6 +303,13 @@ class ViewReplay:
     def __reduce__(self) -> tuple[Any, ...]:
         # The traced view cannot be stored. Whoever reads this runs the function on fake tensors, and takes its views.
         return _get_unknown_view, ()
+
+    def extents(self) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
+        """Returns the size, stride and offset of the view in its base; None if these do not make it."""
+        if self.dtype is not None or is_wrapper(self.traced):
+            return None
+        start = self.traced.storage_offset() - base_of(self.traced).storage_offset()
+        return tuple(self.traced.size()), tuple(self.traced.stride()), start
 
     def __call__(self, base: Any, ints: Sequence[int]) -> Any:
         """Takes the view of `base`, with these sizes, strides and indices."""

@@ -99,7 +99,7 @@ class BackwardVariants:
 
     def compile_ahead(self, present: tuple[bool, ...]) -> None:
         """Compiles the graph of a variant now; the variant's first call waits for the kernels."""
-        if any(present) and not self._needs_recompute(present):
+        if self.is_compiled_for(present):
             graph = self._graph(present)
             with self.backend.postpone(graph) as kernels:
                 compiled = self._compile(graph)
@@ -142,7 +142,7 @@ class BackwardVariants:
         name = variant_name(present)
         out.reserve("ctx", "saved", "_", name, *(f"tangent{number}" for number, _ in self.traced.tangents))
         emitter = self.emitter(out, present)
-        emitter.emit(self._variant(name, present, compiled))
+        emitter.emit(self.describe(present, compiled))
         functions = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)
         self.functions.append(functions[name])
         if self.is_direct:
@@ -151,7 +151,13 @@ class BackwardVariants:
         forget_with(self, graph_texts() - known)
         return functions[name]  # type: ignore[return-value]
 
-    def _variant(self, name: str, present: tuple[bool, ...], compiled: CompiledGraph | None) -> Variant:
+    def is_compiled_for(self, present: tuple[bool, ...]) -> bool:
+        """Whether a compiled graph computes the gradients for those that arrive."""
+        return any(present) and not self._needs_recompute(present)
+
+    def describe(self, present: tuple[bool, ...], compiled: CompiledGraph | None) -> Variant:
+        """Returns the description of the variant for the gradients that arrive."""
+        name = variant_name(present)
         if all(present):
             split = self.partitioned
             return Variant(

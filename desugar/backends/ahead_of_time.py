@@ -1,0 +1,225 @@
+"""Compiles plain graphs to libraries that outlive the process, with AOTInductor.
+
+AOTInductor's libraries take and return tensors alone. So a symbol that is the size of a tensor is read there, another
+int arrives as the size of an empty tensor, and an int that the graph returns comes back as a tensor of one number. What
+a graph returns without computing it (an input, None) is no result of the library.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor, fx
+
+from desugar import _torch as private
+from desugar.backends.base import Backend, GraphKind
+from desugar.backends.inductor import inductor_backend
+from desugar.errors import PackageError
+from desugar.frontend.storage_offsets import input_storage_offsets
+from desugar.ir.fx_utils import clone_aliased_results, copy_graph, fake_inputs, output_nodes, result_names
+
+# ------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """An argument of a library: item `index` of the graph's inputs; an int is the first size of an empty tensor."""
+
+    index: int
+    is_int: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """An output of a graph that is result `index` of its library; an int is a tensor of one number there."""
+
+    index: int
+    is_int: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """An output of a graph that is one of its inputs."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An output of a graph that is a number, or None."""
+
+    value: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calling:
+    """How a graph is called through its library.
+
+    Attributes:
+        arguments: The arguments of the library.
+        outputs: One entry per output of the graph.
+    """
+
+    arguments: tuple[Argument, ...]
+    outputs: tuple[Computed | Passed | Known, ...]
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the library takes the graph's inputs in their order and returns its outputs."""
+        in_order = all(a == Argument(n) for n, a in enumerate(self.arguments))
+        return in_order and all(o == Computed(n) for n, o in enumerate(self.outputs))
+
+
+class Library:
+    """A plain graph and the library that computes it; it cannot be called in this process.
+
+    Attributes:
+        graph: The plain graph.
+        calling: How it is called; the library takes all inputs of the graph in order where `is_direct`.
+        files: The files that AOTInductor made; empty if the graph computes nothing, or is kept as a graph alone.
+    """
+
+    def __init__(self, graph: fx.GraphModule, calling: Calling, files: Sequence[Path] = ()) -> None:
+        self.graph, self.calling, self.files = graph, calling, tuple(files)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the graph computes something."""
+        return _computes(self.graph)
+
+    def __call__(self, items: list[Any]) -> Any:
+        """Raises, since a library is loaded from a package."""
+        raise PackageError("this program was compiled for a package: load the package, and call it")
+
+
+# ------------------------------------------------------------------------------------------------- backend
+
+
+def library_backend(folder: Path | None, options: Mapping[str, Any] | None = None) -> Backend:
+    """Returns a backend that compiles each graph to a library.
+
+    Args:
+        folder: Where the libraries are built; None to keep the graphs alone.
+        options: Options of Inductor.
+    """
+
+    def compile_graph(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> Library:
+        with plain.settings(), torch.no_grad():  # type: ignore[misc]
+            return _compile(graph, kind, folder)
+
+    plain = inductor_backend(None, options)
+    return replace(plain, name="ahead of time", compile_graph=compile_graph, settings=None)
+
+
+def _compile(graph: fx.GraphModule, kind: GraphKind, folder: Path | None) -> Library:
+    kept = copy_graph(graph)
+    if any(not isinstance(start, int) or start != 0 for start in input_storage_offsets(graph)):
+        raise PackageError("the function reads where in its storage a tensor begins: pass clones")
+    if kind.role == "inference" and _computes(graph):
+        before = result_names(graph, kind.num_results)
+        devices = private.get_inputs_devices(fake_inputs(graph), graph)
+        graph = private.joint_graph_passes(graph, input_device=next(iter(devices)))
+        clone_aliased_results(graph, before)
+    calling = _take_tensors_only(graph)
+    if not _computes(graph):
+        return Library(kept, Calling((), calling.outputs))
+    if folder is None:
+        return Library(kept, calling)
+    (output,) = graph.graph.find_nodes(op="output")
+    # All strides are kept: the wrapper and the backward rely on those of the trace, and a library does not report its.
+    output.meta["user_visible_output_idxs"] = list(range(len(output_nodes(graph))))
+    place = tempfile.mkdtemp(dir=folder)
+    patches = {
+        "cpp_wrapper": True,
+        "aot_inductor.package": True,
+        "aot_inductor.output_path": place,
+        "size_asserts": False,
+    }
+    with private.inductor_config.patch(patches), private.V.set_aot_compilation(True):
+        compiled = private.compile_fx_inner(
+            graph,
+            fake_inputs(graph),
+            cudagraphs=private.BoxedBool(False),
+            cpp_wrapper=True,
+            is_inference=kind.role == "inference",
+            is_backward=kind.role == "backward",
+        )
+    files = [Path(file) for file in compiled.filename if not str(file).endswith(".cpp")]
+    return Library(kept, calling, files)
+
+
+def _computes(graph: fx.GraphModule) -> bool:
+    return any(node.op == "call_function" for node in graph.graph.nodes)
+
+
+# ------------------------------------------------------------------------------------------- tensors only
+
+
+def _take_tensors_only(graph: fx.GraphModule) -> Calling:
+    """Changes a graph, in place, to one that takes and returns tensors alone; returns how it is called."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    arguments = [
+        Argument(n) if isinstance(node.meta["val"], Tensor) else _replace_int(graph, node, n, placeholders)
+        for n, node in enumerate(placeholders)
+    ]
+    outputs, computed = [], []
+    for node in output_nodes(graph):
+        outputs.append(_output(node, placeholders, arguments, len(computed)))
+        if isinstance(outputs[-1], Computed):
+            computed.append(node)
+    (output,) = graph.graph.find_nodes(op="output")
+    output.args = (tuple(computed),)
+    graph.recompile()
+    return Calling(tuple(argument for argument in arguments if argument is not None), tuple(outputs))
+
+
+def _replace_int(
+    graph: fx.GraphModule, node: fx.Node, index: int, placeholders: Sequence[fx.Node]
+) -> Argument | None:
+    """Replaces an int input by the size of a tensor; returns the argument that carries it, None if none has to."""
+    value = node.meta["val"]
+    found = _size_of(value, placeholders)
+    argument = None
+    if found is None:
+        with graph.graph.inserting_before(node):
+            carrier = graph.graph.placeholder(f"{node.name}_carrier")
+        with private.V.fake_mode:
+            carrier.meta["val"] = torch.empty((value, 0))
+        found, argument = (carrier, 0), Argument(index, is_int=True)
+    after = next(n for n in graph.graph.nodes if n.op != "placeholder")
+    with graph.graph.inserting_before(after):
+        size = graph.graph.call_function(torch.ops.aten.sym_size.int, found)
+    size.meta["val"] = value
+    node.replace_all_uses_with(size)
+    graph.graph.erase_node(node)
+    return argument
+
+
+def _size_of(value: SymInt, placeholders: Sequence[fx.Node]) -> tuple[fx.Node, int] | None:
+    """Returns an input tensor and its dimension with a size; None if no input has it."""
+    for node in placeholders:
+        for dim, extent in enumerate(_sizes(node.meta["val"])):
+            if isinstance(extent, SymInt) and extent.node.expr == value.node.expr:
+                return node, dim
+    return None
+
+
+def _sizes(value: Any) -> Sequence[Any]:
+    return value.size() if isinstance(value, Tensor) else ()
+
+
+def _output(
+    node: Any, placeholders: Sequence[fx.Node], arguments: Sequence[Argument | None], position: int
+) -> Computed | Passed | Known:
+    if not isinstance(node, fx.Node):
+        if node is not None and not isinstance(node, int):
+            raise PackageError(f"a graph returns the constant {node!r}: return tensors and ints")
+        return Known(node)
+    if node in placeholders and arguments[placeholders.index(node)] == Argument(placeholders.index(node)):
+        return Passed(placeholders.index(node))
+    return Computed(position, is_int=isinstance(node.meta.get("val"), SymInt))

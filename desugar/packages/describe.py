@@ -1,0 +1,389 @@
+"""Describes a captured call as a record of a manifest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import SymInt, Tensor, nn
+
+from desugar import _torch as private
+from desugar.errors import PackageError
+from desugar.ir.outputs import Outputs
+from desugar.ir.values import (
+    Int,
+    Slot,
+    Value,
+    View,
+    Wrapper,
+    dynamic_names as names_of_dynamics,
+    inner_names,
+    is_wrapper,
+    take_apart,
+)
+from desugar.packages.capture import Captured, Placeholder
+from desugar.packages.facts import Symbols, Weights
+from desugar.packages.manifest.expressions import Extent, Symbol
+from desugar.packages.manifest.records import (
+    BackwardRecord,
+    ConstantLeaf,
+    FromLeaf,
+    FromNumber,
+    FromSize,
+    FromWeight,
+    GraphRecord,
+    IntLeaf,
+    LayoutRecord,
+    Leaf,
+    Origin,
+    OutputsRecord,
+    OutputValue,
+    ProgramRecord,
+    Result,
+    SameLeaf,
+    Source,
+    SplitRecord,
+    StridedView,
+    TensorFacts,
+    TensorLeaf,
+    UnusedLeaf,
+    WeightRecord,
+    WrapperLeaf,
+)
+from desugar.packages.manifest.structure import flatten
+from desugar.packages.probes import Probe, ProbeInt
+from desugar.tracing.outputs import ViewReplay
+from subclasses.handwritten import DTensorContext, OpaqueContext
+from subclasses.layout import Layout
+
+_ORIGIN = re.compile(r"a(\d+)((?:\.\w+)*?)(?:\.(size|stride)\((\d+)\))?")
+
+# ------------------------------------------------------------------------------------------------- weights
+
+
+def describe_weight(name: str, tensor: Tensor) -> WeightRecord:
+    """Describes a weight; where its bytes are is filled in when they are written."""
+    return WeightRecord(name, _constant_leaf(tensor), isinstance(tensor, nn.Parameter), ())
+
+
+def _constant_leaf(tensor: Tensor) -> TensorLeaf | WrapperLeaf:
+    leaf = _describe_tensor(tensor, tensor, None)
+    assert isinstance(leaf, TensorLeaf | WrapperLeaf)
+    return leaf
+
+
+# ---------------------------------------------------------------------------------------------- the program
+
+
+class Description:
+    """Describes one captured call."""
+
+    def __init__(self, captured: Captured, weights: Weights, grads: bool) -> None:
+        place = captured.place
+        if place.stored is None or place.inputs is None:
+            raise PackageError("the graph was not compiled by this library, so there is nothing to save")
+        self.captured, self.weights, self.grads = captured, weights, grads
+        self.stored, self.inputs = place.stored, place.inputs
+        self.symbols = Symbols(self.inputs.fakes.env)
+        self._leaves = captured.flattened.leaves
+
+    def record(self, graphs: dict[int, GraphRecord]) -> ProgramRecord:
+        """Returns the record.
+
+        Args:
+            graphs: id of a library -> its record.
+
+        Raises:
+            PackageError: A part of the program cannot be described.
+        """
+        inputs, found, outputs = self.inputs, self.stored, self.stored.interface.outputs
+        if inputs.captured or inputs.generators or inputs.bases:
+            raise PackageError("the function uses generators, or arguments that share memory: pass clones")
+        sources = tuple(
+            self._source(source, example)
+            for source, example in zip(self.captured.sources, self.captured.examples, strict=True)
+        )
+        leaves = tuple(self._leaf(number) for number in range(len(self._leaves)))
+        interface, symbols = found.interface, self.symbols
+        result, results = self._result()
+        record = ProgramRecord(
+            self.captured.flattened.parameters,
+            self.captured.flattened.arguments,
+            leaves,
+            (),
+            (),
+            sources,
+            tuple(map(_with_records, inputs.values)),
+            symbols.facts_of(inputs.fake_items[slot] for slot in range(len(inputs.flat.items))),
+            tuple(_origins(inputs.origins)),
+            frozenset(inputs.parameters),
+            self.captured.place.inference,
+            inputs.fakes.offsets_matter,
+            self._outputs(outputs),
+            interface.num_forward,
+            tuple((number, _with_records(value)) for number, value in interface.tangents),
+            tuple(map(symbols.facts, interface.tangent_items)),
+            tuple(
+                (number, None if value is None else _with_records(value)) for number, value in interface.grads
+            ),
+            self._split(),
+            graphs[id(found.forward)],
+            tuple(self._backwards(graphs)),
+            result,
+            results,
+        )
+        return self._finish(record)
+
+    def _finish(self, record: ProgramRecord) -> ProgramRecord:
+        """Adds guards and symbols, which are known last; every symbol has to be read from an argument."""
+        guards = self.symbols.guards()
+        symbols = self.symbols.records()
+        missing = set(range(len(symbols))) - set(symbols_read(record.leaves))
+        if missing:
+            raise PackageError(
+                f"{len(missing)} sizes of the program are no sizes of its arguments; pass dynamic=False, or mark which "
+                "sizes change with torch._dynamo.mark_dynamic"
+            )
+        return replace(record, guards=guards, symbols=symbols)
+
+    # .............................................................................................. arguments
+
+    def _leaf(self, number: int) -> Leaf:
+        leaf = self._leaves[number]
+        first = next(n for n, other in enumerate(self._leaves) if other is leaf)
+        if isinstance(leaf, Tensor):
+            if first != number:
+                return SameLeaf(first)
+            if number not in self.captured.fakes:
+                return UnusedLeaf()
+            return _describe_tensor(leaf, self.captured.fakes[number], self.symbols, self.grads)
+        if type(leaf) is int and (value := self._dynamic_int(number)) is not None:
+            return IntLeaf(value)
+        return ConstantLeaf(leaf)
+
+    def _dynamic_int(self, number: int) -> Extent | None:
+        """Returns the symbol of an int argument; None if it is a constant of the program."""
+        name = self.captured.flattened.names().get(number)
+        for source, example in zip(self.captured.sources, self.captured.examples, strict=True):
+            if isinstance(example, int | SymInt) and self._names_leaf(source, name):
+                return self.symbols.extent(example)
+        return None
+
+    def _names_leaf(self, source: Any, name: str | None) -> bool:
+        return name is not None and _as_expression(private.source_name(source)) == name
+
+    # ................................................................................................. inputs
+
+    def _source(self, source: Any, example: Any) -> Source:
+        if isinstance(example, Tensor):
+            return self._tensor_source(source, example)
+        if isinstance(source, private.TensorPropertySource):
+            return self._size_source(source)
+        text = _as_expression(private.source_name(source))
+        for number, name in self.captured.flattened.names().items():
+            if name == text:
+                return FromLeaf(number, ())
+        value = example.node.hint if isinstance(example, SymInt) else example
+        if type(value) is not int:
+            raise PackageError(
+                f"the function holds {value!r:.80}, which is no tensor and no int: pass it as an argument"
+            )
+        if isinstance(example, SymInt):
+            self.symbols.hold(example, value)
+        return FromNumber(value)
+
+    def _tensor_source(self, source: Any, example: Tensor) -> Source:
+        for number, leaf in enumerate(self._leaves):
+            if leaf is example:
+                return FromLeaf(number, ())
+        for number, leaf in enumerate(self._leaves):
+            for path, inner in _inner_tensors(leaf):
+                if inner is example:
+                    return FromLeaf(number, path)
+        return FromWeight(self.weights.index(example, source))
+
+    def _size_source(self, source: Any) -> Source:
+        method = {private.TensorProperty.SIZE: "size", private.TensorProperty.STRIDE: "stride"}.get(
+            source.prop
+        )
+        base = private.source_name(source.base)
+        for number, known in self.captured.leaf_sources.items():
+            if method is not None and base == known:
+                return FromSize(number, (), method, source.idx)
+            if method is not None and base.startswith(f"{known}."):
+                return FromSize(number, tuple(base.removeprefix(f"{known}.").split(".")), method, source.idx)
+        raise PackageError(
+            f"the function reads {private.source_name(source)}, which is no size of an argument"
+        )
+
+    # ................................................................................................ results
+
+    def _outputs(self, outputs: Outputs) -> OutputsRecord:
+        if outputs.base_slots:
+            raise PackageError("the function writes to arguments that share memory: pass clones")
+        return OutputsRecord(
+            len(outputs.visible),
+            tuple(map(_output_value, outputs.values)),
+            self.symbols.facts_of(outputs.items),
+            tuple(outputs.inputs.items()),
+            outputs.writes,
+            outputs.stores,
+            outputs.versions,
+            outputs.assigns,
+            outputs.tokens,
+        )
+
+    def _result(self) -> tuple[Any, tuple[Any, ...]]:
+        leaves: list[Any] = []
+        tree = flatten(self.captured.result, leaves, "the result", (Probe,))
+        return tree, tuple(map(self._result_leaf, leaves))
+
+    def _result_leaf(self, leaf: Any) -> Result | ConstantLeaf | FromLeaf | FromSize:
+        if isinstance(leaf, Probe | ProbeInt):
+            return leaf.source
+        for number, known in enumerate(self.captured.standins):
+            if leaf is known and isinstance(leaf, Tensor | Placeholder):
+                return Result(number)
+        if isinstance(leaf, Tensor):
+            raise PackageError(
+                "the result holds a tensor that is neither computed nor an argument (a parameter, or an attribute of "
+                "an argument): return a clone of it"
+            )
+        return ConstantLeaf(leaf)
+
+    # ................................................................................................. graphs
+
+    def _split(self) -> SplitRecord | None:
+        split = self.stored.split
+        if split is None:
+            return None
+        facts = self.symbols.facts_of
+        return SplitRecord(
+            split.num_forward,
+            split.backward_inputs,
+            facts(split.forward_outputs),
+            facts(split.backward_items),
+            facts(split.gradients),
+            split.saved_from,
+            split.random_op,
+        )
+
+    def _backwards(self, graphs: dict[int, GraphRecord]) -> Iterator[BackwardRecord]:
+        variants = self.captured.program.variants
+        for present, compiled in self.captured.place.backwards.items():
+            assert variants is not None
+            variant = variants.describe(present, compiled)
+            items, gradients = self.symbols.facts_of(variant.items), self.symbols.facts_of(variant.gradients)
+            yield BackwardRecord(present, variant.sources, items, gradients, graphs[id(compiled)])
+
+
+# ------------------------------------------------------------------------------------------------- helpers
+
+
+def _describe_tensor(
+    leaf: Any, fake: Any, symbols: Symbols | None, grads: bool = True
+) -> TensorLeaf | WrapperLeaf:
+    """Describes a tensor; without symbols, by its own sizes."""
+    known = symbols or Symbols.__new__(Symbols)
+    extents = symbols.extents if symbols is not None else lambda values: tuple(map(int, values))
+    requires_grad = grads and leaf.requires_grad
+    if not is_wrapper(leaf):
+        if symbols is not None:
+            return TensorLeaf(known.facts(fake), requires_grad)
+        offset = int(leaf.storage_offset())
+        facts = TensorFacts(extents(leaf.size()), extents(leaf.stride()), offset, leaf.dtype, leaf.device)
+        return TensorLeaf(facts, requires_grad)
+    names, context = take_apart(leaf)
+    dynamics = names_of_dynamics(type(leaf))
+    return WrapperLeaf(
+        type(leaf),
+        context_record(context),
+        tuple((n, _describe_tensor(getattr(leaf, n), getattr(fake, n), symbols, grads)) for n in names),
+        tuple((n, extents([getattr(fake, n)])[0]) for n in dynamics),
+        extents(fake.size()),
+        leaf.dtype,
+        requires_grad,
+    )
+
+
+def context_record(context: Any) -> Any:
+    """Returns what rebuilds a wrapper as data; the constant of a handwritten class stays as it is."""
+    if isinstance(context, DTensorContext | OpaqueContext):
+        raise PackageError("a package holds neither DTensors nor wrappers of process groups and meshes")
+    if not isinstance(context, Layout):
+        return context
+    nested = tuple((name, context_record(layout)) for name, layout in context.nested)
+    return LayoutRecord(context.cls, context.statics, context.present, nested, context.cotangent)
+
+
+def _with_records(value: Value) -> Value:
+    """Returns a value whose layouts are records."""
+    if not isinstance(value, Wrapper):
+        return value
+    inner = tuple((name, _with_records(part)) for name, part in value.inner)
+    size, stride = (tuple(map(_known_int, extents)) for extents in (value.size, value.stride))
+    context = context_record(value.context)
+    return replace(value, context=context, inner=inner, size=size, stride=stride)
+
+
+def _known_int(extent: Any) -> Int:
+    """Returns a size or stride of an input; one that others determine, which nothing reads, is any slot."""
+    return Slot(0) if isinstance(extent, SymInt) else extent
+
+
+def symbols_read(leaves: Iterable[Leaf | TensorLeaf | WrapperLeaf]) -> Iterator[int]:
+    """Yields the symbols that are a size, stride or int of a leaf themselves."""
+    for leaf in leaves:
+        match leaf:
+            case IntLeaf(Symbol(index)):
+                yield index
+            case TensorLeaf(facts):
+                yield from (e.index for e in (*facts.size, *facts.stride) if isinstance(e, Symbol))
+            case WrapperLeaf():
+                extents = (*(extent for _, extent in leaf.dynamics), *leaf.size)
+                yield from (e.index for e in extents if isinstance(e, Symbol))
+                yield from symbols_read(part for _, part in leaf.inner)
+
+
+def _inner_tensors(leaf: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    if is_wrapper(leaf):
+        for name in inner_names(leaf):
+            inner = getattr(leaf, name)
+            yield (*path, name), inner
+            yield from _inner_tensors(inner, (*path, name))
+
+
+def _origins(origins: dict[int, Any]) -> Iterator[Origin]:
+    for slot, origin in origins.items():
+        if origin.text is None:
+            continue
+        found = _ORIGIN.fullmatch(origin.text)
+        if found is None:
+            raise PackageError(f"the program reads {origin.text}, which a package cannot")
+        leaf, path, method, dim = found.groups()
+        yield Origin(slot, int(leaf), tuple(path.split(".")[1:]), method or "", int(dim or 0))
+
+
+def _output_value(value: Value) -> OutputValue:
+    return _view(value) if isinstance(value, View) else _with_records(value)  # type: ignore[return-value]
+
+
+def _view(value: View) -> StridedView:
+    extents = None
+    if isinstance(value.replay, ViewReplay):
+        extents = value.replay.extents()
+        if extents is None or not all(
+            type(extent) is int for extent in (*extents[0], *extents[1], extents[2])
+        ):
+            raise PackageError(
+                "a result is a view of an argument or of another result, with sizes that change, of another dtype, or "
+                "of a wrapper: return a clone()"
+            )
+    return StridedView(value.of, value.index, extents, value.detached, value.no_grad)
+
+
+def _as_expression(name: str) -> str:
+    """Returns a name of Dynamo's as an expression over parameters: `x[0]` for `L['x'][0]`."""
+    return re.sub(r"^L\['(\w+)'\]", r"\1", name)

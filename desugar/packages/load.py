@@ -1,0 +1,352 @@
+"""`desugar.load`: reads programs from a file, and calls them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from desugar import _torch as private
+from desugar.errors import PackageError, SignatureError
+from desugar.packages.archive import Archive
+from desugar.packages.assemble import assemble, layout_of_record
+from desugar.packages.checks import Checking
+from desugar.packages.entry import LEFT, Callee, Guards, build_entry, build_runner, plain_leaves
+from desugar.packages.libraries import library_call
+from desugar.packages.manifest.classes import find_classes
+from desugar.packages.manifest.codec import Codec
+from desugar.packages.manifest.machine import check_machine
+from desugar.packages.manifest.records import (
+    FORMAT,
+    ClassRecord,
+    GraphRecord,
+    LayoutRecord,
+    Left,
+    Manifest,
+    ProgramRecord,
+    TensorLeaf,
+    WeightRecord,
+    WrapperLeaf,
+)
+from desugar.packages.manifest.structure import match, paths_of, signature_of
+from desugar.packages.manifest.validate import check_manifest
+from subclasses import TensorSubclass
+from subclasses.handwritten import unflatten
+from subclasses.loading import check_fields
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    classes: Iterable[type] = (),
+    state: Mapping[str, Tensor | nn.Module] | nn.Module | None = None,
+    sha256: str | None = None,
+    native: bool = True,
+) -> Package:
+    """Loads a package that :func:`desugar.save` wrote. Neither the source of the function nor a compiler is needed.
+
+    A package holds machine code. Load files that you trust, or name the digest of the one that you trust.
+
+    Args:
+        path: The file.
+        classes: The classes of arguments and results besides those that ship with this library. Nothing is imported by
+            a name in the file.
+        state: The weights: a module that has them, or tensors by name, or modules by what stands before the names
+            (`{"model": model}` for `model.layer.weight`). They are shared, not copied. None: those in the file.
+        sha256: The digest that the file has to have, in hexadecimal.
+        native: Whether the machine code of the file runs. Otherwise its plain graphs are compiled here.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        PackageError: It is damaged, or was written by another release, for another processor or other classes, or the
+            weights do not fit.
+    """
+    archive = Archive(path, sha256)
+    manifest = _read_manifest(archive, classes)
+    if manifest.release != torch.__version__:
+        raise PackageError(
+            f"{archive.path} was saved with torch {manifest.release}, and this is {torch.__version__}: save it again"
+        )
+    if native and not manifest.is_native:
+        raise PackageError(
+            f"{archive.path} holds no machine code: load it with native=False, which compiles its graphs"
+        )
+    if native:
+        check_machine(manifest.machine)
+    graphs: Callable[[ProgramRecord], Callable[[GraphRecord], Any]]
+    graphs = _NativeGraphs(archive).of if native else _compiled_graphs(archive)
+    return Package(manifest, _find_weights(archive, manifest, state), graphs)
+
+
+def _read_manifest(archive: Archive, classes: Iterable[type]) -> Manifest:
+    data = archive.manifest()
+    if not isinstance(data, dict) or data.keys() != {"format", "classes", "manifest"}:
+        raise PackageError(f"{archive.path}: the manifest does not fit its schema")
+    if data["format"] != FORMAT:
+        raise PackageError(
+            f"{archive.path}: expected a package of format {FORMAT}, got {data['format']!r:.80}"
+        )
+    said = data["classes"]
+    if not isinstance(said, dict) or not all(isinstance(digest, str) for digest in said.values()):
+        raise PackageError(f"{archive.path}: the classes of the manifest do not fit its schema")
+    found = find_classes({name: ClassRecord(name, digest) for name, digest in said.items()}, classes)
+    try:
+        manifest = Codec((LayoutRecord, Left), found).read(data["manifest"], Manifest, "manifest")
+        check_manifest(manifest)
+    except RecursionError as error:
+        raise PackageError(f"{archive.path}: the manifest is nested too deeply") from error
+    return manifest
+
+
+# -------------------------------------------------------------------------------------------------- graphs
+
+
+class _NativeGraphs:
+    """Loads the libraries of a package."""
+
+    def __init__(self, archive: Archive) -> None:
+        self._archive = archive
+
+    def of(self, program: ProgramRecord) -> Callable[[GraphRecord], Any]:
+        """Returns the function that loads the graphs of a program."""
+        return self._load
+
+    def _load(self, record: GraphRecord) -> Any:
+        if not record.is_computed:
+            return library_call(record.calling, lambda items: [])
+        self._archive.check_library(record.name)
+        try:
+            loader = private.PackageLoader(str(self._archive.path), record.name, False, 1, -1)
+        except RuntimeError as error:
+            raise PackageError(f"{self._archive.path}: {record.name} cannot be loaded: {error}") from error
+        return library_call(record.calling, loader.boxed_run)
+
+
+def _compiled_graphs(archive: Archive) -> Callable[[ProgramRecord], Callable[[GraphRecord], Any]]:
+    from desugar.packages.recompile import RecompiledGraphs  # imports Inductor
+
+    return RecompiledGraphs(archive.graphs()).of
+
+
+# ------------------------------------------------------------------------------------------------- weights
+
+
+def _find_weights(
+    archive: Archive, manifest: Manifest, state: Mapping[str, Tensor | nn.Module] | nn.Module | None
+) -> dict[str, Tensor]:
+    if state is None:
+        return {record.name: _read_weight(archive, manifest, record) for record in manifest.weights}
+    given = _tensors_of(state)
+    missing = [record.name for record in manifest.weights if record.name not in given]
+    if missing:
+        raise PackageError(
+            f"state lacks {len(missing)} of the {len(manifest.weights)} weights: {', '.join(missing[:5])}; it has "
+            f"{', '.join(list(given)[:5])}"
+        )
+    found = {record.name: given[record.name] for record in manifest.weights}
+    for record in manifest.weights:
+        _check_weight(record, found[record.name])
+    return found
+
+
+def _tensors_of(state: Mapping[str, Tensor | nn.Module] | nn.Module) -> dict[str, Tensor]:
+    if isinstance(state, nn.Module):
+        parameters = dict(state.named_parameters(remove_duplicate=False))
+        return parameters | dict(state.named_buffers(remove_duplicate=False))
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, nn.Module):
+            found |= {f"{name}.{inner}": tensor for inner, tensor in _tensors_of(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _check_weight(record: WeightRecord, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        raise PackageError(f"weight {record.name}: expected a tensor, got a {type(tensor).__name__}")
+    leaf = record.leaf
+    expected = leaf.cls.__name__ if isinstance(leaf, WrapperLeaf) else "plain tensor"
+    checking = Checking((), (), (), is_training=True)
+    try:
+        checking.check_weight(leaf, tensor, f"weight {record.name}")
+    except SignatureError as error:
+        raise PackageError(f"{error} (a {expected} was saved)") from error
+
+
+def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> Tensor:
+    if len(record.data) != len(list(plain_leaves([record.leaf]))):
+        raise PackageError(
+            f"{archive.path} has no weights: it was saved with weights=False; pass state=, a module or tensors by name"
+        )
+    numbers = iter(record.data)
+    with torch.no_grad():
+        tensor = _build_weight(archive, record.leaf, numbers, record.name)
+        requires_grad = record.leaf.requires_grad and manifest.is_training
+        return (
+            nn.Parameter(tensor, requires_grad)
+            if record.is_parameter
+            else tensor.requires_grad_(requires_grad)
+        )
+
+
+def _build_weight(
+    archive: Archive, leaf: TensorLeaf | WrapperLeaf, numbers: Iterator[int], name: str
+) -> Tensor:
+    if isinstance(leaf, TensorLeaf):
+        return archive.weight(next(numbers), leaf.facts)
+    inner = {attribute: _build_weight(archive, part, numbers, name) for attribute, part in leaf.inner}
+    layout = layout_of_record(leaf.context)
+    if issubclass(leaf.cls, TensorSubclass):
+        _ask_class(leaf, inner, name)
+        inner |= {f"_{field}_carrier": torch.empty((extent, 0)) for field, extent in leaf.dynamics}  # type: ignore[arg-type, call-overload]
+        size: tuple[int, ...] = ()
+    else:
+        size = tuple(leaf.size)  # type: ignore[assignment]
+    return unflatten(leaf.cls, inner, layout, size, None)  # type: ignore[no-any-return, arg-type]
+
+
+def _ask_class(leaf: WrapperLeaf, inner: dict[str, Tensor], name: str) -> None:
+    """Raises `PackageError` if a class does not take such fields; its constructor would not, either."""
+    cls: Any = leaf.cls
+    statics = dict(zip((field.name for field in cls.__spec__.statics), leaf.context.statics, strict=True))
+    fields = {attribute.removeprefix("_raw_"): tensor for attribute, tensor in inner.items()}
+    try:
+        check_fields(cls, fields, statics | dict(leaf.dynamics))
+    except (TypeError, ValueError) as error:
+        raise PackageError(f"weight {name}: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------- packages
+
+
+class Package:
+    """Programs that were loaded from a file; calling it runs the one that fits the arguments.
+
+    Attributes:
+        state: The weights by name; those of a training package are `nn.Parameter`s.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        state: dict[str, Tensor],
+        graphs: Callable[[ProgramRecord], Callable[[GraphRecord], Any]],
+    ) -> None:
+        self._manifest, self.state = manifest, MappingProxyType(state)
+        weights = [state[record.name] for record in manifest.weights]
+        self._programs = [self._program(record, weights, graphs(record)) for record in manifest.programs]
+        parameters = manifest.programs[0].parameters
+        self.__signature__ = signature_of(parameters)
+        callees = [one.callee for one in self._programs]
+        self._call, self._text = build_entry(parameters, callees, self._choose)
+
+    def _program(
+        self, record: ProgramRecord, weights: Sequence[Tensor], load: Callable[[GraphRecord], Any]
+    ) -> _Program:
+        reads = not self._manifest.is_training and any(weight.requires_grad for weight in weights)
+        guards = Guards(list(plain_leaves(record.leaves)))
+        callee = Callee(record, assemble(record, load), guards, weights, reads)
+        return _Program(callee, build_runner(callee))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the saved function.
+
+        Raises:
+            SignatureError: No program takes such arguments. Nothing was changed.
+        """
+        return self._call(*args, **kwargs)
+
+    @property
+    def is_training(self) -> bool:
+        """Whether results have gradients."""
+        return self._manifest.is_training
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yields the weights that are parameters, for an optimizer."""
+        return (tensor for tensor in self.state.values() if isinstance(tensor, nn.Parameter))
+
+    @property
+    def source(self) -> str:
+        """The text of the functions that were generated for this package."""
+        return "\n\n".join([self._text, *(one.callee.assembled.source for one in self._programs)])
+
+    def __repr__(self) -> str:
+        kind = "training" if self.is_training else "inference"
+        return f"<desugar package for {kind}: {len(self._programs)} programs of {self.__signature__}>"
+
+    # ....................................................................................... calls that need a look
+
+    def _choose(self, *given: Any) -> Any:
+        """Runs the program that fits a call which did not pass the entry's checks; raises what does not fit."""
+        if private.is_any_autocast_enabled():
+            raise SignatureError("autocast", "a call outside of torch.autocast", "one inside of it")
+        errors = []
+        for program in self._programs:
+            try:
+                leaves = self._leaves(program, given)
+            except SignatureError as error:
+                errors.append(error)
+            else:
+                return program.run(*leaves)
+        raise _join(errors)
+
+    def _leaves(self, program: _Program, given: tuple[Any, ...]) -> list[Any]:
+        record = program.callee.record
+        by_name = dict(zip((parameter.name for parameter in record.parameters), given, strict=True))
+        found: dict[int, Any] = {}
+        arguments = dict(record.arguments)
+        for parameter in record.parameters:
+            value = by_name[parameter.name]
+            if parameter.name in arguments:
+                if value is LEFT:
+                    raise SignatureError(parameter.name, "an argument", "none")
+                match(arguments[parameter.name], value, found, parameter.name)
+            elif not _is_left_out(parameter, value):
+                raise SignatureError(
+                    parameter.name, "no such argument: the saved call left it out", f"{value!r:.80}"
+                )
+        names = {n: name for parameter, tree in record.arguments for n, name in paths_of(tree, parameter)}
+        checking = Checking(record.leaves, record.symbols, record.guards, self.is_training)
+        checking.run(found, names)
+        self._check_weights(program)
+        program.callee.guards.accept(checking.tensors)
+        return [found[number] for number in range(len(record.leaves))]
+
+    def _check_weights(self, program: _Program) -> None:
+        if program.callee.reads_grad_mode and torch.is_grad_enabled():
+            raise SignatureError(
+                "the weights", "a call under torch.no_grad(), as the package was saved for inference",
+                "one with gradients on, and weights that require grad; save with training=True for gradients",
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    """A program, and the function that runs it on the leaves of a call that fits."""
+
+    callee: Callee
+    run: Callable[..., Any]
+
+
+def _is_left_out(parameter: Any, value: Any) -> bool:
+    if not parameter.is_optional:
+        return not value  # *args or **kwargs
+    default = parameter.default
+    return value is LEFT or (type(value) is type(default) and value == default)
+
+
+def _join(errors: list[SignatureError]) -> SignatureError:
+    if len(errors) == 1:
+        return errors[0]
+    arguments = {error.argument for error in errors}
+    if len(arguments) == 1:
+        expected = " or ".join(dict.fromkeys(error.expected for error in errors))
+        return SignatureError(errors[0].argument, expected, errors[0].got)
+    lines = "; ".join(f"program {n}: {error}" for n, error in enumerate(errors))
+    return SignatureError(None, f"arguments of one of {len(errors)} programs", f"others ({lines})")

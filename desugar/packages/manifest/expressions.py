@@ -1,0 +1,179 @@
+"""Sizes as expressions: of sympy while a package is written, data in its manifest, text in its generated code.
+
+The ops are a closed set. An expression of another op cannot be written, and a manifest with another op cannot be read.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from desugar.errors import PackageError
+
+# ------------------------------------------------------------------------------------------------- records
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """Size or int number `index` among the symbols of a program."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """An op of :data:`OPS` and its operands."""
+
+    op: str
+    operands: tuple[Extent, ...]
+
+
+Extent = int | Symbol | Expression
+
+
+@dataclass(frozen=True, slots=True)
+class _Op:
+    """An op of sizes.
+
+    Attributes:
+        compute: The function of its operands.
+        text: Its text, where `{0}` and `{1}` are operands; empty if it takes any number of them.
+        between: The text between operands, if it takes any number of them.
+    """
+
+    compute: Callable[..., Any]
+    text: str = ""
+    between: str = ""
+
+
+# Op -> what it is. The names are those of sympy and of PyTorch's functions for sympy.
+OPS: Mapping[str, _Op] = {
+    "Add": _Op(lambda *terms: sum(terms), between=" + "),
+    "Mul": _Op(lambda *factors: math.prod(factors), between=" * "),
+    "And": _Op(lambda *terms: all(terms), between=" and "),
+    "Or": _Op(lambda *terms: any(terms), between=" or "),
+    "Max": _Op(lambda *terms: max(terms), "max"),
+    "Min": _Op(lambda *terms: min(terms), "min"),
+    "Not": _Op(operator.not_, "(not {0})"),
+    "FloorDiv": _Op(operator.floordiv, "({0} // {1})"),
+    "CleanDiv": _Op(operator.floordiv, "({0} // {1})"),
+    "Mod": _Op(operator.mod, "({0} % {1})"),
+    "PythonMod": _Op(operator.mod, "({0} % {1})"),
+    "Pow": _Op(operator.pow, "({0} ** {1})"),
+    "Equality": _Op(operator.eq, "({0} == {1})"),
+    "Unequality": _Op(operator.ne, "({0} != {1})"),
+    "StrictLessThan": _Op(operator.lt, "({0} < {1})"),
+    "LessThan": _Op(operator.le, "({0} <= {1})"),
+    "StrictGreaterThan": _Op(operator.gt, "({0} > {1})"),
+    "GreaterThan": _Op(operator.ge, "({0} >= {1})"),
+}
+_ARITY = {"Not": 1, "Max": None, "Min": None, "Add": None, "Mul": None, "And": None, "Or": None}
+
+# --------------------------------------------------------------------------------------------- from sympy
+
+
+def from_sympy(expression: Any, numbers: Mapping[Any, int]) -> Extent:
+    """Returns a sympy expression as data.
+
+    Args:
+        expression: The expression, an int or a bool.
+        numbers: sympy's symbol -> its number.
+
+    Raises:
+        PackageError: The expression depends on data, or has an op that packages do not know.
+    """
+    if isinstance(expression, int):
+        return int(expression)
+    if getattr(expression, "is_Integer", False):
+        return int(expression)
+    if getattr(expression, "is_Boolean", False) and not expression.args and not expression.is_Symbol:
+        return int(bool(expression))
+    if getattr(expression, "is_Symbol", False):
+        if expression not in numbers:
+            raise PackageError(f"a size depends on data, or on no argument ({expression})")
+        return Symbol(numbers[expression])
+    name = type(expression).__name__
+    if name not in OPS:
+        raise PackageError(f"a size is computed by {name} ({expression}), which a package cannot hold")
+    return Expression(name, tuple(from_sympy(part, numbers) for part in expression.args))
+
+
+def to_sympy(extent: Extent, symbols: Sequence[Any]) -> Any:
+    """Returns the sympy expression of data; `symbols` are sympy's, by number."""
+    import sympy
+    from torch.utils._sympy import functions
+
+    match extent:
+        case Symbol(index):
+            return symbols[index]
+        case Expression(op, operands):
+            make = getattr(functions, op, None) or getattr(sympy, op)
+            return make(*(to_sympy(operand, symbols) for operand in operands))
+    return sympy.Integer(extent)
+
+
+# ------------------------------------------------------------------------------------------- from a file
+
+
+def check_extent(extent: Extent, num_symbols: int) -> None:
+    """Raises `PackageError` unless an expression has known ops, with their numbers of operands, and known symbols."""
+    match extent:
+        case Symbol(index):
+            if not 0 <= index < num_symbols:
+                raise PackageError(
+                    f"the manifest has {num_symbols} symbols, and an expression uses number {index}"
+                )
+        case Expression(op, operands):
+            if op not in OPS:
+                raise PackageError(
+                    f"an expression of the manifest has the op {op!r}; expected one of {', '.join(OPS)}"
+                )
+            arity = _ARITY.get(op, 2)
+            if len(operands) != arity if arity is not None else not operands:
+                raise PackageError(f"an expression of the manifest has {len(operands)} operands of {op}")
+            for operand in operands:
+                check_extent(operand, num_symbols)
+            if op == "Pow" and not (isinstance(operands[1], int) and 0 <= operands[1] <= 8):
+                raise PackageError("an expression of the manifest has a power above 8, or no constant one")
+
+
+def text_of(extent: Extent, read: Callable[[int], str]) -> str:
+    """Returns the Python text of an expression; `read` returns the text of a symbol."""
+    match extent:
+        case Symbol(index):
+            return read(index)
+        case Expression(op, operands):
+            texts, known = [text_of(operand, read) for operand in operands], OPS[op]
+            if known.between:
+                return f"({known.between.join(texts)})"
+            if known.text in ("max", "min"):
+                return texts[0] if len(texts) == 1 else f"{known.text}({', '.join(texts)})"
+            return known.text.format(*texts)
+    return str(int(extent))
+
+
+def value_of(extent: Extent, values: Sequence[int]) -> int:
+    """Returns the value of an expression; `values` are those of its symbols.
+
+    Raises:
+        ZeroDivisionError: It divides by a size that is 0.
+    """
+    match extent:
+        case Symbol(index):
+            return values[index]
+        case Expression(op, operands):
+            return int(OPS[op].compute(*(value_of(operand, values) for operand in operands)))
+    return int(extent)
+
+
+def symbols_in(extent: Extent) -> set[int]:
+    """Returns the numbers of the symbols in an expression."""
+    match extent:
+        case Symbol(index):
+            return {index}
+        case Expression(_, operands):
+            return set().union(*map(symbols_in, operands))
+    return set()

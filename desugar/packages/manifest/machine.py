@@ -1,0 +1,54 @@
+"""What machine code runs on."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from pathlib import Path
+
+import torch
+
+from desugar.errors import PackageError
+from desugar.packages.manifest.records import Machine
+
+# How the names of instruction sets begin that a C++ compiler may use for the processor at hand.
+_SETS = (
+    "abm", "adx", "aes", "amx", "asimd", "avx", "bmi", "clflush", "clwb", "cmov", "cx16", "f16c", "fma", "fp16", "gfni",
+    "lzcnt", "mmx", "movbe", "pclmul", "popcnt", "rdrand", "rdseed", "sha", "sse", "ssse", "sve", "vaes", "vpcl",
+    "xsave",
+)  # fmt: skip
+
+
+@functools.cache
+def this_machine() -> Machine:
+    """Returns the machine of this process; machine code that was made here runs on machines with all that it has."""
+    system = f"{platform.system()} {platform.machine()}"
+    return Machine(system, torch.backends.cpu.get_cpu_capability(), _instructions())
+
+
+def _instructions() -> frozenset[str]:
+    """Returns the names of instruction sets that the system reports; none where it reports no names."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return frozenset(flag for flag in flags.partition(":")[2].split() if flag.startswith(_SETS))
+
+
+def check_machine(machine: Machine) -> None:
+    """Raises `PackageError` unless machine code of another machine runs on this one."""
+    here = this_machine()
+    missing = sorted(machine.instructions - here.instructions)
+    wrong = None
+    if machine.system != here.system:
+        wrong = f"it was saved on {machine.system}, and this is {here.system}"
+    elif missing:
+        wrong = f"it was saved on a processor that has {', '.join(missing[:6])}, which this one lacks"
+    elif machine.processor != here.processor:
+        wrong = f"it was saved with {machine.processor} kernels, and PyTorch takes {here.processor} ones here"
+    if wrong is not None:
+        raise PackageError(
+            f"the machine code of this package does not run here: {wrong}. Load it with native=False, which compiles "
+            "its graphs on this machine, or save it again on a machine like this one"
+        )

@@ -1,0 +1,158 @@
+"""Packages of training: gradients are those of eager mode, for every set of gradients that arrives."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import desugar
+from desugar import SignatureError
+from subclasses.ragged import JaggedTensor
+from tests.desugar.packages.test_inference import Block, rows
+
+
+def gradients(fn, leaves, args, loss):
+    """Returns the gradients of the leaves, and the results."""
+    for leaf in leaves:
+        leaf.grad = None
+    results = fn(*args)
+    loss(results).backward()
+    return [None if leaf.grad is None else leaf.grad.clone() for leaf in leaves], results
+
+
+def assert_same_gradients(package, fn, module, args, loss):
+    got, result = gradients(package, list(module.parameters()), args, loss)
+    want, expected = gradients(fn, list(module.parameters()), args, loss)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    for one, other in zip(
+        *(torch.utils._pytree.tree_leaves(tree) for tree in (result, expected)), strict=True
+    ):
+        if isinstance(one, torch.Tensor):
+            assert one.requires_grad == other.requires_grad and one.is_leaf == other.is_leaf
+
+
+def test_training_goes_on_with_the_same_losses(pack):
+    model = Block()
+
+    def step(x, y):
+        return F.mse_loss(model(x), y)
+
+    package = pack(step, desugar.call(torch.randn(5, 8), torch.randn(5, 8)), training=True, dynamic=True)
+    optimizers = [torch.optim.AdamW(p, lr=0.01) for p in (model.parameters(), package.parameters())]
+    for n in (5, 3, 1, 8):
+        x, y = torch.randn(n, 8), torch.randn(n, 8)
+        losses = []
+        for fn, optimizer in zip((step, package), optimizers, strict=True):
+            loss = fn(x, y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.detach())
+        torch.testing.assert_close(*losses)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(package.state[f"model.{name}"], parameter, rtol=1e-4, atol=1e-5)
+
+
+LOSSES = {
+    "both": lambda r: r[0] + r[1].square().sum(),
+    "the first": lambda r: r[0] * 2,
+    "the second": lambda r: r[1].square().sum(),
+}
+
+
+@pytest.mark.parametrize("arriving", LOSSES)
+def test_gradients_of_some_results(pack, arriving):
+    model = Block()
+
+    def fn(x):
+        y = model(x)
+        return y.sum(), y * 2, x.shape[0]
+
+    package = pack(
+        fn,
+        desugar.call(torch.randn(5, 8)),
+        training=True,
+        dynamic=True,
+        state={"model": model},
+        weights=False,
+    )
+    for n in (5, 1, 9):
+        assert_same_gradients(package, fn, model, (torch.randn(n, 8),), LOSSES[arriving])
+
+
+def test_rows_of_other_lengths(pack):
+    model = Block()
+
+    def fn(x):
+        return model(x).sum(), model(x)
+
+    package = pack(fn, desugar.call(rows(3, 5, 2)), training=True, state={"model": model}, weights=False)
+    losses = [
+        lambda r: r[0],
+        lambda r: r[0] + r[1].values.square().sum(),
+        lambda r: r[1].values.square().sum(),
+    ]
+    for lengths in [(3, 5, 2), (7,), (0, 4)]:
+        for loss in losses:
+            assert_same_gradients(package, fn, model, (rows(*lengths),), loss)
+
+
+def test_arguments_that_require_grad(pack):
+    def fn(x, y):
+        return (x * y).sum()
+
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3)
+    package = pack(fn, desugar.call(x, y), training=True)
+    package(x, y).backward()
+    torch.testing.assert_close(x.grad, y)
+    with pytest.raises(SignatureError, match="y: expected a tensor that does not require grad"):
+        package(x, y.clone().requires_grad_())
+    with pytest.raises(SignatureError, match="x: expected a tensor that requires grad"):
+        package(x.detach(), y)
+    with torch.no_grad():
+        assert not package(x, y).requires_grad
+
+
+def test_ragged_arguments_that_require_grad(pack):
+    def fn(x):
+        return (x * 2).values.square().sum()
+
+    package = pack(fn, desugar.call(rows(3, 2).requires_grad_()), training=True)
+    mine = rows(1, 4).requires_grad_()
+    theirs = copy.deepcopy(mine)
+    package(mine).backward()
+    fn(theirs).backward()
+    assert isinstance(mine.grad, JaggedTensor)
+    torch.testing.assert_close(mine.grad.values, theirs.grad.values)
+
+
+def test_second_derivatives_are_refused(pack):
+    model = nn.Linear(3, 1)
+    package = pack(model, desugar.call(torch.randn(2, 3)), training=True)
+    with pytest.raises(SignatureError, match="of first order"):
+        torch.autograd.grad(package(torch.randn(2, 3)).sum(), list(package.parameters()), create_graph=True)
+
+
+def test_a_weight_that_is_written_between_forward_and_backward(pack):
+    model = nn.Linear(3, 2)
+    package = pack(model, desugar.call(torch.randn(2, 3, requires_grad=True)), training=True)
+    x = torch.randn(2, 3, requires_grad=True)
+    loss = package(x).sum()
+    with torch.no_grad():
+        package.state["weight"].mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_batch_norm_in_training(pack):
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    package = pack(model, desugar.call(torch.randn(6, 3)), training=True, dynamic=True)
+    for n in (6, 4):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(package(x), model(x))
+    torch.testing.assert_close(package.state["1.running_mean"], model[1].running_mean)
+    assert package.state["1.num_batches_tracked"] == 2
