@@ -7,6 +7,7 @@ a graph returns without computing it (an input, None) is no result of the librar
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ from desugar.backends.inductor import inductor_backend
 from desugar.errors import PackageError
 from desugar.frontend.storage_offsets import input_storage_offsets
 from desugar.ir.fx_utils import clone_aliased_results, copy_graph, fake_inputs, output_nodes, result_names
+
+log = logging.getLogger("desugar")
 
 # ------------------------------------------------------------------------------------------------- records
 
@@ -130,6 +133,17 @@ def _compile(graph: fx.GraphModule, kind: GraphKind, folder: Path | None) -> Lib
         return Library(kept, Calling((), calling.outputs))
     if folder is None:
         return Library(kept, calling)
+    try:
+        return Library(kept, calling, _build(copy_graph(graph), kind, folder))
+    except private.InductorError as error:
+        # Some lowerings need to know more of a size than that it may be 0 or 1.
+        log.info("a library is compiled with guards on sizes 0 and 1: %s", str(error).partition("\n")[0])
+        with private.symbols_config.patch(backed_size_oblivious=False):
+            return Library(kept, calling, _build(graph, kind, folder))
+
+
+def _build(graph: fx.GraphModule, kind: GraphKind, folder: Path) -> list[Path]:
+    """Compiles a graph over tensors; returns the files of its library."""
     (output,) = graph.graph.find_nodes(op="output")
     # All strides are kept: the wrapper and the backward rely on those of the trace, and a library does not report its.
     output.meta["user_visible_output_idxs"] = list(range(len(output_nodes(graph))))
@@ -149,8 +163,7 @@ def _compile(graph: fx.GraphModule, kind: GraphKind, folder: Path | None) -> Lib
             is_inference=kind.role == "inference",
             is_backward=kind.role == "backward",
         )
-    files = [Path(file) for file in compiled.filename if not str(file).endswith(".cpp")]
-    return Library(kept, calling, files)
+    return [Path(file) for file in compiled.filename if not str(file).endswith(".cpp")]
 
 
 def _computes(graph: fx.GraphModule) -> bool:
