@@ -8,6 +8,8 @@ a graph returns without computing it (an input, None) is no result of the librar
 from __future__ import annotations
 
 import logging
+import shutil
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -163,7 +165,15 @@ def _build(graph: fx.GraphModule, kind: GraphKind, folder: Path) -> list[Path]:
             is_inference=kind.role == "inference",
             is_backward=kind.role == "backward",
         )
-    return [Path(file) for file in compiled.filename if not str(file).endswith(".cpp")]
+    files = [Path(file) for file in compiled.filename if not str(file).endswith(".cpp")]
+    _strip([file for file in files if file.suffix == ".so"])
+    return files
+
+
+def _strip(libraries: Sequence[Path]) -> None:
+    """Removes the symbols that only a debugger reads, three quarters of a library, where the tool for it is."""
+    if (tool := shutil.which("strip")) is not None:
+        subprocess.run([tool, "--strip-unneeded", *map(str, libraries)], check=False, capture_output=True)
 
 
 def _computes(graph: fx.GraphModule) -> bool:

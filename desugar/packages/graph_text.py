@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from desugar.errors import PackageError
-from desugar.packages.manifest.codec import Codec
+from desugar.packages.manifest.codec import Writer
+from desugar.packages.manifest.reading import Reader
 
 _NAMESPACES = ("aten", "prims", "subclasses", "desugar")
 _REFUSED = frozenset({"from_file", "_test_functorch_fallback"})  # ops that read more than tensors
@@ -29,7 +30,7 @@ _NUMBERS: Mapping[str, Callable[..., Any]] = {name: getattr(operator, name) for 
 }
 _NAMES = {function: name for name, function in _NUMBERS.items()}
 
-_CONSTANTS = Codec((), {})
+_WRITER, _READER = Writer((), {}), Reader((), {})
 
 # ------------------------------------------------------------------------------------------------- writing
 
@@ -71,7 +72,7 @@ def _write_argument(argument: Any, numbers: dict[fx.Node, int]) -> Any:
         return {"node": numbers[argument]}
     if isinstance(argument, list | tuple):
         return [_write_argument(item, numbers) for item in argument]
-    return {"constant": _CONSTANTS.write(argument, Any)}
+    return {"constant": _WRITER.write(argument, Any)}
 
 
 # ------------------------------------------------------------------------------------------------- reading
@@ -143,7 +144,7 @@ def _read_argument(data: Any, nodes: list[fx.Node]) -> Any:
         case {"node": int(number)} if 0 <= number < len(nodes):
             return nodes[number]
         case {"constant": constant}:
-            return _CONSTANTS.read(constant, Any, "a constant")
+            return _READER.read(constant, Any)
         case list(items):
             return [_read_argument(item, nodes) for item in items]
     raise ValueError(data)

@@ -19,8 +19,8 @@ from desugar.packages.checks import Checking
 from desugar.packages.entry import LEFT, Callee, Guards, build_entry, build_runner, plain_leaves
 from desugar.packages.libraries import library_call
 from desugar.packages.manifest.classes import find_classes
-from desugar.packages.manifest.codec import Codec
 from desugar.packages.manifest.machine import check_machine
+from desugar.packages.manifest.reading import Reader
 from desugar.packages.manifest.records import (
     FORMAT,
     ClassRecord,
@@ -96,7 +96,7 @@ def _read_manifest(archive: Archive, classes: Iterable[type]) -> Manifest:
         raise PackageError(f"{archive.path}: the classes of the manifest do not fit its schema")
     found = find_classes({name: ClassRecord(name, digest) for name, digest in said.items()}, classes)
     try:
-        manifest = Codec((LayoutRecord, Left), found).read(data["manifest"], Manifest, "manifest")
+        manifest = Reader((LayoutRecord, Left), found).read(data["manifest"], Manifest)
         check_manifest(manifest)
     except RecursionError as error:
         raise PackageError(f"{archive.path}: the manifest is nested too deeply") from error
@@ -188,11 +188,13 @@ def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> 
     with torch.no_grad():
         tensor = _build_weight(archive, record.leaf, numbers, record.name)
         requires_grad = record.leaf.requires_grad and manifest.is_training
-        return (
-            nn.Parameter(tensor, requires_grad)
-            if record.is_parameter
-            else tensor.requires_grad_(requires_grad)
-        )
+        if record.is_parameter and isinstance(record.leaf, WrapperLeaf) and not requires_grad:
+            # What nn.Parameter does with a wrapper, without its detach(): PyTorch imports sympy to dispatch that.
+            tensor._is_param = True  # type: ignore[attr-defined]
+            return tensor
+        if record.is_parameter:
+            return nn.Parameter(tensor, requires_grad)
+        return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 
 def _build_weight(

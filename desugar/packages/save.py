@@ -23,7 +23,7 @@ from desugar.packages.archive import file_digest, write_archive
 from desugar.packages.capture import Call, Captured, capture_call
 from desugar.packages.describe import Description, Weights, describe_weight
 from desugar.packages.manifest.classes import classes_in, describe_classes
-from desugar.packages.manifest.codec import Codec
+from desugar.packages.manifest.codec import Writer
 from desugar.packages.manifest.machine import this_machine
 from desugar.packages.manifest.records import (
     FORMAT,
@@ -177,11 +177,11 @@ def _describe(captured: Captured, weights: Weights, graphs: _Graphs, *, grads: b
 
 def _to_json(manifest: Manifest) -> Any:
     classes = describe_classes(classes_in(manifest))
-    codec = Codec((LayoutRecord, Left), {record.name: cls for cls, record in classes.items()})
+    writer = Writer((LayoutRecord, Left), {record.name: cls for cls, record in classes.items()})
     return {
         "format": FORMAT,
         "classes": {record.name: record.fingerprint for record in classes.values()},
-        "manifest": codec.write(manifest, Manifest),
+        "manifest": writer.write(manifest, Manifest),
     }
 
 

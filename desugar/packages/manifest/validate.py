@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Iterable
 from typing import Any
 
 from desugar.backends.ahead_of_time import Argument, Passed
@@ -66,16 +67,24 @@ def _check_shapes(record: Any, num_symbols: int) -> None:
                 _check_wrapper(part)
 
 
-def _parts(record: Any) -> Iterator[Any]:
-    """Yields a record and the records in it, but not those inside of expressions."""
-    if isinstance(record, tuple | list):
-        for item in record:
-            yield from _parts(item)
-    elif hasattr(record, "__dataclass_fields__"):
-        yield record
-        if not isinstance(record, Expression):
-            for name in record.__dataclass_fields__:
-                yield from _parts(getattr(record, name))
+def _parts(record: Any) -> list[Any]:
+    """Returns a record and the records in it, but not those inside of expressions."""
+    found, rest = [], [record]
+    while rest:
+        part = rest.pop()
+        if isinstance(part, tuple | list):
+            rest.extend(part)
+        elif (names := _fields(type(part))) is not None:
+            found.append(part)
+            rest.extend([getattr(part, name) for name in names])
+    return found
+
+
+@functools.cache
+def _fields(cls: type) -> tuple[str, ...] | None:
+    """Returns the names of a record's fields; None for what is no record."""
+    fields = getattr(cls, "__dataclass_fields__", None)
+    return () if cls is Expression else None if fields is None else tuple(fields)
 
 
 def _check_layout(layout: LayoutRecord) -> None:
