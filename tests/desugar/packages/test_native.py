@@ -49,9 +49,9 @@ def test_in_a_process_without_the_model(saved, tmp_path):
         package = desugar.load(sys.argv[1])
         values, offsets, expected = torch.load(sys.argv[2])
         got = package(JaggedTensor(values, offsets, max_length=4))
-        torch.testing.assert_close(got.values, expected)
         wrong = {"torch._inductor.compile_fx", "torch._dynamo.convert_frame", "sympy", "tests"} & set(sys.modules)
         assert not wrong, wrong
+        torch.testing.assert_close(got.values, expected)
     """
     files = str(place), str(tmp_path / "expected.pt")
     made = subprocess.run(
