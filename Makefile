@@ -85,6 +85,7 @@ lint: $(VENV)/.has-dev
 format: $(VENV)/.has-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python -m docs.wrap
 
 readme: $(VENV)/.has-dev
 	OMP_NUM_THREADS=2 $(BIN)/python -m docs.refresh

@@ -15,6 +15,7 @@ import pytest
 
 import desugar
 import subclasses
+from docs import wrap
 from docs.blocks import collect_blocks, compare_outputs, emit_program, refresh_page
 
 ROOT = Path(__file__).parents[1]
@@ -34,6 +35,44 @@ def test_the_reference_lists_all_that_is_public():
     text = (ROOT / "docs" / "api.md").read_text()
     listed = re.findall(r"auto\w+:: (\w+)$", text, re.MULTILINE)
     assert sorted(listed) == sorted([*subclasses.__all__, *desugar.__all__])
+
+
+# ---- lines of prose ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", wrap.PAGES, ids=lambda page: page.name)
+def test_no_line_of_prose_is_longer_than_120_columns(page):
+    long = [number + 1 for number in wrap.too_long(page.read_text().splitlines())]
+    assert not long, f"{page.name}: lines {long}; `make format` wraps them"
+
+
+LONG = "word " * 30 + "`a code span` - [a link](to/a/page.md)"
+KEPT = [
+    "| a table | " + "x " * 80,
+    "```text",
+    LONG,
+    "```",
+    "<!-- " + LONG + " -->",
+    "## " + LONG,
+    "short",
+    "lines",
+]
+
+
+def test_prose_is_wrapped_and_nothing_else_is():
+    wrapped = wrap.wrap("\n".join([*KEPT, "", f"- {LONG}", f"- {LONG}", "", f"1. `{LONG.replace('`', '')}`"]))
+    lines = wrapped.splitlines()
+    assert lines[: len(KEPT)] == KEPT
+    assert wrap.too_long(lines) == []
+    assert [line[:2] for line in lines[len(KEPT) + 1 :]] == ["- ", "  ", "- ", "  ", "", "1.", "  "]
+    assert (
+        wrapped.split() == " ".join([*KEPT, "-", LONG, "-", LONG, "1.", f"`{LONG.replace('`', '')}`"]).split()
+    )
+    assert wrap.wrap(wrapped) == wrapped
+
+
+def test_a_line_that_is_too_long_is_found():
+    assert wrap.too_long(["short", "", LONG, "", "x" * 200]) == [2]
 
 
 # ---- what a type checker says ---------------------------------------------------------------------------------
