@@ -60,7 +60,9 @@ def outcome(name: str, kind: str, way: Callable[[Any], Any]) -> str:
 def find_outcomes() -> Outcomes:
     """Returns the outcomes of all cases with all classes."""
     return {
-        f"{name.removeprefix('c')}, {kind}": {way: outcome(name, kind, compiler) for way, compiler in WAYS.items()}
+        f"{name.removeprefix('c')}, {kind}": {
+            way: outcome(name, kind, compiler) for way, compiler in WAYS.items()
+        }
         for name in hard.CASES
         for kind in hard.KINDS
     }
@@ -73,7 +75,10 @@ def count(outcomes: Outcomes, way: str) -> Counter[str]:
 
 def format_markdown(outcomes: Outcomes, release: str) -> str:
     """Returns the counts, and the cases that are not right everywhere, as a page."""
-    out = [f"Counted by `python -m bench.cases` with PyTorch {release}: {len(outcomes)} runs of each way.", ""]
+    out = [
+        f"Counted by `python -m bench.cases` with PyTorch {release}: {len(outcomes)} runs of each way.",
+        "",
+    ]
     out += ["|  | right | refused | wrong |", "|---|---:|---:|---:|"]
     for way in WAYS:
         counts = count(outcomes, way)

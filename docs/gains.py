@@ -137,7 +137,10 @@ def emit_table(gains: list[Gain]) -> str:
     out = [f"| {' | '.join(HEADINGS)} |", "|---" + "|---:" * 4 + "|---|"]
     out += [f"| {' | '.join(gain.cells())} |" for gain in gains]
     machine = load_rows(RESULTS / "wrappers.json")[1]
-    out += ["", f"Measured on a CPU ({machine['cpu']}, {machine['cores']} cores) with PyTorch {machine['torch']}."]
+    out += [
+        "",
+        f"Measured on a CPU ({machine['cpu']}, {machine['cores']} cores) with PyTorch {machine['torch']}.",
+    ]
     return "\n".join(out)
 
 
