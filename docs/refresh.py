@@ -1,4 +1,4 @@
-"""``make readme``: the demo's table and picture, the first page's table, and every output that a page shows.
+"""``make readme``: the demo's table and picture, the first page's table, and every output of pages and notebook.
 
 The demo's table is written to ``bench/results/demo.md``, which a page includes, and the first page's table and picture
 come from files (see ``docs/gains.py``). Everything else is a fence under ``<!-- output -->`` (see ``docs/blocks.py``).
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from docs import gains
+from docs import gains, notebook
 from docs.blocks import refresh_page
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +46,7 @@ def main() -> None:
     if "--pages" not in sys.argv:
         TABLE.write_text(run_demo())
     gains.write()
+    notebook.refresh(notebook.TOUR)
     with tempfile.TemporaryDirectory() as folder:
         for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:
             stale = _refresh(page, Path(folder))
