@@ -79,6 +79,7 @@ lint: $(VENV)/.has-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell $(PROSE)
+	$(BIN)/python -m docs.prose
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
 

@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 import subclasses
-from docs import gains, wrap
+from docs import gains, prose, wrap
 from docs.blocks import collect_blocks, compare_outputs, emit_program, refresh_page
 from subclasses.ragged import JaggedTensor
 
@@ -163,6 +163,32 @@ def test_prose_is_wrapped_and_nothing_else_is():
 
 def test_a_line_that_is_too_long_is_found():
     assert wrap.too_long(["short", "", LONG, "", "x" * 200]) == [2]
+
+
+PROSE = """# It is no heading
+
+The text is no field of
+`code is no`, and very stand-ins `a
+b` for ever.
+
+```text
+is no
+```
+"""
+
+
+def test_words_are_found_in_prose_alone():
+    found = [*prose.by_our_words("page.md", prose.prose_of(PROSE))]
+    assert found == [
+        "page.md:3: 'is no ': is not a, has no",
+        "page.md:4: 'stand-ins': a placeholder, a fake tensor",
+    ]
+
+
+def test_proselint_reads_prose_alone():
+    pytest.importorskip("proselint")
+    (found,) = prose.by_proselint({"docs/page.md": prose.prose_of(PROSE)})
+    assert found.startswith("docs/page.md:5:") and "for ever" in found
 
 
 # ---- what a type checker says ---------------------------------------------------------------------------------
