@@ -146,13 +146,15 @@ def emit_table(gains: list[Gain]) -> str:
 
 # ---- the picture ---------------------------------------------------------------------------------------------
 
-WIDTH, ROW, TOP, LEFT, BAR = 680, 48, 60, 4, 16
+WIDTH, ROW, TOP, LEFT, BAR = 680, 48, 60, 10, 16
 STYLE = """
 text { font: 17px system-ui, sans-serif; fill: #24292f }
 .title { font-weight: 600; font-size: 19px }
 .figure { font-size: 15px }
-.ours { fill: #2f6fde } .other { fill: #b9c0c9 }
-@media (prefers-color-scheme: dark) { text { fill: #d8dee6 } .ours { fill: #6ea2ff } .other { fill: #565f6b } }
+.ground { fill: #ffffff } .ours { fill: #2f6fde } .other { fill: #b9c0c9 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #d8dee6 } .ground { fill: #131416 } .ours { fill: #6ea2ff } .other { fill: #565f6b }
+}
 """
 
 
@@ -164,6 +166,7 @@ def emit_picture(gains: list[Gain]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
         f'viewBox="0 0 {WIDTH} {height}" role="img" aria-labelledby="t">',
         f"<style>{STYLE}</style>",
+        f'<rect class="ground" width="{WIDTH}" height="{height}" rx="6"/>',
         '<title id="t">Times of the table below: desugar in blue, the slowest of the others in grey</title>',
         f'<text class="title" x="{LEFT}" y="24">Time, beside the slowest of the others (shorter is better)</text>',
         f'<text class="figure" x="{LEFT}" y="44">blue: desugar; grey: stock PyTorch, torchao or torch.nested</text>',

@@ -107,7 +107,8 @@ def test_each_figure_has_a_command_that_is_there():
 def test_the_picture_has_a_pair_of_bars_for_each_time():
     found = [gain for gain in gains.find_gains() if gain.unit]
     picture = ElementTree.fromstring(gains.emit_picture(found))
-    bars = picture.findall("{*}rect")
+    ground, *bars = picture.findall("{*}rect")
+    assert ground.get("class") == "ground"
     assert [bar.get("class") for bar in bars] == ["other", "ours"] * len(found)
     for gain, other, ours in zip(found, bars[::2], bars[1::2], strict=True):
         slowest = max(value for value in (gain.stock, gain.torchao, gain.nested) if value is not None)
