@@ -17,7 +17,7 @@ from docs.wrap import PAGES, ROOT, prose
 
 # What is written here by habit, and what a reader of English expects.
 OUR_WORDS = {
-    r"(?<!there )\b(?:is|are) no (?!longer|more|less)": "is not a, has no",
+    r"(?<!there\s)\b(?:is|are) no (?!longer|more|less)": "is not a, has no",
     r"\bstands? (?:for|in|on|at)\b": "represents, is",
     r"\bstand-ins?\b": "a placeholder, a fake tensor",
     r"\btak(?:e|es|ing|en) (?:\w+ ){0,3}apart\b": "flattens, decomposes",
