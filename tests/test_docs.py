@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,6 +19,8 @@ from xml.etree import ElementTree
 import pytest
 
 import subclasses
+from bench import starts
+from bench.report import save_rows
 from docs import gains, prose, wrap
 from docs.blocks import collect_blocks, compare_outputs, emit_program, refresh_page
 from subclasses.ragged import JaggedTensor
@@ -102,6 +105,23 @@ def test_each_figure_has_a_command_that_is_there():
                 assert importlib.util.find_spec(module), module
             case _:
                 pytest.fail(gain.command)
+
+
+def test_warm_starts_are_shown_once_they_are_measured(tmp_path, monkeypatch):
+    before = gains.find_gains()
+    for path in gains.RESULTS.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    way, case = [starts.Way(gains.DIRECT), starts.Way(gains.STOCK)], "int8 MLP of 12 layers, inference"
+    samples = {
+        (start, case, w.name, clock): [1.0, 1.0]
+        for start in starts.STARTS
+        for w in way
+        for clock in starts.CLOCKS
+    }
+    save_rows(starts.rows_of(samples, [case], way), {}, tmp_path / "starts.json")
+    monkeypatch.setattr(gains, "RESULTS", tmp_path)
+    after = gains.find_gains()
+    assert [gain.command for gain in after if gain not in before] == ["python -m bench.starts"]
 
 
 def test_the_picture_has_a_pair_of_bars_for_each_time():
