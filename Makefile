@@ -79,12 +79,14 @@ lint: $(VENV)/.has-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell $(PROSE)
+	$(BIN)/python -m docs.prose
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.has-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/python -m docs.wrap
 
 readme: $(VENV)/.has-dev
 	OMP_NUM_THREADS=2 $(BIN)/python -m docs.refresh

@@ -6,6 +6,7 @@ import importlib.metadata
 
 project = "desugar"
 author = "the desugar authors"
+copyright = author
 release = version = importlib.metadata.version("desugar")
 
 extensions = [

@@ -1,13 +1,13 @@
-"""``make readme``: the README's table and picture from the demo, and every output that a page shows.
+"""``make readme``: the demo's table and picture, the first page's table, and every output of pages and notebook.
 
-The demo's table and picture stand between two comments of the README; everything else is a fence under
-``<!-- output -->`` (see ``docs/blocks.py``). ``python -m docs.refresh --pages`` leaves the demo out.
+The demo's table is written to ``bench/results/demo.md``, which a page includes, and the first page's table and picture
+come from files (see ``docs/gains.py``). Everything else is a fence under ``<!-- output -->`` (see ``docs/blocks.py``).
+``python -m docs.refresh --pages`` leaves the demo out.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from docs import gains, notebook
 from docs.blocks import refresh_page
 
 ROOT = Path(__file__).parents[1]
@@ -22,7 +23,7 @@ README = ROOT / "README.md"
 DEMO = "examples/train_ragged_lm.py"
 PICTURE = "docs/train_ragged_lm.png"
 CAPTION = "Loss curves of the five ways, which lie on one another, and their step times"
-TABLE = re.compile(r"(<!-- table -->\n).*?(<!-- end of table -->)", re.DOTALL)
+TABLE = ROOT / "bench" / "results" / "demo.md"
 
 
 def run_demo() -> str:
@@ -32,7 +33,7 @@ def run_demo() -> str:
     out = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     table = "\n".join(line.rstrip() for line in out.stdout.rstrip().splitlines())
     where = f"Measured with PyTorch {torch.__version__} on {os.cpu_count()} CPU cores."
-    return f"```text\n{table}\n```\n\n{where}\n\n![{CAPTION}]({PICTURE})\n"
+    return f"```text\n{table}\n```\n\n{where}\n\n![{CAPTION}](../../{PICTURE})\n"
 
 
 def _refresh(page: Path, folder: Path) -> int:
@@ -43,8 +44,9 @@ def _refresh(page: Path, folder: Path) -> int:
 def main() -> None:
     """Refreshes what the arguments ask for."""
     if "--pages" not in sys.argv:
-        table = run_demo()
-        README.write_text(TABLE.sub(lambda match: match[1] + table + match[2], README.read_text()))
+        TABLE.write_text(run_demo())
+    gains.write()
+    notebook.refresh(notebook.TOUR)
     with tempfile.TemporaryDirectory() as folder:
         for page in [README, *sorted((ROOT / "docs").glob("*.md"))]:
             stale = _refresh(page, Path(folder))

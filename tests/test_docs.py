@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+import inspect
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-import desugar
 import subclasses
+from bench import starts
+from bench.report import save_rows
+from docs import gains, prose, wrap
 from docs.blocks import collect_blocks, compare_outputs, emit_program, refresh_page
+from subclasses.ragged import JaggedTensor
 
 ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -30,10 +39,177 @@ def test_page_prints_what_it_shows(page, tmp_path):
         )
 
 
+# ---- the reference ----------------------------------------------------------------------------------------------
+
+API = (ROOT / "docs" / "api.md").read_text()
+MODULES = ["subclasses", "desugar", "subclasses.testing"]
+WHOLE_MODULES = ["subclasses.ragged", "subclasses.int8", "subclasses.keyed", "subclasses.keyed.sharded"]
+
+
 def test_the_reference_lists_all_that_is_public():
-    text = (ROOT / "docs" / "api.md").read_text()
-    listed = re.findall(r"auto\w+:: (\w+)$", text, re.MULTILINE)
-    assert sorted(listed) == sorted([*subclasses.__all__, *desugar.__all__])
+    listed = re.findall(r"(?:auto\w+|py:data):: ([\w.]+)$", API, re.MULTILINE)
+    assert sorted(WHOLE_MODULES) == sorted(set(listed) & {*WHOLE_MODULES})
+    public = [name for module in MODULES for name in importlib.import_module(module).__all__]
+    names = [name.rpartition(".")[2] for name in listed if name not in WHOLE_MODULES]
+    assert sorted(names) == sorted([*public, "Collector"])
+
+
+@pytest.mark.parametrize("module", [*MODULES, *WHOLE_MODULES])
+def test_what_is_public_has_a_docstring(module):
+    found = importlib.import_module(module)
+    assert [name for name in found.__all__ if not (getattr(found, name).__doc__ or "").strip()] == []
+
+
+def test_the_reference_lists_class_keywords_methods_and_hooks():
+    keywords = inspect.signature(subclasses.TensorSubclass.__init_subclass__).parameters
+    assert [name for name in keywords if name != "kwargs" and f"| `{name}` |" not in API] == []
+    assert [
+        name for name in keywords if name != "kwargs" and f"{name}:" not in subclasses.TensorSubclass.__doc__
+    ] == []
+    generated = re.findall(r"^def (?!_wrap\b)(\w+)", JaggedTensor.__source__, re.MULTILINE)
+    assert len(generated) > 15
+    hooks = API.partition("### Hooks")[2]
+    assert [name for name in generated if f"`{name}`" not in hooks] == []
+    assert all(f"| `{name}(" in API for name in ("materialize", "outer", "wrap_cotangent", "check_loaded"))
+
+
+def test_the_reference_lists_commands_and_variables():
+    source = (ROOT / "desugar" / "cli" / "commands.py").read_text()
+    commands = re.findall(r"^@app.command.*\n(?:@.*\n)*def (\w+)\(", source, re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w+)` \|", API.partition("## Command line")[2].partition("## Env")[0], re.MULTILINE
+    )
+    assert commands == rows
+    sources = "".join(path.read_text() for path in (ROOT / "desugar").rglob("*.py"))
+    assert {*re.findall(r'"(DESUGAR_\w+)"', sources)} <= {
+        *re.findall(r"DESUGAR_\w+", API.partition("## Env")[2])
+    }
+
+
+# ---- figures ----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_page_shows_the_figures_of_the_files():
+    found = gains.find_gains()
+    (shown,) = re.findall(r"<!-- written by python -m docs.gains -->\n(.*?)\n<!-- end -->", README, re.DOTALL)
+    assert shown == gains.emit_table(found), "python -m docs.gains writes it"
+    assert gains.PICTURE.read_text() == gains.emit_picture(found), "python -m docs.gains writes it"
+
+
+def test_each_figure_has_a_command_that_is_there():
+    for gain in gains.find_gains():
+        match shlex.split(gain.command):
+            case ["make", target]:
+                assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            case ["python", "-m", module]:
+                assert importlib.util.find_spec(module), module
+            case _:
+                pytest.fail(gain.command)
+
+
+def test_warm_starts_are_shown_once_they_are_measured(tmp_path, monkeypatch):
+    before = gains.find_gains()
+    for path in gains.RESULTS.glob("*.json"):
+        shutil.copy(path, tmp_path)
+    way, case = [starts.Way(gains.DIRECT), starts.Way(gains.STOCK)], "int8 MLP of 12 layers, inference"
+    samples = {
+        (start, case, w.name, clock): [1.0, 1.0]
+        for start in starts.STARTS
+        for w in way
+        for clock in starts.CLOCKS
+    }
+    save_rows(starts.rows_of(samples, [case], way), {}, tmp_path / "starts.json")
+    monkeypatch.setattr(gains, "RESULTS", tmp_path)
+    after = gains.find_gains()
+    assert [gain.command for gain in after if gain not in before] == ["python -m bench.starts"]
+
+
+def test_the_picture_has_a_pair_of_bars_for_each_time():
+    found = [gain for gain in gains.find_gains() if gain.unit]
+    picture = ElementTree.fromstring(gains.emit_picture(found))
+    ground, *bars = picture.findall("{*}rect")
+    assert ground.get("class") == "ground"
+    assert [bar.get("class") for bar in bars] == ["other", "ours"] * len(found)
+    for gain, other, ours in zip(found, bars[::2], bars[1::2], strict=True):
+        slowest = max(value for value in (gain.stock, gain.torchao, gain.nested) if value is not None)
+        assert float(ours.get("width")) / float(other.get("width")) == pytest.approx(
+            gain.ours / slowest, rel=0.01
+        )
+
+
+def test_prose_names_no_time():
+    """A time stands in a file that a command writes, which pages include."""
+    pattern = re.compile(r"(?<![\w.])\d[\d,.]* ?(?:µs|ms|MiB/s|GB/s|tokens/s|times (?:faster|slower))(?!\w)")
+    assert pattern.search("some 10 µs, 3.5 times faster")
+    found = []
+    for page in PAGES:
+        lines = page.read_text().splitlines()
+        found += [(page.name, n + 1, lines[n]) for n in wrap.prose(lines) if pattern.search(lines[n])]
+    assert found == []
+
+
+# ---- lines of prose ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", wrap.PAGES, ids=lambda page: page.name)
+def test_no_line_of_prose_is_longer_than_120_columns(page):
+    long = [number + 1 for number in wrap.too_long(page.read_text().splitlines())]
+    assert not long, f"{page.name}: lines {long}; `make format` wraps them"
+
+
+LONG = "word " * 30 + "`a code span` - [a link](to/a/page.md)"
+KEPT = [
+    "| a table | " + "x " * 80,
+    "```text",
+    LONG,
+    "```",
+    "<!-- " + LONG + " -->",
+    "## " + LONG,
+    "short",
+    "lines",
+]
+
+
+def test_prose_is_wrapped_and_nothing_else_is():
+    wrapped = wrap.wrap("\n".join([*KEPT, "", f"- {LONG}", f"- {LONG}", "", f"1. `{LONG.replace('`', '')}`"]))
+    lines = wrapped.splitlines()
+    assert lines[: len(KEPT)] == KEPT
+    assert wrap.too_long(lines) == []
+    assert [line[:2] for line in lines[len(KEPT) + 1 :]] == ["- ", "  ", "- ", "  ", "", "1.", "  "]
+    assert (
+        wrapped.split() == " ".join([*KEPT, "-", LONG, "-", LONG, "1.", f"`{LONG.replace('`', '')}`"]).split()
+    )
+    assert wrap.wrap(wrapped) == wrapped
+
+
+def test_a_line_that_is_too_long_is_found():
+    assert wrap.too_long(["short", "", LONG, "", "x" * 200]) == [2]
+
+
+PROSE = """# It is no heading
+
+The text is no field of
+`code is no`, and very stand-ins `a
+b` for ever.
+
+```text
+is no
+```
+"""
+
+
+def test_words_are_found_in_prose_alone():
+    found = [*prose.by_our_words("page.md", prose.prose_of(PROSE))]
+    assert found == [
+        "page.md:3: 'is no ': is not a, has no",
+        "page.md:4: 'stand-ins': a placeholder, a fake tensor",
+    ]
+
+
+def test_proselint_reads_prose_alone():
+    pytest.importorskip("proselint")
+    (found,) = prose.by_proselint({"docs/page.md": prose.prose_of(PROSE)})
+    assert found.startswith("docs/page.md:5:") and "for ever" in found
 
 
 # ---- what a type checker says ---------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ BOTH = (
     normalization,
     einsum,
     entries,
+    masked,
 )
 BOTH += (gradients, indexing, joining, splitting, strided, views, attention)
 BOTH += (convolution, multi_head, recurrent, time_major)
@@ -45,4 +46,3 @@ def register_rules() -> None:
             for module in (*BOTH, merging):
                 module.RULES.register(cls)
     multi_head.RULES.register(time_major.TimeMajor)
-    masked.replace_functions()

@@ -105,9 +105,13 @@ def cut_of(s: Subject, key: Any, rule: types.FunctionType) -> str | None:
     faults += [
         f'reads the raw .{f.name} above autograd, where it carries no gradient: x.unwrap("{f.name}") does'
         for f in s.cls.__spec__.inners
-        if f.name in names and not f.differentiable and key != "materialize"
+        if f.name in names and not f.differentiable and key != "materialize" and _may_carry_gradients(f.dtype)
     ]
     return f"{describe(rule)} {'; it '.join(faults)}" if faults else None
+
+
+def _may_carry_gradients(dtype: torch.dtype | None) -> bool:
+    return dtype is None or dtype.is_floating_point or dtype.is_complex
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

@@ -24,6 +24,38 @@ def test_nothing_slow_is_imported(name):
     )
 
 
+def test_what_torch_has_in_public_stays_what_it_is():
+    """Names that exist before an import mean the same object after it, in modules and in their classes."""
+    run(
+        """
+import sys
+import torch, torch.masked, torch.nested, torch.distributed, torch.func, torch.utils.data
+import torch._dynamo  # else `desugar` would wait with what it changes there
+
+def is_public(name):
+    return name.split(".")[0] == "torch" and not any(part.startswith("_") for part in name.split("."))
+
+def held():
+    found = {}
+    for name, module in [*sys.modules.items()]:
+        if not is_public(name):
+            continue
+        for key, value in [*vars(module).items()]:
+            found[name, key] = value
+            if isinstance(value, type) and is_public(value.__module__):
+                found |= {(value.__module__, value.__name__, k): v for k, v in vars(value).items()}
+    return found
+
+before = held()
+assert ("torch.masked", "mean") in before and ("torch", "Tensor", "norm") in before and len(before) > 10_000
+import desugar, subclasses.int8, subclasses.keyed, subclasses.ragged, subclasses.testing
+after = held()
+changed = {key for key, value in before.items() if after.get(key) is not value}
+assert not changed, changed
+"""
+    )
+
+
 def test_what_explains_is_imported_by_the_first_explanation():
     run(
         """

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from docs.wrap import wrap
 from tests.distributed.cases import CASES, SECTIONS
 from tests.distributed.ranks import Outcome, run_cases
 from tests.distributed.world import DOORS
@@ -38,7 +39,7 @@ def emit_section(found: Outcomes) -> str:
             lines.append(f"| {name} | {' | '.join(_cell(outcome, notes) for outcome in cells)} |")
         lines.append("")
     lines += [f"{number}. {note}" for note, number in notes.items()]
-    return "\n".join([*lines, "", END])
+    return wrap("\n".join([*lines, "", END])).rstrip("\n")
 
 
 def _cell(outcome: Outcome, notes: dict[str, int]) -> str:

@@ -1,60 +1,44 @@
-"""``torch.masked.mean``, ``var`` and ``std`` of the entries that exist.
+"""Refuses ``torch.masked.mean``, ``var`` and ``std`` where they would count the padding.
 
-The other functions of ``torch.masked`` are made of ops that have rules. These three are Python functions that count by
-the outer shape and do not call ``__torch_function__``: eager mode and Dynamo alike would silently count the padding. So
-the three names get functions that look for a ragged argument first.
+The other functions of ``torch.masked`` are made of ops that have rules. These three are Python functions that divide by
+the outer size unless a mask says what to count, and they call no ``__torch_function__`` with themselves as the
+function. The first thing that they ask a tensor for is its layout, so the rule for that looks at who asks.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import sys
 from typing import Any
 
 import torch
 
+from subclasses.errors import DispatchError
 from subclasses.ragged.base import is_ragged
+from subclasses.ragged.registry import Rules
+
+RULES = Rules()
+
+_COUNTING = {getattr(torch.masked, name).__code__: name for name in ("mean", "var", "std")}
+_DEPTH = 8  # frames from the rule to one of the three, those of the generated method included
 
 
-def _asking(plain: Callable[..., Any], ragged: Callable[..., Any]) -> Callable[..., Any]:
-    """``plain``, but ``ragged`` for a ragged first argument without a mask; a mask picks existing entries."""
-
-    @functools.wraps(plain)
-    def masked(input: Any, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
-        if is_ragged(input):
-            if mask is None:
-                return ragged(plain, input, *args, **kwargs)
-            mask = mask if is_ragged(mask) else input.like_dense(mask.expand(input.shape))
-        return plain(input, *args, mask=mask, **kwargs)
-
-    return masked
+@RULES.of(torch.Tensor.layout.__get__)  # type: ignore[attr-defined]
+def _layout(func: Any, x: Any) -> torch.layout:
+    if not torch.compiler.is_dynamo_compiling():  # Dynamo runs the three on fake tensors: the same frames
+        _check_counted(x)
+    return torch.strided
 
 
-def _mean(plain: Any, input: Any, dim: Any = None, *, keepdim: Any = False, dtype: Any = None) -> Any:
-    return input.mean(dim, bool(keepdim), dtype=dtype)
-
-
-def _spread(  # noqa: PLR0913
-    plain: Any,
-    input: Any,
-    dim: Any = None,
-    unbiased: Any = None,
-    *,
-    correction: Any = None,
-    keepdim: Any = False,
-    dtype: Any = None,
-) -> Any:
-    if unbiased is not None and correction is not None:
-        raise ValueError(f"torch.masked.{plain.__name__}: expected unbiased or correction, got both")
-    if correction is None:
-        correction = 1 if unbiased is None else int(unbiased)
-    if dtype is None and not (input.is_floating_point() or input.is_complex()):
-        dtype = torch.float32
-    wide = input if dtype is None else input.to(dtype)
-    return getattr(wide, plain.__name__)(dim, correction=correction, keepdim=bool(keepdim))
-
-
-def replace_functions() -> None:
-    """Replaces the three functions in ``torch.masked``."""
-    for name, ragged in (("mean", _mean), ("var", _spread), ("std", _spread)):
-        setattr(torch.masked, name, _asking(getattr(torch.masked, name), ragged))
+def _check_counted(x: Any) -> None:
+    """Raises if one of the three asks, with a mask that does not say which entries exist."""
+    frame = sys._getframe(2)
+    for _ in range(_DEPTH):
+        if frame is None:
+            return
+        name = _COUNTING.get(frame.f_code)
+        if name is not None and not is_ragged(frame.f_locals.get("mask")):
+            raise DispatchError(
+                f"torch.masked.{name} of a {type(x).__name__} would count the padding; write x.{name}(dim), or give a "
+                f"ragged mask, such as mask=torch.ones_like(x, dtype=torch.bool) or that & a dense mask"
+            )
+        frame = frame.f_back

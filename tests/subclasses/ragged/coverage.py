@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from docs.wrap import wrap
 from tests.subclasses.ragged.database import LAYOUTS, OPS, Count, count, run_compiled
 
 PAGE = Path(__file__).parents[3] / "docs" / "ragged-coverage.md"
@@ -90,8 +91,8 @@ def emit_page(layouts: dict[str, list[Row]]) -> str:
             if not row.whole:
                 out.append(line(f"`{row.name}`", layout, *shown(row.counts)))
     names = [rows[0].name for rows in zip(*layouts.values(), strict=True) if all(r.whole for r in rows)]
-    out += ["", "## Whole in both", "", ", ".join(f"`{name}`" for name in sorted(names)), ""]
-    return "\n".join(out)
+    out += ["", "## Whole in both", "", ", ".join(f"`{name}`" for name in sorted(names))]
+    return wrap("\n".join(out))
 
 
 def main() -> None:

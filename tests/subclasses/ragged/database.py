@@ -22,11 +22,6 @@ import desugar
 from subclasses.ragged import JaggedTensor, PaddedTensor
 
 OPS = [op for op in njt_op_db if op.supports_njt and torch.float32 in op.dtypes]
-for op in OPS:
-    if op.name.startswith(
-        "masked."
-    ):  # the database may have looked up functions before ragged ones were told of
-        op.op = getattr(torch.masked, op.name.removeprefix("masked."))
 
 # Their derivatives are zeros, which PyTorch makes dense of the outer size.
 DENSE_ZEROS = ("copysign", "nextafter", "sgn")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from subclasses import DispatchError
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.subclasses.ragged import judge, padded_judge
 from tests.subclasses.ragged.judge import stock
@@ -25,6 +26,11 @@ def judged(layout, on_ragged, on_row, way):
         judge.check_rows(judge.make_batch(layout, lengths=LENGTHS), way(on_ragged), on_row)
 
 
+def all_entries(x):
+    """A mask of the entries that exist."""
+    return torch.ones_like(x, dtype=torch.bool)
+
+
 @pytest.mark.parametrize("way", [*judge.WAYS], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
 @pytest.mark.parametrize("name", COUNTING)
@@ -32,13 +38,35 @@ def test_what_counts(name, layout, way):
     if way is stock and layout == "padded":
         pytest.skip("judged by the other ways")
     f = getattr(torch.masked, name)
-    judged(layout, lambda x: f(x, 1), lambda row, _: f(row, 0), way)
+    judged(layout, lambda x: f(x, 1, mask=all_entries(x)), lambda row, _: f(row, 0), way)
     judged(
         layout,
-        lambda x: f(x, (1, 2), keepdim=True)[:, 0],
+        lambda x: f(x, (1, 2), keepdim=True, mask=all_entries(x))[:, 0],
         lambda row, _: f(row, (0, 1), keepdim=True)[0],
         way,
     )
+
+
+@pytest.mark.parametrize("way", [*judge.WAYS], ids=lambda w: w.__name__)
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)
+@pytest.mark.parametrize("mask", ["none", "dense", "broadcast"])
+@pytest.mark.parametrize("name", COUNTING)
+def test_what_would_count_the_padding_is_refused(name, mask, cls, way):
+    x = cls.from_tensors([torch.ones(n, 4) for n in LENGTHS])
+    masks = {"none": None, "dense": torch.ones(3, 5, 4, dtype=torch.bool), "broadcast": torch.ones(5, 1) > 0}
+    f = getattr(torch.masked, name)
+    with pytest.raises(Exception, match=rf"torch\.masked\.{name} of a {cls.__name__} would count") as caught:
+        way(lambda x: f(x, 1, mask=masks[mask]))(x)
+    assert "write x." + name in str(caught.value)
+    if way is judge.eager:
+        assert isinstance(caught.value, DispatchError)
+
+
+@pytest.mark.parametrize("way", [*judge.WAYS], ids=lambda w: w.__name__)
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor], ids=lambda c: c.__name__)
+def test_the_layout_can_be_asked_for(cls, way):
+    x = cls.from_tensors([torch.ones(n) for n in LENGTHS])
+    assert way(lambda x: x * 2 if x.layout == torch.strided else x)(x).sum() == 2 * sum(LENGTHS)
 
 
 @pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
@@ -58,15 +86,18 @@ def test_with_a_mask(name, layout):
 
 @pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
 @pytest.mark.parametrize("name", COUNTING)
-def test_a_dense_mask_counts_no_padding(name, layout):
+def test_a_dense_mask_joined_with_that_of_the_entries(name, layout):
     f, width = getattr(torch.masked, name), 7 if layout == "padded" else 5
     mask = (torch.arange(3 * width * 4).view(3, width, 4) * 7 % 5) > 0
     judged(
-        layout, lambda x: f(x, 1, mask=mask), lambda row, i: f(row, 0, mask=mask[i, : len(row)]), judge.eager
+        layout,
+        lambda x: f(x, 1, mask=all_entries(x) & mask),
+        lambda row, i: f(row, 0, mask=mask[i, : len(row)]),
+        judge.eager,
     )
     judged(
         layout,
-        lambda x: f(x, 1, mask=mask[:1, :, :1]),
+        lambda x: f(x, 1, mask=all_entries(x) & mask[:1, :, :1]),
         lambda row, i: f(row, 0, mask=mask[0, : len(row), :1]),
         judge.eager,
     )
@@ -85,15 +116,7 @@ def test_dtypes_and_corrections(cls):
     x = cls.from_tensors(rows)
     for options in ({}, {"unbiased": False}, {"correction": 0}, {"dtype": torch.float64}):
         for f in (torch.masked.var, torch.masked.std):
-            got, wanted = f(x, 1, **options), torch.stack([f(row, 0, **options) for row in rows])
-            torch.testing.assert_close(got, wanted)
-    got = torch.masked.mean(x, 1, dtype=torch.float64)
+            got = f(x, 1, mask=all_entries(x), **options)
+            torch.testing.assert_close(got, torch.stack([f(row, 0, **options) for row in rows]))
+    got = torch.masked.mean(x, 1, dtype=torch.float64, mask=all_entries(x))
     torch.testing.assert_close(got, torch.tensor([3.0, 5.5], dtype=torch.float64))
-    with pytest.raises(ValueError, match="expected unbiased or correction"):
-        torch.masked.var(x, 1, True, correction=0)
-
-
-def test_plain_tensors_go_where_they_went():
-    x = torch.randn(3, 4)
-    torch.testing.assert_close(torch.masked.mean(x, 1), x.mean(1))
-    assert torch.masked.mean.__doc__ == torch.masked.mean.__wrapped__.__doc__

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses import TensorSubclass, constant, inner
+from subclasses import Outer, TensorSubclass, constant, inner
 from subclasses.testing import examine
 from tests.subclasses.testing import broken
 from tests.subclasses.testing.byhand import Tagged
@@ -273,6 +273,26 @@ def test_a_rule_that_was_not_tried_is_named_if_it_loses_gradients():
     (outcome,) = outcomes(ruled(F.cosine_similarity, raw), "rules_tried")
     assert outcome.state == "skipped" and "raw (" in outcome.detail
     assert "reads the raw .held above autograd, where it carries no gradient" in outcome.detail
+
+
+def test_an_inner_tensor_of_ints_is_not_said_to_carry_gradients():
+    class OneHot(TensorSubclass, fallback="materialize"):
+        index: Tensor = inner(dtype=torch.int64)
+
+        @staticmethod
+        def outer(index):
+            return Outer((*index.shape, 4), dtype=torch.float32)
+
+        def materialize(self):
+            return F.one_hot(self.index, 4).float()
+
+    @OneHot.implements(torch.matmul)
+    def _(func, x, w):
+        return OneHot.unruled(func, x, w) if isinstance(w, OneHot) else F.embedding(x.index, w)
+
+    report = examine(lambda: OneHot(torch.tensor([1, 0, 2])), paths={})
+    assert all('x.unwrap("index")' not in (outcome.mend or "") for outcome in report.of("broken"))
+    assert "the gradient of x @ x.mT is wrong" in str(report)
 
 
 def test_a_rule_written_by_hand_that_takes_a_plain_operand_for_its_own():

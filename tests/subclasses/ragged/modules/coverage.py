@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from docs.wrap import wrap
 from subclasses import DispatchError
 from tests.subclasses.ragged.modules.cases import CASES, DIM, DOORS, Case, channels_first, judge
 
@@ -89,7 +90,7 @@ def emit_section(found: dict[str, str]) -> str:
     lines = [BEGIN, "", f"Right, with gradients, in eager mode and compiled: {listed(right)}.", ""]
     lines += ["| refused | because |", "|---|---|"]
     lines += [f"| `nn.{name}` | {said.replace('|', '/')} |" for name, said in sorted(found.items()) if said]
-    return "\n".join([*lines, "", END])
+    return wrap("\n".join([*lines, "", END])).rstrip("\n")
 
 
 def listed(names: Iterable[str]) -> str:

@@ -343,7 +343,7 @@ def test_what_is_refused(run, words):
 @pytest.mark.parametrize("page", coverage.LAYOUTS.values())
 def test_the_pages_name_every_module_that_is_tested(page):
     text = (coverage.DOCS / page).read_text()
-    (right,) = [line for line in text.splitlines() if line.startswith("Right, with gradients")]
+    (right,) = [part for part in text.split("\n\n") if part.startswith("Right, with gradients")]
     assert {coverage.name_of(case) for case in CASES.values()} <= set(re.findall(r"nn\.(\w+)", right))
 
 

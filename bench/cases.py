@@ -1,0 +1,106 @@
+"""Counts the hard cases that each compiler gets right, with eager mode as the judge: `python -m bench.cases`.
+
+The cases are those of `tests/desugar/test_hard_cases.py`: shared inner tensors, mutation, views, gradients of another
+kind, second derivatives, hooks, threads. Each runs with four classes: PyTorch's own `TwoTensor`, one with metadata, one
+whose outer size is that of no inner tensor (these three by hand), and a declared one. No compiler writes kernels here:
+the plain graphs run as they are. `right` is what eager mode does, `refused` an error that eager mode does not raise,
+`wrong` anything else. Writes `bench/results/cases.json` and `cases.md`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.desugar import test_hard_cases as hard
+
+RESULTS = Path(__file__).parent / "results"
+STOCK, BACKEND, DIRECT = "torch.compile", 'torch.compile(backend="desugar")', "desugar.compile"
+
+Outcomes = dict[str, dict[str, str]]  # case and class -> way -> what came of it
+
+
+def by_stock(fn: Any) -> Any:
+    """Compiles with stock `torch.compile`, which runs the plain graphs as they are."""
+    return torch.compile(fn, backend="aot_eager")
+
+
+def by_backend(fn: Any) -> Any:
+    """Compiles with `torch.compile` and this library's backend."""
+    return torch.compile(fn, backend="desugar", options={"backend": "eager"})
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {STOCK: by_stock, BACKEND: by_backend, DIRECT: hard.by_pass}
+
+
+def outcome(name: str, kind: str, way: Callable[[Any], Any]) -> str:
+    """Runs one case in eager mode and compiled; returns `right`, `refused` or `wrong`."""
+    torch.compiler.reset()
+    scenario, cls = hard.CASES[name], hard.KINDS[kind]
+    torch.manual_seed(0)
+    want = hard.seen(scenario(hard.eager, cls))
+    torch.manual_seed(0)
+    try:
+        got = hard.seen(scenario(way, cls))
+    except AssertionError:
+        return "wrong"  # what a scenario itself asserts
+    except Exception:  # noqa: BLE001 - whatever a compiler raises
+        return "refused"
+    return "right" if hard.differs(got, want) is None else "wrong"
+
+
+def find_outcomes() -> Outcomes:
+    """Returns the outcomes of all cases with all classes."""
+    return {
+        f"{name.removeprefix('c')}, {kind}": {
+            way: outcome(name, kind, compiler) for way, compiler in WAYS.items()
+        }
+        for name in hard.CASES
+        for kind in hard.KINDS
+    }
+
+
+def count(outcomes: Outcomes, way: str) -> Counter[str]:
+    """Returns how many cases have each outcome."""
+    return Counter(ways[way] for ways in outcomes.values())
+
+
+def format_markdown(outcomes: Outcomes, release: str) -> str:
+    """Returns the counts, and the cases that are not right everywhere, as a page."""
+    out = [
+        f"Counted by `python -m bench.cases` with PyTorch {release}: {len(outcomes)} runs of each way.",
+        "",
+    ]
+    out += ["|  | right | refused | wrong |", "|---|---:|---:|---:|"]
+    for way in WAYS:
+        counts = count(outcomes, way)
+        out.append(f"| {way} | {counts['right']} | {counts['refused']} | {counts['wrong']} |")
+    out += ["", f"| case, class | {' | '.join(WAYS)} |", "|---|---|---|---|"]
+    for name, ways in outcomes.items():
+        if {*ways.values()} != {"right"}:
+            out.append(f"| {name.replace('_', ' ')} | {' | '.join(ways[way] for way in WAYS)} |")
+    return "\n".join(out) + "\n"
+
+
+def main() -> None:
+    """Runs the cases; prints and writes what came of them."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    outcomes = find_outcomes()
+    RESULTS.mkdir(exist_ok=True)
+    record = {"machine": {"torch": torch.__version__, "python": sys.version.split()[0]}, "cases": outcomes}
+    (RESULTS / "cases.json").write_text(json.dumps(record, indent=1) + "\n")
+    (RESULTS / "cases.md").write_text(format_markdown(outcomes, torch.__version__))
+    print(format_markdown(outcomes, torch.__version__))
+
+
+if __name__ == "__main__":
+    main()

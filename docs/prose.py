@@ -1,0 +1,77 @@
+"""``python -m docs.prose``: reads the prose of README and docs with proselint, and with a short list of our own words.
+
+Fences, tables, headings and comments are left out, and a code span is one word. Prints ``page:line: what to write`` for
+each finding; the exit status is 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from docs.wrap import PAGES, ROOT, prose
+
+# What is written here by habit, and what a reader of English expects.
+OUR_WORDS = {
+    r"(?<!there\s)\b(?:is|are) no (?!longer|more|less)": "is not a, has no",
+    r"\bstands? (?:for|in|on|at)\b": "represents, is",
+    r"\bstand-ins?\b": "a placeholder, a fake tensor",
+    r"\btak(?:e|es|ing|en) (?:\w+ ){0,3}apart\b": "flattens, decomposes",
+    r"\bgives? what\b": "has the result that",
+    r"\bas good as nothing\b": "almost nothing",
+}
+# What proselint is not asked: quotes and dots as in books, times of the day, "very", which it only jokes about.
+LEFT_OUT = ("typography.", "dates_times.", "weasel_words.")
+CODE, TARGET = re.compile(r"`[^`]*`"), re.compile(r"\]\([^)]*\)")
+
+
+def prose_of(text: str) -> str:
+    """The prose of a page on its own lines: all others are empty, code spans are numbered, links have no target."""
+    lines = text.splitlines()
+    kept = {*prose(lines)}
+    found = "\n".join(line if number in kept else "" for number, line in enumerate(lines))
+    count = iter(range(len(found)))
+    return (
+        CODE.sub(lambda span: f"code{next(count)}" + "\n" * span[0].count("\n"), TARGET.sub("]", found))
+        + "\n"
+    )
+
+
+def by_our_words(page: str, text: str) -> Iterator[str]:
+    """What the list above finds."""
+    for pattern, instead in OUR_WORDS.items():
+        for found in re.finditer(pattern, text, re.IGNORECASE):
+            yield f"{page}:{text.count(chr(10), 0, found.start()) + 1}: {found[0]!r}: {instead}"
+
+
+def by_proselint(texts: dict[str, str]) -> Iterator[str]:
+    """What proselint finds."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {page: Path(folder) / page.replace("/", "--") for page in texts}
+        for page, path in paths.items():
+            path.write_text(texts[page])
+        command = [sys.executable, "-m", "proselint", "check", *map(str, paths.values())]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode not in (0, 1):
+            raise RuntimeError(f"proselint failed: {done.stderr}")
+        for line in done.stdout.splitlines():
+            place, _, said = line.partition(".md:")
+            if said and not said.split(": ")[1].startswith(LEFT_OUT):
+                yield f"{Path(place).name.replace('--', '/')}.md:{said}"
+
+
+def find(texts: dict[str, str]) -> list[str]:
+    """All findings in the text of pages."""
+    plain = {page: prose_of(text) for page, text in texts.items()}
+    ours = [finding for page, text in plain.items() for finding in by_our_words(page, text)]
+    return [*ours, *by_proselint(plain)]
+
+
+if __name__ == "__main__":
+    findings = find({page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES})
+    print(*findings, sep="\n", end="\n" if findings else "")
+    sys.exit(bool(findings))

@@ -1,0 +1,47 @@
+"""The hard cases that were counted: the files agree with each other and with what happens."""
+
+from __future__ import annotations
+
+import json
+import warnings
+
+import pytest
+
+from bench import cases
+
+FOUND = json.loads((cases.RESULTS / "cases.json").read_text())
+
+
+def test_all_cases_were_counted():
+    assert len(FOUND["cases"]) == len(cases.hard.CASES) * len(cases.hard.KINDS)
+    assert all({*ways} == {*cases.WAYS} for ways in FOUND["cases"].values())
+
+
+def test_the_page_is_that_of_the_record():
+    page = (cases.RESULTS / "cases.md").read_text()
+    assert page == cases.format_markdown(FOUND["cases"], FOUND["machine"]["torch"])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("name", "way", "expected"),
+    [
+        ("c01_shared_inner_mutated", cases.STOCK, "wrong"),
+        ("c01_shared_inner_mutated", cases.DIRECT, "right"),
+        ("c03_some_outputs_in_the_backward", cases.STOCK, "refused"),
+        ("c03_some_outputs_in_the_backward", cases.BACKEND, "right"),
+        ("c06_t_of_a_plain_tensor", cases.STOCK, "right"),
+    ],
+)
+def test_a_case(name, way, expected):
+    assert cases.outcome(name, "pair", cases.WAYS[way]) == expected
+    assert FOUND["cases"][f"{name.removeprefix('c')}, pair"][way] == expected
+
+
+@pytest.mark.slow
+def test_all_cases_come_out_as_counted():
+    if FOUND["machine"]["torch"] != cases.torch.__version__:
+        pytest.skip(f"counted with {FOUND['machine']['torch']}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert cases.find_outcomes() == FOUND["cases"]

@@ -1,0 +1,47 @@
+"""The notebook runs, prints what it shows, and is one."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+from docs import notebook
+
+TOUR = json.loads(notebook.TOUR.read_text())
+
+
+def test_the_tour_prints_what_it_shows(tmp_path):
+    printed = notebook.run_cells(TOUR, tmp_path)
+    assert len(printed) == 10
+    for cell, text in zip(notebook.code_cells(TOUR), printed, strict=True):
+        assert notebook.shown(cell) == text, "python -m docs.notebook writes it"
+    assert "Int8Weight" in (tmp_path / "report.html").read_text()
+
+
+def test_the_file_is_a_notebook():
+    assert (TOUR["nbformat"], TOUR["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in TOUR["cells"]}) == len(TOUR["cells"])
+    for cell in TOUR["cells"]:
+        assert cell["cell_type"] in ("markdown", "code") and isinstance(cell["source"], list)
+        assert ("outputs" in cell and "execution_count" in cell) == (cell["cell_type"] == "code")
+    assert [cell["execution_count"] for cell in notebook.code_cells(TOUR)] == [*range(1, 11)]
+    assert notebook.TOUR.read_text() == json.dumps(TOUR, indent=1, ensure_ascii=False) + "\n"
+
+
+def test_other_outputs_are_noticed_and_written(tmp_path):
+    found = copy.deepcopy(TOUR)
+    found["cells"] = [notebook.code_cells(found)[0]]
+    found["cells"][0]["source"] = ["x = 2\n", "print(x)\n", "print(x + 1)"]
+    printed = notebook.run_cells(found, tmp_path)
+    assert printed == ["2\n3\n"] != [notebook.shown(found["cells"][0])]
+    assert notebook.shown(notebook.with_outputs(found, printed)["cells"][0]) == "2\n3\n"
+
+
+def test_an_error_in_a_cell_is_raised(tmp_path):
+    found = copy.deepcopy(TOUR)
+    found["cells"] = found["cells"][:2]
+    found["cells"][1]["source"] = ["raise ValueError('here')"]
+    with pytest.raises(ValueError, match="here"):
+        notebook.run_cells(found, tmp_path)
