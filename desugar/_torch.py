@@ -108,6 +108,11 @@ _LAZY = {
     "CompiledFxGraph": "torch._inductor.output_code",
     # A library of AOTInductor in a package.
     "PackageLoader": "torch._C._aoti:AOTIModelPackageLoader",
+    # The archives that `torch.save` writes, entry by entry.
+    "ArchiveReader": "torch._C:PyTorchFileReader",
+    "ArchiveWriter": "torch._C:PyTorchFileWriter",
+    # sympy's functions for sizes, such as a floor division.
+    "size_functions": "torch.utils._sympy:functions",
     # The state that Inductor reads while it compiles, such as the fake mode.
     "V": "torch._inductor.virtualized",
     # The trace has applied autocast; compiling and running must not apply it again.

@@ -19,6 +19,7 @@ import subclasses
 from desugar import _torch as private
 from desugar.api import calls_of, compile as desugar_compile
 from desugar.backends.choose import choose_backend
+from desugar.cli import packages
 from desugar.cli.compare import bench_function
 from desugar.cli.doctor import examine
 from desugar.cli.script import run_script, show_error
@@ -216,6 +217,8 @@ def doctor(
     if broken:
         raise typer.Exit(1)
 
+
+app.add_typer(packages.app, name="package")
 
 # ------------------------------------------------------------------------------------------------- helpers
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from desugar import _torch as private
 from desugar.errors import PackageError
 from desugar.packages.manifest.records import TensorFacts
 
@@ -59,7 +60,7 @@ def write_archive(
     handle, beside = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".pt2", dir=path.parent)
     os.close(handle)
     try:
-        writer = torch._C.PyTorchFileWriter(beside)
+        writer = private.ArchiveWriter(beside)
         for name, content in {"archive_format": b"pt2", "archive_version": b"0", **entries}.items():
             writer.write_record(name, content, len(content))
         for number, tensor in enumerate(weights):
@@ -107,7 +108,7 @@ class Archive:
                 f"{self.path}: expected a file with the sha256 {sha256}, got {found}; nothing was loaded"
             )
         try:
-            self._reader = torch._C.PyTorchFileReader(str(self.path))
+            self._reader = private.ArchiveReader(str(self.path))
             self._names = frozenset(self._reader.get_all_records())
         except RuntimeError as error:
             raise PackageError(f"{self.path} is no package that can be read: {_first_line(error)}") from error

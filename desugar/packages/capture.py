@@ -21,7 +21,7 @@ from desugar.api import dynamo_context, find_target, with_own_code
 from desugar.backends.base import Backend, CompiledGraph
 from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import has_frame, raise_own
-from desugar.errors import DesugarError, PackageError
+from desugar.errors import PackageError
 from desugar.frontend.inputs import Inputs
 from desugar.ir.values import Constant
 from desugar.packages.manifest.structure import Flattened, flatten_call
@@ -185,9 +185,8 @@ def _without_side_effects() -> Any:
 
 def _check_sources(captured: Captured) -> None:
     if any(source is None for source in captured.sources):
-        raise DesugarError(
-            "an input of the graph has no name",
-            instead="pass the tensors that the function uses as arguments",
+        raise PackageError(
+            "an input of the graph has no name: pass the tensors that the function uses as arguments"
         )
 
 

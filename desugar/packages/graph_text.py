@@ -16,6 +16,7 @@ from torch import fx
 from desugar.errors import PackageError
 from desugar.packages.manifest.codec import Writer
 from desugar.packages.manifest.reading import Reader
+from subclasses._torch import OpOverload
 
 _NAMESPACES = ("aten", "prims", "subclasses", "desugar")
 _REFUSED = frozenset({"from_file", "_test_functorch_fallback"})  # ops that read more than tensors
@@ -62,7 +63,7 @@ def _name_of(target: Any) -> str:
     if target in _NAMES:
         return f"python.{_NAMES[target]}"
     name = str(target)
-    if not isinstance(target, torch._ops.OpOverload) or _find_op(name) is not target:
+    if not isinstance(target, OpOverload) or _find_op(name) is not target:
         raise PackageError(f"a graph has the op {name}")
     return name
 
@@ -134,7 +135,7 @@ def _find_op(name: str) -> Callable[..., Any]:
             f"a plain graph of this package has the op {name!r}, which is none that it may call"
         )
     found = getattr(getattr(getattr(torch.ops, space), packet), overload)
-    if not isinstance(found, torch._ops.OpOverload):
+    if not isinstance(found, OpOverload):
         raise PackageError(f"a plain graph of this package has {name!r}, which is no op")
     return found
 

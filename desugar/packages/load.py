@@ -16,7 +16,8 @@ from desugar.errors import PackageError, SignatureError
 from desugar.packages.archive import Archive
 from desugar.packages.assemble import assemble, layout_of_record
 from desugar.packages.checks import Checking
-from desugar.packages.entry import LEFT, Callee, Guards, build_entry, build_runner, plain_leaves
+from desugar.packages.entry import LEFT, Callee, build_entry, build_runner
+from desugar.packages.guards import Guards, plain_leaves
 from desugar.packages.libraries import library_call
 from desugar.packages.manifest.classes import find_classes
 from desugar.packages.manifest.machine import check_machine
@@ -263,6 +264,11 @@ class Package:
             SignatureError: No program takes such arguments. Nothing was changed.
         """
         return self._call(*args, **kwargs)
+
+    @property
+    def programs(self) -> tuple[ProgramRecord, ...]:
+        """The records of the programs, in the order of the saved calls."""
+        return self._manifest.programs
 
     @property
     def is_training(self) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from desugar import _torch as private
 from desugar.errors import PackageError
 
 # ------------------------------------------------------------------------------------------------- records
@@ -104,13 +105,12 @@ def from_sympy(expression: Any, numbers: Mapping[Any, int]) -> Extent:
 def to_sympy(extent: Extent, symbols: Sequence[Any]) -> Any:
     """Returns the sympy expression of data; `symbols` are sympy's, by number."""
     import sympy
-    from torch.utils._sympy import functions
 
     match extent:
         case Symbol(index):
             return symbols[index]
         case Expression(op, operands):
-            make = getattr(functions, op, None) or getattr(sympy, op)
+            make = getattr(private.size_functions, op, None) or getattr(sympy, op)
             return make(*(to_sympy(operand, symbols) for operand in operands))
     return sympy.Integer(extent)
 

@@ -1,0 +1,174 @@
+"""The commands `python -m desugar package ...`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from desugar.errors import PackageError, SignatureError
+from desugar.ir.values import dynamic_names, inner_names, is_wrapper
+from desugar.packages.assemble import layout_of_record
+from desugar.packages.load import Package, load
+from desugar.packages.manifest.records import (
+    ConstantLeaf,
+    IntLeaf,
+    Leaf,
+    ProgramRecord,
+    TensorLeaf,
+    WrapperLeaf,
+)
+from desugar.packages.manifest.structure import Flattened, build, paths_of
+from desugar.packages.show import show as describe
+from subclasses.handwritten import unflatten
+from subclasses.layout import field_name
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Looks into packages of desugar.save, and calls them."
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE.pt2", help="A package.")]
+
+
+@app.command()
+def show(file: File) -> None:
+    """Prints signatures, layouts, sizes, weights and the digest; runs nothing of the file."""
+    try:
+        typer.echo(describe(str(file)))
+    except (FileNotFoundError, PackageError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@app.command()
+def call(
+    file: File,
+    inputs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="INPUTS.safetensors",
+            help="The tensors by argument (x, x.values, pair[0]); ints in the file's metadata, by the same names.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", help="Write the result's tensors to a file.")
+    ] = None,
+    classes: Annotated[
+        list[str] | None, typer.Option("--class", metavar="MODULE:CLASS", help="A class of the package.")
+    ] = None,
+    sha256: Annotated[str | None, typer.Option(help="The digest that the package has to have.")] = None,
+    native: Annotated[bool, typer.Option(help="Run the machine code of the file.")] = True,
+) -> None:
+    """Runs a package on tensors of a file, without gradients, and prints or writes what it returns."""
+    try:
+        package = load(file, classes=map(_find_class, classes or ()), sha256=sha256, native=native)
+        args, kwargs = _arguments(package, *_read(inputs))
+        with torch.no_grad():
+            result = package(*args, **kwargs)
+    except (FileNotFoundError, PackageError, SignatureError) as error:
+        raise typer.BadParameter(str(error)) from error
+    found = dict(_tensors_in(result, "result"))
+    if out is not None:
+        from safetensors.torch import save_file
+
+        save_file({name: tensor.contiguous() for name, tensor in found.items()}, out)
+        typer.echo(f"wrote {out}", err=True)
+    else:
+        for name, tensor in found.items():
+            typer.echo(f"{name} {str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}\n{tensor}")
+
+
+def _find_class(name: str) -> type:
+    module, _, cls = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), cls)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise typer.BadParameter(
+            f"expected MODULE:CLASS that can be imported, got {name!r}: {error}"
+        ) from error
+    return found  # type: ignore[no-any-return]
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise typer.BadParameter(f"{path} cannot be read as safetensors: {error}") from error
+
+
+# ------------------------------------------------------------------------------------------------ arguments
+
+
+def _arguments(package: Package, tensors: dict[str, Tensor], numbers: dict[str, str]) -> Any:
+    """Returns the arguments of a call, for the first program whose tensors are those of the file."""
+    missing = []
+    for program in package.programs:
+        names = {n: where for parameter, tree in program.arguments for n, where in paths_of(tree, parameter)}
+        wanted = {name for n, leaf in enumerate(program.leaves) for name in _names_of(leaf, names[n])}
+        if wanted == set(tensors):
+            leaves = [_leaf(leaf, names[n], tensors, numbers) for n, leaf in enumerate(program.leaves)]
+            return _arrange(program, leaves)
+        missing.append(", ".join(sorted(wanted)))
+    raise typer.BadParameter(f"expected the tensors {' or '.join(missing)}, got {', '.join(sorted(tensors))}")
+
+
+def _names_of(leaf: Leaf, name: str) -> Iterator[str]:
+    if isinstance(leaf, WrapperLeaf):
+        for attribute, part in leaf.inner:
+            yield from _names_of(part, f"{name}.{field_name(attribute)}")
+    elif isinstance(leaf, TensorLeaf):
+        yield name
+
+
+def _leaf(leaf: Leaf, name: str, tensors: dict[str, Tensor], numbers: dict[str, str]) -> Any:
+    match leaf:
+        case WrapperLeaf():
+            inner = {
+                attribute: _leaf(part, f"{name}.{field_name(attribute)}", tensors, numbers)
+                for attribute, part in leaf.inner
+            }
+            for field, _ in leaf.dynamics:
+                inner[f"_{field}_carrier"] = torch.empty((_number(f"{name}.{field}", numbers), 0))
+            return unflatten(leaf.cls, inner, layout_of_record(leaf.context), (), None)  # type: ignore[arg-type]
+        case TensorLeaf():
+            return tensors[name]
+        case IntLeaf():
+            return _number(name, numbers)
+        case ConstantLeaf(value):
+            return value
+    raise typer.BadParameter(f"{name} is an argument that a file cannot hold")
+
+
+def _number(name: str, numbers: dict[str, str]) -> int:
+    text = numbers.get(name, "")
+    if not text.lstrip("-").isdecimal():
+        raise typer.BadParameter(f"expected the int {name} in the metadata of the inputs, got {text!r}")
+    return int(text)
+
+
+def _arrange(program: ProgramRecord, leaves: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    arguments = {name: build(tree, leaves) for name, tree in program.arguments}
+    return Flattened(program.parameters, program.arguments, leaves).arrange(arguments)
+
+
+def _tensors_in(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor) and is_wrapper(value):
+        for attribute in (*inner_names(value), *dynamic_names(type(value))):
+            yield from _tensors_in(getattr(value, attribute), f"{name}.{field_name(attribute)}")
+    elif isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from _tensors_in(part, f"{name}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value):
+            yield from _tensors_in(part, f"{name}[{number}]")
+    elif isinstance(value, int):
+        yield name, torch.tensor(value)
