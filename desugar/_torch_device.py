@@ -47,6 +47,8 @@ _LAZY = {
     "cache_dir": "torch._inductor.runtime.cache_dir_utils",
     # The first node that cannot be part of a CUDA graph.
     "first_node_against_cuda_graphs": "torch._inductor.utils:get_first_incompatible_cudagraph_node",
+    # Which arguments a user's Triton kernel reads and writes, by its intermediate code.
+    "identify_accessed_tensors": "torch._higher_order_ops.triton_kernel_wrap",
     # The state that Inductor reads while it compiles: the graph, its sizes and buffers.
     "V": "torch._inductor.virtualized",
     # How a node of Inductor's scheduler accesses a buffer: at an index, or as a whole.
@@ -382,6 +384,9 @@ def _own_cache_folder() -> Iterator[None]:
         importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir(), "fake"
     )
     names = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
+    names["TRITON_DEFAULT_FP_FUSION"] = os.environ.get(
+        "TRITON_DEFAULT_FP_FUSION", "1"
+    )  # Triton warns without it
     with unittest.mock.patch.dict(os.environ, names):
         yield
 

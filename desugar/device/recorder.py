@@ -10,7 +10,7 @@ import importlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,7 +97,7 @@ class Recorder:
         """Notes a compiled kernel."""
         if name not in self.compiled:
             self.compiled[name] = _read_compiled(kernel)
-        return _Launcher(self, name, "triton")
+        return _Launcher(self, name, "triton", kernel)
 
     def host(self, source: str) -> _Launcher:
         """Notes a C++ kernel, which is not built."""
@@ -116,25 +116,36 @@ class Recorder:
 class _Launcher:
     """Stands for a kernel in generated code."""
 
-    def __init__(self, recorder: Recorder, name: str, kind: str) -> None:
-        self.recorder, self.name, self.kind = recorder, name, kind
+    def __init__(self, recorder: Recorder, name: str, kind: str, kernel: Any = None) -> None:
+        self.recorder, self.name, self.kind, self.kernel = recorder, name, kind, kernel
 
     def run(self, *args: Any, **kwargs: Any) -> None:
         """Notes a launch."""
         tensors = [x for x in args if isinstance(x, Tensor)]
-        traffic = self.recorder.traffic.get(self.name) or _of_arguments(self.name, tensors)
+        traffic = self.recorder.traffic.get(self.name) or _of_arguments(self.name, self.kernel, args)
         on_host = any(x.device.type == "cpu" for x in tensors)
         self.recorder.calls.append(Call(self.name, self.kind, traffic, touches_host=on_host))
 
     __call__ = run
 
 
-def _of_arguments(name: str, tensors: list[Tensor]) -> Traffic:
-    """Traffic of a kernel that Inductor did not write: all of its arguments are read."""
-    reads: dict[torch.dtype, int] = {}
+def _of_arguments(name: str, kernel: Any, args: Sequence[Any]) -> Traffic:
+    """Traffic of a kernel that Inductor did not write: it reads or writes the whole of each argument."""
+    if kernel is None:
+        return Traffic((name,))
+    meta = kernel.triton_meta
+    names = (parameter for parameter, kind in meta["signature"].items() if kind != "constexpr")
+    named = dict(zip(names, args, strict=False))  # constants are compiled in; the size of the grid follows
+    found = private.identify_accessed_tensors(kernel.fn, named | meta["constants"], {}).read_writes
+    reads, writes = ([named[dep.name] for dep in deps] for deps in (found.reads, found.writes))
+    return Traffic((name,), _bytes_by_dtype(reads), _bytes_by_dtype(writes))
+
+
+def _bytes_by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, int]:
+    found: dict[torch.dtype, int] = {}
     for x in tensors:
-        reads[x.dtype] = reads.get(x.dtype, 0) + nbytes(x)
-    return Traffic((name,), reads)
+        found[x.dtype] = found.get(x.dtype, 0) + nbytes(x)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ compiled code
