@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from desugar import _torch_device as private
+from desugar import _torch_device as private, _torch_device_patches as patches
 from desugar.backends.kernel_libraries import recorded
 from desugar.device.attention import attend
 from desugar.device.devices import Device, find_device
@@ -101,7 +101,7 @@ def fake_device(name: str | Device) -> Iterator[FakeDevice]:
     )
     forget_devices()
     try:
-        with private.patched(device.properties, hooks):
+        with patches.patched(device.properties, hooks):
             yield fake
     finally:
         forget_devices()
@@ -115,7 +115,7 @@ def check_installation(device: Device) -> None:
             f"{found}, but torch {torch.__version__} comes without {' and without '.join(missing)}: "
             "pip install torch==2.15.0 triton==3.9.0"
         )
-    if wrong := private.patches_that_do_not_fit():
+    if wrong := patches.patches_that_do_not_fit():
         raise RuntimeError(
             f"{found} in which these names exist, but torch {torch.__version__} lacks {', '.join(wrong)}: "
             "pip install torch==2.15.0 triton==3.9.0"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from desugar import _torch_device as private
+from desugar import _torch_device as private, _torch_device_patches as patches
 from desugar.backends.kernel_libraries import recorded
 from desugar.device.devices import DEVICES
 from desugar.device.fake import check_installation, fake_device, move
@@ -21,14 +21,14 @@ def test_without_the_cuda_build_one_line_says_what_to_install(monkeypatch):
 
 @cuda_build
 def test_the_patches_fit_this_release():
-    assert private.patches_that_do_not_fit() == [], "name the new places in desugar/_torch_device.py"
+    assert patches.patches_that_do_not_fit() == [], "name the new places in desugar/_torch_device_patches.py"
     for name in private.NAMES:
         getattr(private, name)
 
 
 @cuda_build
 def test_a_release_that_the_patches_do_not_fit_is_named(monkeypatch):
-    monkeypatch.setitem(private.DESCRIPTION, "torch.cuda:no_such_function", "nothing")
+    monkeypatch.setitem(patches.DESCRIPTION, "torch.cuda:no_such_function", "nothing")
     with pytest.raises(RuntimeError, match=r"lacks torch\.cuda:no_such_function"), fake_device("h100"):
         pass
 
@@ -37,14 +37,14 @@ def test_a_release_that_the_patches_do_not_fit_is_named(monkeypatch):
 @pytest.mark.parametrize("name", DEVICES)
 def test_inside_there_is_a_device_and_outside_there_is_none(name):
     with recorded():  # a patch for good, of the programs that are stored
-        before = {place: getattr(*private.owner_of(place)) for place in private.DESCRIPTION}
+        before = {place: getattr(*patches.owner_of(place)) for place in patches.DESCRIPTION}
     with fake_device(name) as fake:
         assert torch.cuda.is_available() and torch.cuda.get_device_name() == DEVICES[name].title
         assert torch.cuda.get_device_capability() == DEVICES[name].capability
         with fake.mode:
             x = torch.randn(3, 4, device="cuda")
             assert (x @ x.t()).device == torch.device("cuda", 0)
-    after = {place: getattr(*private.owner_of(place)) for place in private.DESCRIPTION}
+    after = {place: getattr(*patches.owner_of(place)) for place in patches.DESCRIPTION}
     assert before == after and not torch.cuda.is_available()
 
 
