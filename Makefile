@@ -4,7 +4,7 @@
 #   make test      what CI runs                         make lint   format, lint, types, layers
 #   make test-all  the slow tests too                   make bench  timings, side by side
 #   make bench-compare BASE=old/wrappers.json     what changed (old: in all), fails on a regression
-#   make bench-gpu                                where CUDA is
+#   make bench-gpu                                where CUDA is; bench-gpu-predicted TORCH=2.15.0 predicts without
 #   make train-distributed                        trains on two processes, and goes on with one
 #   make readme    refresh README and docs from what the code and the demo print
 #
@@ -26,7 +26,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo train-distributed test test-all bench bench-compare bench-gpu docs lint format readme clean
+.PHONY: help demo train-distributed test test-all bench bench-compare bench-gpu bench-gpu-predicted docs lint format readme clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | sed -n 1,11p
@@ -70,6 +70,9 @@ bench-compare: $(VENV)/.has-bench
 
 bench-gpu: $(VENV)/.has-bench
 	$(BIN)/python -m bench.gpu $(ARGS)
+
+bench-gpu-predicted: $(VENV)/.has-bench
+	$(BIN)/python -m bench.gpu_predicted $(ARGS)
 
 docs: $(VENV)/.has-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html

@@ -73,9 +73,14 @@ def print_rows(rows: Sequence[Row]) -> None:
         wide_console().print(table)
 
 
-def format_markdown(rows: Sequence[Row], machine: dict[str, Any], command: str = "bench.compare") -> str:
+def format_markdown(
+    rows: Sequence[Row],
+    machine: dict[str, Any],
+    command: str = "bench.compare",
+    how: str = "Measured side by side",
+) -> str:
     """Returns the tables as a Markdown page."""
-    lines = [f"Measured side by side by `python -m {command}`.", ""]
+    lines = [f"{how} by `python -m {command}`.", ""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]
     for group, members in group_rows(rows):
         headings = members[0].headings()
@@ -90,7 +95,8 @@ def save_rows(rows: Sequence[Row], machine: dict[str, Any], path: Path, **more: 
     path.parent.mkdir(parents=True, exist_ok=True)
     record = {"machine": machine, **more, "rows": [asdict(row) for row in rows]}
     path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n")
-    path.with_suffix(".md").write_text(format_markdown(rows, machine, more.get("command", "bench.compare")))
+    words = {name: more[name] for name in ("command", "how") if name in more}
+    path.with_suffix(".md").write_text(format_markdown(rows, machine, **words))
 
 
 def load_rows(path: Path) -> tuple[list[Row], dict[str, Any]]:

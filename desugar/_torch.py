@@ -28,6 +28,8 @@ _LAZY = {
     "FunctionalTensorMode": "torch._subclasses.functional_tensor",
     # The type of ops that take functions (cond, while_loop), which a trace calls differently.
     "HigherOrderOperator": "torch._ops",
+    # What runs in place of an op under functionalization: for a `torch.library.triton_op`, the kernels that it calls.
+    "find_torch_dispatch_rule": "torch._library.simple_registry",
     # The active functionalization mode.
     "detect_infra_mode": "torch.utils._python_dispatch:_detect_infra_mode",
     "ModeKey": "torch._C:_TorchDispatchModeKey",

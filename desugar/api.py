@@ -143,14 +143,10 @@ def trace(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Program:
 
 
 class _Captured(Exception):
-    """Ends a call after its graph has been compiled."""
-
-    def __init__(self, program: Program) -> None:
-        super().__init__()
-        self.program = program
+    """Ends a call after its graph has been compiled; the argument is the program."""
 
 
-def capture(
+def capture(  # noqa: PLR0913
     fn: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -158,11 +154,12 @@ def capture(
     *,
     reason: str = "traced",
     dynamic: bool | None = None,
+    compile_graph: Callable[[Any, list[Any], Any], Any] = dynamo.compile_graph,
 ) -> Program:
     """Captures one call as a whole graph and compiles the graph, without running the call; raises as :func:`trace`."""
 
     def stop(graph: Any, inputs: list[Any]) -> Callable[..., Any]:
-        program = dynamo.compile_graph(graph, inputs, backend)
+        program = compile_graph(graph, inputs, backend)
 
         def run(*leaves: Any) -> Any:
             raise _Captured(program)
@@ -176,7 +173,7 @@ def capture(
         with called_by(Caller(uncompiled(fn), reason)):
             dynamo_context(stop, True, dynamic)(target)(*bound, *args, **kwargs)
     except _Captured as captured:
-        return captured.program
+        return captured.args[0]
     except private.BackendCompilerFailed as error:
         raise_own(error)
     raise DesugarError(

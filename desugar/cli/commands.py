@@ -24,8 +24,11 @@ from desugar.cli.compare import bench_function
 from desugar.cli.doctor import examine
 from desugar.cli.script import run_script, show_error
 from desugar.cli.targets import TargetError, find_arguments, find_factory, find_target
+from desugar.device.devices import find_device
+from desugar.device.fake import check_installation
 from desugar.errors import DesugarError
 from desugar.explain.api import explain as explain_function
+from desugar.explain.prediction import render_prediction
 from desugar.explain.render import render_page
 from desugar.explain.text import duration, render_report_text
 from desugar.ir.values import is_wrapper
@@ -51,6 +54,11 @@ Inputs = Annotated[
 ]
 BackendName = Annotated[
     str, typer.Option(help='"eager" runs the plain graphs as they are; "inductor" compiles them.')
+]
+
+DeviceName = Annotated[
+    str | None,
+    typer.Option(help="Predict kernels, bytes and time on a GPU, such as h100; none is needed."),
 ]
 
 # What stands on the stack between the shell and the user's own code.
@@ -104,15 +112,17 @@ def explain(
     backend: BackendName = "eager",
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    device: DeviceName = None,
 ) -> None:
     """Tells what becomes of one call: its lines, ops, graphs and cost."""
     check_writable(html)
     check_backend(backend)
+    check_device(device)
     with users_errors():
         module, fn = find_target(target)
         args, kwargs = find_arguments(module, fn, inputs)
         compiled = fn if calls_of(fn) is not None else desugar_compile(fn, backend=backend)
-        explanation = explain_function(compiled, *args, **kwargs)
+        explanation = explain_function(compiled, *args, device=device, **kwargs)
     if as_json:
         typer.echo(explanation.to_json())
     elif html is not None:
@@ -129,15 +139,19 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--report", help="The page to write.")] = Path("report.html"),
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
+    device: DeviceName = None,
 ) -> None:
     """Runs a script and writes a page about what was compiled in it."""
     check_writable(out, json_out)
+    check_device(device)
     page, data = out.resolve(), None if json_out is None else json_out.resolve()  # a script may go elsewhere
-    found, code = run_script(script, arguments or [])
+    found, code = run_script(script, arguments or [], device)
     page.write_text(render_page(found), encoding="utf-8")
     if data is not None:
         data.write_text(json.dumps(found.to_dict()), encoding="utf-8")
     typer.echo(render_report_text(found), err=True, nl=False)
+    for prediction in found.predictions:
+        typer.echo(render_prediction(prediction), err=True, nl=False)
     typer.echo(f"wrote {out}", err=True)
     if code:
         typer.echo(f"{script.name} ended with exit code {code}", err=True)
@@ -229,6 +243,18 @@ def check_backend(name: str) -> None:
         choose_backend(name)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def check_device(name: str | None) -> None:
+    """Exits unless a device is in the table and this installation can compile for it."""
+    try:
+        if name is not None:
+            check_installation(find_device(name))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except RuntimeError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(2) from error
 
 
 def check_makes_subclass(target: str, made: object) -> None:

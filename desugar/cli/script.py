@@ -6,23 +6,34 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from desugar.device.script import CompiledCalls
 from desugar.explain.collector import Collector
 from desugar.explain.records import Report
 
 
-def run_script(path: Path, arguments: Sequence[str]) -> tuple[Report, int]:
-    """Runs a script to its end, or to its error; returns what was compiled and its exit code."""
-    collector = Collector()
+def run_script(path: Path, arguments: Sequence[str], device: str | None = None) -> tuple[Report, int]:
+    """Runs a script to its end, or to its error; returns what was compiled and its exit code.
+
+    Args:
+        path: The script.
+        arguments: Its own arguments.
+        device: A device for which each compiled call is predicted after the script has ended.
+    """
+    collector, calls = Collector(), CompiledCalls()
     saved = sys.argv, list(sys.path)
     sys.argv, sys.path[0] = [str(path), *arguments], str(path.resolve().parent)
     try:
-        with collector.collecting():
+        with collector.collecting(), calls.collecting(device is not None):
             code = _run(path)
+        report = collector.report(path.name)
+        if device is not None:
+            report = replace(report, predictions=calls.predict(device))
     finally:
         sys.argv, sys.path[:] = saved[0], saved[1]
-    return collector.report(path.name), code
+    return report, code
 
 
 def _run(path: Path) -> int:

@@ -169,7 +169,7 @@ def _recording(gm: fx.GraphModule, leaves: list[Any], owner: Caller | None, fail
 
 def _make_fake(leaf: Any, mode: Any, context: Any) -> Any:
     """Returns the fake of one argument, with the symbols and the source that Dynamo gave it."""
-    if not isinstance(leaf, Tensor) or isinstance(leaf, private.FakeTensor):
+    if not isinstance(leaf, Tensor) or getattr(leaf, "fake_mode", None) is mode:
         return leaf
     known = context.tensor_to_context.get(leaf) if context is not None else None
     with mode:  # the dispatch of a handwritten class may make tensors

@@ -110,6 +110,10 @@ class Calls(Caller):
         finally:
             self._thread.has_waited = False
 
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Returns the arguments of the call in progress in this thread."""
+        return getattr(self._thread, "call", None)
+
     def _call_compiled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         private.register_backend(self.backend)
         private.shared_nested_tensor()  # PyTorch makes it once; inside a trace it would be made of fake tensors

@@ -17,6 +17,8 @@ from desugar.dynamo.entry import Calls
 from desugar.recording.listeners import Recording, listen, resumed
 
 if TYPE_CHECKING:
+    from desugar.device.devices import Device
+    from desugar.device.records import Prediction
     from desugar.explain.guards import TakenGuards
     from desugar.explain.records import Cost, Program
 
@@ -26,14 +28,16 @@ class Explanation:
 
     Attributes:
         program: The record that everything is shown from (`desugar.explain.records.Program`).
+        prediction: What the call would run on a device (`desugar.device.Prediction`); None if no device was named.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, prediction: Prediction | None = None) -> None:
+        self.program, self.prediction = program, prediction
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as dictionaries, lists, strings and numbers; the keys are the attributes of the records."""
-        return self.program.to_dict()
+        predicted = {} if self.prediction is None else {"prediction": self.prediction.to_dict()}
+        return self.program.to_dict() | predicted
 
     def to_json(self) -> str:
         """`to_dict` as text."""
@@ -51,22 +55,34 @@ class Explanation:
     def __str__(self) -> str:
         from desugar.explain.render import render
 
-        return render(self.program)
+        if self.prediction is None:
+            return render(self.program)
+        from desugar.explain.prediction import render_prediction
+
+        return f"{render(self.program)}\n{render_prediction(self.prediction)}"
 
     def __repr__(self) -> str:
         return f"Explanation({self.program.name}, {len(self.program.ops)} ops)"
 
 
-def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
+def explain(
+    fn: Callable[..., Any], /, *args: Any, device: str | Device | None = None, **kwargs: Any
+) -> Explanation:
     """Explains one call: the traced ops, the plain ops of each line, the guards, the wrapper and the cost.
 
     The function is captured as by `desugar.trace`, whole and anew each time, and not run. The result of
     `desugar.compile` is explained with its own backend; any other function runs its plain graphs as they are. To
     measure the cost of a call, the compiled program is run on the arguments of the graph, unless it writes to them.
 
+    With a `device`, nothing is run. The call is also traced with fake tensors on that device, compiled for it by
+    Inductor and Triton, and its kernels, bytes and time are *predicted* (`desugar.device.predict`). This needs
+    PyTorch's CUDA build, but no GPU and no driver.
+
     Args:
         fn: A function or module, or what `desugar.compile` made of one.
         *args: The call's arguments; they are not changed.
+        device: A device of `desugar.device.DEVICES`, such as "h100". A parameter of the function that has this name
+            can only be passed by position, or by a `functools.partial`.
         **kwargs: Those by name.
 
     Returns:
@@ -75,10 +91,19 @@ def explain(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation
     Raises:
         DesugarError: The pass does not take the function.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
+        ValueError: There is no such device in the table.
+        RuntimeError: A device was named, and PyTorch's CUDA build with Triton is not installed.
     """
     calls = calls_of(fn)
     backend = choose_backend("eager") if calls is None else _backend_of(calls)
-    return Explanation(_explain(fn, backend, None if calls is None else calls.backend.dynamic, args, kwargs))
+    dynamic = None if calls is None else calls.backend.dynamic
+    if device is None:
+        return Explanation(_explain(fn, backend, dynamic, args, kwargs))
+    from desugar.device.predicting import predict
+
+    prediction = predict(fn, args, kwargs, device=device, dynamic=dynamic)
+    record = _explain(fn, backend, dynamic, args, kwargs, no_cost="a device was named, so nothing is run")
+    return Explanation(record, prediction)
 
 
 def _backend_of(calls: Calls) -> Backend:
@@ -89,9 +114,14 @@ def _backend_of(calls: Calls) -> Backend:
 
 
 def _explain(
-    fn: Any, backend: Backend, dynamic: bool | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    fn: Any,
+    backend: Backend,
+    dynamic: bool | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    no_cost: str = "",
 ) -> Program:
-    """The record of one call, compiled for the purpose."""
+    """The record of one call, compiled for the purpose; its cost is measured unless a reason not to is given."""
     from desugar.explain.collect import collect_program
     from desugar.explain.cost import measure_cost
     from desugar.explain.guards import take_guards
@@ -113,7 +143,7 @@ def _explain(
     with listen(note):
         capture(fn, args, kwargs, backend, reason="to be explained", dynamic=dynamic)
     record, guards, measure = found[0]
-    cost = measure()
+    cost = no_cost or measure()
     measured = {"no_cost": cost} if isinstance(cost, str) else {"cost": cost}
     return replace(record, guards=guards.describe(), **measured)
 

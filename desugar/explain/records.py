@@ -6,21 +6,13 @@ as dictionaries, lists, strings and numbers, for tools; its keys are the attribu
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
+from desugar.ir.record import Record
 
-class Record:
-    """A record that can be written as JSON."""
-
-    __slots__ = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """The record and those in it as dictionaries and lists."""
-        return json.loads(json.dumps(dataclasses.asdict(self)))  # type: ignore[call-overload]
-
+if TYPE_CHECKING:
+    from desugar.device.records import Prediction
 
 # ---------------------------------------------------------------------------------------- what went in and out
 
@@ -247,10 +239,11 @@ class Program(Record):
 
 @dataclass(frozen=True, slots=True)
 class Report(Record):
-    """What was compiled while a script ran."""
+    """What was compiled while a script ran, and, if a device was named, what each call would run there."""
 
     title: str
     programs: tuple[Program, ...]
     materialized: tuple[Materialized, ...] = ()
     versions: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0
+    predictions: tuple[Prediction, ...] = ()

@@ -188,6 +188,6 @@ def bytes_text(nbytes: int) -> str:
     return count(nbytes, "byte")
 
 
-def count(number: int, noun: str) -> str:
+def count(number: int, noun: str, plural: str = "") -> str:
     """A number and its noun."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"

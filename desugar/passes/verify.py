@@ -50,6 +50,8 @@ def check_plain_graph(graph: fx.GraphModule, stage: str) -> None:
 
 
 def _values(value: Any) -> Sequence[Any]:
+    if isinstance(value, dict):  # what a Triton kernel wrote to, by the name of its parameter
+        return tuple(value.values())
     return value if isinstance(value, (tuple, list)) else (value,)
 
 

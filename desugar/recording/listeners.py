@@ -93,6 +93,10 @@ class Caller:
     def add(self, program: Any, why: str) -> None:
         """Receives a program that was compiled for the call in progress."""
 
+    def call(self) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Returns the arguments of the call in progress; None if unknown."""
+        return None
+
     def variables(self, compile_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns the local and global variables of the frame that Dynamo compiles; both are empty if unknown."""
         return {}, {}

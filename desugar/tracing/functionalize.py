@@ -77,6 +77,9 @@ def _checking_mode_class() -> type:
                 return func.python_key_table[private.FunctionalTensorMode](self, *args, **(kwargs or {}))
             if torch.Tag.nondeterministic_seeded in func.tags:
                 check_rng(self.rng)
+            if (rule := _rule_for_mode(func)) is not None:
+                check_rng(self.rng)  # the rule enters this mode again
+                return rule(self, func, types, args, kwargs or {})
             if not schema.is_mutable or torch.Tag.inplace_view in func.tags:
                 return super().__torch_dispatch__(func, types, args, kwargs)
             targets = _mutated_arguments(func, args, kwargs or {})
@@ -88,6 +91,13 @@ def _checking_mode_class() -> type:
             return result
 
     return CheckingFunctionalMode
+
+
+def _rule_for_mode(func: Any) -> Any:
+    """Returns what runs in place of a custom op in `FunctionalTensorMode`; PyTorch asks by the exact type of a mode."""
+    if func.namespace in ("aten", "prims"):
+        return None
+    return private.find_torch_dispatch_rule(func, private.FunctionalTensorMode)
 
 
 def _rng_state() -> tuple[int, Tensor]:

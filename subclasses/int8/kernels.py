@@ -1,8 +1,9 @@
 """Matrix products with int8 weights: floats times integers, and integers times integers.
 
 Weight-only layers multiply floats with the integers and scale the sum. For one row that is a sum of products, which a
-compiler fuses, so that the weight is read as int8; on the CPU all else is one op (`products.py`). Dynamic layers
-quantize their input, by row or as a whole, multiply integers into int32, and scale.
+compiler fuses, so that the weight is read as int8; on the CPU all else is one op (`products.py`), on CUDA a few rows
+are one kernel (`cuda_products.py`). Dynamic layers quantize their input, by row or as a whole, multiply integers into
+int32, and scale.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subclasses._torch import current_transform
 from subclasses.int8 import affine, products
 
 # Requirements of the CUDA kernel: more than 16 rows, and extents that are multiples of 8.
 CUDA_ROWS, CUDA_MULTIPLE = 17, 8
+# Up to so many rows of half precision, the time of a product on CUDA is that of reading the weight.
+CUDA_FEW_ROWS = 64
 
 
 class Rows(NamedTuple):
@@ -47,9 +51,11 @@ def float_times_int8(x: Tensor, w: Rows) -> Tensor:
     """Returns ``x @ w.T`` in the dtype of ``x``; differentiable in ``x`` and the scale."""
     if _is_one_row(x, w):
         return _one_row(x, w)
+    rows = x.reshape(num_rows(x), x.shape[-1])
+    if _is_few_rows_on_cuda(rows, w):
+        return _few_rows_on_cuda(rows, w).reshape(*x.shape[:-1], w.qdata.shape[0])
     # A sum of unscaled products may overflow float16.
     scales_sums = w.scale.shape[1] == 1 and x.dtype is not torch.float16
-    rows = x.reshape(num_rows(x), x.shape[-1])
     y = products.multiply(rows, w.qdata, None if scales_sums else w.scale, w.zero_point)
     y = y.reshape(*x.shape[:-1], w.qdata.shape[0])
     return (y * w.scale.reshape(-1)).to(x.dtype) if scales_sums else y
@@ -88,6 +94,29 @@ def _one_row(x: Tensor, w: Rows) -> Tensor:
     if scales_sums:
         y = y * w.scale.reshape(-1)
     return y.to(x.dtype).reshape(*x.shape[:-1], w.qdata.shape[0])
+
+
+def _is_few_rows_on_cuda(x: Tensor, w: Rows) -> bool:
+    """Whether the kernel for a few rows takes a product; it has no derivatives and no rule for vmap."""
+    return (
+        x.device.type == "cuda"
+        and torch.version.cuda is not None
+        and x.dtype in (torch.bfloat16, torch.float16)
+        and w.zero_point is None
+        and w.scale.shape[1] == 1
+        and w.qdata.is_contiguous()
+        and not torch.is_grad_enabled()
+        and current_transform() is None
+        and 0 < x.shape[0] <= CUDA_FEW_ROWS
+        and 0 not in w.qdata.shape
+    )
+
+
+def _few_rows_on_cuda(x: Tensor, w: Rows) -> Tensor:
+    """Multiplies by a kernel that reads the weight as int8, once; the sum is in float32 and is narrowed once scaled."""
+    from subclasses.int8.cuda_products import int8_rows  # needs Triton
+
+    return int8_rows(x.contiguous(), w.qdata, w.scale)
 
 
 def is_traced(x: Tensor) -> bool:

@@ -65,6 +65,11 @@ def _devices() -> tuple[bool, bool]:
     return least >= (8, 0) and torch.backends.cuda.is_flash_attention_available(), least >= (5, 0)
 
 
+def forget_devices() -> None:
+    """Makes the next attention look at the devices again."""
+    _devices.cache_clear()
+
+
 def _autocast(dtype: torch.dtype) -> torch.dtype:
     """What ``autocast`` makes of a dtype before an attention."""
     if dtype in (torch.float32, *_HALF) and torch.is_autocast_enabled("cuda"):

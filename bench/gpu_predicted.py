@@ -1,0 +1,186 @@
+"""Predicts the figures of the GPU benchmarks, without a GPU, against the goals that wait for one.
+
+    python -m bench.gpu_predicted            # writes bench/results/gpu-predicted.json and .md, which docs/gpu.md shows
+
+It needs PyTorch's CUDA build (`make bench-gpu-predicted TORCH=2.15.0`), no driver and no GPU. All times are
+*predicted* by the roofline of the device's data sheet and by assumed costs of launches (`desugar.device.roofline`);
+none was measured. `make bench-gpu` measures the same subjects where there is a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from bench import gpu_decode, gpu_rows
+from bench.report import Row, print_rows, save_rows
+from bench.subjects import KINDS, copy_function, double
+from bench.timing import Timing
+from desugar.device import DEVICES, Way, predict
+from desugar.device.fake import check_installation
+from desugar.device.predicting import OURS, STOCK
+from examples._language_model import LanguageModel, dense, jagged
+from subclasses.int8 import Int8Tensor
+from subclasses.ragged import PaddedTensor
+
+RESULTS = Path(__file__).parent / "results"
+UNIT = "predicted µs a call"
+PREDICT = {"h100": "H100", "a100": "A100"}
+
+# ---------------------------------------------------------------------------------------------------------
+# subjects
+# ---------------------------------------------------------------------------------------------------------
+
+
+def predict_way(device: str, way: str, fn: Any, *args: Any, **options: Any) -> Way:
+    """Predicts one way to run a function.
+
+    Raises:
+        RuntimeError: It cannot be predicted.
+    """
+    found = predict(fn, args, device=device, ways=(way,), **options).way(way)
+    if found.error:
+        raise RuntimeError(f"expected a prediction of {way}, got an error: {found.error}")
+    return found
+
+
+def _row(group: str, name: str, way: Way, seconds: float, ratios: dict[str, float]) -> Row:
+    timing = Timing(*[1e6 * seconds] * 3)
+    counts = {"launches": float(way.launches), "MB": way.bytes / 1e6}
+    return Row(group, name, timing, counts | ratios, UNIT, ours="desugar" in name)
+
+
+def multiply(x: Tensor, w: Any) -> Tensor:
+    return F.linear(x, w)
+
+
+@torch.no_grad()
+def predict_int8(
+    device: str, sizes: tuple[int, ...] = (4096, 8192), batches: tuple[int, ...] = (1, 16)
+) -> Iterator[Row]:
+    """Yields an int8 layer and a bfloat16 layer in CUDA graphs, as `bench.gpu_int8` measures them."""
+    bandwidth = DEVICES[device].bandwidth
+    for size in sizes:
+        weight = torch.ones(size, size, dtype=torch.bfloat16)
+        kinds = {
+            f"bf16, {STOCK}": (STOCK, weight, 2 * size**2),
+            f"int8 weight-only, {OURS}": (OURS, Int8Tensor.from_float(weight), size**2),
+            f"int8 dynamic, {OURS}": (OURS, Int8Tensor.from_float(weight, activation="row"), size**2),
+        }
+        for batch in batches:
+            x = torch.ones(batch, size, dtype=torch.bfloat16)
+            ways = {name: predict_way(device, way, multiply, x, w) for name, (way, w, _) in kinds.items()}
+            plain = _graphed(ways[f"bf16, {STOCK}"])
+            for name, way in ways.items():
+                ratios = {
+                    "bf16 / this": plain / _graphed(way),
+                    "of the bandwidth": kinds[name][2] / bandwidth / _graphed(way),
+                }
+                yield _row(
+                    f"{PREDICT[device]}: M = {batch}, N = K = {size}", name, way, _graphed(way), ratios
+                )
+
+
+def _graphed(way: Way) -> float:
+    if way.graphed_seconds is None:
+        reasons = [reason for stage in way.stages for reason in stage.no_cuda_graph]
+        raise RuntimeError(
+            f"expected a program that can be a CUDA graph, got one that cannot: {'; '.join(reasons)}"
+        )
+    return way.graphed_seconds
+
+
+@torch.no_grad()
+def predict_decode(device: str, batch: int = 4, longest: int = 256) -> Iterator[Row]:
+    """Yields a decode step: one dynamic program, and a padded one in a CUDA graph, as `bench.gpu_decode` measures."""
+    serving = gpu_decode.Serving()
+    model = serving.make_model("cpu")
+    rows = [torch.zeros(longest - 8 * i, dtype=torch.int64) for i in range(batch)]
+    exact = (model, *gpu_decode.pad_by_hand(rows))
+    dynamic = predict_way(device, STOCK, gpu_decode.next_byte_by_hand, *exact, dynamic=True)
+    by_hand = predict_way(
+        device, STOCK, gpu_decode.next_byte_by_hand, model, *gpu_decode.pad_by_hand(rows, serving.bucket)
+    )
+    padded = PaddedTensor.from_tensors(rows, multiple=serving.bucket)
+    ours = predict_way(device, OURS, gpu_decode.next_byte, model, padded, dynamic=False)
+    for name, way, seconds in (
+        (gpu_decode.DYNAMIC, dynamic, dynamic.seconds),
+        (gpu_decode.BUCKETS, ours, _graphed(ours)),
+        (gpu_decode.LIMIT, by_hand, _graphed(by_hand)),
+    ):
+        ratios = {"dynamic / this": dynamic.seconds / seconds}
+        yield _row(f"{PREDICT[device]}: decode, batch = {batch}", name, way, seconds, ratios)
+
+
+def predict_model(device: str, scale: gpu_rows.Scale | None = None) -> Iterator[Row]:
+    """Yields a training step of the demo's model, jagged and dense, as `bench.gpu_rows` measures it."""
+    scale = scale or gpu_rows.Scale(layers=1)
+    model = LanguageModel(scale.dim, scale.heads, scale.layers, scale.width).to(scale.dtype)
+    for fill in gpu_rows.FILLS:
+        lengths = gpu_rows.uneven_lengths(fill, scale.width, scale.batch)
+        rows = [torch.zeros(n + 1, dtype=torch.int64) for n in lengths]
+        filled = sum(lengths) / (scale.batch * scale.width)
+        ways = {
+            gpu_rows.DENSE: predict_way(device, STOCK, model, *dense(rows)),
+            gpu_rows.JAGGED: predict_way(device, OURS, model, *jagged(rows)),
+        }
+        whole = ways[gpu_rows.DENSE].seconds
+        for name, way in ways.items():
+            ratios = {"/ dense": way.seconds / whole, "/ (dense * fill)": way.seconds / (whole * filled)}
+            yield _row(f"{PREDICT[device]}: model, training, {fill:.0%} fill", name, way, way.seconds, ratios)
+
+
+def predict_wrappers(device: str, count: int = 20) -> Iterator[Row]:
+    """Yields a training step on wrapped arguments and on their inner tensors, as `bench.gpu_calls` counts events."""
+    for kind in ("plain", "declared"):
+        pairs = [torch.rand(2, 8, 8).unbind() for _ in range(count)]
+        args = [x.detach().requires_grad_() for a, b in pairs for x in KINDS[kind](a, b)]
+        way = predict_way(device, OURS, copy_function(double), *args)
+        waits = sum(len(stage.synchronizations) + len(stage.copies) for stage in way.stages)
+        ratios = {"waits and copies": float(waits)}
+        yield _row(f"{PREDICT[device]}: training, N = {count}", f"{kind}, {OURS}", way, way.seconds, ratios)
+
+
+SUBJECTS: dict[str, Callable[[str], Iterator[Row]]] = {
+    "int8": predict_int8,
+    "decode": predict_decode,
+    "model": predict_model,
+    "wrappers": predict_wrappers,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status: 2 where PyTorch's CUDA build is missing, in which case nothing is written."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=SUBJECTS, nargs="+")
+    parser.add_argument("--devices", choices=PREDICT, nargs="+", default=["h100"])
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu-predicted.json")
+    options = parser.parse_args(arguments)
+    try:
+        check_installation(DEVICES["h100"])
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 2
+    rows = [
+        row
+        for device in options.devices
+        for name in options.only or SUBJECTS
+        for row in SUBJECTS[name](device)
+    ]
+    print_rows(rows)
+    machine = {"device": "none: nothing was measured", "torch": torch.__version__}
+    save_rows(rows, machine, options.out, command="bench.gpu_predicted", how="*Predicted*, not measured,")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""What the tests of the fake device need."""
+
+from __future__ import annotations
+
+import pytest
+
+from desugar import _torch_device as private
+
+MISSING = private.missing_parts()
+cuda_build = pytest.mark.skipif(
+    bool(MISSING), reason=f"needs PyTorch's CUDA build (2.15, no GPU), lacks {' and '.join(MISSING)}"
+)
