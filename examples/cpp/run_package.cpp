@@ -22,8 +22,9 @@ int main(int argc, char** argv) {
   }
   std::ifstream file(argv[3], std::ios::binary);
   const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  const c10::IValue loaded = torch::pickle_load(bytes);
   std::vector<at::Tensor> inputs;
-  for (const c10::IValue& value : torch::pickle_load(bytes).toListRef()) {
+  for (const c10::IValue& value : loaded.toListRef()) {
     inputs.push_back(value.toTensor());
   }
 
