@@ -136,6 +136,7 @@ class _Text:
         self._plain: list[str] = []
         self._reads: dict[int, str] = {}
         self._equal: list[tuple[Extent, str]] = []
+        self._read_already: dict[str, str] = {}  # expression of a size -> the name that holds it
         # A parameter may be called as a function of Python is.
         self._type, self._len = out.bind(type, "type"), out.bind(len, "len")
 
@@ -241,7 +242,8 @@ class _Text:
         else:
             names = tuple(attribute for attribute, _ in leaf.inner)
             self._conditions.append(f"{name}.__tensor_flatten__() == ({list(names)!r}, {expected})")
-        self._conditions.append(f"{name}.dtype is {out.bind(leaf.dtype, str(leaf.dtype)[6:])}")
+            # That of a declared class follows from its layout and its inner tensors.
+            self._conditions.append(f"{name}.dtype is {out.bind(leaf.dtype, str(leaf.dtype)[6:])}")
         if leaf.requires_grad:
             self._conditions.append(f"{name}.requires_grad")
         else:
@@ -275,6 +277,7 @@ class _Text:
         names = {index: self.out.fresh_name(f"s{index}") for index in self._reads}
         for index, text in self._reads.items():
             self.out.writeline(f"{names[index]} = {text}")
+            self._read_already[text] = names[index]
         conditions = []
         for index, symbol in enumerate(self.record.symbols):
             if symbol.low is not None and (symbol.low > 0 or not self._is_size(index)):
@@ -314,7 +317,8 @@ class _Text:
             case FromLeaf(index, path):
                 return ".".join([leaves[index], *path])
             case FromSize(index, path, method, dim):
-                return f"{'.'.join([leaves[index], *path])}.{method}({dim})"
+                text = f"{'.'.join([leaves[index], *path])}.{method}({dim})"
+                return self._read_already.get(text, text)
             case FromWeight(index):
                 return self.out.bind(self.callee.weights[index], "weight")
             case FromNumber(value):
