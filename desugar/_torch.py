@@ -303,6 +303,34 @@ def source_name(source: Any) -> str:
     return str(source.name() if callable(source.name) else source.name)  # a method before 2.12
 
 
+def source_root(source: Any) -> Any:
+    """Returns the source that a source is an attribute or item of, at any depth."""
+    while (base := getattr(source, "base", None)) is not None:
+        source = base
+    return source
+
+
+def duplicate_sources(context: Any) -> list[tuple[Any, Any]]:
+    """Returns the pairs of sources that Dynamo found to be one object, in the compilation in progress."""
+    found = []
+    for guard in context.guards_context.dynamo_guards:
+        function = guard.create_fn
+        if getattr(getattr(function, "func", None), "__name__", "") == "DUPLICATE_INPUT":
+            found.append((guard.originating_source, function.keywords.get("source_b", *function.args[:1])))
+    return found
+
+
+def facts_read(context: Any) -> list[Any]:
+    """Returns the sources of the objects whose values Dynamo guards, in the compilation in progress."""
+    found = []
+    for guard in context.guards_context.dynamo_guards:
+        function = guard.create_fn
+        kind = getattr(getattr(function, "func", function), "__name__", "")
+        if kind.endswith("_MATCH") and not kind.startswith(("TENSOR_", "TYPE_", "CLASS_")):
+            found.append(guard.originating_source)
+    return found
+
+
 def registered_container(cls: Any) -> Any:
     """Returns how PyTorch's pytrees flatten a class (`flatten_fn`, `unflatten_fn`); None if they do not."""
     return importlib.import_module("torch.utils._pytree").SUPPORTED_NODES.get(cls)

@@ -12,10 +12,12 @@ checks the digests of what it takes.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
-import tempfile
+import secrets
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,10 +59,9 @@ def write_archive(
     for name, files in libraries.items():
         entries |= {f"{_LIBRARIES}{name}/{file.name}": file.read_bytes() for file in files}
     entries[DIGESTS] = _to_bytes({name: _digest(content) for name, content in entries.items()})
-    handle, beside = tempfile.mkstemp(prefix=f".{path.stem}.", suffix=".pt2", dir=path.parent)
-    os.close(handle)
+    beside = path.parent / f".{path.stem}.{secrets.token_hex(6)}.pt2"
     try:
-        writer = private.ArchiveWriter(beside)
+        writer = private.ArchiveWriter(str(beside))
         for name, content in {"archive_format": b"pt2", "archive_version": b"0", **entries}.items():
             writer.write_record(name, content, len(content))
         for number, tensor in enumerate(weights):
@@ -69,7 +70,7 @@ def write_archive(
         writer.write_end_of_file()
         os.replace(beside, path)
     except BaseException:
-        os.unlink(beside)
+        beside.unlink(missing_ok=True)
         raise
 
 
@@ -107,6 +108,7 @@ class Archive:
             raise PackageError(
                 f"{self.path}: expected a file with the sha256 {sha256}, got {found}; nothing was loaded"
             )
+        self._identity = _identity_of(self.path)
         try:
             self._reader = private.ArchiveReader(str(self.path))
             self._names = frozenset(self._reader.get_all_records())
@@ -129,14 +131,16 @@ class Archive:
         return self._parse(GRAPHS, self._checked(GRAPHS))
 
     def check_library(self, name: str) -> None:
-        """Raises `PackageError` unless the files of a library are those that were written."""
+        """Raises `PackageError` unless the files of a library are those that were written, and still in their place."""
+        if _identity_of(self.path) != self._identity:
+            raise PackageError(f"{self.path} was replaced since it was loaded: load it again")
         files = [entry for entry in self._names if entry.startswith(f"{_LIBRARIES}{name}/")]
         if not any(entry.endswith(".so") for entry in files):
             raise PackageError(f"{self.path}: the library {name!r} is missing")
         for entry in files:
             self._checked(entry)
 
-    def weight(self, number: int, facts: TensorFacts) -> Tensor:
+    def weight(self, number: int, facts: TensorFacts, checksum: int) -> Tensor:
         """Returns plain tensor `number` of the weights, as a tensor of its own.
 
         Raises:
@@ -147,6 +151,8 @@ class Archive:
         if name not in self._names:
             raise PackageError(f"{self.path}: weight {number} is missing")
         content = self._storage(name, expected)
+        if checksum_of(content) != checksum:
+            raise PackageError(f"{self.path}: weight {number} is damaged: it is not what desugar.save wrote")
         tensor = torch.empty(0, dtype=facts.dtype).set_(content, 0, size, stride)  # type: ignore[call-overload]
         return tensor.to(facts.device)
 
@@ -168,20 +174,23 @@ class Archive:
     def _record(self, name: str) -> bytes:
         if name not in self._names:
             raise PackageError(f"{self.path} is no whole package: it has no {name}")
+        if (size := self._reader.get_record_size(name)) > _MOST_BYTES:
+            raise PackageError(f"{self.path}: {name} has {size} bytes; at most {_MOST_BYTES} are read")
         try:
             return self._reader.get_record(name)  # type: ignore[no-any-return]
         except RuntimeError as error:
             raise PackageError(f"{self.path}: {name} cannot be read: {_first_line(error)}") from error
 
     def _parse(self, name: str, content: bytes) -> Any:
-        if len(content) > _MOST_BYTES:
-            raise PackageError(
-                f"{self.path}: {name} has {len(content)} bytes; at most {_MOST_BYTES} are read"
-            )
         try:
             return json.loads(content)
         except (ValueError, RecursionError) as error:
             raise PackageError(f"{self.path}: {name} is damaged: {error}") from error
+
+
+def _identity_of(path: Path) -> tuple[int, ...]:
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _bytes_of(size: list[int], stride: list[int], itemsize: int) -> int:
@@ -190,6 +199,13 @@ def _bytes_of(size: list[int], stride: list[int], itemsize: int) -> int:
     if 0 in size:
         return 0
     return (1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))) * itemsize
+
+
+def checksum_of(storage: Any) -> int:
+    """Returns the CRC-32 of a storage on the CPU."""
+    if storage.nbytes() == 0:
+        return 0
+    return zlib.crc32((ctypes.c_char * storage.nbytes()).from_address(storage.data_ptr()))
 
 
 def file_digest(path: Path) -> str:

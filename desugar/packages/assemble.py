@@ -18,7 +18,7 @@ from desugar.ir.described import Described, Unknown
 from desugar.ir.outputs import Outputs
 from desugar.ir.pytree import flatten
 from desugar.ir.stages import Graphs, Interface, Split
-from desugar.ir.values import Flat, Value, View, Wrapper
+from desugar.ir.values import Flat, Value, View, Wrapper, slots_of
 from desugar.packages.manifest.expressions import Extent, value_of
 from desugar.packages.manifest.records import (
     BackwardRecord,
@@ -134,6 +134,8 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
         if not any(present):
             return Variant(name, present, (), (), (), None)
         found = next((one for one in self._record.backwards if one.present == present), None)
+        if found is None and self._record.split is not None and self._record.split.fills_zeros:
+            return self._fill(name, present)
         if found is None:
             arrived = [n for n, is_present in enumerate(present) if is_present]
             saved = [[n for n, p in enumerate(one.present) if p] for one in self._record.backwards]
@@ -143,6 +145,21 @@ class PackagedBackwards(dict[tuple[bool, ...], Callable[..., Any]]):
                 str(arrived),
             )
         return self._describe(name, found)
+
+    def _fill(self, name: str, present: tuple[bool, ...]) -> Variant:
+        """Returns the variant that runs the backward of all gradients, with zeros for those that do not arrive."""
+        whole = next(one for one in self._record.backwards if all(one.present))
+        found = self._describe(name, whole)
+        assert self._record.split is not None
+        arrived = {
+            slot
+            for (_, value), is_present in zip(self._interface.tangents, present, strict=True)
+            if is_present
+            for slot in slots_of(value)
+        }
+        depends = self._record.split.depends
+        pairs = zip(found.gradients, depends, strict=True)
+        return replace(found, present=present, gradients=tuple(g if d & arrived else None for g, d in pairs))
 
     def _describe(self, name: str, found: BackwardRecord) -> Variant:
         items, gradients = (
@@ -281,7 +298,7 @@ def _split_of(record: ProgramRecord, hints: Sequence[int]) -> Split | None:
         Graphs(_no_graphs),
         split.num_forward,
         split.backward_inputs,
-        (),
+        split.depends,
         items["forward_outputs"],
         items["backward_items"],
         items["gradients"],

@@ -9,6 +9,7 @@ them tell. A function that changes objects other than tensors is refused, since 
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -95,6 +96,8 @@ class Captured:
         examples: The inputs of the graph in this call.
         fakes: Argument leaf -> its fake in Dynamo's mode, for those that Dynamo looked at.
         leaf_sources: Argument leaf -> Dynamo's expression of it.
+        facts: Dynamo's expressions of the objects whose values it guards.
+        duplicated: Argument leaves that are also something else.
         standins: The stand-ins of what the program returned.
         result: What the call returned, with stand-ins.
     """
@@ -106,6 +109,8 @@ class Captured:
     examples: list[Any] = field(default_factory=list)
     fakes: dict[int, Any] = field(default_factory=dict)
     leaf_sources: dict[int, str] = field(default_factory=dict)
+    facts: list[str] = field(default_factory=list)
+    duplicated: set[int] = field(default_factory=set)
     standins: list[Any] = field(default_factory=list)
     result: Any = None
 
@@ -118,10 +123,15 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
         DesugarError: The pass does not support the function.
         torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
     """
-    signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+    try:
+        signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+    except ValueError as error:
+        raise TypeError(
+            f"Python does not know the parameters of {_name(fn)}: wrap it in a function, and save that"
+        ) from error
     captured = Captured(flatten_call(signature, given.args, given.kwargs))
     target, bound = find_target(fn)
-    if isinstance(fn, nn.Module) or not has_frame(target):
+    if isinstance(fn, nn.Module) or not has_frame(target) or _is_skipped(target):
         target, bound = _call_of(fn, captured.flattened), ()
 
     def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -141,6 +151,10 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
     except private.BackendCompilerFailed as error:
         raise_own(error)
     except RuntimeError as error:
+        if "converted to Scalar" in str(error):
+            raise PackageError(
+                f"the result of {_name(fn)} holds a number that is computed from sizes or ints: return it as a tensor"
+            ) from error
         if "side effects happened" not in str(error):
             raise
         raise PackageError(
@@ -151,6 +165,11 @@ def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -
         raise PackageError(f"{_name(fn)} computes nothing with tensors: there is no program to save")
     captured.result = run_on_probes(function, bound, captured.flattened)
     return captured
+
+
+def _is_skipped(target: Any) -> bool:
+    """Whether Dynamo skips the frame of a function: one of torch, or what a decorator made of another function."""
+    return hasattr(target, "__wrapped__") or str(target.__module__).partition(".")[0] == "torch"
 
 
 def _call_of(module: Any, flattened: Flattened) -> Callable[..., Any]:
@@ -193,6 +212,10 @@ def _check_sources(captured: Captured) -> None:
 def _note_fakes(captured: Captured) -> None:
     """Notes the fakes and the names of the argument leaves that Dynamo looked at."""
     context = private.TracingContext.try_get()
+    _note_duplicates(captured, context)
+    captured.facts += [
+        private.source_name(source) for source in private.facts_read(context) if source is not None
+    ]
     for number, leaf in enumerate(captured.flattened.leaves):
         if isinstance(leaf, Tensor) and leaf in context.tensor_to_context:
             known = context.tensor_to_context[leaf]
@@ -200,6 +223,15 @@ def _note_fakes(captured: Captured) -> None:
             captured.fakes[number] = context.fake_mode.from_tensor(
                 leaf, symbolic_context=known, source=known.tensor_source
             )
+
+
+def _note_duplicates(captured: Captured, context: Any) -> None:
+    """Notes the argument leaves that Dynamo found to be one object with something that is no argument leaf."""
+    names = {text: number for number, text in captured.flattened.names().items()}
+    for pair in private.duplicate_sources(context):
+        numbers = [names.get(re.sub(r"^L\['(\w+)'\]", r"\1", private.source_name(source))) for source in pair]
+        if None in numbers:
+            captured.duplicated.update(number for number in numbers if number is not None)
 
 
 def _stand_in(value: Any) -> Any:

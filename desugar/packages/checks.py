@@ -69,6 +69,7 @@ class Checking:
         Raises:
             SignatureError: One does not fit.
         """
+        self._check_distinct(given, names)
         for number, leaf in enumerate(self.leaves):
             self._check_leaf(leaf, given[number], names.get(number, f"leaf {number}"), given, names)
         for check in self.later:
@@ -82,6 +83,16 @@ class Checking:
         for guard in self.guards:
             if not _holds(guard, known):
                 self._refuse_guard(guard, known)
+
+    def _check_distinct(self, given: Mapping[int, Any], names: Mapping[int, str]) -> None:
+        first: dict[int, int] = {}
+        for number, leaf in enumerate(self.leaves):
+            if isinstance(leaf, TensorLeaf | WrapperLeaf):
+                other = first.setdefault(id(given[number]), number)
+                if other != number and isinstance(given[number], Tensor):
+                    raise SignatureError(
+                        names.get(number, ""), f"another object than {names.get(other)}", "the same object"
+                    )
 
     def _refuse_guard(self, guard: Extent, known: Sequence[int]) -> None:
         text = text_of(guard, lambda index: self.names[index])
@@ -108,7 +119,9 @@ class Checking:
                     raise SignatureError(name, "a tensor", _describe(value))
 
     def _check_constant(self, constant: Any, value: Any, name: str) -> None:
-        is_same = type(value) is type(constant) and (value == constant or repr(value) == repr(constant))
+        is_float = isinstance(constant, float)  # -0.0 == 0.0, and nan != nan
+        is_same = repr(value) == repr(constant) if is_float else value == constant
+        is_same = is_same and type(value) is type(constant)
         if not is_same:
             raise SignatureError(name, f"{constant!r:.80}, a constant of this program", _describe(value))
 
@@ -126,16 +139,11 @@ class Checking:
             self._check_wrapper(leaf, value, name)
         else:
             self._check_plain(leaf, value, name)
-        if value.requires_grad and not leaf.requires_grad and torch.is_grad_enabled():
-            wanted = (
-                "saved with training=True and one that does"
-                if not self.is_training
-                else "of which that is so"
-            )
+        if value.requires_grad and not leaf.requires_grad and not is_weight:
             raise SignatureError(
                 name,
                 "a tensor that does not require grad",
-                f"one that does: call under no_grad, or a package {wanted}",
+                "one that does: pass its detach(), or save a call with it",
             )
         if leaf.requires_grad and not value.requires_grad and not is_weight:
             raise SignatureError(name, "a tensor that requires grad", "one that does not")
@@ -156,10 +164,8 @@ class Checking:
         self.tensors.append(value)
 
     def _check_strides(self, facts: TensorFacts, value: Tensor, name: str) -> None:
-        if value.numel() == 0:
-            return
         for dim, extent in enumerate(facts.stride):
-            if value.size(dim) > 1:
+            if value.size(dim) > 1 and value.numel() > 0:
                 self._match_extent(extent, value.stride(dim), f"{name}.stride({dim})")
             elif isinstance(extent, Symbol):
                 self.values.setdefault(extent.index, value.stride(dim))

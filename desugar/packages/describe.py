@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch import SymInt, Tensor, nn
+from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import PackageError
@@ -21,11 +21,18 @@ from desugar.ir.values import (
     dynamic_names as names_of_dynamics,
     inner_names,
     is_wrapper,
-    take_apart,
 )
 from desugar.packages.capture import Captured, Placeholder
 from desugar.packages.facts import Symbols, Weights
-from desugar.packages.manifest.expressions import Extent, Symbol
+from desugar.packages.leaves import (
+    context_record,
+    declared_names,
+    describe_tensor,
+    inner_tensors,
+    symbols_read,
+    with_fixed,
+)
+from desugar.packages.manifest.expressions import Extent
 from desugar.packages.manifest.records import (
     BackwardRecord,
     ConstantLeaf,
@@ -35,7 +42,6 @@ from desugar.packages.manifest.records import (
     FromWeight,
     GraphRecord,
     IntLeaf,
-    LayoutRecord,
     Leaf,
     Origin,
     OutputsRecord,
@@ -46,33 +52,14 @@ from desugar.packages.manifest.records import (
     Source,
     SplitRecord,
     StridedView,
-    TensorFacts,
-    TensorLeaf,
     UnusedLeaf,
-    WeightRecord,
-    WrapperLeaf,
 )
 from desugar.packages.manifest.structure import flatten
 from desugar.packages.probes import Probe, ProbeInt
 from desugar.tracing.outputs import ViewReplay
-from subclasses.handwritten import DTensorContext, OpaqueContext
-from subclasses.layout import Layout
 
+_IS_PATH = re.compile(r"(?:\.\w+)+")
 _ORIGIN = re.compile(r"a(\d+)((?:\.\w+)*?)(?:\.(size|stride)\((\d+)\))?")
-
-# ------------------------------------------------------------------------------------------------- weights
-
-
-def describe_weight(name: str, tensor: Tensor) -> WeightRecord:
-    """Describes a weight; where its bytes are is filled in when they are written."""
-    return WeightRecord(name, _constant_leaf(tensor), isinstance(tensor, nn.Parameter), ())
-
-
-def _constant_leaf(tensor: Tensor) -> TensorLeaf | WrapperLeaf:
-    leaf = _describe_tensor(tensor, tensor, None)
-    assert isinstance(leaf, TensorLeaf | WrapperLeaf)
-    return leaf
-
 
 # ---------------------------------------------------------------------------------------------- the program
 
@@ -88,6 +75,7 @@ class Description:
         self.stored, self.inputs = place.stored, place.inputs
         self.symbols = Symbols(self.inputs.fakes.env)
         self._leaves = captured.flattened.leaves
+        self._fixed: set[tuple[int, tuple[str, ...]]] = set()
 
     def record(self, graphs: dict[int, GraphRecord]) -> ProgramRecord:
         """Returns the record.
@@ -101,6 +89,8 @@ class Description:
         inputs, found, outputs = self.inputs, self.stored, self.stored.interface.outputs
         if inputs.captured or inputs.generators or inputs.bases:
             raise PackageError("the function uses generators, or arguments that share memory: pass clones")
+        self._check_identities()
+        self._note_facts()
         sources = tuple(
             self._source(source, example)
             for source, example in zip(self.captured.sources, self.captured.examples, strict=True)
@@ -136,6 +126,39 @@ class Description:
         )
         return self._finish(record)
 
+    def _note_facts(self) -> None:
+        """Notes the ints of wrappers that are constants of the program.
+
+        Raises:
+            PackageError: The function reads an attribute of an argument that no call is checked for.
+        """
+        for text in self.captured.facts:
+            for number, known in self.captured.leaf_sources.items():
+                if not text.startswith(f"{known}.") or not _IS_PATH.fullmatch(text.removeprefix(known)):
+                    continue
+                path = tuple(text.removeprefix(f"{known}.").split("."))
+                owner: Any = self._leaves[number]
+                for attribute in path[:-1]:
+                    owner = getattr(owner, attribute, None)
+                if is_wrapper(owner) and path[-1] in names_of_dynamics(type(owner)):
+                    self._fixed.add((number, path))
+                elif path[-1] in getattr(owner, "__dict__", {}) and path[-1] not in declared_names(owner):
+                    name = _as_expression(text)
+                    raise PackageError(
+                        f"the function reads {name}, an attribute of an argument: pass it as an argument"
+                    )
+
+    def _check_identities(self) -> None:
+        """Raises `PackageError` if an argument is the same object as something that no call is checked for."""
+        inner = {id(part) for leaf in self._leaves for _, part in inner_tensors(leaf)}
+        for number, leaf in enumerate(self._leaves):
+            if isinstance(leaf, Tensor) and (id(leaf) in inner or number in self.captured.duplicated):
+                name = self.captured.flattened.names().get(number)
+                raise PackageError(
+                    f"{name} is also a weight of the function, or an inner tensor of another argument: save a call "
+                    "with a clone of it"
+                )
+
     def _finish(self, record: ProgramRecord) -> ProgramRecord:
         """Adds guards and symbols, which are known last; every symbol has to be read from an argument."""
         guards = self.symbols.guards()
@@ -158,7 +181,9 @@ class Description:
                 return SameLeaf(first)
             if number not in self.captured.fakes:
                 return UnusedLeaf()
-            return _describe_tensor(leaf, self.captured.fakes[number], self.symbols, self.grads)
+            described = describe_tensor(leaf, self.captured.fakes[number], self.symbols, self.grads)
+            fixed = [path for other, path in self._fixed if other == number]
+            return with_fixed(described, leaf, fixed)
         if type(leaf) is int and (value := self._dynamic_int(number)) is not None:
             return IntLeaf(value)
         return ConstantLeaf(leaf)
@@ -181,10 +206,10 @@ class Description:
             return self._tensor_source(source, example)
         if isinstance(source, private.TensorPropertySource):
             return self._size_source(source)
-        text = _as_expression(private.source_name(source))
-        for number, name in self.captured.flattened.names().items():
-            if name == text:
-                return FromLeaf(number, ())
+        found = self._number_source(source)
+        if found is not None:
+            return found
+        self._refuse_attribute(source)
         value = example.node.hint if isinstance(example, SymInt) else example
         if type(value) is not int:
             raise PackageError(
@@ -194,14 +219,43 @@ class Description:
             self.symbols.hold(example, value)
         return FromNumber(value)
 
+    def _number_source(self, source: Any) -> FromLeaf | None:
+        """Returns the argument, or the dynamic int of one, that a source names; None if it names neither."""
+        text = private.source_name(source)
+        for number, name in self.captured.flattened.names().items():
+            if name == _as_expression(text):
+                return FromLeaf(number, ())
+        for number, known in self.captured.leaf_sources.items():
+            if text.startswith(f"{known}."):
+                path = tuple(text.removeprefix(f"{known}.").split("."))
+                owner = self._leaves[number]
+                for attribute in path[:-1]:
+                    owner = getattr(owner, attribute) if attribute in _inner_names(owner) else None
+                if is_wrapper(owner) and path[-1] in names_of_dynamics(type(owner)):
+                    return FromLeaf(number, path)
+        return None
+
+    def _refuse_attribute(self, source: Any) -> None:
+        """Raises `PackageError` for what is neither an argument nor held by the function."""
+        root = private.source_root(source)
+        names = {parameter.name for parameter in self.captured.flattened.parameters}
+        if type(root).__name__ == "RandomValueSource":
+            raise PackageError("the function draws random numbers in Python: draw them with torch")
+        if getattr(root, "local_name", None) in names:
+            name = _as_expression(private.source_name(source))
+            raise PackageError(
+                f"the function reads {name}, an attribute of an argument: pass it as an argument"
+            )
+
     def _tensor_source(self, source: Any, example: Tensor) -> Source:
         for number, leaf in enumerate(self._leaves):
             if leaf is example:
                 return FromLeaf(number, ())
         for number, leaf in enumerate(self._leaves):
-            for path, inner in _inner_tensors(leaf):
+            for path, inner in inner_tensors(leaf):
                 if inner is example:
                     return FromLeaf(number, path)
+        self._refuse_attribute(source)
         return FromWeight(self.weights.index(example, source))
 
     def _size_source(self, source: Any) -> Source:
@@ -267,6 +321,8 @@ class Description:
             facts(split.backward_items),
             facts(split.gradients),
             split.saved_from,
+            split.depends,
+            not self.stored.interface.calls,
             split.random_op,
         )
 
@@ -280,42 +336,6 @@ class Description:
 
 
 # ------------------------------------------------------------------------------------------------- helpers
-
-
-def _describe_tensor(
-    leaf: Any, fake: Any, symbols: Symbols | None, grads: bool = True
-) -> TensorLeaf | WrapperLeaf:
-    """Describes a tensor; without symbols, by its own sizes."""
-    known = symbols or Symbols.__new__(Symbols)
-    extents = symbols.extents if symbols is not None else lambda values: tuple(map(int, values))
-    requires_grad = grads and leaf.requires_grad
-    if not is_wrapper(leaf):
-        if symbols is not None:
-            return TensorLeaf(known.facts(fake), requires_grad)
-        offset = int(leaf.storage_offset())
-        facts = TensorFacts(extents(leaf.size()), extents(leaf.stride()), offset, leaf.dtype, leaf.device)
-        return TensorLeaf(facts, requires_grad)
-    names, context = take_apart(leaf)
-    dynamics = names_of_dynamics(type(leaf))
-    return WrapperLeaf(
-        type(leaf),
-        context_record(context),
-        tuple((n, _describe_tensor(getattr(leaf, n), getattr(fake, n), symbols, grads)) for n in names),
-        tuple((n, extents([getattr(fake, n)])[0]) for n in dynamics),
-        extents(fake.size()),
-        leaf.dtype,
-        requires_grad,
-    )
-
-
-def context_record(context: Any) -> Any:
-    """Returns what rebuilds a wrapper as data; the constant of a handwritten class stays as it is."""
-    if isinstance(context, DTensorContext | OpaqueContext):
-        raise PackageError("a package holds neither DTensors nor wrappers of process groups and meshes")
-    if not isinstance(context, Layout):
-        return context
-    nested = tuple((name, context_record(layout)) for name, layout in context.nested)
-    return LayoutRecord(context.cls, context.statics, context.present, nested, context.cotangent)
 
 
 def _with_records(value: Value) -> Value:
@@ -333,26 +353,8 @@ def _known_int(extent: Any) -> Int:
     return Slot(0) if isinstance(extent, SymInt) else extent
 
 
-def symbols_read(leaves: Iterable[Leaf | TensorLeaf | WrapperLeaf]) -> Iterator[int]:
-    """Yields the symbols that are a size, stride or int of a leaf themselves."""
-    for leaf in leaves:
-        match leaf:
-            case IntLeaf(Symbol(index)):
-                yield index
-            case TensorLeaf(facts):
-                yield from (e.index for e in (*facts.size, *facts.stride) if isinstance(e, Symbol))
-            case WrapperLeaf():
-                extents = (*(extent for _, extent in leaf.dynamics), *leaf.size)
-                yield from (e.index for e in extents if isinstance(e, Symbol))
-                yield from symbols_read(part for _, part in leaf.inner)
-
-
-def _inner_tensors(leaf: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
-    if is_wrapper(leaf):
-        for name in inner_names(leaf):
-            inner = getattr(leaf, name)
-            yield (*path, name), inner
-            yield from _inner_tensors(inner, (*path, name))
+def _inner_names(value: Any) -> tuple[str, ...]:
+    return inner_names(value) if is_wrapper(value) else ()
 
 
 def _origins(origins: dict[int, Any]) -> Iterator[Origin]:

@@ -18,7 +18,7 @@ from desugar import _torch as private
 from desugar.codegen.build_values import emit_constant
 from desugar.codegen.text import tuple_of
 from desugar.packages.assemble import FILE, Assembled, layout_of_record
-from desugar.packages.guards import Guards
+from desugar.packages.guards import Guards, WeightGuards, are_distinct
 from desugar.packages.manifest.expressions import Extent, Symbol, text_of
 from desugar.packages.manifest.records import (
     ConstantLeaf,
@@ -56,6 +56,7 @@ class Callee:
         assembled: Its function.
         guards: The check of its plain tensors.
         weights: The weights of the package.
+        weight_guards: The check of them.
         reads_grad_mode: Whether a weight requires grad that the program does not differentiate.
     """
 
@@ -63,6 +64,7 @@ class Callee:
     assembled: Assembled
     guards: Guards
     weights: Sequence[Tensor]
+    weight_guards: WeightGuards
     reads_grad_mode: bool
 
 
@@ -154,11 +156,9 @@ class _Text:
                 self._conditions.append(f"not {parameter.name}")  # *args or **kwargs
         for number, leaf in enumerate(record.leaves):
             self._check(leaf, leaves[number], leaves)
-        self._conditions.append(
-            f"not {out.bind(private.is_any_autocast_enabled, 'is_any_autocast_enabled')}()"
-        )
-        if self.callee.reads_grad_mode:
-            self._conditions.append(f"not {out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()")
+        leaves_of = zip(leaves, record.leaves, strict=True)
+        self._check_distinct([name for name, leaf in leaves_of if isinstance(leaf, TensorLeaf | WrapperLeaf)])
+        self._check_state()
         if self._plain:
             plain, guards = ", ".join(self._plain), self.callee.guards
             check = f"{out.bind(guards.check.check, 'same_tensors')}({plain})"
@@ -183,7 +183,28 @@ class _Text:
         if constant is None or isinstance(constant, bool):
             return f"{name} is {constant!r}"
         kind = self.out.bind(type(constant), type(constant).__name__)
+        if isinstance(constant, float) and (
+            constant == 0 or constant != constant
+        ):  # -0.0 == 0.0, and nan != nan
+            return f"{self._type}({name}) is {kind} and {self.out.bind(repr, 'repr')}({name}) == {repr(constant)!r}"
         return f"{self._type}({name}) is {kind} and {name} == {emit_constant(self.out, constant)}"
+
+    def _check_distinct(self, tensors: Sequence[str]) -> None:
+        if len(tensors) == 2:
+            self._conditions.append(f"{tensors[0]} is not {tensors[1]}")
+        elif len(tensors) > 2:
+            self._conditions.append(f"{self.out.bind(are_distinct, 'are_distinct')}({', '.join(tensors)})")
+
+    def _check_state(self) -> None:
+        """Adds the conditions on what is no argument: weights, autocast, and the mode of gradients."""
+        out, callee = self.out, self.callee
+        if callee.weights:
+            self._conditions.append(f"{out.bind(callee.weight_guards.hold, 'weights_hold')}()")
+        self._conditions.append(
+            f"not {out.bind(private.is_any_autocast_enabled, 'is_any_autocast_enabled')}()"
+        )
+        if callee.reads_grad_mode:
+            self._conditions.append(f"not {out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()")
 
     def _open(self, tree: Tree, name: str, leaves: list[str]) -> None:
         """Adds the conditions of a structure, and the expressions of its leaves."""
@@ -203,12 +224,15 @@ class _Text:
             for position, child in enumerate(tree.children):
                 self._open(child, f"{parts}[{position}]", leaves)
             return
-        self._conditions.append(f"{self._type}({name}) is {out.bind(BUILTIN[tree.kind], tree.kind)}")
-        if tree.kind == "dict":
+        cls = tree.cls or BUILTIN[tree.kind]
+        self._conditions.append(f"{self._type}({name}) is {out.bind(cls, tree.kind)}")
+        if tree.kind == "keywords":
+            self._conditions.append(f"{name}.keys() == {out.bind(frozenset(tree.keys), 'keys')}")
+        elif tree.kind == "dict":
             self._conditions.append(f"(*{name},) == {out.bind(tree.keys, 'keys')}")
         else:
             self._conditions.append(f"{self._len}({name}) == {len(tree.children)}")
-        names = tree.keys if tree.kind == "dict" else range(len(tree.children))
+        names = tree.keys if tree.kind in ("dict", "keywords") else range(len(tree.children))
         for key, child in zip(names, tree.children, strict=True):
             self._open(child, f"{name}[{key!r}]", leaves)
 
@@ -348,6 +372,8 @@ class _Text:
                 )
         if tree.kind == "size":
             return f"{self.out.bind(torch.Size, 'Size')}({tuple_of(parts)})"
+        if tree.kind == "named":
+            return f"{self.out.bind(tree.cls, 'named')}({', '.join(parts)})"
         flat = Node(tree.kind, tree.cls, tree.keys, tuple(LeafOf(n) for n in range(len(parts))))
         return f"{self.out.bind(build, 'build')}({self.out.bind(flat, 'structure')}, [{', '.join(parts)}])"
 

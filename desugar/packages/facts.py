@@ -14,7 +14,7 @@ from desugar.packages.manifest.records import Fact, SymbolRecord, TensorFacts
 from desugar.store.pickling import known_values
 
 # Words of Dynamo's names that say nothing to a user.
-_OF_SOURCES = ("L", "G", "_modules", "_parameters", "_buffers")
+_OF_SOURCES = ("_modules", "_parameters", "_buffers")
 
 # ------------------------------------------------------------------------------------------------- symbols
 
@@ -103,7 +103,8 @@ class Weights:
     def __init__(self, fn: Any) -> None:
         self.tensors: list[Tensor] = []
         self.names: list[str] = []
-        self._known = {} if not isinstance(fn, nn.Module) else _names_in(fn)
+        owner = getattr(fn, "__self__", fn)  # of a method
+        self._known = _names_in(owner) if isinstance(owner, nn.Module) else {}
 
     def index(self, tensor: Tensor, source: Any) -> int:
         """Returns the number of a tensor, added if it is new."""
@@ -124,5 +125,8 @@ def _names_in(module: nn.Module) -> dict[int, str]:
 
 
 def _clean(name: str) -> str:
-    words = [word for word in re.findall(r"\w+", name) if word not in _OF_SOURCES]
+    words = re.findall(r"\w+", name)
+    words = [
+        word for n, word in enumerate(words) if word not in _OF_SOURCES and not (n == 0 and word in "LG")
+    ]
     return ".".join(words) or "tensor"

@@ -17,7 +17,7 @@ from desugar.packages.archive import Archive
 from desugar.packages.assemble import assemble, layout_of_record
 from desugar.packages.checks import Checking
 from desugar.packages.entry import LEFT, Callee, build_entry, build_runner
-from desugar.packages.guards import Guards, plain_leaves
+from desugar.packages.guards import Guards, WeightGuards, plain_leaves
 from desugar.packages.libraries import library_call
 from desugar.packages.manifest.classes import find_classes
 from desugar.packages.manifest.machine import check_machine
@@ -152,6 +152,11 @@ def _find_weights(
     found = {record.name: given[record.name] for record in manifest.weights}
     for record in manifest.weights:
         _check_weight(record, found[record.name])
+        if manifest.is_training and found[record.name].requires_grad and not record.leaf.requires_grad:
+            raise PackageError(
+                f"weight {record.name} requires grad, and did not when the package was saved: call "
+                "requires_grad_(False), or save it again"
+            )
     return found
 
 
@@ -199,19 +204,17 @@ def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> 
 
 
 def _build_weight(
-    archive: Archive, leaf: TensorLeaf | WrapperLeaf, numbers: Iterator[int], name: str
+    archive: Archive, leaf: TensorLeaf | WrapperLeaf, numbers: Iterator[tuple[int, int]], name: str
 ) -> Tensor:
     if isinstance(leaf, TensorLeaf):
-        return archive.weight(next(numbers), leaf.facts)
+        number, checksum = next(numbers)
+        return archive.weight(number, leaf.facts, checksum)
     inner = {attribute: _build_weight(archive, part, numbers, name) for attribute, part in leaf.inner}
     layout = layout_of_record(leaf.context)
     if issubclass(leaf.cls, TensorSubclass):
         _ask_class(leaf, inner, name)
         inner |= {f"_{field}_carrier": torch.empty((extent, 0)) for field, extent in leaf.dynamics}  # type: ignore[arg-type, call-overload]
-        size: tuple[int, ...] = ()
-    else:
-        size = tuple(leaf.size)  # type: ignore[assignment]
-    return unflatten(leaf.cls, inner, layout, size, None)  # type: ignore[no-any-return, arg-type]
+    return unflatten(leaf.cls, inner, layout, tuple(leaf.size), tuple(leaf.stride))  # type: ignore[no-any-return, arg-type]
 
 
 def _ask_class(leaf: WrapperLeaf, inner: dict[str, Tensor], name: str) -> None:
@@ -243,6 +246,7 @@ class Package:
     ) -> None:
         self._manifest, self.state = manifest, MappingProxyType(state)
         weights = [state[record.name] for record in manifest.weights]
+        self._weight_guards = WeightGuards(weights)
         self._programs = [self._program(record, weights, graphs(record)) for record in manifest.programs]
         parameters = manifest.programs[0].parameters
         self.__signature__ = signature_of(parameters)
@@ -254,7 +258,7 @@ class Package:
     ) -> _Program:
         reads = not self._manifest.is_training and any(weight.requires_grad for weight in weights)
         guards = Guards(list(plain_leaves(record.leaves)))
-        callee = Callee(record, assemble(record, load), guards, weights, reads)
+        callee = Callee(record, assemble(record, load), guards, weights, self._weight_guards, reads)
         return _Program(callee, build_runner(callee))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -283,6 +287,9 @@ class Package:
     def source(self) -> str:
         """The text of the functions that were generated for this package."""
         return "\n\n".join([self._text, *(one.callee.assembled.source for one in self._programs)])
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a package is neither copied nor pickled: load its file again")
 
     def __repr__(self) -> str:
         kind = "training" if self.is_training else "inference"
@@ -322,16 +329,21 @@ class Package:
         names = {n: name for parameter, tree in record.arguments for n, name in paths_of(tree, parameter)}
         checking = Checking(record.leaves, record.symbols, record.guards, self.is_training)
         checking.run(found, names)
-        self._check_weights(program)
+        self._check_weights()
         program.callee.guards.accept(checking.tensors)
         return [found[number] for number in range(len(record.leaves))]
 
-    def _check_weights(self, program: _Program) -> None:
-        if program.callee.reads_grad_mode and torch.is_grad_enabled():
-            raise SignatureError(
-                "the weights", "a call under torch.no_grad(), as the package was saved for inference",
-                "one with gradients on, and weights that require grad; save with training=True for gradients",
-            )  # fmt: skip
+    def _check_weights(self) -> None:
+        for record in self._manifest.weights:
+            weight, name = self.state[record.name], f"weight {record.name}"
+            Checking((), (), (), self.is_training).check_weight(record.leaf, weight, name)
+            is_known = self.is_training and record.leaf.requires_grad
+            if weight.requires_grad and not is_known and torch.is_grad_enabled():
+                way = "a call under torch.no_grad(), as the package was saved for inference"
+                if self.is_training:
+                    way = "a weight that does not require grad, as when it was saved"
+                raise SignatureError(name, way, "one that does, with gradients on")
+        self._weight_guards.accept()
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +358,9 @@ def _is_left_out(parameter: Any, value: Any) -> bool:
     if not parameter.is_optional:
         return not value  # *args or **kwargs
     default = parameter.default
-    return value is LEFT or (type(value) is type(default) and value == default)
+    return value is LEFT or (
+        type(value) is type(default) and (value == default or repr(value) == repr(default))
+    )
 
 
 def _join(errors: list[SignatureError]) -> SignatureError:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from desugar import _torch as private
 from desugar.errors import PackageError
-from desugar.ir.values import dynamic_names, is_wrapper
+from desugar.ir.values import dynamic_names, inner_names, is_wrapper
 from desugar.packages.manifest.records import FromLeaf, FromSize
 from desugar.packages.manifest.structure import Flattened, build
 
@@ -42,10 +42,11 @@ class Probe:
         if name == "shape":
             return self.size()
         value = getattr(self._real, name)
-        if isinstance(value, Tensor) or (is_wrapper(self._real) and name in dynamic_names(type(self._real))):
+        known = (*inner_names(self._real), *dynamic_names(type(self._real))) if is_wrapper(self._real) else ()
+        if name in known:
             return probe(value, FromLeaf(self.source.index, (*self.source.path, name)))
-        if callable(value):
-            raise PackageError(f"the result is built with {name}() of an argument, outside of the graph")
+        if callable(value) or isinstance(value, Tensor):
+            raise PackageError(f"the result is built with .{name} of an argument, outside of the graph")
         return value
 
     def size(self, dim: int | None = None) -> Any:

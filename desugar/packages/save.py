@@ -17,11 +17,13 @@ from desugar import _torch as private
 from desugar.api import uncompiled
 from desugar.backends.ahead_of_time import Library, library_backend
 from desugar.errors import PackageError
-from desugar.ir.values import inner_names, is_wrapper
 from desugar.packages import graph_text
-from desugar.packages.archive import file_digest, write_archive
+from desugar.packages.archive import checksum_of, file_digest, write_archive
 from desugar.packages.capture import Call, Captured, capture_call
-from desugar.packages.describe import Description, Weights, describe_weight
+from desugar.packages.describe import Description
+from desugar.packages.facts import Weights
+from desugar.packages.guards import plain_tensors
+from desugar.packages.leaves import describe_weight
 from desugar.packages.manifest.classes import classes_in, describe_classes
 from desugar.packages.manifest.codec import Writer
 from desugar.packages.manifest.machine import this_machine
@@ -197,27 +199,33 @@ class _Data:
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.plain: list[Tensor] = []
-        self._numbers: dict[str, tuple[int, ...]] = {}
+        self._numbers: dict[str, tuple[tuple[int, int], ...]] = {}
+        self._owners: dict[int, str] = {}
         self._tensors = tensors
 
     def describe(self, record: WeightRecord) -> WeightRecord:
         """Adds the bytes of the next weight, and returns its record."""
         position = len(self._numbers)
-        numbers: tuple[int, ...] = ()
+        numbers: tuple[tuple[int, int], ...] = ()
         if self._tensors:
-            added = [_memory_of(tensor) for tensor in _plain_tensors(self._tensors[position])]
-            numbers = tuple(range(len(self.plain), len(self.plain) + len(added)))
+            plain = list(plain_tensors(self._tensors[position]))
+            self._check_alone(record.name, plain)
+            added = [_memory_of(tensor) for tensor in plain]
+            checksums = [checksum_of(tensor.untyped_storage()) for tensor in added]
+            numbers = tuple(enumerate(checksums, start=len(self.plain)))
             self.plain += added
         self._numbers[record.name] = numbers
         return replace(record, data=numbers)
 
-
-def _plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    if is_wrapper(tensor):
-        for name in inner_names(tensor):
-            yield from _plain_tensors(getattr(tensor, name))
-    else:
-        yield tensor
+    def _check_alone(self, name: str, plain: list[Tensor]) -> None:
+        """Raises `PackageError` if a weight shares memory with another one, which a file would tell apart."""
+        for tensor in plain:
+            owner = self._owners.setdefault(tensor.untyped_storage()._cdata, name)
+            if owner != name:
+                raise PackageError(
+                    f"the weights {owner} and {name} share memory, and would be two in a file: pass weights=False, and "
+                    "load with state="
+                )
 
 
 def _memory_of(tensor: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def find_classes(records: Mapping[str, ClassRecord], given: Iterable[type]) -> d
     known = {class_name(cls): cls for cls in _check_given(given)}
     found = {}
     for key, record in records.items():
-        cls = known.get(record.name) or _shipped(record.name)
+        cls = known.get(record.name) or _shipped(record.name) or _of_main(record, known.values())
         if cls is None:
             short = record.name.rpartition(".")[2]
             raise PackageError(
@@ -83,6 +83,13 @@ def find_classes(records: Mapping[str, ClassRecord], given: Iterable[type]) -> d
             )
         found[key] = cls
     return found
+
+
+def _of_main(record: ClassRecord, given: Iterable[type]) -> type | None:
+    """Returns a given class for one that was declared in the script which saved the package."""
+    if not record.name.startswith("__main__."):
+        return None
+    return next((cls for cls in given if cls.__qualname__ == record.name.removeprefix("__main__.")), None)
 
 
 def _check_given(given: Iterable[type]) -> Iterator[type]:

@@ -67,7 +67,7 @@ class Writer:
         return value
 
     def _write_one_of(self, value: Any, kinds: tuple[Any, ...]) -> Any:
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {KIND: type(value).__name__, **self._write_record(value)}
         kind = next(of for of in kinds if not dataclasses.is_dataclass(of) and _is_of(value, of))
         return self.write(value, kind)
@@ -114,5 +114,7 @@ def is_union(kind: Any) -> bool:
 
 
 def _is_of(value: Any, kind: Any) -> bool:
+    if kind is type:
+        return isinstance(value, type)
     origin = typing.get_origin(kind) or kind
     return type(value) is origin if isinstance(origin, type) else False

@@ -62,7 +62,7 @@ class WrapperLeaf:
         context: What rebuilds it around other inner tensors: a layout, or the constant of a handwritten class.
         inner: (attribute, tensor) per inner tensor.
         dynamics: (field, int) per dynamic int.
-        size: The outer size.
+        size, stride: The outer size and stride.
         dtype: The outer dtype.
         requires_grad: Whether the outer tensor requires grad.
     """
@@ -72,6 +72,7 @@ class WrapperLeaf:
     inner: tuple[tuple[str, TensorLeaf | WrapperLeaf], ...]
     dynamics: tuple[tuple[str, Extent], ...]
     size: tuple[Extent, ...]
+    stride: tuple[Extent, ...]
     dtype: torch.dtype
     requires_grad: bool
 
@@ -119,7 +120,8 @@ class Node:
     """A container in a structure.
 
     Attributes:
-        kind: "tuple", "list", "dict", or "registered": a class that PyTorch's pytrees know.
+        kind: "tuple", "list", "dict", "size", "keywords" (a dict in any order), "named" (a named tuple), or
+            "registered": a class that PyTorch's pytrees know.
         cls: The class of a registered container.
         keys: The keys of a dict, or the constant that rebuilds a registered container.
         children: Its parts.
@@ -266,7 +268,7 @@ class BackwardRecord:
 
 @dataclass(frozen=True, slots=True)
 class SplitRecord:
-    """`desugar.ir.stages.Split` as data, without its graphs."""
+    """`desugar.ir.stages.Split` as data, without its graphs; `fills_zeros` if a missing gradient counts as zeros."""
 
     num_forward: int
     backward_inputs: tuple[BackwardInput, ...]
@@ -274,6 +276,8 @@ class SplitRecord:
     backward_items: tuple[Fact, ...]
     gradients: tuple[Fact, ...]
     saved_from: frozenset[int]
+    depends: tuple[frozenset[int], ...]
+    fills_zeros: bool
     random_op: str | None
 
 
@@ -346,13 +350,14 @@ class WeightRecord:
         name: Its name in the module, or in the function.
         leaf: What it is; sizes are constants.
         is_parameter: Whether it is an `nn.Parameter`.
-        data: Per plain tensor in it, where its bytes are among the weights of the file; empty if it is supplied.
+        data: Per plain tensor in it, its number among the weights of the file and the CRC-32 of its bytes; empty if it
+            is supplied.
     """
 
     name: str
     leaf: TensorLeaf | WrapperLeaf
     is_parameter: bool
-    data: tuple[int, ...]
+    data: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,8 +18,15 @@ from desugar import _torch as private
 from desugar.errors import PackageError, SignatureError
 from desugar.packages.manifest.records import LeafOf, Left, Node, Parameter, Tree
 
-BUILTIN: dict[str, type] = {"tuple": tuple, "list": list, "dict": dict, "size": torch.Size}
-_BUILTIN = {cls: kind for kind, cls in BUILTIN.items()}
+BUILTIN: dict[str, type] = {
+    "tuple": tuple,
+    "list": list,
+    "dict": dict,
+    "size": torch.Size,
+    "keywords": dict,  # **kwargs, whose order is the caller's
+}
+_BUILTIN = {cls: kind for kind, cls in BUILTIN.items() if kind != "keywords"}
+_OF_CLASSES = ("registered", "named")  # kinds of containers whose class is recorded
 _SCALARS = (
     type(None), bool, int, float, str, torch.dtype, torch.device, torch.memory_format, torch.layout,
 )  # fmt: skip
@@ -61,6 +68,9 @@ def flatten(value: Any, leaves: list[Any], where: str, also: tuple[type, ...] = 
     if isinstance(value, (Tensor, *_SCALARS, *also)):
         leaves.append(value)
         return LeafOf(len(leaves) - 1)
+    if _is_named_tuple(type(value)):
+        children = [flatten(part, leaves, f"{where}[{n}]", also) for n, part in enumerate(value)]
+        return Node("named", type(value), None, tuple(children))
     if (known := private.registered_container(type(value))) is not None:
         parts, context = known.flatten_fn(value)
         children = [flatten(part, leaves, f"{where}[{n}]", also) for n, part in enumerate(parts)]
@@ -83,7 +93,9 @@ def build(tree: Tree, leaves: Sequence[Any]) -> Any:
             return parts
         case "size":
             return torch.Size(parts)
-        case "dict":
+        case "named":
+            return tree.cls(*parts)  # type: ignore[misc]
+        case "dict" | "keywords":
             return dict(zip(tree.keys, parts, strict=True))
     return private.registered_container(tree.cls).unflatten_fn(parts, tree.keys)
 
@@ -96,9 +108,11 @@ def check_tree(tree: Tree, num_leaves: int) -> None:
                 f"the manifest has {num_leaves} leaves, and a structure uses number {tree.index}"
             )
         return
-    is_dict, is_registered = tree.kind == "dict", tree.kind == "registered"
-    if tree.kind not in (*_BUILTIN.values(), "registered") or is_registered != (tree.cls is not None):
+    is_dict, is_registered = tree.kind in ("dict", "keywords"), tree.kind == "registered"
+    if tree.kind not in (*BUILTIN, *_OF_CLASSES) or (tree.kind in _OF_CLASSES) != (tree.cls is not None):
         raise PackageError(f"the manifest has a container of the unknown kind {tree.kind!r}")
+    if tree.kind == "named" and not _is_named_tuple(tree.cls):
+        raise PackageError(f"{tree.cls.__qualname__} is no named tuple")  # type: ignore[union-attr]
     if is_registered and private.registered_container(tree.cls) is None:
         raise PackageError(f"{tree.cls.__qualname__} is no container that torch.utils._pytree knows")  # type: ignore[union-attr]
     keys = tree.keys if is_dict else ()
@@ -110,6 +124,10 @@ def check_tree(tree: Tree, num_leaves: int) -> None:
 
 def _are_keys(keys: tuple[Any, ...]) -> bool:
     return all(isinstance(key, str | int | bool) for key in keys)
+
+
+def _is_named_tuple(cls: Any) -> bool:
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
 def classes_in(tree: Tree) -> Iterator[type]:
@@ -126,7 +144,7 @@ def paths_of(tree: Tree, where: str) -> Iterator[tuple[int, str]]:
     if isinstance(tree, LeafOf):
         yield tree.index, where
     else:
-        names = tree.keys if tree.kind == "dict" else range(len(tree.children))
+        names = tree.keys if tree.kind in ("dict", "keywords") else range(len(tree.children))
         for name, child in zip(names, tree.children, strict=True):
             yield from paths_of(child, f"{where}[{name!r}]")
 
@@ -189,8 +207,13 @@ def flatten_call(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapp
     given = signature.bind(*args, **kwargs).arguments
     free = signature.parameters.values()
     leaves: list[Any] = []
-    arguments = [(p.name, flatten(given[p.name], leaves, p.name)) for p in free if p.name in given]
+    arguments = [(p.name, _flatten_argument(p, given[p.name], leaves)) for p in free if p.name in given]
     return Flattened(tuple(map(_parameter, free)), tuple(arguments), leaves)
+
+
+def _flatten_argument(parameter: inspect.Parameter, value: Any, leaves: list[Any]) -> Tree:
+    tree = flatten(value, leaves, parameter.name)
+    return replace(tree, kind="keywords") if parameter.kind is inspect.Parameter.VAR_KEYWORD else tree  # type: ignore[call-arg]
 
 
 def _parameter(parameter: inspect.Parameter) -> Parameter:
@@ -239,9 +262,10 @@ def match(tree: Tree, value: Any, leaves: dict[int, Any], where: str) -> None:
             raise SignatureError(
                 where, f"a {cls.__name__} with {tree.keys!r:.80}", f"one with {context!r:.80}"
             )
-    elif tree.kind == "dict":
-        parts, names = list(value.values()), tree.keys
-        if tuple(value) != tree.keys:
+    elif tree.kind in ("dict", "keywords"):
+        is_same = set(value) == set(tree.keys) if tree.kind == "keywords" else tuple(value) == tree.keys
+        parts, names = [value.get(key) for key in tree.keys], tree.keys
+        if not is_same:
             raise SignatureError(where, f"the keys {list(tree.keys)!r:.80}", f"{list(value)!r:.80}")
     else:
         parts, names = list(value), tuple(range(len(value)))

@@ -229,6 +229,8 @@ def _check_gradients(program: ProgramRecord) -> None:
         _need(0 <= number < num_inputs, "a gradient is of no argument")
         _check_values([] if value is None else [value], num_inputs, 0, gradients)
     _check_sources(program, program.split.backward_inputs)
+    _need(len(program.split.depends) == gradients, "a gradient depends on nothing that is known")
+    _need(any(all(one.present) for one in program.backwards), "it has no backward for all gradients")
     for backward in program.backwards:
         _need(len(backward.present) == len(program.tangents), "a backward is for other results")
         _need(len(backward.sources) == len(backward.items), "a backward has other inputs than it says")

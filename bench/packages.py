@@ -1,0 +1,129 @@
+"""What a package costs: loading it in a fresh process, and a call beside the same function compiled.
+
+python -m bench.packages --out bench/results/packages.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import desugar
+from subclasses.int8 import Int8WeightOnlyConfig, quantize_
+from subclasses.ragged import JaggedTensor
+
+TURNS = 7
+CALLS = 2000
+
+# Loads a package twice, and prints the milliseconds of both: the first imports what packages need.
+LOADING = """
+import sys, time
+import torch, desugar, subclasses.ragged, subclasses.int8
+times = []
+for _ in range(2):
+    start = time.perf_counter()
+    desugar.load(sys.argv[1])
+    times.append((time.perf_counter() - start) * 1e3)
+print(*times)
+"""
+
+
+def make_cases() -> dict[str, tuple[nn.Module, Tensor]]:
+    """The functions that are measured, each with its argument."""
+    mlp = [nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(12))) for _ in range(2)]
+    quantize_(mlp[1], Int8WeightOnlyConfig())
+    rows = JaggedTensor.from_tensors([torch.randn(n, 64) for n in (3, 7, 5)])
+    return {
+        "12 layers, plain": (mlp[0], torch.randn(4, 64)),
+        "12 layers, int8": (mlp[1], torch.randn(4, 64)),
+        "12 layers on rows": (mlp[0], rows),
+    }
+
+
+def time_in_turns(ways: dict[str, Callable[[Tensor], Any]], x: Tensor) -> dict[str, float]:
+    """Microseconds a call: the median of turns that the ways take one after the other."""
+    found: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(TURNS):
+        for name, fn in ways.items():
+            start = time.perf_counter()
+            for _ in range(CALLS // TURNS):
+                fn(x)
+            found[name].append((time.perf_counter() - start) / (CALLS // TURNS) * 1e6)
+    return {name: round(statistics.median(times), 2) for name, times in found.items()}
+
+
+def time_loading(path: Path) -> list[float]:
+    """Milliseconds of the first and of the second load in a process: the medians over fresh processes."""
+    runs = []
+    for _ in range(TURNS):
+        made = subprocess.run(
+            [sys.executable, "-c", LOADING, str(path)], capture_output=True, text=True, check=True
+        )
+        runs.append([float(text) for text in made.stdout.split()])
+    return [round(statistics.median(times), 2) for times in zip(*runs, strict=True)]
+
+
+def measure(name: str, model: nn.Module, x: Tensor, folder: Path) -> dict[str, Any]:
+    """Saves a function, and measures the package beside the compiled function."""
+    path = folder / f"{name.replace(' ', '_').replace(',', '')}.pt2"
+    start = time.perf_counter()
+    desugar.save(path, model, desugar.call(x))
+    saving = time.perf_counter() - start
+    ways = {"package": desugar.load(path), "compiled": desugar.compile(model), "eager": model}
+    with torch.no_grad():
+        for fn in ways.values():
+            fn(x)
+        calls = time_in_turns(ways, x)
+    first, second = time_loading(path)
+    return {
+        "seconds to save": round(saving, 1),
+        "bytes": path.stat().st_size,
+        "first load, ms": first,
+        "second load, ms": second,
+        **{f"{way}, µs a call": value for way, value in calls.items()},
+    }
+
+
+def write_table(cases: dict[str, dict[str, Any]]) -> str:
+    """Returns the cases as a table."""
+    columns = list(next(iter(cases.values())))
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for name, found in cases.items():
+        lines.append(f"| {name} | {' | '.join(f'{found[column]:,}' for column in columns)} |")
+    where = f"PyTorch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads"
+    return "\n".join(
+        [*lines, "", f"{where}; medians of {TURNS} turns. `python -m bench.packages` measures it.", ""]
+    )
+
+
+def main() -> None:
+    """Measures all cases, prints them, and writes them where asked, with the table of the page beside."""
+    parser = argparse.ArgumentParser(description="What a package costs.")
+    parser.add_argument("--out", type=Path)
+    out = parser.parse_args().out
+    torch.manual_seed(0)
+    torch.set_num_threads(1)  # what a call costs besides its kernels
+    with tempfile.TemporaryDirectory() as folder:
+        cases = {name: measure(name, *case, Path(folder)) for name, case in make_cases().items()}
+    found = {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads()}
+    text = json.dumps({**found, "cases": cases}, indent=2, ensure_ascii=False)
+    print(text)
+    if out is not None:
+        out.write_text(text + "\n", encoding="utf-8")
+        out.with_suffix(".md").write_text(write_table(cases), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Describes tensors, plain ones and wrappers, as leaves of a manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from desugar.errors import PackageError
+from desugar.ir.values import dynamic_names as names_of_dynamics, inner_names, is_wrapper, take_apart
+from desugar.packages.facts import Symbols
+from desugar.packages.manifest.expressions import Symbol
+from desugar.packages.manifest.records import (
+    IntLeaf,
+    LayoutRecord,
+    Leaf,
+    TensorFacts,
+    TensorLeaf,
+    WeightRecord,
+    WrapperLeaf,
+)
+from subclasses.handwritten import DTensorContext, OpaqueContext
+from subclasses.layout import Layout
+
+
+def describe_weight(name: str, tensor: Tensor) -> WeightRecord:
+    """Describes a weight; where its bytes are is filled in when they are written."""
+    return WeightRecord(name, _constant_leaf(tensor), isinstance(tensor, nn.Parameter), ())
+
+
+def _constant_leaf(tensor: Tensor) -> TensorLeaf | WrapperLeaf:
+    leaf = describe_tensor(tensor, tensor, None)
+    assert isinstance(leaf, TensorLeaf | WrapperLeaf)
+    return leaf
+
+
+def describe_tensor(
+    leaf: Any, fake: Any, symbols: Symbols | None, grads: bool = True
+) -> TensorLeaf | WrapperLeaf:
+    """Describes a tensor; without symbols, by its own sizes."""
+    known = symbols or Symbols.__new__(Symbols)
+    extents = symbols.extents if symbols is not None else lambda values: tuple(map(int, values))
+    requires_grad = grads and leaf.requires_grad
+    if not is_wrapper(leaf):
+        if symbols is not None:
+            return TensorLeaf(known.facts(fake), requires_grad)
+        offset = int(leaf.storage_offset())
+        facts = TensorFacts(extents(leaf.size()), extents(leaf.stride()), offset, leaf.dtype, leaf.device)
+        return TensorLeaf(facts, requires_grad)
+    names, context = take_apart(leaf)
+    dynamics = names_of_dynamics(type(leaf))
+    return WrapperLeaf(
+        type(leaf),
+        context_record(context),
+        tuple((n, describe_tensor(getattr(leaf, n), getattr(fake, n), symbols, grads)) for n in names),
+        tuple((n, extents([getattr(fake, n)])[0]) for n in dynamics),
+        extents(fake.size()),
+        extents(fake.stride()),
+        leaf.dtype,
+        requires_grad,
+    )
+
+
+def with_fixed(described: Any, leaf: Any, fixed: Iterable[tuple[str, ...]]) -> Any:
+    """Returns a described wrapper with the values of those ints that are constants."""
+    for path in fixed:
+        if len(path) == 1:
+            ints = tuple((n, int(getattr(leaf, n)) if n == path[0] else e) for n, e in described.dynamics)
+            described = replace(described, dynamics=ints)
+        else:
+            parts = tuple(
+                (n, with_fixed(part, getattr(leaf, n), [path[1:]]) if n == path[0] else part)
+                for n, part in described.inner
+            )
+            described = replace(described, inner=parts)
+    return described
+
+
+def declared_names(owner: Any) -> tuple[str, ...]:
+    """Returns the names of what a declared class keeps on its values."""
+    spec = getattr(type(owner), "__spec__", None)
+    return () if spec is None else (*spec.names, *spec.attributes, "_layout")
+
+
+def context_record(context: Any) -> Any:
+    """Returns what rebuilds a wrapper as data; the constant of a handwritten class stays as it is."""
+    if isinstance(context, DTensorContext | OpaqueContext):
+        raise PackageError("a package holds neither DTensors nor wrappers of process groups and meshes")
+    if not isinstance(context, Layout):
+        return context
+    nested = tuple((name, context_record(layout)) for name, layout in context.nested)
+    return LayoutRecord(context.cls, context.statics, context.present, nested, context.cotangent)
+
+
+def symbols_read(leaves: Iterable[Leaf | TensorLeaf | WrapperLeaf]) -> Iterator[int]:
+    """Yields the symbols that are a size, stride or int of a leaf themselves."""
+    for leaf in leaves:
+        match leaf:
+            case IntLeaf(Symbol(index)):
+                yield index
+            case TensorLeaf(facts):
+                yield from (e.index for e in (*facts.size, *facts.stride) if isinstance(e, Symbol))
+            case WrapperLeaf():
+                extents = (*(extent for _, extent in leaf.dynamics), *leaf.size)
+                yield from (e.index for e in extents if isinstance(e, Symbol))
+                yield from symbols_read(part for _, part in leaf.inner)
+
+
+def inner_tensors(leaf: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
+    """Yields (attribute path, tensor) of the inner tensors of a leaf, at any depth."""
+    if is_wrapper(leaf):
+        for name in inner_names(leaf):
+            inner = getattr(leaf, name)
+            yield (*path, name), inner
+            yield from inner_tensors(inner, (*path, name))
