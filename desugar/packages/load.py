@@ -235,7 +235,7 @@ class Package:
     """Programs that were loaded from a file; calling it runs the one that fits the arguments.
 
     Attributes:
-        state: The weights by name; those of a training package are `nn.Parameter`s.
+        state: The weights by name.
     """
 
     def __init__(
