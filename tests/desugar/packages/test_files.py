@@ -141,7 +141,7 @@ def same_or_error(place, model):
     return "right"
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(position=st.integers(0, 10**6), byte=st.integers(0, 255))
 def test_every_byte_of_a_manifest(saved, tmp_path_factory, position, byte):
     """No changed byte of a manifest gives another result, with the digest that it had."""
@@ -156,7 +156,7 @@ def test_every_byte_of_a_manifest(saved, tmp_path_factory, position, byte):
     same_or_error(target, model)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(position=st.integers(0, 10**6), byte=st.integers(32, 126))
 def test_a_manifest_that_somebody_signed_anew(saved, tmp_path_factory, position, byte):
     """A changed manifest with a digest that fits: an error of the package, or a call that ends; never code."""
