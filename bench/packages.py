@@ -114,7 +114,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     out = parser.parse_args().out
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # what a call costs besides its kernels
     with tempfile.TemporaryDirectory() as folder:
         cases = {name: measure(name, *case, Path(folder)) for name, case in make_cases().items()}
     found = {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads()}
