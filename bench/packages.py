@@ -49,7 +49,22 @@ def make_cases() -> dict[str, tuple[nn.Module, Tensor]]:
         "12 layers, plain": (mlp[0], torch.randn(4, 64)),
         "12 layers, int8": (mlp[1], torch.randn(4, 64)),
         "12 layers on rows": (mlp[0], rows),
+        "396 parameters": (Scales(396), torch.randn(4)),
     }
+
+
+class Scales(nn.Module):
+    """Scales by one parameter after another: what is left of a call is the price of its parameters."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.scales = nn.ParameterList([nn.Parameter(torch.rand(4)) for _ in range(count)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scales a tensor of size (4,)."""
+        for scale in self.scales:
+            x = x * scale
+        return x
 
 
 def time_in_turns(ways: dict[str, Callable[[Tensor], Any]], x: Tensor) -> dict[str, float]:

@@ -55,16 +55,14 @@ class Callee:
         record: The program.
         assembled: Its function.
         guards: The check of its plain tensors.
-        weights: The weights of the package.
-        weight_guards: The check of them.
+        weights: The weights of the package, and the check of them.
         reads_grad_mode: Whether a weight requires grad that the program does not differentiate.
     """
 
     record: ProgramRecord
     assembled: Assembled
     guards: Guards
-    weights: Sequence[Tensor]
-    weight_guards: WeightGuards
+    weights: WeightGuards
     reads_grad_mode: bool
 
 
@@ -158,12 +156,12 @@ class _Text:
             self._check(leaf, leaves[number], leaves)
         leaves_of = zip(leaves, record.leaves, strict=True)
         self._check_distinct([name for name, leaf in leaves_of if isinstance(leaf, TensorLeaf | WrapperLeaf)])
-        self._check_state()
         if self._plain:
             plain, guards = ", ".join(self._plain), self.callee.guards
             check = f"{out.bind(guards.check.check, 'same_tensors')}({plain})"
             others = f"{out.bind(guards.check_others, 'other_tensors')}({plain})"
             self._conditions.append(f"({check} or {others})")
+        self._check_state()
         out.writeline(f"if {' and '.join(self._conditions)}:")
         with out.indent():
             sizes = self._emit_sizes()
@@ -198,13 +196,19 @@ class _Text:
     def _check_state(self) -> None:
         """Adds the conditions on what is no argument: weights, autocast, and the mode of gradients."""
         out, callee = self.out, self.callee
-        if callee.weights:
-            self._conditions.append(f"{out.bind(callee.weight_guards.hold, 'weights_hold')}()")
+        if callee.weights.weights:
+            self._conditions.append(self._same_weights(callee.weights))
         self._conditions.append(
             f"not {out.bind(private.is_any_autocast_enabled, 'is_any_autocast_enabled')}()"
         )
         if callee.reads_grad_mode:
             self._conditions.append(f"not {out.bind(torch.is_grad_enabled, 'is_grad_enabled')}()")
+
+    def _same_weights(self, guards: WeightGuards) -> str:
+        out = self.out
+        inner = [f", {out.bind(guards.weights[number], 'weight')}.{path}" for number, path in guards.inner]
+        check = f"{out.bind(guards.check, 'same_weights')}(*{out.bind(guards.weights, 'weights')}{''.join(inner)})"
+        return f"({check} or {out.bind(guards.check_others, 'other_weights')}())"
 
     def _open(self, tree: Tree, name: str, leaves: list[str]) -> None:
         """Adds the conditions of a structure, and the expressions of its leaves."""
@@ -344,7 +348,7 @@ class _Text:
                 text = f"{'.'.join([leaves[index], *path])}.{method}({dim})"
                 return self._read_already.get(text, text)
             case FromWeight(index):
-                return self.out.bind(self.callee.weights[index], "weight")
+                return self.out.bind(self.callee.weights.weights[index], "weight")
             case FromNumber(value):
                 return repr(value)
         raise AssertionError(source)

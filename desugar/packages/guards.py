@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -70,47 +71,59 @@ def _example(leaf: TensorLeaf) -> Tensor:
 class WeightGuards:
     """A C++ check that the weights of a package are still what it was compiled for.
 
-    Machine code reads their memory, whatever `module.half()` or an assignment to `.data` did to them since.
+    Machine code reads their memory, whatever `module.half()` or an assignment to `.data` did to them since. The check
+    compares the type, dtype, device, sizes, strides and `requires_grad` of each weight and of the tensors inside of it.
+
+    Attributes:
+        weights: The weights.
+        inner: The plain tensors inside of weights that are wrappers: the weight's number, and the attributes to it.
+        check: The check, of all weights and then of all inner tensors.
     """
 
     _MOST = 4  # checks kept: one for each mode in which tensors have other dispatch keys
 
     def __init__(self, weights: Sequence[Tensor]) -> None:
-        self._weights = weights
+        self.weights = tuple(weights)
+        self.inner = [
+            (number, path) for number, weight in enumerate(weights) for path in _paths_inside(weight)
+        ]
         self._flags = self._requires_grad()
-        self._checks = [self._make()]
+        self.check = self._make()
+        self._others: list[Any] = []
 
-    def hold(self) -> bool:
-        """Whether no weight has changed its dtype, size, stride, device or `requires_grad`."""
-        plain = self._plain()
-        return any(check(*plain) for check in self._checks) and self._requires_grad() == self._flags
+    def check_others(self) -> bool:
+        """Whether the weights are such as were found to fit before, in another mode."""
+        return bool(self._others) and any(check(*self._tensors()) for check in self._others)
 
     def accept(self) -> None:
         """Notes that the weights fit in the present mode."""
-        if self._requires_grad() == self._flags and len(self._checks) < self._MOST:
-            self._checks.append(self._make())
+        if self._requires_grad() != self._flags or len(self._others) >= self._MOST:
+            return  # weights that require grad only now fit while gradients are off
+        if not (self.check(*self._tensors()) or self.check_others()):
+            self._others.append(self._make())
 
     def _requires_grad(self) -> list[bool]:
-        return [weight.requires_grad for weight in self._weights]
+        return [weight.requires_grad for weight in self.weights]
 
-    def _plain(self) -> list[Tensor]:
-        return [plain for weight in self._weights for plain in plain_tensors(weight)]
+    def _tensors(self) -> list[Tensor]:
+        return [*self.weights, *(attrgetter(path)(self.weights[number]) for number, path in self.inner)]
 
     def _make(self) -> Any:
-        plain = self._plain()
-        if not plain:
-            return lambda: True
-        sizes, strides = [list(t.size()) for t in plain], [list(t.stride()) for t in plain]
-        return private.TensorGuards(*plain, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        tensors = self._tensors()
+        fixed = [[None] * t.dim() if is_wrapper(t) else list(t.size()) for t in tensors]
+        strides = [[None] * t.dim() if is_wrapper(t) else list(t.stride()) for t in tensors]
+        return private.TensorGuards(*tensors, dynamic_dims_sizes=fixed, dynamic_dims_strides=strides).check
 
 
-def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yields the plain tensors in a tensor, in flatten order."""
-    if is_wrapper(tensor):
-        for name in inner_names(tensor):
-            yield from plain_tensors(getattr(tensor, name))
-    else:
-        yield tensor
+def _paths_inside(tensor: Tensor) -> Iterator[str]:
+    """Yields the attributes that lead to the plain tensors inside of a wrapper, in flatten order."""
+    for name in inner_names(tensor) if is_wrapper(tensor) else ():
+        yield from [f"{name}.{path}" for path in _paths_inside(getattr(tensor, name))] or [name]
+
+
+def plain_tensors(tensor: Tensor) -> list[Tensor]:
+    """Returns the plain tensors in a tensor, in flatten order."""
+    return [attrgetter(path)(tensor) for path in _paths_inside(tensor)] or [tensor]
 
 
 def are_distinct(*tensors: object) -> bool:

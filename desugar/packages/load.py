@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -245,20 +245,17 @@ class Package:
         graphs: Callable[[ProgramRecord], Callable[[GraphRecord], Any]],
     ) -> None:
         self._manifest, self.state = manifest, MappingProxyType(state)
-        weights = [state[record.name] for record in manifest.weights]
-        self._weight_guards = WeightGuards(weights)
-        self._programs = [self._program(record, weights, graphs(record)) for record in manifest.programs]
+        self._weights = WeightGuards([state[record.name] for record in manifest.weights])
+        self._programs = [self._program(record, graphs(record)) for record in manifest.programs]
         parameters = manifest.programs[0].parameters
         self.__signature__ = signature_of(parameters)
         callees = [one.callee for one in self._programs]
         self._call, self._text = build_entry(parameters, callees, self._choose)
 
-    def _program(
-        self, record: ProgramRecord, weights: Sequence[Tensor], load: Callable[[GraphRecord], Any]
-    ) -> _Program:
-        reads = not self._manifest.is_training and any(weight.requires_grad for weight in weights)
+    def _program(self, record: ProgramRecord, load: Callable[[GraphRecord], Any]) -> _Program:
+        reads = not self._manifest.is_training and any(one.requires_grad for one in self._weights.weights)
         guards = Guards(list(plain_leaves(record.leaves)))
-        callee = Callee(record, assemble(record, load), guards, weights, self._weight_guards, reads)
+        callee = Callee(record, assemble(record, load), guards, self._weights, reads)
         return _Program(callee, build_runner(callee))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -343,7 +340,7 @@ class Package:
                 if self.is_training:
                     way = "a weight that does not require grad, as when it was saved"
                 raise SignatureError(name, way, "one that does, with gradients on")
-        self._weight_guards.accept()
+        self._weights.accept()
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ class _Data:
         position = len(self._numbers)
         numbers: tuple[tuple[int, int], ...] = ()
         if self._tensors:
-            plain = list(plain_tensors(self._tensors[position]))
+            plain = plain_tensors(self._tensors[position])
             self._check_alone(record.name, plain)
             added = [_memory_of(tensor) for tensor in plain]
             checksums = [checksum_of(tensor.untyped_storage()) for tensor in added]
