@@ -286,11 +286,7 @@ def undisabled(function: Any) -> Any:
 
 def source_names(graph: Any) -> list[str]:
     """Returns Dynamo's name for each input of a graph, as an expression (`L['x'].values`); empty if it has none."""
-    names = []
-    for node in graph.graph.find_nodes(op="placeholder"):
-        name = getattr(_source_of(node), "name", "")
-        names.append(name() if callable(name) else name)  # a method before 2.12
-    return names
+    return ["" if source is None else source_name(source) for source in input_sources(graph)]
 
 
 def input_sources(graph: Any) -> list[Any]:
@@ -312,23 +308,26 @@ def source_root(source: Any) -> Any:
 
 def duplicate_sources(context: Any) -> list[tuple[Any, Any]]:
     """Returns the pairs of sources that Dynamo found to be one object, in the compilation in progress."""
-    found = []
-    for guard in context.guards_context.dynamo_guards:
-        function = guard.create_fn
-        if getattr(getattr(function, "func", None), "__name__", "") == "DUPLICATE_INPUT":
-            found.append((guard.originating_source, function.keywords.get("source_b", *function.args[:1])))
-    return found
+    return [
+        (guard.originating_source, guard.create_fn.keywords.get("source_b", *guard.create_fn.args[:1]))
+        for kind, guard in _guards_in_progress(context)
+        if kind == "DUPLICATE_INPUT"
+    ]
 
 
 def facts_read(context: Any) -> list[Any]:
     """Returns the sources of the objects whose values Dynamo guards, in the compilation in progress."""
-    found = []
-    for guard in context.guards_context.dynamo_guards:
-        function = guard.create_fn
-        kind = getattr(getattr(function, "func", function), "__name__", "")
-        if kind.endswith("_MATCH") and not kind.startswith(("TENSOR_", "TYPE_", "CLASS_")):
-            found.append(guard.originating_source)
-    return found
+    return [
+        guard.originating_source
+        for kind, guard in _guards_in_progress(context)
+        if kind.endswith("_MATCH") and not kind.startswith(("TENSOR_", "TYPE_", "CLASS_"))
+    ]
+
+
+def _guards_in_progress(context: Any) -> list[tuple[str, Any]]:
+    """Returns (kind, guard) of Dynamo's guards in the compilation in progress."""
+    guards = context.guards_context.dynamo_guards
+    return [(getattr(getattr(g.create_fn, "func", g.create_fn), "__name__", ""), g) for g in guards]
 
 
 def registered_container(cls: Any) -> Any:
@@ -338,9 +337,7 @@ def registered_container(cls: Any) -> Any:
 
 def is_argument(placeholder: Any) -> bool:
     """Returns whether an input of a Dynamo graph comes from a parameter of the frame, not from a closure or global."""
-    source = _source_of(placeholder)
-    while (base := getattr(source, "base", None)) is not None:
-        source = base
+    source = source_root(_source_of(placeholder))
     return source is None or getattr(source, "is_input", False)
 
 

@@ -222,3 +222,8 @@ def _slots_behind_saved(partitioned: Partitioned) -> frozenset[int]:
             stack.extend(node.all_input_nodes)
     placeholders = partitioned.forward.graph.find_nodes(op="placeholder")
     return frozenset(n for n, node in enumerate(placeholders) if node in seen)
+
+
+def presence_bits(present: tuple[bool, ...]) -> str:
+    """Returns which gradients arrive as text: `10` if only the first of two does."""
+    return "".join("1" if is_present else "0" for is_present in present)

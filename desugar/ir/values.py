@@ -232,6 +232,13 @@ def inner_names(wrapper: Any) -> tuple[str, ...]:
     return take_apart(wrapper)[0]
 
 
+def plain_parts(tensor: Any) -> list[Any]:
+    """Returns the plain tensors inside a tensor, at any depth; a plain tensor is its only part."""
+    if not is_wrapper(tensor):
+        return [tensor]
+    return [part for name in inner_names(tensor) for part in plain_parts(getattr(tensor, name))]
+
+
 def dynamic_names(cls: type) -> tuple[str, ...]:
     """Returns the names of a declared class's dynamic ints; a handwritten class has none."""
     return tuple(field.name for field in cls.__spec__.dynamics) if issubclass(cls, TensorSubclass) else ()

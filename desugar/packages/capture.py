@@ -33,6 +33,8 @@ from desugar.store.programs import Stored
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 
+_PATH = re.compile(r"(?:\.\w+)*")
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -113,6 +115,20 @@ class Captured:
     duplicated: set[int] = field(default_factory=set)
     standins: list[Any] = field(default_factory=list)
     result: Any = None
+
+    def locate(self, text: str) -> tuple[int, tuple[str, ...]] | None:
+        """Returns the argument leaf, and the attributes from it on, that an expression of Dynamo's names.
+
+        None for an expression that names something else.
+        """
+        for number, name in self.flattened.names().items():
+            if name == as_expression(text):
+                return number, ()
+        for number, known in self.leaf_sources.items():
+            path = text.removeprefix(known)
+            if text.startswith(known) and _PATH.fullmatch(path):
+                return number, tuple(path.split(".")[1:])
+        return None
 
 
 def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -> Captured:
@@ -229,9 +245,14 @@ def _note_duplicates(captured: Captured, context: Any) -> None:
     """Notes the argument leaves that Dynamo found to be one object with something that is no argument leaf."""
     names = {text: number for number, text in captured.flattened.names().items()}
     for pair in private.duplicate_sources(context):
-        numbers = [names.get(re.sub(r"^L\['(\w+)'\]", r"\1", private.source_name(source))) for source in pair]
+        numbers = [names.get(as_expression(private.source_name(source))) for source in pair]
         if None in numbers:
             captured.duplicated.update(number for number in numbers if number is not None)
+
+
+def as_expression(name: str) -> str:
+    """Returns a name of Dynamo's as an expression over parameters: `x[0]` for `L['x'][0]`."""
+    return re.sub(r"^L\['(\w+)'\]", r"\1", name)
 
 
 def _stand_in(value: Any) -> Any:

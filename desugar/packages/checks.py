@@ -31,6 +31,7 @@ from desugar.packages.manifest.records import (
     UnusedLeaf,
     WrapperLeaf,
 )
+from subclasses.layout import field_name
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 
@@ -189,7 +190,7 @@ class Checking:
         for dynamic, extent in leaf.dynamics:
             self._match_extent(extent, getattr(value, dynamic), f"{name}.{dynamic}")
         for attribute, part in leaf.inner:
-            self._check_tensor(part, getattr(value, attribute), f"{name}.{attribute.removeprefix('_raw_')}")
+            self._check_tensor(part, getattr(value, attribute), f"{name}.{field_name(attribute)}")
 
     # .................................................................................................. sizes
 

@@ -22,7 +22,7 @@ from desugar.ir.values import (
     inner_names,
     is_wrapper,
 )
-from desugar.packages.capture import Captured, Placeholder
+from desugar.packages.capture import Captured, Placeholder, as_expression
 from desugar.packages.facts import Symbols, Weights
 from desugar.packages.leaves import (
     context_record,
@@ -58,7 +58,6 @@ from desugar.packages.manifest.structure import flatten
 from desugar.packages.probes import Probe, ProbeInt
 from desugar.tracing.outputs import ViewReplay
 
-_IS_PATH = re.compile(r"(?:\.\w+)+")
 _ORIGIN = re.compile(r"a(\d+)((?:\.\w+)*?)(?:\.(size|stride)\((\d+)\))?")
 
 # ---------------------------------------------------------------------------------------------- the program
@@ -133,20 +132,25 @@ class Description:
             PackageError: The function reads an attribute of an argument that no call is checked for.
         """
         for text in self.captured.facts:
-            for number, known in self.captured.leaf_sources.items():
-                if not text.startswith(f"{known}.") or not _IS_PATH.fullmatch(text.removeprefix(known)):
-                    continue
-                path = tuple(text.removeprefix(f"{known}.").split("."))
-                owner: Any = self._leaves[number]
-                for attribute in path[:-1]:
-                    owner = getattr(owner, attribute, None)
-                if is_wrapper(owner) and path[-1] in names_of_dynamics(type(owner)):
-                    self._fixed.add((number, path))
-                elif path[-1] in getattr(owner, "__dict__", {}) and path[-1] not in declared_names(owner):
-                    name = _as_expression(text)
-                    raise PackageError(
-                        f"the function reads {name}, an attribute of an argument: pass it as an argument"
-                    )
+            number, path = self.captured.locate(text) or (0, ())
+            if not path:
+                continue
+            owner: Any = self._leaves[number]
+            for attribute in path[:-1]:
+                owner = getattr(owner, attribute, None)
+            if self._is_dynamic(number, path):
+                self._fixed.add((number, path))
+            elif path[-1] in getattr(owner, "__dict__", {}) and path[-1] not in declared_names(owner):
+                raise _reads_attribute(text)
+
+    def _is_dynamic(self, number: int, path: tuple[str, ...]) -> bool:
+        """Whether attributes lead from an argument leaf, through inner tensors alone, to a dynamic int of a class."""
+        owner: Any = self._leaves[number]
+        for attribute in path[:-1]:
+            owner = (
+                getattr(owner, attribute) if is_wrapper(owner) and attribute in inner_names(owner) else None
+            )
+        return is_wrapper(owner) and path[-1] in names_of_dynamics(type(owner))
 
     def _check_identities(self) -> None:
         """Raises `PackageError` if an argument is the same object as something that no call is checked for."""
@@ -190,14 +194,13 @@ class Description:
 
     def _dynamic_int(self, number: int) -> Extent | None:
         """Returns the symbol of an int argument; None if it is a constant of the program."""
-        name = self.captured.flattened.names().get(number)
         for source, example in zip(self.captured.sources, self.captured.examples, strict=True):
-            if isinstance(example, int | SymInt) and self._names_leaf(source, name):
+            if isinstance(example, int | SymInt) and self._locate(source) == (number, ()):
                 return self.symbols.extent(example)
         return None
 
-    def _names_leaf(self, source: Any, name: str | None) -> bool:
-        return name is not None and _as_expression(private.source_name(source)) == name
+    def _locate(self, source: Any) -> tuple[int, tuple[str, ...]] | None:
+        return self.captured.locate(private.source_name(source))
 
     # ................................................................................................. inputs
 
@@ -221,19 +224,9 @@ class Description:
 
     def _number_source(self, source: Any) -> FromLeaf | None:
         """Returns the argument, or the dynamic int of one, that a source names; None if it names neither."""
-        text = private.source_name(source)
-        for number, name in self.captured.flattened.names().items():
-            if name == _as_expression(text):
-                return FromLeaf(number, ())
-        for number, known in self.captured.leaf_sources.items():
-            if text.startswith(f"{known}."):
-                path = tuple(text.removeprefix(f"{known}.").split("."))
-                owner = self._leaves[number]
-                for attribute in path[:-1]:
-                    owner = getattr(owner, attribute) if attribute in _inner_names(owner) else None
-                if is_wrapper(owner) and path[-1] in names_of_dynamics(type(owner)):
-                    return FromLeaf(number, path)
-        return None
+        found = self._locate(source)
+        is_known = found is not None and (not found[1] or self._is_dynamic(*found))
+        return FromLeaf(*found) if is_known else None  # type: ignore[misc]
 
     def _refuse_attribute(self, source: Any) -> None:
         """Raises `PackageError` for what is neither an argument nor held by the function."""
@@ -242,10 +235,7 @@ class Description:
         if type(root).__name__ == "RandomValueSource":
             raise PackageError("the function draws random numbers in Python: draw them with torch")
         if getattr(root, "local_name", None) in names:
-            name = _as_expression(private.source_name(source))
-            raise PackageError(
-                f"the function reads {name}, an attribute of an argument: pass it as an argument"
-            )
+            raise _reads_attribute(private.source_name(source))
 
     def _tensor_source(self, source: Any, example: Tensor) -> Source:
         for number, leaf in enumerate(self._leaves):
@@ -259,18 +249,13 @@ class Description:
         return FromWeight(self.weights.index(example, source))
 
     def _size_source(self, source: Any) -> Source:
-        method = {private.TensorProperty.SIZE: "size", private.TensorProperty.STRIDE: "stride"}.get(
-            source.prop
-        )
-        base = private.source_name(source.base)
-        for number, known in self.captured.leaf_sources.items():
-            if method is not None and base == known:
-                return FromSize(number, (), method, source.idx)
-            if method is not None and base.startswith(f"{known}."):
-                return FromSize(number, tuple(base.removeprefix(f"{known}.").split(".")), method, source.idx)
-        raise PackageError(
-            f"the function reads {private.source_name(source)}, which is no size of an argument"
-        )
+        methods = {private.TensorProperty.SIZE: "size", private.TensorProperty.STRIDE: "stride"}
+        found = self._locate(source.base)
+        if source.prop not in methods or found is None:
+            raise PackageError(
+                f"the function reads {private.source_name(source)}, which is no size of an argument"
+            )
+        return FromSize(*found, methods[source.prop], source.idx)
 
     # ................................................................................................ results
 
@@ -353,10 +338,6 @@ def _known_int(extent: Any) -> Int:
     return Slot(0) if isinstance(extent, SymInt) else extent
 
 
-def _inner_names(value: Any) -> tuple[str, ...]:
-    return inner_names(value) if is_wrapper(value) else ()
-
-
 def _origins(origins: dict[int, Any]) -> Iterator[Origin]:
     for slot, origin in origins.items():
         if origin.text is None:
@@ -386,6 +367,7 @@ def _view(value: View) -> StridedView:
     return StridedView(value.of, value.index, extents, value.detached, value.no_grad)
 
 
-def _as_expression(name: str) -> str:
-    """Returns a name of Dynamo's as an expression over parameters: `x[0]` for `L['x'][0]`."""
-    return re.sub(r"^L\['(\w+)'\]", r"\1", name)
+def _reads_attribute(name: str) -> PackageError:
+    return PackageError(
+        f"the function reads {as_expression(name)}, an attribute of an argument: pass it as an argument"
+    )

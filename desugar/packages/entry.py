@@ -42,7 +42,7 @@ from desugar.packages.manifest.records import (
     UnusedLeaf,
     WrapperLeaf,
 )
-from desugar.packages.manifest.structure import BUILTIN, build
+from desugar.packages.manifest.structure import BUILTIN, build, part_names, registered_parts
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 
@@ -236,8 +236,7 @@ class _Text:
             self._conditions.append(f"(*{name},) == {out.bind(tree.keys, 'keys')}")
         else:
             self._conditions.append(f"{self._len}({name}) == {len(tree.children)}")
-        names = tree.keys if tree.kind in ("dict", "keywords") else range(len(tree.children))
-        for key, child in zip(names, tree.children, strict=True):
+        for key, child in zip(part_names(tree), tree.children, strict=True):
             self._open(child, f"{name}[{key!r}]", leaves)
 
     def _check(self, leaf: Leaf, name: str, leaves: Sequence[str]) -> None:
@@ -386,6 +385,5 @@ def _take_apart(value: Any, cls: type, keys: Any, count: int) -> list[Any] | Non
     """Returns the parts of a registered container; None if it is another one."""
     if type(value) is not cls:
         return None
-    parts, context = private.registered_container(cls).flatten_fn(value)
-    parts = list(parts)
+    parts, context = registered_parts(value)
     return parts if context == keys and len(parts) == count else None

@@ -23,12 +23,12 @@ class Symbols:
     """Numbers the symbols of a program.
 
     Attributes:
-        env: The shape environment.
+        env: The shape environment; None to describe tensors that are no fakes, whose sizes are known.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: Any = None) -> None:
         self.env, self._constants = env, dict[Any, Any]()
-        self._values = known_values(env)
+        self._values = {} if env is None else known_values(env)
         self._numbers: dict[Any, int] = {}
 
     def hold(self, number: SymInt, value: int) -> None:

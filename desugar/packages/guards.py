@@ -121,11 +121,6 @@ def _paths_inside(tensor: Tensor) -> Iterator[str]:
         yield from [f"{name}.{path}" for path in _paths_inside(getattr(tensor, name))] or [name]
 
 
-def plain_tensors(tensor: Tensor) -> list[Tensor]:
-    """Returns the plain tensors in a tensor, in flatten order."""
-    return [attrgetter(path)(tensor) for path in _paths_inside(tensor)] or [tensor]
-
-
 def are_distinct(*tensors: object) -> bool:
     """Whether no object is passed twice."""
     return len({id(tensor) for tensor in tensors}) == len(tensors)

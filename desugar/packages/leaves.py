@@ -16,7 +16,6 @@ from desugar.packages.manifest.records import (
     IntLeaf,
     LayoutRecord,
     Leaf,
-    TensorFacts,
     TensorLeaf,
     WeightRecord,
     WrapperLeaf,
@@ -27,37 +26,23 @@ from subclasses.layout import Layout
 
 def describe_weight(name: str, tensor: Tensor) -> WeightRecord:
     """Describes a weight; where its bytes are is filled in when they are written."""
-    return WeightRecord(name, _constant_leaf(tensor), isinstance(tensor, nn.Parameter), ())
+    leaf = describe_tensor(tensor, tensor, Symbols())
+    return WeightRecord(name, leaf, isinstance(tensor, nn.Parameter), ())
 
 
-def _constant_leaf(tensor: Tensor) -> TensorLeaf | WrapperLeaf:
-    leaf = describe_tensor(tensor, tensor, None)
-    assert isinstance(leaf, TensorLeaf | WrapperLeaf)
-    return leaf
-
-
-def describe_tensor(
-    leaf: Any, fake: Any, symbols: Symbols | None, grads: bool = True
-) -> TensorLeaf | WrapperLeaf:
-    """Describes a tensor; without symbols, by its own sizes."""
-    known = symbols or Symbols.__new__(Symbols)
-    extents = symbols.extents if symbols is not None else lambda values: tuple(map(int, values))
+def describe_tensor(leaf: Any, fake: Any, symbols: Symbols, grads: bool = True) -> TensorLeaf | WrapperLeaf:
+    """Describes a tensor by the sizes of its fake."""
     requires_grad = grads and leaf.requires_grad
     if not is_wrapper(leaf):
-        if symbols is not None:
-            return TensorLeaf(known.facts(fake), requires_grad)
-        offset = int(leaf.storage_offset())
-        facts = TensorFacts(extents(leaf.size()), extents(leaf.stride()), offset, leaf.dtype, leaf.device)
-        return TensorLeaf(facts, requires_grad)
+        return TensorLeaf(symbols.facts(fake), requires_grad)
     names, context = take_apart(leaf)
-    dynamics = names_of_dynamics(type(leaf))
     return WrapperLeaf(
         type(leaf),
         context_record(context),
         tuple((n, describe_tensor(getattr(leaf, n), getattr(fake, n), symbols, grads)) for n in names),
-        tuple((n, extents([getattr(fake, n)])[0]) for n in dynamics),
-        extents(fake.size()),
-        extents(fake.stride()),
+        tuple((n, symbols.extent(getattr(fake, n))) for n in names_of_dynamics(type(leaf))),
+        symbols.extents(fake.size()),
+        symbols.extents(fake.stride()),
         leaf.dtype,
         requires_grad,
     )

@@ -38,6 +38,7 @@ from desugar.packages.manifest.structure import match, paths_of, signature_of
 from desugar.packages.manifest.validate import check_manifest
 from subclasses import TensorSubclass
 from subclasses.handwritten import unflatten
+from subclasses.layout import field_name
 from subclasses.loading import check_fields
 
 
@@ -221,7 +222,7 @@ def _ask_class(leaf: WrapperLeaf, inner: dict[str, Tensor], name: str) -> None:
     """Raises `PackageError` if a class does not take such fields; its constructor would not, either."""
     cls: Any = leaf.cls
     statics = dict(zip((field.name for field in cls.__spec__.statics), leaf.context.statics, strict=True))
-    fields = {attribute.removeprefix("_raw_"): tensor for attribute, tensor in inner.items()}
+    fields = {field_name(attribute): tensor for attribute, tensor in inner.items()}
     try:
         check_fields(cls, fields, statics | dict(leaf.dynamics))
     except (TypeError, ValueError) as error:

@@ -17,12 +17,13 @@ from desugar import _torch as private
 from desugar.api import uncompiled
 from desugar.backends.ahead_of_time import Library, library_backend
 from desugar.errors import PackageError
+from desugar.ir.stages import presence_bits
+from desugar.ir.values import plain_parts
 from desugar.packages import graph_text
 from desugar.packages.archive import checksum_of, file_digest, write_archive
 from desugar.packages.capture import Call, Captured, capture_call
 from desugar.packages.describe import Description
 from desugar.packages.facts import Weights
-from desugar.packages.guards import plain_tensors
 from desugar.packages.leaves import describe_weight
 from desugar.packages.manifest.classes import classes_in, describe_classes
 from desugar.packages.manifest.codec import Writer
@@ -172,8 +173,7 @@ def _describe(captured: Captured, weights: Weights, graphs: _Graphs, *, grads: b
     assert place.stored is not None
     records = {id(place.stored.forward): graphs.add(place.stored.forward, f"forward{number}")}
     for present, compiled in place.backwards.items():
-        bits = "".join("1" if is_present else "0" for is_present in present)
-        records[id(compiled)] = graphs.add(compiled, f"backward{number}_{bits}")
+        records[id(compiled)] = graphs.add(compiled, f"backward{number}_{presence_bits(present)}")
     return Description(captured, weights, grads).record(records)
 
 
@@ -208,7 +208,7 @@ class _Data:
         position = len(self._numbers)
         numbers: tuple[tuple[int, int], ...] = ()
         if self._tensors:
-            plain = plain_tensors(self._tensors[position])
+            plain = plain_parts(self._tensors[position])
             self._check_alone(record.name, plain)
             added = [_memory_of(tensor) for tensor in plain]
             checksums = [checksum_of(tensor.untyped_storage()) for tensor in added]

@@ -73,30 +73,21 @@ def _weights(weights: Iterable[WeightRecord]) -> str:
 
 
 def _program_lines(number: int, program: ProgramRecord) -> Iterator[str]:
-    names = _names_of_symbols(program)
-
-    def read(index: int) -> str:
-        return names.get(index, f"s{index}")
-
     yield f"program {number}  {_signature(program.parameters)}"
     for parameter, tree in program.arguments:
         for index, where in paths_of(tree, parameter):
-            yield f"  {where}: {describe_leaf(program.leaves[index], read)}"
+            yield f"  {where}: {describe_leaf(program.leaves[index], _number)}"
     for index, symbol in enumerate(program.symbols):
         low = "" if symbol.low is None else f"{symbol.low} <= "
         high = "" if symbol.high is None else f" <= {symbol.high}"
-        yield f"  where {low}{read(index)}{high}, {symbol.hint} in the saved call"
+        yield f"  where {low}{_number(index)}{high}, {symbol.hint} in the saved call"
     for guard in program.guards:
-        yield f"  where {text_of(guard, read)}"
+        yield f"  where {text_of(guard, _number)}"
     yield f"  returns {len(program.results)} values, {program.outputs.num_visible} computed"
 
 
 def _signature(parameters: Iterable[Parameter]) -> str:
     return str(signature_of(tuple(parameters))).replace("Left()", "...")
-
-
-def _names_of_symbols(program: ProgramRecord) -> dict[int, str]:
-    return {index: f"n{index}" for index in range(len(program.symbols))}
 
 
 def describe_leaf(leaf: Leaf, read: Any) -> str:

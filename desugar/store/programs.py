@@ -23,7 +23,7 @@ from desugar.backends import kernel_libraries
 from desugar.backends.base import Backend, CompiledGraph, run_eagerly
 from desugar.frontend.inputs import Inputs
 from desugar.frontend.rule_state import StateRead
-from desugar.ir.stages import Graphs, Interface, Split
+from desugar.ir.stages import Graphs, Interface, Split, presence_bits
 from desugar.ir.values import View
 from desugar.recording.listeners import has_listeners
 from desugar.store import files
@@ -225,7 +225,7 @@ class PlaceInStore:
             return None
 
     def _backward_name(self, present: tuple[bool, ...]) -> str:
-        return f"{self.digest}{_bits(present)}"
+        return f"{self.digest}.{presence_bits(present)}"
 
     # .............................................................................................. writing
 
@@ -284,7 +284,7 @@ class PackedPlace:
         self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]
     ) -> CompiledGraph | None:
         """Returns the compiled backward for the gradients that arrive; None if it is not part of the file."""
-        content = self.files.get(_bits(present))
+        content = self.files.get(f".{presence_bits(present)}")
         return None if content is None else load_graph(content, graph, is_backward=True)
 
     def save(self, program: Stored, inputs: Inputs) -> None:
@@ -305,7 +305,7 @@ class PackedPlace:
     def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
         """Packs a compiled backward; notes why if it cannot be saved."""
         try:
-            self.files[_bits(present)] = dump_graph(compiled)
+            self.files[f".{presence_bits(present)}"] = dump_graph(compiled)
         except CannotStore as reason:
             self.problem = reason
 
@@ -324,10 +324,6 @@ def place_of(
     except CannotStore as reason:
         log.info("a program is not stored: %s", reason)
         return None
-
-
-def _bits(present: tuple[bool, ...]) -> str:
-    return "." + "".join("1" if is_present else "0" for is_present in present)
 
 
 def _load_graphs(data: bytes, mode: Any) -> Any:

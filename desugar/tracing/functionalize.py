@@ -17,7 +17,7 @@ from torch import Tensor
 
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
-from desugar.ir.values import inner_names, is_wrapper
+from desugar.ir.values import plain_parts
 
 
 def check_target(name: str, target: Tensor) -> None:
@@ -46,13 +46,6 @@ def _is_unfolded(tensor: Any) -> bool:
     if not isinstance(tensor, private.FunctionalTensor):
         return False
     return any("unfold" in type(view).__name__ for view in private.get_view_meta_sequence(tensor.elem))
-
-
-def plain_parts(tensor: Any) -> list[Any]:
-    """Returns the plain tensors inside a tensor, at any depth; a plain tensor is its only part."""
-    if not is_wrapper(tensor):
-        return [tensor]
-    return [part for name in inner_names(tensor) for part in plain_parts(getattr(tensor, name))]
 
 
 def functional_mode() -> Any:

@@ -36,11 +36,11 @@ from desugar.ir.values import (
     View,
     Wrapper,
     is_wrapper,
+    plain_parts,
     renumber,
     slots_of,
     unwrap_value,
 )
-from desugar.tracing.functionalize import plain_parts
 from desugar.tracing.run import Run, assigned_inners, changed_slots, from_functional, identity
 
 # ----------------------------------------------------------------------------------------------- unwrapping

@@ -21,7 +21,7 @@ from desugar.codegen.rechecks import emit_recheck, expect_plain
 from desugar.codegen.runtime import placed, restride, settle, tensor_guards
 from desugar.codegen.text import join_saved, targets_of, tuple_of
 from desugar.frontend.fakes import hint, is_symbolic
-from desugar.ir.stages import BackwardInput, FromTangent, Interface
+from desugar.ir.stages import BackwardInput, FromTangent, Interface, presence_bits
 from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of, take_apart
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward_plan import BackwardPlan
@@ -57,7 +57,7 @@ class Variant:
 
 def variant_name(present: tuple[bool, ...]) -> str:
     """Returns the name of a variant's function: `backward_10` if only the first of two gradients arrives."""
-    return "backward_" + "".join("1" if is_present else "0" for is_present in present)
+    return f"backward_{presence_bits(present)}"
 
 
 class VariantEmitter:

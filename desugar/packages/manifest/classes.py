@@ -10,11 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
-from desugar import _torch as private
 from desugar.errors import PackageError
-from desugar.ir.values import Wrapper
 from desugar.packages.manifest.records import ClassRecord
 from subclasses import TensorSubclass
 
@@ -117,13 +114,3 @@ def classes_in(record: Any) -> Iterator[type]:
     elif dataclasses.is_dataclass(record):
         for field in dataclasses.fields(record):
             yield from classes_in(getattr(record, field.name))
-
-
-def is_handwritten(value: Wrapper) -> bool:
-    """Whether a wrapper's class writes PyTorch's hooks itself."""
-    return not issubclass(value.cls, TensorSubclass)
-
-
-def is_container(cls: type) -> bool:
-    """Whether PyTorch's pytrees know a class."""
-    return not issubclass(cls, nn.Module) and private.registered_container(cls) is not None

@@ -130,13 +130,9 @@ def _is_named_tuple(cls: Any) -> bool:
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
-def classes_in(tree: Tree) -> Iterator[type]:
-    """Yields the classes of registered containers in a structure."""
-    if isinstance(tree, Node):
-        if tree.cls is not None:
-            yield tree.cls
-        for child in tree.children:
-            yield from classes_in(child)
+def part_names(tree: Node) -> Sequence[Any]:
+    """Returns by what each part of a container is looked up: its keys, or its positions."""
+    return tree.keys if tree.kind in ("dict", "keywords") else range(len(tree.children))  # type: ignore[no-any-return]
 
 
 def paths_of(tree: Tree, where: str) -> Iterator[tuple[int, str]]:
@@ -144,8 +140,7 @@ def paths_of(tree: Tree, where: str) -> Iterator[tuple[int, str]]:
     if isinstance(tree, LeafOf):
         yield tree.index, where
     else:
-        names = tree.keys if tree.kind in ("dict", "keywords") else range(len(tree.children))
-        for name, child in zip(names, tree.children, strict=True):
+        for name, child in zip(part_names(tree), tree.children, strict=True):
             yield from paths_of(child, f"{where}[{name!r}]")
 
 
@@ -256,20 +251,25 @@ def match(tree: Tree, value: Any, leaves: dict[int, Any], where: str) -> None:
     if type(value) is not cls:
         raise SignatureError(where, f"a {cls.__name__}", f"a {type(value).__name__}")
     if tree.kind == "registered":
-        parts, context = private.registered_container(cls).flatten_fn(value)
-        parts, names = list(parts), tuple(range(len(parts)))
+        parts, context = registered_parts(value)
         if context != tree.keys:
             raise SignatureError(
                 where, f"a {cls.__name__} with {tree.keys!r:.80}", f"one with {context!r:.80}"
             )
     elif tree.kind in ("dict", "keywords"):
         is_same = set(value) == set(tree.keys) if tree.kind == "keywords" else tuple(value) == tree.keys
-        parts, names = [value.get(key) for key in tree.keys], tree.keys
         if not is_same:
             raise SignatureError(where, f"the keys {list(tree.keys)!r:.80}", f"{list(value)!r:.80}")
+        parts = [value[key] for key in tree.keys]
     else:
-        parts, names = list(value), tuple(range(len(value)))
+        parts = list(value)
     if len(parts) != len(tree.children):
         raise SignatureError(where, f"{len(tree.children)} items", f"{len(parts)}")
-    for child, part, name in zip(tree.children, parts, names, strict=True):
+    for child, part, name in zip(tree.children, parts, part_names(tree), strict=True):
         match(child, part, leaves, f"{where}[{name!r}]")
+
+
+def registered_parts(value: Any) -> tuple[list[Any], Any]:
+    """Returns the parts of a container that PyTorch's pytrees know, and what else they say of it."""
+    parts, context = private.registered_container(type(value)).flatten_fn(value)
+    return list(parts), context
