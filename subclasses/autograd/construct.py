@@ -180,6 +180,8 @@ class Unwrap(torch.autograd.Function):
         """Keeps the other inner tensors: the values of non-differentiable ones, the size and dtype of the others."""
         x, names = inputs
         cls, held = type(x), x.__dict__
+        if cls is Tensor:
+            return  # a transform of torch.func that does not differentiate by the value, which is inside of this
         fixed: dict[str, Tensor] = {}
         likes: dict[str, Tensor] = {}
         for name in cls.__spec__.attributes:

@@ -28,6 +28,7 @@ from subclasses.dispatch.per_inner import (
     remade,
 )
 from subclasses.dispatch.schema import OpFacts, op_facts
+from subclasses.dispatch.write_checks import PLAIN, check_sizes, one_element
 from subclasses.layout import cotangent_layout
 from subclasses.spec.values import POINT, dynamic_ints, is_point
 
@@ -77,10 +78,9 @@ def run_lists(op: OpOverload, run: Callable[..., Any], *args: Any, **kwargs: Any
         for row in ([Row(k, "", tensors)] if owner is None else _split(call, owner, k, tensors))
     ]
     results: dict[int, dict[str, Any]] = {}
+    _try_first(call, rows, len(args), kwargs)
     for group in _group(rows):
-        given = [_select(call, i, group) for i in range(len(args))]
-        named = {a.name: i for i, a in enumerate(call.facts.arguments)}
-        out = op(*given, **{n: _select(call, named[n], group) for n in kwargs})
+        out = _run(call, group, len(args), kwargs)
         for row, one in zip(group, out or (), strict=bool(call.facts.returns)):
             results.setdefault(row.index, {})[row.name] = one
     bump_versions([row.tensors[j] for row in rows if row.name for j in call.written])
@@ -149,6 +149,27 @@ def _group(rows: list[Row]) -> Iterable[list[Row]]:
         classes = [type(t) for t in row.tensors if is_traceable_wrapper_subclass_type(type(t))]
         groups.setdefault((*classes, first.dtype, first.device), []).append(row)
     return groups.values()
+
+
+def _run(call: Call, group: list[Row], num_positional: int, names: Iterable[str]) -> Any:
+    """Runs the op for a group."""
+    given = [_select(call, i, group) for i in range(num_positional)]
+    named = {a.name: i for i, a in enumerate(call.facts.arguments)}
+    return call.op(*given, **{n: _select(call, named[n], group) for n in names})
+
+
+def _try_first(call: Call, rows: list[Row], num_positional: int, names: Iterable[str]) -> None:
+    """Raises what the op would raise for a row, before it has written to half of a wrapper."""
+    if not call.written or not call.op.overloadpacket.__name__.startswith("_foreach_"):
+        return
+    plain = [row for row in rows if not any(type(t) not in PLAIN for t in row.tensors)]
+    for row in plain:
+        check_sizes(row.tensors, [row.tensors[j] for j in call.written])
+    if len({tuple([t.dtype for t in row.tensors]) for row in plain}) > 1:
+        unlike = {tuple((t.dtype, t.dim()) for t in row.tensors): row for row in plain}
+        small = [Row(row.index, row.name, tuple(map(one_element, row.tensors))) for row in unlike.values()]
+        for group in _group(small):
+            _run(call, group, num_positional, names)
 
 
 def _select(call: Call, i: int, group: list[Row]) -> Any:

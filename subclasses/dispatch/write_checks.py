@@ -7,6 +7,7 @@ is tried for the others first. Only pointwise ops and copies are tried: dtypes a
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from subclasses._torch import OpOverload
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 
-_PLAIN = frozenset({Tensor, nn.Parameter})
+PLAIN = frozenset({Tensor, nn.Parameter})
 
 
 def is_tried_first(op: OpOverload) -> bool:
@@ -29,8 +30,8 @@ def is_tried_first(op: OpOverload) -> bool:
 def differ(first: Any, other: Any) -> bool:
     """Whether two inner tensors have different dtypes or shapes; not asked of traced ones, which would be guarded."""
     return (
-        other.__class__ in _PLAIN
-        and first.__class__ in _PLAIN
+        other.__class__ in PLAIN
+        and first.__class__ in PLAIN
         and (other.dtype is not first.dtype or other.shape != first.shape)
     )
 
@@ -44,11 +45,22 @@ def try_first(cls: Any, op: OpOverload, names: tuple[str, ...], args: Any, kwarg
     for name in names:
         inners = [v.__dict__[name] if isinstance(v, cls) else v for v in (*args, *kwargs.values())]
         tensors = [t for t in inners if isinstance(t, Tensor)]
-        if not tensors or any(t.__class__ not in _PLAIN or t.layout is not torch.strided for t in tensors):
+        if not tensors or any(t.__class__ not in PLAIN or t.layout is not torch.strided for t in tensors):
             continue
-        small = [t.new_ones((1,) * t.dim()) if isinstance(t, Tensor) else t for t in inners]
+        small = [one_element(t) if isinstance(t, Tensor) else t for t in inners]
         op(*small[: len(args)], **dict(zip(kwargs, small[len(args) :], strict=True)))
-        for i in facts.written:
-            if not facts.arguments[i].keyword:  # the result of out= is resized instead
-                for t in tensors:
-                    t.expand_as(inners[i])
+        # The result of out= is resized instead.
+        check_sizes(tensors, [inners[i] for i in facts.written if not facts.arguments[i].keyword])
+
+
+def one_element(tensor: Tensor) -> Tensor:
+    """Returns a tensor with the dtype, the device and the number of dimensions of another one."""
+    return tensor.new_ones((1,) * tensor.dim())
+
+
+def check_sizes(tensors: Iterable[Tensor], written: Iterable[Tensor]) -> None:
+    """Raises PyTorch's error if a tensor does not expand to the size of one that an op writes to."""
+    for target in written:
+        for t in tensors:
+            if t.shape != target.shape:
+                t.expand_as(target)

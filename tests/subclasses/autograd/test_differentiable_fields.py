@@ -356,3 +356,43 @@ def test_the_weights_of_keyed_tensors(door):
     fn(x).backward()
     torch.testing.assert_close(weights.grad, 2 * weights.detach())
     assert x.values.dtype == torch.int64 and not x.values.requires_grad
+
+
+# ---- inside transforms of torch.func -----------------------------------------------------------------------
+
+
+TRANSFORMS = {
+    "grad": lambda f, x: torch.func.grad(f)(x),
+    "grad of grad": lambda f, x: torch.func.grad(lambda v: torch.func.grad(f)(v).square().sum())(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
+    "hessian": lambda f, x: torch.func.hessian(f)(x),
+    "vmap of grad": lambda f, x: torch.vmap(torch.func.grad(f))(torch.stack([x, x + 1])),
+    "grad of vmap": lambda f, x: torch.func.grad(lambda v: torch.vmap(f)(torch.stack([v, 2 * v])).sum())(x),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+@pytest.mark.parametrize("learned", [True, False], ids=["requires grad", "frozen"])
+@pytest.mark.parametrize("grads", [True, False], ids=["grad", "no_grad"])
+def test_a_value_from_outside_of_a_transform(transform, learned, grads):
+    plain = [torch.tensor([1.0, 2.0]), torch.tensor([3.0, 5.0])]
+    plain = [t.requires_grad_(learned) for t in plain]
+    pair = Mixed(*plain)
+
+    def by_values(v):
+        a, b = pair.unwrap("a"), pair.unwrap("raw")
+        return (a * v.sin() + b).square().sum() + (pair.a * v).sum()
+
+    def by_tensors(v):
+        return (plain[0] * v.sin() + plain[1]).square().sum() + (plain[0] * v).sum()
+
+    x = torch.tensor([0.5, 0.25])
+    with torch.set_grad_enabled(grads):
+        got, expected = transform(by_values, x), transform(by_tensors, x)
+    torch.testing.assert_close(got, expected)
+    assert got.requires_grad == expected.requires_grad == (learned and grads)
+    if got.requires_grad:
+        ours, theirs = (torch.autograd.grad(y.sum(), plain, allow_unused=True) for y in (got, expected))
+        torch.testing.assert_close(ours, theirs)

@@ -79,3 +79,33 @@ def test_equal_inner_tensors_are_not_tried():
     assert differ(torch.ones(2), torch.zeros(3))
     assert differ(torch.ones(2), torch.zeros(2, dtype=torch.int64))
     assert not differ(torch.ones(2), None)
+
+
+# ---- lists -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda xs: torch._foreach_add_(xs, 0.5),
+        lambda xs: torch._foreach_div_(xs, 3),
+        lambda xs: torch._foreach_mul_(xs, [2, 2.5]),
+        lambda xs: torch._foreach_add_(xs, xs[::-1], alpha=0.5),
+        lambda xs: torch._foreach_add_(xs, [torch.ones(2), torch.ones(5)]),
+        lambda xs: torch._foreach_addcmul_(xs, [torch.ones(2)] * 2, [torch.ones(2)] * 2),
+    ],
+    ids=["add", "div", "one number", "alpha", "sizes", "addcmul"],
+)
+def test_of_lists_no_wrapper_is_half_written(write):
+    xs = [make(), make()]
+    before = [(x.number.clone(), x.count.clone()) for x in xs]
+    with pytest.raises(RuntimeError):
+        write(xs)
+    assert all(x.number.equal(n) and x.count.equal(c) for x, (n, c) in zip(xs, before, strict=True))
+
+
+def test_lists_of_other_sizes_are_written():
+    xs = [make(), make((1,)), torch.ones(3)]
+    torch._foreach_mul_(xs, [2, 3, 4.0])
+    assert (xs[0].number.tolist(), xs[0].count.tolist()) == ([8.0, 8.0], [8, 8])
+    assert (xs[1].number.tolist(), xs[1].count.tolist(), xs[2].tolist()) == ([12.0, 12.0], [12], [4.0] * 3)
