@@ -121,6 +121,8 @@ class _ResultUnwrapper:
                 return Same("input", n)
         if numbers[id(leaf)] != number:
             return Same("output", numbers[id(leaf)])
+        if _has_own_gradient(leaf):
+            return unwrap_value(leaf, self.flat)
         source = self._input_sharing_memory(leaf)
         if source is not None:
             return self._view("input", source, leaf, self.run.input_leaves[source].leaf)
@@ -156,7 +158,7 @@ class _ResultUnwrapper:
         """Returns storage -> the base of its results, for storages of several results and no input."""
         groups: dict[int, list[Tensor]] = {}
         for leaf in {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values():
-            if self._input_sharing_memory(leaf) is None:
+            if self._input_sharing_memory(leaf) is None and not _has_own_gradient(leaf):
                 groups.setdefault(storage_of(leaf), []).append(leaf)
         shared: dict[int, Tensor] = {}
         for storage, group in groups.items():
@@ -277,6 +279,11 @@ def _extents(tensor: Tensor) -> tuple[Any, ...]:
     """Returns the size and stride of a tensor, and the storage offset of each plain tensor inside."""
     offsets = tuple(part.storage_offset() for part in plain_parts(tensor))
     return tuple(tensor.size()), tuple(tensor.stride()), offsets
+
+
+def _has_own_gradient(tensor: Tensor) -> bool:
+    """Returns whether a tensor has a gradient that its base does not pass on: `unwrap()` made it, or a view of it."""
+    return tensor.grad_fn is not None and not base_of(tensor).requires_grad
 
 
 def _return_base(base: Any, ints: Sequence[int]) -> Any:

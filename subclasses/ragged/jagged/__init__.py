@@ -277,12 +277,6 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
         validation.check_like(self, dense)
         return self.from_table(dense)
 
-    def to_tensors(self) -> list[Tensor]:
-        """The rows, each ``[..., length, ...]``: views of the values."""
-        values, place = self.unwrap("values"), max(self.ragged_dim - 1, 0)
-        starts, sizes = self.offsets.tolist()[:-1], self.row_lengths().tolist()
-        return [values.narrow(place, a, n) for a, n in zip(starts, sizes, strict=True)]
-
     def to_dense(self, fill: float | int | bool = 0) -> Tensor:  # type: ignore[override]
         """The padded tensor of the outer size, with ``fill`` where there is no entry."""
         if self.ragged_dim == 0:

@@ -186,6 +186,7 @@ class JaggedInterface(RaggedTensor):
     check_factors = operands.check_factors
     write = sharing.write_values
     check_writable = sharing.check_writable
+    to_tensors = selection.to_tensors
     select_row = selection.select_row
     take_rows = selection.take_rows
     slice_rows = selection.slice_rows

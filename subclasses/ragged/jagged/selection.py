@@ -33,8 +33,28 @@ def select_row(x: JaggedTensor, row: Any) -> Tensor:
     if not -count <= row < count:
         raise IndexError(f"index {row} is out of bounds for the {count} rows of {shown(x)}")
     row = row % count
-    start, n = int(x.offsets[row]), int(x.row_lengths()[row])
-    return x.unwrap("values").narrow(x.ragged_dim - 1, start, n)
+    values, dim = x.unwrap("values"), x.ragged_dim - 1
+    if values.shape[dim] == 0:  # all rows are empty, and nothing has to be read
+        return values.narrow(dim, 0, 0)
+    return _cut_row(values, dim, x.offsets[row].item(), x.row_lengths()[row].item())
+
+
+def _cut_row(values: Tensor, dim: int, start: Any, length: Any) -> Tensor:
+    """One row as a view of the values; a length that a compiler does not know is the extent of the view."""
+    if isinstance(length, torch.SymInt):  # narrow() would give an unknown extent of its own
+        return values.split([start, length, values.shape[dim] - start - length], dim)[1]
+    return values.narrow(dim, start, length)
+
+
+def to_tensors(x: JaggedTensor) -> list[Tensor]:
+    """The rows, each ``[..., length, ...]``: views of the values."""
+    values, dim = x.unwrap("values"), max(x.ragged_dim - 1, 0)
+    if values.shape[dim] == 0:
+        return [values.narrow(dim, 0, 0) for _ in range(x.offsets.shape[0] - 1)]
+    lengths = x.row_lengths().tolist()
+    if x.lengths is None and all(isinstance(n, torch.SymInt) for n in (*lengths, values.shape[dim])):
+        return list(values.split(lengths, dim))  # one op, and one cat() for its gradient
+    return [_cut_row(values, dim, a, n) for a, n in zip(x.offsets[:-1].tolist(), lengths, strict=True)]
 
 
 def take_rows(x: JaggedTensor, which: Any) -> JaggedTensor:
