@@ -19,6 +19,8 @@ from subclasses.errors import DispatchError, one_of
 
 def is_exporting() -> bool:
     """Whether the trace above autograd of ``torch.export`` is running."""
+    if torch.compiler.is_dynamo_compiling():
+        return False  # with strict=True, Dynamo captures a graph first
     # The stack of the modes that see ops before autograd does. The public is_exporting() is true below autograd, too.
     return torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
 
@@ -103,7 +105,9 @@ def _is_fake(x: Any) -> bool:
     return any(detect_fake_mode([x.__dict__[name]]) is not None for name in x.__tensor_flatten__()[0])
 
 
-def tree_map(change: Callable[[Any], Any], tree: Any, cls: Any, other: Callable[[Any], Any] = lambda x: x) -> Any:
+def tree_map(
+    change: Callable[[Any], Any], tree: Any, cls: Any, other: Callable[[Any], Any] = lambda x: x
+) -> Any:
     """Returns a pytree with ``change(x)`` in place of each ``x`` of a class, and ``other(x)`` for all other leaves."""
 
     def change_leaf(x: Any) -> Any:

@@ -30,7 +30,7 @@ Kind = tuple[Any, tuple[str, ...], tuple[Any, ...]]
 
 
 class InnerTensors:
-    """A pytree node that stands for a value of a declared class.
+    """A pytree node that represents a value of a declared class.
 
     Attributes:
         tensors: the inner tensors that are present, in order of declaration; then a tensor ``[n, 0]`` for each dynamic
@@ -57,14 +57,14 @@ def flatten(tree: Any) -> Any:
 
 
 def unflatten(tree: Any) -> Any:
-    """Replaces each :class:`InnerTensors` node in a pytree by the value that it stands for."""
+    """Replaces each :class:`InnerTensors` node in a pytree by the value that it represents."""
     return tree_map(_unflatten, tree, InnerTensors)
 
 
 def _flatten(x: Any) -> InnerTensors:
     inners, statics, dynamics = _field_names(type(x))
     present = [(name, t) for name, t in zip(inners, x.unwrap(), strict=True) if t is not None]
-    tensors = [flatten(t) for _, t in present] + [_carrier(x, getattr(x, name)) for name in dynamics]
+    tensors = [flatten(_alias(t)) for _, t in present] + [_carrier(x, getattr(x, name)) for name in dynamics]
     return InnerTensors(
         tensors, (type(x), tuple([n for n, _ in present]), tuple([getattr(x, n) for n in statics]))
     )
@@ -82,6 +82,20 @@ def _unflatten(node: InnerTensors) -> Any:
     return TensorSubclass.__new__(cls, **fields)
 
 
+def _alias(t: Tensor) -> Tensor:
+    """Returns an inner tensor as an object of its own, with its marks.
+
+    Export deletes the marks of its arguments. It also makes one argument of two inner tensors that are one object, and
+    would record that rows match where two values share their offsets.
+    """
+    if torch.compiler.is_compiling() or isinstance(t, TensorSubclass):
+        return t
+    alias = t[...]
+    for dim in dims_marked_dynamic(t):
+        mark_dim_dynamic(alias, dim)
+    return alias
+
+
 def _carrier(x: Any, count: int) -> Tensor:
     """Returns a tensor whose extent is a dynamic int: AOTInductor replaces int arguments by None."""
     tensor = torch.empty((count, 0), dtype=torch.uint8, device=x.device)
@@ -97,17 +111,15 @@ def _field_names(cls: Any) -> tuple[tuple[str, ...], ...]:
     return spec.inner_names, tuple(f.name for f in spec.statics), tuple(f.name for f in spec.dynamics)
 
 
-def dynamic_shapes(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> dict[str, Any]:
+def dynamic_shapes(args: tuple[Any, ...]) -> dict[str, Any]:
     """Returns the ``dynamic_shapes=`` with which ``torch.export.export`` lets the marked dims of arguments differ.
 
     A dim is marked by its class, as the rows of a ``JaggedTensor`` are, or by ``torch._dynamo.maybe_mark_dynamic``.
 
     Args:
         args: the flattened arguments of a :class:`Flattened`.
-        kwargs: the flattened keyword arguments.
     """
-    shapes = {"args": _shapes(args)}
-    return shapes | {"kwargs": _shapes(kwargs)} if kwargs else shapes
+    return {"args": _shapes(args)}
 
 
 def _shapes(tree: Any) -> Any:
@@ -131,9 +143,10 @@ class Flattened(nn.Module):
         super().__init__()
         self.fn = fn
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function on the values that the nodes stand for, and flattens its result."""
-        return flatten(self.fn(*unflatten(args), **unflatten(kwargs)))
+    # With **kwargs, torch.export accepts no dynamic_shapes.
+    def forward(self, *args: Any) -> Any:
+        """Calls the function on the values that the nodes represent, and flattens its result."""
+        return flatten(self.fn(*unflatten(args)))
 
 
 # ---- files -------------------------------------------------------------------------------------------------

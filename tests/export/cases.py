@@ -31,14 +31,12 @@ class Case:
         traced: makes the arguments that are exported.
         later: makes the arguments of another call.
         dynamic: ``dynamic_shapes=``; None: what the classes mark.
-        refused: whether the later call has to be refused, because the program of the traced one does not fit it.
     """
 
     make: Callable[[], nn.Module]
     traced: Callable[[], tuple[Any, ...]]
     later: Callable[[], tuple[Any, ...]]
     dynamic: Any = None
-    refused: bool = False
 
 
 # ---- modules -----------------------------------------------------------------------------------------------
@@ -180,18 +178,18 @@ WEIGHTS, ACTIVATIONS = Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightCo
 PARTS = {"x": {0: Dim("total")}, "y": {0: Dim("rows")}}
 TABLE = {"x": {0: Dim("rows"), 1: Dim("width")}, "y": {0: Dim("rows")}}
 
-INSIDE = {
+PLAIN = {
     "`Int8Tensor` weights": Case(quantized(WEIGHTS), batch(4), batch(4)),
     "`Int8Tensor` weights, another batch": Case(quantized(WEIGHTS), batch(4), batch(7), BATCH),
     "`Int8Tensor` weights and activations, another batch": Case(
         quantized(ACTIVATIONS), batch(4), batch(7), BATCH
     ),
-    "`Int8Tensor` weights, a batch for which none was exported": Case(
-        quantized(WEIGHTS), batch(4), batch(5), refused=True
-    ),
     "`Int8Tensor` attribute that is not a Parameter": Case(Constant, batch(4), batch(7), BATCH),
     "`Int8Tensor` made inside": Case(
-        lambda: Function(lambda x: F.linear(x, Int8Tensor.from_float(x))), batch(4), batch(7), BATCH
+        lambda: Function(lambda x: F.linear(x, Int8Tensor.from_float(x.new_ones(3, 4)))),
+        batch(4),
+        batch(7),
+        BATCH,
     ),
     "`JaggedTensor` made inside": Case(
         lambda: Layers(jagged, total), parts(3, 1, 4), parts(2, 5, 0, 6), PARTS
@@ -205,16 +203,12 @@ INSIDE = {
     "`PaddedTensor` made inside": Case(
         lambda: Layers(padded, total), table_parts(3, 1, 4, width=5), table_parts(2, 6, width=7), TABLE
     ),
-    "`JaggedTensor` result": Case(
-        lambda: Layers(jagged, first), parts(3, 1, 4), parts(2, 5, 0, 6), PARTS
-    ),
+    "`JaggedTensor` result": Case(lambda: Layers(jagged, first), parts(3, 1, 4), parts(2, 5, 0, 6), PARTS),
     "`JaggedTensor` argument": Case(lambda: Layers(first, total), rows(3, 1, 4), rows(2, 5, 0, 6)),
     "`PaddedTensor` argument": Case(
         lambda: Layers(first, total), table(3, 1, 4, width=4), table(2, 0, 3, width=4)
     ),
-    "`Int8Tensor` argument": Case(
-        lambda: Function(lambda w: F.linear(torch.ones(2, 4), w)), weight, weight
-    ),
+    "`Int8Tensor` argument": Case(lambda: Function(lambda w: F.linear(torch.ones(2, 4), w)), weight, weight),
 }
 FLATTENED = {
     "`JaggedTensor`, other lengths": Case(lambda: Layers(first, total), rows(3, 1, 4), rows(2, 5, 0, 6)),
@@ -231,9 +225,6 @@ FLATTENED = {
     "`JaggedTensor` to `PaddedTensor`": Case(
         lambda: Layers(first, lambda y: y.to_padded()), rows(3, 1, 4), rows(2, 5, 0, 6)
     ),
-    "`JaggedTensor` of another layout": Case(
-        lambda: Layers(first, lambda y: y * 2), rows(3, 1, 4), merged(2, 5), refused=True
-    ),
     "`JaggedTensor`, `Int8Tensor` weights": Case(quantized_layers, rows(3, 1, 4), rows(2, 5, 0, 6)),
     "`PaddedTensor`, other lengths in one width": Case(
         lambda: Layers(first, total), table(3, 1, 4, width=4), table(2, 0, 3, width=4)
@@ -245,20 +236,28 @@ FLATTENED = {
         lambda: Layers(first, total),
         table(3, 1, 4, width=4),
         table(2, 6, width=7),
-        {"args": (({0: Dim("rows"), 1: Dim("width")}, {0: Dim("rows")}),)},
+        {"args": ([TABLE["x"], TABLE["y"]],)},
     ),
     "`PaddedTensor`, attention": Case(Attention, table(3, 1, 4, width=4), table(2, 1, 3, width=4)),
-    "`PaddedTensor` of a width for which none was exported": Case(
-        lambda: Layers(first, total), table(3, 1, 4, width=4), table(2, 0, 3, width=5), refused=True
-    ),
     "`Int8Tensor`": Case(lambda: Function(lambda w: F.linear(torch.ones(2, 4), w)), weight, weight),
     "`Int8Tensor` result": Case(lambda: Function(Int8Tensor.from_float), batch(4), batch(7), {"args": BATCH}),
     "`KeyedJaggedTensor`, embedding bags": Case(Bags, features(1, 2, 3, 0), features(2, 0, 5, 1, 3, 4)),
-    "`KeyedJaggedTensor` of other keys": Case(
-        Bags, features(1, 2, 3, 0), features(1, 2, 3, 0, keys=("user", "other")), refused=True
-    ),
-    "class with `fallback=\"map\"`": Case(lambda: Function(lambda p: p * 2 + 1), pair("a"), pair("a")),
-    "class with other metadata": Case(
-        lambda: Function(lambda p: p * 2 + 1), pair("a"), pair("b"), refused=True
-    ),
+    'class with `fallback="map"`': Case(lambda: Function(lambda p: p * 2 + 1), pair("a"), pair("a")),
 }
+MISFITS = {
+    "`Int8Tensor` weights, another batch than the exported one": Case(quantized(WEIGHTS), batch(4), batch(5)),
+    "`JaggedTensor` of another layout": Case(
+        lambda: Layers(first, lambda y: y * 2), rows(3, 1, 4), merged(2, 5)
+    ),
+    "`PaddedTensor` of another width than the exported one": Case(
+        lambda: Layers(first, total), table(3, 1, 4, width=4), table(2, 0, 3, width=5)
+    ),
+    "`KeyedJaggedTensor` of other keys": Case(
+        Bags, features(1, 2, 3, 0), features(1, 2, 3, 0, keys=("user", "other"))
+    ),
+    "class with other metadata": Case(lambda: Function(lambda p: p * 2 + 1), pair("a"), pair("b")),
+}
+UNFLATTENED = "the function itself"
+WHOLE, MISFIT = "`Flattened(fn)`", "`Flattened(fn)`, a call that does not fit"
+SECTIONS = {UNFLATTENED: PLAIN, WHOLE: FLATTENED, MISFIT: MISFITS}
+CASES = {f"{section}: {name}": case for section, cases in SECTIONS.items() for name, case in cases.items()}

@@ -24,29 +24,32 @@ Outcome = tuple[str, str]  # "right", "wrong" or "refused", and what the error s
 Run = Callable[[], Any]
 
 
-def run_case(case: Case, *, flattened: bool, strict: bool, steps: tuple[str, ...] = STEPS) -> dict[str, Outcome]:
-    """Exports a function and calls each form of the program; a step that needs another one that failed is not run."""
+def run_case(
+    case: Case, *, flattened: bool, strict: bool, fits: bool = True, steps: tuple[str, ...] = STEPS
+) -> dict[str, Outcome]:
+    """Exports a function, and calls each form of the program. Without a program, no form is called.
+
+    Args:
+        case: the function and its calls.
+        flattened: whether it is exported as a ``Flattened``.
+        strict: as in ``torch.export.export``.
+        fits: whether the program may take the later call.
+        steps: those of which the outcome is returned.
+    """
     torch.manual_seed(0)
     module = case.make().eval()
     flatten = export.flatten if flattened else lambda tree: tree
     later = flatten(case.later())
     found: dict[str, Outcome] = dict.fromkeys(steps, NOT_RUN)
     with torch.no_grad(), quiet():
-        if case.refused:
-            expected = None
-        else:
-            expected = module(*export.unflatten(later))
-
-        def call(run: Callable[..., Any]) -> Any:
-            return run(*later)
-
+        expected = module(*export.unflatten(later))
         try:
             program = export_case(case, module, flattened, strict)
         except Exception as error:  # noqa: BLE001 - whatever it raises is the outcome
             return found | {"export": _refusal(error)}
         found["export"] = RIGHT
         for step in steps[1:]:
-            found[step] = judge(lambda step=step: call(FORMS[step](program)), expected, case.refused)
+            found[step] = judge(lambda step=step: FORMS[step](program)(*later), expected, fits)
     return found
 
 
@@ -60,13 +63,13 @@ def export_case(case: Case, module: Any, flattened: bool, strict: bool) -> Any:
     return torch.export.export(export.Flattened(module), args, dynamic_shapes=shapes, strict=strict)
 
 
-def judge(run: Run, expected: Any, has_to_fail: bool) -> Outcome:
+def judge(run: Run, expected: Any, fits: bool) -> Outcome:
     """Runs one form of a program, and compares with eager mode."""
     try:
         got = export.unflatten(run())
     except Exception as error:  # noqa: BLE001 - whatever it raises is the outcome
-        return RIGHT if has_to_fail else _refusal(error)
-    if has_to_fail:
+        return _refusal(error)
+    if not fits:
         return "wrong", "takes the call"
     try:
         check_same(got, expected)
