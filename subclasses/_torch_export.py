@@ -52,7 +52,8 @@ def _asking_classes(proxy_call: Any, is_ours: Callable[[Any], bool]) -> Any:
         out = proxy_call(mode, func, pre_dispatch, args, kwargs)
         if out is not NotImplemented or not pre_dispatch:
             return out
-        tensors = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        # An op's arguments, with those in lists.
+        tensors: list[Any] = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
         types = tuple({type(t): None for t in tensors if is_traceable_wrapper_subclass(t)})
         for cls in {type(t): None for t in tensors if is_ours(t)}:
             with mode:  # the dispatcher has disabled it

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from docs.wrap import wrap
 from tests.export.cases import CASES, MISFIT, SECTIONS, UNFLATTENED
@@ -30,7 +31,7 @@ def outcomes(name: str) -> Outcomes:
     return {step: (loose[step], strict.get(step, loose[step])) for step in STEPS}
 
 
-def options_of(name: str) -> dict[str, bool]:
+def options_of(name: str) -> dict[str, Any]:
     """How the cases of a section are run."""
     section = name.partition(": ")[0]
     return {"flattened": section != UNFLATTENED, "fits": section != MISFIT}
