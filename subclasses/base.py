@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, OpOverloadPacket, call_unruled, is_tracing
+from subclasses._torch_export import desugar_exported
 from subclasses.autograd import construct
 from subclasses.dispatch.rule_checks import check_key, check_rule
 from subclasses.dispatch.rules import BOOK, RuleBook, is_decomposed, registration
@@ -23,6 +24,7 @@ from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError
 from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
+from subclasses.higher_order.values import is_declared
 from subclasses.layout import Layout, has_values
 from subclasses.loading import check_by_constructor
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
@@ -32,6 +34,7 @@ from subclasses.spec.undeclared import check_undeclared
 RuleType = TypeVar("RuleType", bound=Callable[..., Any])
 
 intercept()
+desugar_exported(is_declared)
 
 
 @dataclass_transform(field_specifiers=(inner, static, dynamic))

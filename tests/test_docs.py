@@ -43,7 +43,13 @@ def test_page_prints_what_it_shows(page, tmp_path):
 
 API = (ROOT / "docs" / "api.md").read_text()
 MODULES = ["subclasses", "desugar", "subclasses.testing"]
-WHOLE_MODULES = ["subclasses.ragged", "subclasses.int8", "subclasses.keyed", "subclasses.keyed.sharded"]
+WHOLE_MODULES = [
+    "subclasses.ragged",
+    "subclasses.int8",
+    "subclasses.keyed",
+    "subclasses.keyed.sharded",
+    "subclasses.export",
+]
 
 
 def test_the_reference_lists_all_that_is_public():

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import apply_function, autograd_enabled, is_recording
+from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import leave_in_graph
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import RAW, Layout, cotangent_layout
@@ -37,6 +38,8 @@ def is_differentiable(t: Tensor | None) -> bool:
 def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
     """Constructs a wrapper as a differentiable function of its inner tensors."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inners):
+        if is_exporting():
+            return layout.cls._wrap(layout, *inners, *dynamics)  # type: ignore[attr-defined]
         return apply_function(Construct, layout, dynamics, *inners)
     return wrap_detached(layout, dynamics, *inners)
 

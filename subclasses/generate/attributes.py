@@ -148,7 +148,26 @@ def install_fields(cls: Any) -> None:
     differentiable = [field for field in spec.inners if field.differentiable]
     for field in differentiable:
         setattr(cls, field.name, DifferentiableField(field))
+    for dynamic in spec.dynamics:
+        setattr(cls, carrier(dynamic.name), CarrierField(carrier(dynamic.name)))
     setattr(cls, RECORDED, frozenset(field.name for field in differentiable).union(constants_of(cls)))
+
+
+class CarrierField:
+    """Makes the carrier of a dynamic int when it is read of a value that was never flattened.
+
+    Guards of ``torch.export`` read attributes by the names that ``__tensor_flatten__`` returned when it traced. This is
+    a non-data descriptor: the carrier that a value holds precedes it.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, x: Any, owner: type | None = None) -> Any:
+        if x is None:
+            return self
+        x.__tensor_flatten__()
+        return x.__dict__[self.name]
 
 
 class StaticField:

@@ -1,0 +1,178 @@
+"""Flattened values, and what torch.export records of declared classes."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from torch.utils import _pytree as pytree
+
+from subclasses import DispatchError, TensorSubclass, export, inner, static
+from subclasses.int8 import Int8Tensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.export.outcomes import check_same, quiet, reload
+from tests.subclasses.subjects import FACTORIES
+
+
+class Described(TensorSubclass, fallback="map"):
+    raw: Tensor = inner()
+    what: object = static(default=None)
+
+
+def rows(*lengths):
+    return JaggedTensor.from_tensors([torch.randn(n, 4) for n in lengths])
+
+
+def model():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def export_flattened(fn, *args, strict=False):
+    args = export.flatten(args)
+    shapes = export.dynamic_shapes(args)
+    with quiet():
+        return torch.export.export(export.Flattened(fn), args, dynamic_shapes=shapes, strict=strict)
+
+
+# ---- flattening --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", FACTORIES)
+def test_a_value_is_what_its_node_stands_for(kind):
+    x = FACTORIES[kind]()
+    node = export.flatten(x)
+    leaves = pytree.tree_leaves(node)
+    assert isinstance(node, export.InnerTensors) and not any(isinstance(t, TensorSubclass) for t in leaves)
+    check_same(export.unflatten(node), x)
+
+
+def test_the_rest_of_a_tree_stays_the_same():
+    x, t = rows(2, 1), torch.ones(3)
+    tree = export.flatten({"a": [x, t, 3], "b": (None, "text")})
+    assert tree["a"][1] is t and tree["a"][2] == 3 and tree["b"] == (None, "text")
+    assert repr(tree["a"][0]) == "InnerTensors(JaggedTensor, 3 tensors)"
+    assert export.unflatten(tree)["a"][0]._layout is x._layout
+
+
+def test_flattening_is_differentiable():
+    values = torch.randn(3, 4, requires_grad=True)
+    x = JaggedTensor.from_lengths(values, [2, 1])
+    export.unflatten(export.flatten(x)).sum().backward()
+    assert values.grad is not None and torch.equal(values.grad, torch.ones(3, 4))
+
+
+def test_dims_that_a_class_marks_are_dynamic():
+    t = torch.ones(5)
+    torch._dynamo.maybe_mark_dynamic(t, 0)
+    args = export.flatten((rows(2, 1), t, torch.ones(2), 3))
+    any_size = {0: Dim.DYNAMIC}
+    assert export.dynamic_shapes(args) == {"args": ([any_size] * 3, any_size, {}, None)}
+
+
+# ---- what is recorded --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_graph_holds_plain_ops_alone(strict):
+    program = export_flattened(lambda x: (x * 2).sum(1), rows(3, 1), strict=strict)
+    nodes = [n for n in program.graph.nodes if n.op in ("placeholder", "call_function")]
+    assert len(nodes) > 4
+    assert not any(isinstance(n.meta.get("val"), TensorSubclass) for n in nodes)
+    assert not any("subclass" in str(n.target) for n in nodes)
+
+
+def test_an_exported_module_is_trained():
+    module, x, y = model(), rows(3, 1, 2), rows(2, 5)
+    program = export_flattened(module, x).module()
+    export.unflatten(program(*export.flatten((y,)))).values.square().sum().backward()
+    module(y).values.square().sum().backward()
+    wanted = {f"fn.{name}": p.grad for name, p in module.named_parameters()}
+    got = {name: p.grad for name, p in program.named_parameters()}
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_values_that_share_their_rows_may_differ_later(strict):
+    x = rows(3, 1)
+    same = JaggedTensor(x.values * 2, x.offsets)
+    program = export_flattened(lambda x, y: x + y, x, same, strict=strict).module()
+    y, z = rows(2, 3), rows(1, 4)
+    check_same(export.unflatten(program(*export.flatten((y, y * 2)))), y * 3)
+    with pytest.raises((RuntimeError, ValueError, AssertionError)):
+        program(*export.flatten((y, z)))  # whose rows do not match
+
+
+def test_an_argument_that_is_not_flattened():
+    class Summed(nn.Module):
+        def forward(self, x):
+            return (x * 2).sum(1)
+
+    with quiet():
+        program = torch.export.export(Summed(), (rows(3, 1),)).module()
+    x = rows(2, 5, 1)  # never flattened, and the guards of the program read its carrier
+    check_same(program(x), Summed()(x))
+
+
+# ---- files -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", [None, True, 2, 0.5, "text", (1, ("a", torch.int8)), torch.device("cpu")])
+def test_metadata_in_a_file(what):
+    program = reload(export_flattened(lambda x: x + 1, Described(torch.ones(2), what=what)))
+    y = export.unflatten(program.module()(*export.flatten((Described(torch.zeros(2), what=what),))))
+    assert y.what == what and type(y.what) is type(what) and torch.equal(y.raw, torch.ones(2))
+    with pytest.raises(ValueError, match="input tree spec"):
+        program.module()(*export.flatten((Described(torch.zeros(2), what="other"),)))
+
+
+def test_a_file_of_ragged_and_quantized_values():
+    def fn(x, y, w):
+        return x * 2, y + 1, w
+
+    args = (
+        rows(3, 1),
+        PaddedTensor(torch.ones(2, 3), torch.tensor([1, 3])),
+        Int8Tensor.from_float(torch.eye(4)),
+    )
+    program = reload(export_flattened(fn, *args)).module()
+    check_same(export.unflatten(program(*export.flatten(args))), fn(*args))
+
+
+# ---- errors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_result_that_is_a_wrapper(strict):
+    class Made(nn.Module):
+        def forward(self, x):
+            return Described(x * 2)
+
+    with quiet(), pytest.raises(DispatchError) as caught:
+        torch.export.export(Made(), (torch.ones(2),), strict=strict)
+    assert all(
+        word in str(caught.value) for word in ("a Described", "return its inner tensors", "Flattened(fn)")
+    )
+
+
+def test_metadata_that_no_file_holds():
+    program = export_flattened(lambda x: x + 1, Described(torch.ones(2), what=frozenset({1})))
+    with pytest.raises(
+        TypeError, match=r"a Described .* got frozenset\(\{1\}\) of type frozenset; .*desugar.save"
+    ):
+        torch.export.save(program, io.BytesIO())
+
+
+def test_a_class_that_is_not_imported():
+    with pytest.raises(ValueError, match=r"takes or returns a elsewhere\.Gone, .* import it before"):
+        export._from_json(json.dumps(["elsewhere.Gone", ["raw"], []]))
+
+
+@pytest.mark.parametrize("value", [{"dtype": "nn"}, {"other": 1}, [1]])
+def test_metadata_that_torch_export_did_not_write(value):
+    name = f"{Described.__module__}.Described"
+    with pytest.raises(ValueError, match=r"expected metadata that torch.export.save wrote, got "):
+        export._from_json(json.dumps([name, ["raw"], [value]]))
