@@ -245,7 +245,7 @@ def test_check_of_a_factory_that_raises_shows_its_error(run, tmp_path):
 
 
 def test_long_work_says_on_a_terminal_what_it_is_at(monkeypatch, capsys):
-    from desugar.cli.commands import progress
+    from desugar.cli.progress import progress
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     with progress() as tell:
