@@ -109,8 +109,8 @@ _STYLES = {"right": "green", "rounding": "green", "wrong": "bold red", "error": 
 
 
 def _rich_table(rows: Table) -> Any:
-    table = importlib.import_module("rich.table").Table(box=importlib.import_module("rich.box").SIMPLE_HEAD)
-    table.padding = (0, 1, 0, 0)
+    look = importlib.import_module("rich.box").SIMPLE_HEAD
+    table = importlib.import_module("rich.table").Table(box=look, show_edge=False, pad_edge=False)
     for number, title in enumerate(rows[0]):
         table.add_column(title, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for name, state, *cells in rows[1:]:

@@ -110,6 +110,8 @@ def _config(transformers: Any, model_type: str) -> Any:
             with contextlib.suppress(AttributeError, NotImplementedError):  # a property of another size
                 setattr(config, name, value)
     config.use_cache = False
+    if config.is_encoder_decoder:
+        config.decoder_start_token_id = SIZES["decoder_start_token_id"]
     return config
 
 

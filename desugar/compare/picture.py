@@ -66,7 +66,7 @@ def _label(way: Way) -> str:
 def _call_text(way: Way) -> str:
     if way.call is None:
         return ""
-    ratio = "" if way.ratio is None or way.name == EAGER else f"  (x {way.ratio.median:.2f})"
+    ratio = "" if way.ratio is None or way.name == EAGER else f"  ({way.ratio.median:.2f} x eager)"
     return spread_text(way.call) + ratio
 
 

@@ -20,6 +20,7 @@ from desugar.compare.records import Request
 from desugar.compare.worker import Failure, serve
 
 PRELOADED = ("desugar.compare.worker", *private.COMPILER_MODULES)
+_CLEAN_UP = 2.0  # seconds that a process has for it
 _LAST_WORDS = 300  # characters of what a process printed last
 
 
@@ -37,6 +38,7 @@ class Process:
     def __init__(self, request: Request, folder: Path, caches: Path, timeout: float) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(list(PRELOADED))
+        self.is_busy = False
         self.timeout, self.log = timeout, folder / f"log-{len(list(folder.glob('log-*')))}"
         self.log.touch()
         environment = {
@@ -55,6 +57,7 @@ class Process:
         Raises:
             WayFailed: The method raised, the process ended, or no answer came in time.
         """
+        self.is_busy = True
         with contextlib.suppress(BrokenPipeError):  # it has ended, which is said below
             self.connection.send((method, arguments))
         ready = wait([self.connection, self.process.sentinel], self.timeout)
@@ -66,6 +69,7 @@ class Process:
             answer = self.connection.recv()
         except (EOFError, ConnectionError):
             raise WayFailed(Failure("way", self._describe_end())) from None
+        self.is_busy = False
         if isinstance(answer, Failure):
             raise WayFailed(answer)
         return answer
@@ -78,12 +82,16 @@ class Process:
         return f"the process ended with {how}{self._last_words()}"
 
     def _last_words(self) -> str:
-        lines = self.log.read_text(errors="replace").strip().splitlines()
+        """Returns the last line that it printed; an indented one belongs to a warning or a traceback."""
+        printed = self.log.read_text(errors="replace").splitlines()
+        lines = [line for line in printed if line.strip() and not line.startswith(" ")]
         return f"; it last printed: {lines[-1][:_LAST_WORDS]}" if lines else ""
 
     def stop(self) -> None:
-        """Ends the process, and those that it started."""
+        """Ends the process, and those that it started; one that waits for a request may clean up."""
         self.connection.close()
+        if not self.is_busy:
+            self.process.join(_CLEAN_UP)
         if self.process.pid is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)

@@ -126,13 +126,14 @@ def conditions(comparison: Comparison) -> Iterator[str]:
     if request.no_grad:
         what += " under no_grad"
     compared = count(comparison.calls, what[:-1] if comparison.calls == 1 else what, what)
-    yield f"result: of {compared} with new arguments, against eager mode: values, types, shared memory,"
-    yield "    arguments and state afterwards, gradients"
-    yield "1st call: in a new process with empty caches, imports not counted; memory: the peak that it adds"
+    yield f"result: of {compared} with new arguments, compared with eager mode:"
+    yield "    values, types, shared memory, arguments and state afterwards, gradients"
+    yield "1st call: in a new process with empty caches, imports not counted"
     if any(way.second_start is not None for way in comparison.ways):
         yield "2nd start: in another process, with the caches that the first one left behind"
     step = "a step" if request.train else "a call"
     yield f"{step}: the median of {count(comparison.rounds, 'round')} in turns; / eager: in the same round ± spread"
+    yield "memory: the peak that the first call adds"
     yield f"compiler: {stock_backend(request.backend)} in torch.compile, {request.backend} in the others"
     yield ", ".join(f"{name} {value}" for name, value in comparison.machine)
     if comparison.not_predicted:
