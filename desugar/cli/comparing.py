@@ -111,6 +111,7 @@ _STYLES = {"right": "green", "rounding": "green", "wrong": "bold red", "error": 
 def _rich_table(rows: Table) -> Any:
     look = importlib.import_module("rich.box").SIMPLE_HEAD
     table = importlib.import_module("rich.table").Table(box=look, show_edge=False, pad_edge=False)
+    table.padding = (0, 1, 0, 0)
     for number, title in enumerate(rows[0]):
         table.add_column(title, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for name, state, *cells in rows[1:]:

@@ -17,9 +17,9 @@ from typing import Any
 
 from desugar import _torch as private
 from desugar.compare.records import Request
-from desugar.compare.worker import Failure, serve
+from desugar.compare.serve import Failure, serve
 
-PRELOADED = ("desugar.compare.worker", *private.COMPILER_MODULES)
+PRELOADED = ("desugar.compare.serve", *private.COMPILER_MODULES)
 _CLEAN_UP = 2.0  # seconds that a process has for it
 _LAST_WORDS = 300  # characters of what a process printed last
 
@@ -76,9 +76,8 @@ class Process:
 
     def _describe_end(self) -> str:
         self.process.join(self.timeout)
-        code = self.process.exitcode
-        is_killed = code is not None and code < 0
-        how = f"signal {signal.Signals(-code).name}" if is_killed else f"exit code {code}"
+        code = self.process.exitcode or 0
+        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"the process ended with {how}{self._last_words()}"
 
     def _last_words(self) -> str:

@@ -82,7 +82,7 @@ def _make_module(found: Any, *, has_inputs: bool) -> Any:
     takes_nothing = inspect.isfunction(found) and not inspect.signature(found).parameters
     if not is_class and not (takes_nothing and has_inputs):
         return found
-    if needed := (list(_parameters(found)) if is_class else ()):
+    if needed := needed_by(found):
         raise TargetError(
             f"{found.__name__} is made with {', '.join(needed)}: name a function that takes nothing and returns "
             "the module, or a module that is there already"
@@ -94,10 +94,6 @@ def _make_module(found: Any, *, has_inputs: bool) -> Any:
             f"{type(made).__name__}"
         )
     return made
-
-
-def _parameters(cls: type) -> list[str]:
-    return needed_by(cls)
 
 
 def _seeded(make: Callable[[], list[Call]]) -> Callable[[], list[Call]]:

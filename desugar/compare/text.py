@@ -134,7 +134,11 @@ def conditions(comparison: Comparison) -> Iterator[str]:
     step = "a step" if request.train else "a call"
     yield f"{step}: the median of {count(comparison.rounds, 'round')} in turns; / eager: in the same round ± spread"
     yield "memory: the peak that the first call adds"
-    yield f"compiler: {stock_backend(request.backend)} in torch.compile, {request.backend} in the others"
+    stock = stock_backend(request.backend)
+    is_same = stock == request.backend
+    yield (
+        f"compiler: {stock}" if is_same else f"compiler: {stock} in torch.compile, {request.backend} in ours"
+    )
     yield ", ".join(f"{name} {value}" for name, value in comparison.machine)
     if comparison.not_predicted:
         yield f"not predicted: {comparison.not_predicted}"
