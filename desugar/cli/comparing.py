@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,23 @@ def run(request: Request, plan: Plan, json_out: Path | None = None, png: Path | 
         found = _compare(request, plan, tell)
     show(found)
     if json_out is not None:
-        json_out.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8")
-        typer.echo(f"wrote {json_out}", err=True)
+        _write(
+            json_out,
+            lambda path: path.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8"),
+        )
     if png is not None:
-        picture.save_picture(found, png)
-        typer.echo(f"wrote {png}", err=True)
+        _write(png, lambda path: picture.save_picture(found, path))
     if not all(found.way(way).verdict.agrees for way in OURS):
         raise typer.Exit(1)
+
+
+def _write(path: Path, write: Callable[[Path], Any]) -> None:
+    try:
+        write(path)
+    except OSError as error:  # a full disk, or a folder that refuses in spite of its permissions
+        typer.echo(f"{path} could not be written: {error.strerror}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"wrote {path}", err=True)
 
 
 def check_outputs(target: str, json_out: Path | None, png: Path | None) -> None:

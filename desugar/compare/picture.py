@@ -54,7 +54,7 @@ def _title(comparison: Comparison) -> str:
     what = "a training step" if comparison.request.train else "a call"
     return (
         f"{comparison.request.target}, {what}, {comparison.request.backend}    "
-        f"torch {machine.get('torch')}, {machine.get('CPU')}, {machine.get('threads')} threads"
+        f"torch {machine.get('torch')}, {machine.get('CPU')}, threads {machine.get('threads')}"
     )
 
 

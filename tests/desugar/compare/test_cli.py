@@ -146,6 +146,14 @@ def test_an_interruption_is_said_in_one_line(run, monkeypatch):
     assert result.exit_code == 130 and "interrupted; the processes have been ended" in result.output
 
 
+def test_a_file_that_refuses_is_said_after_the_table(run, monkeypatch):
+    monkeypatch.setattr(comparing, "compare", lambda *_: comparison())
+    monkeypatch.setattr(comparing, "check_writable", lambda *_: None)
+    result = run("compare", f"{SUBJECTS}:double", "--json", "no_such_folder/a.json")
+    assert result.exit_code == 1 and "result  1st call" in result.stdout
+    assert "no_such_folder/a.json could not be written: No such file or directory" in words(result.output)
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_a_terminal_has_a_table_that_fits(monkeypatch, capsys, width):
     pytest.importorskip("rich", reason="needs rich")
