@@ -203,6 +203,8 @@ _LAZY = {
     "trace_log": "torch._logging._internal",
     # The compile id of Dynamo's compilation in progress, and its conditions on sizes, which become guards.
     "CompileContext": "torch._guards",
+    # What Dynamo compiled, frame by frame, with the guard that failed before; where graphs broke, with user lines.
+    "dynamo_utils": "torch._dynamo:utils",
     # Whether a profiler runs.
     "profiler": "torch.autograd:profiler",
     # ---- running -------------------------------------------------------------------------------------------
@@ -224,6 +226,9 @@ _LAZY = {
 }
 
 NAMES = tuple(_LAZY)
+
+# Modules that take long to import and that the first compilation needs; importing them starts and compiles nothing.
+COMPILER_MODULES = ("networkx", "torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
 
 
 def __getattr__(name: str) -> Any:

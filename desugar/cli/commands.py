@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -18,14 +16,14 @@ import typer
 import subclasses
 from desugar import _torch as private
 from desugar.api import calls_of, compile as desugar_compile
-from desugar.backends.choose import choose_backend
-from desugar.cli import packages
-from desugar.cli.compare import bench_function
+from desugar.cli import comparing, packages
+from desugar.cli.checks import check_backend, check_device, check_writable
 from desugar.cli.doctor import examine
+from desugar.cli.progress import progress
 from desugar.cli.script import run_script, show_error
-from desugar.cli.targets import TargetError, find_arguments, find_factory, find_target
-from desugar.device.devices import find_device
-from desugar.device.fake import check_installation
+from desugar.compare.records import Request
+from desugar.compare.run import Plan
+from desugar.compare.targets import TargetError, find_arguments, find_factory, find_target
 from desugar.errors import DesugarError
 from desugar.explain.api import explain as explain_function
 from desugar.explain.prediction import render_prediction
@@ -55,6 +53,19 @@ Inputs = Annotated[
 BackendName = Annotated[
     str, typer.Option(help='"eager" runs the plain graphs as they are; "inductor" compiles them.')
 ]
+ManyInputs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[MODULE:]FACTORY",
+        help="A function that makes the arguments: a tuple, a dict by name, or for several calls a list of "
+        "tuples. Default: NAME_inputs.",
+    ),
+]
+Train = Annotated[
+    bool, typer.Option("--train", help="A call is a training step: forward, sum of float results, backward.")
+]
+Rounds = Annotated[int, typer.Option(min=2, help="In each, every way takes a turn.")]
+Timeout = Annotated[float, typer.Option(min=0.1, help="Seconds to wait for one step of a way.")]
 
 DeviceName = Annotated[
     str | None,
@@ -89,17 +100,6 @@ def users_errors() -> Iterator[None]:
 
 def _is_users(file: str) -> bool:
     return not is_library_file(file) and not file.startswith(_COMMAND_LINE)
-
-
-def check_writable(*paths: Path | None) -> None:
-    """Says before anything is run that a file cannot be written."""
-    for path in filter(None, paths):
-        if not path.resolve().parent.is_dir():
-            raise typer.BadParameter(f"there is no folder {path.resolve().parent} to write {path.name} into")
-        if path.is_dir():
-            raise typer.BadParameter(f"{path} is a folder; expected a file to write")
-        if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
-            raise typer.BadParameter(f"{path} may not be written here")
 
 
 # ------------------------------------------------------------------------------------------------ commands
@@ -196,27 +196,50 @@ def check(target: Annotated[str, typer.Argument(metavar="MODULE:FACTORY")]) -> N
 
 
 @app.command()
+def compare(  # noqa: PLR0913 - one option each for what a user chooses
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="TARGET",
+            help="MODULE:NAME of a function, a module, or what makes one; or hf:MODEL_TYPE, such as hf:llama.",
+        ),
+    ],
+    inputs: ManyInputs = None,
+    backend: BackendName = "inductor",
+    train: Train = False,
+    no_grad: Annotated[bool, typer.Option("--no-grad", help="Run calls under torch.no_grad().")] = False,
+    second_start: Annotated[
+        bool,
+        typer.Option("--second-start", help="Time a first call with the caches of an earlier process, too."),
+    ] = False,
+    calls: Annotated[int, typer.Option(min=1, help="Calls that are checked, at least.")] = 3,
+    rounds: Rounds = 50,
+    timeout: Timeout = 600.0,
+    device: DeviceName = None,
+    json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Write a picture, too; needs matplotlib.")] = None,
+) -> None:
+    """Compares eager mode, torch.compile and this library.
+
+    Each way runs in a process of its own: results over several calls, the first call with empty caches, a warm
+    call, memory, graphs and graph breaks. The exit code is 1 if one of ours fails or differs from eager mode.
+    """
+    check_device(device)
+    request = Request(target, inputs, backend, train, no_grad, calls)
+    comparing.run(request, Plan(rounds, timeout, second_start, device), json_out, png)
+
+
+@app.command()
 def bench(
     target: Target,
-    inputs: Inputs = None,
+    inputs: ManyInputs = None,
     backend: BackendName = "inductor",
-    rounds: Annotated[int, typer.Option(min=2, help="In each, every way takes a turn.")] = 50,
+    train: Train = False,
+    rounds: Rounds = 50,
+    timeout: Timeout = 600.0,
 ) -> None:
-    """Times a function in eager mode and compiled, side by side."""
-    check_backend(backend)
-    with users_errors(), progress() as tell:
-        module, fn = find_target(target)
-        args, kwargs = find_arguments(module, fn, inputs)
-        found = bench_function(fn, args, kwargs, backend=backend, rounds=rounds, tell=tell)
-    width = max(map(len, found))
-    for name, timing in found.items():
-        shown = timing if isinstance(timing, str) else f"{duration(timing[0]):>9} ± {duration(timing[1])}"
-        typer.echo(f"{name:<{width}}  {shown}")
-    typer.echo(f"PyTorch {torch.__version__}, {torch.get_num_threads()} threads", err=True)
-    if any(
-        isinstance(timing, str) for name, timing in found.items() if name.startswith(("eager", "desugar"))
-    ):
-        raise typer.Exit(1)
+    """The table of `compare`, without its other options."""
+    comparing.run(Request(target, inputs, backend, train), Plan(rounds, timeout))
 
 
 @app.command()
@@ -237,41 +260,9 @@ app.add_typer(packages.app, name="package")
 # ------------------------------------------------------------------------------------------------- helpers
 
 
-def check_backend(name: str) -> None:
-    """A name that is no backend's is a mistake on the command line."""
-    try:
-        choose_backend(name)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-
-
-def check_device(name: str | None) -> None:
-    """Exits unless a device is in the table and this installation can compile for it."""
-    try:
-        if name is not None:
-            check_installation(find_device(name))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    except RuntimeError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(2) from error
-
-
 def check_makes_subclass(target: str, made: object) -> None:
     """Raises for a factory whose values the conformance kit cannot put to the test."""
     if not (isinstance(made, torch.Tensor) and is_wrapper(made)):
         raise TargetError(
             f"expected {target} to make a tensor subclass that holds other tensors, got {type(made).__name__}"
         )
-
-
-@contextlib.contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A function that says on a terminal what is going on, each time in the place of what it said before."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    try:
-        yield lambda text: typer.echo(f"\r\x1b[2K{text} ...", err=True, nl=False)
-    finally:
-        typer.echo("\r\x1b[2K", err=True, nl=False)

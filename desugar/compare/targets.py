@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class TargetError(ValueError):
@@ -37,9 +40,25 @@ def find_target(text: str, default_module: ModuleType | None = None) -> tuple[Mo
     for part in name.split("."):
         if not hasattr(found, part):
             public = ", ".join(key for key in vars(module) if not key.startswith("_")) or "none"
-            raise TargetError(f"{module.__name__} has no {name!r}; it has {public}")
+            raise TargetError(f"{module.__name__} has no {name!r}; it has {public}{_hint(module, part)}")
         found = getattr(found, part)
     return module, found
+
+
+def _hint(module: ModuleType, name: str) -> str:
+    """Says where a name is that the source of a module defines and the module does not have."""
+    try:
+        tree = ast.parse(inspect.getsource(module))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    lines = [node.lineno for node in ast.walk(tree) if isinstance(node, kinds) and node.name == name]
+    if not lines:
+        return ""
+    return (
+        f'; line {lines[0]} defines it where it is not run on import, such as below if __name__ == "__main__": '
+        "move it to the top level of the module"
+    )
 
 
 def load_module(name: str) -> ModuleType:
@@ -80,7 +99,7 @@ def find_factory(text: str, default_module: ModuleType | None = None) -> Any:
     factory = find_target(text, default_module)[1]
     if not callable(factory):
         raise TargetError(f"expected a function that makes a value, got {text}, a {type(factory).__name__}")
-    if needed := _needed(factory):
+    if needed := needed_by(factory):
         raise TargetError(f"{text} takes {', '.join(needed)}; expected a function that takes nothing")
     return factory
 
@@ -88,32 +107,66 @@ def find_factory(text: str, default_module: ModuleType | None = None) -> Any:
 # ----------------------------------------------------------------------------------------------- arguments
 
 
-def find_arguments(module: ModuleType, fn: Any, inputs: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def find_arguments(
+    module: ModuleType, fn: Any, inputs: str | None, name: str = ""
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the first call of :func:`find_calls`."""
+    return find_calls(module, fn, inputs, name)[0]
+
+
+def find_calls(module: ModuleType, fn: Any, inputs: str | None, name: str = "") -> list[Call]:
     """The arguments to call a function with: those that a function of the user's makes, or none.
+
+    That function returns the arguments of one call: a tuple, a list, one value, or a dict of arguments by name. For
+    several calls it yields them, or returns a list of tuples (or of dicts).
+
+    Args:
+        module: Where the function is.
+        fn: The function or module.
+        inputs: The name of the function that makes the arguments; by default `NAME_inputs`, if the module has it.
+        name: What the function is called there, if that is not its own name.
 
     Raises:
         TargetError: The function needs arguments and nothing makes them.
     """
     if not callable(fn):
         raise TargetError(f"expected a function or module, got {type(fn).__name__}")
-    name = getattr(fn, "__name__", "")
-    if inputs is None and hasattr(module, f"{name}_inputs"):
-        inputs = f"{name}_inputs"
+    name = name or getattr(fn, "__name__", "")
+    inputs = inputs or inputs_beside(module, name)
     if inputs is None:
-        if needed := _needed(fn):
+        if needed := needed_by(fn):
             raise TargetError(
                 f"it takes {', '.join(needed)}: name a function that makes a tuple of arguments (or a dict of "
                 f"arguments by name) with --inputs, or call one {name or 'NAME'}_inputs in the same module"
             )
-        return (), {}
-    made = find_factory(inputs, module)()
+        return [((), {})]
+    calls = [_call(made) for made in _each(find_factory(inputs, module)())]
+    if not calls:
+        raise TargetError(f"{inputs} made no arguments; expected those of at least one call")
+    return calls
+
+
+def inputs_beside(module: ModuleType, name: str) -> str | None:
+    """The name of the function of a module that makes the arguments of another one; None if it has none."""
+    return f"{name}_inputs" if hasattr(module, f"{name}_inputs") else None
+
+
+def _each(made: Any) -> list[Any]:
+    if isinstance(made, Iterator):
+        return list(made)
+    if isinstance(made, list) and made and all(type(part) in (tuple, dict) for part in made):
+        return made
+    return [made]
+
+
+def _call(made: Any) -> Call:
     if isinstance(made, Mapping):
         return (), dict(made)
     return (tuple(made) if isinstance(made, tuple | list) else (made,)), {}
 
 
-def _needed(fn: Any) -> list[str]:
-    """Parameters without a default."""
+def needed_by(fn: Any) -> list[str]:
+    """The parameters of a function, or of a module's forward, that have no default."""
     try:
         parameters = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).parameters.values()
     except (TypeError, ValueError):  # a builtin tells nothing

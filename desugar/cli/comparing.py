@@ -1,0 +1,133 @@
+"""What `compare` and `bench` do around a comparison: checks before it, output and exit code after it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from desugar.cli.checks import check_backend, check_writable
+from desugar.cli.progress import progress
+from desugar.compare import hugging_face, picture, text
+from desugar.compare.processes import WayFailed
+from desugar.compare.records import Comparison, Request
+from desugar.compare.run import Plan, compare
+from desugar.compare.text import Table
+from desugar.compare.ways import OURS
+
+
+def run(request: Request, plan: Plan, json_out: Path | None = None, png: Path | None = None) -> None:
+    """Compares, prints the table, writes the files; exits with 1 if one of ours fails or is wrong."""
+    check_backend(request.backend)
+    check_outputs(request.target, json_out, png)
+    check_target(request, png)
+    with progress() as tell:
+        found = _compare(request, plan, tell)
+    show(found)
+    if json_out is not None:
+        _write(
+            json_out,
+            lambda path: path.write_text(json.dumps(found.to_dict(), indent=1) + "\n", encoding="utf-8"),
+        )
+    if png is not None:
+        _write(png, lambda path: picture.save_picture(found, path))
+    if not all(found.way(way).verdict.agrees for way in OURS):
+        raise typer.Exit(1)
+
+
+def _write(path: Path, write: Callable[[Path], Any]) -> None:
+    try:
+        write(path)
+    except OSError as error:  # a full disk, or a folder that refuses in spite of its permissions
+        typer.echo(f"{path} could not be written: {error.strerror}", err=True)
+        raise typer.Exit(1) from error
+    typer.echo(f"wrote {path}", err=True)
+
+
+def check_outputs(target: str, json_out: Path | None, png: Path | None) -> None:
+    """Refuses files that cannot be written, and a file that is there and is of another kind, such as the script."""
+    check_writable(json_out, png)
+    for path, suffix in ((json_out, ".json"), (png, ".png")):
+        if path is not None and path.suffix.lower() != suffix and path.exists():
+            raise typer.BadParameter(
+                f"{path} exists and is not a {suffix} file; expected another name, so that it is not overwritten"
+            )
+    if json_out is not None and png is not None and json_out.resolve() == png.resolve():
+        raise typer.BadParameter(f"--json and --png both name {png}; expected two files")
+
+
+def check_target(request: Request, png: Path | None) -> None:
+    """Says what has to be installed, and which options do not go together."""
+    if request.train and request.no_grad:
+        raise typer.BadParameter("--train needs gradients and --no-grad has none; expected one of them")
+    try:
+        if request.target.startswith(hugging_face.PREFIX):
+            hugging_face.check_available()
+        if png is not None:
+            picture.check_available()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _compare(request: Request, plan: Plan, tell: Any) -> Comparison:
+    try:
+        return compare(request, plan, tell)
+    except WayFailed as error:
+        raise _ended(error) from error
+    except KeyboardInterrupt as error:
+        typer.echo("interrupted; the processes have been ended", err=True)
+        raise typer.Exit(130) from error
+
+
+def _ended(error: WayFailed) -> Exception:
+    """Returns what ends the command after eager mode failed: exit code 2 for a wrong target, 1 for the user's error."""
+    failure = error.failure
+    if failure.kind == "target":
+        return typer.BadParameter(failure.text)
+    typer.echo(
+        failure.traceback or f"eager mode failed, so there is nothing to compare with: {failure.text}",
+        err=True,
+    )
+    return typer.Exit(1)
+
+
+# --------------------------------------------------------------------------------------------------- showing
+
+
+def show(found: Comparison) -> None:
+    """Prints a comparison: with a coloured table on a terminal, where rich is installed."""
+    if not sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
+        typer.echo(text.render(found), nl=False)
+        return
+    console = importlib.import_module("rich.console").Console(highlight=False)
+    console.print(_rich_table(text.table_of(found)))
+    for line in text.details(found):
+        console.print(line, markup=False)
+    if found.prediction is not None:
+        console.print(f"\n{text.prediction_title(found.prediction)}", markup=False)
+        console.print(_rich_table(text.prediction_table(found.prediction)))
+    for line in ("", *text.conditions(found)):
+        console.print(line, style="dim", markup=False)
+
+
+_STYLES = {"right": "green", "rounding": "green", "wrong": "bold red", "error": "bold red"}
+
+
+def _rich_table(rows: Table) -> Any:
+    look = importlib.import_module("rich.box").SIMPLE_HEAD
+    table = importlib.import_module("rich.table").Table(box=look, show_edge=False, pad_edge=False)
+    table.padding = (0, 1, 0, 0)
+    for number, title in enumerate(rows[0]):
+        table.add_column(title, justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for name, state, *cells in rows[1:]:
+        style = "bold" if name in OURS else ""
+        table.add_row(
+            name, f"[{_STYLES[state]}]{state}[/]" if state in _STYLES else state, *cells, style=style
+        )
+    return table

@@ -1,0 +1,1 @@
+"""Runs one function in several ways and compares them: `python -m desugar compare`."""

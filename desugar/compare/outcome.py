@@ -1,0 +1,200 @@
+"""What a call did, as plain data: results, arguments and state after it, gradients, and which share memory.
+
+An outcome is a dictionary of strings, numbers, lists and plain tensors, which `torch.load(weights_only=True)` reads in
+another process. Subclasses are recorded by their class, their metadata and the plain tensors inside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from desugar.ir.values import dynamic_names, is_wrapper, take_apart
+from subclasses.layout import field_name
+
+Outcome = dict[str, Any]
+Entry = dict[str, Any]
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+# --------------------------------------------------------------------------------------------------- leaves
+
+
+def leaves_of(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yields the leaves of nested tuples, lists, mappings and dataclasses, each with its path."""
+    if isinstance(value, Tensor):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from leaves_of(part, f"{path}[{key!r}]")
+    elif isinstance(value, tuple | list):
+        names = getattr(value, "_fields", None)
+        for number, part in enumerate(value):
+            yield from leaves_of(part, f"{path}.{names[number]}" if names else f"{path}[{number}]")
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from leaves_of(getattr(value, field.name), f"{path}.{field.name}")
+    else:
+        yield path, value
+
+
+def parts_of(tensor: Tensor, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yields the plain tensors inside a tensor, each with its path; a plain tensor is its own part."""
+    if not is_wrapper(tensor):
+        yield path, tensor
+        return
+    for name in take_apart(tensor)[0]:
+        yield from parts_of(getattr(tensor, name), f"{path}.{field_name(name)}")
+
+
+def tangent_of(tensor: Tensor) -> Tensor:
+    """Returns the gradient that the sum of a tensor has: ones, in a value of the same class."""
+    with torch.no_grad():
+        if not is_wrapper(tensor):
+            return torch.ones_like(tensor)
+        made = tensor.detach().clone()
+        for _, part in parts_of(made):
+            if part.is_floating_point() or part.is_complex():
+                part.fill_(1)
+        return made
+
+
+def argument_names(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a call by the names of the parameters."""
+    try:
+        bound = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # a builtin has no signature; wrong arguments are an error of the call
+        return {f"argument {number}": value for number, value in enumerate(args)} | kwargs
+    return dict(bound.arguments)
+
+
+# -------------------------------------------------------------------------------------------------- outcomes
+
+
+def record_outcome(
+    result: Any, arguments: Mapping[str, Any], state: Mapping[str, Tensor], before: Mapping[str, list[Tensor]]
+) -> Outcome:
+    """Records a call that has ended.
+
+    Args:
+        result: What it returned.
+        arguments: Its arguments, by name.
+        state: Tensors that it may have changed, by name.
+        before: Copies of the plain tensors of the state, from before the first call; what is still equal is left out.
+    """
+    results = dict(leaves_of(result, "result"))
+    given = {path: leaf for name, value in arguments.items() for path, leaf in leaves_of(value, name)}
+    changed = {name: tensor for name, tensor in state.items() if not _is_equal(tensor, before[name])}
+    leaves = {**given, **state, **results}
+    return {
+        "container": _containers(result),
+        "entries": {
+            **{path: describe(leaf) for path, leaf in results.items()},
+            **{f"{path} after the call": describe(leaf) for path, leaf in (given | changed).items()},
+            **{f"the gradient of {path}": describe(grad) for path, grad in _gradients({**given, **state})},
+        },
+        "memory": dict(_shared_memory(leaves)),
+        "same": dict(_same_objects(results, {**given, **state})),
+    }
+
+
+def copy_parts(state: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """Copies the plain tensors of the state."""
+    return {name: [part.detach().clone() for _, part in parts_of(t)] for name, t in state.items()}
+
+
+def _is_equal(tensor: Tensor, copies: list[Tensor]) -> bool:
+    parts = [part.detach() for _, part in parts_of(tensor)]
+    return len(parts) == len(copies) and all(
+        part.shape == copied.shape and torch.equal(part, copied)
+        for part, copied in zip(parts, copies, strict=True)
+    )
+
+
+def describe(leaf: Any) -> Entry:
+    """Records a leaf; an object that is neither a tensor nor a constant has its type alone."""
+    if isinstance(leaf, Tensor):
+        return _describe_tensor(leaf)
+    if leaf is None or isinstance(leaf, bool | int | float | complex | str):
+        return {"kind": type(leaf).__name__, "value": leaf}
+    return {"kind": _class_name(type(leaf))}
+
+
+def _describe_tensor(tensor: Tensor) -> Entry:
+    entry: Entry = {
+        "kind": _class_name(type(tensor)),
+        "size": list(map(int, tensor.shape)),
+        "dtype": str(tensor.dtype).removeprefix("torch."),
+        "layout": str(tensor.layout).removeprefix("torch."),
+        "device": tensor.device.type,
+        "requires_grad": tensor.requires_grad,
+        "parts": {path: _copy(part) for path, part in parts_of(tensor)},
+    }
+    if is_wrapper(tensor):
+        cls = type(tensor)
+        entry["metadata"] = _ADDRESS.sub("", repr(take_apart(tensor)[1]))
+        entry["dynamic"] = {name: int(getattr(tensor, name)) for name in dynamic_names(cls)}
+    return entry
+
+
+def _copy(part: Tensor) -> Tensor:
+    """Copies a plain tensor to the CPU as a dense one of its own storage."""
+    with torch.no_grad():
+        dense = part.detach()
+        if dense.layout is not torch.strided:
+            dense = dense.to_dense()
+        return dense.resolve_conj().resolve_neg().to("cpu", copy=True).contiguous()
+
+
+def _class_name(cls: type) -> str:
+    return cls.__name__ if cls.__module__ in ("builtins", "torch") else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _containers(value: Any) -> str:
+    """Returns the types of nested containers, without the leaves."""
+    match value:
+        case Tensor():
+            return "."
+        case Mapping():
+            inside = [_containers(part) for part in value.values()]
+        case tuple() | list():
+            inside = [_containers(part) for part in value]
+        case _:
+            return "."
+    return f"{type(value).__name__}({', '.join(inside)})"
+
+
+def _gradients(leaves: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for path, leaf in leaves.items():
+        if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
+            yield path, leaf.grad
+
+
+# --------------------------------------------------------------------------------------------------- aliasing
+
+
+def _shared_memory(leaves: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields (path, path) of each plain tensor and the first one before it that has the same storage."""
+    first: dict[int, str] = {}
+    for path, leaf in leaves.items():
+        for inner, part in parts_of(leaf) if isinstance(leaf, Tensor) else ():
+            if part.layout is torch.strided and (address := part.untyped_storage().data_ptr()):
+                other = first.setdefault(address, path + inner)
+                if other != path + inner:
+                    yield path + inner, other
+
+
+def _same_objects(results: Mapping[str, Any], others: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yields (path, path) of each result that is an argument, a part of the state or an earlier result itself."""
+    known = {id(leaf): path for path, leaf in reversed(list(others.items())) if isinstance(leaf, Tensor)}
+    for path, leaf in results.items():
+        if isinstance(leaf, Tensor):
+            other = known.setdefault(id(leaf), path)
+            if other != path:
+                yield path, other

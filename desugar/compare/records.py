@@ -1,0 +1,142 @@
+"""What a comparison is made of: frozen records of text and numbers, nothing live."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from desugar.device.records import Prediction
+from desugar.ir.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Request(Record):
+    """What is compared.
+
+    Attributes:
+        target: `MODULE:NAME`, or `hf:MODEL_TYPE`.
+        inputs: The name of the function that makes the arguments; None for the one that belongs to the target.
+        backend: What compiles graphs: "inductor" or "eager".
+        train: Whether a call is a training step: the function, the sum of its float results, the backward.
+        no_grad: Whether calls run under `torch.no_grad()`.
+        calls: How many calls are compared, at least.
+    """
+
+    target: str
+    inputs: str | None = None
+    backend: str = "inductor"
+    train: bool = False
+    no_grad: bool = False
+    calls: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Record):
+    """Whether a way does what eager mode does.
+
+    Attributes:
+        state: "judge" (eager mode itself), "right", "rounding" (floats differ by more than the tolerance, and by no
+            more than other orders of summation explain), "wrong", "error", or "not judged".
+        detail: The first difference, with the call, the leaf and the amount; or the error.
+    """
+
+    state: str
+    detail: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the way may be used in place of eager mode."""
+        return self.state in ("judge", "right", "rounding")
+
+
+@dataclass(frozen=True, slots=True)
+class Spread(Record):
+    """The median of samples, and half the distance between their quartiles."""
+
+    median: float
+    spread: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Spread:
+        """Summarizes samples; a single one has no spread."""
+        if len(samples) < 2:
+            return cls(samples[0], 0.0)
+        low, _, high = statistics.quantiles(samples, n=4)
+        return cls(statistics.median(samples), (high - low) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Programs(Record):
+    """What Dynamo compiled during the compared calls.
+
+    Attributes:
+        graphs: How many graphs were compiled.
+        recompiles: For each compilation of a frame that had been compiled before, the guard that failed.
+        breaks: Why graphs ended early, each with the user's line; a reason that occurs again is listed once.
+        notes: Graphs that were handed to PyTorch's AOTAutograd, and frames that were not compiled.
+    """
+
+    graphs: int = 0
+    recompiles: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Way(Record):
+    """One way to run the function. A figure is None where the way failed before it was measured.
+
+    Attributes:
+        name: "eager", "torch.compile", 'backend="desugar"' or "desugar.compile".
+        verdict: Whether it does what eager mode does.
+        programs: What was compiled during the compared calls.
+        first_call: Seconds of the first call in a new process with empty caches, compiling included.
+        second_start: Seconds of the first call in a further process, with the caches that the first one left behind.
+        memory: Bytes by which the first call raised the peak of the process's memory, or of the GPU's.
+        call: Seconds of a warm call.
+        ratio: The time of a warm call divided by that of eager mode in the same round.
+    """
+
+    name: str
+    verdict: Verdict
+    programs: Programs = field(default_factory=Programs)
+    first_call: float | None = None
+    second_start: float | None = None
+    memory: int | None = None
+    call: Spread | None = None
+    ratio: Spread | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Record):
+    """One function, run in several ways.
+
+    Attributes:
+        request: What was asked for.
+        calls: How many calls were compared.
+        rounds: How many rounds of warm calls were timed.
+        ways: The ways, eager mode first.
+        machine: Facts about the machine and the installation, by name.
+        prediction: What the function would run on another device; None if no device was named.
+        not_predicted: Why there is no prediction for the device that was named.
+    """
+
+    request: Request
+    calls: int
+    rounds: int
+    ways: tuple[Way, ...]
+    machine: tuple[tuple[str, str], ...]
+    prediction: Prediction | None = None
+    not_predicted: str = ""
+
+    def way(self, name: str) -> Way:
+        """Returns a way by its name.
+
+        Raises:
+            KeyError: There is no such way.
+        """
+        found = {way.name: way for way in self.ways}
+        if name not in found:
+            raise KeyError(f"expected one of {', '.join(found)}, got {name!r}")
+        return found[name]

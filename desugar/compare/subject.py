@@ -1,0 +1,168 @@
+"""The function that is compared, the arguments of its calls, and the state that calls may change."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from desugar.compare import hugging_face
+from desugar.compare.outcome import leaves_of, tangent_of
+from desugar.compare.records import Request
+from desugar.compare.targets import Call, TargetError, find_calls, find_target, inputs_beside, needed_by
+from desugar.user_code import is_library_file
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is compared.
+
+    Attributes:
+        fn: The function or module.
+        make_calls: Makes the arguments of all calls, equal ones each time, with new tensors.
+        train: Whether a call is a training step.
+        no_grad: Whether calls run without gradients.
+    """
+
+    fn: Any
+    make_calls: Callable[[], list[Call]]
+    train: bool = False
+    no_grad: bool = False
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns the tensors besides arguments that a call may read or change, by their names in the user's code."""
+        found = dict(_state_of(self.fn))
+        return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
+
+    def run(self, fn: Any, call: Call) -> Any:
+        """Calls a compiled form of the function; in training the backward follows. Returns the result."""
+        with torch.no_grad() if self.no_grad else contextlib.nullcontext():
+            result = fn(*call[0], **call[1])
+        if self.train:
+            backward(result)
+        return result
+
+    def clear_gradients(self, call: Call) -> None:
+        """Forgets the gradients of earlier calls, as an optimizer does between steps."""
+        for tensor in (*self.state().values(), *tensors_in(call)):
+            if tensor.is_leaf:
+                tensor.grad = None
+
+
+def find_subject(request: Request) -> Subject:
+    """Finds what a request names; a class of modules, or a function that makes one, makes the module.
+
+    Raises:
+        TargetError: It names nothing that can be compared.
+    """
+    seed()
+    if request.target.startswith(hugging_face.PREFIX):
+        model = hugging_face.build_model(request.target, train=request.train)
+        make = _seeded(lambda: hugging_face.make_calls(model, train=request.train))
+        return Subject(model, make, request.train, request.no_grad)
+    module, found = find_target(request.target)
+    name = request.target.rpartition(":")[2].rpartition(".")[2]
+    fn = _make_module(found, has_inputs=bool(request.inputs or inputs_beside(module, name)))
+    make = _seeded(lambda: find_calls(module, fn, request.inputs, name))
+    return Subject(fn, make, request.train, request.no_grad)
+
+
+def _make_module(found: Any, *, has_inputs: bool) -> Any:
+    """Returns the module that a class or function makes; a function that takes arguments itself."""
+    is_class = isinstance(found, type) and issubclass(found, nn.Module)
+    takes_nothing = inspect.isfunction(found) and not inspect.signature(found).parameters
+    if not is_class and not (takes_nothing and has_inputs):
+        return found
+    if needed := needed_by(found):
+        raise TargetError(
+            f"{found.__name__} is made with {', '.join(needed)}: name a function that takes nothing and returns "
+            "the module, or a module that is there already"
+        )
+    made = found()
+    if not isinstance(made, nn.Module):
+        raise TargetError(
+            f"{found.__name__} takes nothing and has inputs, so it should return an nn.Module; it returned a "
+            f"{type(made).__name__}"
+        )
+    return made
+
+
+def _seeded(make: Callable[[], list[Call]]) -> Callable[[], list[Call]]:
+    def seeded() -> list[Call]:
+        seed()
+        return make()
+
+    return seeded
+
+
+def seed(number: int = SEED) -> None:
+    """Seeds the generators of torch, Python and, where it is imported, numpy."""
+    torch.manual_seed(number)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number)
+
+
+# --------------------------------------------------------------------------------------------- running a call
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Returns the tensors in nested containers."""
+    return [leaf for _, leaf in leaves_of(value, "") if isinstance(leaf, Tensor)]
+
+
+def backward(result: Any) -> None:
+    """Backpropagates the sum of all float results: each gets a gradient of ones.
+
+    Raises:
+        TargetError: No result requires grad.
+    """
+    results = [tensor for tensor in tensors_in(result) if tensor.requires_grad]
+    if not results:
+        raise TargetError(
+            "no result requires grad, so there is nothing to train: leave --train out, or make an argument or a "
+            "parameter require grad"
+        )
+    torch.autograd.backward(results, [tangent_of(tensor) for tensor in results])
+
+
+# ------------------------------------------------------------------------------------------------------ state
+
+
+def _state_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what a function closes over, names globally or is bound to, and the tensors of modules among it."""
+    if isinstance(value, nn.Module):
+        yield from _tensors_of(value, "self.")
+        return
+    if inspect.ismethod(value):
+        if isinstance(value.__self__, nn.Module):
+            yield from _tensors_of(value.__self__, "self.")
+        value = value.__func__
+    if inspect.isfunction(value) and not is_library_file(value.__code__.co_filename):
+        for name, part in _variables_of(value).items():
+            if isinstance(part, nn.Module):
+                yield from _tensors_of(part, f"{name}.")
+            elif isinstance(part, Tensor):
+                yield name, part
+
+
+def _variables_of(fn: Any) -> dict[str, Any]:
+    try:
+        found = inspect.getclosurevars(fn)
+    except ValueError:  # a variable that it closes over has no value yet
+        return {}
+    return {**found.nonlocals, **found.globals}
+
+
+def _tensors_of(module: nn.Module, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        yield f"{prefix}{name}", tensor

@@ -1,0 +1,167 @@
+"""One process of a comparison: it finds the function, and runs it in one way as it is asked to."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from desugar.compare import ways
+from desugar.compare.judge import judge
+from desugar.compare.meters import describe_machine, peak_since, synchronize
+from desugar.compare.outcome import Outcome, argument_names, copy_parts, record_outcome
+from desugar.compare.records import Programs, Request, Verdict
+from desugar.compare.subject import SEED, Subject, find_subject, seed
+from desugar.compare.targets import Call
+from desugar.device.predicting import predict
+
+WARM_UPS = 3
+_SHORT = 0.01  # seconds; a shorter call is run once, untimed, at the start of a turn
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a way did: its verdict, what was compiled, and the modules that it imported."""
+
+    calls: int
+    verdict: Verdict
+    programs: Programs
+    modules: tuple[str, ...]
+    machine: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A first call: its seconds, the bytes by which it raised the peak, and the seconds of a call after it."""
+
+    seconds: float
+    memory: int
+    warm: float
+
+
+class Worker:
+    """What one process holds: the function, one way to run it, the arguments of the first call."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.subject: Subject | None = None
+        self.call: Callable[[], Any] = lambda: None
+
+    def observe(self, way: str, folder: str) -> Observed:
+        """Makes several calls and compares them with those of eager mode, which are written to a folder."""
+        subject = find_subject(self.request)
+        before = set(sys.modules)
+        if way != ways.EAGER and self.request.backend == "inductor":
+            ways.draw_as_eager()
+        number = max(self.request.calls, len(subject.make_calls()))
+        counter = ways.Counter()
+        with counter.counting() if way != ways.EAGER else contextlib.nullcontext():
+            verdict = self._judge(way, subject, number, Path(folder))
+        imported = tuple(name for name in sys.modules if name not in before)
+        return Observed(number, verdict, counter.found, imported, describe_machine())
+
+    def _judge(self, way: str, subject: Subject, number: int, folder: Path) -> Verdict:
+        found = observe_calls(subject, ways.compile_way(way, subject.fn, self.request.backend), number)
+        if way == ways.EAGER:
+            for n, outcome in enumerate(found):
+                torch.save(outcome, folder / f"call-{n}.pt")
+            return Verdict("judge")
+        return judge([(torch.load(folder / f"call-{n}.pt"), outcome) for n, outcome in enumerate(found)])
+
+    def start(self, way: str, modules: tuple[str, ...]) -> Started:
+        """Makes the first call, which is timed, after importing what it would import; then some more."""
+        import_all(modules)
+        self.subject = subject = find_subject(self.request)
+        call = subject.make_calls()[0]
+        compiled: list[Any] = []
+
+        def first() -> Any:
+            compiled.append(ways.compile_way(way, subject.fn, self.request.backend))
+            return subject.run(compiled[0], call)
+
+        seed(SEED + 1)
+        gc.collect()
+        _, seconds, memory = peak_since(first)
+        self.call = make_step(subject, compiled[0], call)
+        for _ in range(WARM_UPS):
+            self.call()
+        return Started(seconds, memory, self.turn(3))
+
+    def turn(self, repeats: int) -> float:
+        """Returns the seconds of a warm call, over so many repeats, without garbage collection."""
+        call = self.call
+        gc.disable()
+        try:
+            synchronize()
+            clock = time.perf_counter()
+            call()  # the process has slept
+            synchronize()
+            if (alone := time.perf_counter() - clock) > _SHORT and repeats == 1:
+                return alone
+            clock = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            synchronize()
+            return (time.perf_counter() - clock) / repeats
+        finally:
+            gc.enable()
+
+    def predict(self, device: str) -> Any:
+        """Predicts the first call on a device."""
+        subject = find_subject(self.request)
+        args, kwargs = subject.make_calls()[0]
+        with torch.no_grad() if self.request.no_grad else contextlib.nullcontext():
+            return predict(subject.fn, args, kwargs, device=device)
+
+
+def observe_calls(subject: Subject, compiled: Any, number: int) -> list[Outcome]:
+    """Makes calls with new arguments each, and records what each did; the state goes on from call to call."""
+    state = subject.state()
+    before = copy_parts(state)
+    found = []
+    for n in range(number):
+        calls = subject.make_calls()
+        call = calls[n % len(calls)]
+        subject.clear_gradients(call)
+        seed(SEED + 1 + n)
+        result = subject.run(compiled, call)
+        names = argument_names(subject.fn, *call)
+        found.append(record_outcome(result, names, subject.state(), before | _added(subject, before)))
+    return found
+
+
+def _added(subject: Subject, before: dict[str, Any]) -> dict[str, Any]:
+    """Returns empty copies of what joined the state after the start, such as a cache: all of it has changed."""
+    return {name: [] for name in subject.state() if name not in before}
+
+
+def make_step(subject: Subject, compiled: Any, call: Call) -> Callable[[], Any]:
+    """Returns a warm call; a step of a training also forgets the gradients of the one before."""
+    if subject.train:
+
+        def step() -> Any:
+            subject.clear_gradients(call)
+            return subject.run(compiled, call)
+
+        return step
+    if subject.no_grad:
+        return lambda: subject.run(compiled, call)
+    args, kwargs = call
+    return lambda: compiled(*args, **kwargs)
+
+
+def import_all(names: tuple[str, ...]) -> None:
+    """Imports modules, so that their time is not part of the first call's."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except (ImportError, AttributeError):  # made by the call itself, such as a compiled kernel
+            continue

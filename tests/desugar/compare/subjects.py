@@ -1,0 +1,150 @@
+"""What the tests compare: functions and modules, each with what makes its arguments."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import torch
+from torch import Tensor, nn
+
+from subclasses import TensorSubclass, inner
+
+
+class Pair(TensorSubclass, fallback="map"):
+    first: Tensor = inner()
+    second: Tensor = inner()
+
+
+WEIGHT = torch.ones(3, 3, requires_grad=True)
+
+
+def double(x):
+    return x * 2
+
+
+def double_inputs():
+    return torch.arange(3.0)
+
+
+def sizes_inputs():
+    for rows in (2, 4, 6):
+        yield torch.randn(rows, 3)
+
+
+def list_inputs():
+    return [(torch.ones(2),), (torch.ones(3),)]
+
+
+def pairs(x, y):
+    x.mul_(2)
+    return y + 1, x, {"view": y.first[0], "number": 3}
+
+
+def pairs_inputs():
+    shared = torch.ones(2)
+    return Pair(shared, torch.zeros(2)), Pair(shared, torch.ones(2))
+
+
+def draws(x):
+    return nn.functional.dropout(x, 0.5) + torch.rand(3)
+
+
+draws_inputs = double_inputs
+
+
+def with_weight(x):
+    return x @ WEIGHT
+
+
+def with_weight_inputs():
+    return torch.ones(2, 3)
+
+
+def breaks(x):
+    y = x * 2
+    print("a break")
+    return y + 1
+
+
+breaks_inputs = double_inputs
+
+
+def unlike_eager(x):
+    return x + int(torch.compiler.is_compiling())
+
+
+unlike_eager_inputs = double_inputs
+
+
+def ends_when_compiled(x):
+    if torch.compiler.is_dynamo_compiling():
+        end()
+    return x + 1
+
+
+@torch.compiler.assume_constant_result
+def end():
+    print("last words", flush=True)
+    os._exit(7)
+
+
+ends_when_compiled_inputs = double_inputs
+
+
+def raises(x):
+    raise ValueError("odd")
+
+
+raises_inputs = double_inputs
+
+
+def hangs(x):
+    time.sleep(60)
+
+
+hangs_inputs = double_inputs
+
+
+def nothing():
+    return torch.ones(2)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.linear = nn.BatchNorm1d(3), nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.linear(self.norm(x)).relu()
+
+
+Net_inputs = sizes_inputs
+net = Net()
+net_inputs = sizes_inputs
+
+
+def make_net():
+    return Net()
+
+
+make_net_inputs = sizes_inputs
+
+
+def make_nothing():
+    return 3
+
+
+make_nothing_inputs = sizes_inputs
+
+
+class Wide(nn.Linear):
+    """Takes arguments to be made."""
+
+
+Wide_inputs = sizes_inputs
+
+if __name__ == "__main__":
+
+    def guarded(x):
+        return x

@@ -1,0 +1,144 @@
+"""Differences are found, named and measured; rounding is told from being wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from desugar.compare.judge import differences_of_values, find_differences, judge
+from desugar.compare.outcome import copy_parts, record_outcome
+from subclasses.ragged import JaggedTensor
+from tests.desugar.compare.subjects import Pair
+
+
+def outcome(result=None, arguments=None, state=None, before=None):
+    state = state or {}
+    return record_outcome(result, arguments or {}, state, copy_parts(state) if before is None else before)
+
+
+def texts(want, got):
+    return [difference.text for difference in find_differences(want, got)]
+
+
+# -------------------------------------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "says"),
+    [
+        (
+            torch.ones(2),
+            torch.tensor([1.0, 1.5]),
+            "x[1]: 1.5, expected 1 (off by 0.5; the largest value is 1)",
+        ),
+        (torch.tensor([1, 2]), torch.tensor([1, 3]), "x: 1 of 2 values differ"),
+        (torch.tensor([True]), torch.tensor([False]), "x: 1 of 1 values differ"),
+        (torch.ones(2), torch.tensor([1.0, torch.nan]), "x[1]: nan, expected 1"),
+        (torch.tensor([torch.inf]), torch.tensor([-torch.inf]), "x[0]: -inf, expected inf (off by inf"),
+        (torch.tensor(2j), torch.tensor(3j), "x: 0+3j, expected 0+2j (off by 1; the largest value is 2)"),
+        (torch.ones(2), torch.ones(3), "x: float32[3], expected float32[2]"),
+        (torch.ones(2), torch.ones(2).double(), "x: float64[2], expected float32[2]"),
+    ],
+)
+def test_values_that_differ_are_wrong(want, got, says):
+    (found,) = differences_of_values("x", want, got)
+    assert found.text.startswith(says) and not found.is_rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8])
+def test_equal_values_do_not_differ(dtype):
+    value = torch.arange(4).to(dtype)
+    assert list(differences_of_values("x", value, value.clone())) == []
+    assert list(differences_of_values("x", value[:0], value[:0])) == []
+    odd = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    assert list(differences_of_values("x", odd, odd.clone())) == []
+
+
+def test_the_error_of_a_long_sum_is_rounding_and_a_larger_one_is_wrong():
+    want = torch.tensor([1000.0, 0.0])
+    (small,) = differences_of_values("x", want, want + torch.tensor([0.0, 1e-2]))
+    (large,) = differences_of_values("x", want, want + torch.tensor([0.0, 1e-1]))
+    assert small.is_rounding and not large.is_rounding
+
+
+# ------------------------------------------------------------------------------------------------- outcomes
+
+
+def test_the_same_call_twice_does_not_differ():
+    def run():
+        x = Pair(torch.ones(2), torch.zeros(2))
+        return outcome((x, x.first, [None, 2.0, "a"]), {"x": x}, {"weight": torch.ones(2)})
+
+    assert texts(run(), run()) == []
+
+
+@pytest.mark.parametrize(
+    ("want", "got", "says"),
+    [
+        ((torch.ones(2),), [torch.ones(2)], "the result is list(.), expected tuple(.)"),
+        (torch.ones(2), 1, "result: the type is int, expected Tensor"),
+        (torch.ones(2), torch.ones(2).double(), "result: the dtype is float64, expected float32"),
+        (torch.ones(2), torch.ones(2).requires_grad_(), "result: requires_grad is True, expected False"),
+        ({"a": 1}, {"a": 2}, "result['a']: 2, expected 1"),
+        (torch.ones(2), Pair(torch.ones(2), torch.ones(2)), "subjects.Pair, expected Tensor"),
+        (torch.ones(2), torch.ones(2).to_sparse(), "result: the layout is sparse_coo, expected strided"),
+        (
+            Pair(torch.ones(2), torch.ones(2)),
+            Pair(torch.ones(2), torch.zeros(2)),
+            "result.second[0]: 0, expected 1",
+        ),
+        (
+            JaggedTensor.from_tensors([torch.ones(2, 1), torch.ones(1, 1)]),
+            JaggedTensor.from_tensors([torch.ones(1, 1), torch.ones(2, 1)]),
+            "result.offsets: 1 of 3 values differ",
+        ),
+    ],
+)
+def test_a_difference_is_named(want, got, says):
+    assert any(says in text for text in texts(outcome(want), outcome(got)))
+
+
+def test_shared_memory_and_identity_are_compared():
+    x = torch.ones(2)
+    assert texts(outcome(x[:1], {"x": x}), outcome(torch.ones(1), {"x": x})) == [
+        "result shares memory with nothing, expected x"
+    ]
+    assert "result is the same object as nothing, expected x" in texts(
+        outcome(x, {"x": x}), outcome(torch.ones(2), {"x": x})
+    )
+
+
+def test_what_happened_to_arguments_and_state_is_compared():
+    want = outcome(None, {"x": torch.ones(2)})
+    assert texts(want, outcome(None, {"x": torch.zeros(2)})) == [
+        "x after the call[0]: 0, expected 1 (off by 1; the largest value is 1)"
+    ]
+    state = {"count": torch.zeros(1)}
+    before = copy_parts(state)
+    kept = outcome(None, {}, state, before)
+    state["count"].add_(1)
+    changed = outcome(None, {}, state, before)
+    assert texts(changed, kept) == ["count after the call: it was changed in eager mode alone"]
+    assert texts(kept, changed) == ["count after the call: it was changed in this way alone"]
+
+
+def test_gradients_are_compared():
+    def run(factor):
+        x = torch.ones(2, requires_grad=True)
+        if factor:
+            (x * factor).sum().backward()
+        return outcome(None, {"x": x})
+
+    assert texts(run(1), run(2)) == ["the gradient of x[0]: 2, expected 1 (off by 1; the largest value is 1)"]
+    assert texts(run(1), run(0)) == ["the gradient of x: the type is NoneType, expected Tensor"]
+
+
+def test_a_verdict_names_the_first_call_that_differs():
+    right, off = outcome(torch.tensor([1e3, 0.0])), outcome(torch.tensor([1e3, 0.01]))
+    assert judge([(right, right)] * 2).state == "right"
+    rounded = judge([(right, right), (right, off)])
+    assert (
+        rounded.state == "rounding" and rounded.agrees and rounded.detail.startswith("call 2 of 2: result[1]")
+    )
+    wrong = judge([(right, off), (right, outcome(None))])
+    assert wrong.state == "wrong" and not wrong.agrees and wrong.detail.startswith("call 2 of 2: ")

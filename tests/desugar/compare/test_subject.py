@@ -1,0 +1,91 @@
+"""Targets become functions, modules and calls."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from desugar.compare import hugging_face
+from desugar.compare.records import Request
+from desugar.compare.subject import find_subject
+from desugar.compare.targets import TargetError
+
+SUBJECTS = str(Path(__file__).parent / "subjects.py")
+
+
+def find(name, **options):
+    return find_subject(Request(f"{SUBJECTS}:{name}", **options))
+
+
+@pytest.mark.parametrize("name", ["Net", "net", "make_net"])
+def test_a_module_a_class_and_a_function_that_makes_one_are_modules(name):
+    subject = find(name)
+    assert isinstance(subject.fn, nn.Module)
+    assert [args[0].shape[0] for args, _ in subject.make_calls()] == [2, 4, 6]
+    assert {"self.linear.weight", "self.norm.running_mean"} <= set(subject.state())
+
+
+def test_a_function_that_takes_nothing_is_not_called_to_find_out():
+    subject = find("nothing")
+    assert subject.fn.__name__ == "nothing" and subject.make_calls() == [((), {})]
+
+
+def test_each_call_is_made_anew_and_alike():
+    subject = find("Net")
+    (first, _), (second, _) = subject.make_calls()[0], subject.make_calls()[0]
+    assert torch.equal(first[0], second[0]) and first[0] is not second[0]
+
+
+def test_a_list_of_tuples_is_several_calls():
+    assert [args[0].numel() for args, _ in find("double", inputs="list_inputs").make_calls()] == [2, 3]
+
+
+def test_state_of_a_function_is_what_it_names():
+    assert list(find("with_weight").state()) == ["WEIGHT"]
+    assert list(find("double").state()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("make_nothing", "should return an nn.Module; it returned a int"),
+        ("Wide", "Wide is made with in_features, out_features"),
+        ("guarded", "defines it where it is not run on import"),
+        ("no_such_name", "has no 'no_such_name'"),
+    ],
+)
+def test_a_wrong_target_says_what_to_do(name, says):
+    with pytest.raises(TargetError, match=says):
+        find(name)
+
+
+def test_transformers_is_asked_for_in_one_line(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(TargetError, match=r"pip install 'desugar\[models\]'"):
+        find_subject(Request("hf:llama"))
+
+
+# -------------------------------------------------------------------------------------- Hugging Face models
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", ["llama", "bert", "t5", "vit", "gpt2"])
+@pytest.mark.parametrize("train", [False, True])
+def test_a_small_model_is_built_and_called(model_type, train):
+    pytest.importorskip("transformers", reason="needs transformers")
+    subject = find_subject(Request(f"hf:{model_type}", train=train))
+    calls = subject.make_calls()
+    assert len(calls) == 2 and sum(p.numel() for p in subject.fn.parameters()) < 5e6
+    subject.run(subject.fn, calls[0])
+    assert all(p.requires_grad is train for p in subject.fn.parameters())
+
+
+@pytest.mark.slow
+def test_an_unknown_model_type_names_others():
+    pytest.importorskip("transformers", reason="needs transformers")
+    with pytest.raises(TargetError, match=r"not a checkpoint: .*llama"):
+        hugging_face.build_model("hf:llama-7b", train=False)

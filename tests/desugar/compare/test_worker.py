@@ -1,0 +1,135 @@
+"""What one process does, here in the process of the tests."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from desugar.compare import ways
+from desugar.compare.judge import judge
+from desugar.compare.meters import describe_machine, peak_since
+from desugar.compare.records import Request
+from desugar.compare.serve import Failure, answer
+from desugar.compare.subject import find_subject
+from desugar.compare.targets import TargetError
+from desugar.compare.worker import Worker, observe_calls
+
+SUBJECTS = str(Path(__file__).parent / "subjects.py")
+
+
+def request(name, **options):
+    return Request(f"{SUBJECTS}:{name}", backend="eager", **options)
+
+
+@pytest.mark.parametrize("way", ways.WAYS[1:])
+@pytest.mark.parametrize("name", ["draws", "Net"])
+def test_ways_that_do_what_eager_mode_does_are_right(way, name):
+    asked = request(name, train=name == "Net")
+    outcomes = []
+    for compiler in (ways.EAGER, way):
+        torch.compiler.reset()
+        subject = find_subject(asked)
+        compiled = ways.compile_way(compiler, subject.fn, "eager")
+        outcomes.append(observe_calls(subject, compiled, 3))
+    assert judge(list(zip(*outcomes, strict=True))).state == "right"
+    if name == "Net":
+        entries = outcomes[0][2]["entries"]
+        assert "the gradient of self.linear.weight" in entries
+        assert "self.norm.running_mean after the call" in entries
+        assert "self.linear.weight after the call" not in entries  # it did not change
+
+
+def test_a_way_that_is_wrong_is_told_from_one_that_is_right():
+    """Two arguments share an inner tensor, which stock torch.compile misses."""
+    found = {}
+    for way in (ways.EAGER, ways.STOCK, ways.DIRECT):
+        torch.compiler.reset()
+        subject = find_subject(request("pairs"))
+        found[way] = observe_calls(subject, ways.compile_way(way, subject.fn, "eager"), 1)
+    want = found[ways.EAGER]
+    assert judge(list(zip(want, found[ways.DIRECT], strict=True))).state == "right"
+    wrong = judge(list(zip(want, found[ways.STOCK], strict=True)))
+    assert wrong.state == "wrong" and wrong.detail.startswith("call 1 of 1: result[0].first[0]: ")
+
+
+def test_training_without_a_gradient_is_refused():
+    subject = find_subject(request("double", train=True))
+    with pytest.raises(TargetError, match="leave --train out"):
+        observe_calls(subject, subject.fn, 1)
+
+
+def test_gradients_are_forgotten_between_steps():
+    worker = Worker(request("with_weight", train=True))
+    worker.start(ways.EAGER, ())
+    worker.call()
+    (weight,) = worker.subject.state().values()
+    assert torch.equal(weight.grad, torch.full((3, 3), 2.0))
+
+
+@pytest.mark.parametrize("no_grad", [False, True])
+def test_a_call_is_timed(no_grad):
+    worker = Worker(request("with_weight", no_grad=no_grad))
+    started = worker.start(ways.EAGER, ("json", "no_such_module"))
+    assert started.seconds > 0 and started.memory >= 0 and started.warm > 0
+    assert worker.turn(2) > 0
+    assert worker.call().requires_grad is not no_grad
+
+
+def test_the_peak_of_memory_is_that_of_the_function():
+    def work():
+        return torch.ones(64 * 2**20, dtype=torch.uint8).numel()
+
+    result, seconds, nbytes = peak_since(work)
+    assert result == 64 * 2**20 and seconds > 0
+    assert 60 * 2**20 < nbytes < 200 * 2**20
+
+
+def test_recompiles_and_graph_breaks_are_counted():
+    torch.compiler.reset()
+    subject = find_subject(request("breaks", inputs="sizes_inputs"))
+    counter, compiled = ways.Counter(), ways.compile_way(ways.STOCK, subject.fn, "eager")
+    before = ways.Counter()
+    with before.counting():
+        pass
+    with counter.counting():
+        observe_calls(subject, compiled, 3)
+    assert counter.found.graphs - before.found.graphs == 4  # two for the first size, two for all others
+    assert any("size mismatch at index 0. expected 2, actual 4" in text for text in counter.found.recompiles)
+    (broken,) = [text for text in counter.found.breaks if "subjects.py" in text]
+    assert 'print("a break")' in broken
+
+
+def test_what_is_handed_to_aotautograd_is_a_note():
+    torch.compiler.reset()
+    counter = ways.Counter()
+    rows = torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)
+    with counter.counting():
+        ways.compile_way(ways.BACKEND, lambda x: x * 2, "eager")(rows)
+    assert any(note.startswith("AOTAutograd compiles this graph instead") for note in counter.found.notes)
+
+
+def test_errors_are_answers():
+    def wrong():
+        raise TargetError("there is no such thing")
+
+    def ends():
+        raise SystemExit(0)
+
+    assert answer(lambda: 3) == 3
+    assert answer(wrong) == Failure("target", "there is no such thing")
+    assert answer(ends).text.endswith("called sys.exit(0)")
+    subject = find_subject(request("raises"))
+    failure = answer(partial(observe_calls, subject, subject.fn, 1))
+    assert failure.text == "ValueError: odd" and failure.kind == "way"
+    assert "subjects.py" in failure.traceback and "worker.py" not in failure.traceback
+
+
+def test_the_machine_is_described(monkeypatch):
+    monkeypatch.setenv("DESUGAR_STRICT", "1")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "somewhere")
+    facts = dict(describe_machine())
+    assert facts["torch"] == torch.__version__ and facts["DESUGAR_STRICT"] == "1"
+    assert "TORCHINDUCTOR_CACHE_DIR" not in facts
