@@ -56,6 +56,7 @@ from desugar.packages.manifest.records import (
 )
 from desugar.packages.manifest.structure import flatten
 from desugar.packages.probes import Probe, ProbeInt
+from desugar.tracing.inner_views import InnerReplay
 from desugar.tracing.outputs import ViewReplay
 
 _ORIGIN = re.compile(r"a(\d+)((?:\.\w+)*?)(?:\.(size|stride)\((\d+)\))?")
@@ -355,14 +356,14 @@ def _output_value(value: Value) -> OutputValue:
 
 def _view(value: View) -> StridedView:
     extents = None
-    if isinstance(value.replay, ViewReplay):
-        extents = value.replay.extents()
+    if isinstance(value.replay, ViewReplay | InnerReplay):
+        extents = value.replay.extents() if isinstance(value.replay, ViewReplay) else None
         if extents is None or not all(
             type(extent) is int for extent in (*extents[0], *extents[1], extents[2])
         ):
             raise PackageError(
-                "a result is a view of an argument or of another result, with sizes that change, of another dtype, or "
-                "of a wrapper: return a clone()"
+                "a result is a view of an argument or of another result, with sizes that change, of another dtype, of "
+                "a wrapper, or of a tensor inside of one: return a clone()"
             )
     return StridedView(value.of, value.index, extents, value.detached, value.no_grad)
 

@@ -15,7 +15,7 @@ value. Functionalization has turned every mutation into a value, so one store at
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import optree
@@ -41,6 +41,7 @@ from desugar.ir.values import (
     slots_of,
     unwrap_value,
 )
+from desugar.tracing.inner_views import InnerReplay, find_inner
 from desugar.tracing.run import Run, assigned_inners, changed_slots, from_functional, identity
 
 # ----------------------------------------------------------------------------------------------- unwrapping
@@ -121,6 +122,9 @@ class _ResultUnwrapper:
                 return Same("input", n)
         if numbers[id(leaf)] != number:
             return Same("output", numbers[id(leaf)])
+        if (inner := find_inner(self.run, leaf)) is not None:
+            view = self._view("input", inner.leaf, leaf, base_of(leaf))
+            return replace(view, replay=InnerReplay(inner, view.replay))
         if _has_own_gradient(leaf):
             return unwrap_value(leaf, self.flat)
         source = self._input_sharing_memory(leaf)
@@ -154,11 +158,17 @@ class _ResultUnwrapper:
         sharing = [n for n, e in enumerate(leaves) if isinstance(e, Tensor) and storage_of(e) == storage]
         return next((n for n in sharing if leaves[n] is base), sharing[0] if sharing else None)
 
+    def _is_computed(self, leaf: Tensor) -> bool:
+        """Returns whether a result is no view of an input, and its gradient is that of its base."""
+        if find_inner(self.run, leaf) is not None or _has_own_gradient(leaf):
+            return False
+        return self._input_sharing_memory(leaf) is None
+
     def _shared_bases(self, leaves: Sequence[Any]) -> dict[int, Tensor]:
         """Returns storage -> the base of its results, for storages of several results and no input."""
         groups: dict[int, list[Tensor]] = {}
         for leaf in {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}.values():
-            if self._input_sharing_memory(leaf) is None and not _has_own_gradient(leaf):
+            if self._is_computed(leaf):
                 groups.setdefault(storage_of(leaf), []).append(leaf)
         shared: dict[int, Tensor] = {}
         for storage, group in groups.items():
