@@ -30,9 +30,10 @@ def name_apart(programs: Sequence[Program]) -> tuple[Program, ...]:
 def _differences(programs: Sequence[Program]) -> list[str]:
     """What to say of each program of one function, so that no two programs are said to be the same."""
     facts = [dict(_facts(program)) for program in programs]
-    always = [name for name in ("line",) if len({found.get(name) for found in facts}) > 1]
+    several = len({found.get("line") for found in facts}) > 1
     texts = []
     for number, program in enumerate(programs):
+        always = ["line"] if several and "line" in facts[number] else []
         names = _candidates(program, number, facts)
         chosen = next(
             (
@@ -68,7 +69,7 @@ def _candidates(program: Program, number: int, facts: Sequence[Facts]) -> list[s
 
 
 def _say(name: str, value: str) -> str:
-    return f"{name} {value}" if name in ("line", "with", "error") else f"{name} = {value}"
+    return f"{name} {value}" if name in ("line", "with", "error", "from") else f"{name} = {value}"
 
 
 # ------------------------------------------------------------------------------------------------------ facts
@@ -86,6 +87,8 @@ def _facts(program: Program) -> Iterator[tuple[str, str]]:
         yield from _facts_of_leaf(leaf.name, leaf)
     if program.graphs:
         yield "with", "gradients" if len(program.graphs) > 1 else "no gradients"
+    if program.ops:
+        yield "from", program.ops[0].name
     for guard in program.guards:
         name, equals, value = guard.text.partition(" == ")
         if equals:

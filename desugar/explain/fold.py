@@ -1,13 +1,13 @@
 """Repeated layers of a program, folded: in its signature, ops, graphs, saved tensors, wrapper and guards.
 
 Two items are equal for this purpose if they differ in indices of names alone, such as `layers[0]` and `layers[1]`, and
-in the numbers that PyTorch appends to the names of nodes. Sizes, dtypes and constants have to be the same.
+in the names of nodes. Ops, sizes, dtypes and constants have to be the same.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -134,17 +134,23 @@ def _key_of_op(op: OuterOp) -> Hashable:
 
 
 def fold_graph(graph: Graph) -> tuple[Run, ...]:
-    """Finds repeated layers among the lines of a graph."""
+    """Finds repeated layers among the lines of a graph: the same ops of the same sizes, whatever their operands are."""
     parameters = _parameters(graph)
-    return _fold(graph.text.splitlines(), _key_of_line, lambda line: _names_in(line, parameters))
+    names = {*parameters, *(node.name for node in graph.nodes)}
+    return _fold(
+        graph.text.splitlines(),
+        lambda line: _key_of_line(line, names),
+        lambda line: _names_in(line, parameters),
+    )
 
 
-def _key_of_line(line: str) -> str:
-    """A line without the numbers of its nodes, and a parameter's without the index of the user's name."""
+def _key_of_line(line: str, names: Collection[str]) -> str:
+    """A line without the names of its nodes, and a parameter's without the index of the user's name."""
     code, hash_sign, comment = line.partition("  # ")
     if code.endswith(","):
         comment = without_index(comment)
-    return _NODE.sub(r"\1", code) + hash_sign + comment
+    code = _NODE.sub(lambda found: "%" if found[0] in names else found[1], code)
+    return code + hash_sign + comment
 
 
 def _parameters(graph: Graph) -> dict[str, str]:

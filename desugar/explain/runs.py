@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from desugar.ir.record import Record
 
 _LEAST_BLOCKS, _LEAST_ITEMS = 3, 8  # a shorter run is read faster than its summary
-_HOPS, _PERIODS = 6, 48  # of the periods that are tried, the most frequent
+_WIDTHS = (1, 16)  # of the stretches whose distances are periods to try
+_HOPS, _PERIODS = 6, 48  # how many equal stretches farther on, and how many of the distances: the most frequent
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +60,15 @@ def _longest(items: Sequence[int], start: int, end: int) -> Run | None:
 
 
 def _periods(items: Sequence[int], start: int, end: int) -> list[int]:
-    """Distances between equal items. An item may be in a block several times, so farther ones count too."""
-    places: dict[int, list[int]] = {}
-    for place in range(start, end):
-        places.setdefault(items[place], []).append(place)
+    """Distances between equal items, and between equal stretches: an item may be in a block many times."""
     distances: Counter[int] = Counter()
-    for found in places.values():
-        for hop in range(1, _HOPS + 1):
-            distances.update(later - place for place, later in zip(found, found[hop:], strict=False))
+    for width in _WIDTHS:
+        places: dict[tuple[int, ...], list[int]] = {}
+        for place in range(start, end - width + 1):
+            places.setdefault(tuple(items[place : place + width]), []).append(place)
+        for found in places.values():
+            for hop in range(1, _HOPS + 1):
+                distances.update(later - place for place, later in zip(found, found[hop:], strict=False))
     longest = (end - start) // _LEAST_BLOCKS
     return [distance for distance, _ in distances.most_common() if distance <= longest][:_PERIODS]
 
