@@ -171,7 +171,7 @@ def diff(
     before: Annotated[Path, typer.Argument(metavar="A.json", help="Of report --json or explain --json.")],
     after: Annotated[Path, typer.Argument(metavar="B.json", help="Another one.")],
 ) -> None:
-    """Tells what two reports differ in: programs, ops, guards, calls, times.
+    """Tells what two reports differ in: programs, ops, guards, times.
 
     The exit code is 0 if they differ in times at most, else 1; a file that is no report has 2.
     """

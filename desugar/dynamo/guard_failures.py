@@ -186,7 +186,9 @@ def _identity(found: re.Match[str], failure: Failure) -> str:
 
 def _length(found: re.Match[str], failure: Failure) -> str | None:
     value, name = failure.find(found[1]), failure.name(found[1])
-    is_of_call = name == "args" and isinstance(failure.what, nn.Module)  # of the function that calls the module
+    is_of_call = name == "args" and isinstance(
+        failure.what, nn.Module
+    )  # of the function that calls the module
     words = "number of arguments passed by position" if is_of_call else f"len({name})"
     return failure.expected(words, found[2], unless_unknown(len, value))
 

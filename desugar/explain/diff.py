@@ -135,7 +135,7 @@ def _compare(before: ProgramFacts, after: ProgramFacts) -> ProgramDiff:
     values = (
         ("error", before.error or "none", after.error or "none"),
         ("calls", str(before.calls), str(after.calls)),
-        ("bytes saved for the backward", str(before.saved_bytes), str(after.saved_bytes)),
+        ("bytes saved for the backward", _bytes(before), _bytes(after)),
         ("checks left out", str(before.left_out), str(after.left_out)),
     )
     took, takes = dict(before.seconds), dict(after.seconds)
@@ -145,6 +145,10 @@ def _compare(before: ProgramFacts, after: ProgramFacts) -> ProgramDiff:
         tuple(value for value in values if value[1] != value[2]),
         tuple((name, took.get(name), takes.get(name)) for name in {**took, **takes}),
     )
+
+
+def _bytes(program: ProgramFacts) -> str:
+    return "by size" if program.saved_bytes is None else str(program.saved_bytes)
 
 
 def _changes(what: str, before: Counter[str], after: Counter[str]) -> Iterator[Change]:

@@ -32,7 +32,11 @@ def _lines(found: ReportDiff) -> Iterator[str]:
         yield from _change(change, "  ")
     same = sum(not program.differs for program in found.programs)
     number = len(found.programs)
-    yield f"{same} of {number} programs in both are the same, apart from times" if number else "no program in both"
+    yield (
+        f"{same} of {number} programs in both are the same, apart from times"
+        if number
+        else "no program in both"
+    )
 
 
 def _program(program: ProgramDiff) -> Iterator[str]:
@@ -51,7 +55,9 @@ def _seconds(name: str, before: float | None, after: float | None) -> Iterator[s
         return
     low, high = sorted((before, after))
     if high > low * _NOISE:
-        ratio = f"{high / low:.2g} times " + ("slower" if after > before else "faster") if low else "from nothing"
+        ratio = (
+            f"{high / low:.2g} times " + ("slower" if after > before else "faster") if low else "from nothing"
+        )
         yield f"    {name}: {duration(before)} -> {duration(after)}, {ratio}"
 
 

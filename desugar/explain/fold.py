@@ -75,7 +75,9 @@ def fold_program(program: Program) -> Folds:
         ops=_fold(program.ops, _key_of_op, lambda op: names_of_ops.get(op.number, [])),
         saved=_fold(
             program.saved,
-            lambda saved: replace(saved, name=_NODE.sub(r"\1", saved.name), source=without_index(saved.source)),
+            lambda saved: replace(
+                saved, name=_NODE.sub(r"\1", saved.name), source=without_index(saved.source)
+            ),
             lambda saved: [saved.source.removeprefix("input ")],
         ),
         wrapper=find_runs([_NUMBERED.sub(r"\1#", line) for line in program.wrapper.splitlines()]),
@@ -192,9 +194,7 @@ def group_guards(guards: Sequence[Guard]) -> tuple[GuardGroup, ...]:
         by_name.setdefault(guard.name or guard.text, []).append(guard)
     alike: dict[Hashable, list[list[Guard]]] = {}
     for found in by_name.values():
-        key = tuple(
-            (_rename(guard, without_index(guard.name)), guard.place, guard.checks) for guard in found
-        )
+        key = tuple((_rename(guard, without_index(guard.name)), guard.place, guard.checks) for guard in found)
         alike.setdefault(key, []).append(found)
     folded = [
         group

@@ -31,7 +31,7 @@ class ProgramFacts(Record):
         materialized: Materializing fallbacks, with how often.
         effects: Aliasing and mutation, in sentences.
         calls: How often it ran; None if that was not counted.
-        saved_bytes: What is kept for the backward.
+        saved_bytes: What is kept for the backward; None with symbolic sizes, where it is that of one call.
         left_out: How many checks the wrapper does without.
         seconds: (what took them, seconds), for all that was measured.
     """
@@ -46,7 +46,7 @@ class ProgramFacts(Record):
     materialized: Counter[str]
     effects: Counter[str]
     calls: int | None
-    saved_bytes: int
+    saved_bytes: int | None
     left_out: int
     seconds: tuple[tuple[str, float], ...]
 
@@ -101,7 +101,9 @@ def read_report(path: Path) -> ReportFacts:
 def _program(data: dict[str, Any]) -> ProgramFacts:
     leaves = [*data["inputs"], *data["captured"], *({**leaf, "name": "→ result"} for leaf in data["outputs"])]
     symbolic = {extent for leaf in leaves for extent in _symbolic_extents(leaf)}
-    nodes = Counter(f"{graph['name']}: {node['target']}" for graph in data["graphs"] for node in graph["nodes"])
+    nodes = Counter(
+        f"{graph['name']}: {node['target']}" for graph in data["graphs"] for node in graph["nodes"]
+    )
     return ProgramFacts(
         data["name"],
         data["label"] or data["name"],
@@ -113,7 +115,7 @@ def _program(data: dict[str, Any]) -> ProgramFacts:
         Counter(dict(map(_materialized, data["materialized"]))),
         Counter([*data["aliasing"], *data["mutation"]]),
         data["calls"],
-        data["saved_bytes"],
+        None if data["symbols"] else data["saved_bytes"],
         len(data["left_out"]),
         tuple(_seconds(data)),
     )

@@ -13,7 +13,10 @@ from desugar.ir.record import Record
 
 _LEAST_BLOCKS, _LEAST_ITEMS = 3, 8  # a shorter run is read faster than its summary
 _WIDTHS = (1, 16)  # of the stretches whose distances are periods to try
-_HOPS, _PERIODS = 6, 48  # how many equal stretches farther on, and how many of the distances: the most frequent
+_HOPS, _PERIODS = (
+    6,
+    48,
+)  # how many equal stretches farther on, and how many of the distances: the most frequent
 
 
 @dataclass(frozen=True, slots=True)

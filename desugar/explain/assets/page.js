@@ -2,6 +2,7 @@
 const report = JSON.parse(document.getElementById("data").textContent);
 const view = document.getElementById("view"), search = document.getElementById("search"), found = document.getElementById("found");
 const programs = report.programs, folds = JSON.parse(document.getElementById("folds").textContent);
+const isOne = programs.length === 1 && report.seconds === 0;  // an explanation, which has no overview
 let current = null, cursor = 0, picked = new Set(), hits = [], hit = -1, texts = null;
 
 // ---- small things ---------------------------------------------------------------------------------------
@@ -115,9 +116,9 @@ function program(n) {
   document.title = `${title(p)} – ${report.title}`;
   const part = share(p.cost);
   fill(
-    el("nav", {}, el("button", { onclick: () => location.hash = "", title: "All programs (Esc)" }, "All"),
+    isOne ? null : el("nav", {}, el("button", { onclick: () => location.hash = "", title: "All programs (Esc)" }, "All"),
       el("button", { disabled: n === 0, onclick: () => open(n - 1), title: "Previous ([)" }, "←"), el("button", { disabled: n === programs.length - 1, onclick: () => open(n + 1), title: "Next (])" }, "→")),
-    el("h1", {}, title(p)), el("p", {}, `Program ${n + 1}: ${p.reason}`), p.error ? null : el("p", { class: "words" }, inWords(p)),
+    el("h1", {}, title(p)), el("p", {}, isOne ? p.reason : `Program ${n + 1}: ${p.reason}`), p.error ? null : el("p", { class: "words" }, inWords(p)),
     p.failed.map(text => el("p", { class: "error" }, "A guard of an earlier program failed: " + text)),
     p.error ? el("pre", { class: "card error row" }, p.error) : null,
     el("div", { class: "tiles" }, tile(time(p.seconds), "to compile" + (p.backend ? " with " + p.backend : "")), p.calls == null ? null : tile(p.calls, "calls"),
@@ -275,7 +276,7 @@ const toggleTheme = () => setTheme(document.documentElement.dataset.theme === "d
 
 function escape() {
   if (picked.size) pick([]);
-  else if (current != null) { cursor = current; location.hash = ""; }
+  else if (current != null && !isOne) { cursor = current; location.hash = ""; }
 }
 
 const actions = { "/": () => search.focus(), j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1), t: toggleTheme, "?": () => document.getElementById("help").showModal(), Escape: escape,
@@ -300,7 +301,7 @@ document.getElementById("home").addEventListener("click", event => { event.preve
 function route() {
   const n = /^#program-(\d+)$/.exec(location.hash);
   if (n && programs[+n[1] - 1]) program(+n[1] - 1);
-  else if (programs.length === 1 && !location.hash && report.seconds === 0) program(0);
+  else if (isOne) program(0);
   else overview();
   window.scrollTo(0, 0);
 }

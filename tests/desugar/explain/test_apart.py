@@ -55,7 +55,10 @@ def test_a_program_with_a_backward_differs_from_one_without():
 
 def test_by_the_guard_that_failed():
     compiled = [lambda f: f(torch.ones(2, 3)), lambda f: f(torch.ones(5, 3))]
-    assert titles(torch.nn.Linear(3, 3), *compiled) == ["Linear, input.size(0) = 2", "Linear, input.size(0) = any"]
+    assert titles(torch.nn.Linear(3, 3), *compiled) == [
+        "Linear, input.size(0) = 2",
+        "Linear, input.size(0) = any",
+    ]
     scales = [lambda f, scale=scale: f(torch.ones(2, 3), scale=scale) for scale in (2, 3)]
     assert titles(Net(), *scales, dynamic=False) == ["Net, scale = 2", "Net, scale = 3"]
 

@@ -112,7 +112,9 @@ def test_every_line_of_the_user_is_above_its_ops(explanation):
 
 def test_a_long_line_loses_its_middle():
     line = ", ".join(f"x{n}" for n in range(400)) + " = kept"
-    assert len(shorten(line)) < 300 and shorten(line).endswith(" = kept") and shorten(line).startswith("x0, x1")
+    assert (
+        len(shorten(line)) < 300 and shorten(line).endswith(" = kept") and shorten(line).startswith("x0, x1")
+    )
     assert shorten("x" * 240) == "x" * 240
 
 
