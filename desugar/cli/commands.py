@@ -109,7 +109,7 @@ def check_writable(*paths: Path | None) -> None:
 
 
 @app.command()
-def explain(
+def explain(  # noqa: PLR0913 - one parameter for each option
     target: Target,
     inputs: Inputs = None,
     backend: BackendName = "eager",

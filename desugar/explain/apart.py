@@ -35,19 +35,20 @@ def _differences(programs: Sequence[Program]) -> list[str]:
     for number, program in enumerate(programs):
         always = ["line"] if several and "line" in facts[number] else []
         names = _candidates(program, number, facts)
-        chosen = next(
-            (
-                [*always, *some]
-                for size in range(_MOST + 1)
-                for some in combinations(names, size)
-                if _are_unique([*always, *some], number, facts)
-            ),
-            None,
-        )
-        start = [] if chosen else [f"{number + 1} of {len(programs)}"]
-        chosen = [*always, *names[:1]] if not chosen else chosen
+        chosen = _smallest_difference(names, number, facts, always)
+        start = []
+        if not chosen:
+            chosen, start = [*always, *names[:1]], [f"{number + 1} of {len(programs)}"]
         texts.append(", ".join([*start, *(_say(name, facts[number][name]) for name in chosen)]))
     return texts
+
+
+def _smallest_difference(
+    names: Sequence[str], number: int, facts: Sequence[Facts], always: Sequence[str]
+) -> list[str]:
+    """The first of the smallest sets of facts that no other program shares; empty if there is none."""
+    tried = ([*always, *some] for size in range(_MOST + 1) for some in combinations(names, size))
+    return next((chosen for chosen in tried if _are_unique(chosen, number, facts)), [])
 
 
 def _are_unique(names: Sequence[str], number: int, facts: Sequence[Facts]) -> bool:

@@ -200,7 +200,7 @@ def group_guards(guards: Sequence[Guard]) -> tuple[GuardGroup, ...]:
         group
         for found in alike.values()
         for group in (
-            [_group(found)] if len(found) >= _LEAST and found[0][0].name else map(_group, zip(found))
+            [_group(found)] if len(found) >= _LEAST and found[0][0].name else [_group([one]) for one in found]
         )
     ]
     return tuple(sorted(folded, key=lambda group: (not group.name, -group.checks)))  # modes come last
@@ -224,7 +224,10 @@ def _rename(guard: Guard, name: str) -> str:
 
 def join_names(names: Sequence[str]) -> str:
     """Joins names that differ in indices: `a[0].b`, `a[1].b` and `a[2].b` are `a[0 … 2].b`."""
-    columns = [sorted(set(column)) for column in zip(*(map(int, _INDEX.findall(name)) for name in names))]
+    columns = [
+        sorted(set(column))
+        for column in zip(*(map(int, _INDEX.findall(name)) for name in names), strict=True)
+    ]
     texts = iter([f"[{_range(column)}]" for column in columns])
     return _INDEX.sub(lambda found: next(texts), names[0])
 

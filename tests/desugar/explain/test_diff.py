@@ -130,6 +130,6 @@ def test_a_file_that_is_no_report(tmp_path, text, says):
     path = tmp_path / "file.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ReportError, match="expected .*file.json to be the JSON that") as raised:
+    with pytest.raises(ReportError, match=r"expected .*file\.json to be the JSON that") as raised:
         read_report(path)
     assert says in str(raised.value)

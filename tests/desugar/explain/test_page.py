@@ -101,7 +101,7 @@ def test_a_frame_holds_the_page_and_is_of_another_origin(explanation):
 def test_predictions_are_in_the_page(explanation):
     found = Prediction("layer", "a device", 1e12, "a data sheet", (), (Way("desugar.compile", seconds=1e-3),))
     page = Page(Explanation(explanation.program, found)._repr_html_()).attributes
-    data = json.loads(Page(dict((name, value) for _, name, value in page)["srcdoc"]).parts["data"])
+    data = json.loads(Page({name: value for _, name, value in page}["srcdoc"]).parts["data"])
     assert data["predictions"] == [found.to_dict()]
 
 
