@@ -100,9 +100,9 @@ function programRow(p, n, widest) {
 
 function materialized(list) {
   return el("div", { class: "card", style: "margin-top:1rem" }, el("h2", {}, "Materializing fallbacks"),
-    el("table", {}, el("tr", {}, ["class", "op", "times", "when", "your line"].map(t => el("th", {}, t))),
+    el("div", { class: "wide" }, el("table", {}, el("tr", {}, ["class", "op", "times", "when", "your line"].map(t => el("th", {}, t))),
       list.map(m => el("tr", {}, el("td", {}, m.cls), el("td", { class: "mono" }, m.op), el("td", {}, m.count), el("td", {}, m.traced ? "traced" : "eager"),
-        el("td", { class: "mono" }, where(m.place), m.place && m.place.text ? "  " + m.place.text : "")))));
+        el("td", { class: "mono" }, where(m.place), m.place && m.place.text ? "  " + m.place.text : ""))))));
 }
 
 // ---- one program ----------------------------------------------------------------------------------------
