@@ -184,6 +184,10 @@ def _identity(found: re.Match[str], failure: Failure) -> str:
     return failure.expected(failure.name(path), expected, failure.find(path))
 
 
+# The parameters of the function that calls a compiled module.
+_OF_CALLS = {"args": "position", "kwargs": "name"}
+
+
 def _length(found: re.Match[str], failure: Failure) -> str | None:
     value, name = failure.find(found[1]), failure.name(found[1])
     is_of_call = name == "args" and isinstance(

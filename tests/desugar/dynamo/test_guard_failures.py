@@ -227,8 +227,8 @@ def test_arguments_of_a_module_have_the_names_of_its_forward():
         "",
         "x.stride(0): expected 3, got 1",
         "number of arguments passed by position: expected 2, got 3",
-        "len(args): expected 3, got 2",
-        "len(kwargs): expected 1, got 2",
+        "number of arguments passed by position: expected 3, got 2",
+        "number of arguments passed by name: expected 1, got 2",
     ]
 
 
