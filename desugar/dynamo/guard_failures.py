@@ -190,10 +190,9 @@ _OF_CALLS = {"args": "position", "kwargs": "name"}
 
 def _length(found: re.Match[str], failure: Failure) -> str | None:
     value, name = failure.find(found[1]), failure.name(found[1])
-    is_of_call = name == "args" and isinstance(
-        failure.what, nn.Module
-    )  # of the function that calls the module
-    words = "number of arguments passed by position" if is_of_call else f"len({name})"
+    words = f"len({name})"
+    if isinstance(failure.what, nn.Module) and name in _OF_CALLS:
+        words = f"number of arguments passed by {_OF_CALLS[name]}"
     return failure.expected(words, found[2], unless_unknown(len, value))
 
 
