@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import json
 
 import pytest
@@ -45,3 +46,18 @@ def test_an_error_in_a_cell_is_raised(tmp_path):
     found["cells"][1]["source"] = ["raise ValueError('here')"]
     with pytest.raises(ValueError, match="here"):
         notebook.run_cells(found, tmp_path)
+
+
+def test_an_explanation_is_an_output_that_leaves_the_notebooks_page_alone(tmp_path):
+    found = copy.deepcopy(TOUR)
+    cells = notebook.code_cells(found)
+    made = next(n for n, cell in enumerate(cells) if "desugar.explain" in "".join(cell["source"]))
+    found["cells"] = cells[: made + 1]
+    cells[made]["source"] += ["\nprint(explanation._repr_html_())"]
+    shown = notebook.run_cells(found, tmp_path)[-1]
+    frame = shown[shown.index("<iframe") :].strip()
+    assert frame.count("<iframe") == 1 and frame.endswith("</iframe>")
+    before, _, rest = frame.partition('srcdoc="')
+    inside, _, after = rest.partition('"')
+    assert after == "></iframe>" and "<" not in inside and "<style" not in before
+    assert html.unescape(inside).startswith("<!doctype html>")

@@ -26,7 +26,10 @@ from desugar.compare.run import Plan
 from desugar.compare.targets import TargetError, find_arguments, find_factory, find_target
 from desugar.errors import DesugarError
 from desugar.explain.api import explain as explain_function
+from desugar.explain.diff import compare_reports
+from desugar.explain.diff_text import render_diff
 from desugar.explain.prediction import render_prediction
+from desugar.explain.read import ReportError, read_report
 from desugar.explain.render import render_page
 from desugar.explain.text import duration, render_report_text
 from desugar.ir.values import is_wrapper
@@ -106,12 +109,13 @@ def _is_users(file: str) -> bool:
 
 
 @app.command()
-def explain(
+def explain(  # noqa: PLR0913 - one parameter for each option
     target: Target,
     inputs: Inputs = None,
     backend: BackendName = "eager",
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Print each repeated layer.")] = False,
     device: DeviceName = None,
 ) -> None:
     """Tells what becomes of one call: its lines, ops, graphs and cost."""
@@ -128,14 +132,18 @@ def explain(
     elif html is not None:
         typer.echo(f"wrote {explanation.to_html(html)}", err=True)
     else:
-        typer.echo(str(explanation))
+        typer.echo(explanation.text(folded=False) if whole else str(explanation))
 
 
-@app.command(context_settings={"ignore_unknown_options": True})
+# What stands after SCRIPT.py is the script's, as in `python SCRIPT.py`: options and `--` too.
+@app.command(context_settings={"allow_interspersed_args": False})
 def report(
-    script: Annotated[Path, typer.Argument(exists=True, dir_okay=False, metavar="SCRIPT.py")],
+    script: Annotated[
+        Path,
+        typer.Argument(exists=True, dir_okay=False, metavar="SCRIPT.py", help="Options come before it."),
+    ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own; after -- all are.")
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments and options.")
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--report", help="The page to write.")] = Path("report.html"),
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
@@ -156,6 +164,24 @@ def report(
     if code:
         typer.echo(f"{script.name} ended with exit code {code}", err=True)
         raise typer.Exit(code)
+
+
+@app.command()
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="A.json", help="Of report --json or explain --json.")],
+    after: Annotated[Path, typer.Argument(metavar="B.json", help="Another one.")],
+) -> None:
+    """Tells what two reports differ in: programs, ops, guards, times.
+
+    The exit code is 0 if they differ in times at most, else 1; a file that is no report has 2.
+    """
+    try:
+        found = compare_reports(read_report(before), read_report(after))
+    except ReportError as error:
+        raise typer.BadParameter(str(error)) from error
+    typer.echo(render_diff(found), nl=False)
+    if found.differs:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -13,7 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import nn
+
 from desugar import _torch as private
+from desugar.dynamo.mode_failures import describe_modes
 from desugar.dynamo.user_values import (
     UNKNOWN,
     compare_metadata,
@@ -181,9 +184,16 @@ def _identity(found: re.Match[str], failure: Failure) -> str:
     return failure.expected(failure.name(path), expected, failure.find(path))
 
 
+# The parameters of the function that calls a compiled module.
+_OF_CALLS = {"args": "position", "kwargs": "name"}
+
+
 def _length(found: re.Match[str], failure: Failure) -> str | None:
-    value = failure.find(found[1])
-    return failure.expected(f"len({failure.name(found[1])})", found[2], unless_unknown(len, value))
+    value, name = failure.find(found[1]), failure.name(found[1])
+    words = f"len({name})"
+    if isinstance(failure.what, nn.Module) and name in _OF_CALLS:
+        words = f"number of arguments passed by {_OF_CALLS[name]}"
+    return failure.expected(words, found[2], unless_unknown(len, value))
 
 
 def _keys(found: re.Match[str], failure: Failure) -> str:
@@ -233,7 +243,7 @@ def _metadata(found: re.Match[str], failure: Failure) -> str:
 
 
 def _state(found: re.Match[str], failure: Failure) -> str:
-    return f"another mode: {found[1].strip()}"
+    return describe_modes(found[1])
 
 
 def _fixed_text(text: str) -> Callable[[re.Match[str], Failure], str]:

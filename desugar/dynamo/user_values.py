@@ -6,7 +6,7 @@ import functools
 import re
 import reprlib
 from collections.abc import Callable, Mapping
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from torch import Tensor
@@ -71,6 +71,8 @@ def short(value: Any) -> str:
         return value.__name__
     if isinstance(value, FunctionType):
         return value.__qualname__.replace("<locals>.", "")
+    if isinstance(value, BuiltinFunctionType):  # such as torch.sin, whose type has no name of torch's
+        return value.__name__
     return _REPR.repr(value)
 
 

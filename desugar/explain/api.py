@@ -45,21 +45,40 @@ class Explanation:
 
     def to_html(self, path: str | Path) -> Path:
         """Writes one page that needs nothing else and no network; returns its path."""
+        target = Path(path)
+        target.write_text(self._page(), encoding="utf-8")
+        return target
+
+    def text(self, *, folded: bool = True) -> str:
+        """What `print` shows, without colours; `folded=False` shows each repeated layer and whole lines."""
+        from desugar.explain.render import render_text
+
+        return self._with_prediction(render_text(self.program, folded=folded))
+
+    def _page(self) -> str:
         from desugar.explain.records import Report
         from desugar.explain.render import render_page
 
-        target = Path(path)
-        target.write_text(render_page(Report(self.program.name, (self.program,))), encoding="utf-8")
-        return target
+        predictions = () if self.prediction is None else (self.prediction,)
+        return render_page(Report(self.program.name, (self.program,), predictions=predictions))
+
+    def _with_prediction(self, text: str) -> str:
+        if self.prediction is None:
+            return text
+        from desugar.explain.prediction import render_prediction
+
+        return f"{text}\n{render_prediction(self.prediction)}"
+
+    def _repr_html_(self) -> str:
+        """The page as a frame of its own, for notebooks: its style and keys do not reach the notebook's page."""
+        from desugar.explain.render import render_frame
+
+        return render_frame(self._page(), f"Explanation of {self.program.name}")
 
     def __str__(self) -> str:
         from desugar.explain.render import render
 
-        if self.prediction is None:
-            return render(self.program)
-        from desugar.explain.prediction import render_prediction
-
-        return f"{render(self.program)}\n{render_prediction(self.prediction)}"
+        return self._with_prediction(render(self.program))
 
     def __repr__(self) -> str:
         return f"Explanation({self.program.name}, {len(self.program.ops)} ops)"

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 from desugar.explain.effects import describe_aliasing, describe_mutation, describe_saved
 from desugar.explain.graphs import describe_graph, describe_ops, describe_place, describe_sources
-from desugar.explain.guards import describe_left_out
 from desugar.explain.leaves import describe_inputs, describe_results, describe_symbols
+from desugar.explain.left_out import describe_left_out
 from desugar.explain.names import Names
 from desugar.explain.records import Materialized, Program
 from desugar.recording.listeners import Recording
@@ -60,7 +60,7 @@ def collect_program(recording: Recording, backend: str = "") -> Program:
         saved=saved,
         saved_bytes=sum(one.nbytes for one in saved),
         wrapper=program.source,
-        left_out=tuple(describe_left_out(program.source)),
+        left_out=tuple(describe_left_out(program.source, recording.skipped)),
         materialized=merge_materialized(recording.materialized, traced=True),
     )
 

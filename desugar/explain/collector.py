@@ -8,18 +8,20 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from desugar import _torch as private
+from desugar.explain.apart import name_apart
 from desugar.explain.collect import collect_program, merge_materialized
 from desugar.explain.cost import Meter, attach_meter
-from desugar.explain.guards import TakenGuards, describe_left_out, take_guards
+from desugar.explain.guards import TakenGuards, take_guards
+from desugar.explain.left_out import describe_left_out
 from desugar.explain.records import Materialized, Program, Report
-from desugar.recording.listeners import Recording, current, listen
+from desugar.recording.listeners import Recording, SkippedCheck, current, listen
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line, find_line
 from subclasses import strict_mode
@@ -35,6 +37,7 @@ class _Seen:
     guards: TakenGuards | None = None
     program: Any = None  # a weak reference
     meter: Meter | None = None
+    skipped: Mapping[str, SkippedCheck] = field(default_factory=dict)
 
     def finish(self) -> Program:
         """The record, completed by guards, backwards, calls and costs, which come after the compilation."""
@@ -53,7 +56,7 @@ class _Seen:
                 found["stages"] = (*self.record.stages, ("compile backward, late", late))
             found["seconds"] = self.record.seconds + late
             found["wrapper"] = program.source
-            found["left_out"] = tuple(describe_left_out(program.source))
+            found["left_out"] = tuple(describe_left_out(program.source, self.skipped))
         return replace(self.record, **found)
 
 
@@ -91,7 +94,7 @@ class Collector:
 
     def report(self, title: str) -> Report:
         """Everything so far."""
-        programs = tuple(seen.finish() for seen in self._seen)
+        programs = name_apart([seen.finish() for seen in self._seen])
         traced = Counter((found.cls, found.op, found.place) for p in programs for found in p.materialized)
         return Report(
             title,
@@ -109,7 +112,8 @@ def _describe(recording: Recording) -> _Seen:
     """The record of a compilation. An error here becomes the record's error: it must not end the user's script."""
     try:
         record = collect_program(recording)
-        return _Seen(record, None if record.error else take_guards(recording, record))
+        guards = None if record.error else take_guards(recording, record)
+        return _Seen(record, guards, skipped=recording.skipped)
     except Exception as error:  # noqa: BLE001 - not an error of the script
         what = f"it was compiled, and cannot be described: {type(error).__name__}: {error}"
         name = function_name(recording.fn, recording.graph)

@@ -142,7 +142,9 @@ def describe_sources(lines: Iterable[Line | None]) -> tuple[Source, ...]:
     spans: dict[tuple[str, str, int], int] = {}
     for line in lines:
         if line is not None:
-            key = (line.filename, line.function, line.first)
+            every = linecache.getlines(line.filename)  # two methods of one name in a file are two functions
+            first = line.first or _definition(every, line.function, line.number)
+            key = (line.filename, line.function, first)
             spans[key] = max(spans.get(key, 0), line.number)
     return tuple(_source(*key, last) for key, last in spans.items())
 
@@ -150,7 +152,6 @@ def describe_sources(lines: Iterable[Line | None]) -> tuple[Source, ...]:
 def _source(filename: str, function: str, first: int, last: int) -> Source:
     """A function's text: to the last line that is indented deeper than its first."""
     every = linecache.getlines(filename)
-    first = first or _definition(every, function, last)
     if function.endswith("<module>"):
         first, end = max(1, last - 20), last
     else:

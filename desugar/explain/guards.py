@@ -1,4 +1,4 @@
-"""Dynamo's guards in the user's names, and the checks that a wrapper skips.
+"""Dynamo's guards in the user's names.
 
 Dynamo builds the guards of a frame after the backend has returned. So they are collected when a compilation ends, and
 described later. Guards on the internals of Python and PyTorch (a builtin is the same one, a module's `_parameters` is a
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import fx
 from desugar import _torch as private
 from desugar.dynamo.guard_filter import is_proved
 from desugar.explain.effects import with_inner
-from desugar.explain.records import Guard, Leaf, LeftOut, Place, Program
+from desugar.explain.records import Guard, Leaf, Place, Program
 from desugar.explain.text import count, leaf_text
 from desugar.ir.values import is_wrapper
 from desugar.recording.listeners import Recording
@@ -54,22 +54,28 @@ class TakenGuards:
             )
             return Guard(alike), *(Guard(text) for text in self.sizes)
         found: dict[str, Guard] = {}
-        inner_workings = 0
+        inner_workings = []
         for guard in sorted(self.guards):
             if _is_about_inner_workings(guard):
-                inner_workings += 1
+                inner_workings.append(guard)
                 continue
-            for text in self._texts(guard):
-                found.setdefault(text, Guard(text, _place(guard)))
+            texts = list(dict.fromkeys(self._texts(guard)))
+            for text in texts:
+                _add(found, Guard(text, _place(guard), self._name(guard), _checks(guard, len(texts))))
         for text in self.sizes:
-            condition = readable(text.partition("  # ")[0].strip(), self.what)
-            found.setdefault(condition, Guard(condition, self._place_of_size(text)))
+            _add(found, self._of_size(text))
         if inner_workings:
-            text = (
-                f"{count(inner_workings, 'guard')} on builtins, modules and the like: nobody has patched them"
-            )
-            found[text] = Guard(text)
+            number = count(len(inner_workings), "guard")
+            text = f"{number} on builtins, modules and the like: nobody has patched them"
+            found[text] = Guard(text, checks=sum(map(_checks, inner_workings)))
         return tuple(found.values())
+
+    def _name(self, guard: Any) -> str:
+        """What a guard is about, in the user's names; empty for a mode."""
+        name, kind = readable(guard.name, self.what), guard.create_fn_name()
+        if kind == "EMPTY_NN_MODULE_HOOKS_DICT":
+            return name.rpartition(".")[0]
+        return "" if kind in _MODES else name.removesuffix("._modules")
 
     def _texts(self, guard: Any) -> Iterator[str]:
         name, kind = readable(guard.name, self.what), guard.create_fn_name()
@@ -85,6 +91,10 @@ class TakenGuards:
         elif kind != "SHAPE_ENV":
             yield from (_in_words(code, self.what) for code in guard.code_list or ())
 
+    def _of_size(self, text: str) -> Guard:
+        """A condition on sizes."""
+        return Guard(readable(text.partition("  # ")[0].strip(), self.what), self._place_of_size(text))
+
     def _place_of_size(self, text: str) -> Place | None:
         """The user's line that asked about a size; Dynamo shortens the file name from the left."""
         found = _SIZE_LINE.search(text)
@@ -92,6 +102,17 @@ class TakenGuards:
             return None
         whole = next((file for file in self.files if file.endswith(found["file"])), None)
         return None if whole is None else Place(whole, int(found["number"]), found["line"].strip())
+
+
+def _checks(guard: Any, texts: int = 1) -> int:
+    """How many of Dynamo's checks each of the texts of a guard stands for; Dynamo may list a check twice."""
+    return max(len(set(guard.code_list or ())) // max(texts, 1), 1)
+
+
+def _add(found: dict[str, Guard], guard: Guard) -> None:
+    """Adds a guard; one that says the same as an earlier one adds its checks to that."""
+    known = found.get(guard.text)
+    found[guard.text] = guard if known is None else replace(known, checks=known.checks + guard.checks)
 
 
 _MODES = frozenset(
@@ -188,15 +209,3 @@ def _with_inner(name: str, leaf: Leaf) -> Iterator[tuple[str, Leaf]]:
     yield name, leaf
     for inner in leaf.inner:
         yield from _with_inner(f"{name}.{inner.name}", inner)
-
-
-# --------------------------------------------------------------------------------------------------- left out
-
-_LEFT_OUT = re.compile(r"^\s*# left out: (.*?): (.*)$")
-
-
-def describe_left_out(text: str) -> Iterator[LeftOut]:
-    """The comments about skipped checks."""
-    for number, line in enumerate(text.splitlines()):
-        if found := _LEFT_OUT.match(line):
-            yield LeftOut(number, found[1], found[2])

@@ -153,10 +153,19 @@ class Materialized(Record):
 
 @dataclass(frozen=True, slots=True)
 class Guard(Record):
-    """What a call has to meet to run this program; `place` is the user's line that made it so, if there is one."""
+    """What a call has to meet to run this program.
+
+    Attributes:
+        text: The condition, in the user's names.
+        place: The user's line that made it one, if there is one.
+        name: What it is about: a parameter, an attribute path; empty for modes and the like.
+        checks: How many checks of Dynamo's it stands for. They are counted, not timed.
+    """
 
     text: str
     place: Place | None = None
+    name: str = ""
+    checks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +179,23 @@ class LeftOut(Record):
 
 @dataclass(frozen=True, slots=True)
 class Cost(Record):
-    """Seconds of one call of the wrapper, medians: all of it, and the compiled graph in it; without Dynamo's guards."""
+    """Seconds of one call, medians.
+
+    Attributes:
+        call: Of the wrapper, the compiled graph in it included; without Dynamo's guards.
+        graph: Of the compiled graph in it.
+        rounds: How many calls were measured.
+        eager: Of the same call in eager mode; None if that was not measured.
+        stock: Of the same call under `torch.compile` without desugaring; None if that was not measured.
+        agrees: What was compared between the ways, and whether it agrees; empty if nothing was compared.
+    """
 
     call: float
     graph: float
     rounds: int
+    eager: float | None = None
+    stock: float | None = None
+    agrees: str = ""
 
     @property
     def wrapper(self) -> float:
@@ -193,6 +214,7 @@ class Program(Record):
 
     Attributes:
         name: The function.
+        label: The name, and what tells the program from others of that function; empty if there is no other.
         reason: Why it was compiled; `failed` says which guard of the newest program before it failed, with both values.
         backend: What compiled the graphs.
         seconds: How long it took; `stages` are (name, seconds).
@@ -235,6 +257,12 @@ class Program(Record):
     cost: Cost | None = None
     no_cost: str = ""
     calls: int | None = None
+    label: str = ""
+
+    @property
+    def title(self) -> str:
+        """What the program is called where others are shown beside it."""
+        return self.label or self.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import sys
 from importlib import resources
 from string import Template
 
+from desugar.explain.fold import fold_program
 from desugar.explain.records import Program, Report
 from desugar.explain.text import render_text, sections
 
@@ -52,11 +53,22 @@ def render_rich(program: Program, width: int | None = None) -> str:
 def render_page(report: Report) -> str:
     """The page as text."""
     template = Template(_asset("page.html"))
+    folds = [fold_program(program).to_dict() for program in report.programs]
     return template.substitute(
         title=html.escape(f"{report.title} - desugar"),
         style=_asset("page.css"),
-        script=_asset("page.js"),
+        script=_asset("cards.js") + _asset("page.js"),
         data=embed(report.to_dict()),
+        folds=embed(folds),
+    )
+
+
+def render_frame(page: str, title: str) -> str:
+    """A page inside of another: a frame that is not of the other's origin, and fetches nothing."""
+    return (
+        f'<iframe title="{html.escape(title)}" sandbox="allow-scripts" loading="lazy" '
+        f'style="width: 100%; height: 42rem; border: 0; resize: vertical; overflow: auto" '
+        f'srcdoc="{html.escape(page)}"></iframe>'
     )
 
 

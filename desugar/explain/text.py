@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from desugar.explain.records import Leaf, Materialized, OuterOp, Place, Program, Report
+from desugar.explain.fold import Folds, fold_program, group_guards
+from desugar.explain.folded_text import fold_code, fold_lines
+from desugar.explain.records import Cost, Guard, Leaf, Materialized, OuterOp, Place, Program, Report, Saved
+from desugar.explain.runs import Run
 
 _MOST = 20  # fallbacks that a terminal is shown
 _MOST_GUARDS = 100  # and guards; each module and parameter has some
@@ -21,30 +24,37 @@ class Section:
     language: str = "text"
 
 
-def render_text(program: Program) -> str:
-    """Everything about one program."""
-    return "\n\n".join(f"== {section.title} ==\n{section.body}" for section in sections(program)) + "\n"
+def render_text(program: Program, *, folded: bool = True) -> str:
+    """Everything about one program; `folded=False` prints each repeated layer."""
+    found = sections(program, folded=folded)
+    return "\n\n".join(f"== {section.title} ==\n{section.body}" for section in found) + "\n"
 
 
 # --------------------------------------------------------------------------------------------- one program
 
 
-def sections(program: Program) -> Iterator[Section]:
+def sections(program: Program, *, folded: bool = True) -> Iterator[Section]:
     """The sections about one program."""
-    yield Section(program.name, "\n".join(_overview(program)))
+    yield Section(program.title, "\n".join(_overview(program)))
     if program.error:
         yield Section("Not compiled", program.error)
         return
-    yield Section("Signature", "\n".join(_signature(program)))
-    yield Section("Line by line", "\n".join(_lines(program)) or "It runs no op.")
+    folds = fold_program(program) if folded else Folds(graphs=((),) * len(program.graphs))
+    yield Section("Signature", "\n".join(_signature(program, folds)))
+    yield Section("Line by line", "\n".join(_lines(program, folds)) or "It runs no op.")
     yield Section("Aliasing and mutation", "\n".join([*program.aliasing, *program.mutation]) or "None found.")
-    for graph in program.graphs:
+    for graph, runs in zip(program.graphs, folds.graphs, strict=True):
         needs = f"  (with the attributes {', '.join(graph.needs)} of its module)" if graph.needs else ""
-        yield Section(f"The {graph.name} graph{needs}", graph.text.rstrip(), "python")
+        yield Section(f"The {graph.name} graph{needs}", _code(graph.text, runs, folded), "python")
     if len(program.graphs) > 1:
-        yield Section("Saved for the backward", "\n".join(_saved(program)) or "Nothing.")
-    yield Section("The wrapper", program.wrapper.rstrip(), "python")
-    yield Section("A call runs this program if", "\n".join(_guards(program)))
+        yield Section("Saved for the backward", "\n".join(_saved(program, folds)) or "Nothing.")
+    yield Section("The wrapper", _code(program.wrapper, folds.wrapper, folded), "python")
+    yield Section("A call runs this program if", "\n".join(_guards(program, folded)))
+
+
+def _code(text: str, runs: Sequence[Run], folded: bool) -> str:
+    lines = text.rstrip().splitlines()
+    return "\n".join(fold_code(lines, len(lines), runs) if folded else lines)
 
 
 def _overview(program: Program) -> Iterator[str]:
@@ -53,23 +63,35 @@ def _overview(program: Program) -> Iterator[str]:
     if program.stages:
         yield "stages: " + ", ".join(f"{name} {duration(seconds)}" for name, seconds in program.stages)
     if program.cost is not None:
-        yield (
-            f"a call takes {duration(program.cost.call)}: the graph {duration(program.cost.graph)}, "
-            f"the wrapper {duration(program.cost.wrapper)} ({percent(program.cost.share)})"
-        )
+        yield from _cost(program.cost)
     elif program.no_cost:
         yield f"the cost of a call is not measured: {program.no_cost}"
     for found in program.materialized:
         yield f"materialized: {materialized_text(found)}"
 
 
-def _signature(program: Program) -> Iterator[str]:
-    for leaf in (*program.inputs, *program.captured):
-        yield from leaf_lines(leaf)
+def _cost(cost: Cost) -> Iterator[str]:
+    yield (
+        f"a call takes {duration(cost.call)}: the graph {duration(cost.graph)}, "
+        f"the wrapper {duration(cost.wrapper)} ({percent(cost.share)})"
+    )
+    others = [("eager mode", cost.eager), ("torch.compile", cost.stock)]
+    measured = [f"{name} {duration(seconds)}" for name, seconds in others if seconds is not None]
+    if measured:
+        agrees = f"; {cost.agrees}" if cost.agrees else ""
+        yield f"the same call: {', '.join(measured)}, desugar {duration(cost.call)}{agrees}"
+
+
+def _signature(program: Program, folds: Folds) -> Iterator[str]:
+    yield from _leaves(program.inputs, folds.inputs)
+    yield from _leaves(program.captured, folds.captured)
     for symbol in program.symbols:
         yield f"symbol {symbol.name} = {symbol.source} ({symbol.value} here)"
-    for leaf in program.outputs:
-        yield from leaf_lines(leaf, arrow="→ ")
+    yield from _leaves(program.outputs, folds.outputs, "→ ")
+
+
+def _leaves(leaves: Sequence[Leaf], runs: Sequence[Run], arrow: str = "") -> Iterator[str]:
+    return fold_lines(lambda n: leaf_lines(leaves[n], arrow=arrow), len(leaves), runs)
 
 
 def leaf_lines(leaf: Leaf, indent: str = "", arrow: str = "") -> Iterator[str]:
@@ -91,14 +113,23 @@ def leaf_text(leaf: Leaf) -> str:
     return f"{leaf.kind} {leaf.dtype}{size} on {leaf.device}{grad}"
 
 
-def _lines(program: Program) -> Iterator[str]:
-    last = None
-    for op in program.ops:
-        if op.parent is None and op.place != last:
-            last = op.place
+def _lines(program: Program, folds: Folds) -> Iterator[str]:
+    ops = program.ops
+    starts = {run.start for run in _every(folds.ops)} | {run.end for run in _every(folds.ops)}
+
+    def show(n: int) -> Iterator[str]:
+        op, last = ops[n], next((before.place for before in ops[n - 1 :: -1] if before.parent is None), None)
+        if op.parent is None and (n == 0 or op.place != last or n in starts):
             yield place_text(op.place)
-        depth = 1 if op.parent is None else 2
-        yield from _op(op, "    " * depth)
+        yield from _op(op, "    " if op.parent is None else "        ")
+
+    return fold_lines(show, len(ops), folds.ops)
+
+
+def _every(runs: Iterable[Run]) -> Iterator[Run]:
+    for run in runs:
+        yield run
+        yield from _every(run.inner)
 
 
 def _op(op: OuterOp, indent: str) -> Iterator[str]:
@@ -110,20 +141,35 @@ def _op(op: OuterOp, indent: str) -> Iterator[str]:
         yield f"{indent}  backward → {', '.join(op.backward)}"
 
 
-def _saved(program: Program) -> Iterator[str]:
-    for saved in program.saved:
-        size = f"[{', '.join(saved.size)}]"
-        kept = f", {bytes_text(saved.nbytes)}" if saved.nbytes != 0 else ""
-        yield f"{saved.name}: {saved.dtype}{size}, {saved.source}{kept}"
+def _saved(program: Program, folds: Folds) -> Iterator[str]:
+    yield from fold_lines(lambda n: iter([_saved_text(program.saved[n])]), len(program.saved), folds.saved)
     sizes = " at the sizes of this call" if program.symbols else ""
     yield f"kept besides inputs and results{sizes}: {bytes_text(program.saved_bytes)}"
 
 
-def _guards(program: Program) -> Iterator[str]:
-    for guard in program.guards[:_MOST_GUARDS]:
-        yield guard.text + (f"  because of {place_text(guard.place)}" if guard.place else "")
-    if len(program.guards) > _MOST_GUARDS:
-        yield f"{len(program.guards) - _MOST_GUARDS} more; the page and to_dict have them all"
+def _saved_text(saved: Saved) -> str:
+    kept = f", {bytes_text(saved.nbytes)}" if saved.nbytes != 0 else ""
+    return f"{saved.name}: {saved.dtype}[{', '.join(saved.size)}], {saved.source}{kept}"
+
+
+def _guards(program: Program, folded: bool) -> Iterator[str]:
+    if not folded:
+        yield from (_guard_text(guard.text, guard) for guard in program.guards)
+        return
+    checks = sum(guard.checks for guard in program.guards)
+    yield f"{count(checks, 'check')} of Dynamo's, counted, not timed; names with the most of them first"
+    lines = [
+        _guard_text(text, guard) + (f"  x {group.count}" if group.count > 1 else "")
+        for group in group_guards(program.guards)
+        for text, guard in zip(group.texts, group.guards, strict=False)
+    ]
+    yield from lines[:_MOST_GUARDS]
+    if len(lines) > _MOST_GUARDS:
+        yield f"{len(lines) - _MOST_GUARDS} more; the page, to_dict and text(folded=False) have them all"
+
+
+def _guard_text(text: str, guard: Guard) -> str:
+    return text + (f"  because of {place_text(guard.place)}" if guard.place else "")
 
 
 # ------------------------------------------------------------------------------------------------ a report
@@ -135,7 +181,7 @@ def render_report_text(report: Report) -> str:
     for number, program in enumerate(report.programs, 1):
         calls = "" if program.calls is None else f", {count(program.calls, 'call')}"
         share = f", wrapper {percent(program.cost.share)} of a call" if program.cost else ""
-        lines.append(f"{number:>3} {program.name}: {duration(program.seconds)} to compile{calls}{share}")
+        lines.append(f"{number:>3} {program.title}: {duration(program.seconds)} to compile{calls}{share}")
         lines.append(f"      {program.error or ': '.join([program.reason, *program.failed])}")
     often = sorted(report.materialized, key=lambda found: -found.count)
     lines += [f"materialized: {materialized_text(found)}" for found in often[:_MOST]]

@@ -1,7 +1,8 @@
 "use strict";
 const report = JSON.parse(document.getElementById("data").textContent);
 const view = document.getElementById("view"), search = document.getElementById("search"), found = document.getElementById("found");
-const programs = report.programs;
+const programs = report.programs, folds = JSON.parse(document.getElementById("folds").textContent);
+const isOne = programs.length === 1 && report.seconds === 0;  // an explanation, which has no overview
 let current = null, cursor = 0, picked = new Set(), hits = [], hit = -1, texts = null;
 
 // ---- small things ---------------------------------------------------------------------------------------
@@ -35,8 +36,7 @@ function python(line) {
   let at = 0;
   for (const m of line.matchAll(TOKENS)) {
     out.append(line.slice(at, m.index));
-    const left = m[1] && m[1].startsWith("# left out");
-    out.append(el("span", { class: left ? "left" : m[1] ? "c" : m[2] ? "s" : m[3] ? "w" : m[4] ? "d" : "f" }, m[0]));
+    out.append(el("span", { class: m[1] ? "c" : m[2] ? "s" : m[3] ? "w" : m[4] ? "d" : "f" }, m[0]));
     at = m.index + m[0].length;
   }
   out.append(line.slice(at));
@@ -46,18 +46,20 @@ function python(line) {
 // ---- overview -------------------------------------------------------------------------------------------
 
 const stageNames = [...new Set(programs.flatMap(p => p.stages.map(s => s[0])))];
-const colors = { discover: 0, trace: 1, partition: 2, "compile": 3, "compile forward": 3, wrapper: 5, "compile backward": 4, "compile backward, late": 4, "build kernels": 3 };
-const color = name => `var(--s${colors[name] ?? stageNames.indexOf(name) % 6})`;
+const shades = { discover: 0, trace: 1, partition: 2, "compile forward": 3, "compile backward": 4, wrapper: 5, "compile backward, late": 7, "build kernels": 8, compile: 9, load: 10 };
+const color = name => `var(--s${shades[name] ?? 11})`;
+
+// The parts of the time that programs took to compile: stages, and what is in none.
+function timeParts(some) {
+  const parts = stageNames.map(name => [name, some.reduce((sum, p) => sum + p.stages.filter(s => s[0] === name).reduce((part, s) => part + s[1], 0), 0), color(name)]);
+  const rest = some.reduce((sum, p) => sum + p.seconds, 0) - parts.reduce((sum, part) => sum + part[1], 0);
+  return [...parts, ["the rest", Math.max(rest, 0), "var(--s6)"]].filter(part => part[1] > 0);
+}
 
 function stageBar(program, widest, width) {
-  const total = Math.max(program.seconds, 1e-9), bar = el("span", { class: "bar", style: `width:${Math.max(program.seconds / widest * width, .5)}%` });
-  let rest = total;
-  for (const [name, seconds] of program.stages) {
-    rest -= seconds;
-    bar.append(el("i", { style: `width:${seconds / total * 100}%;background:${color(name)}`, title: `${name}: ${time(seconds)}` }));
-  }
-  if (rest > 0) bar.append(el("i", { style: `width:${rest / total * 100}%;background:var(--s6)`, title: `the rest: ${time(rest)}` }));
-  return bar;
+  const total = Math.max(program.seconds, 1e-9), parts = timeParts([program]);
+  return el("span", { class: "bar", role: "img", "aria-label": parts.map(([name, s]) => `${name} ${time(s)}`).join(", "), style: `width:${Math.max(program.seconds / widest * width, .5)}%` },
+    parts.map(([name, seconds, shade]) => el("i", { style: `width:${seconds / total * 100}%;background:${shade}`, title: `${name}: ${time(seconds)}` })));
 }
 
 function overview() {
@@ -76,10 +78,10 @@ function overview() {
       tile(programs.length, `${programs.length === 1 ? "program" : "programs"} of ${many(functions, "function")}`), tile(time(total), "to compile"),
       calls ? tile(calls.toLocaleString("en"), "calls") : null, whole ? tile(percent(wrapped / whole), "of the calls' time in wrappers") : null,
       tile(report.materialized.reduce((sum, m) => sum + m.count, 0), "materializing fallbacks", report.materialized.length > 0)),
+    programs.length ? timeBar(timeParts(programs), "time to compile") : null,
     el("div", { class: "card", id: "programs" }, rows.length ? rows : el("p", {}, "Nothing was compiled.")),
-    el("div", { class: "legend" }, stageNames.map(name => el("span", {}, el("i", { style: `background:${color(name)}` }), name)),
-      el("span", {}, el("i", { style: "background:var(--s6)" }), "the rest")),
-    report.materialized.length ? materialized(report.materialized) : null);
+    report.materialized.length ? materialized(report.materialized) : null,
+    report.predictions.map(prediction));
   cursor = Math.min(cursor, Math.max(programs.length - 1, 0));
   mark(); find();
 }
@@ -89,43 +91,44 @@ const tile = (value, text, bad) => el("div", { class: "card tile" }, el("b", { c
 function programRow(p, n, widest) {
   const part = share(p.cost);
   return el("button", { class: "program", "data-n": n, onclick: () => open(n) },
-    el("span", { class: "number" }, n + 1), el("span", { class: "name" }, p.name),
+    el("span", { class: "number" }, n + 1), el("span", { class: "name" }, title(p)),
     el("span", { class: "timed" }, stageBar(p, widest, 70), el("small", {}, time(p.seconds))),
     el("span", { class: "calls" }, p.calls == null ? "" : many(p.calls, "call")),
-    el("span", { class: "share" }, part == null ? null : [el("span", { class: "bar" }, el("i", { style: `width:${part * 100}%` })), el("small", {}, `wrapper ${percent(part)} of ${time(p.cost.call)}`)]),
+    el("span", { class: "share" }, part == null ? null : [el("span", { class: "bar" }, el("i", { style: `width:${part * 100}%` })), el("small", {}, el("i", { class: "of-wrapper" }), `wrapper ${percent(part)}, `, el("i", { class: "of-graph" }), `graph ${percent(1 - part)} of ${time(p.cost.call)}`)]),
     el("span", { class: "why" + (p.error ? " error" : "") }, p.error ? p.error.split("\n")[0] : [p.reason, p.failed.map(f => " — " + f)]));
 }
 
 function materialized(list) {
   return el("div", { class: "card", style: "margin-top:1rem" }, el("h2", {}, "Materializing fallbacks"),
-    el("table", {}, el("tr", {}, ["class", "op", "times", "when", "your line"].map(t => el("th", {}, t))),
+    el("div", { class: "wide" }, el("table", {}, el("tr", {}, ["class", "op", "times", "when", "your line"].map(t => el("th", {}, t))),
       list.map(m => el("tr", {}, el("td", {}, m.cls), el("td", { class: "mono" }, m.op), el("td", {}, m.count), el("td", {}, m.traced ? "traced" : "eager"),
-        el("td", { class: "mono" }, where(m.place), m.place && m.place.text ? "  " + m.place.text : "")))));
+        el("td", { class: "mono" }, where(m.place), m.place && m.place.text ? "  " + m.place.text : ""))))));
 }
 
 // ---- one program ----------------------------------------------------------------------------------------
 
+const title = p => p.label || p.name;
 function open(n) { location.hash = "program-" + (n + 1); }
 
 function program(n) {
   const p = programs[n];
   current = n; cursor = 0; picked.clear();
-  document.title = `${p.name} – ${report.title}`;
+  document.title = `${title(p)} – ${report.title}`;
   const part = share(p.cost);
   fill(
-    el("nav", {}, el("button", { onclick: () => location.hash = "", title: "All programs (Esc)" }, "All"),
+    isOne ? null : el("nav", {}, el("button", { onclick: () => location.hash = "", title: "All programs (Esc)" }, "All"),
       el("button", { disabled: n === 0, onclick: () => open(n - 1), title: "Previous ([)" }, "←"), el("button", { disabled: n === programs.length - 1, onclick: () => open(n + 1), title: "Next (])" }, "→")),
-    el("h1", {}, p.name), el("p", {}, `Program ${n + 1}: ${p.reason}`), p.error ? null : el("p", { class: "words" }, inWords(p)),
+    el("h1", {}, title(p)), el("p", {}, isOne ? p.reason : `Program ${n + 1}: ${p.reason}`), p.error ? null : el("p", { class: "words" }, inWords(p)),
     p.failed.map(text => el("p", { class: "error" }, "A guard of an earlier program failed: " + text)),
     p.error ? el("pre", { class: "card error row" }, p.error) : null,
     el("div", { class: "tiles" }, tile(time(p.seconds), "to compile" + (p.backend ? " with " + p.backend : "")), p.calls == null ? null : tile(p.calls, "calls"),
       p.cost ? tile(time(p.cost.call), "a call") : null, part == null ? null : tile(percent(part), `wrapper, ${time(p.cost.call * part)} of a call`),
       p.graphs.length > 1 ? tile(bytes(p.saved_bytes), "saved for the backward") : null,
       p.materialized.length ? tile(p.materialized.length, "materialized", true) : null),
-    stageBar(p, p.seconds || 1, 100),
-    el("div", { class: "legend" }, p.stages.map(([name, s]) => el("span", {}, el("i", { style: `background:${color(name)}` }), `${name} ${time(s)}`))),
-    p.error ? null : [el("div", { class: "panes" }, pane("Your code", sources(p)), pane("Ops, and what each became", ops(p)), pane("Plain graphs", p.graphs.map(graph))),
-      el("div", { class: "cards" }, signature(p), sentences(p), saved(p), wrapper(p), guards(p))]);
+    timeBar(timeParts([p]), "time to compile"), worth(p),
+    p.error ? null : [el("div", { class: "panes" }, pane("Your code", sources(p)), pane("Ops, and what each became", ops(p, folds[n])), pane("Plain graphs", p.graphs.map((g, at) => graph(g, folds[n].graphs[at])))),
+      el("div", { class: "cards" }, signature(p, folds[n]), sentences(p), saved(p, folds[n]), wrapper(p, folds[n]), guards(p, folds[n]))],
+    report.predictions.filter(found => programs.length === 1 || found.name === p.name).map(prediction));
   find();
 }
 
@@ -156,9 +159,9 @@ function sources(p) {
   })]);
 }
 
-function ops(p) {
+function ops(p, runs) {
   const counted = names => Object.entries(names.reduce((sum, name) => ({ ...sum, [name]: (sum[name] || 0) + 1 }), {})).map(([name, n]) => n > 1 ? `${name} ×${n}` : name).join(", ");
-  return p.ops.map(op => el("div", pickable({ class: "op" + (op.parent != null ? " inside" : ""), "data-op": op.number }, () => pick(family(p, op.number))),
+  return folded(p.ops, runs.ops, op => el("div", pickable({ class: "op" + (op.parent != null ? " inside" : ""), "data-op": op.number }, () => pick(family(p, op.number))),
     el("span", { class: "kind " + op.kind }, op.kind), " ", el("code", {}, dotted(op.name)), el("small", {}, op.operands),
     ["plain", "inside"].includes(op.kind) ? null : el("small", {}, op.how),
     op.forward.length ? el("small", { class: "mono" }, "→ " + counted(op.forward)) : null, op.backward.length ? el("small", { class: "mono" }, "backward → " + counted(op.backward)) : null));
@@ -170,9 +173,9 @@ function family(p, number) {
   return all;
 }
 
-function graph(g) {
+function graph(g, runs) {
   const nodes = new Map(g.nodes.map(node => [node.line, node]));
-  return [el("h3", {}, g.name + (g.needs.length ? ` (reads ${g.needs.join(", ")} of its module)` : "")), g.text.trimEnd().split("\n").map((line, n) => {
+  return [el("h3", {}, g.name + (g.needs.length ? ` (reads ${g.needs.join(", ")} of its module)` : "")), folded(g.text.trimEnd().split("\n"), runs, (line, n) => {
     const node = nodes.get(n);
     if (!node || node.op == null) return el("code", { class: "row" }, python(line));
     return el("code", pickable({ class: "row", "data-node": node.name, "data-of": node.op }, () => pick([node.op])), python(line));
@@ -189,7 +192,7 @@ function pick(numbers) {
       const on = picked.size > 0 && test(node);
       node.classList.toggle("on", on);
       node.setAttribute("aria-pressed", on);
-      if (on && !first) first = node;
+      if (on && (!first || (first.closest("[hidden]") && !node.closest("[hidden]")))) first = node;
     }
     if (first) reveal(first);
   };
@@ -199,52 +202,17 @@ function pick(numbers) {
 }
 
 function reveal(node) {
+  unfold(node);
   const box = node.closest(".pane > div");
   if (!box) return node.scrollIntoView({ block: "nearest" });
   const top = node.getBoundingClientRect().top - box.getBoundingClientRect().top + box.scrollTop;
   if (top < box.scrollTop || top > box.scrollTop + box.clientHeight - 40) box.scrollTop = top - box.clientHeight / 3;
 }
 
-// ---- the cards ------------------------------------------------------------------------------------------
-
-function leaf(x, arrow) {
-  const size = x.dtype ? [" ", x.dtype, "[", x.size.map((extent, n) => [n ? ", " : "", el("span", { class: /^-?\d+$/.test(extent) ? "" : "symbolic" }, extent)]), "]"] : null;
-  return el("div", {}, el("code", {}, arrow, x.name), " ", el("b", {}, x.kind), size ? el("code", {}, size) : el("span", { class: "tag" }, " " + x.note),
-    x.requires_grad ? el("span", { class: "tag" }, " requires grad") : null, x.device && x.device !== "cpu" ? el("span", { class: "tag" }, " " + x.device) : null,
-    x.metadata.map(([name, value]) => el("div", {}, el("code", {}, `${name} = ${value}`), el("span", { class: "tag" }, " constant"))),
-    x.dynamics.map(([name, value]) => el("div", {}, el("code", { class: "symbolic" }, `${name} = ${value}`), el("span", { class: "tag" }, " dynamic"))),
-    x.inner.map(inner => leaf(inner, ".")));
-}
-
-function signature(p) {
-  return el("section", { class: "card" }, el("h2", {}, "Signature"), el("div", { class: "tree" }, p.inputs.map(x => leaf(x, "")),
-    p.captured.length ? el("details", { open: p.captured.length <= 8 }, el("summary", {}, `of modules, closures and globals: ${many(p.captured.length, "tensor")}`), p.captured.map(x => leaf(x, ""))) : null,
-    p.symbols.length ? p.symbols.map(s => el("div", {}, el("code", { class: "symbolic" }, `${s.name} = ${s.source}`), el("span", { class: "tag" }, ` ${s.value} here`))) : null,
-    el("p", {}, "results"), p.outputs.map(x => leaf(x, "→ "))));
-}
-
-function sentences(p) {
-  const all = [...p.aliasing, ...p.mutation];
-  return el("section", { class: "card" }, el("h2", {}, "Aliasing and mutation"), all.length ? el("ul", {}, all.map(text => el("li", {}, text))) : el("p", {}, "None found."));
-}
-
-const tensorsFirst = all => [...all.filter(s => s.source !== "a size"), ...all.filter(s => s.source === "a size")];
-function saved(p) {
-  if (p.graphs.length < 2) return null;
-  return el("section", { class: "card" }, el("h2", {}, "Saved for the backward"),
-    el("div", { class: "long" }, el("table", {}, tensorsFirst(p.saved).map(s => el("tr", {}, el("td", { class: "mono" }, s.name), el("td", { class: "mono" }, s.source === "a size" ? s.dtype : `${s.dtype}[${s.size.join(", ")}]`), el("td", {}, s.source), el("td", {}, s.nbytes === 0 ? "" : bytes(s.nbytes)))))),
-    el("p", {}, `${bytes(p.saved_bytes)} besides inputs and results${p.symbols.length ? ", at the sizes of this call" : ""}`));
-}
-
-const wrapper = p => el("section", { class: "card" }, el("h2", {}, `The wrapper${p.left_out.length ? `, ${many(p.left_out.length, "check")} left out` : ""}`),
-  el("pre", {}, p.wrapper.trimEnd().split("\n").map(line => el("code", { class: "row" }, python(line)))));
-const guards = p => el("section", { class: "card" }, el("h2", {}, "A call runs this program if"),
-  el("pre", {}, p.guards.map(g => el("code", { class: "row" }, python(g.text), g.place ? el("span", { class: "c" }, `  # ${where(g.place)}: ${g.place.text}`) : null))));
-
 // ---- search ---------------------------------------------------------------------------------------------
 
 function words() {
-  return texts ||= programs.map(p => [p.name, p.reason, p.error, ...p.failed, ...p.ops.map(op => [op.name, op.how, op.place ? op.place.text : ""].join(" ")),
+  return texts ||= programs.map(p => [title(p), p.reason, p.error, ...p.failed, ...p.ops.map(op => [op.name, op.how, op.place ? op.place.text : ""].join(" ")),
     ...p.graphs.map(g => g.text), p.wrapper, ...p.sources.map(s => s.lines.join("\n"))].join("\n").toLowerCase());
 }
 
@@ -261,7 +229,7 @@ function find() {
     found.textContent = query ? many(shown, "program") : "";
     return;
   }
-  if (query) for (const node of view.querySelectorAll(".row, .op, .tree code, td, li")) if (node.textContent.toLowerCase().includes(query)) hits.push(node);
+  if (query) for (const node of view.querySelectorAll(".row, .op, .tree code, .kept code, td, li")) if (node.textContent.toLowerCase().includes(query)) hits.push(node);
   for (const node of hits) node.classList.add("hit");
   found.textContent = query ? many(hits.length, "place") : "";
 }
@@ -293,7 +261,7 @@ function step(by) {
     if (row) row.scrollIntoView({ block: "nearest" });
     return;
   }
-  const every = programs[current].ops.filter(op => op.parent == null);
+  const every = programs[current].ops.filter(op => op.parent == null && !view.querySelector(`[data-op="${op.number}"]`).closest("[hidden]"));
   if (!every.length) return;
   const at = every.findIndex(op => picked.has(op.number));
   picked.clear();
@@ -308,7 +276,7 @@ const toggleTheme = () => setTheme(document.documentElement.dataset.theme === "d
 
 function escape() {
   if (picked.size) pick([]);
-  else if (current != null) { cursor = current; location.hash = ""; }
+  else if (current != null && !isOne) { cursor = current; location.hash = ""; }
 }
 
 const actions = { "/": () => search.focus(), j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1), t: toggleTheme, "?": () => document.getElementById("help").showModal(), Escape: escape,
@@ -333,7 +301,7 @@ document.getElementById("home").addEventListener("click", event => { event.preve
 function route() {
   const n = /^#program-(\d+)$/.exec(location.hash);
   if (n && programs[+n[1] - 1]) program(+n[1] - 1);
-  else if (programs.length === 1 && !location.hash && report.seconds === 0) program(0);
+  else if (isOne) program(0);
   else overview();
   window.scrollTo(0, 0);
 }

@@ -226,9 +226,9 @@ def test_arguments_of_a_module_have_the_names_of_its_forward():
     assert reasons_of(compiled, *calls) == [
         "",
         "x.stride(0): expected 3, got 1",
-        "len(args): expected 2, got 3",
-        "len(args): expected 3, got 2",
-        "len(kwargs): expected 1, got 2",
+        "number of arguments passed by position: expected 2, got 3",
+        "number of arguments passed by position: expected 3, got 2",
+        "number of arguments passed by name: expected 1, got 2",
     ]
 
 
@@ -303,8 +303,8 @@ def test_closures():
 @pytest.mark.parametrize(
     ("mode", "says"),
     [
-        (torch.no_grad, "another mode: grad_mode"),
-        (functools.partial(torch.autocast, "cpu"), "another mode: autocast(cpu)_enabled"),
+        (torch.no_grad, "gradients: expected on, got off"),
+        (functools.partial(torch.autocast, "cpu"), "autocast on cpu: expected off, got on"),
         (functools.partial(torch.device, "cpu"), "another mode: torch function modes"),
     ],
 )

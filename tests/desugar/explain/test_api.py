@@ -31,6 +31,15 @@ def explained():
 FACTOR = 4
 
 
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x):
+        return self.net(x).sin()
+
+
 def scaled(d, how):
     return d["x"] * d["by"][0] * FACTOR if how == "up" else d["x"]
 
@@ -92,6 +101,14 @@ def test_the_sources_hold_every_line_that_ran_an_op(explained):
         assert source.lines[op.place.line - source.first].strip() == op.place.text
 
 
+def test_methods_of_one_name_are_functions_of_their_own():
+    program = desugar.explain(Outer(), torch.ones(2, 3)).program
+    firsts = {source.function.rpartition(".")[2]: [] for source in program.sources}
+    for source in program.sources:
+        firsts[source.function.rpartition(".")[2]].append(source.lines[1].strip())
+    assert sorted(firsts["forward"]) == ["return self.inner(x) * scale", "return self.net(x).sin()"]
+
+
 def test_materializing_fallbacks_are_told_with_their_line(explained):
     (found,) = explained.materialized
     assert (found.cls, found.op) == ("Int8Weight", "aten.mul.Tensor")
@@ -134,6 +151,18 @@ def test_guards_are_dynamos_in_the_users_names(explained):
         "modes are what they were: gradients, autocast, determinism, defaults, torch function modes",
         "2 guards on builtins, modules and the like: nobody has patched them",
     ]
+
+
+def test_guards_name_what_they_are_about_and_count_dynamos_checks(explained):
+    names = {guard.text: guard.name for guard in explained.guards}
+    assert names["type(w) is Int8Weight"] == "w" and names["w.qdata: Tensor int8[4, 8] on cpu"] == "w.qdata"
+    assert [text for text, name in names.items() if not name] == list(names)[-2:], "modes and inner workings"
+    checks = {guard.text: guard.checks for guard in explained.guards}
+    assert checks["type(w) is Int8Weight"] == 1 < checks["x: Tensor float32[2, 8] on cpu requires_grad"]
+    program = desugar.explain(Net(), torch.ones(2, 3)).program
+    assert {"self.inner.weight", "self.inner", "x"} <= {guard.name for guard in program.guards}
+    (hooks,) = [guard for guard in program.guards if guard.text == "self.inner has no hooks"]
+    assert hooks.name == "self.inner" and hooks.checks > 1
 
 
 def test_a_guard_on_a_value_has_the_line_that_read_it():
@@ -307,9 +336,19 @@ def test_the_text_has_every_part():
 
 
 def test_a_terminal_is_not_flooded_with_guards(explained):
-    many = replace(explained, guards=tuple(Guard(f"x[{n}] == 0") for n in range(300)))
+    many = replace(explained, guards=tuple(Guard(f"x{n} == 0", name=f"x{n}") for n in range(300)))
     text = render_text(many)
-    assert "x[99] == 0" in text and "x[100]" not in text and "200 more; the page" in text
+    assert "x99 == 0" in text and "x100 " not in text and "200 more; the page" in text
+    assert "x299 == 0" in render_text(many, folded=False)
+
+
+def test_other_ways_are_told_where_they_were_measured(explained):
+    cost = replace(explained.cost, call=1e-3, graph=8e-4, eager=4e-3, stock=2e-3, agrees="results agree")
+    assert (
+        "\nthe same call: eager mode 4 ms, torch.compile 2 ms, desugar 1 ms; results agree\n"
+        in render_text(replace(explained, cost=cost))
+    )
+    assert "the same call" not in render_text(explained)
 
 
 def test_rich_shows_the_same_words(explained):

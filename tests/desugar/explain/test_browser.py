@@ -8,13 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 import desugar
+from desugar.device.records import Kernel, Prediction, Stage, Way
 from desugar.explain.collector import Collector
-from desugar.explain.records import Program
+from desugar.explain.records import Program, Report
 from desugar.explain.render import render_page
 from docs.picture import take_picture
 from tests.desugar.explain.subjects import layer, make_weight, make_x
+from tests.desugar.explain.test_fold import Stack
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which drives a browser")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -161,6 +164,130 @@ def test_a_phone_needs_no_sideways_scrolling(opened, place):
     page.wait_for_selector(".panes" if place else "#programs")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     keep(page, f"phone{place.strip('#')}")
+
+
+@pytest.fixture(scope="module")
+def deep():
+    """An explanation of a model of equal layers."""
+    return desugar.explain(Stack(layers=9), torch.ones(2, 3))
+
+
+def test_repeated_layers_are_folded_and_open(opened, deep):
+    page = opened(Report("deep", (deep.program,)))
+    card = page.locator("section", has=page.locator("h2", has_text="Signature"))
+    fold = card.locator(".fold")
+    assert fold.count() == 1 and "\u00d7 9 self.layers[0] … self.layers[8]" in fold.inner_text()
+    second = card.get_by_text("self.layers[1].up.weight", exact=True)
+    assert not second.is_visible()
+    keep(page, "folded")
+    fold.locator("button").click()
+    assert second.is_visible() and fold.locator("button").get_attribute("aria-expanded") == "true"
+    fold.locator("button").click()
+    assert not second.is_visible()
+
+
+def test_search_and_selection_open_what_is_folded(opened, deep):
+    page = opened(Report("deep", (deep.program,)))
+    page.fill("#search", "self.layers[5].down.bias")
+    page.keyboard.press("Enter")
+    assert page.locator(".hit:visible").count() > 0
+    page.fill("#search", "")
+    page.locator("[data-line]", has_text="self.down").click()
+    lit = page.locator("[data-op].on")
+    assert lit.count() == 4 * 9 and lit.first.is_visible() and not lit.last.is_visible()
+    page.keyboard.press("Escape")
+    for _ in range(4):
+        page.keyboard.press("j")  # steps over what is folded
+        assert page.locator("[data-op].on").first.is_visible()
+
+
+def test_guards_of_layers_are_one_block_with_their_number(opened, deep):
+    page = opened(Report("deep", (deep.program,)))
+    guards = page.locator("section", has=page.locator("h2", has_text="A call runs this"))
+    assert "counted, not timed" in guards.inner_text()
+    block = guards.locator(".fold", has_text="self.layers[0 … 8].up.weight").first
+    assert "\u00d7 9" in block.inner_text()
+    block.locator("button").click()
+    assert block.get_by_text("self.layers[3].up.weight").is_visible()
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("place", ["", "#program-1"])
+def test_every_part_of_the_time_bar_has_a_label(opened, width, place):
+    page = opened(width=width)
+    page.evaluate(f"location.hash = '{place}'")
+    page.wait_for_selector(".panes" if place else "#programs")
+    parts, labels = page.locator(".bar.tall i"), page.locator(".bar.tall + .legend > span")
+    colours = [part.evaluate("node => getComputedStyle(node).backgroundColor") for part in parts.all()]
+    assert len(colours) > 5 and len(set(colours)) == len(colours), "each part has a colour of its own"
+    named = [
+        one.locator("i").evaluate("node => getComputedStyle(node).backgroundColor") for one in labels.all()
+    ]
+    assert named == colours
+    for one in labels.all():
+        box = one.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
+    text = page.locator(".bar.tall + .legend").inner_text()
+    assert "trace" in text and "the rest" in text and "%" in text
+    keep(page, f"bar-{width}{place.strip('#')}")
+
+
+def test_programs_of_one_function_have_names_of_their_own(opened):
+    names = opened().locator(".program .name").all_inner_texts()
+    assert names == ["layer, x.size(0) = 2", "layer, x.size(0) = any"]
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+def test_predictions_are_shown_as_such(opened, report, width):
+    kernel = Kernel("triton_fused", "triton", ("aten.add",), 2, 4096, 1024, flops=100, seconds=1e-5)
+    ways = (
+        Way("desugar.compile", (Stage("forward", (kernel,)),), 1e-3, 5e-4),
+        Way("torch.compile", error="it <fails>"),
+    )
+    found = Prediction("layer", "a device", 1e12, "its data sheet", (("Triton", "3"),), ways)
+    page = opened(replace(report, predictions=(found,)), width=width)
+    card = page.locator(".predicted")
+    text = card.inner_text()
+    assert "Nothing was run or measured on this device" in text and "not predicted: it <fails>" in text
+    assert "1.00 ms" in text and "500 µs" in text and "10.0 KiB" in text
+    card.locator("summary").click()
+    assert card.get_by_text("triton_fused").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    keep(page, f"predicted-{width}")
+
+
+def test_was_it_worth_it_where_it_was_measured(opened, report):
+    (first, second) = report.programs
+    cost = replace(first.cost, call=1e-3, eager=4e-3, stock=2e-3, agrees="results agree")
+    page = opened(replace(report, programs=(replace(first, cost=cost), second)))
+    page.locator(".program").first.click()
+    text = page.locator(".worth").inner_text()
+    assert "4.00 ms — 4.0 \u00d7 desugar's" in text and "torch.compile" in text and "results agree" in text
+    page.evaluate("location.hash = '#program-2'")
+    page.wait_for_selector("h1:has-text('any')")
+    assert page.locator(".worth").count() == 0
+
+
+def test_a_notebook_shows_explanations_in_frames_of_their_own(browser, deep, tmp_path):
+    errors, page = [], browser.new_page(viewport={"width": 900, "height": 900})
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    style = "<style>h1 { color: rgb(1, 2, 3); }</style>"
+    path = tmp_path / "notebook.html"
+    path.write_text(f"{style}<h1>mine</h1>{deep._repr_html_() * 2}<pre class='card'>mine</pre>")
+    page.goto(path.as_uri())
+    assert page.locator("iframe").count() == 2
+    frame = page.frame_locator("iframe").first
+    assert frame.locator("h1").inner_text() == "Stack"
+    assert frame.locator("h1").evaluate("node => getComputedStyle(node).color") != "rgb(1, 2, 3)"
+    assert frame.locator("nav").count() == 0, "there is one program"
+    frame.locator("[data-line]", has_text="self.down").click()
+    assert frame.locator("[data-op].on").count() == 4 * 9
+    frame.locator("#theme").click()
+    read = "selector => [getComputedStyle(document.querySelector(selector))].map(s => s.color + s.borderRadius)[0]"
+    assert page.evaluate(read, "h1") == "rgb(1, 2, 3)0px" and page.evaluate(read, ".card").endswith(")0px")
+    assert errors == []
+    keep(page, "notebook")
+    page.close()
 
 
 def test_the_docs_picture_shows_a_selected_line(browser, report, tmp_path):

@@ -36,6 +36,17 @@ def test_explain_finds_inputs_beside_the_function(run):
     assert result.exit_code == 0 and "== Line by line ==" in result.output
 
 
+def test_explain_prints_each_repeated_layer_if_asked_to(run, tmp_path):
+    path = tmp_path / "deep.py"
+    path.write_text(
+        "import torch\nnet = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(9)))\n"
+        "def make(): return torch.ones(1, 2)\n"
+    )
+    short, whole = (run("explain", f"{path}:net", "--inputs", "make", *more) for more in ((), ("--whole",)))
+    assert "x 9, self[0] … self[8]; the first of them:" in short.output
+    assert "\nself[8].bias: Tensor" in whole.output and "\nself[8].bias: Tensor" not in short.output
+
+
 def test_explain_takes_inputs_by_name_and_writes_json_or_a_page(run, tmp_path):
     result = run("explain", f"{SUBJECTS}:twice", "--inputs", "make_x", "--json")
     assert json.loads(result.stdout)["inputs"][0]["name"] == "x"
@@ -150,15 +161,16 @@ def script(tmp_path):
     return path
 
 
-def report(script, *arguments, cwd):
+def report(script, *arguments, cwd, options=()):
     """In a process of its own: a script may do as it likes with the one it runs in."""
-    command = [sys.executable, "-m", "desugar", "report", str(script), *arguments]
+    command = [sys.executable, "-m", "desugar", "report", *options, str(script), *arguments]
     environment = {"PYTHONPATH": str(Path(__file__).parents[3]), "PATH": "/usr/bin:/bin"}
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_report_runs_a_script_with_its_arguments(script, tmp_path):
-    done = report(script, "--steps", "3", "one", "-o", "out.html", "--json", "out.json", cwd=tmp_path)
+    options = ("-o", "out.html", "--json", "out.json")
+    done = report(script, "--steps", "3", "one", cwd=tmp_path, options=options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[0] == f"['--steps', '3', 'one'] __main__ {script}"
     assert "script.py: 2 programs" in done.stderr and "wrote out.html" in done.stderr
@@ -166,6 +178,19 @@ def test_report_runs_a_script_with_its_arguments(script, tmp_path):
     assert [program["calls"] for program in data["programs"]] == [1, 2]
     assert data["programs"][1]["failed"] == ["x.size(0): expected 2, got 3"]
     assert (tmp_path / "out.html").read_text().startswith("<!doctype html>")
+
+
+def test_what_stands_after_the_script_is_the_scripts(script, tmp_path):
+    own = ["-o", "own.html", "--json", "own.json", "--device", "mine", "--report", "--", "-o", "x"]
+    done = report(script, *own, cwd=tmp_path, options=("--json", "ours.json", "--"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[0] == f"{own} __main__ {script}"
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "report.html", "ours.json"}
+
+
+def test_two_programs_of_one_function_have_lines_of_their_own(script, tmp_path):
+    done = report(script, cwd=tmp_path)
+    assert "1 <lambda>, x.size(0) = 2:" in done.stderr and "2 <lambda>, x.size(0) = any:" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -187,15 +212,42 @@ def test_a_script_that_fails_gets_its_report_and_its_exit_code(script, tmp_path,
 def test_a_script_that_goes_elsewhere_has_its_report_where_it_was_asked_for(script, tmp_path):
     (tmp_path / "below").mkdir()
     script.write_text("import os\n" + SCRIPT + "os.chdir('below')\n")
-    done = report(script, "-o", "out.html", "--json", "out.json", cwd=tmp_path)
+    done = report(script, cwd=tmp_path, options=("-o", "out.html", "--json", "out.json"))
     assert done.returncode == 0, done.stderr
     assert {path.name for path in tmp_path.iterdir()} >= {"out.html", "out.json"}
 
 
 def test_report_needs_a_script_and_a_folder(run, script, tmp_path):
     assert run("report", str(tmp_path / "none.py")).exit_code == 2
-    result = run("report", str(script), "-o", str(tmp_path / "none" / "out.html"))
+    result = run("report", "-o", str(tmp_path / "none" / "out.html"), str(script))
     assert result.exit_code == 2 and "no folder" in " ".join(result.output.split())
+
+
+# ---------------------------------------------------------------------------------------------------- diff
+
+
+def test_diff_tells_by_its_exit_code(run, tmp_path):
+    paths = []
+    for name in ("layer", "twice", "layer"):
+        result = run(
+            "explain",
+            f"{SUBJECTS}:{name}",
+            "--json",
+            "--inputs",
+            "make_x" if name == "twice" else "layer_inputs",
+        )
+        paths.append(tmp_path / f"{len(paths)}.json")
+        paths[-1].write_text(result.stdout)
+    first, other, same = map(str, paths)
+    result = run("diff", first, same)
+    assert result.exit_code == 0 and "1 of 1 programs in both are the same" in result.output
+    result = run("diff", first, other)
+    assert result.exit_code == 1 and "\n- layer\n+ twice\n" in result.output
+
+
+def test_diff_of_what_is_no_report_is_a_usage_error(run):
+    result = run("diff", SUBJECTS, SUBJECTS)
+    assert result.exit_code == 2 and "to be the JSON that" in " ".join(result.output.split())
 
 
 # ------------------------------------------------------------------------------------------------ the others
@@ -316,9 +368,8 @@ def test_help_is_printed_whole(run):
 @pytest.mark.slow
 def test_the_report_of_the_demo_answers_a_readers_questions(tmp_path):
     demo = Path(__file__).parents[3] / "examples" / "train_ragged_lm.py"
-    done = report(
-        demo, "--steps", "2", "--out", "demo.png", "-o", "demo.html", "--json", "demo.json", cwd=tmp_path
-    )
+    options = ("-o", "demo.html", "--json", "demo.json")
+    done = report(demo, "--steps", "2", "--out", "demo.png", cwd=tmp_path, options=options)
     assert done.returncode == 0, done.stderr
     programs = json.loads((tmp_path / "demo.json").read_text())["programs"]
     (model,) = [program for program in programs if program["name"] == "LanguageModel"]

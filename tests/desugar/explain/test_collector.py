@@ -83,7 +83,7 @@ def test_another_mode_is_named(collector):
         compiled(x, w)
         with torch.no_grad():
             compiled(x, w)
-    assert collector.report("test").programs[1].failed == ("another mode: grad_mode",)
+    assert collector.report("test").programs[1].failed == ("gradients: expected on, got off",)
 
 
 def test_results_are_those_of_an_unwatched_run(collector):

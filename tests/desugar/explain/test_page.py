@@ -9,6 +9,8 @@ import re
 import pytest
 
 import desugar
+from desugar.device.records import Prediction, Way
+from desugar.explain.api import Explanation
 from desugar.explain.records import Program, Report
 from desugar.explain.render import embed, render_page
 from tests.desugar.explain.subjects import layer, make_weight, make_x
@@ -78,6 +80,29 @@ def test_hostile_text_stays_text(hostile):
     text = render_page(Report(hostile, (Program(hostile, hostile, "eager", 0.0),)))
     data = json.loads(Page(text).parts["data"])
     assert data["title"] == data["programs"][0]["name"] == hostile
+
+
+def test_the_folds_of_each_program_are_beside_its_data(page):
+    (folds,) = json.loads(Page(page).parts["folds"])
+    assert {"ops", "graphs", "captured", "guards"} <= set(folds)
+    assert sum(len(group["guards"]) for group in folds["guards"]) > 5
+
+
+def test_a_frame_holds_the_page_and_is_of_another_origin(explanation):
+    frame = Page(explanation._repr_html_())
+    assert {tag for tag, _, _ in frame.attributes} == {"iframe"}
+    attributes = {name: value for _, name, value in frame.attributes}
+    assert attributes["sandbox"] == "allow-scripts" and "src" not in attributes
+    assert attributes["title"] == "Explanation of layer"
+    inside = Page(attributes["srcdoc"])
+    assert json.loads(inside.parts["data"])["programs"][0] == json.loads(explanation.to_json())
+
+
+def test_predictions_are_in_the_page(explanation):
+    found = Prediction("layer", "a device", 1e12, "a data sheet", (), (Way("desugar.compile", seconds=1e-3),))
+    page = Page(Explanation(explanation.program, found)._repr_html_()).attributes
+    data = json.loads(Page({name: value for _, name, value in page}["srcdoc"]).parts["data"])
+    assert data["predictions"] == [found.to_dict()]
 
 
 def test_embedded_json_is_json():

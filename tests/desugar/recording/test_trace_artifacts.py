@@ -106,6 +106,20 @@ def test_tlparse_shows_them(tmp_path):
     assert shown.count("desugar_wrapper") >= 3 and shown.count("desugar_reason") >= 3
 
 
+@pytest.mark.skipif(shutil.which("tlparse") is None, reason="needs tlparse")
+def test_tlparse_shows_those_of_a_folder_with_a_file_for_each_rank(tmp_path):
+    run_script(tmp_path, TORCH_TRACE=str(tmp_path / "trace"))
+    (file,) = (tmp_path / "trace").glob("*.log")
+    for rank in range(2):  # the names that PyTorch gives in a torch.distributed run
+        shutil.copy(file, file.with_name(f"dedicated_log_torch_trace_rank_{rank}_abc.log"))
+    file.unlink()
+    command = ["tlparse", "--all-ranks-html", str(file.parent), "-o", str(tmp_path / "out"), "--no-browser"]
+    subprocess.run(command, capture_output=True, text=True, check=True)
+    for rank in range(2):
+        shown = (tmp_path / "out" / f"rank_{rank}" / "index.html").read_text()
+        assert shown.count("desugar_wrapper") >= 3
+
+
 @pytest.mark.parametrize(("level", "has_texts"), [("desugar", False), ("+desugar", True)])
 def test_torch_logs_sets_the_level(tmp_path, level, has_texts):
     said = run_script(tmp_path, TORCH_LOGS=level)

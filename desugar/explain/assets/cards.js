@@ -1,0 +1,119 @@
+"use strict";
+// The cards of a program's page, and what they share. `page.js` puts them together.
+
+// ---- repeated layers -------------------------------------------------------------------------------------
+
+// Items as `show` draws them. Of a run of equal layers there is the first, below a button that shows the others.
+function folded(items, runs, show, from = 0, to = items.length) {
+  const out = [];
+  let at = from;
+  const drawn = (start, end) => { const all = []; for (let n = start; n < end; n++) all.push(show(items[n], n)); return all; };
+  for (const run of runs || []) {
+    const first = run.start + run.length, end = run.start + run.length * run.count;
+    out.push(drawn(at, run.start), foldBox(run.count, run.label, folded(items, run.inner, show, run.start, first), drawn(first, end)));
+    at = end;
+  }
+  return [out, drawn(at, to)];
+}
+
+function foldBox(count, label, first, others) {
+  const rest = el("div", { hidden: true }, others);
+  const button = el("button", { class: "more", "aria-expanded": "false", onclick: () => openFold(rest, rest.hidden) },
+    el("b", {}, `× ${count}`), label ? [" ", el("code", {}, dotted(label))] : null, el("span", { class: "verb" }));
+  return el("div", { class: "fold" }, button, first, rest);
+}
+
+function openFold(rest, isOpen) {
+  rest.hidden = !isOpen;
+  rest.parentElement.firstElementChild.setAttribute("aria-expanded", isOpen);
+}
+
+// Opens the folds around a node.
+function unfold(node) {
+  for (let rest = node.closest("[hidden]"); rest; rest = rest.parentElement.closest("[hidden]")) openFold(rest, true);
+}
+
+// ---- the signature, what is saved, the wrapper ---------------------------------------------------------------
+
+function leaf(x, arrow) {
+  const size = x.dtype ? [" ", x.dtype, "[", x.size.map((extent, n) => [n ? ", " : "", el("span", { class: /^-?\d+$/.test(extent) ? "" : "symbolic" }, extent)]), "]"] : null;
+  return el("div", {}, el("code", {}, arrow, x.name), " ", el("b", {}, x.kind), size ? el("code", {}, size) : el("span", { class: "tag" }, " " + x.note),
+    x.requires_grad ? el("span", { class: "tag" }, " requires grad") : null, x.device && x.device !== "cpu" ? el("span", { class: "tag" }, " " + x.device) : null,
+    x.metadata.map(([name, value]) => el("div", {}, el("code", {}, `${name} = ${value}`), el("span", { class: "tag" }, " constant"))),
+    x.dynamics.map(([name, value]) => el("div", {}, el("code", { class: "symbolic" }, `${name} = ${value}`), el("span", { class: "tag" }, " dynamic"))),
+    x.inner.map(inner => leaf(inner, ".")));
+}
+
+function signature(p, folds) {
+  return el("section", { class: "card" }, el("h2", {}, "Signature"), el("div", { class: "tree" }, folded(p.inputs, folds.inputs, x => leaf(x, "")),
+    p.captured.length ? el("details", { open: p.captured.length <= 8 || folds.captured.length > 0 }, el("summary", {}, `of modules, closures and globals: ${many(p.captured.length, "tensor")}`), folded(p.captured, folds.captured, x => leaf(x, ""))) : null,
+    p.symbols.length ? p.symbols.map(s => el("div", {}, el("code", { class: "symbolic" }, `${s.name} = ${s.source}`), el("span", { class: "tag" }, ` ${s.value} here`))) : null,
+    el("p", {}, "results"), folded(p.outputs, folds.outputs, x => leaf(x, "→ "))));
+}
+
+function sentences(p) {
+  const all = [...p.aliasing, ...p.mutation];
+  return el("section", { class: "card" }, el("h2", {}, "Aliasing and mutation"), all.length ? el("ul", {}, all.map(text => el("li", {}, text))) : el("p", {}, "None found."));
+}
+
+function saved(p, folds) {
+  if (p.graphs.length < 2) return null;
+  const row = s => el("div", { class: "kept" }, el("code", {}, s.name), el("code", {}, s.source === "a size" ? s.dtype : `${s.dtype}[${s.size.join(", ")}]`), el("span", {}, s.source), el("span", {}, s.nbytes === 0 ? "" : bytes(s.nbytes)));
+  return el("section", { class: "card" }, el("h2", {}, "Saved for the backward"),
+    el("div", { class: "long" }, folded(p.saved, folds.saved, row)),
+    el("p", {}, `${bytes(p.saved_bytes)} besides inputs and results${p.symbols.length ? ", at the sizes of this call" : ""}`));
+}
+
+function wrapper(p, folds) {
+  const left = new Set(p.left_out.map(one => one.line));
+  return el("section", { class: "card" }, el("h2", {}, `The wrapper${p.left_out.length ? `, ${many(p.left_out.length, "check")} left out` : ""}`),
+    el("pre", {}, folded(p.wrapper.trimEnd().split("\n"), folds.wrapper, (line, n) => el("code", { class: "row" }, left.has(n) ? el("span", { class: "left" }, line) : python(line)))));
+}
+
+// ---- guards --------------------------------------------------------------------------------------------------
+
+function guards(p, folds) {
+  const checks = p.guards.reduce((sum, g) => sum + g.checks, 0);
+  const row = (text, g, n) => el("code", { class: "row" }, el("span", { class: "n" }, n), python(text), g.place ? el("span", { class: "c" }, `  # ${where(g.place)}: ${g.place.text}`) : null);
+  return el("section", { class: "card" }, el("h2", {}, "A call runs this program if"),
+    el("p", {}, `${many(checks, "check")} of Dynamo's, counted, not timed. The number before a name is how many of them are about it.`),
+    el("pre", {}, folds.guards.map(group => {
+      const first = group.texts.map((text, n) => row(text, group.guards[n], n ? "" : group.checks));
+      return group.count > 1 ? foldBox(group.count, group.name, first, group.guards.map(g => row(g.text, g, g.checks))) : first;
+    })));
+}
+
+// ---- was it worth it, predictions ----------------------------------------------------------------------------
+
+// A bar of labelled parts, each [name, seconds, colour]; the labels are below it, so narrow parts have theirs too.
+function timeBar(parts, label) {
+  const total = Math.max(parts.reduce((sum, part) => sum + part[1], 0), 1e-12);
+  const text = parts.map(([name, seconds]) => `${name} ${time(seconds)}`).join(", ");
+  return [el("span", { class: "bar tall", role: "img", "aria-label": `${label}: ${text}` }, parts.map(([name, seconds, color]) => el("i", { style: `width:${seconds / total * 100}%;background:${color}`, title: `${name}: ${time(seconds)}` }))),
+    el("div", { class: "legend" }, parts.map(([name, seconds, color]) => el("span", {}, el("i", { style: `background:${color}` }), `${name} `, el("b", {}, time(seconds)), ` ${percent(seconds / total)}`)))];
+}
+
+function worth(p) {
+  const cost = p.cost;
+  if (!cost || (cost.eager == null && cost.stock == null)) return null;
+  const ways = [["eager mode", cost.eager], ["torch.compile", cost.stock], ["desugar", cost.call]].filter(way => way[1] != null);
+  const longest = Math.max(...ways.map(way => way[1]), 1e-12);
+  return el("section", { class: "card worth" }, el("h2", {}, "Was it worth it"), ways.map(([name, seconds]) => el("div", { class: "way" }, el("span", {}, name),
+    el("span", { class: "bar" }, el("i", { style: `width:${seconds / longest * 100}%;background:var(--${name === "desugar" ? "s0" : "s6"})` })),
+    el("span", {}, el("b", {}, time(seconds)), name === "desugar" ? "" : ` — ${(seconds / cost.call).toPrecision(2)} × desugar's`))),
+    cost.agrees ? el("p", {}, cost.agrees) : null);
+}
+
+function prediction(found) {
+  const sum = (way, read) => way.stages.reduce((all, stage) => all + stage.kernels.filter(k => k.kind !== "host").reduce((part, k) => part + read(k) * k.launches, 0), 0);
+  const cell = text => el("td", {}, text), heads = texts => el("tr", {}, texts.map(text => el("th", {}, text)));
+  const total = way => way.error ? el("tr", {}, cell(way.name), el("td", { class: "error", colspan: 6 }, `not predicted: ${way.error}`)) : el("tr", {}, cell(way.name), cell(time(way.seconds)),
+    cell(way.graphed_seconds == null ? "—" : time(way.graphed_seconds)), cell(sum(way, () => 1)), cell(bytes(sum(way, k => k.reads + k.writes))), cell(sum(way, k => k.flops).toPrecision(3)), cell(time(sum(way, k => k.seconds))));
+  const kernel = k => el("tr", {}, el("td", { class: "mono" }, k.name), cell(k.kind), cell(k.launches), cell(time(k.seconds)), cell(k.bound), cell(bytes(k.reads)), cell(bytes(k.writes)));
+  const stage = (way, s) => el("details", {}, el("summary", {}, `${way.name}, ${s.name}: predicted for ${many(s.kernels.length, "kernel")}${s.no_cuda_graph.length ? "; no CUDA graph: " + s.no_cuda_graph.join("; ") : ""}`),
+    el("div", { class: "wide" }, el("table", {}, heads(["kernel", "kind", "launches", "predicted, one launch", "bound by", "reads", "writes"]), s.kernels.map(kernel))));
+  return el("section", { class: "card predicted" }, el("h2", {}, `Predicted: ${found.name} on ${found.device}`),
+    el("p", {}, `Nothing was run or measured on this device. ${found.versions.map(v => v.join(" ")).join(", ")}; figures of the device: ${found.source}`),
+    el("div", { class: "wide" }, el("table", {}, heads(["way", "predicted time", "predicted, in CUDA graphs", "launches", "bytes", "operations", "kernels alone, predicted"]), found.ways.map(total))),
+    found.ways.map(way => way.stages.map(s => stage(way, s))));
+}

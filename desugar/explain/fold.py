@@ -1,0 +1,239 @@
+"""Repeated layers of a program, folded: in its signature, ops, graphs, saved tensors, wrapper and guards.
+
+Two items are equal for this purpose if they differ in indices of names alone, such as `layers[0]` and `layers[1]`, and
+in the names of nodes. Ops, sizes, dtypes and constants have to be the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from desugar.explain.records import Graph, Guard, Leaf, OuterOp, Program
+from desugar.explain.runs import Run, find_runs
+from desugar.ir.record import Record
+
+_INDEX = re.compile(r"\[(\d+)\]")
+_NODE = re.compile(r"(?<![\w.])([A-Za-z_]\w*?)(?:_\d+)?(?![\w.])")  # PyTorch numbers the nodes of one op
+_NUMBERED = re.compile(r"(?<![\w.])([A-Za-z]+)\d+")  # names in a wrapper: a0, x12, grad3
+Item = TypeVar("Item")
+
+_LEAST = 3  # names of one kind that are folded
+
+# ------------------------------------------------------------------------------------------------- a program
+
+
+@dataclass(frozen=True, slots=True)
+class GuardGroup(Record):
+    """The guards of one name, or of the names of repeated layers.
+
+    Attributes:
+        name: What they are about, with the indices of all layers: `layers[0 … 35].weight`.
+        texts: What they say, with that name.
+        count: How many names there are.
+        checks: Dynamo's checks for all of them, counted.
+        guards: The guards themselves, name by name.
+    """
+
+    name: str
+    texts: tuple[str, ...]
+    count: int
+    checks: int
+    guards: tuple[Guard, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Folds(Record):
+    """The repeated layers of one program. Runs count the items of the list of that name.
+
+    Attributes:
+        inputs, captured, outputs, ops, saved: Runs of the records.
+        wrapper: Runs of lines.
+        graphs: Runs of lines of each graph.
+        guards: The guards by name, those of most checks first.
+    """
+
+    inputs: tuple[Run, ...] = ()
+    captured: tuple[Run, ...] = ()
+    outputs: tuple[Run, ...] = ()
+    ops: tuple[Run, ...] = ()
+    saved: tuple[Run, ...] = ()
+    wrapper: tuple[Run, ...] = ()
+    graphs: tuple[tuple[Run, ...], ...] = ()
+    guards: tuple[GuardGroup, ...] = ()
+
+
+def fold_program(program: Program) -> Folds:
+    """Finds the repeated layers of a program."""
+    names_of_ops = _names_of_ops(program)
+    return Folds(
+        inputs=fold_leaves(program.inputs),
+        captured=fold_leaves(program.captured),
+        outputs=fold_leaves(program.outputs),
+        ops=_fold(program.ops, _key_of_op, lambda op: names_of_ops.get(op.number, [])),
+        saved=_fold(
+            program.saved,
+            lambda saved: replace(
+                saved, name=_NODE.sub(r"\1", saved.name), source=without_index(saved.source)
+            ),
+            lambda saved: [saved.source.removeprefix("input ")],
+        ),
+        wrapper=find_runs([_NUMBERED.sub(r"\1#", line) for line in program.wrapper.splitlines()]),
+        graphs=tuple(map(fold_graph, program.graphs)),
+        guards=group_guards(program.guards),
+    )
+
+
+def _fold(
+    items: Sequence[Item], key: Callable[[Item], Hashable], names: Callable[[Item], Iterable[str]]
+) -> tuple[Run, ...]:
+    """Finds runs of equal keys, and labels them by the names in their first and last block."""
+    found = find_runs([key(item) for item in items])
+    of_items = [list(names(item)) for item in items]
+    return tuple(_with_label(run, of_items) for run in found)
+
+
+def _with_label(run: Run, names: Sequence[Sequence[str]]) -> Run:
+    first = [name for n in range(run.start, run.start + run.length) for name in names[n]]
+    last = [name for n in range(run.end - run.length, run.end) for name in names[n]]
+    return replace(run, label=span(first, last), inner=tuple(_with_label(one, names) for one in run.inner))
+
+
+def span(first: Sequence[str], last: Sequence[str]) -> str:
+    """Names the blocks of a run by the first index that differs between the names of its first and last block."""
+    for one, other in zip(first, last, strict=False):
+        for start, end in zip(_INDEX.finditer(one), _INDEX.finditer(other), strict=False):
+            if start[1] != end[1]:
+                return f"{one[: start.end()]} … {other[: end.end()]}"
+    return ""
+
+
+def without_index(name: str) -> str:
+    """A name without its indices."""
+    return _INDEX.sub("[#]", name)
+
+
+# ------------------------------------------------------------------------------------------------ its records
+
+
+def fold_leaves(leaves: Sequence[Leaf]) -> tuple[Run, ...]:
+    """Finds repeated layers among arguments or results."""
+    return _fold(leaves, _key_of_leaf, lambda leaf: [leaf.name])
+
+
+def _key_of_leaf(leaf: Leaf) -> Leaf:
+    return replace(leaf, name=without_index(leaf.name), note=without_index(leaf.note))
+
+
+def _key_of_op(op: OuterOp) -> Hashable:
+    parent = None if op.parent is None else op.number - op.parent
+    return replace(op, number=0, parent=parent)
+
+
+# ------------------------------------------------------------------------------------------------- its graphs
+
+
+def fold_graph(graph: Graph) -> tuple[Run, ...]:
+    """Finds repeated layers among the lines of a graph: the same ops of the same sizes, whatever their operands are."""
+    parameters = _parameters(graph)
+    names = {*parameters, *(node.name for node in graph.nodes)}
+    return _fold(
+        graph.text.splitlines(),
+        lambda line: _key_of_line(line, names),
+        lambda line: _names_in(line, parameters),
+    )
+
+
+def _key_of_line(line: str, names: Collection[str]) -> str:
+    """A line without the names of its nodes, and a parameter's without the index of the user's name."""
+    code, hash_sign, comment = line.partition("  # ")
+    if code.endswith(","):
+        comment = without_index(comment)
+    code = _NODE.sub(lambda found: "%" if found[0] in names else found[1], code)
+    return code + hash_sign + comment
+
+
+def _parameters(graph: Graph) -> dict[str, str]:
+    """The user's name of each parameter of a graph's function."""
+    found = {}
+    for line in graph.text.splitlines():
+        if line.startswith("):"):
+            break
+        code, _, name = line.partition("  # ")
+        if name:
+            found[code.strip(" ,")] = name
+    return found
+
+
+def _names_in(line: str, parameters: dict[str, str]) -> list[str]:
+    """The user's names of the parameters that a line reads."""
+    found = (match[0] for match in _NODE.finditer(line.partition("  # ")[0]))
+    return [parameters[name] for name in found if name in parameters]
+
+
+def _names_of_ops(program: Program) -> dict[int, list[str]]:
+    """The user's names of the parameters that the graph reads for each outer op."""
+    found: dict[int, list[str]] = {}
+    for graph in program.graphs[:1]:
+        lines, parameters = graph.text.splitlines(), _parameters(graph)
+        for node in graph.nodes:
+            if node.op is not None:
+                found.setdefault(node.op, []).extend(_names_in(lines[node.line], parameters))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------- its guards
+
+
+def group_guards(guards: Sequence[Guard]) -> tuple[GuardGroup, ...]:
+    """Puts the guards of one name together, and those of repeated layers; most checks first."""
+    by_name: dict[str, list[Guard]] = {}
+    for guard in guards:
+        by_name.setdefault(guard.name or guard.text, []).append(guard)
+    alike: dict[Hashable, list[list[Guard]]] = {}
+    for found in by_name.values():
+        key = tuple((_rename(guard, without_index(guard.name)), guard.place, guard.checks) for guard in found)
+        alike.setdefault(key, []).append(found)
+    folded = [
+        group
+        for found in alike.values()
+        for group in (
+            [_group(found)] if len(found) >= _LEAST and found[0][0].name else [_group([one]) for one in found]
+        )
+    ]
+    return tuple(sorted(folded, key=lambda group: (not group.name, -group.checks)))  # modes come last
+
+
+def _group(found: Sequence[list[Guard]]) -> GuardGroup:
+    """One group, of the guards of each of its names."""
+    name = join_names([guards[0].name for guards in found])
+    return GuardGroup(
+        name,
+        tuple(_rename(guard, name) for guard in found[0]),
+        len(found),
+        sum(guard.checks for guards in found for guard in guards),
+        tuple(guard for guards in found for guard in guards),
+    )
+
+
+def _rename(guard: Guard, name: str) -> str:
+    return guard.text.replace(guard.name, name) if guard.name else guard.text
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Joins names that differ in indices: `a[0].b`, `a[1].b` and `a[2].b` are `a[0 … 2].b`."""
+    columns = [
+        sorted(set(column))
+        for column in zip(*(map(int, _INDEX.findall(name)) for name in names), strict=True)
+    ]
+    texts = iter([f"[{_range(column)}]" for column in columns])
+    return _INDEX.sub(lambda found: next(texts), names[0])
+
+
+def _range(numbers: Sequence[int]) -> str:
+    first, last = numbers[0], numbers[-1]
+    if last - first == len(numbers) - 1:
+        return str(first) if first == last else f"{first} … {last}"
+    return ", ".join(map(str, numbers)) if len(numbers) <= _LEAST else f"{first}, {numbers[1]} … {last}"
