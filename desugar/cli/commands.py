@@ -7,6 +7,7 @@ import inspect
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ from desugar.compare.records import Request
 from desugar.compare.run import Plan
 from desugar.compare.targets import TargetError, find_arguments, find_factory, find_target
 from desugar.errors import DesugarError
-from desugar.explain.api import explain as explain_function
+from desugar.explain.api import Explanation, explain as explain_function
 from desugar.explain.diff import compare_reports
 from desugar.explain.diff_text import render_diff
 from desugar.explain.prediction import render_prediction
@@ -116,6 +117,9 @@ def explain(  # noqa: PLR0913 - one parameter for each option
     html: Annotated[Path | None, typer.Option(help="Write a page instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Print each repeated layer.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Run the call in eager mode and under torch.compile, too.")
+    ] = False,
     device: DeviceName = None,
 ) -> None:
     """Tells what becomes of one call: its lines, ops, graphs and cost."""
@@ -127,6 +131,9 @@ def explain(  # noqa: PLR0913 - one parameter for each option
         args, kwargs = find_arguments(module, fn, inputs)
         compiled = fn if calls_of(fn) is not None else desugar_compile(fn, backend=backend)
         explanation = explain_function(compiled, *args, device=device, **kwargs)
+    if compare:
+        worth = comparing.worth_of(Request(target, inputs, backend, calls=3), Plan(rounds=20))
+        explanation = Explanation(replace(explanation.program, worth=worth), explanation.prediction)
     if as_json:
         typer.echo(explanation.to_json())
     elif html is not None:

@@ -164,4 +164,6 @@ def _seconds(data: dict[str, Any]) -> Iterator[tuple[str, float]]:
     if cost is not None:
         yield "a call", cost["call"]
         yield "the graph of a call", cost["graph"]
-        yield from ((f"a call, {way}", cost[way]) for way in ("eager", "stock") if cost[way] is not None)
+    for way, seconds in (data["worth"] or {"ways": ()})["ways"]:
+        if seconds is not None:
+            yield f"a call in its own process, {way}", seconds

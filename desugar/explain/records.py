@@ -185,17 +185,11 @@ class Cost(Record):
         call: Of the wrapper, the compiled graph in it included; without Dynamo's guards.
         graph: Of the compiled graph in it.
         rounds: How many calls were measured.
-        eager: Of the same call in eager mode; None if that was not measured.
-        stock: Of the same call under `torch.compile` without desugaring; None if that was not measured.
-        agrees: What was compared between the ways, and whether it agrees; empty if nothing was compared.
     """
 
     call: float
     graph: float
     rounds: int
-    eager: float | None = None
-    stock: float | None = None
-    agrees: str = ""
 
     @property
     def wrapper(self) -> float:
@@ -206,6 +200,19 @@ class Cost(Record):
     def share(self) -> float:
         """The wrapper's part of a call."""
         return self.wrapper / self.call if self.call else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Worth(Record):
+    """The same call in several ways, each in a process of its own: whether compiling was worth it.
+
+    Attributes:
+        ways: (way, seconds of a warm call), guards included; a way that failed has None.
+        verdict: What was compared, and in which ways it was right.
+    """
+
+    ways: tuple[tuple[str, float | None], ...]
+    verdict: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +237,7 @@ class Program(Record):
         materialized: Materializing fallbacks.
         cost: Measured, or None with the reason in `no_cost`.
         calls: How often it ran, where that was counted.
+        worth: The same call in eager mode and under `torch.compile`, where that was asked for.
     """
 
     name: str
@@ -258,6 +266,7 @@ class Program(Record):
     no_cost: str = ""
     calls: int | None = None
     label: str = ""
+    worth: Worth | None = None
 
     @property
     def title(self) -> str:

@@ -8,7 +8,18 @@ from pathlib import Path
 
 from desugar.explain.fold import Folds, fold_program, group_guards
 from desugar.explain.folded_text import fold_code, fold_lines
-from desugar.explain.records import Cost, Guard, Leaf, Materialized, OuterOp, Place, Program, Report, Saved
+from desugar.explain.records import (
+    Cost,
+    Guard,
+    Leaf,
+    Materialized,
+    OuterOp,
+    Place,
+    Program,
+    Report,
+    Saved,
+    Worth,
+)
 from desugar.explain.runs import Run
 
 _MOST = 20  # fallbacks that a terminal is shown
@@ -66,6 +77,8 @@ def _overview(program: Program) -> Iterator[str]:
         yield from _cost(program.cost)
     elif program.no_cost:
         yield f"the cost of a call is not measured: {program.no_cost}"
+    if program.worth is not None:
+        yield _worth(program.worth)
     for found in program.materialized:
         yield f"materialized: {materialized_text(found)}"
 
@@ -75,11 +88,11 @@ def _cost(cost: Cost) -> Iterator[str]:
         f"a call takes {duration(cost.call)}: the graph {duration(cost.graph)}, "
         f"the wrapper {duration(cost.wrapper)} ({percent(cost.share)})"
     )
-    others = [("eager mode", cost.eager), ("torch.compile", cost.stock)]
-    measured = [f"{name} {duration(seconds)}" for name, seconds in others if seconds is not None]
-    if measured:
-        agrees = f"; {cost.agrees}" if cost.agrees else ""
-        yield f"the same call: {', '.join(measured)}, desugar {duration(cost.call)}{agrees}"
+
+
+def _worth(worth: Worth) -> str:
+    ways = [f"{name} {'failed' if t is None else duration(t)}" for name, t in worth.ways]
+    return f"was it worth it: {', '.join(ways)}; {worth.verdict}"
 
 
 def _signature(program: Program, folds: Folds) -> Iterator[str]:

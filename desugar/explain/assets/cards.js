@@ -94,14 +94,14 @@ function timeBar(parts, label) {
 }
 
 function worth(p) {
-  const cost = p.cost;
-  if (!cost || (cost.eager == null && cost.stock == null)) return null;
-  const ways = [["eager mode", cost.eager], ["torch.compile", cost.stock], ["desugar", cost.call]].filter(way => way[1] != null);
-  const longest = Math.max(...ways.map(way => way[1]), 1e-12);
-  return el("section", { class: "card worth" }, el("h2", {}, "Was it worth it"), ways.map(([name, seconds]) => el("div", { class: "way" }, el("span", {}, name),
-    el("span", { class: "bar" }, el("i", { style: `width:${seconds / longest * 100}%;background:var(--${name === "desugar" ? "s0" : "s6"})` })),
-    el("span", {}, el("b", {}, time(seconds)), name === "desugar" ? "" : ` — ${(seconds / cost.call).toPrecision(2)} × desugar's`))),
-    cost.agrees ? el("p", {}, cost.agrees) : null);
+  if (!p.worth) return null;
+  const ways = p.worth.ways, ours = ways[ways.length - 1][1];
+  const longest = Math.max(...ways.map(way => way[1] || 0), 1e-12);
+  const ratio = (seconds, last) => last || ours == null ? "" : ` — ${(seconds / ours).toPrecision(2)} × desugar's`;
+  const row = ([name, seconds], last) => el("div", { class: "way" }, el("span", {}, name),
+    el("span", { class: "bar" }, seconds == null ? null : el("i", { style: `width:${seconds / longest * 100}%;background:var(--${last ? "s0" : "s6"})` })),
+    seconds == null ? el("span", {}, "failed") : el("span", {}, el("b", {}, time(seconds)), ratio(seconds, last)));
+  return el("section", { class: "card worth" }, el("h2", {}, "Was it worth it"), ways.map((way, n) => row(way, n === ways.length - 1)), el("p", {}, p.worth.verdict));
 }
 
 function prediction(found) {

@@ -13,7 +13,7 @@ from torch import nn
 
 import desugar
 from desugar.explain.graphs import kind_of
-from desugar.explain.records import Guard
+from desugar.explain.records import Guard, Worth
 from desugar.explain.render import render_rich
 from desugar.explain.text import percent, render_text
 from desugar.recording import listeners
@@ -343,12 +343,12 @@ def test_a_terminal_is_not_flooded_with_guards(explained):
 
 
 def test_other_ways_are_told_where_they_were_measured(explained):
-    cost = replace(explained.cost, call=1e-3, graph=8e-4, eager=4e-3, stock=2e-3, agrees="results agree")
+    worth = Worth((("eager", 4e-3), ("torch.compile", None), ("desugar.compile", 1e-3)), "3 calls: right")
     assert (
-        "\nthe same call: eager mode 4 ms, torch.compile 2 ms, desugar 1 ms; results agree\n"
-        in render_text(replace(explained, cost=cost))
+        "\nwas it worth it: eager 4 ms, torch.compile failed, desugar.compile 1 ms; 3 calls: right\n"
+        in render_text(replace(explained, worth=worth))
     )
-    assert "the same call" not in render_text(explained)
+    assert "worth" not in render_text(explained)
 
 
 def test_rich_shows_the_same_words(explained):

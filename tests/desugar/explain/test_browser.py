@@ -13,7 +13,7 @@ import torch
 import desugar
 from desugar.device.records import Kernel, Prediction, Stage, Way
 from desugar.explain.collector import Collector
-from desugar.explain.records import Program, Report
+from desugar.explain.records import Program, Report, Worth
 from desugar.explain.render import render_page
 from docs.picture import take_picture
 from tests.desugar.explain.subjects import layer, make_weight, make_x
@@ -258,11 +258,13 @@ def test_predictions_are_shown_as_such(opened, report, width):
 
 def test_was_it_worth_it_where_it_was_measured(opened, report):
     (first, second) = report.programs
-    cost = replace(first.cost, call=1e-3, eager=4e-3, stock=2e-3, agrees="results agree")
-    page = opened(replace(report, programs=(replace(first, cost=cost), second)))
+    ways = (("eager", 4e-3), ("torch.compile", None), ("desugar.compile", 1e-3))
+    worth = Worth(ways, "3 calls compared: right")
+    page = opened(replace(report, programs=(replace(first, worth=worth), second)))
     page.locator(".program").first.click()
     text = page.locator(".worth").inner_text()
-    assert "4.00 ms — 4.0 \u00d7 desugar's" in text and "torch.compile" in text and "results agree" in text
+    assert "4.00 ms — 4.0 \u00d7 desugar's" in text and "3 calls compared: right" in text
+    assert "torch.compile" in text and "failed" in text
     page.evaluate("location.hash = '#program-2'")
     page.wait_for_selector("h1:has-text('any')")
     assert page.locator(".worth").count() == 0

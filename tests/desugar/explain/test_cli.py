@@ -55,6 +55,15 @@ def test_explain_takes_inputs_by_name_and_writes_json_or_a_page(run, tmp_path):
     assert page.read_text().startswith("<!doctype html>")
 
 
+def test_explain_runs_the_call_in_other_ways_if_asked_to(run):
+    result = run("explain", f"{SUBJECTS}:layer", "--compare", "--json")
+    worth = json.loads(result.stdout)["worth"]
+    assert [name for name, seconds in worth["ways"]] == ["eager", "torch.compile", "desugar.compile"]
+    assert all(seconds > 0 for _, seconds in worth["ways"])
+    assert worth["verdict"].startswith("3 calls compared; torch.compile: right")
+    assert "worth" not in run("explain", f"{SUBJECTS}:layer").stdout
+
+
 @pytest.mark.parametrize(
     ("target", "says"),
     [

@@ -104,11 +104,12 @@ def test_an_explanation_is_a_report_of_one_program(folder):
 def test_times_say_by_how_much(folder, before):
     data = json.loads(before.read_text())
     for program in data["programs"]:
-        program["cost"] |= {"call": program["cost"]["call"] * 3, "eager": 1.0}
+        program["cost"] |= {"call": program["cost"]["call"] * 3}
+        program["worth"] = {"ways": [["eager", 1.0], ["torch.compile", None]], "verdict": "3 calls: right"}
     path = folder / "slower.json"
     path.write_text(json.dumps(data))
     text = render_diff(compared(before, path))
-    assert "3 times slower" in text and "a call, eager: not measured -> 1 s" in text
+    assert "3 times slower" in text and "a call in its own process, eager: not measured -> 1 s" in text
     assert "3 times faster" in render_diff(compared(path, before))
 
 
