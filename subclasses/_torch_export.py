@@ -72,7 +72,7 @@ def _tracking_inners(module: Any, is_ours: Callable[[Any], bool]) -> Any:
     @functools.wraps(set_proxy_slot)
     def track(obj: Any, tracer: Any, proxy: Any) -> None:
         set_proxy_slot(obj, tracer, proxy)
-        if not is_ours(obj) or not torch.compiler.is_exporting():
+        if not torch.compiler.is_exporting() or not is_ours(obj):
             return
         for name in obj.__tensor_flatten__()[0]:
             inner = obj.__dict__[name]
@@ -90,7 +90,7 @@ def _refusing_results(create_arg: Any, is_ours: Callable[[Any], bool]) -> Any:
 
     @functools.wraps(create_arg)
     def create(tracer: Any, a: Any) -> Any:
-        if is_ours(a) and torch.compiler.is_exporting() and _is_fake(a):
+        if torch.compiler.is_exporting() and is_ours(a) and _is_fake(a):
             raise DispatchError(
                 f"torch.export: expected a function that returns plain tensors, got {one_of(type(a))}; return its "
                 f"inner tensors, or export subclasses.export.Flattened(fn), whose results are flattened"
