@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,11 +20,13 @@ import torch
 from torch import Tensor, nn
 
 import desugar
+from bench.timing import describe_machine
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.ragged import JaggedTensor
 
 TURNS = 7
 CALLS = 2000
+CAPABILITY = torch.backends.cpu.get_cpu_capability()
 
 # Loads a package twice, and prints the milliseconds of both: the first imports what packages need.
 LOADING = """
@@ -117,7 +118,8 @@ def write_table(cases: dict[str, dict[str, Any]]) -> str:
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for name, found in cases.items():
         lines.append(f"| {name} | {' | '.join(f'{found[column]:,}' for column in columns)} |")
-    where = f"PyTorch {torch.__version__}, {platform.machine()}, {torch.get_num_threads()} threads"
+    machine = describe_machine()
+    where = f"PyTorch {machine['torch']}, one thread of an {machine['cpu']} with {CAPABILITY}"
     return "\n".join(
         [*lines, "", f"{where}; medians of {TURNS} turns. `python -m bench.packages` measures it.", ""]
     )
@@ -129,9 +131,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     out = parser.parse_args().out
     torch.manual_seed(0)
+    torch.set_num_threads(1)  # calls of a few microseconds are compared
     with tempfile.TemporaryDirectory() as folder:
         cases = {name: measure(name, *case, Path(folder)) for name, case in make_cases().items()}
-    found = {"torch": torch.__version__, "machine": platform.machine(), "threads": torch.get_num_threads()}
+    found = {**describe_machine(), "capability": CAPABILITY}
     text = json.dumps({**found, "cases": cases}, indent=2, ensure_ascii=False)
     print(text)
     if out is not None:

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -36,12 +38,49 @@ def desugar_exported(is_ours: Callable[[Any], bool]) -> None:
         is_ours: whether an object is a value of one of the classes.
     """
 
-    def patch(module: Any) -> None:
-        module.proxy_call = _asking_classes(module.proxy_call, is_ours)
-        module.set_proxy_slot = _tracking_inners(module, is_ours)
-        module.PythonKeyTracer.create_arg = _refusing_results(module.PythonKeyTracer.create_arg, is_ours)
+    def patch(trace: Any) -> None:
+        from torch.fx.experimental import proxy_tensor  # what records ops; torch.export has imported it
 
-    after_import("torch.fx.experimental.proxy_tensor", patch)
+        hooks, exporting = _Hooks(proxy_tensor, is_ours), trace._compiling_state_context
+
+        @contextlib.contextmanager
+        def recording() -> Iterator[None]:
+            with exporting(), hooks.installed():
+                yield
+
+        trace._compiling_state_context = recording
+
+    after_import("torch.export._trace", patch)
+
+
+class _Hooks:
+    """What replaces functions of the module that records ops, while an export is in progress in some thread."""
+
+    def __init__(self, module: Any, is_ours: Callable[[Any], bool]) -> None:
+        tracer = module.PythonKeyTracer
+        self.replaced = {
+            (module, "proxy_call"): _asking_classes(module.proxy_call, is_ours),
+            (module, "set_proxy_slot"): _tracking_inners(module, is_ours),
+            (tracer, "create_arg"): _refusing_results(tracer.create_arg, is_ours),
+        }
+        self.originals = {(owner, name): getattr(owner, name) for owner, name in self.replaced}
+        self.lock, self.exports = threading.Lock(), 0
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Installs the hooks for the time of a context; contexts may be nested, and overlap in threads."""
+        self._count(1, self.replaced)
+        try:
+            yield
+        finally:
+            self._count(-1, self.originals)
+
+    def _count(self, change: int, functions: dict[tuple[Any, str], Any]) -> None:
+        with self.lock:
+            self.exports += change
+            if self.exports == max(change, 0):  # the first one in, or the last one out
+                for (owner, name), function in functions.items():
+                    setattr(owner, name, function)
 
 
 def _asking_classes(proxy_call: Any, is_ours: Callable[[Any], bool]) -> Any:
