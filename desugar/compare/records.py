@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from desugar.device.records import Prediction
-from desugar.ir.record import Record
+from desugar.ir.record import Record, find_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,4 @@ class Comparison(Record):
         Raises:
             KeyError: There is no such way.
         """
-        found = {way.name: way for way in self.ways}
-        if name not in found:
-            raise KeyError(f"expected one of {', '.join(found)}, got {name!r}")
-        return found[name]
+        return find_named(self.ways, name)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from desugar.ir.record import Record
+from desugar.ir.record import Record, find_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,4 @@ class Prediction(Record):
         Raises:
             KeyError: There is no such way.
         """
-        found = {way.name: way for way in self.ways}
-        if name not in found:
-            raise KeyError(f"expected one of {', '.join(found)}, got {name!r}")
-        return found[name]
+        return find_named(self.ways, name)  # type: ignore[no-any-return]
