@@ -5,19 +5,16 @@ python -m tests.export.table
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Any
 
-from docs.wrap import wrap
 from tests.export.cases import CASES, MISFIT, SECTIONS, UNFLATTENED
 from tests.export.outcomes import STEPS, Outcome, run_case
+from tests.page_tables import Notes, PageTable, outcome_cell
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
-BEGIN, END = "<!-- written by python -m tests.export.table -->", "<!-- end -->"
 COLUMNS = ("`export`", "`module()`", "`save`, `load`", "`run_decompositions`", "AOTInductor")
-LONGEST = 160  # of what an error said
 
 # What came of each step with strict=False and with strict=True.
 Outcomes = dict[str, tuple[Outcome, Outcome]]
@@ -37,38 +34,19 @@ def options_of(name: str) -> dict[str, Any]:
     return {"flattened": section != UNFLATTENED, "fits": section != MISFIT}
 
 
+TABLE = PageTable(PAGE, "<!-- written by python -m tests.export.table -->", COLUMNS, SECTIONS)
+read_section = TABLE.read
+
+
 def emit_section(found: dict[str, Outcomes]) -> str:
     """The text of the tables with their notes."""
-    notes: dict[str, int] = {}
-    lines = [BEGIN, ""]
-    for section, cases in SECTIONS.items():
-        lines += [f"| {section} | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-        for name in cases:
-            cells = found[f"{section}: {name}"].values()
-            lines.append(f"| {name} | {' | '.join(_cell(*pair, notes) for pair in cells)} |")
-        lines.append("")
-    lines += [f"{number}. {note}" for note, number in notes.items()]
-    return wrap("\n".join([*lines, "", END])).rstrip("\n")
+    return TABLE.emit({name: list(steps.values()) for name, steps in found.items()}, _cell)
 
 
-def _cell(loose: Outcome, strict: Outcome, notes: dict[str, int]) -> str:
-    shown = _outcome(loose, notes)
-    if strict == loose:
-        return shown
-    return f"{shown}; strict: {_outcome(strict, notes)}"
-
-
-def _outcome(outcome: Outcome, notes: dict[str, int]) -> str:
-    kind, said = outcome
-    if not said:
-        return kind or "not run"
-    note = f"`{said.replace('`', '').replace('|', '/')[:LONGEST]}`"
-    return f"{kind} ({notes.setdefault(note, len(notes) + 1)})"
-
-
-def read_section(text: str) -> str:
-    """The tables of a page."""
-    return text[text.index(BEGIN) : text.index(END) + len(END)]
+def _cell(outcomes: tuple[Outcome, Outcome], notes: Notes) -> str:
+    loose, strict = outcomes
+    shown = outcome_cell(loose, notes)
+    return shown if strict == loose else f"{shown}; strict: {outcome_cell(strict, notes)}"
 
 
 def main() -> None:
@@ -78,8 +56,7 @@ def main() -> None:
             print(name, *(f"    {step:20} {pair}" for step, pair in outcomes(name).items()), sep="\n")
         return
     section = emit_section({name: outcomes(name) for name in CASES})
-    pattern = f"{re.escape(BEGIN)}.*?{re.escape(END)}"
-    PAGE.write_text(re.sub(pattern, lambda _: section, PAGE.read_text(), flags=re.DOTALL))
+    TABLE.write(section)
 
 
 if __name__ == "__main__":
