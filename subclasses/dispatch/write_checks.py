@@ -2,11 +2,14 @@
 
 A mapped op runs on one inner tensor after the other. Where all have one dtype and shape, what is wrong for one is wrong
 for the first, which then is not written. Where they differ, as a number and a count do under ``x.mul_(2.5)``, the op
-is tried for the others first. Only pointwise ops and copies are tried: dtypes and sizes decide whether they raise.
+is tried for the others first. Of pointwise ops and copies, dtypes and sizes decide whether they raise; they are tried on
+tensors of one element. Other ops, such as ``index_add_``, are tried on a copy of what they write to. Ops that draw random
+numbers are not tried.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -14,15 +17,24 @@ import torch
 from torch import Tensor, nn
 
 from subclasses._torch import OpOverload
+from subclasses.dispatch.aliasing import argument
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 
 PLAIN = frozenset({Tensor, nn.Parameter})
 
 
 def is_tried_first(op: OpOverload) -> bool:
-    """Whether an op writes to tensors, and dtypes and sizes decide whether it raises."""
-    if not op_facts(op).written or torch.Tag.nondeterministic_seeded in op.tags:
-        return False
+    """Whether an op writes to tensors, and may raise: it draws no random numbers, and has more to do than ``zero_``."""
+    return (
+        bool(op_facts(op).written)
+        and torch.Tag.nondeterministic_seeded not in op.tags
+        and op is not torch.ops.aten.zero_.default
+    )
+
+
+@functools.cache
+def _needs_one_element(op: OpOverload) -> bool:
+    """Whether dtypes and sizes decide if an op raises."""
     functional = functional_counterpart(op) or op
     return torch.Tag.pointwise in (*op.tags, *functional.tags) or op is torch.ops.aten.copy_.default
 
@@ -37,10 +49,12 @@ def differ(first: Any, other: Any) -> bool:
 
 
 def try_first(cls: Any, op: OpOverload, names: tuple[str, ...], args: Any, kwargs: Any) -> None:
-    """Tries an op for the inner tensors of these names, and raises what the op would raise for them.
-
-    It runs on tensors of one element, with their dtypes; what it reads must expand to the sizes of what it writes.
-    """
+    """Tries an op for the inner tensors of these names, and raises what the op would raise for them."""
+    if not _needs_one_element(op):
+        for name in names:
+            _try_on_copies(cls, op, name, args, kwargs)
+        return
+    # What such an op reads must expand to the sizes of what it writes.
     facts = op_facts(op)
     for name in names:
         inners = [v.__dict__[name] if isinstance(v, cls) else v for v in (*args, *kwargs.values())]
@@ -51,6 +65,29 @@ def try_first(cls: Any, op: OpOverload, names: tuple[str, ...], args: Any, kwarg
         op(*small[: len(args)], **dict(zip(kwargs, small[len(args) :], strict=True)))
         # The result of out= is resized instead.
         check_sizes(tensors, [inners[i] for i in facts.written if not facts.arguments[i].keyword])
+
+
+def _try_on_copies(cls: Any, op: OpOverload, name: str, args: Any, kwargs: Any) -> None:
+    """Runs an op on the inner tensors of a name, and copies of those that it writes to."""
+    facts = op_facts(op)
+
+    def select(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(select, value))
+        return value.__dict__[name] if isinstance(value, cls) else value
+
+    written = [select(argument(facts, args, kwargs, i)) for i in facts.written]
+    if any(t.__class__ not in PLAIN for t in written):
+        return
+    copies = {id(t): t.clone() for t in written}
+
+    def replace(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(replace, value))
+        value = select(value)
+        return copies.get(id(value), value)
+
+    op(*map(replace, args), **{key: replace(value) for key, value in kwargs.items()})
 
 
 def one_element(tensor: Tensor) -> Tensor:

@@ -53,6 +53,46 @@ def test_nothing_is_written_where_one_size_is_refused(write):
     assert x.number.tolist() == [4.0, 4.0]
 
 
+INDEX = torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.index_add_(0, INDEX, torch.ones(2)),
+        lambda x: x.index_add_(0, INDEX, torch.ones(2, dtype=torch.int64), alpha=0.5),
+        lambda x: x.scatter_(0, INDEX, torch.ones(2)),
+        lambda x: x.index_copy_(0, INDEX, torch.ones(2)),
+        lambda x: x.index_put_((INDEX,), torch.ones(2)),
+        lambda x: torch.cumsum(x, 0, dtype=torch.float32, out=x),
+    ],
+    ids=["index_add", "alpha", "scatter", "index_copy", "index_put", "cumsum"],
+)
+def test_nothing_is_written_by_ops_that_are_not_pointwise(write):
+    x = make()
+    before = x.number._version
+    with pytest.raises((RuntimeError, IndexError)):
+        write(x)
+    assert (x.number.tolist(), x.count.tolist()) == ([4.0, 4.0], [4, 4])
+    assert x.number._version == before
+
+
+def test_an_index_outside_of_the_second_inner_tensor_writes_nothing():
+    x = make((1,), torch.float32)
+    with pytest.raises((RuntimeError, IndexError), match="index"):
+        x.index_fill_(0, torch.tensor([1]), 9.0)
+    assert x.number.tolist() == [4.0, 4.0]
+
+
+def test_what_all_take_is_written_by_ops_that_are_not_pointwise():
+    x = make()
+    x.index_fill_(0, torch.tensor([1]), 9)
+    x.cumsum_(0)
+    assert (x.number.tolist(), x.count.tolist()) == ([4.0, 13.0], [4, 13])
+    x.zero_()
+    assert (x.number.tolist(), x.count.tolist()) == ([0.0, 0.0], [0, 0])
+
+
 def test_what_all_take_is_written():
     x = make()
     x.mul_(2).add_(torch.ones(2, dtype=torch.int64)).clamp_(1, 8)
