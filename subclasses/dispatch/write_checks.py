@@ -2,9 +2,9 @@
 
 A mapped op runs on one inner tensor after the other. Where all have one dtype and shape, what is wrong for one is wrong
 for the first, which then is not written. Where they differ, as a number and a count do under ``x.mul_(2.5)``, the op
-is tried for the others first. Of pointwise ops and copies, dtypes and sizes decide whether they raise; they are tried on
-tensors of one element. Other ops, such as ``index_add_``, are tried on a copy of what they write to. Ops that draw random
-numbers are not tried.
+is tried for the others first. Of pointwise ops and copies, dtypes and sizes decide whether they raise; they are tried
+on tensors of one element. Other ops, such as ``index_add_``, are tried on a copy of what they write to. Ops that draw
+random numbers are not tried.
 """
 
 from __future__ import annotations

@@ -252,7 +252,7 @@ def by_stock() -> Iterator[list[str]]:
 
 
 def without_counts(seen: list[Any]) -> list[Any]:
-    """What a caller sees, with whether a version counter rose: AOTAutograd counts several writes to a wrapper as one."""
+    """What a caller sees, with whether a counter rose: AOTAutograd counts several writes to a wrapper as one."""
     return [
         (*entry[:3], [version and 1 for version in entry[3]], entry[4]) if isinstance(entry, tuple) else entry
         for entry in seen
