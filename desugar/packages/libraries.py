@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from desugar.backends.ahead_of_time import Calling, Computed, Known, Passed
 from desugar.backends.base import CompiledGraph
 from desugar.codegen.text import targets_of
+from desugar.ir.calling import Calling, Computed, Known, Passed
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 

@@ -34,6 +34,7 @@ class Emitter:
         self._lines: list[str] = []
         self._depth = 0
         self._names: set[str] = set(_RESERVED)
+        self._counts: dict[str, int] = {}  # stem -> the number that its next name tries first
         self._bound: dict[int, str] = {}
         self._namespace: dict[str, object] = {}
 
@@ -65,9 +66,10 @@ class Emitter:
         stem = re.sub(r"\W", "_", hint) or "value"
         if stem[0].isdigit():
             stem = f"_{stem}"
-        name, count = stem, 1
+        name, count = stem, self._counts.get(stem, 1)
         while name in self._names:
             name, count = f"{stem}_{count}", count + 1
+        self._counts[stem] = count
         self._names.add(name)
         return name
 

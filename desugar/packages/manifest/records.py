@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from desugar.backends.ahead_of_time import Calling
+from desugar.ir.calling import Calling
 from desugar.ir.stages import BackwardInput
 from desugar.ir.values import Constant, Plain, Same, Value, Wrapper
 from desugar.packages.manifest.expressions import Expression, Extent, Symbol

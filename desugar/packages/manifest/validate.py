@@ -6,8 +6,8 @@ import functools
 from collections.abc import Iterable
 from typing import Any
 
-from desugar.backends.ahead_of_time import Argument, Passed
 from desugar.errors import PackageError
+from desugar.ir.calling import Argument, Passed
 from desugar.ir.stages import FromForward, FromInput, FromTangent
 from desugar.ir.values import Constant, Plain, Same, Slot, Wrapper, slots_of
 from desugar.packages.manifest.expressions import Expression, Symbol, check_extent
