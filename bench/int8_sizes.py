@@ -2,6 +2,7 @@
 
     python -m bench.int8_sizes                      # everything, about ten minutes; writes bench/results/int8-sizes.*
     python -m bench.int8_sizes --sizes 4096 --kinds weight-only dynamic --batches 1 16 256
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m bench.int8_sizes ...    # as if there were AVX2 alone
 
 Each layer is compared with a linear layer of floats and with torchao's of the same kind, both compiled by
 `torch.compile`, in one process and in turns. Two threads. A turn calls a layer twice and times the second call, so
@@ -26,6 +27,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 
 import desugar
 from bench.report import Row, print_rows, save_rows
@@ -215,8 +217,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(2)
+    machine = describe_machine()
+    if (capability := torch.backends.cpu.get_cpu_capability()) == "AVX2":
+        inductor_config.cpp.simdlen = 256  # on a processor that has more, ATen alone is told to use AVX2
+        machine["instructions"] = capability
     rows = measure(options)
-    save_rows(rows, describe_machine(), options.out / f"{NAME}.json", command="bench.int8_sizes")
+    save_rows(rows, machine, options.out / f"{NAME}.json", command="bench.int8_sizes")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ TIMEOUT = datetime.timedelta(seconds=60)  # of a collective, where another rank 
 
 def start_rank() -> torch.device:
     """Joins the group of all processes, and returns the device of this one; without torchrun there is one process."""
-    device = torch.accelerator.current_accelerator() or torch.device("cpu")
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if device.type != "cpu":
         device = torch.device(device.type, dist.get_node_local_rank(fallback_rank=0))
         torch.accelerator.set_device_index(device)

@@ -2,7 +2,8 @@
 
 Compiled code gets the address of a tensor's first element, so it does not depend on the offset of that element in its
 storage. But a result of `storage_offset()`, and the `storage_offset` argument of `as_strided`, are constants of the
-trace. If the function uses one of them, the offsets of its inputs are part of the signature.
+trace; and whether memory can be viewed as a dtype of larger elements depends on where a tensor begins. If the function
+does one of these, the offsets of its inputs are part of the signature.
 """
 
 from __future__ import annotations
@@ -41,16 +42,29 @@ def depends_on_offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return position is not None and (len(args) > position or kwargs.get("storage_offset") is not None)
 
 
+def views_larger_elements(graph: fx.GraphModule) -> bool:
+    """Returns whether a graph views an input as a dtype of larger elements, which takes offsets that they divide."""
+    storages = set(_input_storages(graph))
+    return any(
+        node.args[1].itemsize > node.args[0].meta["val"].dtype.itemsize
+        and storage_of(node.args[0].meta["val"]) in storages
+        for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.view.dtype)
+    )
+
+
+def _input_storages(graph: fx.GraphModule) -> dict[int, Any]:
+    """Returns storage -> the offset of an input in it."""
+    values = (node.meta.get("val") for node in graph.graph.find_nodes(op="placeholder"))
+    return {storage_of(value): value.storage_offset() for value in values if isinstance(value, Tensor)}
+
+
 def input_storage_offsets(graph: fx.GraphModule) -> list[Any]:
     """Returns the storage offset of an input, for each op that uses an offset from the start of that input's storage.
 
     Inductor's code counts from the first element of an input. Its lowering of `as_strided` converts the offset, but
     the key of its graph cache has no offsets, so the cache may return code that was compiled for another offset.
     """
-    starts: dict[int, Any] = {}
-    for node in graph.graph.find_nodes(op="placeholder"):
-        if isinstance(value := node.meta.get("val"), Tensor):
-            starts[storage_of(value)] = value.storage_offset()
+    starts = _input_storages(graph)
     nodes = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sym_storage_offset.default)
     for target, position in _OPS.items():
         found = graph.graph.find_nodes(op="call_function", target=target)

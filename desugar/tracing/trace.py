@@ -25,6 +25,7 @@ from torch.fx.graph import CodeGen
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.frontend.inputs import Inputs, StaticNeeded
+from desugar.frontend.storage_offsets import views_larger_elements
 from desugar.ir.fx_utils import read_sizes_early
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import GradientCall, LeafFunction, Traced
@@ -167,6 +168,7 @@ def trace_graph(
         raise StaticNeeded  # the graph records such zeros with this call's sizes, not with its symbols
     calls = nonlinear_gradients.resolve_calls(graph, recorder.calls)
     unsupported.check_constants(graph)
+    inputs.fakes.offsets_matter |= views_larger_elements(graph)
     read_sizes_early(graph)
     graph.graph.set_codegen(CodeGen())
     graph.graph.eliminate_dead_code()

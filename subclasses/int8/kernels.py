@@ -17,6 +17,7 @@ from torch import Tensor
 
 from subclasses._torch import current_transform
 from subclasses.int8 import affine, products
+from subclasses.int8.avx2 import has_words, integer_product, is_avx2, is_without_vnni, row_times_int8
 
 # Requirements of the CUDA kernel: more than 16 rows, and extents that are multiples of 8.
 CUDA_ROWS, CUDA_MULTIPLE = 17, 8
@@ -75,6 +76,8 @@ def _is_one_row(x: Tensor, w: Rows) -> bool:
         return False
     if x.dim() < 2 or any(extent != 1 for extent in x.shape[:-1]):
         return False
+    if x.device.type == "cpu" and is_avx2() and products.is_for_packed_kernel(x.reshape(1, -1), w.qdata):
+        return w.zero_point is not None or w.scale.shape[1] != 1  # else that kernel takes less time
     # Without compilation, this would write all products to memory.
     return x.device.type in ("cpu", "cuda") and x.dtype is not torch.float64 and is_traced(x)
 
@@ -90,7 +93,12 @@ def _one_row(x: Tensor, w: Rows) -> Tensor:
         # and take five times as long.
         row = row.as_strided(row.shape, (1,))
     scales_sums = w.scale.shape[1] == 1
-    y = (row * products.to_floats(w.qdata, None if scales_sums else w.scale, w.zero_point, row.dtype)).sum(-1)
+    if scales_sums and x.device.type == "cpu" and is_avx2() and has_words(w.qdata):
+        y = row_times_int8(row, w.qdata, w.zero_point)
+    else:
+        y = (
+            row * products.to_floats(w.qdata, None if scales_sums else w.scale, w.zero_point, row.dtype)
+        ).sum(-1)
     if scales_sums:
         y = y * w.scale.reshape(-1)
     return y.to(x.dtype).reshape(*x.shape[:-1], w.qdata.shape[0])
@@ -174,6 +182,10 @@ def _multiply_on_cpu(a: Tensor, b: Tensor) -> Tensor:
     there, which Inductor gives it, and for an expanded or sliced matrix.
     """
     a, b = (t.reshape(-1).view(t.shape) for t in (a, b))
+    if is_without_vnni():
+        if a.shape[0] == 1 and is_traced(a) and has_words(b):
+            return row_times_int8(a.reshape(-1).to(torch.int32), b, None).reshape(1, -1)
+        return integer_product(a, b)
     if a.shape[0] == 1:
         return torch.ops.aten._int_mm.default(a, b.t())
     return torch.ops.aten._int_mm.default(b, a.t()).t().contiguous()

@@ -41,7 +41,7 @@ def int8_product(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Ten
     """
     if 0 in (*x.shape, *qdata.shape):
         return x.new_zeros(x.shape[0], qdata.shape[0])
-    if scale is None and zero_point is None and _is_for_packed_kernel(x, qdata):
+    if scale is None and zero_point is None and is_for_packed_kernel(x, qdata):
         ones = x.new_ones(qdata.shape[0])  # a scale in bfloat16 would be rounded; the caller scales
         return torch.ops.aten._weight_int8pack_mm.default(x.contiguous(), qdata, ones)
     return _multiply_in_parts(x, qdata, scale, zero_point)
@@ -52,21 +52,28 @@ def _(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None)
     return x.new_empty(x.shape[0], qdata.shape[0])
 
 
-@int8_product.register_vmap
-def _(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-    """Multiplies a batch of inputs as one matrix of more rows, and a batch of weights one by one."""
-    (x, *weight), (dim, *weight_dims) = args, in_dims
-    if any(d is not None for d in weight_dims):
-        each = (
-            [t if d is None else t.select(d, i) for t, d in zip(args, in_dims, strict=True)]
-            for i in range(info.batch_size)
-        )
-        return torch.stack([int8_product(*one) for one in each]), 0
-    x = x.movedim(dim, 0)
-    return int8_product(x.flatten(0, 1), *weight).unflatten(0, x.shape[:2]), 0
+def vmap_product(op: Any) -> None:
+    """Registers how vmap runs a product: a batch of inputs is one matrix of more rows, weights come one by one."""
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        (x, *weight), (dim, *weight_dims) = args, in_dims
+        if any(d is not None for d in weight_dims):
+            each = (
+                [t if d is None else t.select(d, i) for t, d in zip(args, in_dims, strict=True)]
+                for i in range(info.batch_size)
+            )
+            return torch.stack([op(*one) for one in each]), 0
+        x = x.movedim(dim, 0)
+        return op(x.flatten(0, 1), *weight).unflatten(0, x.shape[:2]), 0
+
+    op.register_vmap(rule)
 
 
-def _is_for_packed_kernel(x: Tensor, qdata: Tensor) -> bool:
+vmap_product(int8_product)
+
+
+def is_for_packed_kernel(x: Tensor, qdata: Tensor) -> bool:
+    """Whether PyTorch's kernel for few rows of bfloat16 takes a product without scale and zero point."""
     return (
         x.dtype is torch.bfloat16
         and x.shape[0] <= PACKED_ROWS

@@ -144,3 +144,28 @@ def test_gradients():
         (found,) = torch.autograd.grad(compiled(x[start : start + 5]), x)
         (expected,) = torch.autograd.grad(loss(x[start : start + 5]), x)
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("way", ["pass", "dynamo"])
+def test_a_view_as_larger_elements(way):
+    """It takes an offset that they divide: elsewhere the call is refused as in eager mode."""
+
+    def as_words(x):
+        return x.view(torch.int32) + 1
+
+    storage = torch.arange(64, dtype=torch.int8)
+    compiled = desugar.compile(as_words, backend="eager", dynamic=False)
+    if way == "dynamo":
+        compiled = torch.compile(as_words, backend="desugar", dynamic=False, options={"backend": "eager"})
+    for start in (0, 8, 4):
+        assert compiled(storage[start : start + 16]).equal(as_words(storage[start : start + 16]))
+    with pytest.raises(RuntimeError, match=r"storage_offset\(\) must be divisible by 4"):
+        compiled(storage[1:17])
+    assert compiled(storage[:16]).equal(as_words(storage[:16]))
+
+
+def test_smaller_elements_are_anywhere():
+    compiled = desugar.compile(lambda x: x.view(torch.int8) + 1, backend="eager")
+    for start in (0, 3, 1):
+        assert compiled(STORAGE[start : start + 2]).equal(STORAGE[start : start + 2].view(torch.int8) + 1)
+    assert len(compiled.programs) == 1
