@@ -2,7 +2,7 @@
 
     python -m bench.starts                      # about an hour; writes bench/results/starts.*
     python -m bench.starts --turns 3 --cases "20 ops, training"
-    python -m bench.starts --store both         # also without the store of programs, DESUGAR_STORE=0
+    python -m bench.starts --store on           # not also without the store of programs, DESUGAR_STORE=0: half an hour
     python -m bench.starts --lazy               # what a start imports is imported, and timed, where it is needed
 
 A *cold start* is a process with an empty cache directory. A *warm start* is a second process, with the directory that
@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.one_start import BACKEND, CASES, DIRECT, PACKAGES, STOCK
-from bench.report import Row, print_rows, save_rows
+from bench.report import Row, load_rows, print_rows, save_rows
 from bench.timing import Timing, describe_machine
 
 ROOT = Path(__file__).parents[1]
@@ -196,12 +196,18 @@ def main() -> None:
     parser.add_argument("--store", choices=("on", "off", "both"), default="both")
     parser.add_argument("--lazy", action="store_true", help="imports are part of the starts")
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--add", action="store_true", help="keep the tables of the file that are not measured now"
+    )
     options = parser.parse_args()
     cases, ways = [case for case in options.cases if case != "none"], ways_of(options.store)
     rows = measure_imports(options.turns)
     rows += rows_of(measure_starts(options.turns, cases, ways, lazy=options.lazy), cases, ways)
     print_rows(rows)
     path = options.out / f"{NAME}.json"
+    if options.add and path.exists():
+        measured = {row.group for row in rows}
+        rows = [row for row in load_rows(path)[0] if row.group not in measured] + rows
     save_rows(rows, describe_machine(), path, command=f"bench.{NAME}", turns=options.turns)
 
 
