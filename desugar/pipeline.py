@@ -29,9 +29,9 @@ from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with
 from desugar.recording.listeners import stage
 from desugar.store.programs import Place, Stored
 from desugar.tracing.effect_tokens import sink_tokens
-from desugar.tracing.outputs import has_unknown_views
 from desugar.tracing.trace import discover, trace_graph
 from desugar.tracing.unsupported import check_same_structure
+from desugar.tracing.view_replays import has_unknown_views
 from desugar.wrapper.backward_variants import BackwardVariants
 from desugar.wrapper.recompute import CapturedFunction
 from desugar.wrapper.results import Parts

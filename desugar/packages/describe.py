@@ -56,8 +56,7 @@ from desugar.packages.manifest.records import (
 )
 from desugar.packages.manifest.structure import flatten
 from desugar.packages.probes import Probe, ProbeInt
-from desugar.tracing.inner_views import InnerReplay
-from desugar.tracing.outputs import ViewReplay
+from desugar.tracing.view_replays import ViewReplay, return_base
 
 _ORIGIN = re.compile(r"a(\d+)((?:\.\w+)*?)(?:\.(size|stride)\((\d+)\))?")
 
@@ -356,7 +355,7 @@ def _output_value(value: Value) -> OutputValue:
 
 def _view(value: View) -> StridedView:
     extents = None
-    if isinstance(value.replay, ViewReplay | InnerReplay):
+    if value.replay is not return_base:
         extents = value.replay.extents() if isinstance(value.replay, ViewReplay) else None
         if extents is None or not all(
             type(extent) is int for extent in (*extents[0], *extents[1], extents[2])

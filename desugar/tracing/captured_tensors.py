@@ -20,8 +20,10 @@ from desugar.recording.ops import current_op_recorder
 from desugar.tracing import unsupported
 from desugar.tracing.checkpointing import run_op
 from desugar.tracing.decompositions import match_eager_mode
-from desugar.tracing.run import InputLeaf, Storages, storages_of
+from desugar.tracing.run import Detached, InputLeaf, Storages, storages_of
 from desugar.tracing.scalar_indexing import index_by_scalars
+
+_DETACH = (Tensor.detach, torch.detach, torch.ops.aten.detach, torch.ops.aten.detach.default)
 
 
 class Capture(TorchFunctionMode):
@@ -33,6 +35,7 @@ class Capture(TorchFunctionMode):
         storages: The storages of `items`, by input slot.
         arguments: The input leaves of the function's arguments.
         captured_leaves: Id of a captured tensor -> its input leaf.
+        detached: Id of a result of `detach()` -> that result and what it was made of.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Capture(TorchFunctionMode):
         super().__init__()
         self.inputs, self.items, self.storages, self.arguments = inputs, items, storages, arguments
         self.captured_leaves: dict[int, InputLeaf] = {}
+        self.detached: dict[int, Detached] = {}
 
     @private.disable_dynamo
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -67,6 +71,8 @@ class Capture(TorchFunctionMode):
             self.inputs.note_generator(generator)
         func, args = match_eager_mode(func, args, kwargs)
         result = run_op(func, args, kwargs)
+        if func in _DETACH:
+            self.detached[id(result)] = Detached(result, args[0])
         made = result if isinstance(result, list | tuple) else [result]
         self.inputs.made_tensors.extend(weakref.ref(tensor) for tensor in made if isinstance(tensor, Tensor))
         return result

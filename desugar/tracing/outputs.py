@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import optree
-import torch
 from torch import SymInt, Tensor
 
 from desugar import _torch as private
@@ -35,7 +34,6 @@ from desugar.ir.values import (
     Value,
     View,
     Wrapper,
-    is_wrapper,
     plain_parts,
     renumber,
     slots_of,
@@ -43,6 +41,7 @@ from desugar.ir.values import (
 )
 from desugar.tracing.inner_views import InnerReplay, find_inner
 from desugar.tracing.run import Run, assigned_inners, changed_slots, from_functional, identity
+from desugar.tracing.view_replays import DetachedReplay, ViewReplay, return_base, view_as
 
 # ----------------------------------------------------------------------------------------------- unwrapping
 
@@ -194,15 +193,31 @@ class _ResultUnwrapper:
         detached = own_base is not base
         # Autograd does not treat `x.view(dtype)` as a view.
         dtype = own_base.dtype if own_base.dtype != base.dtype else None
-        if detached and (own_base.requires_grad or _extents(own_base) != _extents(_view_as(base, dtype))):
+        if detached and (own_base.requires_grad or _extents(own_base) != _extents(view_as(base, dtype))):
+            if id(own_base) in self.run.detached:
+                return self._detached_view(of, index, leaf, base)
             raise DesugarError(
                 f"a result of size {tuple(leaf.shape)} shares memory with {of} {index} without being a view of it",
                 instead="return a clone()",
             )
         no_grad = own_base.requires_grad and leaf.grad_fn is None
         if not leaf._is_view():
-            replay = _return_base if dtype is None else ViewReplay(leaf, dtype)
+            replay = return_base if dtype is None else ViewReplay(leaf, dtype)
             return View(of, index, replay, (), detached, no_grad)
+        return View(of, index, ViewReplay(leaf, dtype), self._ints_of(leaf), detached, no_grad)
+
+    def _detached_view(self, of: str, index: int, leaf: Tensor, base: Any) -> View:
+        """Records how to take a view again that the function detached, or a view of such a one."""
+        own_base = base_of(leaf)
+        first = self._view(of, index, self.run.detached[id(own_base)].source, base)
+        ints, following = (), None
+        if leaf is not own_base:
+            ints, following = self._ints_of(leaf), ViewReplay(leaf, None)
+        replay = DetachedReplay(first.replay, len(first.ints), following)
+        return View(of, index, replay, (*first.ints, *ints), True, first.no_grad)
+
+    def _ints_of(self, view: Tensor) -> tuple[Int, ...]:
+        """Returns the sizes, strides and indices of a view."""
         ints: list[Int] = []
 
         def record(extent: Any) -> Any:
@@ -210,8 +225,8 @@ class _ResultUnwrapper:
             return extent
 
         with private.DisableTorchFunctionSubclass():
-            leaf._view_func_unsafe(own_base, record)
-        return View(of, index, ViewReplay(leaf, dtype), tuple(ints), detached, no_grad)
+            view._view_func_unsafe(base_of(view), record)
+        return tuple(ints)
 
     # ............................................................................................ mutations
 
@@ -294,61 +309,3 @@ def _extents(tensor: Tensor) -> tuple[Any, ...]:
 def _has_own_gradient(tensor: Tensor) -> bool:
     """Returns whether a tensor has a gradient that its base does not pass on: `unwrap()` made it, or a view of it."""
     return tensor.grad_fn is not None and not base_of(tensor).requires_grad
-
-
-def _return_base(base: Any, ints: Sequence[int]) -> Any:
-    return base
-
-
-def _view_as(base: Any, dtype: torch.dtype | None) -> Any:
-    return base if dtype is None else base.detach().view(dtype)
-
-
-class ViewReplay:
-    """Takes the view of a traced tensor again, on another base.
-
-    Attributes:
-        traced: The traced view.
-        dtype: The dtype as which the base's memory is read first; None for the base's own.
-    """
-
-    __slots__ = ("dtype", "traced")
-
-    def __init__(self, traced: Tensor, dtype: torch.dtype | None) -> None:
-        self.traced, self.dtype = traced, dtype
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The traced view cannot be stored. Whoever reads this runs the function on fake tensors, and takes its views.
-        return _get_unknown_view, ()
-
-    def extents(self) -> tuple[tuple[Any, ...], tuple[Any, ...], Any] | None:
-        """Returns the size, stride and offset of the view in its base; None if these do not make it."""
-        if self.dtype is not None or is_wrapper(self.traced):
-            return None
-        start = self.traced.storage_offset() - base_of(self.traced).storage_offset()
-        return tuple(self.traced.size()), tuple(self.traced.stride()), start
-
-    def __call__(self, base: Any, ints: Sequence[int]) -> Any:
-        """Takes the view of `base`, with these sizes, strides and indices."""
-        next_ints = iter(ints)
-        base = _view_as(base, self.dtype)
-        if not self.traced._is_view():
-            return base
-        with private.DisableTorchFunctionSubclass():
-            view = self.traced._view_func_unsafe(base, lambda extent: next(next_ints))
-        if hasattr(base, "took_view"):  # a class's hook for views taken above autograd
-            base.took_view(view)
-        return view
-
-
-def _unknown_view(base: Any, ints: Sequence[int]) -> Any:
-    raise RuntimeError("the views of this program have not been traced")
-
-
-def _get_unknown_view() -> Any:
-    return _unknown_view
-
-
-def has_unknown_views(outputs: Outputs) -> bool:
-    """Returns whether views among stored results have to be found again."""
-    return any(isinstance(value, View) and value.replay is _unknown_view for value in outputs.values)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -46,6 +46,13 @@ class Storages:
     outer: int
 
 
+class Detached(NamedTuple):
+    """A result of `detach()`, and the tensor that was detached."""
+
+    result: Tensor
+    source: Tensor
+
+
 @dataclass(slots=True)
 class Run:
     """One run of the function on functional tensors.
@@ -58,6 +65,7 @@ class Run:
         base_slots: Input slot -> input slot of the storage that it is a view of, for inputs that overlap.
         result: The function's result.
         tokens: The last token of each kind of effect of the function's ops.
+        detached: Id of a result of `detach()` -> that result and what it was made of.
     """
 
     items: list[Any]
@@ -67,6 +75,7 @@ class Run:
     base_slots: dict[int, int]
     result: Any
     tokens: tuple[Any, ...] = ()
+    detached: dict[int, Detached] = field(default_factory=dict)
 
     @property
     def leaves(self) -> list[Any]:

@@ -77,7 +77,16 @@ def run_function(call: LeafFunction, inputs: Inputs, primals: Sequence[Any]) -> 
     end_effects()
     input_leaves += [capture.captured_leaves[id(tensor)] for tensor in inputs.captured[len(captured) :]]
     versions += [0] * (len(items) - len(versions))
-    return Run(items, versions, storages, input_leaves, inputs.base_slots, result, tuple(tokens.values()))
+    return Run(
+        items,
+        versions,
+        storages,
+        input_leaves,
+        inputs.base_slots,
+        result,
+        tuple(tokens.values()),
+        capture.detached,
+    )
 
 
 def view_of_storage(base: Any, fake: Tensor) -> Any:

@@ -156,8 +156,13 @@ def pull_back(primal: Any, cotangent: Tensor) -> Any:
             plain, wanted, cotangent, allow_unused=True, materialize_grads=True, create_graph=create_graph
         )
     rest = iter(grads)
-    parts = [next(rest) if is_differentiable(t) else t for t in leaves]
+    parts = [_without_lazy_bits(next(rest)) if is_differentiable(t) else t for t in leaves]
     return construct(cotangent_layout(primal._layout), dynamic_ints(primal), *parts)
+
+
+def _without_lazy_bits(t: Tensor | None) -> Tensor | None:
+    """Returns a tensor without conjugate and negative bits, which ops on inner tensors do not see."""
+    return t if t is None or not (t.is_conj() or t.is_neg()) else t.resolve_conj().resolve_neg()
 
 
 def _make_leaf(t: Tensor, create_graph: bool) -> Tensor:
@@ -207,7 +212,7 @@ class Unwrap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Returns a cotangent of the class, with zeros for the differentiable inner tensors that were not unwrapped."""
-        parts: dict[str, Any] = dict(zip(ctx.names, cotangents, strict=True))
+        parts: dict[str, Any] = dict(zip(ctx.names, map(_without_lazy_bits, cotangents), strict=True))
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
         parts |= {n: torch.zeros_like(t) for n, t in ctx.likes.items()}
         layout, cls = ctx.layout, ctx.layout.cls

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from subclasses import strict_mode
-from subclasses._torch import OpOverload, lazy_bits_enabled
+from subclasses._torch import OpOverload, is_composed, lazy_bits_enabled, with_lazy_bits
 from subclasses._torch_distributed import is_work, joint_work
 from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
 from subclasses.dispatch.cotangents import NO_DERIVATIVE, check_no_cotangents
@@ -57,7 +57,17 @@ def _map(cls: Any, op: OpOverload) -> Call:
         return map_strided(cls, op)
     op = _WITHOUT_LAZY_BITS.get(op, op)
     run = build_map_plan(cls, op) if can_emit(op) else _map_general(cls, op)
+    if _may_set_lazy_bits(op):
+        run = with_lazy_bits(run)
     return _with_note(cls, op, run) if any(f.dtype is not None for f in cls.__spec__.inners) else run
+
+
+def _may_set_lazy_bits(op: OpOverload) -> bool:
+    """Whether a kernel is composed of other ops, and may set conjugate bits for those."""
+    name = op.overloadpacket.__name__
+    if torch.Tag.pointwise in op.tags:
+        return False
+    return name.startswith(("linalg_", "_linalg", "_fft")) or is_composed(op)
 
 
 def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
@@ -216,7 +226,9 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         check_strided_copy(cls, op)
         check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
         with lazy_bits_enabled():
-            return _run_replaced(cls, op, lambda x: x.materialize(), args, kwargs)
+            return _run_replaced(
+                cls, op, lambda x: x.materialize().resolve_conj().resolve_neg(), args, kwargs
+            )
 
     return plan
 

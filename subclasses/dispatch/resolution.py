@@ -22,6 +22,7 @@ from subclasses._torch import (
     is_traceable_wrapper_subclass,
     is_traceable_wrapper_subclass_type,
     python_decomposition,
+    with_lazy_bits,
 )
 from subclasses.dispatch import structural
 from subclasses.dispatch.aliasing import with_aliasing, with_normal_views, write_into
@@ -96,7 +97,7 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
-    run: Call = functools.partial(rule, op)
+    run: Call = with_lazy_bits(functools.partial(rule, op))
     if not is_of_operator(op):
         run = _with_refusal(cls, op, rule, run)
     return with_marked_results(cls, run) if getattr(cls, "_marks_cotangents", False) else run
@@ -180,7 +181,7 @@ def _decompose(op: OpOverload) -> Call:
         with DisableTorchFunctionSubclass():
             return op.decompose(*args, **kwargs)
 
-    return plan
+    return with_lazy_bits(plan)
 
 
 # ---- the steps ---------------------------------------------------------------------------------------------

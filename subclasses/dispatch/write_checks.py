@@ -4,7 +4,7 @@ A mapped op runs on one inner tensor after the other. Where all have one dtype a
 for the first, which then is not written. Where they differ, as a number and a count do under ``x.mul_(2.5)``, the op
 is tried for the others first. Of pointwise ops and copies, dtypes and sizes decide whether they raise; they are tried
 on tensors of one element. Other ops, such as ``index_add_``, are tried on a copy of what they write to. Ops that draw
-random numbers are not tried.
+random numbers have a generator of their own then. Ops of others, such as collectives, are not tried.
 """
 
 from __future__ import annotations
@@ -24,17 +24,26 @@ PLAIN = frozenset({Tensor, nn.Parameter})
 
 
 def is_tried_first(op: OpOverload) -> bool:
-    """Whether an op writes to tensors, and may raise: it draws no random numbers, and has more to do than ``zero_``."""
+    """Whether an op of PyTorch's own writes to tensors and may raise; a collective would send a message more."""
     return (
         bool(op_facts(op).written)
-        and torch.Tag.nondeterministic_seeded not in op.tags
+        and op.namespace == "aten"
+        and (torch.Tag.nondeterministic_seeded not in op.tags or _is_filled_at_random(op))
         and op is not torch.ops.aten.zero_.default
     )
+
+
+def _is_filled_at_random(op: OpOverload) -> bool:
+    """Whether an op fills its tensor from a generator that can be passed, as ``normal_`` does."""
+    names = [a.name for a in op_facts(op).arguments]
+    return names[0] == "self" and names[-1] == "generator" and op_facts(op).written == (0,)
 
 
 @functools.cache
 def _needs_one_element(op: OpOverload) -> bool:
     """Whether dtypes and sizes decide if an op raises."""
+    if _is_filled_at_random(op):
+        return True
     functional = functional_counterpart(op) or op
     return torch.Tag.pointwise in (*op.tags, *functional.tags) or op is torch.ops.aten.copy_.default
 
@@ -62,7 +71,10 @@ def try_first(cls: Any, op: OpOverload, names: tuple[str, ...], args: Any, kwarg
         if not tensors or any(t.__class__ not in PLAIN or t.layout is not torch.strided for t in tensors):
             continue
         small = [one_element(t) if isinstance(t, Tensor) else t for t in inners]
-        op(*small[: len(args)], **dict(zip(kwargs, small[len(args) :], strict=True)))
+        named = dict(zip(kwargs, small[len(args) :], strict=True))
+        if _is_filled_at_random(op):  # the generator of the call is left as it is
+            named["generator"] = torch.Generator(tensors[0].device)
+        op(*small[: len(args)], **named)
         # The result of out= is resized instead.
         check_sizes(tensors, [inners[i] for i in facts.written if not facts.arguments[i].keyword])
 

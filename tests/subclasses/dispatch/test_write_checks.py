@@ -105,6 +105,33 @@ def test_what_all_take_is_written():
     assert (y.number.tolist(), y.count.tolist()) == ([12.0, 12.0], [12])
 
 
+@pytest.mark.parametrize("name", ["normal_", "uniform_", "exponential_", "log_normal_", "cauchy_"])
+def test_random_numbers_that_one_dtype_refuses(name):
+    """Neither the value nor the state of the generator has changed."""
+    x, state = make(), torch.get_rng_state()
+    with pytest.raises(RuntimeError):
+        getattr(x, name)()
+    assert (x.number.tolist(), x.count.tolist()) == ([4.0, 4.0], [4, 4])
+    assert torch.get_rng_state().equal(state)
+
+
+def test_random_numbers_that_all_take():
+    x, generator = make(), torch.Generator().manual_seed(3)
+    x.random_(0, 9, generator=generator)
+    generator.manual_seed(3)
+    assert x.number.equal(torch.zeros(2).random_(0, 9, generator=generator))
+    assert x.count.equal(torch.zeros(2, dtype=torch.int64).random_(0, 9, generator=generator))
+
+
+def test_an_op_of_others_runs_once_for_each_inner_tensor():
+    with torch.library._scoped_library("write_checks", "FRAGMENT") as library:
+        library.define("count_(Tensor(a!) x) -> Tensor(a!)")
+        seen = []
+        library.impl("count_", lambda t: seen.append(t.dtype) or t.add_(1), "CompositeExplicitAutograd")
+        torch.ops.write_checks.count_(make())
+    assert seen == [torch.float32, torch.int64]
+
+
 def test_a_compiled_write_is_the_same():
     def double(x):
         return x.mul_(2)

@@ -1,0 +1,180 @@
+"""Results that are detached views of an argument: `x[1:].detach()`, and what is a view of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing._internal.two_tensor import TwoTensor
+
+import desugar
+from desugar.errors import PackageError
+from subclasses import TensorSubclass, inner
+from subclasses.int8 import Int8Tensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
+from tests.desugar.judge import judge, leaves_of
+
+DOORS = {
+    "desugar.compile": lambda fn, **options: desugar.compile(fn, backend="eager", strict=True, **options),
+    "backend": lambda fn, **options: torch.compile(
+        fn, backend="desugar", options={"backend": "eager", "strict": True}, fullgraph=True, **options
+    ),
+}
+
+
+class Pair(TensorSubclass, fallback="map"):
+    a: Tensor = inner()
+    b: Tensor = inner()
+
+
+class Outer(TensorSubclass, fallback="map"):
+    pair: Tensor = inner()
+
+
+def after_a_write(x):
+    part = x[1:]
+    x.add_(1)
+    x.mul_(2)
+    return part.detach(), part
+
+
+def written_when_detached(x):
+    part = x[1:].detach()
+    part.mul_(2)
+    return part, x * 1
+
+
+def without_gradients(x):
+    with torch.no_grad():
+        return x[1:].detach(), x * 2
+
+
+FUNCTIONS = {
+    "rows": lambda x: x[1:].detach(),
+    "a row": lambda x: x[0].detach(),
+    "another shape": lambda x: (x.view(3, 2).detach(), x * 2),
+    "transposed": lambda x: torch.detach(x.t()),
+    "expanded": lambda x: x.expand(2, 2, 3).detach(),
+    "a view of it": lambda x: x[:, 1:].detach()[0],
+    "twice": lambda x: x[:, 1:].detach()[:1].detach(),
+    "both, and the view": lambda x: (x[1:], x[1:].detach(), x[1:].detach()[0]),
+    "the same one twice": lambda x: [x.t().detach()] * 2,
+    "by the op": lambda x: torch.ops.aten.detach.default(x[1:]),
+    "beside a result": lambda x: (x[1:].detach(), (x * 2).sum()),
+    "after a write": after_a_write,
+    "without gradients": without_gradients,
+}
+ARGUMENTS = {
+    "plain": lambda: torch.randn(2, 3),
+    "by hand": lambda: TwoTensor(torch.randn(2, 3), torch.randn(2, 3)),
+    "declared": lambda: Pair(torch.randn(2, 3), torch.randn(2, 3)),
+    "nested": lambda: Outer(Pair(torch.randn(2, 3), torch.randn(2, 3))),
+}
+
+
+def is_view(fn, compiled, make):
+    """What autograd says of the results."""
+    return [[(r._is_view(), r.requires_grad) for r in leaves_of(f(make()))] for f in (fn, compiled)]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("grad", ["none", "non-leaf"])
+@pytest.mark.parametrize("argument", ARGUMENTS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_it_is_taken_again(name, argument, grad, door):
+    def make():
+        torch.manual_seed(0)
+        x = ARGUMENTS[argument]()
+        return (x if grad == "none" else x.requires_grad_() * 1,)
+
+    fn = FUNCTIONS[name]
+    compiled = judge(fn, make, way=DOORS[door], calls=2)
+    expected, got = is_view(lambda args: fn(*args), lambda args: compiled(*args), make)
+    assert got == expected
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("argument", ARGUMENTS)
+def test_a_write_to_the_result_reaches_the_argument(argument, door):
+    fn = FUNCTIONS["a view of it"]
+    compiled = DOORS[door](fn)
+    sides = []
+    for call in (fn, compiled):
+        torch.manual_seed(0)
+        x = ARGUMENTS[argument]()
+        call(x).add_(5)
+        sides.append((x, x._version))
+    (expected, version), (got, found) = sides
+    assert version == found == 1
+    for one, other in zip(leaves_of(expected), leaves_of(got), strict=True):
+        assert (one == other).all()
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("argument", ["plain", "declared"])
+def test_one_program_for_sizes_that_change(argument, door):
+    compiled = DOORS[door](lambda x: (x[1:].detach()[:, :2], x * 2), dynamic=True)
+    for rows in (4, 7, 3):
+        x = torch.randn(rows, 5)
+        x = x if argument == "plain" else Pair(x, x + 1)
+        part, _ = compiled(x)
+        assert part.shape == (rows - 1, 2)
+        assert (part == x[1:, :2]).all() if argument == "plain" else part.a.equal(x.a[1:, :2])
+    if door == "desugar.compile":
+        assert len(compiled.programs) == 1
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_classes_of_the_library(door):
+    weight = Int8Tensor.from_float(torch.randn(4, 8))
+    rows = [torch.randn(n, 3) for n in (2, 0, 3)]
+    for x, fn in (
+        (weight, lambda x: x[1:].detach()),
+        (weight, lambda x: x.t().detach()),
+        (JaggedTensor.from_tensors(rows), lambda x: x.transpose(-1, -2).detach()),
+        (PaddedTensor.from_tensors(rows), lambda x: x[1:].detach()),
+    ):
+        torch.compiler.reset()
+        got, expected = DOORS[door](fn)(x), fn(x)
+        assert type(got) is type(expected) and got.shape == expected.shape
+        for one, other in zip(leaves_of(got.unwrap()), leaves_of(expected.unwrap()), strict=True):
+            assert one is other is None or one.equal(other)
+            assert one is None or one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+
+
+def test_a_write_inside():
+    def make():
+        torch.manual_seed(0)
+        return (torch.randn(2, 3),)
+
+    judge(written_when_detached, make, way=DOORS["desugar.compile"], calls=2)
+
+
+def test_in_inference_mode():
+    compiled = DOORS["desugar.compile"](FUNCTIONS["rows"])
+    for _ in range(2):
+        with torch.inference_mode():
+            x = torch.randn(3, 2)
+            assert compiled(x).equal(x[1:])
+
+
+def test_through_inductor():
+    compiled = desugar.compile(lambda x: (x[1:].detach(), (x * 2).sum()), strict=True)
+    x = torch.randn(3, 2, requires_grad=True)
+    part, total = compiled(x)
+    total.backward()
+    assert part.equal(x[1:]) and not part.requires_grad and x.grad.equal(torch.full((3, 2), 2.0))
+
+
+def test_the_second_derivative():
+    compiled = DOORS["desugar.compile"](lambda x: ((x**3).sum(), x[1:].detach()))
+    x = torch.randn(3, requires_grad=True)
+    total, _ = compiled(x)
+    (first,) = torch.autograd.grad(total, x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, 6 * x.detach())
+
+
+def test_a_package_refuses_it(tmp_path):
+    with pytest.raises(PackageError, match="return a clone"):
+        desugar.save(tmp_path / "views.pt2", lambda x: (x[1:].detach(), x * 2), desugar.call(torch.ones(3)))
