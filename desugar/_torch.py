@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from subclasses.after_import import after_import
@@ -231,26 +231,13 @@ NAMES = tuple(_LAZY)
 COMPILER_MODULES = ("networkx", "torch._dynamo", "torch._inductor.compile_fx", "torch._inductor.codegen.cpp")
 
 
-def import_lazily(namespace: dict[str, Any], places: Mapping[str, str]) -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a module whose names are imported on first use.
-
-    Args:
-        namespace: The names that the module has; what is imported is added.
-        places: Name -> module, or module and name there, with a colon between.
-    """
-
-    def get(name: str) -> Any:
-        if name not in places:
-            raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
-        module, _, attribute = places[name].partition(":")
-        value = getattr(importlib.import_module(module), attribute or name)
-        namespace[name] = value
-        return value
-
-    return get
-
-
-__getattr__ = import_lazily(globals(), _LAZY)
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _LAZY[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute or name)
+    globals()[name] = value
+    return value
 
 
 # What the store of programs needs, and not every release has.

@@ -5,11 +5,11 @@ The patches of torch are in `_torch_device_patches.py`.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+from typing import Any
 
 import torch
-
-from desugar._torch import import_lazily
 
 _LAZY = {
     # Fake tensors carry sizes, strides, dtypes and a device that need not exist.
@@ -49,7 +49,13 @@ _LAZY = {
 NAMES = tuple(_LAZY)
 
 
-__getattr__ = import_lazily(globals(), _LAZY)
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = _LAZY[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute or name)
+    globals()[name] = value
+    return value
 
 
 def missing_parts() -> list[str]:

@@ -8,6 +8,7 @@ checked against these three and ``desugar/_torch.py``, which holds the private n
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -146,6 +147,25 @@ def lazy_bits_enabled() -> Any:
     sets such a bit itself, such as ``linalg_pinv``, would be silently wrong without them.
     """
     return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _lazy_bits)
+
+
+# How many references C++ holds to a storage.
+_storage_references = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+
+
+def owns_memory(t: torch.Tensor, references: int, tensors: int) -> bool:
+    """Whether nothing refers to a tensor and to its memory but what the caller knows of.
+
+    Args:
+        t: A plain tensor.
+        references: The references to the Python object that the caller knows of.
+        tensors: The tensors with this memory that the caller knows of.
+    """
+    if sys.getrefcount(t) > references + 2 or t._use_count() > 1:  # type: ignore[attr-defined]
+        return False  # two more: the parameter, and the argument of getrefcount
+    return (
+        _storage_references(t.untyped_storage()._cdata) <= tensors + 1
+    )  # one more: the storage that is asked for
 
 
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from torch import Tensor
 from subclasses._torch import OpOverload, return_and_correct_aliasing, set_storage_of
 from subclasses.dispatch.schema import OpFacts, op_facts
 from subclasses.errors import DispatchError, one_of
+from subclasses.layout import field_name
 from subclasses.spec.values import dynamic_ints, known_to_differ
 
 
@@ -106,7 +107,8 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     """Copies a result into a wrapper, one inner tensor at a time.
 
     Raises:
-        DispatchError: the result has another class, other metadata or inner tensors of other sizes.
+        DispatchError: the result has another class, other metadata, or inner tensors of other sizes or, unless the op
+            is a copy, of dtypes that in-place ops do not cast.
     """
     cls = type(target)
     if type(value) is not cls or value._layout is not target._layout:
@@ -114,14 +116,21 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
             f"{op}: cannot write {_describe(value)} into {_describe(target)}; use the functional op"
         )
     spec = cls.__spec__
-    pairs = [(target.__dict__[n], value.__dict__[n]) for n in spec.attributes]
-    pairs = [(a, b) for a, b in pairs if a is not None and a is not b]
+    named = [(n, target.__dict__[n], value.__dict__[n]) for n in spec.attributes]
+    pairs = [(a, b) for _, a, b in named if a is not None and a is not b]
     if (
         known_to_differ(target.shape, value.shape)
         or known_to_differ(dynamic_ints(target), dynamic_ints(value))
         or any(a.shape != b.shape for a, b in pairs)
     ):
         raise _sizes_error(op, target, value)
+    if op is not torch.ops.aten.copy_.default:
+        for name, a, b in named:
+            if a is not None and not torch.can_cast(b.dtype, a.dtype):
+                raise DispatchError(
+                    f"{op}: result type {b.dtype} of {field_name(name)!r} can't be cast to the {a.dtype} of "
+                    f"{one_of(cls)}; use the functional op"
+                )
     for a, b in pairs:
         a.copy_(b)
     bump_versions([a for a, _ in pairs])

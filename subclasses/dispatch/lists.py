@@ -79,10 +79,15 @@ def run_lists(op: OpOverload, run: Callable[..., Any], *args: Any, **kwargs: Any
     ]
     results: dict[int, dict[str, Any]] = {}
     _try_first(call, rows, len(args), kwargs)
+    copies: list[tuple[Tensor, Tensor]] = []
+    if op.overloadpacket.__name__.startswith("_fused_"):
+        rows = [_with_strides_of_first(row, copies) for row in rows]
     for group in _group(rows):
         out = _run(call, group, len(args), kwargs)
         for row, one in zip(group, out or (), strict=bool(call.facts.returns)):
             results.setdefault(row.index, {})[row.name] = one
+    for tensor, copy in copies:
+        tensor.copy_(copy)
     bump_versions([row.tensors[j] for row in rows if row.name for j in call.written])
     if not call.facts.returns:
         return None
@@ -135,6 +140,21 @@ def _split(call: Call, cls: Any, index: int, tensors: tuple[Tensor, ...]) -> lis
         if call.op.overloadpacket.__name__ != "_foreach_copy_":
             names = differentiable_names(x)
     return [Row(index, n, tuple(inner_of(cls, t, n) for t in tensors)) for n in names]
+
+
+def _with_strides_of_first(row: Row, copies: list[tuple[Tensor, Tensor]]) -> Row:
+    """Returns a row for a fused kernel, which goes through the memory of its tensors; adds (tensor, copy) to `copies`.
+
+    Autograd gives the gradient of a plain Parameter the strides of the Parameter. Those of inner tensors have any.
+    """
+    first, *others = row.tensors
+    tensors = [first]
+    for t in others:
+        if t.dim() and t.shape == first.shape and t.stride() != first.stride():
+            copies.append((t, t.new_empty_strided(first.size(), first.stride()).copy_(t)))
+            t = copies[-1][1]
+        tensors.append(t)
+    return row._replace(tensors=tuple(tensors))
 
 
 def _fits(x: Any, y: Any) -> bool:

@@ -244,8 +244,10 @@ def _has_results(key: Any) -> bool:
 
 
 def _is_a_function_of_tensors(key: Any) -> bool:
-    """Whether a key is a function of torch or torch.nn.functional that returns something."""
+    """Whether a key is a function of torch or torch.nn.functional that returns something, or an in-place method."""
     name = getattr(key, "__name__", "")
+    if name.endswith("_") and not name.endswith("__") and getattr(Tensor, name, None) is key:
+        return True
     is_check = name.startswith(("_assert", "_check"))
     return not is_check and any(getattr(home, name, None) is key for home in (torch, nn.functional))
 
