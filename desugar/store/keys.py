@@ -250,13 +250,14 @@ def _release() -> tuple[str, ...]:
 
 
 def _processor() -> str:
-    """Returns the instructions of the processor, for which kernels are compiled."""
+    """Returns the instructions of the processor for which kernels are compiled, and those that oneDNN may use."""
     try:
         with open("/proc/cpuinfo") as file:
             flags = next((line for line in file if line.startswith(("flags", "Features"))), "")
     except OSError:  # not Linux
         flags = platform.processor()
-    return f"{torch.backends.cpu.get_cpu_capability()} {flags}"
+    told = [os.environ.get(name, "") for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")]
+    return f"{torch.backends.cpu.get_cpu_capability()} {told} {flags}"
 
 
 def _settings(backend: Any) -> tuple[Any, ...]:
