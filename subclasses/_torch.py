@@ -293,6 +293,7 @@ def is_composite(op: Any) -> bool:
 
 def is_composed(op: Any) -> bool:
     """Whether the kernel of an op calls other ops, below autograd."""
+    # The key of such kernels.
     return is_dispatched(op) and op.has_kernel_for_dispatch_key(
         torch._C.DispatchKey.CompositeExplicitAutograd
     )

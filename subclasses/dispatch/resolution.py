@@ -25,7 +25,7 @@ from subclasses._torch import (
     with_lazy_bits,
 )
 from subclasses.dispatch import structural
-from subclasses.dispatch.aliasing import argument, with_aliasing, with_normal_views, write_into
+from subclasses.dispatch.aliasing import with_aliasing, with_normal_views, write_into
 from subclasses.dispatch.cotangents import with_cotangent_arithmetic, with_marked_results
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
@@ -100,8 +100,6 @@ def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
     run: Call = with_lazy_bits(functools.partial(rule, op))
     if not is_of_operator(op):
         run = _with_refusal(cls, op, rule, run)
-    if op_facts(op).written and not op_facts(op).changes_metadata:
-        run = _with_what_was_written(cls, op, rule, run)
     return with_marked_results(cls, run) if getattr(cls, "_marks_cotangents", False) else run
 
 
@@ -123,34 +121,6 @@ def _with_refusal(cls: Any, op: OpOverload, rule: Call, run: Call) -> Call:
         return out
 
     return plan
-
-
-def _with_what_was_written(cls: Any, op: OpOverload, rule: Call, run: Call) -> Call:
-    """Wraps a rule of an op that writes, so that a result that is not what it was to write to is an error."""
-    facts = op_facts(op)
-
-    def plan(*args: Any, **kwargs: Any) -> Any:
-        out = run(*args, **kwargs)
-        for i, one in zip(facts.returned, out if len(facts.returns) > 1 else (out,), strict=False):
-            if i is None or not isinstance(one, Tensor):
-                continue
-            if not _is_written(one, argument(facts, args, kwargs, i)):
-                name = facts.arguments[i].name
-                raise DispatchError(
-                    f"{op} on {one_of(cls)}: the rule {describe(rule)} returned a new value, and the op writes to "
-                    f"{name!r}: write to the inner tensors of that argument, and return it; or write the rule for the "
-                    f"functional op, from which this one follows"
-                )
-        return out
-
-    return plan
-
-
-def _is_written(result: Any, target: Any) -> bool:
-    """Whether a result is what an op was to write to, or has its inner tensors."""
-    if result is target or type(result) is not type(target) or type(target) is Tensor:
-        return result is target
-    return all(result.__dict__[name] is target.__dict__[name] for name in target._layout.present)
 
 
 def _derived(cls: Any, op: OpOverload) -> Plan | None:

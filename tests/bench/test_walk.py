@@ -9,8 +9,8 @@ def test_a_second_call_enters_hardly_any_module():
     first, second = walk_calls()
     assert first.order[0] == "desugar.dynamo.entry"
     assert set(first.order) >= {"desugar.pipeline", "desugar.tracing.trace", "desugar.wrapper.run"}
-    assert len(first.order) <= 76
+    assert len(first.order) <= 78
     # Graphs that run as they are, and the class's detach() when autograd keeps the gradient.
-    assert len(second.order) <= 5
-    assert second.moves <= 12
+    assert len(second.order) <= 8
+    assert second.moves <= 17
     assert not any(name.startswith(("desugar.tracing", "desugar.dynamo")) for name in second.order)

@@ -575,7 +575,42 @@ def patch_aliasing_checks():
         home.get_tensor_storages(two)
 
 
+def with_lazy_bits():
+    """A rule sees conjugate bits, and they are disabled again after it."""
+    z = torch.ones(2, dtype=torch.complex64) * 1j
+    seen = []
+
+    class Asked(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+
+    @Asked.implements(aten.sin.default)
+    def _(func, x):
+        seen.append((x.held.conj() * 1).tolist())
+        return x
+
+    Asked(z).sin()
+    assert seen == [[-1j, -1j]]
+    assert _torch.with_lazy_bits(lambda: 3)() == 3
+
+
+def is_composed():
+    assert _torch.is_composed(aten.add.Scalar)
+    assert not _torch.is_composed(aten.mm.default)
+
+
+def owns_memory():
+    t = torch.ones(2)
+    held = {"t": t}
+    assert _torch.owns_memory(t, references=2, tensors=1)
+    view = t.detach()
+    assert not _torch.owns_memory(t, references=2, tensors=1)
+    assert view.equal(held["t"])
+
+
 CHECKS = {
+    "with_lazy_bits": with_lazy_bits,
+    "is_composed": is_composed,
+    "owns_memory": owns_memory,
     "HigherOrderOperator": higher_order_type,
     "TreeSpec": trees,
     "tree_flatten": trees,
