@@ -39,6 +39,7 @@ def become_parameter(x: Any, value: bool) -> None:
         return
     if type(x).__spec__.trainable:
         x.__dict__["_layout"] = value_layout(x._layout)
+        _mark_inner_points(x)
         _convert_gradients(x)
     elif x.requires_grad and torch.is_grad_enabled() and POINT not in x.__dict__:
         check_can_train(type(x))
@@ -52,11 +53,28 @@ def _is_real(x: Any) -> bool:
     return isinstance(x, Tensor) and type(x) in (Tensor, torch.nn.Parameter)
 
 
+def _mark_inner_points(x: Any) -> None:
+    """Marks the wrappers inside of a Parameter, which are aliases of its own: an optimizer moves them with it.
+
+    Raises:
+        DispatchError: no optimizer could update one of them.
+    """
+    for name, layout in x._layout.nested:
+        inner: Any = x.__dict__[name]
+        if not is_differentiable(inner) or not hasattr(layout.cls, "__spec__"):
+            continue
+        if layout.cls.__spec__.trainable:
+            inner.__dict__[POINT] = True
+            _mark_inner_points(inner)
+        elif x.requires_grad and torch.is_grad_enabled():
+            check_can_train(layout.cls, f" inside of {one_of(type(x))}")
+
+
 # ---- refusing ----------------------------------------------------------------------------------------------
 
 
-def check_can_train(cls: Any) -> None:
-    """Raises DispatchError if no optimizer can update a Parameter of the class."""
+def check_can_train(cls: Any, where: str = "") -> None:
+    """Raises DispatchError if no optimizer can update a Parameter of the class; the error says where one was met."""
     add = torch.ops.aten.add_.Tensor
     step = find_step(cls, add)
     if step not in ("materialize", "error"):
@@ -68,10 +86,10 @@ def check_can_train(cls: Any) -> None:
     )
     names = ", ".join(f"self.{n}" for n in cls.__spec__.inner_names)
     raise DispatchError(
-        f"nn.Parameter of {one_of(cls)} that requires grad: an optimizer adds to it in place ({add}), and {why}. "
-        f"Either make the inner tensors parameters and call {cls.__name__}({names}) in `forward`; or freeze it with "
-        f"nn.Parameter(x, requires_grad=False); or, if an optimizer may update each inner tensor as a parameter of its "
-        f"own, declare the class with trainable=True"
+        f"nn.Parameter of {one_of(cls)}{where} that requires grad: an optimizer adds to it in place ({add}), and "
+        f"{why}. Either make the inner tensors parameters and call {cls.__name__}({names}) in `forward`; or freeze it "
+        f"with nn.Parameter(x, requires_grad=False); or, if an optimizer may update each inner tensor as a parameter "
+        f"of its own, declare the class with trainable=True"
     )
 
 
@@ -98,27 +116,38 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
     @unserializable_hook  # a copy of the Parameter has its own
     def convert(grad: Any) -> Any:
         if isinstance(grad, cls):
-            return _mark(grad)
+            return _mark(grad, held)
         # A gradient to be differentiated again stays a function of the value; an inner tensor here is raw.
         if is_traceable_wrapper_subclass(grad) or torch.is_grad_enabled():
             return None
         inners = [held[n] for n in spec.attributes]
         dynamics = [held[f.name] for f in spec.dynamics]
         if spec.fallback != "map" or cls._saves_inners:
-            return _mark(cls._wrap(held["_layout"], *inners, *dynamics).wrap_cotangent(grad))
+            return _mark(cls._wrap(held["_layout"], *inners, *dynamics).wrap_cotangent(grad), held)
         parts = [grad if is_differentiable(t) else t for t in inners]
-        return _mark(cls._wrap(held["_layout"], *parts, *dynamics))
+        return _mark(cls._wrap(held["_layout"], *parts, *dynamics), held)
 
     return convert
 
 
-def _mark(grad: Any) -> Any:
-    """Returns a gradient that the arithmetic of optimizers recognizes."""
-    if type(grad)._marks_gradients:
+def _mark(grad: Any, held: dict[str, Any]) -> Any:
+    """Returns a gradient of a point with these attributes that the arithmetic of optimizers recognizes."""
+    nested = {name: _convert_inner(grad.__dict__[name], held[name]) for name, _ in held["_layout"].nested}
+    if type(grad)._marks_gradients and not nested:
         return grad if grad._layout.cotangent else with_layout(grad, cotangent_layout(grad._layout))
-    alias = with_inners(grad, [grad.__dict__[n] for n in type(grad).__spec__.attributes])
+    inners = [nested.get(n, grad.__dict__[n]) for n in type(grad).__spec__.attributes]
+    alias = with_inners(grad, inners)
+    if type(grad)._marks_gradients:
+        return with_layout(alias, cotangent_layout(held["_layout"]))
     alias.__dict__[GRADIENT] = True
     return alias
+
+
+def _convert_inner(grad: Any, x: Any) -> Any:
+    """Returns the gradient of a wrapper inside of a Parameter, which is plain where it was materialized."""
+    if POINT not in x.__dict__ or (is_traceable_wrapper_subclass(grad) and type(grad) is not type(x)):
+        return grad
+    return _mark(grad if type(grad) is type(x) else x.wrap_cotangent(grad), x.__dict__)
 
 
 def swap_attributes(x: Any, held: dict[str, Any]) -> None:

@@ -50,6 +50,20 @@ class Scaled(TensorSubclass, fallback="materialize"):
         return self.data_ * self.factor
 
 
+class LowRank(TensorSubclass, fallback="materialize", trainable=True):
+    """A product of two factors of other sizes than itself; an op without a rule gives it a plain gradient."""
+
+    left: Tensor = inner()
+    right: Tensor = inner()
+
+    @staticmethod
+    def outer(left, right):
+        return Outer((left.shape[0], right.shape[1]))
+
+    def materialize(self):
+        return self.left @ self.right
+
+
 class Rows(TensorSubclass, fallback="map"):
     """An outer size that is no inner tensor's: ``count`` rows that all are the one held."""
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import desugar
-from subclasses import Outer, TensorSubclass, inner
+from subclasses import TensorSubclass, inner
+from tests.subclasses.subjects import LowRank
 
 
 class Sum(TensorSubclass, fallback="materialize", trainable=True):
@@ -24,19 +25,11 @@ class Mapped(TensorSubclass, fallback="map"):
     b: Tensor = inner(differentiable=True)
 
 
-class LowRank(TensorSubclass, fallback="materialize", trainable=True):
-    left: Tensor = inner()
-    right: Tensor = inner()
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0], right.shape[1]))
-
-    def materialize(self):
-        return self.left @ self.right
+class Einsum(LowRank, trainable=True):
+    """Its rule gives gradients of other strides."""
 
 
-@LowRank.implements(F.linear)
+@Einsum.implements(F.linear)
 def _(func, x, w, bias=None):
     left, right = w.unwrap()
     return torch.einsum("bi,ri,or->bo", x, right, left)
@@ -108,7 +101,7 @@ def test_the_callers_gradient_stays_as_it_is():
 def test_gradients_of_other_strides(optimizer, options):
     torch.manual_seed(0)
     left, right, x = torch.randn(8, 2), torch.randn(2, 6), torch.randn(5, 6)
-    p = nn.Parameter(LowRank(left.clone(), right.clone()))
+    p = nn.Parameter(Einsum(left.clone(), right.clone()))
     a, b = (nn.Parameter(t.clone()) for t in (left, right))
     made = getattr(torch.optim, optimizer)
     ours, plain = made([p], lr=0.1, **options), made([a, b], lr=0.1, **options)

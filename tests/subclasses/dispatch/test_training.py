@@ -12,26 +12,12 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 import desugar
-from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
+from subclasses import DispatchError, SpecError, TensorSubclass, inner, static
 from subclasses._torch import hooks_of
 from subclasses.layout import cotangent_layout
-from tests.subclasses.subjects import Scaled
+from tests.subclasses.subjects import LowRank, Scaled
 
 aten = torch.ops.aten
-
-
-class LowRank(TensorSubclass, fallback="materialize", trainable=True):
-    """A product of two factors of other sizes than itself; an op without a rule gives it a plain gradient."""
-
-    left: Tensor = inner()
-    right: Tensor = inner()
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0], right.shape[1]))
-
-    def materialize(self):
-        return self.left @ self.right
 
 
 class Quantized(TensorSubclass, size_from="q", dtype_from="scale", fallback="materialize", trainable=True):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from subclasses import DispatchError, Outer, TensorSubclass, inner
-from tests.subclasses.subjects import FACTORIES, Pair, Scaled, assert_same, make_int8, make_pair
+from tests.subclasses.subjects import FACTORIES, LowRank, Pair, Scaled, assert_same, make_int8, make_pair
 
 aten = torch.ops.aten
 
@@ -161,19 +161,7 @@ def spy(called, name, method):
 # ---- classes that materialize ------------------------------------------------------------------------------
 
 
-class LowRank(TensorSubclass, fallback="materialize"):
-    left: Tensor = inner()
-    right: Tensor = inner()
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0], right.shape[1]))
-
-    def materialize(self):
-        return self.left @ self.right
-
-
-class Trained(LowRank, trainable=True):
+class Frozen(LowRank, trainable=False):
     pass
 
 
@@ -187,7 +175,7 @@ class Reversed(TensorSubclass, fallback="materialize"):
 
 
 def low_rank(rows=4, rank=2):
-    return LowRank(torch.randn(rows, rank), torch.randn(rank, 6))
+    return Frozen(torch.randn(rows, rank), torch.randn(rank, 6))
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
@@ -223,7 +211,7 @@ class Turned(TensorSubclass, fallback="materialize"):
 
 
 REFUSED = {
-    "trained": (lambda: nn.Parameter(Trained(*low_rank().unwrap())), "Freeze it with requires_grad_"),
+    "trained": (lambda: nn.Parameter(LowRank(*low_rank().unwrap())), "Freeze it with requires_grad_"),
     "trained, mapped": (
         lambda: nn.Parameter(make_pair(4, 3)),
         "one plain gradient of the size of the Parameter",
