@@ -140,17 +140,12 @@ _excluded_keys = torch._C._dispatch_tls_local_exclude_set  # type: ignore[attr-d
 _lazy_bits = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate).add(torch._C.DispatchKey.Negative)  # type: ignore[attr-defined]
 
 
-def lazy_bits_enabled() -> Any:
-    """Context in which kernels see conjugate and negative bits again.
-
-    PyTorch disables both keys before ``__torch_dispatch__`` (its issue 130646). A kernel composed of other ops that
-    sets such a bit itself, such as ``linalg_pinv``, would be silently wrong without them.
-    """
-    return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _lazy_bits)
-
-
 # How many references C++ holds to a storage.
 _storage_references = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+
+
+def _count_references(x: object) -> int:
+    return sys.getrefcount(x)
 
 
 def owns_memory(t: torch.Tensor, references: int, tensors: int) -> bool:
@@ -161,11 +156,13 @@ def owns_memory(t: torch.Tensor, references: int, tensors: int) -> bool:
         references: The references to the Python object that the caller knows of.
         tensors: The tensors with this memory that the caller knows of.
     """
-    if sys.getrefcount(t) > references + 2 or t._use_count() > 1:  # type: ignore[attr-defined]
-        return False  # two more: the parameter, and the argument of getrefcount
-    return (
-        _storage_references(t.untyped_storage()._cdata) <= tensors + 1
-    )  # one more: the storage that is asked for
+    # Two more: the parameter, and the argument of getrefcount. While Dynamo looks at frames, a caller keeps its own.
+    probe = object()
+    others = 2 + _count_references(probe) - 3
+    if sys.getrefcount(t) > references + others or t._use_count() > 1:  # type: ignore[attr-defined]
+        return False
+    # One more: the storage that is asked for.
+    return _storage_references(t.untyped_storage()._cdata) <= tensors + 1
 
 
 _set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded  # type: ignore[attr-defined]
@@ -173,7 +170,12 @@ _conjugate, _negative = torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Neg
 
 
 def with_lazy_bits(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that runs in :func:`lazy_bits_enabled`, for a third of its price."""
+    """Returns a function in which kernels see conjugate and negative bits again.
+
+    PyTorch disables both keys before ``__torch_dispatch__`` (its issue 130646). A kernel composed of other ops that
+    sets such a bit itself, such as ``linalg_pinv``, would be silently wrong without them. Setting the two keys takes a
+    third of the time of a guard object.
+    """
     is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # type: ignore[attr-defined]
 
     def run_with_lazy_bits(*args: Any, **kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from subclasses.autograd import construct
 from subclasses.dispatch.rule_checks import check_key, check_rule
 from subclasses.dispatch.rules import BOOK, RuleBook, is_decomposed, registration
 from subclasses.dispatch.views import view_functions
-from subclasses.errors import DispatchError, SpecError
+from subclasses.errors import DispatchError, SpecError, one_of
 from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
 from subclasses.higher_order.values import is_declared
@@ -226,7 +226,7 @@ class TensorSubclass(Tensor):
         if not type(self).__spec__.has_materialize:
             raise DispatchError(
                 f"{type(self).__name__}: a plain cotangent needs a method `materialize(self) -> Tensor`, or "
-                f"`wrap_cotangent(self, cotangent)` that returns it as a {type(self).__name__}"
+                f"`wrap_cotangent(self, cotangent)` that returns it as {one_of(type(self))}"
             )
         return construct.pull_back(self, cotangent)
 

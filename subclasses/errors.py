@@ -12,5 +12,7 @@ class DispatchError(NotImplementedError):
 
 
 def one_of(cls: type) -> str:
-    """Names a class with its article, for error messages: "a Pair", "an Int8Tensor"."""
-    return f"{'an' if cls.__name__[0] in 'AEIOaeio' else 'a'} {cls.__name__}"
+    """Names a class with its article, for error messages: "a Pair", "an Int8Tensor", "an LSTMState"."""
+    name = cls.__name__
+    is_spelled = len(name) == 1 or name[:2].isupper() or name[1].isdigit()
+    return f"{'an' if name[0] in ('AEFHILMNORSX' if is_spelled else 'AEIOaeio') else 'a'} {name}"

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.errors import one_of
 from subclasses.handwritten import flatten_handwritten
 
 # Prefix of the attribute that holds the inner tensor of a field whose own attribute is differentiable.
@@ -134,9 +135,11 @@ def _attributes(cls: Any, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _typed(value: Any) -> Any:
-    """Pairs a value with its type, recursively through tuples."""
+    """Pairs a value with its type, recursively through tuples, and tells -0.0 from 0.0, which it equals."""
     if isinstance(value, tuple):
         return (type(value), *map(_typed, value))
+    if isinstance(value, float | complex) and value == 0:
+        return (type(value), repr(value))
     return (type(value), value)
 
 
@@ -153,7 +156,7 @@ def layout_of(x: Tensor) -> Layout:
     if layout is not None:
         return layout
     if not is_traceable_wrapper_subclass(x):
-        raise TypeError(f"Expected a traceable wrapper subclass, got a {type(x).__name__}")
+        raise TypeError(f"Expected a traceable wrapper subclass, got {one_of(type(x))}")
     names, context = flatten_handwritten(x)
     return intern_layout(type(x), (context,), names, nested_layouts([(n, getattr(x, n)) for n in names]))
 
@@ -162,6 +165,17 @@ def nested_layouts(inners: list[tuple[str, Any]]) -> Nested:
     """Returns the name and layout of each inner tensor that is itself a wrapper."""
     wrappers = [(name, t) for name, t in inners if t is not None and is_traceable_wrapper_subclass(t)]
     return tuple((name, layout_of(t)) for name, t in wrappers)  # type: ignore[arg-type]
+
+
+def describe_metadata(layout: Layout) -> str:
+    """Returns what a layout says of a value, as its author would write it: ``Pair(tag='a', scale=None)``."""
+    spec: Any = getattr(layout.cls, "__spec__", None)
+    if spec is None:
+        return repr(layout)
+    parts = [f"{f.name}={value!r}" for f, value in zip(spec.statics, layout.statics, strict=True)]
+    parts += [f"{f.name}=None" for f in spec.inners if f.attribute not in layout.present]
+    parts += [f"{field_name(name)}={describe_metadata(nested)}" for name, nested in layout.nested]
+    return f"{'cotangent of ' * layout.cotangent}{layout.cls.__name__}({', '.join(parts)})"
 
 
 def value_layout(layout: Layout) -> Layout:

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.errors import one_of
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.fields import MISSING
 from subclasses.spec.names import OWN_NAMES
@@ -144,7 +145,7 @@ def _dispatch_of(cls: Any) -> Any:
 def check_unwrapped(owner: str, field: str, t: Tensor | None) -> None:
     """Raises TypeError if an inner tensor whose numbers say where others lie is a wrapper, and cannot be checked."""
     if t is not None and is_traceable_wrapper_subclass(t):
-        raise TypeError(f"{owner}.{field}: expected a plain tensor in a file, got a {type(t).__name__}")
+        raise TypeError(f"{owner}.{field}: expected a plain tensor in a file, got {one_of(type(t))}")
 
 
 def check_by_constructor(cls: Any, fields: dict[str, Any]) -> None:

@@ -694,7 +694,7 @@ ELSEWHERE = {
         "tests/desugar/dynamo/test_inner_assignment.py",
         "test_a_replaced_inner_tensor_that_is_read_is_refused",
     ),
-    ".__tensor_unflatten__ returns a": (
+    ".__tensor_unflatten__ returns": (
         "tests/desugar/tracing/test_unsupported.py",
         "test_a_class_that_is_rebuilt_as_another",
     ),

@@ -19,6 +19,7 @@ from desugar.ir.values import Plain, Value, Wrapper, slots_of, take_apart
 from desugar.passes.verify import InvariantError, rechecks_enabled
 from subclasses import TensorSubclass
 from subclasses.codegen.emitter import Emitter
+from subclasses.errors import one_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def _compare_plain(name: str, obj: Any, fake: Any) -> None:
         _require(f"whether {name} is a number", isinstance(obj, int | float | SymInt | SymFloat), True)
         return
     if type(obj) not in (Tensor, nn.Parameter, nn.Buffer):
-        raise InvariantError("recheck", f"{name} is a {type(obj).__name__}, proved to be a plain tensor")
+        raise InvariantError("recheck", f"{name} is {one_of(type(obj))}, proved to be a plain tensor")
     _require(f"dtype of {name}", obj.dtype, fake.dtype)
     _require(f"device of {name}", obj.device.type, fake.device.type)
     _require(f"dimensions of {name}", obj.dim(), fake.dim())

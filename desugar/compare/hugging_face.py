@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from desugar.compare.targets import Call, TargetError
+from subclasses.errors import one_of
 
 PREFIX = "hf:"
 VOCABULARY, BATCH, LENGTH, IMAGE, SAMPLES = 256, 2, 16, 32, 4000
@@ -132,7 +133,7 @@ def _arguments(model: Any, batch: int, train: bool) -> dict[str, Any]:
             arguments: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
         case other:
             raise TargetError(
-                f"a {type(model).__name__} takes {other}, which has no default here: write functions that make "
+                f"{one_of(type(model))} takes {other}, which has no default here: write functions that make "
                 "the model and its inputs, and name them as MODULE:FUNCTION and --inputs"
             )
     if train and not type(model).__name__.endswith("Model"):

@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from subclasses.errors import one_of
+
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -98,7 +100,7 @@ def find_factory(text: str, default_module: ModuleType | None = None) -> Any:
     """
     factory = find_target(text, default_module)[1]
     if not callable(factory):
-        raise TargetError(f"expected a function that makes a value, got {text}, a {type(factory).__name__}")
+        raise TargetError(f"expected a function that makes a value, got {text}, {one_of(type(factory))}")
     if needed := needed_by(factory):
         raise TargetError(f"{text} takes {', '.join(needed)}; expected a function that takes nothing")
     return factory

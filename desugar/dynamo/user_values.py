@@ -14,6 +14,7 @@ from torch import Tensor
 from desugar.ir.values import Value, Wrapper, is_wrapper, take_apart
 from desugar.program import Program
 from subclasses import TensorSubclass
+from subclasses.errors import one_of
 from subclasses.layout import field_name
 
 # --------------------------------------------------------------------------------------------------- the values
@@ -66,7 +67,7 @@ def unless_unknown(read: Callable[[Any], Any], value: Any) -> Any:
 def short(value: Any) -> str:
     """Formats a value in a few words: a tensor by its type, a function and a class by its name."""
     if isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
+        return f"{one_of(type(value))}"
     if isinstance(value, type):
         return value.__name__
     if isinstance(value, FunctionType):

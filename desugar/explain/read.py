@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from desugar.ir.record import Record
+from subclasses.errors import one_of
 
 
 class ReportError(ValueError):
@@ -75,7 +76,7 @@ def read_report(path: Path) -> ReportFacts:
     except ValueError as error:  # JSON or UTF-8
         raise ReportError(f"{expected}, got a file that is no JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ReportError(f"{expected}, got a {type(found).__name__}")
+        raise ReportError(f"{expected}, got {one_of(type(found))}")
     if "programs" not in found and "ops" in found and "guards" in found:
         found = {"title": found.get("name", ""), "programs": [found]}
     if "programs" not in found:

@@ -20,6 +20,7 @@ from desugar.errors import DesugarError
 from desugar.ir.described import is_unknown
 from desugar.ir.values import inner_names, is_wrapper
 from subclasses._torch import disabled_torch_function_impl
+from subclasses.errors import one_of
 
 # -------------------------------------------------------------------------------------------- making fakes
 
@@ -164,7 +165,7 @@ def check_class(real: Tensor) -> None:
     cls = type(real)
     if cls is not Tensor and cls.__torch_function__ is not disabled_torch_function_impl:
         raise DesugarError(
-            f"expected plain tensors and wrapper subclasses, got a {cls.__name__}: its class cannot be flattened "
+            f"expected plain tensors and wrapper subclasses, got {one_of(cls)}: its class cannot be flattened "
             "(no __tensor_flatten__) and has a __torch_function__, which a program would not call",
             instead="pass x.as_subclass(torch.Tensor) and make the result one of the class again",
         )

@@ -38,6 +38,7 @@ from desugar.ir.values import (
     wrap_value,
 )
 from subclasses import TensorSubclass
+from subclasses.errors import one_of
 
 # -------------------------------------------------------------------------------------------------- inputs
 
@@ -137,7 +138,7 @@ class Inputs:
         """
         if self.is_sealed:
             raise DesugarError(
-                f"a {type(tensor).__name__} of size {tuple(tensor.shape)} is made inside the function in a way "
+                f"{one_of(type(tensor))} of size {tuple(tensor.shape)} is made inside the function in a way "
                 "that torch does not see (torch.from_numpy, torch.frombuffer, torch.Tensor(...), a class's own code)",
                 instead="make it outside the function, or with torch.tensor(...)",
             )
@@ -231,7 +232,7 @@ class Inputs:
         assert isinstance(value, Wrapper)
         if type(fake) is not type(leaf):
             raise DesugarError(
-                f"{type(leaf).__name__}.__tensor_unflatten__ returns a {type(fake).__name__}",
+                f"{type(leaf).__name__}.__tensor_unflatten__ returns {one_of(type(fake))}",
                 instead=f"define it in {type(leaf).__name__}, and return one of that class",
             )
         inner = tuple(

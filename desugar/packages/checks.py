@@ -31,6 +31,7 @@ from desugar.packages.manifest.records import (
     UnusedLeaf,
     WrapperLeaf,
 )
+from subclasses.errors import one_of
 from subclasses.layout import field_name
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
@@ -175,16 +176,14 @@ class Checking:
     def _check_wrapper(self, leaf: WrapperLeaf, value: Any, name: str) -> None:
         cls = leaf.cls
         if type(value) is not cls:
-            raise SignatureError(name, f"a {cls.__name__}", _describe(value))
+            raise SignatureError(name, f"{one_of(cls)}", _describe(value))
         _, context = take_apart(value)
         expected = layout_of_record(leaf.context)
         is_same = context is expected if isinstance(leaf.context, LayoutRecord) else context == expected
         if not is_same:
-            raise SignatureError(
-                name, f"a {cls.__name__} with {_show(expected)}", f"one with {_show(context)}"
-            )
+            raise SignatureError(name, f"{one_of(cls)} with {_show(expected)}", f"one with {_show(context)}")
         if value.dtype != leaf.dtype:
-            raise SignatureError(name, f"a {cls.__name__} of {leaf.dtype}", f"one of {value.dtype}")
+            raise SignatureError(name, f"{one_of(cls)} of {leaf.dtype}", f"one of {value.dtype}")
         for dim, extent in enumerate(leaf.size):
             self._match_extent(extent, value.size(dim), f"{name}.size({dim})")
         for dynamic, extent in leaf.dynamics:
@@ -234,5 +233,5 @@ def _describe(value: Any) -> str:
     if isinstance(value, Tensor) and type(value) in _PLAIN:
         return f"one of {value.dtype} and size {tuple(value.shape)}"
     if is_wrapper(value):
-        return f"a {type(value).__name__} of {value.dtype}"
+        return f"{one_of(type(value))} of {value.dtype}"
     return f"{value!r:.80} of type {type(value).__name__}"

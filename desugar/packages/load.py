@@ -37,6 +37,7 @@ from desugar.packages.manifest.records import (
 from desugar.packages.manifest.structure import match, paths_of, signature_of
 from desugar.packages.manifest.validate import check_manifest
 from subclasses import TensorSubclass
+from subclasses.errors import one_of
 from subclasses.handwritten import unflatten
 from subclasses.layout import field_name
 from subclasses.loading import check_fields
@@ -176,7 +177,7 @@ def _tensors_of(state: Mapping[str, Tensor | nn.Module] | nn.Module) -> dict[str
 
 def _check_weight(record: WeightRecord, tensor: Any) -> None:
     if not isinstance(tensor, Tensor):
-        raise PackageError(f"weight {record.name}: expected a tensor, got a {type(tensor).__name__}")
+        raise PackageError(f"weight {record.name}: expected a tensor, got {one_of(type(tensor))}")
     leaf = record.leaf
     expected = leaf.cls.__name__ if isinstance(leaf, WrapperLeaf) else "plain tensor"
     checking = Checking((), (), (), is_training=True)

@@ -16,6 +16,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor, fx
 from desugar import _torch as private
 from desugar.ir.fx_utils import output_nodes
 from desugar.ir.stages import FromForward, FromInput, FromTangent, Partitioned, Traced
+from subclasses.errors import one_of
 
 
 class InvariantError(AssertionError):
@@ -58,11 +59,9 @@ def _values(value: Any) -> Sequence[Any]:
 def _check_value(value: Any, node: fx.Node, stage: str) -> None:
     if isinstance(value, Tensor):
         if type(value) is not private.FakeTensor:
-            raise InvariantError(
-                stage, f"node {node.name} holds a {type(value).__name__}, not a plain tensor"
-            )
+            raise InvariantError(stage, f"node {node.name} holds {one_of(type(value))}, not a plain tensor")
     elif value is not None and not isinstance(value, (int, float, bool, SymInt, SymFloat, SymBool)):
-        raise InvariantError(stage, f"node {node.name} holds a {type(value).__name__}")
+        raise InvariantError(stage, f"node {node.name} holds {one_of(type(value))}")
 
 
 def _check_functional(node: fx.Node, stage: str) -> None:

@@ -22,6 +22,7 @@ from desugar.frontend.rule_state import is_authors
 from desugar.store.pickling import CannotStore
 from subclasses import TensorSubclass
 from subclasses.dispatch.rules import all_rules
+from subclasses.errors import one_of
 from subclasses.generate.compile_cache import describe_value
 
 # Packages whose functions depend on their arguments, on releases, and on settings that the key has.
@@ -176,7 +177,7 @@ class _Reader:
             for name in type(value).__dataclass_fields__:
                 self.add_value(f"{place}.{name}", getattr(value, name))
         else:
-            raise CannotStore(f"{place}, a {type(value).__name__}")
+            raise CannotStore(f"{place}, {one_of(type(value))}")
 
     def _add_type(self, place: str, cls: type) -> None:
         if root_of(cls.__module__) in _KNOWN:

@@ -30,6 +30,7 @@ from desugar.store import files
 from desugar.store.keys import check_ops, key_of
 from desugar.store.pickling import DAMAGED, CannotStore, dump, known_values, load
 from subclasses import strict_mode
+from subclasses.errors import one_of
 
 log = logging.getLogger("desugar")
 
@@ -47,7 +48,7 @@ def dump_graph(compiled: CompiledGraph) -> bytes:
     if getattr(compiled, "runs_eagerly", False):
         return pickle.dumps(None)
     if not isinstance(compiled, private.CompiledFxGraph):
-        raise CannotStore(f"a graph was compiled to a {type(compiled).__name__}")
+        raise CannotStore(f"a graph was compiled to {one_of(type(compiled))}")
     stored = copy.copy(compiled)
     made = stored.__dict__.pop(kernel_libraries.ATTRIBUTE, None)
     stored.prepare_for_serialization()

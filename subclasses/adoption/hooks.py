@@ -11,7 +11,7 @@ from subclasses.adoption.contexts import ADOPTED, is_adopted, is_constant
 from subclasses.adoption.flattening import Adoption, thawing_unflatten
 from subclasses.adoption.reads import flattens_to_constants
 from subclasses.base import TensorSubclass
-from subclasses.errors import SpecError
+from subclasses.errors import SpecError, one_of
 from subclasses.generate.compile_cache import stable_hash
 from subclasses.serialize import allow_class
 
@@ -49,7 +49,7 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
     _check(cls)
     if to_plain is not None and not callable(to_plain):
         raise SpecError(
-            f"adopt: to_plain= takes a function from a {cls.__name__} to a plain tensor, such as "
+            f"adopt: to_plain= takes a function from {one_of(cls)} to a plain tensor, such as "
             f"{cls.__name__}.dequantize, got {to_plain!r}"
         )
     if is_adopted(cls):
@@ -81,7 +81,7 @@ def _check(cls: Any) -> None:
         SpecError: it cannot.
     """
     if not isinstance(cls, type) or not issubclass(cls, Tensor):
-        shown = cls.__name__ if isinstance(cls, type) else f"a {type(cls).__name__}"
+        shown = cls.__name__ if isinstance(cls, type) else f"{one_of(type(cls))}"
         raise SpecError(f"adopt: expected a class derived from torch.Tensor, got {shown}")
     if issubclass(cls, TensorSubclass):
         raise SpecError(f"adopt: {cls.__name__} is declared with TensorSubclass and has all hooks")

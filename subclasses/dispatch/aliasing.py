@@ -7,16 +7,16 @@ argument is written and returned, that argument itself is returned. Other ops ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, return_and_correct_aliasing, set_storage_of
+from subclasses._torch import OpOverload, return_and_correct_aliasing, set_storage_of, storage_key
 from subclasses.dispatch.schema import OpFacts, op_facts
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import field_name
+from subclasses.layout import describe_metadata, field_name
 from subclasses.spec.values import dynamic_ints, known_to_differ
 
 
@@ -60,6 +60,52 @@ def return_written(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], 
     return back[0] if len(back) == 1 else tuple(back)
 
 
+def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the rule of an op that writes, so that a result with memory of its own is an error: it would be lost.
+
+    Raises:
+        DispatchError: the rule, which ``words`` describe, returned a new value in place of the one to write to.
+    """
+    facts = op_facts(op)
+    if not any(i is not None for i in facts.returned):
+        return run
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        out = run(*args, **kwargs)
+        if out is NotImplemented:
+            return out
+        for i, one in zip(facts.returned, out if len(facts.returned) > 1 else (out,), strict=True):
+            if i is not None:
+                check_kept(cls, op, words, argument(facts, args, kwargs, i), one)
+        return out
+
+    return plan
+
+
+def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
+    """Raises DispatchError if an op that writes to ``target`` returned a tensor that shares no memory with it."""
+    if result is target or not isinstance(target, cls) or not isinstance(result, Tensor):
+        return
+    held = {storage_key(t) for t in _innermost(target)}
+    if held.isdisjoint(storage_key(t) for t in _innermost(result)):
+        field = cls.__spec__.inners[0].name
+        raise DispatchError(
+            f"{op} on {one_of(cls)}: {words} returned a value with memory of its own, in place of the {cls.__name__} "
+            f"to write to; write to its inner tensors, as x.{field}.copy_(...) does, and return x; or give the rule to "
+            f"the form of the op that writes nothing, if there is one, from which this form follows"
+        )
+
+
+def _innermost(x: Any) -> Iterable[Tensor]:
+    """Yields the plain tensors inside of a value of a declared class, or the tensor itself."""
+    layout = x.__dict__.get("_layout")
+    if layout is None:
+        yield x
+        return
+    for name in layout.present:
+        yield from _innermost(x.__dict__[name])
+
+
 def argument(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], index: int) -> Any:
     """Returns the argument at an index of the schema, passed by position or by keyword."""
     return args[index] if index < len(args) else kwargs.get(facts.arguments[index].name)
@@ -77,6 +123,14 @@ def with_normal_views(op: OpOverload, run: Callable[..., Any]) -> Callable[..., 
         return run(*args, **kwargs)
 
     return plan
+
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+def may_overlap(t: Tensor) -> bool:
+    """Whether elements of a plain tensor share memory, as those of an expanded one do; few ops write to it."""
+    return t.__class__ in PLAIN and t.layout is torch.strided and 0 in t.stride()
 
 
 # ---- writing -----------------------------------------------------------------------------------------------
@@ -131,9 +185,25 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
                     f"{op}: result type {b.dtype} of {field_name(name)!r} can't be cast to the {a.dtype} of "
                     f"{one_of(cls)}; use the functional op"
                 )
+    for a, _ in pairs[1:]:  # the first one raises before it is written to
+        if may_overlap(a) and a.numel() > 1:
+            a.new_zeros(1).expand(2).copy_(a.new_zeros(2))  # raises what writing to it would
     for a, b in pairs:
         a.copy_(b)
     bump_versions([a for a, _ in pairs])
+
+
+def write_plain(op: OpOverload, target: Tensor, value: Tensor) -> None:
+    """Copies a plain result into a plain ``out=``, which takes over its size and keeps its own dtype, as in torch.
+
+    Raises:
+        RuntimeError: the dtype of the result is not cast to that of ``out``.
+    """
+    if not torch.can_cast(value.dtype, target.dtype):
+        raise RuntimeError(f"{op}: result type {value.dtype} can't be cast to the {target.dtype} of out=")
+    if target.shape != value.shape:
+        target.resize_(value.shape)
+    target.copy_(value)
 
 
 def _sizes_error(op: OpOverload, target: Any, value: Any) -> DispatchError:
@@ -156,4 +226,6 @@ def _show(sizes: Any) -> str:
 
 def _describe(x: Any) -> str:
     layout = x.__dict__.get("_layout") if isinstance(x, Tensor) else None
-    return f"a {type(x).__name__}" + (f" with {layout}" if layout is not None else "")
+    if layout is not None:
+        return describe_metadata(layout)
+    return "a plain tensor" if type(x) is Tensor else one_of(type(x))

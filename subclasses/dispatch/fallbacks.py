@@ -7,6 +7,7 @@ for ops with lists of tensors. ``"views"`` does the same for ops that compute no
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from subclasses import strict_mode
-from subclasses._torch import OpOverload, is_composed, lazy_bits_enabled, with_lazy_bits
+from subclasses._torch import OpOverload, is_composed, with_lazy_bits
 from subclasses._torch_distributed import is_work, joint_work
 from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
 from subclasses.dispatch.cotangents import NO_DERIVATIVE, check_no_cotangents
@@ -24,6 +25,7 @@ from subclasses.dispatch.schema import op_facts, undeclared_writes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
 from subclasses.dispatch.write_checks import differ, is_tried_first, try_first
 from subclasses.errors import DispatchError, one_of
+from subclasses.layout import describe_metadata
 from subclasses.spec.values import with_inners
 
 Call = Callable[..., Any]
@@ -55,11 +57,28 @@ def fallback_run(cls: Any, op: OpOverload) -> Call:
 def _map(cls: Any, op: OpOverload) -> Call:
     if op in STRIDED_OPS:
         return map_strided(cls, op)
+    if op is torch.ops.aten.set_.source_Tensor:
+        return _check_source(cls, op, _map_general(cls, op))
     op = _WITHOUT_LAZY_BITS.get(op, op)
     run = build_map_plan(cls, op) if can_emit(op) else _map_general(cls, op)
     if _may_set_lazy_bits(op):
         run = with_lazy_bits(run)
     return _with_note(cls, op, run) if any(f.dtype is not None for f in cls.__spec__.inners) else run
+
+
+def _check_source(cls: Any, op: OpOverload, run: Call) -> Call:
+    """Wraps ``set_``: of a plain tensor, all inner tensors would take over the one memory."""
+
+    def plan(x: Any, source: Any) -> Any:
+        if isinstance(source, cls):
+            return run(x, source)
+        name = cls.__spec__.inners[0].name
+        raise DispatchError(
+            f"{op} of a plain tensor to {one_of(cls)} would let its inner tensors share memory; pass {one_of(cls)}, or "
+            f"set one inner tensor, as x.{name}.set_(source) does"
+        )
+
+    return plan
 
 
 def _may_set_lazy_bits(op: OpOverload) -> bool:
@@ -211,6 +230,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
     facts = op_facts(op)
     written_indices = (*facts.written, *undeclared_writes(op))
     hint, is_message = _hint(cls, op), _is_message(op)
+    run = with_lazy_bits(functools.partial(_run_replaced, cls, op, _materialized))
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         strict_mode.check_materialize(cls, op)
@@ -225,12 +245,13 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
                 )
         check_strided_copy(cls, op)
         check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
-        with lazy_bits_enabled():
-            return _run_replaced(
-                cls, op, lambda x: x.materialize().resolve_conj().resolve_neg(), args, kwargs
-            )
+        return run(args, kwargs)
 
     return plan
+
+
+def _materialized(x: Any) -> Tensor:
+    return x.materialize().resolve_conj().resolve_neg()
 
 
 def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
@@ -238,9 +259,10 @@ def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
     if op is torch.ops.aten.copy_.default and all(isinstance(x, cls) for x in args[:2]):
         x, source = args[:2]
         if x._layout is not source._layout and not (x._layout.cotangent or source._layout.cotangent):
+            names = f"{describe_metadata(source._layout)} to {describe_metadata(x._layout)}"
             raise DispatchError(
-                f"{op} of {source._layout} to {x._layout}: metadata, and which inner tensors there are, do not change; "
-                f"put the other value in its place, as load_state_dict(..., assign=True) does, or {_hint(cls, op)}"
+                f"{op} of {names}: metadata, and which inner tensors there are, do not change; put the other value in "
+                f"its place, as load_state_dict(..., assign=True) does, or {_hint(cls, op)}"
             )
 
 

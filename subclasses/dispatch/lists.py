@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from subclasses._torch import OpOverload, is_traceable_wrapper_subclass_type
-from subclasses.dispatch.aliasing import argument, bump_versions
+from subclasses.dispatch.aliasing import PLAIN, argument, bump_versions, may_overlap
 from subclasses.dispatch.cotangents import is_cotangent
 from subclasses.dispatch.map_plan import raise_mixed, raise_writes_plain
 from subclasses.dispatch.per_inner import (
@@ -28,7 +28,7 @@ from subclasses.dispatch.per_inner import (
     remade,
 )
 from subclasses.dispatch.schema import OpFacts, op_facts
-from subclasses.dispatch.write_checks import PLAIN, check_sizes, one_element
+from subclasses.dispatch.write_checks import check_sizes, one_element
 from subclasses.layout import cotangent_layout
 from subclasses.spec.values import POINT, dynamic_ints, is_point
 
@@ -185,8 +185,9 @@ def _try_first(call: Call, rows: list[Row], num_positional: int, names: Iterable
     plain = [row for row in rows if not any(type(t) not in PLAIN for t in row.tensors)]
     for row in plain:
         check_sizes(row.tensors, [row.tensors[j] for j in call.written])
-    if len({tuple([t.dtype for t in row.tensors]) for row in plain}) > 1:
-        unlike = {tuple((t.dtype, t.dim()) for t in row.tensors): row for row in plain}
+    overlaps = any(may_overlap(row.tensors[j]) for row in plain for j in call.written)
+    if overlaps or len({tuple([t.dtype for t in row.tensors]) for row in plain}) > 1:
+        unlike = {tuple((t.dtype, t.dim(), may_overlap(t)) for t in row.tensors): row for row in plain}
         small = [Row(row.index, row.name, tuple(map(one_element, row.tensors))) for row in unlike.values()]
         for group in _group(small):
             _run(call, group, num_positional, names)

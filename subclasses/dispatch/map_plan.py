@@ -29,6 +29,7 @@ from subclasses.dispatch.aliasing import bump_versions
 from subclasses.dispatch.schema import Argument, OpFacts, op_facts
 from subclasses.dispatch.write_checks import differ, is_tried_first, try_first
 from subclasses.errors import DispatchError, one_of
+from subclasses.layout import describe_metadata
 from subclasses.spec.collect import InnerField, SubclassSpec
 
 
@@ -184,7 +185,7 @@ def raise_mixed(op: OpOverload, x: Any, y: Any) -> NoReturn:
 
 def _metadata(x: Any) -> str:
     dynamics = "".join(f", {f.name}={x.__dict__[f.name]}" for f in type(x).__spec__.dynamics)
-    return f"{x._layout}{dynamics}"
+    return f"{describe_metadata(x._layout)}{dynamics}"
 
 
 def raise_dtype(op: OpOverload, x: Any, field: str, expected: Any, got: Any) -> NoReturn:
@@ -197,6 +198,12 @@ def raise_dtype(op: OpOverload, x: Any, field: str, expected: Any, got: Any) -> 
 
 def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
     """Raises DispatchError: an op would write several values, one for each inner tensor, to one plain tensor."""
+    facts = op_facts(op)
+    if any(facts.arguments[i].keyword for i in facts.written):
+        raise DispatchError(
+            f"{op} would write {one_of(cls)} into a plain tensor, which is passed as out= and holds only one value; "
+            f"leave out= out, or pass {one_of(cls)}"
+        )
     fields = ", ".join("t" for _ in cls.__spec__.inners)  # type: ignore[attr-defined]
     raise DispatchError(
         f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value. If it is the gradient of a "

@@ -18,7 +18,7 @@ from torch import Tensor
 from subclasses._torch import OpOverload
 from subclasses.dispatch.aliasing import argument
 from subclasses.dispatch.schema import functional_counterpart_of_view, op_facts
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.spec.collect import SubclassSpec
 
 aten = torch.ops.aten
@@ -133,7 +133,7 @@ def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
         t = x.__dict__[field.attribute]
         if t is not None and t.shape != x.shape:
             raise DispatchError(
-                f"{op}: the {which} is a {cls.__name__} of size {tuple(x.shape)}, and its inner tensor {field.name!r} "
+                f"{op}: the {which} is {one_of(cls)} of size {tuple(x.shape)}, and its inner tensor {field.name!r} "
                 f'has size {tuple(t.shape)}. fallback="views" maps an op that names dims or sizes only over inner '
                 f"tensors of the outer size, since the same dims mean other elements there; say what the result has in "
                 f"a rule: @{cls.__name__}.implements(torch.ops.{op})"

@@ -25,7 +25,13 @@ from subclasses._torch import (
     with_lazy_bits,
 )
 from subclasses.dispatch import structural
-from subclasses.dispatch.aliasing import with_aliasing, with_normal_views, write_into
+from subclasses.dispatch.aliasing import (
+    with_aliasing,
+    with_kept_writes,
+    with_normal_views,
+    write_into,
+    write_plain,
+)
 from subclasses.dispatch.cotangents import with_cotangent_arithmetic, with_marked_results
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
@@ -93,7 +99,10 @@ def _plan_before_fallback(cls: Any, op: OpOverload) -> Plan | None:
 
 def _exact(cls: Any, op: OpOverload) -> Plan | None:
     rule = find_op_rule(cls, op)
-    return None if rule is None else Plan("rule", with_aliasing(op, _run_rule(cls, op, rule)))
+    if rule is None:
+        return None
+    run = with_kept_writes(cls, op, f"the rule {describe(rule)}", _run_rule(cls, op, rule))
+    return Plan("rule", with_aliasing(op, run))
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
@@ -200,9 +209,12 @@ def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
         if value is NotImplemented:
             return value
         for target, one in zip(targets, value if len(targets) > 1 else [value], strict=True):
-            if not isinstance(target, cls):
+            if isinstance(target, cls):
+                write(op, target, one)
+            elif out and type(target) is type(one) is Tensor:
+                write_plain(op, target, one)
+            else:
                 raise_writes_plain(op, cls)
-            write(op, target, one)
         return None if not facts.returns else targets[0] if len(targets) == 1 else tuple(targets)
 
     return plan

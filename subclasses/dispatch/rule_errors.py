@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any, NoReturn
 
 from torch.overrides import resolve_name
 
-from subclasses._torch import OpOverload
+from subclasses._torch import OpOverload, schema_of
 from subclasses.dispatch.rules import all_rules, describe
 from subclasses.errors import one_of
 
@@ -54,9 +55,15 @@ def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError) -> N
             if code is not None and count > _WITHOUT_END:
                 raise EndlessRuleError(
                     f"{name} on {one_of(cls)}: {named[code]} calls itself without end, since it applies an op to a "
-                    f"value of the class, and {cls.__name__}.unruled leaves out rules for functions alone; let it "
-                    f"compute with inner tensors, as in x.{cls.__spec__.inners[0].name}"
+                    f"value of the class; let it compute with inner tensors, as in x.{cls.__spec__.inners[0].name}, "
+                    f"or, in the rule of a function of torch, call {cls.__name__}.unruled(func, ...)"
                 ) from None
+        elif (said := _ARGUMENTS.match(str(error))) and _is_of_a_call(error, named):
+            kind = RuntimeError if is_of_operator(func) else TypeError
+            raise kind(
+                f"{name} on {one_of(cls)}: its rule {said[1]}; a rule takes the arguments of its op{_shown(func)}, of "
+                f"which those with a default are passed only where they differ from it"
+            ) from error
         elif is_of_operator(func) and not any(words in str(error) for words in _NOT_TAKEN):
             raised = next((f.f_code for f in _frames_inside(error) if f.f_code in named), None)
             if raised is not None:
@@ -66,6 +73,19 @@ def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError) -> N
         raise error
     finally:
         del error  # its traceback holds this frame, and with it the tensors of all frames
+
+
+# What Python says of a call that a function cannot take.
+_ARGUMENTS = re.compile(r"[\w.<>]+\(\) ((?:got an unexpected keyword|got multiple values|takes|missing) .*)")
+
+
+def _is_of_a_call(error: BaseException, named: dict[types.CodeType, str]) -> bool:
+    """Whether an error was raised by the call of a rule, and not inside of the author's code."""
+    return not any(f.f_code in named for f in _frames_inside(error))
+
+
+def _shown(func: Any) -> str:
+    return f", {schema_of(func)}" if isinstance(func, OpOverload) else ""
 
 
 def is_of_operator(func: Any) -> bool:

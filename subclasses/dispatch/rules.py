@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from subclasses._torch import (
     OpOverload,
@@ -25,6 +26,7 @@ from subclasses._torch import (
 )
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
+from subclasses.dispatch.aliasing import check_kept
 from subclasses.dispatch.families import Family
 from subclasses.dispatch.keyword_names import with_keyword_names
 from subclasses.dispatch.schema import ops_of_packet
@@ -96,7 +98,7 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
     elif isinstance(key, torch.Tag):
         _add(cls, book.tags, key, rule)
     else:
-        rule = with_keyword_names(cls, key, rule)
+        rule = _keeping_writes(cls, key, with_keyword_names(cls, key, rule))
         _add(cls, book.functions, key, rule)
         # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
         named = rule if isinstance(key, types.FunctionType) else _called_with(key, rule)
@@ -106,6 +108,22 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
             book.implied.setdefault(twin, named)
         for in_place in in_place_forms(key) if cls.__spec__.fallback == "map" else ():  # type: ignore[attr-defined]
             book.implied.setdefault(in_place, _refused_in_place(cls, key, in_place))
+
+
+def _keeping_writes(cls: type, key: Any, rule: Rule) -> Rule:
+    """Returns a rule for an in-place method that is an error where what it returns has memory of its own."""
+    name = getattr(key, "__name__", "")
+    if getattr(Tensor, name, None) is not key or not (name.endswith("_") and not name.endswith("__")):
+        return rule
+
+    @functools.wraps(rule)
+    def keeping(func: Any, *args: Any, **kwargs: Any) -> Any:
+        out = rule(func, *args, **kwargs)
+        if args and not torch.compiler.is_dynamo_compiling():
+            check_kept(cls, f"Tensor.{name}", f"the rule {describe(rule)}", args[0], out)
+        return out
+
+    return keeping
 
 
 def _called_with(key: Any, rule: Rule) -> Rule:

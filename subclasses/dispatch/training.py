@@ -152,7 +152,7 @@ def _with_copies(cls: Any, run: Call) -> Call:
             return _run_arithmetic(cls, op, run, (x, source, *args), {})
         if not (ruled or mapped) and isinstance(x, cls) and is_point(x) and not isinstance(source, cls):
             raise DispatchError(
-                f"{op} of a {type(source).__name__} to a Parameter of {one_of(cls)}: a plain tensor, as a "
+                f"{op} of {one_of(type(source))} to a Parameter of {one_of(cls)}: a plain tensor, as a "
                 f"checkpoint may hold and as arithmetic on values gives, has no inner tensors. Make {one_of(cls)} of "
                 f"it first; or update in place, as average.lerp_(p, 0.1) does; for an AveragedModel pass "
                 f"multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn()"

@@ -14,13 +14,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from subclasses._torch import OpOverload
-from subclasses.dispatch.aliasing import argument
+from subclasses.dispatch.aliasing import PLAIN, argument, may_overlap
 from subclasses.dispatch.schema import functional_counterpart, op_facts
-
-PLAIN = frozenset({Tensor, nn.Parameter})
 
 
 def is_tried_first(op: OpOverload) -> bool:
@@ -49,11 +47,14 @@ def _needs_one_element(op: OpOverload) -> bool:
 
 
 def differ(first: Any, other: Any) -> bool:
-    """Whether two inner tensors have different dtypes or shapes; not asked of traced ones, which would be guarded."""
+    """Whether an inner tensor may be refused where the first one is not: it has another dtype, shape or overlap.
+
+    Traced ones are not asked, which would be guarded.
+    """
     return (
         other.__class__ in PLAIN
         and first.__class__ in PLAIN
-        and (other.dtype is not first.dtype or other.shape != first.shape)
+        and (other.dtype is not first.dtype or other.shape != first.shape or may_overlap(other))
     )
 
 
@@ -88,10 +89,11 @@ def _try_on_copies(cls: Any, op: OpOverload, name: str, args: Any, kwargs: Any) 
             return type(value)(map(select, value))
         return value.__dict__[name] if isinstance(value, cls) else value
 
-    written = [select(argument(facts, args, kwargs, i)) for i in facts.written]
+    found = [select(argument(facts, args, kwargs, i)) for i in facts.written]
+    written = [t for value in found for t in (value if isinstance(value, list | tuple) else [value])]
     if any(t.__class__ not in PLAIN for t in written):
         return
-    copies = {id(t): t.clone() for t in written}
+    copies = {id(t): _copy(t) for t in written}
 
     def replace(value: Any) -> Any:
         if isinstance(value, list | tuple):
@@ -102,9 +104,22 @@ def _try_on_copies(cls: Any, op: OpOverload, name: str, args: Any, kwargs: Any) 
     op(*map(replace, args), **{key: replace(value) for key, value in kwargs.items()})
 
 
+def _copy(tensor: Tensor) -> Tensor:
+    """Returns a copy of a tensor in which the same elements share memory."""
+    if not may_overlap(tensor):
+        return tensor.clone()
+    once = tuple([slice(0, 1) if step == 0 else slice(None) for step in tensor.stride()])
+    return tensor[once].clone().expand(tensor.shape)
+
+
 def one_element(tensor: Tensor) -> Tensor:
-    """Returns a tensor with the dtype, the device and the number of dimensions of another one."""
-    return tensor.new_ones((1,) * tensor.dim())
+    """Returns a tensor with the dtype, the device and the number of dimensions of another one, and its overlap."""
+    small = tensor.new_ones((1,) * tensor.dim())
+    if not may_overlap(tensor):
+        return small
+    return small.expand(
+        [1 + (step == 0 and size > 1) for size, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    )
 
 
 def check_sizes(tensors: Iterable[Tensor], written: Iterable[Tensor]) -> None:

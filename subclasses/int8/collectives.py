@@ -16,7 +16,7 @@ from torch import Tensor
 from subclasses._torch_distributed import joint_work
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.dispatch.cotangents import check_no_cotangents
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.int8.parts import map_parts, with_row_blocks
 from subclasses.int8.tensor import Int8Tensor
 
@@ -97,7 +97,7 @@ def _select_inner(value: Any, name: str) -> Any:
 
 def _describe(t: Any) -> str:
     if not isinstance(t, Int8Tensor):
-        return f"a {type(t).__name__}"
+        return f"{one_of(type(t))}"
     return f"Int8Tensors with a scale of {tuple(t.scale.shape)} and {'no' if t.zero_point is None else 'a'} zero point"
 
 

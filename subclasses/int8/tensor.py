@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from subclasses.base import TensorSubclass
+from subclasses.errors import one_of
 from subclasses.int8 import affine, blocks, sharding
 from subclasses.spec.fields import Outer, inner, static
 
@@ -123,7 +124,7 @@ class Int8Tensor(TensorSubclass, size_from="qdata", dtype_from="scale", fallback
             ValueError: ``block_size`` does not divide the size of ``w``, or ``w`` has no dimension.
         """
         if not isinstance(w, Tensor) or not w.is_floating_point():
-            got = f"a {w.dtype} tensor" if isinstance(w, Tensor) else f"a {type(w).__name__}"
+            got = f"a {w.dtype} tensor" if isinstance(w, Tensor) else f"{one_of(type(w))}"
             raise TypeError(f"Int8Tensor.from_float: expected a tensor of floats, got {got}")
         if w.dim() == 0:
             raise ValueError("Int8Tensor.from_float: expected one dimension or more, got a single number")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.loading import check_unwrapped, has_data
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.checks import GREATEST_BOUND, check_bound
@@ -210,5 +210,5 @@ def is_traced(t: Tensor) -> bool:
 
 def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"a {type(value).__name__} of {value.dtype} and shape {tuple(value.shape)}"
+        return f"{one_of(type(value))} of {value.dtype} and shape {tuple(value.shape)}"
     return f"{value!r} of type {type(value).__name__}"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import mark_dim_dynamic
+from subclasses.errors import one_of
 from subclasses.keyed import checks
 from subclasses.ragged import JaggedTensor
 
@@ -92,7 +93,7 @@ def check_weights(x: JaggedTensor, weights: Any) -> JaggedTensor:
         ValueError: the rows of the weights are not where those of the feature are.
     """
     if not isinstance(weights, JaggedTensor) or weights.dim() != 2 or weights.ragged_dim != 1:
-        shown = f"a {type(weights).__name__} of size {tuple(weights.shape)}"
+        shown = f"{one_of(type(weights))} of size {tuple(weights.shape)}"
     elif weights._raw_values.shape[0] != x._raw_values.shape[0] or not _same_rows(x, weights):
         shown = "rows of other lengths, or that lie elsewhere"
     else:

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from subclasses._torch import OpOverload, call_unruled
+from subclasses.errors import one_of
 
 # ---- the interface ---------------------------------------------------------------------------------------------
 
@@ -180,7 +181,7 @@ def name_of(func: Any) -> str:
 
 def shown(x: Any) -> str:
     """A value."""
-    text = f"a {type(x).__name__}"
+    text = f"{one_of(type(x))}"
     if is_ragged(x):
         rows = "" if x.rows_first else f", rows along {x.batch_dim}"
         return f"{text} of size {tuple(x.shape)}{rows}, ragged along {x.ragged_dim}"

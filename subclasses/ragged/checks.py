@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import in_backward
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 
 # How a batch without rows is made.
 _EMPTY = {
@@ -107,6 +107,6 @@ def check_not_recorded(op: Any, x: Any) -> None:
     """
     if is_recorded(x):
         raise DispatchError(
-            f"{op}: reached from inside another op, whose gradient would count entries that a {type(x).__name__} does "
+            f"{op}: reached from inside another op, whose gradient would count entries that {one_of(type(x))} does "
             f"not have; use x.sum(...), or take the op apart into ones that have rules"
         )

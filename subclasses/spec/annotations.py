@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import SpecError
+from subclasses.spec.construction import is_unlike
 from subclasses.spec.fields import MISSING
 
 
@@ -38,10 +39,13 @@ def is_union(hint: object) -> bool:
     return typing.get_origin(hint) in (typing.Union, types.UnionType)
 
 
-def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[str, Any]) -> None:
+def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[str, Any]) -> tuple[type, ...]:
     """Checks that static metadata is annotated as no tensor, and that a default has the annotated type.
 
     An annotation that names what only type checkers import is not looked at.
+
+    Returns:
+        the types that a value may have, where the annotation names only numbers, text and the like; else nothing.
 
     Raises:
         SpecError: it is.
@@ -49,7 +53,7 @@ def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[s
     try:
         hint = resolve_annotation(cls, name, inspect.get_annotations(cls).get(name, Any), scope)
     except SpecError:
-        return
+        return ()
     kinds = typing.get_args(hint) if is_union(hint) else (hint,)
     if any(isinstance(k, type) and issubclass(k, Tensor) for k in kinds):
         raise SpecError(
@@ -57,11 +61,13 @@ def check_static_annotation(cls: type, name: str, default: Any, scope: Mapping[s
             f"with inner()"
         )
     accepted = (*kinds, *(_NUMBERS if complex in kinds else _NUMBERS[:2] if float in kinds else ()))
-    is_scalar = default is not MISSING and not hasattr(default, "item")  # a number of numpy
-    if is_scalar and set(kinds) <= _SIMPLE and not isinstance(default, accepted):
+    if not set(kinds) <= _SIMPLE:
+        return ()
+    if default is not MISSING and is_unlike(default, accepted):
         raise SpecError(
             f"{cls.__name__}.{name}: expected a default of type {_named(hint)}, got {default!r}; mend one of the two"
         )
+    return accepted
 
 
 # Types whose values a default can be compared with.

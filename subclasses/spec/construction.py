@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import math
 import sys
 import types
 from collections.abc import Iterable, Sequence
@@ -62,12 +63,17 @@ def raise_bad_outer(cls: str, outer: object, error: Exception) -> NoReturn:
 
 
 def check_materialized(x: Any, plain: Any) -> None:
-    """Raises ValueError if what ``materialize`` returned has not the sizes or the dtype of the value.
+    """Raises ValueError if what ``materialize`` returned is no other tensor, or one of other sizes or another dtype.
 
     Under autocast it may have another dtype, which the ops of ``materialize`` give.
     """
     if not isinstance(plain, Tensor):
         got = f"{plain!r} of type {type(plain).__name__}"
+    elif plain is x or (type(plain) is type(x) and not x._layout.nested):
+        raise ValueError(
+            f"{type(x).__name__}.materialize: expected a plain tensor, which is what ops without a rule compute with, "
+            f"got a {type(x).__name__} again; compute it from the inner tensors, as in self.{x._layout.present[0]}"
+        )
     elif known_to_differ(plain.shape, x.shape) or not (
         plain.dtype == x.dtype or _is_autocasting(plain.device.type)
     ):
@@ -118,8 +124,9 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
     """Checks each value of static metadata; ``fields`` are those of the declaration.
 
     Raises:
-        TypeError: one is not hashable, could be changed in place, or contains a tensor or a symbolic int.
-        ValueError: one is none of those that the annotation of its field lists.
+        TypeError: one is not hashable, could be changed in place, contains a tensor or a symbolic int, or has another
+            type than the annotation of its field.
+        ValueError: one is none of those that the annotation of its field lists, or is not equal to itself.
     """
     for field, value in zip(fields, values, strict=True):
         name = field.name
@@ -142,10 +149,28 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
                 f"programs are found by it, got {_describe(changeable)}; make {type(changeable).__name__} a "
                 f"@dataclass(frozen=True), or pass what is read from it as metadata of its own"
             )
+        if field.kinds and is_unlike(value, field.kinds):
+            raise TypeError(
+                f"{cls}.{name}: expected {show_kinds(field.kinds)}, as its annotation says, got {_describe(value)}"
+            )
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(
+                f"{cls}.{name}: expected metadata that equals itself, since compiled programs are found by it, got nan"
+            )
         if field.choices and is_no_choice(value, field.choices):
             raise ValueError(
                 f"{cls}.{name}: expected one of {show_choices(field.choices)}, got {_describe(value)}"
             )
+
+
+def is_unlike(value: object, kinds: tuple[type, ...]) -> bool:
+    """Whether a value has none of these types; a number of numpy may stand for one of Python."""
+    return not isinstance(value, kinds) and not hasattr(value, "item")
+
+
+def show_kinds(kinds: tuple[type, ...]) -> str:
+    """Returns the types that an annotation names, as they are written."""
+    return " | ".join(dict.fromkeys("None" if k is types.NoneType else k.__name__ for k in kinds))
 
 
 def is_no_choice(value: object, choices: tuple[Any, ...]) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.errors import one_of
 from subclasses.testing.errors import Attempt, Broken, first_line
 from subclasses.testing.subject import Subject
 
@@ -43,7 +44,7 @@ def _check_leaf(s: Subject, what: str, got: Any, expected: Sequence[Any]) -> Non
             raise Broken(f"{what} gave {got!r}, its reference {', '.join(map(repr, expected))}")
         return
     if not isinstance(got, Tensor):
-        raise Broken(f"{what} gave a {type(got).__name__}, its reference a tensor")
+        raise Broken(f"{what} gave {one_of(type(got))}, its reference a tensor")
     plain = s.references(got, len(expected))
     if len(plain) != len(expected):
         raise Broken(f"{what} stands for {len(plain)} tensors, its reference for {len(expected)}")
@@ -135,7 +136,7 @@ def _leaf_difference(s: Subject, got: Any, expected: Any) -> str | None:
     if not isinstance(expected, Tensor):
         return None if _alike(s, got, expected) else f"{got!r} instead of {expected!r}"
     if plain_type(got) is not plain_type(expected):
-        return f"a {type(got).__name__} instead of a {type(expected).__name__}"
+        return f"{one_of(type(got))} instead of {one_of(type(expected))}"
     for what in ("shape", "dtype", "device"):
         if getattr(got, what) != getattr(expected, what):
             return f"{what} {getattr(got, what)} instead of {getattr(expected, what)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from collections import Counter
@@ -121,8 +122,8 @@ def _samples(
 ) -> Iterator[Sample]:
     """Each sample as a function of the tensors of its input, and these tensors as values of the class."""
     torch.manual_seed(0)
-    with Attempt():
-        for sample in itertools.islice(entry.sample_inputs("cpu", dtype, requires_grad=False), most):
+    with Attempt(), closing_samples(entry, dtype) as samples:
+        for sample in itertools.islice(samples, most):
             inputs = leaves(sample.input)
             if all(isinstance(t, Tensor) and t.dtype == dtype and t.layout == torch.strided for t in inputs):
                 values: list[Any] = []
@@ -130,6 +131,19 @@ def _samples(
                     values = [wrap(t.detach()) for t in inputs]
                 if attempt.error is None:
                     yield functools.partial(_call, entry, sample), values
+
+
+@contextlib.contextmanager
+def closing_samples(entry: Any, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Iterator[Any]]:
+    """Yields the samples of an op, and then closes PyTorch's generator of them.
+
+    Left to the garbage collector, which may run inside of a trace, the generator would switch gradients off there.
+    """
+    samples = iter(entry.sample_inputs_func(entry, "cpu", dtype, requires_grad))
+    try:
+        yield samples
+    finally:
+        getattr(samples, "close", bool)()
 
 
 def _call(entry: Any, sample: Any, inputs: Sequence[Any]) -> Any:

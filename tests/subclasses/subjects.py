@@ -79,8 +79,8 @@ class Tagged(TensorSubclass, fallback="map"):
     """Static and dynamic metadata beside one inner tensor."""
 
     held: Tensor = inner()
-    tag: str = static(default="none")
-    mode: int = static(default=0)
+    tag: Any = static(default="none")
+    mode: Any = static(default=0)
     length: int = dynamic(default=0)
 
 

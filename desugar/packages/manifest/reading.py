@@ -16,6 +16,7 @@ import torch
 
 from desugar.errors import PackageError
 from desugar.packages.manifest.codec import KIND, fields_of, is_union
+from subclasses.errors import one_of
 
 Read = Callable[[Any], Any]
 
@@ -123,7 +124,7 @@ class Reader:
             if not fields:
                 fields.extend((name, self._reader(kind)) for name, kind in kinds.items())
             if type(data) is not dict or data.keys() != kinds.keys():
-                raise SchemaError(f"a {cls.__name__} with {', '.join(kinds)}", data)
+                raise SchemaError(f"{one_of(cls)} with {', '.join(kinds)}", data)
             name = ""
             values = []
             try:

@@ -17,6 +17,7 @@ from torch import Tensor
 from desugar import _torch as private
 from desugar.errors import PackageError, SignatureError
 from desugar.packages.manifest.records import LeafOf, Left, Node, Parameter, Tree
+from subclasses.errors import one_of
 
 BUILTIN: dict[str, type] = {
     "tuple": tuple,
@@ -249,13 +250,11 @@ def match(tree: Tree, value: Any, leaves: dict[int, Any], where: str) -> None:
         return
     cls = tree.cls or BUILTIN[tree.kind]
     if type(value) is not cls:
-        raise SignatureError(where, f"a {cls.__name__}", f"a {type(value).__name__}")
+        raise SignatureError(where, f"{one_of(cls)}", f"{one_of(type(value))}")
     if tree.kind == "registered":
         parts, context = registered_parts(value)
         if context != tree.keys:
-            raise SignatureError(
-                where, f"a {cls.__name__} with {tree.keys!r:.80}", f"one with {context!r:.80}"
-            )
+            raise SignatureError(where, f"{one_of(cls)} with {tree.keys!r:.80}", f"one with {context!r:.80}")
     elif tree.kind in ("dict", "keywords"):
         is_same = set(value) == set(tree.keys) if tree.kind == "keywords" else tuple(value) == tree.keys
         if not is_same:

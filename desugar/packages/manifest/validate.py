@@ -27,6 +27,7 @@ from desugar.packages.manifest.records import (
 )
 from desugar.packages.manifest.structure import check_tree, paths_of
 from subclasses import TensorSubclass
+from subclasses.errors import one_of
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -101,13 +102,13 @@ def _check_layout(layout: LayoutRecord) -> None:
 def _check_wrapper(wrapper: WrapperLeaf | Wrapper) -> None:
     names, cls = tuple(name for name, _ in wrapper.inner), wrapper.cls
     if issubclass(cls, TensorSubclass):
-        _need(isinstance(wrapper.context, LayoutRecord), f"a {cls.__name__} has no layout")
-        _need(wrapper.context.cls is cls, f"a {cls.__name__} has the layout of another class")
-        _need(names == wrapper.context.present, f"a {cls.__name__} has other inner tensors than its layout")
+        _need(isinstance(wrapper.context, LayoutRecord), f"{one_of(cls)} has no layout")
+        _need(wrapper.context.cls is cls, f"{one_of(cls)} has the layout of another class")
+        _need(names == wrapper.context.present, f"{one_of(cls)} has other inner tensors than its layout")
         dynamics = tuple(field.name for field in cls.__spec__.dynamics)
         _need(
             tuple(n for n, _ in wrapper.dynamics) == dynamics,
-            f"a {cls.__name__} has other ints than its class",
+            f"{one_of(cls)} has other ints than its class",
         )
     else:
         _need(not isinstance(wrapper.context, LayoutRecord), f"{cls.__name__} is no declared class")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from subclasses.errors import one_of
 from subclasses.keyed.sharded.exchange import Ranks
 from subclasses.keyed.sharded.table import ShardedTable
 
@@ -32,7 +33,7 @@ def check_tables(name: str, modules: Mapping[str, Any], ranks: Ranks) -> None:
         weight = module.weight
         if type(weight) not in (Tensor, nn.Parameter):
             raise TypeError(
-                f"{name}: expected a plain tensor as the table of {key!r}, got a {type(weight).__name__}"
+                f"{name}: expected a plain tensor as the table of {key!r}, got {one_of(type(weight))}"
             )
         if weight.device.type not in (ranks.device.type, "meta"):
             raise ValueError(

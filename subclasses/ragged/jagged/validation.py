@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses.errors import one_of
 from subclasses.loading import check_unwrapped, has_data
 from subclasses.ragged.checks import check_bound, is_traced
 
@@ -88,7 +89,7 @@ def check_like(x: Any, dense: Any) -> None:
     """Raises unless ``dense`` has the outer size of a ragged tensor and is dense."""
     if isinstance(dense, type(x)) or tuple(dense.shape) != tuple(x.shape):
         raise ValueError(
-            f"JaggedTensor.like_dense: expected a dense tensor of size {tuple(x.shape)}, got a {type(dense).__name__} "
+            f"JaggedTensor.like_dense: expected a dense tensor of size {tuple(x.shape)}, got {one_of(type(dense))} "
             f"of size {tuple(dense.shape)}"
         )
 

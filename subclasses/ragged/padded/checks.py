@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.loading import check_unwrapped, has_data
 from subclasses.ragged.checks import is_traced
 
@@ -51,7 +51,7 @@ def check_plain(x: Any, dim: int) -> int:
     if not isinstance(x, Tensor) or hasattr(type(x), "__spec__") or x.dim() < 2:
         shape = f" of shape {tuple(x.shape)}" if isinstance(x, Tensor) else ""
         raise ValueError(
-            f"PaddedTensor.pad: expected a plain tensor of two dimensions or more, got a {type(x).__name__}{shape}"
+            f"PaddedTensor.pad: expected a plain tensor of two dimensions or more, got {one_of(type(x))}{shape}"
         )
     if not -x.dim() <= dim < x.dim():
         raise ValueError(

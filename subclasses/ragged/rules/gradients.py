@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses.errors import one_of
 from subclasses.ragged.base import is_ragged, unruled
 from subclasses.ragged.registry import Rules
 
@@ -50,7 +51,7 @@ def _features(x: Any) -> list[Any]:
 
 
 def _described(x: Any) -> str:
-    text = f"a {type(x).__name__} of size {tuple(x.shape)}"
+    text = f"{one_of(type(x))} of size {tuple(x.shape)}"
     if not is_ragged(x):
         return text
     lengths = x.row_lengths()

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.ragged.base import is_ragged
 from subclasses.ragged.registry import Rules
 
@@ -38,7 +38,7 @@ def _check_counted(x: Any) -> None:
         name = _COUNTING.get(frame.f_code)
         if name is not None and not is_ragged(frame.f_locals.get("mask")):
             raise DispatchError(
-                f"torch.masked.{name} of a {type(x).__name__} would count the padding; write x.{name}(dim), or give a "
+                f"torch.masked.{name} of {one_of(type(x))} would count the padding; write x.{name}(dim), or give a "
                 f"ragged mask, such as mask=torch.ones_like(x, dtype=torch.bool) or that & a dense mask"
             )
         frame = frame.f_back

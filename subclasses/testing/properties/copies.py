@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from subclasses._torch import storage_key
-from subclasses.errors import DispatchError
+from subclasses.errors import DispatchError, one_of
 from subclasses.testing.compare import check_close, check_equal, plain_type, snapshot, value_difference
 from subclasses.testing.errors import Broken, must, succeeds
 from subclasses.testing.property import promise
@@ -105,7 +105,7 @@ def parameter(s: Subject) -> None:
         module = Holder(x, trains)
     weight: Any = module.weight
     if not isinstance(weight, s.cls) or not isinstance(weight, nn.Parameter):
-        raise Broken(f"nn.Parameter(x) is a {type(weight).__name__}")
+        raise Broken(f"nn.Parameter(x) is {one_of(type(weight))}")
     check_equal(s, "nn.Parameter(x)", weight.detach(), x)
     if len(list(module.parameters())) != 1 or weight.requires_grad != trains:
         raise Broken("the module does not know its parameter")

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from subclasses.base import TensorSubclass
+from subclasses.errors import one_of
 from subclasses.spec.fields import inner
 from subclasses.testing.cases import CLONE, accepted
 from subclasses.testing.compare import check_equal, leaves
@@ -53,7 +54,7 @@ def nested_inside(s: Subject, case: Case) -> None:
         if not isinstance(e, s.cls):
             check_equal(s, what, unnest(g), e)
         elif not isinstance(g, s.cls):
-            raise Broken(f"{what}: a {type(g).__name__} instead of a {s.name}")
+            raise Broken(f"{what}: {one_of(type(g))} instead of a {s.name}")
         else:
             for a, b in zip(s.inners(g).values(), s.inners(e).values(), strict=True):
                 check_equal(s, what, unnest(a), b)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import fake_mode
+from subclasses.errors import one_of
 from subclasses.testing import derive
 from subclasses.testing.compare import check_equal, same_context
 from subclasses.testing.errors import Attempt, Broken, must
@@ -33,7 +34,7 @@ def flatten(s: Subject) -> None:
     for name in names:
         inner = getattr(x, name, None)
         if not isinstance(inner, Tensor):
-            raise Broken(f"{s.name}.{name} is a {type(inner).__name__}, and __tensor_flatten__ names it")
+            raise Broken(f"{s.name}.{name} is {one_of(type(inner))}, and __tensor_flatten__ names it")
 
 
 @promise(
@@ -45,7 +46,7 @@ def round_trip(s: Subject) -> None:
     for x in _of_all_strides(s):
         back = s.unflatten(x, s.inners(x))
         if type(back) is not s.cls:
-            raise Broken(f"__tensor_unflatten__ gave a {type(back).__name__}")
+            raise Broken(f"__tensor_unflatten__ gave {one_of(type(back))}")
         for what in ("shape", "dtype", "device"):
             if getattr(back, what) != getattr(x, what):
                 raise Broken(f"{what} was {getattr(x, what)} and came back as {getattr(back, what)}")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import desugar
 import subclasses
-from subclasses import SpecError, TensorSubclass, inner
+from subclasses import DispatchError, SpecError, TensorSubclass, inner
 
 
 class Length(TensorSubclass):
@@ -85,3 +85,102 @@ def test_an_in_place_method_returns_something():
         @Returning.implements(Tensor.mul_)
         def _(func, x, y):
             x.number.mul_(y)
+
+
+# ---- a rule that writes returns what it wrote to -------------------------------------------------------------
+
+aten = torch.ops.aten
+OPS = {
+    "an op": (aten.mul_.Tensor, lambda x: x.mul_(2)),
+    "an operator": (aten.mul_.Tensor, lambda x: x.__imul__(2)),
+    "out": (aten.mul.out, lambda x: torch.mul(x, 2, out=x)),
+    "a method": (Tensor.mul_, lambda x: x.mul_(2)),
+}
+
+
+def ruled(op, rule):
+    class Ruled(TensorSubclass):
+        number: Tensor = inner()
+
+    Ruled.implements(op)(lambda func, x, y, **_: rule(Ruled, x, y))
+    return Ruled(torch.ones(2))
+
+
+LOST = {
+    "a value": lambda cls, x, y: cls(x.number * y),
+    "a plain tensor": lambda cls, x, y: x.number * y,
+}
+WRITTEN = {
+    "itself": lambda cls, x, y: (x.number.mul_(y), x)[1],
+    "what it holds": lambda cls, x, y: x.number.mul_(y),
+    "a value of what it holds": lambda cls, x, y: cls(x.number.mul_(y)),
+    "an alias": lambda cls, x, y: (x.number.mul_(y), x.detach())[1],
+}
+
+
+@pytest.mark.parametrize("rule", LOST)
+@pytest.mark.parametrize("op", OPS)
+def test_a_new_value_in_place_of_the_written_one_is_refused(op, rule):
+    key, write = OPS[op]
+    with pytest.raises(DispatchError, match=r"returned a value with memory of its own.*x\.number\.copy_"):
+        write(ruled(key, LOST[rule]))
+
+
+@pytest.mark.parametrize("rule", WRITTEN)
+@pytest.mark.parametrize("op", OPS)
+def test_what_was_written_is_returned_in_any_form(op, rule):
+    key, write = OPS[op]
+    x = ruled(key, WRITTEN[rule])
+    write(x)
+    assert x.number.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        lambda fn: desugar.compile(fn, backend="eager"),
+        lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
+        lambda fn: torch.compile(fn, backend="aot_eager"),
+    ],
+)
+@pytest.mark.parametrize("op", ["an op", "a method"])
+def test_rules_that_write_in_a_compiled_function(op, compiled):
+    key, write = OPS[op]
+    x = ruled(key, WRITTEN["itself"])
+    compiled(write)(x)
+    assert x.number.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [(torch.float32, [2.0, 2.0]), (torch.float64, [2.0, 2.0])])
+def test_a_plain_result_is_written_to_a_plain_out(dtype, wanted):
+    x = ruled(aten.mul.Tensor, LOST["a plain tensor"])
+    out = torch.empty(0, dtype=dtype)
+    assert torch.mul(x, 2, out=out) is out
+    assert out.tolist() == wanted and out.dtype == dtype
+
+
+def test_a_plain_out_narrows_no_dtype():
+    x, out = ruled(aten.mul.Tensor, LOST["a plain tensor"]), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match=r"float32 can't be cast to the torch\.int64 of out="):
+        torch.mul(x, 2, out=out)
+    assert out.tolist() == [0, 0]
+
+
+def test_a_value_does_not_fit_a_plain_out():
+    x = ruled(aten.mul.Tensor, LOST["a value"])
+    with pytest.raises(DispatchError, match=r"passed as out=.*leave out= out, or pass a Ruled"):
+        torch.mul(x, 2, out=torch.empty(2))
+
+
+def test_set_of_a_plain_tensor_would_let_inner_tensors_share_memory():
+    class Two(TensorSubclass, fallback="map"):
+        a: Tensor = inner()
+        b: Tensor = inner()
+
+    x, y = Two(torch.zeros(2), torch.ones(2)), Two(torch.ones(2), torch.zeros(2))
+    with pytest.raises(
+        DispatchError, match=r"share memory; pass a Two, or set one inner tensor, as x\.a\.set_"
+    ):
+        x.set_(torch.ones(2))
+    x.set_(y)
+    assert x.a.data_ptr() == y.a.data_ptr() and x.b.data_ptr() == y.b.data_ptr()

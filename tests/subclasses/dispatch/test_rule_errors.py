@@ -109,6 +109,37 @@ def test_a_rule_that_calls_itself_is_named(op):
         cls(torch.ones(2)) + 1
 
 
+@pytest.mark.parametrize("same", [lambda x: x, lambda x: x.detach()])
+def test_a_materialize_that_returns_the_value_is_named(same):
+    class Endless(Base):
+        def materialize(self):
+            return same(self)
+
+    with pytest.raises(
+        ValueError, match=r"Endless\.materialize: expected a plain tensor, .*as in self\.held"
+    ):
+        Endless(torch.ones(2)).sum()
+
+
+def test_a_rule_without_an_argument_of_its_op_is_told_which_it_takes():
+    class Short(TensorSubclass):
+        held: Tensor = inner()
+
+    Short.implements(aten.add.Tensor)(lambda func, x, y: Short(func(x.held, y)))
+    Short.implements(aten.softplus.default)(lambda func, x: Short(func(x.held)))
+    x = Short(torch.ones(2))
+    assert (x + 1).held.tolist() == [2.0, 2.0]
+    words = (
+        r"aten\.add\.Tensor on a Short: its rule got an unexpected keyword argument 'alpha'.*Scalar alpha=1"
+    )
+    with pytest.raises(RuntimeError, match=words):  # an operator may have called it
+        torch.add(x, 1, alpha=2)
+    with pytest.raises(
+        TypeError, match=r"softplus\.default on a Short: its rule takes 2 positional arguments but 3"
+    ):
+        torch.nn.functional.softplus(x, 2)
+
+
 def test_a_materialize_that_calls_itself_is_named():
     class Endless(Base):
         def materialize(self):

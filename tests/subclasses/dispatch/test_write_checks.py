@@ -53,6 +53,22 @@ def test_nothing_is_written_where_one_size_is_refused(write):
     assert x.number.tolist() == [4.0, 4.0]
 
 
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.add_(1),
+        lambda x: x.copy_(make((2,), torch.float32)),
+        lambda x: x.index_add_(0, INDEX, torch.ones(2)),
+        lambda x: torch._foreach_add_([x], 1.0),
+    ],
+)
+def test_nothing_is_written_where_elements_of_one_share_memory(write):
+    x = Counted(torch.full((2,), 4.0), torch.full((1,), 4.0).expand(2))
+    with pytest.raises(RuntimeError, match="more than one element"):
+        write(x)
+    assert x.number.tolist() == [4.0, 4.0]
+
+
 INDEX = torch.tensor([0, 1])
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import desugar
 from subclasses import DispatchError, SpecError, TensorSubclass, dynamic, inner, static
 from tests.subclasses.subjects import Int8Weight, Nested, Pair, Tagged, make_int8, make_pair
 
@@ -159,6 +160,16 @@ WRONG = {
         TypeError,
         "Tagged.length: expected a non-negative int, got a tensor",
     ),
+    "an int that is none": (
+        lambda: Int8Weight(Q, S, axis=1.5),
+        TypeError,
+        "Int8Weight.axis: expected int, as its annotation says, got 1.5 of type float",
+    ),
+    "not a number": (
+        lambda: Tagged(S, tag=float("nan")),
+        ValueError,
+        "Tagged.tag: expected metadata that equals itself, since compiled programs are found by it, got nan",
+    ),
     "unknown keyword": (lambda: Pair(S, S, axis=1), TypeError, "unexpected keyword argument 'axis'"),
     "metadata by position": (lambda: Int8Weight(Q, S, None, 0), TypeError, "positional argument"),
     "missing": (lambda: Pair(S), TypeError, "missing 1 required positional argument: 'b'"),
@@ -201,6 +212,34 @@ CONSTANTS = [
 @pytest.mark.parametrize("tag", CONSTANTS, ids=lambda tag: type(tag).__name__)
 def test_metadata_that_does_not_change(tag):
     assert Tagged(S, tag=(tag,)).tag == (tag,)
+
+
+@pytest.mark.parametrize("number", [2, True, 2.5, torch.tensor(2.5).numpy()[()]])
+def test_numbers_that_an_annotation_takes(number):
+    class Scale(TensorSubclass):
+        a: Tensor = inner()
+        factor: float | None = static(default=None)
+
+    assert Scale(S, factor=number).factor == number
+    with pytest.raises(
+        TypeError, match=r"Scale\.factor: expected float \| None \| int, as .*got '2' of type str"
+    ):
+        Scale(S, factor="2")
+
+
+@pytest.mark.parametrize(
+    "compiled",
+    [
+        lambda fn: fn,
+        lambda fn: desugar.compile(fn, backend="eager"),
+        lambda fn: torch.compile(fn, backend="aot_eager"),
+    ],
+)
+def test_a_negative_zero_is_not_zero(compiled):
+    fn = compiled(lambda x: x.held / x.tag)
+    positive, negative = (Tagged(torch.ones(2), tag=zero) for zero in (0.0, -0.0))
+    assert fn(positive).tolist() == [torch.inf, torch.inf]
+    assert fn(negative).tolist() == [-torch.inf, -torch.inf]
 
 
 def test_missing_metadata_is_named():
