@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import desugar
-from bench.timing import describe_machine
+from bench.timing import describe_machine, environment_with_byte_code
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
 from subclasses.ragged import JaggedTensor
 
@@ -86,8 +85,7 @@ def time_loading(path: Path) -> list[float]:
 
     Byte code is kept, as it is of installed packages; the process that writes it does not count.
     """
-    environment = os.environ | {"PYTHONPYCACHEPREFIX": str(path.parent / "byte_code")}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    environment = environment_with_byte_code(path.parent / "byte_code")
     command = [sys.executable, "-c", LOADING, str(path)]
     runs = []
     for _ in range(TURNS + 1):

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import subprocess
 import sys
@@ -32,7 +31,7 @@ from typing import Any
 
 from bench.one_start import BACKEND, CASES, DIRECT, PACKAGES, STOCK
 from bench.report import Row, load_rows, print_rows, save_rows
-from bench.timing import Timing, describe_machine
+from bench.timing import Timing, describe_machine, environment_with_byte_code
 
 ROOT = Path(__file__).parents[1]
 # Imports are timed with byte code, as those of installed packages are, whatever the environment says.
@@ -79,13 +78,9 @@ def run_process(arguments: Sequence[str], cache: Path, stored: bool = True) -> A
     Raises:
         RuntimeError: The process failed.
     """
-    environment = os.environ | {
-        "TORCHINDUCTOR_CACHE_DIR": str(cache),
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPYCACHEPREFIX": str(BYTE_CODE),
-    }
-    for name in (SWITCH, "PYTHONDONTWRITEBYTECODE"):
-        environment.pop(name, None)
+    environment = environment_with_byte_code(BYTE_CODE)
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
+    environment.pop(SWITCH, None)
     if not stored:
         environment[SWITCH] = "0"
     command = [sys.executable, "-m", "bench.one_start", *arguments]

@@ -80,6 +80,13 @@ def _repeats(call: Call, round_ms: float) -> int:
 # ---------------------------------------------------------------------------------------------------------
 
 
+def environment_with_byte_code(folder: Path) -> dict[str, str]:
+    """Returns the environment of a process that keeps byte code in a folder, as that of installed packages is kept."""
+    environment = os.environ | {"PYTHONPYCACHEPREFIX": str(folder)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    return environment
+
+
 def describe_machine() -> dict[str, str | int]:
     """Returns the processor and the versions, without the machine's name."""
     return {

@@ -10,7 +10,7 @@ random numbers have a generator of their own then. Ops of others, such as collec
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ def is_tried_first(op: OpOverload) -> bool:
     )
 
 
+@functools.cache
 def _is_filled_at_random(op: OpOverload) -> bool:
     """Whether an op fills its tensor from a generator that can be passed, as ``normal_`` does."""
     names = [a.name for a in op_facts(op).arguments]
@@ -85,23 +86,27 @@ def _try_on_copies(cls: Any, op: OpOverload, name: str, args: Any, kwargs: Any) 
     facts = op_facts(op)
 
     def select(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(select, value))
         return value.__dict__[name] if isinstance(value, cls) else value
 
-    found = [select(argument(facts, args, kwargs, i)) for i in facts.written]
+    def replace(value: Any) -> Any:
+        return copies.get(id(t := select(value)), t)
+
+    found = [_map_leaves(select, argument(facts, args, kwargs, i)) for i in facts.written]
     written = [t for value in found for t in (value if isinstance(value, list | tuple) else [value])]
     if any(t.__class__ not in PLAIN for t in written):
         return
     copies = {id(t): _copy(t) for t in written}
+    op(
+        *[_map_leaves(replace, value) for value in args],
+        **{key: _map_leaves(replace, value) for key, value in kwargs.items()},
+    )
 
-    def replace(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return type(value)(map(replace, value))
-        value = select(value)
-        return copies.get(id(value), value)
 
-    op(*map(replace, args), **{key: replace(value) for key, value in kwargs.items()})
+def _map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
+    """Applies a function to an argument of an op, or to each element of one that is a list."""
+    if isinstance(value, list | tuple):
+        return type(value)(_map_leaves(change, part) for part in value)
+    return change(value)
 
 
 def _copy(tensor: Tensor) -> Tensor:
