@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
+import math
 import os
 import sys
+import weakref
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 # Two workers on two cores: a thread each. Read once by torch, so set before it is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +26,7 @@ import pytest
 import torch
 import torch._dynamo.guards
 from hypothesis import HealthCheck, settings
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 # What only measures or logs a compilation, and takes more than half of its time. Dynamo writes to more memory than the
 # processor caches before it times its guards; and pytest's handlers, on a logger that does not propagate, make torch
@@ -35,8 +43,19 @@ settings.register_profile(
 settings.load_profile("desugar")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips what needs a GPU where there is none."""
+    """Marks the cases of a sweep that a normal run leaves out, and skips what needs a GPU where there is none."""
+    sweeps: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sweep"):
+            sweeps[item.nodeid.partition("[")[0]].append(item)
+    for cases in sweeps.values():
+        (each,) = cases[0].get_closest_marker("sweep").args  # type: ignore[union-attr]
+        # In an order without regard to how the parameters vary, and the same in every run.
+        cases.sort(key=lambda item: zlib.crc32(item.nodeid.encode()))
+        for item in cases[math.ceil(len(cases) / each) :]:
+            item.add_marker(pytest.mark.slow)
     if torch.cuda.is_available():
         return
     for item in items:
@@ -50,6 +69,34 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _keep_record(init: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(init)
+    def recorded(self: ShapeEnv, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        _shape_envs.add(self)
+
+    return recorded
+
+
+_shape_envs: weakref.WeakSet[ShapeEnv] = weakref.WeakSet()
+_cached_methods = [method for method in vars(ShapeEnv).values() if hasattr(method, "cache_clear")]
+ShapeEnv.__init__ = _keep_record(ShapeEnv.__init__)
+
+
+def _drop_symbols() -> None:
+    """Lets go of the symbols of a compilation, of which PyTorch keeps all: thousands of objects for each test.
+
+    A fake tensor with symbolic sizes refers to its ShapeEnv from C++, where the garbage collector does not look, and
+    the ShapeEnv to the fake tensor. The caches of its methods hold it, too.
+    """
+    for cached in _cached_methods:
+        cached.cache_clear()
+    for env in list(_shape_envs):
+        env.fake_tensor_cache.clear()
+        if env.tracked_fakes is not None:
+            env.tracked_fakes.clear()
+
+
 @pytest.fixture(autouse=True)
 def _same_start():
     """Seeds torch, and drops what Dynamo compiled for another test."""
@@ -57,3 +104,4 @@ def _same_start():
     yield
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
+    _drop_symbols()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import subprocess
 import sys
@@ -303,6 +304,7 @@ def op_infos():
     assert {"add", "matmul"} <= {info.name for info in _torch.op_infos()}
 
 
+@functools.cache  # several names are one test
 def dtensors():
     script = """
 import torch
@@ -336,6 +338,7 @@ def foreach_norm():
     assert [n.item() for n in _torch.foreach_norm([torch.tensor([3.0, 4.0]), torch.ones(1)])] == [5, 1]
 
 
+@functools.cache  # several names are one test
 def fsdp_parameters():
     script = """
 import torch

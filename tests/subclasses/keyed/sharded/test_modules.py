@@ -133,7 +133,7 @@ def quantized():
         (lambda m: shard(bags(), dist.init_device_mesh("cpu", (1, 1))), "a mesh of one dim, got 2"),
         (lambda m: shard(bags(), m, ShardingPlan({"a": RowWise()})), "a placement for 'b'"),
         (lambda m: shard(bags(max_norm=1.0), m), "the table of 'a' has max_norm"),
-        (lambda m: shard(quantized(), m), "a plain tensor as the table of 'b', got a Int8Tensor"),
+        (lambda m: shard(quantized(), m), "a plain tensor as the table of 'b', got an Int8Tensor"),
     ],
 )
 def test_what_cannot_be_sharded(mesh, make, text):
