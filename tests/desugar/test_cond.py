@@ -62,6 +62,7 @@ def dense_parts(g):
     return [g.materialize()] if hasattr(g, "materialize") else plain_parts(g)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", [torch.Tensor, *DECLARED], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_both_branches(name, kind):

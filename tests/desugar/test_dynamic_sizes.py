@@ -258,6 +258,7 @@ def whole(fn):
     return by_pass(fn, fullgraph=True, strict=True)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", [by_pass, capturing(whole), capturing(by_dynamo)])
 @pytest.mark.parametrize("name", MASKED)
 @pytest.mark.parametrize("cls", [torch.Tensor, TwoTensor, Halves, Labeled])

@@ -98,6 +98,7 @@ def assert_alike(got: Any, want: Any, defined: bool) -> None:
             torch.testing.assert_close(part, other, equal_nan=True, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("op", OPS)
 def test_op(op, monkeypatch):
     # The database seeds within some of its functions, which is a side effect and happens in the trace.

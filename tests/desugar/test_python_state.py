@@ -44,6 +44,7 @@ DATA: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @EVERY_DOOR
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", DATA)
@@ -89,6 +90,7 @@ OF_SIZES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", OF_SIZES)
 def test_sizes_where_symbols_do_not_go(name, dynamic):
@@ -117,6 +119,7 @@ SHOWN: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.sweep(3)
 @EVERY_DOOR
 @pytest.mark.parametrize("cls", [Tensor, TwoTensor])
 @pytest.mark.parametrize("name", SHOWN)

@@ -49,6 +49,7 @@ def arguments(grad=True):
     return tuple(torch.randn(size, requires_grad=grad) for size in ((3,), (3, 3), (3, 4)))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("door", [strictly, *DOORS.values()])
 @pytest.mark.parametrize("name", INSIDE)
 def test_sparse_tensors_inside(name, door):

@@ -77,6 +77,7 @@ def is_view(fn, compiled, make):
     return [[(r._is_view(), r.requires_grad) for r in leaves_of(f(make()))] for f in (fn, compiled)]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("grad", ["none", "non-leaf"])
 @pytest.mark.parametrize("argument", ARGUMENTS)

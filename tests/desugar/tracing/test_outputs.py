@@ -158,6 +158,7 @@ def test_an_inner_tensor_assigned(cls, own):
     assert_plays_as_eager(fn, lambda: (make(cls, 2, 3),), by_pass, "argument", contextlib.nullcontext)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", WRITES)
 @classes
@@ -196,6 +197,7 @@ def test_writes_behind_dynamo(name):
     )
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("later", ["", "argument", "result"])
 @pytest.mark.parametrize("name", ["in place", "in place and another result", "a part", "read before", "both"])
 @classes
@@ -256,6 +258,7 @@ def no_grad_view(x):
         return x.view(-1)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("mode", "later"),
     [("grad", ""), ("grad", "argument"), ("grad", "result"), ("no_grad", "result"), ("inference", "result")],
@@ -282,6 +285,7 @@ BITS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(("mode", "grad"), [("grad", True), ("no_grad", True), ("inference", False)])
 @pytest.mark.parametrize("dtype", [torch.int32, torch.uint8, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", BITS)

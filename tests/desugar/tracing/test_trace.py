@@ -33,6 +33,7 @@ Point = namedtuple("Point", "x y")
 # ---- every class, every mode ---------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @ways
 @classes
 @pytest.mark.parametrize("grad", [False, True], ids=["plain", "grad"])
@@ -284,6 +285,7 @@ def _hooked(y):
     return y + 1
 
 
+@pytest.mark.sweep(3)
 @ways
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies(name, way):

@@ -155,6 +155,7 @@ def check_training(kinds, optimizer, clip=None, compile_=None):
 # ---- optimizers ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("how", [{}, {"foreach": False}, {"foreach": True}, {"fused": True}], ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("kinds", KINDS, ids=IDS)

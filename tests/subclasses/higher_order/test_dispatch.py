@@ -148,6 +148,7 @@ def with_scalar(make, grad):
     return lambda: (make().requires_grad_(grad), torch.randn(()).requires_grad_(grad))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("kind", "grad"), [*((kind, True) for kind in MAPPING), ("tagged", False)])
 def test_a_class_that_maps(kind, grad, way):
@@ -155,6 +156,7 @@ def test_a_class_that_maps(kind, grad, way):
     check_cond(every, with_scalar(FACTORIES[kind], grad), way)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("case", CASES)
@@ -375,6 +377,7 @@ def ragged_cases(c, x, t):
     return summed, soft, linear, shared
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("make", [jagged, padded])
@@ -437,6 +440,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("kind", "grad"), [("pair", True), ("rows", True), ("nested", True), ("shadow", True), ("tagged", False)]
@@ -446,6 +450,7 @@ def test_loop(kind, grad, way):
     check_loop(every, lambda: (FACTORIES[kind]().requires_grad_(grad),), way)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
 @pytest.mark.parametrize("make", [jagged, padded])

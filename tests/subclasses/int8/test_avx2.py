@@ -79,6 +79,7 @@ def test_the_op_is_one_for_pytorch():
     torch.library.opcheck(avx2.integer_product, (integers(2, 5), integers(3, 5)))
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("config", CONFIGS)

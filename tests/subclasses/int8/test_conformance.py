@@ -34,6 +34,7 @@ ROUNDING = ("values", "gradients", "inner_gradients", "nested_outside")
 BETWEEN = {"tensor", "group", "asymmetric", "dynamic asymmetric"}
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     "variant", [pytest.param(v, marks=pytest.mark.slow if v in BETWEEN else ()) for v in VARIANTS]
 )

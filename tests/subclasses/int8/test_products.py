@@ -166,6 +166,7 @@ COMPILERS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

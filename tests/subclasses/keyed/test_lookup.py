@@ -94,6 +94,7 @@ def _by_bag(module):
     return run
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("form", [_by_collection, _by_bag], ids=["collection", "each feature"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,6 +169,7 @@ def test_other_dtypes(dtype):
         torch.testing.assert_close(compiled[key], expected)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_ids_of_32_bits(kind, way):
@@ -188,6 +190,7 @@ def test_ids_of_32_bits(kind, way):
         torch.testing.assert_close(*found)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("lengths", [[], [0, 0], [0, 0, 0, 0]], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_nothing_to_look_up(lengths, way):
@@ -205,6 +208,7 @@ def test_nothing_to_look_up(lengths, way):
 # ---- entry by entry --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"sparse": True}], ids=str)
 @pytest.mark.parametrize("widths", [(3, 3), (3, 4)], ids=str)

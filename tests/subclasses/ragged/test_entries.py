@@ -40,6 +40,7 @@ WITHIN = {
 }
 
 
+@pytest.mark.sweep(4)
 @ways
 @layouts
 @pytest.mark.parametrize("name", WITHIN)
@@ -78,6 +79,7 @@ OF_TWO = {
 }
 
 
+@pytest.mark.sweep(3)
 @ways
 @layouts
 @pytest.mark.parametrize("name", OF_TWO)

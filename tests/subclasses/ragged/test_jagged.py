@@ -256,6 +256,7 @@ def split(x, i):
     return x.unflatten(-1, (3, 2, -1)).unbind(-3)[i].transpose(-2, -3)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
@@ -290,6 +291,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("mask", MASKS)
 def test_attention_with_a_mask(mask, way):

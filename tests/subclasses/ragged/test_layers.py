@@ -139,6 +139,7 @@ def loss_of(loss: Any, logits: Tensor, target: Tensor, **options: Any) -> Tensor
     return loss(logits.log_softmax(1) if loss is F.nll_loss else logits, target, **options)
 
 
+@pytest.mark.sweep(3)
 @kinds
 @ways
 @pytest.mark.parametrize("loss", [F.cross_entropy, F.nll_loss], ids=lambda f: f.__name__)

@@ -27,6 +27,7 @@ def parameters_of(shapes) -> list[Tensor]:
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes", "not contiguous"])
 @pytest.mark.parametrize("layer", LAYERS)
@@ -79,6 +80,7 @@ PRODUCTS = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 @pytest.mark.parametrize("product", PRODUCTS)
@@ -133,6 +135,7 @@ ALONG = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dim", [1, 2])
 @pytest.mark.parametrize("f", ALONG)
@@ -154,6 +157,7 @@ def test_along_a_dimension_in_graphs(way):
 LOSSES = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits, F.kl_div]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -182,6 +186,7 @@ def test_a_dense_target(dense):
     check_parts(batch, [got], [F.mse_loss(torch.cat([r for r, _ in rows]), torch.cat([t for _, t in rows]))])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ def all_entries(x):
     return torch.ones_like(x, dtype=torch.bool)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", [*judge.WAYS], ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes", "padded"])
 @pytest.mark.parametrize("name", COUNTING)

@@ -22,6 +22,7 @@ NORMS = {
 }
 
 
+@pytest.mark.sweep(3)
 @ways
 @layouts
 @pytest.mark.parametrize("name", NORMS)
@@ -106,6 +107,7 @@ def test_what_is_refused(layout):
 # ---- bags ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @ways
 @layouts
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])

@@ -25,6 +25,7 @@ STATISTICS = {
 }
 
 
+@pytest.mark.sweep(2)
 @ways
 @layouts
 @pytest.mark.parametrize("name", STATISTICS)

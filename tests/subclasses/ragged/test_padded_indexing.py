@@ -44,6 +44,7 @@ OF_ROWS = {  # of [B, T, 4] and [T, 4], which an index of every row gives
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", OF_ROWS)
 @ways
 def test_the_same_of_every_row(name, way):
@@ -243,6 +244,7 @@ WRITES = {  # as index of [B, T, 4], and what it does to each row
 }  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", WRITES)
 @ways
 def test_writes(name, way):

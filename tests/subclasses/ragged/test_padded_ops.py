@@ -31,6 +31,7 @@ def test_unary(f, way):
     check_padded(make_table(), f, lambda row, _: f(row), way=way)
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("f", BINARY, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("places", PLACES)
 def test_two_padded(f, places):
@@ -147,6 +148,7 @@ def judge(table, f, dims, keepdim, way):
     return check_parts(table, got, [f(row, tuple(d - 1 for d in dims), keepdim) for row in rows])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 @pytest.mark.parametrize("f", SUMS, ids=lambda f: f.__name__)
@@ -394,6 +396,7 @@ def test_cross_attention_and_rows_without_keys(way):
 # ---- losses ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
 @pytest.mark.parametrize("options", [{}, {"label_smoothing": 0.1}, {"ignore_index": 2}, {"weight": True}])
 @pytest.mark.parametrize("probabilities", [False, True])

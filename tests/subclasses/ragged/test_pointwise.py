@@ -22,12 +22,14 @@ BINARY = [
 ]  # fmt: skip
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("f", UNARY, ids=lambda f: f.__name__)
 def test_unary(f, layout):
     check_rows(make_batch(layout), f, lambda row, _: f(row))
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("f", BINARY, ids=lambda f: f.__name__)
 def test_two_ragged(f, layout):
@@ -65,6 +67,7 @@ def on_row(row, p):
     return p * (row * p).tanh() + torch.where(row > 0, p, row)
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("way", WAYS, ids=lambda w: w.__name__)
 @pytest.mark.parametrize("layout", ["back to back", "holes"])
 @pytest.mark.parametrize("dense", DENSE)

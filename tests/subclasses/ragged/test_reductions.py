@@ -46,6 +46,7 @@ def judge(batch, f, dims, keepdim, on_ragged=None) -> None:
     check_parts(batch, parts, expected)
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("layout", [layout for layout in LAYOUTS if layout != "ragged dim 2"])
 @pytest.mark.parametrize("keepdim", [False, True])
 @pytest.mark.parametrize("dims", DIMS, ids=str)

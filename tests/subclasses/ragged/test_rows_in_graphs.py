@@ -67,6 +67,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     ("door", "case"),
     [*(("ours", case) for case in CALLS), ("stock", "lengths"), ("behind Dynamo", "holes")],

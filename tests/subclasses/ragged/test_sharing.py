@@ -47,6 +47,7 @@ WRITES = {
 }
 
 
+@pytest.mark.sweep(3)
 @cases
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 @pytest.mark.parametrize("name", CUTS)

@@ -36,6 +36,7 @@ CASES = {
 }
 
 
+@pytest.mark.sweep(2)
 @ways
 @layouts
 @pytest.mark.parametrize("name", CASES)
@@ -181,6 +182,7 @@ def test_take_along_dim_needs_a_dim():
         torch.take_along_dim(x, x.argsort(1))
 
 
+@pytest.mark.sweep(2)
 @ways
 @layouts
 @pytest.mark.parametrize("name", PICKS)

@@ -34,6 +34,7 @@ cases = pytest.mark.parametrize("name", CASES)
 # ---- one by one ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(3)
 @kinds
 @cases
 def test_each_row_gives_what_it_gives_alone(name, kind):
@@ -60,6 +61,7 @@ COMPILED = {
 }
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", ["jagged", "padded"])
 @pytest.mark.parametrize("door", [door for door in DOORS if door != "eager"])
 @pytest.mark.parametrize(
@@ -70,6 +72,7 @@ def test_compiled(name, kind, door):
     judge(CASES[name], kind, DOORS[door])
 
 
+@pytest.mark.sweep(3)
 @kinds
 @cases
 def test_without_gradients(name, kind):
