@@ -79,7 +79,10 @@ class Shifted(TensorSubclass, fallback="materialize", trainable=True):
 @pytest.mark.parametrize("wrap", [lambda x: x, torch.nn.Parameter])
 def test_a_copy_says_what_differs(source, wrap):
     x = wrap(Shifted(torch.zeros(2), torch.zeros(2)))
-    with torch.no_grad(), pytest.raises(DispatchError, match=r"Shifted\(mode='add'.*do not change.*assign=True"):
+    with (
+        torch.no_grad(),
+        pytest.raises(DispatchError, match=r"Shifted\(mode='add'.*do not change.*assign=True"),
+    ):
         x.copy_(source())
     assert not x.materialize().any()
 
