@@ -18,7 +18,7 @@ from desugar.backends.parallel_build import PendingKernels, expected_tangents
 from desugar.frontend.autocast import autocast_state, is_autocast
 from desugar.frontend.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph
-from desugar.ir.outputs import Outputs, store_positions, token_positions, written_slots
+from desugar.ir.outputs import Outputs, held_positions, store_positions, token_positions, written_slots
 from desugar.ir.stages import FromForward, Graphs, Split, Traced
 from desugar.passes import verify
 from desugar.passes.mutations import keep_old_values, store_results
@@ -221,7 +221,7 @@ def _end_forward(graph: fx.GraphModule, outputs: Outputs, kept: Collection[int] 
     """Adds to a forward graph the end of effects, and stores into mutated inputs; the backward uses outputs `kept`."""
     stores = store_positions(outputs)
     sink_tokens(graph, token_positions(outputs))
-    store_results(graph, stores, kept)
+    store_results(graph, stores, kept, held_positions(outputs))
     verify.check_stores(graph, stores)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
+from subclasses._torch import dims_marked_dynamic, is_compiling_here, mark_dim_dynamic
 from subclasses._torch_export import register_node, tree_map
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
@@ -88,7 +88,7 @@ def _alias(t: Tensor) -> Tensor:
     Export deletes the marks of its arguments. It also makes one argument of two inner tensors that are one object, and
     would record that rows match where two values share their offsets.
     """
-    if torch.compiler.is_compiling() or isinstance(t, TensorSubclass):
+    if is_compiling_here() or isinstance(t, TensorSubclass):
         return t
     alias = t[...]
     for dim in dims_marked_dynamic(t):
@@ -99,7 +99,7 @@ def _alias(t: Tensor) -> Tensor:
 def _carrier(x: Any, count: int) -> Tensor:
     """Returns a tensor whose extent is a dynamic int: AOTInductor replaces int arguments by None."""
     tensor = torch.empty((count, 0), dtype=torch.uint8, device=x.device)
-    if not torch.compiler.is_compiling():
+    if not is_compiling_here():
         mark_dim_dynamic(tensor)
     return tensor
 

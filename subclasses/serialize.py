@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.hooks import warn_if_has_hooks
 
 from subclasses import loading
-from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
+from subclasses._torch import dims_marked_dynamic, is_compiling_here, mark_dim_dynamic
 from subclasses.layout import cotangent_layout
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.values import with_inners
@@ -75,7 +75,7 @@ def reduce(x: Any) -> tuple[Any, ...]:
     """
     warn_if_has_hooks(x)
     extras = _extra_attributes(x)
-    if extras and not torch.compiler.is_compiling():
+    if extras and not is_compiling_here():
         loading.check_extras(type(x), extras)
     flags = {"requires_grad": x.requires_grad, "cotangent": x._layout.cotangent}
     flags["dynamic_dims"] = _dynamic_dims(x)
@@ -98,7 +98,7 @@ def rebuild(
         TypeError: an argument, a field or a flag is of another type than :func:`reduce` writes.
         ValueError: a name is none of the class's, an attribute may not be set, or the parts do not fit together.
     """
-    checked = not torch.compiler.is_compiling()  # Dynamo traces copy.copy, of a value that exists
+    checked = not is_compiling_here()  # Dynamo traces copy.copy, of a value that exists
     if checked:
         loading.check_arguments(cls, inners, metadata, flags, extras)
     with torch.no_grad():

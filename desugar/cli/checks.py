@@ -23,6 +23,24 @@ def check_writable(*paths: Path | None) -> None:
             raise typer.BadParameter(f"{path} may not be written here")
 
 
+def check_outputs(*outputs: tuple[str, Path | None, str]) -> None:
+    """Refuses files that cannot be written, one file twice, and a file that is there and is of another kind.
+
+    Args:
+        *outputs: Option, file, and the suffix of its kind. The user's script may be such a file.
+    """
+    given = [(option, path, suffix) for option, path, suffix in outputs if path is not None]
+    check_writable(*[path for _, path, _ in given])
+    options: dict[Path, str] = {}
+    for option, path, suffix in given:
+        if path.suffix.lower() != suffix and path.exists():
+            raise typer.BadParameter(
+                f"{path} exists and is not a {suffix} file; expected another name, so that it is not overwritten"
+            )
+        if (other := options.setdefault(path.resolve(), option)) != option:
+            raise typer.BadParameter(f"{other} and {option} both name {path}; expected two files")
+
+
 def check_backend(name: str) -> None:
     """A name that is no backend's is a mistake on the command line."""
     try:

@@ -18,7 +18,7 @@ import subclasses
 from desugar import _torch as private
 from desugar.api import calls_of, compile as desugar_compile
 from desugar.cli import comparing, packages
-from desugar.cli.checks import check_backend, check_device, check_writable
+from desugar.cli.checks import check_backend, check_device, check_outputs
 from desugar.cli.doctor import examine
 from desugar.cli.progress import progress
 from desugar.cli.script import run_script, show_error
@@ -123,7 +123,7 @@ def explain(  # noqa: PLR0913 - one parameter for each option
     device: DeviceName = None,
 ) -> None:
     """Tells what becomes of one call: its lines, ops, graphs and cost."""
-    check_writable(html)
+    check_outputs(("--html", html, ".html"))
     check_backend(backend)
     check_device(device)
     with users_errors():
@@ -157,7 +157,7 @@ def report(
     device: DeviceName = None,
 ) -> None:
     """Runs a script and writes a page about what was compiled in it."""
-    check_writable(out, json_out)
+    check_outputs(("--report", out, ".html"), ("--json", json_out, ".json"))
     check_device(device)
     page, data = out.resolve(), None if json_out is None else json_out.resolve()  # a script may go elsewhere
     found, code = run_script(script, arguments or [], device)

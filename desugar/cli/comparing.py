@@ -12,7 +12,7 @@ from typing import Any
 
 import typer
 
-from desugar.cli.checks import check_backend, check_writable
+from desugar.cli.checks import check_backend, check_outputs
 from desugar.cli.progress import progress
 from desugar.compare import hugging_face, picture, text
 from desugar.compare.processes import WayFailed
@@ -26,7 +26,7 @@ from desugar.explain.records import Worth
 def run(request: Request, plan: Plan, json_out: Path | None = None, png: Path | None = None) -> None:
     """Compares, prints the table, writes the files; exits with 1 if one of ours fails or is wrong."""
     check_backend(request.backend)
-    check_outputs(request.target, json_out, png)
+    check_outputs(("--json", json_out, ".json"), ("--png", png, ".png"))
     check_target(request, png)
     with progress() as tell:
         found = _compare(request, plan, tell)
@@ -67,18 +67,6 @@ def _write(path: Path, write: Callable[[Path], Any]) -> None:
         typer.echo(f"{path} could not be written: {error.strerror}", err=True)
         raise typer.Exit(1) from error
     typer.echo(f"wrote {path}", err=True)
-
-
-def check_outputs(target: str, json_out: Path | None, png: Path | None) -> None:
-    """Refuses files that cannot be written, and a file that is there and is of another kind, such as the script."""
-    check_writable(json_out, png)
-    for path, suffix in ((json_out, ".json"), (png, ".png")):
-        if path is not None and path.suffix.lower() != suffix and path.exists():
-            raise typer.BadParameter(
-                f"{path} exists and is not a {suffix} file; expected another name, so that it is not overwritten"
-            )
-    if json_out is not None and png is not None and json_out.resolve() == png.resolve():
-        raise typer.BadParameter(f"--json and --png both name {png}; expected two files")
 
 
 def check_target(request: Request, png: Path | None) -> None:

@@ -298,7 +298,11 @@ class Entry(Calls):
                 with out.indent():
                     self._emit_accepted(out, accepted, slow)
             out.writeline(slow)
-        return build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)["entry"]
+        entry = build_functions(out.source, out.namespace, filename=WRAPPER_FILE, owner=self)["entry"]
+        # Python's error for a wrong argument names the function.
+        names = {"co_name": self.fn.__name__, "co_qualname": self.fn.__qualname__}
+        entry.__code__ = entry.__code__.replace(**names)  # type: ignore[arg-type]
+        return entry
 
     def _emit_defaults(self, out: Emitter) -> None:
         fn, absent = out.bind(self.fn, "fn"), out.bind(_ABSENT, "ABSENT")

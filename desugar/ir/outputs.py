@@ -24,6 +24,7 @@ class Outputs:
         writes: (input leaf, index in `values`) of each mutated input that autograd recorded the write of. The wrapper
             copies the value into the input after the call.
         stores: (input slot, output slot) of each other mutated input tensor. The graph stores the output in it.
+        held: (output slot, input slot) of each computed inner tensor whose memory is that of an input in `stores`.
         versions: (input leaf, attribute path, increase of the version counter) of each mutated tensor.
         base_slots: Input slot -> input slot of the storage that it is a view of.
         assigns: (input leaf, name, index in `values`) of each inner tensor that the function replaced.
@@ -40,6 +41,7 @@ class Outputs:
     base_slots: Mapping[int, int] = field(default_factory=dict)
     assigns: tuple[tuple[int, str, int], ...] = ()
     tokens: tuple[int, ...] = ()
+    held: tuple[tuple[int, int], ...] = ()
 
     @property
     def returned(self) -> list[int]:
@@ -66,6 +68,12 @@ def store_positions(outputs: Outputs) -> dict[int, int]:
     """Returns a map from input slot to the index of the graph output that the graph stores in it."""
     positions = {slot: n for n, slot in enumerate(outputs.returned)}
     return {slot: positions[value] for slot, value in outputs.stores}
+
+
+def held_positions(outputs: Outputs) -> dict[int, int]:
+    """Returns a map from the index of a graph output to the input slot that it is in the memory of."""
+    positions = {slot: n for n, slot in enumerate(outputs.returned)}
+    return {positions[slot]: home for slot, home in outputs.held}
 
 
 def token_positions(outputs: Outputs) -> list[int]:

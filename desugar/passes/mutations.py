@@ -13,25 +13,38 @@ from typing import Any
 import torch
 from torch import fx
 
+from desugar.errors import DesugarError
 from desugar.ir.fx_utils import is_view, output_nodes, set_outputs
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, Partitioned
 
 # ---------------------------------------------------------------------------------------------------- passes
 
 
-def store_results(graph: fx.GraphModule, stores: Mapping[int, int], kept: Collection[int] = ()) -> None:
+def store_results(
+    graph: fx.GraphModule,
+    stores: Mapping[int, int],
+    kept: Collection[int] = (),
+    held: Mapping[int, int] | None = None,
+) -> None:
     """Stores outputs of a graph in its inputs.
 
     Args:
         graph: A functional graph; changed in place.
         stores: Input slot -> position of the output that is stored there.
         kept: Positions of stored outputs that the graph still returns; the other stored outputs become None.
+        held: Position of an output -> input slot of a store, of whose new value the output is a view.
+
+    Raises:
+        DesugarError: An output of `held` cannot be taken as a view of the input itself.
     """
     if not stores:
         return
     outputs, placeholders = output_nodes(graph), graph.graph.find_nodes(op="placeholder")
     (end,) = graph.graph.find_nodes(op="output")
+    stored_nodes = {slot: outputs[position] for slot, position in stores.items()}
     with graph.graph.inserting_before(end):
+        for position, slot in (held or {}).items():
+            outputs[position] = _view_again(graph, outputs[position], stored_nodes[slot], placeholders[slot])
         for slot, position in stores.items():
             node = graph.graph.call_function(
                 torch.ops.aten.copy_.default, (placeholders[slot], outputs[position])
@@ -39,6 +52,30 @@ def store_results(graph: fx.GraphModule, stores: Mapping[int, int], kept: Collec
             node.meta["val"] = placeholders[slot].meta["val"]
     stored = set(stores.values()).difference(kept)
     set_outputs(graph, [None if n in stored else node for n, node in enumerate(outputs)])
+
+
+def _view_again(graph: fx.GraphModule, view: fx.Node, value: fx.Node, home: fx.Node) -> fx.Node:
+    """Takes a view of an input's new value as a view of the input, which has the value once it is stored there."""
+    chain = []
+    while view is not value and is_view(view):
+        chain.append(view)
+        view = view.args[0]  # type: ignore[assignment]
+    if view is not value or _extents(value) != _extents(home):
+        raise DesugarError(
+            "a result holds a view of an argument that is written to, in another memory order than the argument",
+            instead="return a clone()",
+        )
+    made = home
+    for node in reversed(chain):
+        made = graph.graph.call_function(node.target, (made, *node.args[1:]), dict(node.kwargs))  # type: ignore[arg-type]
+        made.meta = dict(node.meta)
+    return made
+
+
+def _extents(node: fx.Node) -> tuple[str, ...]:
+    """Returns size, stride and offset of a node's tensor; as text, since comparing symbols would guard."""
+    value = node.meta["val"]
+    return str(tuple(value.size())), str(tuple(value.stride())), str(value.storage_offset())
 
 
 def keep_old_values(partitioned: Partitioned, written: set[int]) -> Partitioned:

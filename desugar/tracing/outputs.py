@@ -14,7 +14,7 @@ value. Functionalization has turned every mutation into a value, so one store at
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -99,17 +99,19 @@ class _ResultUnwrapper:
         assigns = self._find_assigns()
         writes, stores = self._find_writes()
         tokens = tuple(self.flat.tensor(token) for token in self.run.tokens)
+        same = self._same_as_inputs()
         outputs = Outputs(
             treespec,
             tuple(self.values),
             tuple(from_functional(item) for item in self.flat.items),
-            self._same_as_inputs(),
+            same,
             writes,
             stores,
             self._find_version_rises(),
             self.run.base_slots,
             assigns,
             tokens,
+            self._find_held([slot for slot, _ in stores], same),
         )
         return outputs, Result(self.leaves, self.flat.items)
 
@@ -248,6 +250,17 @@ class _ResultUnwrapper:
                 if slot not in recorded and home not in stores:
                     stores[home] = self._new_slot(self.run.items[home])
         return tuple(writes), tuple(stores.items())
+
+    def _find_held(self, homes: Sequence[int], same: Collection[int]) -> tuple[tuple[int, int], ...]:
+        """Returns `held` of `Outputs`: inner tensors of new wrappers that are views of an input which is written to."""
+        stored = {storage_of(self.run.items[home]): home for home in homes}
+        return tuple(
+            (slot, stored[storage_of(item)])
+            for slot, item in enumerate(self.flat.items)
+            if isinstance(item, Tensor)
+            and storage_of(item) in stored
+            and not (slot in same or slot in self.new_slots)
+        )
 
     def _find_assigns(self) -> tuple[tuple[int, str, int], ...]:
         """Returns `assigns` of `Outputs`; appends the assigned inner tensors as hidden leaves."""

@@ -364,7 +364,13 @@ def check_same_structure(expected: Outputs, actual: Outputs) -> None:
 
 
 def _effects_of(outputs: Outputs) -> tuple[Any, ...]:
-    return outputs.treespec, outputs.inputs, outputs.writes, outputs.stores, outputs.assigns
+    return (
+        outputs.treespec,
+        outputs.inputs,
+        outputs.writes,
+        [slot for slot, _ in outputs.stores],
+        outputs.assigns,
+    )
 
 
 def _structure_of(value: Any) -> Any:

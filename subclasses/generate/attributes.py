@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from subclasses._torch import is_recording
+from subclasses._torch import is_recording, skip_frames
 from subclasses._torch_tracing import find_methods, record_readings
 from subclasses.autograd import construct
 from subclasses.errors import SpecError
@@ -129,6 +129,9 @@ class DifferentiableField:
     def __set__(self, x: Any, value: Any) -> None:
         set_field(x, self.name, value)
 
+
+# It cannot be compiled as a frame of its own, which it is below a frame that Dynamo leaves to Python.
+skip_frames(DifferentiableField.__get__)
 
 # The attribute of a class with the names of its differentiable fields and constants.
 RECORDED = "_recorded_attributes"

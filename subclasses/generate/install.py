@@ -14,6 +14,7 @@ from subclasses._torch import (
     call_unruled,
     disabled_torch_function_impl,
     dynamic_dims_name,
+    skip_frames,
 )
 from subclasses.autograd import construct
 from subclasses.codegen.build import build_functions
@@ -61,6 +62,8 @@ def install(cls: Any, root: type) -> None:
     for name, function in made.items():
         if not _is_overridden(cls, name, root):
             setattr(cls, name, _as_method(cls, name, function))
+    if isinstance(cls.__repr__, types.FunctionType):
+        skip_frames(cls.__repr__)  # print(x) breaks the graph, and then reads what only eager mode knows
     allow_loading(cls)
     cls._saves_inners = spec.stands_for_plain or cls.wrap_cotangent is not root.wrap_cotangent  # type: ignore[attr-defined]
     cls._refresh = functools.partial(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses._torch import current_transform
+from subclasses._torch import current_transform, is_compiling_here
 from subclasses.int8 import affine, products
 from subclasses.int8.avx2 import has_words, integer_product, is_avx2, is_without_vnni, row_times_int8
 
@@ -129,7 +129,7 @@ def _few_rows_on_cuda(x: Tensor, w: Rows) -> Tensor:
 
 def is_traced(x: Tensor) -> bool:
     """Whether ops are being traced to a graph, which a compiler may fuse."""
-    return torch.compiler.is_compiling() or type(x) not in (Tensor, torch.nn.Parameter)
+    return is_compiling_here() or type(x) not in (Tensor, torch.nn.Parameter)
 
 
 # ---- integers times integers -------------------------------------------------------------------------------

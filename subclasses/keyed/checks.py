@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import is_compiling_here
 from subclasses.errors import DispatchError, one_of
 from subclasses.loading import check_unwrapped, has_data
 from subclasses.ragged import JaggedTensor
@@ -61,7 +62,7 @@ def check_parts(keys: tuple[str, ...], values: Any, lengths: Any, weights: Any) 
 
 def longest_row(values: Tensor, lengths: Tensor) -> int:
     """Returns the length of the longest row of all keys; reads the lengths, and checks them."""
-    if torch.compiler.is_compiling() or type(lengths) is not Tensor:
+    if is_compiling_here() or type(lengths) is not Tensor:
         raise ValueError(
             f"{_NAME}: in a compiled function the longest row is not known; give max_length=, or build it outside"
         )
@@ -205,7 +206,7 @@ def check_not_traced(x: Any, method: str, instead: str) -> None:
 
 def is_traced(t: Tensor) -> bool:
     """Whether a graph is being traced, so that data cannot be read."""
-    return torch.compiler.is_compiling() or type(t) not in (Tensor, torch.nn.Parameter)
+    return is_compiling_here() or type(t) not in (Tensor, torch.nn.Parameter)
 
 
 def _describe(value: Any) -> str:

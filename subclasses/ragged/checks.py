@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import in_backward
+from subclasses._torch import in_backward, is_compiling_here
 from subclasses.errors import DispatchError, one_of
 
 # How a batch without rows is made.
@@ -25,7 +25,7 @@ GREATEST_BOUND = 1 << 20
 
 def is_traced(t: Tensor) -> bool:
     """Whether a graph is made, so that nobody knows what a tensor holds."""
-    return torch.compiler.is_compiling() or type(t) is not Tensor
+    return is_compiling_here() or type(t) is not Tensor
 
 
 def check_rows(rows: Sequence[Any], name: str = "JaggedTensor") -> None:

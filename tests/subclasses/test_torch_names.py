@@ -6,6 +6,7 @@ import functools
 import inspect
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -272,6 +273,24 @@ def is_tracing():
 
     torch.compile(lambda x: x * 2, backend=backend)(torch.ones(2))
     assert (seen, _torch.is_tracing()) == ([True], False)
+
+
+def is_compiling_here():
+    """In the thread that compiles, and in no other."""
+    seen, others = [], []
+
+    def backend(graph, examples):
+        seen.append(_torch.is_compiling_here())
+        thread = threading.Thread(target=lambda: others.append(_torch.is_compiling_here()))
+        thread.start()
+        thread.join()
+        return graph
+
+    def fn(x):
+        return x * 2 if _torch.is_compiling_here() else x * 3
+
+    assert torch.compile(fn, backend=backend, fullgraph=True)(torch.ones(1)).item() == 2
+    assert (seen, others, _torch.is_compiling_here()) == ([True], [False], False)
 
 
 class Seeing(_torch.TorchDispatchMode):
@@ -657,6 +676,7 @@ CHECKS = {
     "hooks_of": hooks,
     "in_backward": in_backward,
     "is_tracing": is_tracing,
+    "is_compiling_here": is_compiling_here,
     "set_hooks": hooks,
     "is_recording": is_recording,
     "apply_function": apply_function,

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
-from subclasses._torch import mark_dim_dynamic
+from subclasses._torch import is_compiling_here, mark_dim_dynamic
 from subclasses.ragged.checks import GREATEST_BOUND, check_has_rows, check_mask, check_rows, is_traced
 from subclasses.ragged.jagged import validation
 from subclasses.ragged.jagged.holes import without_gradient_at_holes
@@ -294,7 +294,7 @@ class JaggedTensor(JaggedInterface, TensorSubclass):
 
 def _mark_dynamic(x: JaggedTensor) -> None:
     """Tells compilers that the number of entries and of rows, and the longest row, will change."""
-    if type(x._raw_values) is Tensor and not torch.compiler.is_compiling():
+    if type(x._raw_values) is Tensor and not is_compiling_here():
         mark_dim_dynamic(x._raw_values, max(x.ragged_dim - 1, 0))
         for per_row in (x, x.offsets, x.lengths):
             if per_row is not None:

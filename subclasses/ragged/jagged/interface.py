@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from subclasses._torch import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, outer_dims, shown
 from subclasses.ragged.jagged import joining, operands, selection, sharing, writing
@@ -140,7 +141,7 @@ class JaggedInterface(RaggedTensor):
         if by_row and 0 in dims:
             return
         counts = self.row_lengths() if by_row else self.segments.mask().sum(0)
-        if torch.compiler.is_compiling() or type(counts) is not Tensor or counts.is_cuda:
+        if is_compiling_here() or type(counts) is not Tensor or counts.is_cuda:
             torch.ops.aten._assert_async.msg(
                 (counts > 0).all(), f"{func.__name__}: a row of a ragged tensor is empty"
             )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import name_of, shown
 
@@ -50,7 +51,7 @@ def check_lengths_match(func: Any, ours: Tensor, theirs: Tensor) -> None:
 
 def _are_equal(func: Any, ours: Tensor, theirs: Tensor) -> bool | None:
     """Whether rows match; None where only the device will know, and asserts it."""
-    plain = type(ours) is Tensor and type(theirs) is Tensor and not torch.compiler.is_compiling()
+    plain = type(ours) is Tensor and type(theirs) is Tensor and not is_compiling_here()
     if plain and not (ours.is_cuda or ours.is_meta):
         return torch.equal(ours, theirs)
     equal = (ours == theirs).all()

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import shown
 from subclasses.ragged.checks import check_has_rows
@@ -119,7 +120,7 @@ def select_position(x: JaggedTensor, position: Any) -> Tensor:
     lengths, position = x.row_lengths(), int(position)
     reached = lengths > position if position >= 0 else lengths >= -position
     message = f"position {position} of every row: a row of the ragged tensor is too short"
-    if torch.compiler.is_compiling() or type(reached) is not Tensor or reached.is_cuda:
+    if is_compiling_here() or type(reached) is not Tensor or reached.is_cuda:
         torch.ops.aten._assert_async.msg(reached.all(), message)
     elif not reached.all():
         short = (~reached).nonzero().squeeze(1).tolist()

@@ -54,4 +54,4 @@ def join_rows(x: PaddedTensor, func: Any, parts: Sequence[PaddedTensor]) -> Padd
         raise DispatchError(f"{func.__name__}: rows do not follow a padded batch; {checks.UNPAD_BATCH}")
     width = max(part.width for part in parts)
     tables = [widen(part.unwrap("padded"), x.ragged_dim, width) for part in parts]
-    return x.with_lengths(torch.cat(tables, x.batch_dim), torch.cat([part.lengths for part in parts]))
+    return x.with_lengths(torch.cat(tables, x.batch_dim), torch.cat([part.lengths for part in parts]), None)

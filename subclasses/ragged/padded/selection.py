@@ -217,7 +217,7 @@ def take_rows(x: PaddedTensor, which: Any) -> PaddedTensor:
         )
     which = torch.where(which < 0, which + x.lengths.shape[0], which)
     table = x.unwrap("padded").index_select(x.batch_dim, which)
-    return x.with_lengths(table, x.lengths.index_select(0, which))
+    return x.with_lengths(table, x.lengths.index_select(0, which), None)
 
 
 def rearranged(x: PaddedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> PaddedTensor:

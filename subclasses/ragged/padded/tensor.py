@@ -15,6 +15,7 @@ that is what a reduction over the ragged dimension gives.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -254,10 +255,13 @@ class PaddedTensor(PaddedInterface, TensorSubclass):
 
     with_stored = with_padded
 
-    def with_lengths(self, padded: Tensor, lengths: Tensor, row_count: Tensor | None = None) -> PaddedTensor:
-        """Other rows at the same dimensions."""
+    def with_lengths(
+        self, padded: Tensor, lengths: Tensor, row_count: Tensor | EllipsisType | None = ...
+    ) -> PaddedTensor:
+        """Other rows at the same dimensions; as many of them are real as here unless ``row_count`` is given."""
+        count = self.row_count if row_count is ... else row_count
         return TensorSubclass.__new__(
-            type(self), padded, lengths, row_count, ragged_dim=self.ragged_dim, batch_dim=self.batch_dim
+            type(self), padded, lengths, count, ragged_dim=self.ragged_dim, batch_dim=self.batch_dim
         )
 
     def per_row(self, dense: Tensor, dim: int) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import is_compiling_here
 from subclasses.errors import one_of
 from subclasses.ragged.base import is_ragged, unruled
 from subclasses.ragged.registry import Rules
@@ -55,7 +56,7 @@ def _described(x: Any) -> str:
     if not is_ragged(x):
         return text
     lengths = x.row_lengths()
-    readable = type(lengths) is Tensor and not lengths.is_meta and not torch.compiler.is_compiling()
+    readable = type(lengths) is Tensor and not lengths.is_meta and not is_compiling_here()
     return f"{text}, ragged along {x.ragged_dim}" + (f", with lengths {lengths.tolist()}" if readable else "")
 
 

@@ -148,7 +148,7 @@ def test_an_interruption_is_said_in_one_line(run, monkeypatch):
 
 def test_a_file_that_refuses_is_said_after_the_table(run, monkeypatch):
     monkeypatch.setattr(comparing, "compare", lambda *_: comparison())
-    monkeypatch.setattr(comparing, "check_writable", lambda *_: None)
+    monkeypatch.setattr(comparing, "check_outputs", lambda *_: None)
     result = run("compare", f"{SUBJECTS}:double", "--json", "no_such_folder/a.json")
     assert result.exit_code == 1 and "result  1st call" in result.stdout
     assert "no_such_folder/a.json could not be written: No such file or directory" in words(result.output)

@@ -386,3 +386,29 @@ def test_the_report_of_the_demo_answers_a_readers_questions(tmp_path):
     assert "JaggedTensor" in {leaf["kind"] for leaf in model["inputs"]}
     assert any("JaggedTensor" in op["how"] and op["forward"] for op in model["ops"])
     assert all(program["failed"] for program in programs if program["reason"] == "a guard failed")
+
+
+# ----------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("report", "-o", "SCRIPT", "SCRIPT"),
+        ("report", "--json", "SCRIPT", "SCRIPT"),
+        ("explain", "SCRIPT:f", "--html", "SCRIPT"),
+    ],
+)
+def test_a_script_is_not_overwritten(run, tmp_path, command):
+    script = tmp_path / "script.py"
+    script.write_text("print('ran')")
+    result = run(*[part.replace("SCRIPT", str(script)) for part in command])
+    assert result.exit_code == 2 and "so that it is not overwritten" in " ".join(result.output.split())
+    assert script.read_text() == "print('ran')" and "ran" not in result.stdout
+
+
+def test_a_page_and_its_data_are_two_files(run, tmp_path):
+    script, page = tmp_path / "script.py", str(tmp_path / "page.html")
+    script.write_text("")
+    result = run("report", "-o", page, "--json", page, str(script))
+    assert result.exit_code == 2 and "--report and --json both name" in " ".join(result.output.split())
