@@ -103,3 +103,9 @@ def draw(op: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 def sizes(op: Any, x: Any) -> Any:
     """Autograd asks in this way where sizes are symbols, for a cotangent of zeros."""
     return list(x.size() if op is aten.size.default else x.stride())
+
+
+@RULES.of(aten._is_any_true.default, aten._is_all_true.default)
+def is_true(op: Any, x: Any) -> Any:
+    """Autograd asks in this way, in anomaly mode, whether a gradient has a nan; padding has none."""
+    return op(x.to_dense(fill=op is aten._is_all_true.default))

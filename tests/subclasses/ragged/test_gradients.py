@@ -197,3 +197,13 @@ def test_a_slice_that_was_written_to():
     z[:, 1:].mul_(3)
     (grad,) = torch.autograd.grad(z.sum(), x)
     assert rows_of(grad) == [[2, 6, 6], [2], [2, 6]]
+
+
+@pytest.mark.filterwarnings("ignore:(Anomaly Detection|Error detected):UserWarning")
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+def test_anomaly_mode_finds_a_nan_in_the_entries_alone(cls):
+    layer, x = torch.nn.Linear(4, 2), cls.from_tensors([torch.rand(2, 4), torch.rand(3, 4)])
+    with torch.autograd.set_detect_anomaly(True):
+        layer(x).sum().backward()
+        with pytest.raises(RuntimeError, match="returned nan values"):
+            (-1 - layer(x).square()).sqrt().sum().backward()
