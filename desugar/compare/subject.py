@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from desugar import _torch as private
+from desugar.api import uncompiled
 from desugar.compare import hugging_face
 from desugar.compare.outcome import leaves_of, tangent_of
 from desugar.compare.records import Request
@@ -71,9 +73,23 @@ def find_subject(request: Request) -> Subject:
         return Subject(model, make, request.train, request.no_grad)
     module, found = find_target(request.target)
     name = request.target.rpartition(":")[2].rpartition(".")[2]
-    fn = _make_module(found, has_inputs=bool(request.inputs or inputs_beside(module, name)))
+    made = _make_module(found, has_inputs=bool(request.inputs or inputs_beside(module, name)))
+    fn = _as_written(made, name)
     make = _seeded(lambda: find_calls(module, fn, request.inputs, name))
     return Subject(fn, make, request.train, request.no_grad)
+
+
+def _as_written(found: Any, name: str) -> Any:
+    """Returns the function or module that a compiled one was compiled from, which eager mode runs."""
+    found = uncompiled(found)
+    if not isinstance(found, nn.Module):
+        return private.undisabled(found)
+    found = getattr(found, "_orig_mod", found)
+    if getattr(found, "_compiled_call_impl", None) is not None:
+        raise TargetError(
+            f"{name}.compile() was called in the file; leave that out, since eager mode is the judge"
+        )
+    return found
 
 
 def _make_module(found: Any, *, has_inputs: bool) -> Any:

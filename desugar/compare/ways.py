@@ -80,7 +80,11 @@ class _Handler(logging.Handler):
 
 def _programs(metrics: list[Any], warnings: list[str]) -> Programs:
     frames = [metric for metric in metrics if metric.is_forward is not False]
-    failed = [f"{m.co_name}: {_first_line(m.fail_reason)}" for m in frames if m.fail_reason]
+    failed = [
+        f"{m.co_name or 'a function'} ran in eager mode: {_first_line(m.fail_reason)}"
+        for m in frames
+        if m.fail_reason
+    ]
     return Programs(
         graphs=sum(bool(metric.graph_op_count) for metric in frames),
         recompiles=tuple(
@@ -107,7 +111,7 @@ def _describe_break(reason: Any) -> str:
 
 
 def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0]
+    return " ".join(text.strip().partition("\n")[0].split())
 
 
 def _unique(texts: Any) -> tuple[str, ...]:

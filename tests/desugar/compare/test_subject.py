@@ -89,3 +89,43 @@ def test_an_unknown_model_type_names_others():
     pytest.importorskip("transformers", reason="needs transformers")
     with pytest.raises(TargetError, match=r"not a checkpoint: .*llama"):
         hugging_face.build_model("hf:llama-7b", train=False)
+
+
+COMPILED = """
+import torch
+from torch import nn
+import desugar
+
+def plain(x):
+    return x * 2
+
+def inputs():
+    return torch.ones(2, 2)
+
+net, in_place = nn.Linear(2, 2), nn.Linear(2, 2)
+fast, ours = torch.compile(plain), desugar.compile(plain)
+fast_net, our_net = torch.compile(net), desugar.compile(net)
+in_place.compile(backend="eager")
+"""
+
+
+@pytest.fixture
+def compiled(tmp_path):
+    path = tmp_path / "compiled.py"
+    path.write_text(COMPILED)
+    return lambda name: find_subject(Request(f"{path}:{name}", "inputs")).fn
+
+
+@pytest.mark.parametrize("name", ["fast", "ours"])
+def test_a_compiled_function_is_compared_as_it_was_written(compiled, name):
+    assert compiled(name).__code__.co_name == "plain" and not hasattr(compiled(name), "__wrapped__")
+
+
+@pytest.mark.parametrize("name", ["fast_net", "our_net"])
+def test_a_compiled_module_is_compared_as_it_was_written(compiled, name):
+    assert type(compiled(name)) is nn.Linear and compiled(name)._compiled_call_impl is None
+
+
+def test_a_module_that_is_compiled_in_place_is_refused(compiled):
+    with pytest.raises(TargetError, match=r"in_place\.compile\(\) was called in the file; leave that out"):
+        compiled("in_place")

@@ -48,7 +48,7 @@ def test_what_is_behind_the_cells_is_listed_by_way():
     text = render(comparison())
     assert "torch.compile:\n  error: ValueError: odd\n" in text
     assert 'backend="desugar":\n  wrong: call 1 of 3: result: 2, expected 1\n  recompiled: f: a\n' in text
-    assert "  graph break: a.py:1: why\n  not by this way: handed on\n" in text
+    assert "  graph break: a.py:1: why\n  not compiled as asked: handed on\n" in text
     many = Way(DIRECT, Verdict("right"), Programs(9, tuple(f"f: {n}" for n in range(9))))
     assert "recompiled: 4 more, which --json has" in render(comparison(ways=(many,)))
 
