@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -63,14 +64,14 @@ def _are_unique(names: Sequence[str], number: int, facts: Sequence[Facts]) -> bo
 
 def _candidates(program: Program, number: int, facts: Sequence[Facts]) -> list[str]:
     """Facts of a program that some other one does not share: of its own failed guard, of others', the rarest first."""
-    own, failed = facts[number], [name for name, _ in _failed(program)]
+    own, failed = facts[number], [name for name, value in _failed(program) if value != "any"] + ["where"]
     sharing = {name: sum(other.get(name) == value for other in facts) for name, value in own.items()}
     kept = [name for name, count in sharing.items() if count < len(facts) and name != "line"]
     return sorted(kept, key=lambda name: (name not in failed, sharing[name]))[:_TRIED]
 
 
 def _say(name: str, value: str) -> str:
-    return f"{name} {value}" if name in ("line", "with", "error", "from") else f"{name} = {value}"
+    return f"{name} {value}" if name in ("line", "with", "where", "error", "from") else f"{name} = {value}"
 
 
 # ------------------------------------------------------------------------------------------------------ facts
@@ -94,6 +95,8 @@ def _facts(program: Program) -> Iterator[tuple[str, str]]:
         name, equals, value = guard.text.partition(" == ")
         if equals:
             yield name, value
+        elif re.search(r" [<>]=? ", guard.text):
+            yield "where", guard.text
 
 
 def _failed(program: Program) -> Iterator[tuple[str, str]]:
@@ -102,7 +105,13 @@ def _failed(program: Program) -> Iterator[tuple[str, str]]:
         name, _, values = text.partition(": expected ")
         _, _, got = values.rpartition(", got ")
         if got:
-            yield name, got
+            yield name, "any" if _is_in_a_range(program, name) else got
+
+
+def _is_in_a_range(program: Program, name: str) -> bool:
+    """Whether guards compare a value, and do not ask for one: `type(k) is int` and `k <= 2`."""
+    about = [guard.text for guard in program.guards if name in re.split(r"[() ]", guard.text)]
+    return bool(about) and not any(text.startswith(f"{name} == ") for text in about)
 
 
 def _facts_of_leaf(name: str, leaf: Leaf) -> Iterator[tuple[str, str]]:

@@ -82,3 +82,11 @@ def test_no_two_are_called_the_same():
     labels = [program.title for program in name_apart(programs)]
     assert len(set(labels)) == len(labels)
     assert labels[-2:] == ["f, error it fails", "g"]
+
+
+def test_a_program_for_a_range_of_ints_has_the_range():
+    def fn(x, k):
+        return x * 2 if k <= 2 else x + k
+
+    found = titles(fn, *[lambda f, k=k: f(torch.ones(3), k) for k in range(5)])
+    assert [title.partition(", ")[2] for title in found] == ["k = 0", "where k <= 2", "where 3 <= k"]
