@@ -24,7 +24,8 @@ from desugar.cli.progress import progress
 from desugar.cli.script import run_script, show_error
 from desugar.compare.records import Request
 from desugar.compare.run import Plan
-from desugar.compare.targets import TargetError, find_arguments, find_factory, find_target
+from desugar.compare.subject import make_module
+from desugar.compare.targets import TargetError, find_arguments, find_factory, find_target, inputs_beside
 from desugar.errors import DesugarError
 from desugar.explain.api import Explanation, explain as explain_function
 from desugar.explain.diff import compare_reports
@@ -127,8 +128,10 @@ def explain(  # noqa: PLR0913 - one parameter for each option
     check_backend(backend)
     check_device(device)
     with users_errors():
-        module, fn = find_target(target)
-        args, kwargs = find_arguments(module, fn, inputs)
+        module, found = find_target(target)
+        name = target.rpartition(":")[2].rpartition(".")[2]
+        fn = make_module(found, has_inputs=bool(inputs or inputs_beside(module, name)))
+        args, kwargs = find_arguments(module, fn, inputs, name)
         compiled = fn if calls_of(fn) is not None else desugar_compile(fn, backend=backend)
         explanation = explain_function(compiled, *args, device=device, **kwargs)
     if compare:

@@ -73,7 +73,7 @@ def find_subject(request: Request) -> Subject:
         return Subject(model, make, request.train, request.no_grad)
     module, found = find_target(request.target)
     name = request.target.rpartition(":")[2].rpartition(".")[2]
-    made = _make_module(found, has_inputs=bool(request.inputs or inputs_beside(module, name)))
+    made = make_module(found, has_inputs=bool(request.inputs or inputs_beside(module, name)))
     fn = _as_written(made, name)
     make = _seeded(lambda: find_calls(module, fn, request.inputs, name))
     return Subject(fn, make, request.train, request.no_grad)
@@ -92,7 +92,7 @@ def _as_written(found: Any, name: str) -> Any:
     return found
 
 
-def _make_module(found: Any, *, has_inputs: bool) -> Any:
+def make_module(found: Any, *, has_inputs: bool) -> Any:
     """Returns the module that a class or function makes; a function that takes arguments itself."""
     is_class = isinstance(found, type) and issubclass(found, nn.Module)
     takes_nothing = inspect.isfunction(found) and not inspect.signature(found).parameters

@@ -145,7 +145,23 @@ def find_calls(module: ModuleType, fn: Any, inputs: str | None, name: str = "") 
     calls = [_call(made) for made in _each(find_factory(inputs, module)())]
     if not calls:
         raise TargetError(f"{inputs} made no arguments; expected those of at least one call")
+    for args, kwargs in calls:
+        _check_fits(fn, name or "the function", inputs, args, kwargs)
     return calls
+
+
+def _check_fits(fn: Any, name: str, inputs: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+    except (TypeError, ValueError):  # a builtin tells nothing
+        return
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TargetError(
+            f"{inputs} makes arguments that {name}{signature} does not take: {error}; a tuple is the arguments by "
+            f"position, a dict those by name, a list of them several calls"
+        ) from error
 
 
 def inputs_beside(module: ModuleType, name: str) -> str | None:

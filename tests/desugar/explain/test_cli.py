@@ -412,3 +412,61 @@ def test_a_page_and_its_data_are_two_files(run, tmp_path):
     script.write_text("")
     result = run("report", "-o", page, "--json", page, str(script))
     assert result.exit_code == 2 and "--report and --json both name" in " ".join(result.output.split())
+
+
+# --------------------------------------------------------------------------------------------------- targets
+
+TARGETS = """
+import torch
+from torch import nn
+import desugar
+
+def add(x, y):
+    return x + y
+
+def add_inputs():
+    return torch.ones(2)
+
+def nothing(x):
+    return x
+
+def nothing_inputs():
+    return []
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.linear(x)
+
+def Net_inputs():
+    return torch.ones(3, 2)
+
+compiled = desugar.compile(add, backend="eager")
+
+def compiled_inputs():
+    return torch.ones(2), torch.ones(2)
+"""
+
+
+@pytest.fixture
+def targets(tmp_path):
+    path = tmp_path / "targets_of_explain.py"
+    path.write_text(TARGETS)
+    return path
+
+
+@pytest.mark.parametrize(("name", "missing"), [("add", "y"), ("nothing", "x")])
+def test_arguments_that_do_not_fit_are_a_mistake_on_the_command_line(run, targets, name, missing):
+    result = run("explain", f"{targets}:{name}")
+    said = " ".join(result.output.replace("│", " ").split())
+    assert result.exit_code == 2
+    assert f"{name}_inputs makes arguments that {name}(" in said and f"argument: '{missing}'" in said
+
+
+@pytest.mark.parametrize("name", ["Net", "compiled"])
+def test_a_class_and_a_compiled_function_are_explained(run, targets, name):
+    result = run("explain", f"{targets}:{name}")
+    assert result.exit_code == 0 and "aten" in result.stdout
