@@ -19,6 +19,10 @@ from desugar.device.records import Prediction
 TURN = 2e-3  # seconds; a shorter call is repeated in its turn
 BUDGET = 30.0  # seconds that all turns may take, if that leaves LEAST rounds
 LEAST = 5
+RECOMPILES = (
+    "calls with equal arguments were compiled again and again: the time of a call includes that, or, past Dynamo's "
+    "recompile limit, is that of eager mode"
+)
 
 Tell = Callable[[str], None]
 
@@ -113,6 +117,9 @@ class _Run:
         first: Started = process.ask("start", way=way, modules=observed.modules)
         self.started[way] = process, first
         found = replace(so_far, first_call=first.seconds, memory=first.memory)
+        if first.recompiled:
+            programs = replace(found.programs, notes=(*found.programs.notes, RECOMPILES))
+            found = replace(found, programs=programs)
         if not self.plan.second_start:
             return found
         self.tell(f"{way}: second start")

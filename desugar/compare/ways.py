@@ -67,6 +67,11 @@ class Counter:
             self.found = _programs(private.dynamo_utils.get_compilation_metrics(), self._warnings)
 
 
+def count_compilations() -> int:
+    """Returns how often Dynamo compiled a frame in this process, of the last so many that it keeps."""
+    return len(private.dynamo_utils.get_compilation_metrics())
+
+
 class _Handler(logging.Handler):
     """Collects the warnings of the pass: a graph was handed to AOTAutograd."""
 

@@ -40,11 +40,16 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A first call: its seconds, the bytes by which it raised the peak, and the seconds of a call after it."""
+    """A first call: its seconds, the bytes by which it raised the peak, and the seconds of a call after it.
+
+    Attributes:
+        recompiled: Whether calls like the first one still compiled something after it was called several times.
+    """
 
     seconds: float
     memory: int
     warm: float
+    recompiled: bool
 
 
 class Worker:
@@ -93,7 +98,9 @@ class Worker:
         self.call = make_step(subject, compiled[0], call)
         for _ in range(WARM_UPS):
             self.call()
-        return Started(seconds, memory, self.turn(3))
+        compiled_before = ways.count_compilations()
+        warm = self.turn(3)
+        return Started(seconds, memory, warm, ways.count_compilations() != compiled_before)
 
     def turn(self, repeats: int) -> float:
         """Returns the seconds of a warm call, over so many repeats, without garbage collection."""

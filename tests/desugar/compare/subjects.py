@@ -148,3 +148,16 @@ if __name__ == "__main__":
 
     def guarded(x):
         return x
+
+
+COUNT = 0
+
+
+def counts(x):
+    global COUNT
+    COUNT += 1
+    return x + COUNT
+
+
+def counts_inputs():
+    return torch.ones(3)

@@ -133,3 +133,10 @@ def test_the_machine_is_described(monkeypatch):
     facts = dict(describe_machine())
     assert facts["torch"] == torch.__version__ and facts["DESUGAR_STRICT"] == "1"
     assert "TORCHINDUCTOR_CACHE_DIR" not in facts
+
+
+@pytest.mark.parametrize(("name", "recompiled"), [("counts", True), ("double", False)])
+@pytest.mark.parametrize("way", ways.WAYS[1:])
+def test_calls_that_compile_again_and_again_are_said_to(way, name, recompiled):
+    torch._dynamo.utils.clear_compilation_metrics()  # a process keeps so many of them
+    assert Worker(request(name)).start(way, ()).recompiled is recompiled
