@@ -247,12 +247,6 @@ def is_tracing() -> bool:
     return TracingContext.try_get() is not None or CompileContext.current_compile_id() is not None
 
 
-def is_compiling_here() -> bool:
-    """Whether this thread compiles, or runs code that is traced; torch's own answer is that of the whole process."""
-    compiler = torch.compiler
-    return compiler.is_compiling() and (compiler.is_dynamo_compiling() or in_dispatch_mode() or is_tracing())
-
-
 def in_backward() -> bool:
     """Whether the autograd engine is running in this thread, so that ops compute a derivative."""
     # The engine's id of the running graph task; -1 if none runs.

@@ -23,7 +23,9 @@ from subclasses._torch import (
     current_transform,
     disable_current_modes,
     fake_mode,
+    in_dispatch_mode,
     is_traceable_wrapper_subclass,
+    is_tracing,
     storage_key,
 )
 from subclasses.after_import import after_import
@@ -234,3 +236,9 @@ def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     after_import("torch._dynamo.decorators", allow)
     return fn
+
+
+def is_compiling_here() -> bool:
+    """Whether this thread compiles, or runs code that is traced; torch's own answer is that of the whole process."""
+    compiler = torch.compiler
+    return compiler.is_compiling() and (compiler.is_dynamo_compiling() or in_dispatch_mode() or is_tracing())

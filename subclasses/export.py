@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from subclasses._torch import dims_marked_dynamic, is_compiling_here, mark_dim_dynamic
+from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
 from subclasses._torch_export import register_node, tree_map
+from subclasses._torch_tracing import is_compiling_here
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.spec.collect import SubclassSpec

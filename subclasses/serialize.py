@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.utils.hooks import warn_if_has_hooks
 
 from subclasses import loading
-from subclasses._torch import dims_marked_dynamic, is_compiling_here, mark_dim_dynamic
+from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
+from subclasses._torch_tracing import is_compiling_here
 from subclasses.layout import cotangent_layout
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.values import with_inners

@@ -665,6 +665,10 @@ def refuse(fn, *args):
 # Refusals that need more than one call or another mode: the file whose tests meet each, and words of its tests.
 AGAIN = "this backward has to run the function again, "
 ELSEWHERE = {
+    "a result holds a view of an argument that is written to, in another memory order than the argument": (
+        "tests/desugar/tracing/test_held_views.py",
+        "in another memory order",
+    ),
     "this program cannot be saved:": (
         "tests/desugar/dynamo/test_saved_programs.py",
         "test_what_cannot_be_saved_goes_to_stock",

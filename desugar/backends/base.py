@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from desugar import _torch as private
 from desugar.backends.parallel_build import PendingKernels
-from subclasses._torch import is_compiling_here
+from subclasses._torch_tracing import is_compiling_here
 
 CompiledGraph = Callable[[list[Any]], Sequence[Any]]
 
@@ -73,7 +74,9 @@ def run_eagerly(
     forward, below_view_tracking = graph.forward, private.BelowADInplaceOrView
 
     def run(items: list[Any]) -> Sequence[Any]:
-        if is_compiling_here():  # compiled autograd traces the graph into its own
+        if (
+            torch.compiler.is_compiling() and is_compiling_here()
+        ):  # compiled autograd traces the graph into its own
             return forward(*items)
         with below_view_tracking():
             return forward(*items)

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses._torch import current_transform, is_compiling_here
+from subclasses._torch import current_transform
+from subclasses._torch_tracing import is_compiling_here
 from subclasses.int8 import affine, products
 from subclasses.int8.avx2 import has_words, integer_product, is_avx2, is_without_vnni, row_times_int8
 

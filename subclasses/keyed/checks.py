@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import is_compiling_here
+from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError, one_of
 from subclasses.loading import check_unwrapped, has_data
 from subclasses.ragged import JaggedTensor

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import in_backward, is_compiling_here
+from subclasses._torch import in_backward
+from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError, one_of
 
 # How a batch without rows is made.

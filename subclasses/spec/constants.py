@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import current_transform, in_dispatch_mode, is_compiling_here
+from subclasses._torch import current_transform, in_dispatch_mode
+from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import SpecError
 
 

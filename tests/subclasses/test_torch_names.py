@@ -280,17 +280,17 @@ def is_compiling_here():
     seen, others = [], []
 
     def backend(graph, examples):
-        seen.append(_torch.is_compiling_here())
-        thread = threading.Thread(target=lambda: others.append(_torch.is_compiling_here()))
+        seen.append(_torch_tracing.is_compiling_here())
+        thread = threading.Thread(target=lambda: others.append(_torch_tracing.is_compiling_here()))
         thread.start()
         thread.join()
         return graph
 
     def fn(x):
-        return x * 2 if _torch.is_compiling_here() else x * 3
+        return x * 2 if _torch_tracing.is_compiling_here() else x * 3
 
     assert torch.compile(fn, backend=backend, fullgraph=True)(torch.ones(1)).item() == 2
-    assert (seen, others, _torch.is_compiling_here()) == ([True], [False], False)
+    assert (seen, others, _torch_tracing.is_compiling_here()) == ([True], [False], False)
 
 
 class Seeing(_torch.TorchDispatchMode):

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
-from subclasses._torch import is_compiling_here, mark_dim_dynamic
+from subclasses._torch import mark_dim_dynamic
+from subclasses._torch_tracing import is_compiling_here
 from subclasses.ragged.checks import GREATEST_BOUND, check_has_rows, check_mask, check_rows, is_traced
 from subclasses.ragged.jagged import validation
 from subclasses.ragged.jagged.holes import without_gradient_at_holes

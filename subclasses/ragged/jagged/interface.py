@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses._torch import is_compiling_here
+from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, outer_dims, shown
 from subclasses.ragged.jagged import joining, operands, selection, sharing, writing

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import is_compiling_here
+from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import name_of, shown
 

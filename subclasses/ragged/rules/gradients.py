@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import is_compiling_here
+from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import one_of
 from subclasses.ragged.base import is_ragged, unruled
 from subclasses.ragged.registry import Rules

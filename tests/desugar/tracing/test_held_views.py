@@ -73,3 +73,15 @@ def test_a_write_to_the_result_reaches_the_argument(case, backend, door):
         torch.testing.assert_close(got, wanted)
     if door == "desugar.compile":
         desugar.compile(fn, backend=backend, strict=True)(make())
+
+
+def test_an_argument_in_another_memory_order_than_its_new_value_is_left_to_pytorch():
+    def strided():
+        return Pair(torch.arange(12.0).view(2, 6)[:, ::2], torch.ones(2, 6)[:, ::2])
+
+    def fn(x):
+        x.add_(1)
+        return Pair(x.a[1:], x.b[1:])
+
+    with pytest.raises(desugar.DesugarError, match="in another memory order"):
+        desugar.compile(fn, backend="eager", strict=True)(strided())
