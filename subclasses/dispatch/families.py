@@ -10,6 +10,7 @@ A rule for a single op or a packet takes precedence over one for a family, in an
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -99,18 +100,40 @@ comparisons = Family(
 # ---- reductions --------------------------------------------------------------------------------------------
 
 
-def _dims(x: Any, dim: Any) -> tuple[int, ...]:
-    """Returns dims as non-negative ints, in order; all of them for None and for an empty list."""
-    if dim is None or dim == []:
-        return tuple(range(x.dim()))
-    given = dim if isinstance(dim, list | tuple) else [dim]
-    return tuple(sorted({d % x.dim() if x.dim() else 0 for d in given}))
+def _dims(function: Any, x: Any, dim: Any) -> tuple[int, ...]:
+    """Returns dims as non-negative ints, in order.
+
+    None means all of them, and an empty list does except for ``any`` and ``all``, which then reduce nothing. A value
+    without dims has the dims 0 and -1, as a plain tensor does.
+
+    Raises:
+        IndexError: there is no such dim.
+        RuntimeError: one is named twice. Both are worded as PyTorch words them.
+    """
+    n = x.dim()
+    if dim is None or (not isinstance(dim, int) and not dim and function not in (torch.any, torch.all)):
+        return tuple(range(n))
+    given = [dim] if isinstance(dim, int) else dim
+    bound = max(n, 1)
+    for d in given:
+        if not -bound <= d < bound:
+            raise IndexError(
+                f"Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {d})"
+            )
+    dims = sorted(d % bound for d in given)
+    for d, following in itertools.pairwise(dims):
+        if d == following:
+            raise RuntimeError(f"dim {d} appears multiple times in the list of dims")
+    return tuple(dims) if n else ()
 
 
 def _reduction(function: Any) -> Adapt:
+    # torch.std(x, dim, True) takes the True for `unbiased`: with `correction` such a call is an error.
+    given_always = {"correction": 1} if function in (torch.var, torch.std) else {}
+
     def run(rule: Rule, x: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
         given = {name: value for name, value in kwargs.items() if value is not None}
-        return rule(function, x, _dims(x, dim), keepdim, **given)
+        return rule(function, x, _dims(function, x, dim), keepdim, **{**given_always, **given})
 
     return _adapter(run)
 

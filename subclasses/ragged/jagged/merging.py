@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.base import shown, unruled
+from subclasses.ragged.base import outer_dims, shown, unruled
 from subclasses.ragged.jagged.sharing import sharing
 from subclasses.ragged.registry import Rules
 
@@ -66,7 +66,7 @@ def _cannot_view(func: Any, x: JaggedTensor, size: Sequence[int]) -> DispatchErr
 
 @RULES.of(torch.flatten)
 def _flatten(func: Any, x: JaggedTensor, start_dim: int = 0, end_dim: int = -1) -> Any:
-    start, end = start_dim % x.dim(), end_dim % x.dim()
+    start, end = (outer_dims(func, x, d)[0] for d in (start_dim, end_dim))
     if x.ragged_dim == 0 or start > 0 or end == 0:
         return unruled(func, x, start_dim, end_dim)
     joined = math.prod(x.shape[2 : end + 1])
@@ -77,7 +77,7 @@ def _flatten(func: Any, x: JaggedTensor, start_dim: int = 0, end_dim: int = -1) 
 
 @RULES.of(torch.unflatten)
 def _unflatten(func: Any, x: JaggedTensor, dim: int, sizes: Sequence[int]) -> Any:
-    dim = dim % x.dim()
+    (dim,) = outer_dims(func, x, dim)
     if x.ragged_dim == 0 and dim == 0:
         return _view(func, x, [*sizes, *x.shape[1:]])
     known = -math.prod(sizes)

@@ -42,15 +42,19 @@ class TimeMajor(TensorSubclass):
         return type(self)(self.rows.wrap_cotangent(cotangent.transpose(0, 1)))
 
 
+def _swaps_the_first(x: Any, dim0: int, dim1: int) -> bool:
+    return {d + x.dim() if d < 0 else d for d in (dim0, dim1)} == {0, 1}
+
+
 @TimeMajor.implements(torch.transpose, torch.swapaxes, torch.swapdims)
 def _rows_first(func: Any, input: Any, dim0: int, dim1: int) -> Any:
-    if {dim0 % input.dim(), dim1 % input.dim()} == {0, 1}:
+    if _swaps_the_first(input, dim0, dim1):
         return input.unwrap("rows")
     return unruled(func, input, dim0, dim1)
 
 
 @RULES.of(torch.transpose, torch.swapaxes, torch.swapdims)
 def _rows_second(func: Any, input: Any, dim0: int, dim1: int) -> Any:
-    if input.rows_first and input.ragged_dim == 1 and {dim0 % input.dim(), dim1 % input.dim()} == {0, 1}:
+    if input.rows_first and input.ragged_dim == 1 and _swaps_the_first(input, dim0, dim1):
         return TimeMajor(input)
     return unruled(func, input, dim0, dim1)

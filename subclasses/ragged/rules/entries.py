@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from subclasses._torch import nn_functions
 from subclasses.errors import DispatchError
-from subclasses.ragged.base import shown, without
+from subclasses.ragged.base import outer_dims, shown, without
 from subclasses.ragged.registry import Rules
 
 RULES = Rules()
@@ -179,8 +179,9 @@ def _add_product(func: Any, input: Any, a: Any, b: Any, *, beta: Any = 1, alpha:
 
 @RULES.of(torch.diff)
 def _diff(func: Any, input: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Any:
+    (dim,) = outer_dims(func, input, dim)
     given = [t for t in (prepend, input, append) if t is not None]
-    x, before = torch.cat(given, dim) if len(given) > 1 else input, [slice(None)] * (dim % input.dim())
+    x, before = torch.cat(given, dim) if len(given) > 1 else input, [slice(None)] * dim
     for _ in range(n):
         later, earlier = x[(*before, slice(1, None))], x[(*before, slice(None, -1))]
         x = later != earlier if x.dtype == torch.bool else later - earlier

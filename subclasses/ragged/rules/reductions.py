@@ -149,6 +149,8 @@ def _variance_options(dim: Any, unbiased: Any, correction: Any) -> tuple[Any, An
 def _reduction(func: Any, input: Any, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
     kwargs = without_out(func, input, kwargs)
     function = getattr(torch, func.__name__)  # Tensor.amax and torch.amax are one op
+    if function in (torch.any, torch.all) and isinstance(dim, list | tuple) and not dim:  # reduces nothing
+        return (input != 0).to(torch.uint8 if input.dtype == torch.uint8 else torch.bool)
     if dim is None and function in (torch.argmax, torch.argmin):
         raise DispatchError(
             f"{func.__name__}: an index into all entries of {shown(input)} has no meaning; give dim"

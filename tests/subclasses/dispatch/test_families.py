@@ -171,6 +171,44 @@ def test_options_that_were_given_arrive():
     assert Held(torch.tensor(3.0)).sum().item() == 3 and Held(torch.ones(0, 2)).sum(0).tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("dim", [2, -3, (0, 0), (1, -1), [0, 5]])
+@pytest.mark.parametrize("name", ["sum", "mean", "amax", "any", "all", "logsumexp", "std", "var"])
+def test_dims_that_a_plain_tensor_refuses(name, dim):
+    with pytest.raises((IndexError, RuntimeError)) as refused:
+        getattr(PLAIN, name)(dim)
+    for door in DOORS.values():
+        with pytest.raises(type(refused.value)) as caught:
+            door(lambda x: getattr(x, name)(dim))(Held(PLAIN))
+        assert str(refused.value).partition("(")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("dims", [(), []])
+def test_no_dims(dims):
+    for name in ("any", "all", "sum", "amax", "mean"):
+        got = getattr(Held(PLAIN), name)(dims)
+        torch.testing.assert_close(got, getattr(PLAIN, name)(dims))
+    scalar = Held(torch.tensor(3.0))
+    assert [scalar.sum(d).item() for d in (0, -1, (0,))] == [3, 3, 3]
+    with pytest.raises(IndexError, match=r"expected to be in range of \[-1, 0\], but got 1"):
+        scalar.sum(1)
+
+
+def test_keepdim_by_place_is_no_variance_of_another_kind():
+    """The third argument of ``torch.std`` is ``unbiased``: a rule that passes keepdim there is told so."""
+
+    class ByPlace(TensorSubclass):
+        held: Tensor = inner()
+
+    @ByPlace.implements(subclasses.reductions)
+    def rule(func, x, dim, keepdim, **kwargs):
+        return func(x.held, dim, keepdim, **kwargs)
+
+    assert torch.equal(ByPlace(PLAIN).sum(1), PLAIN.sum(1))
+    for name in ("std", "var"):
+        with pytest.raises(TypeError, match="correction=int"):
+            getattr(ByPlace(PLAIN), name)()
+
+
 # ---- registration ------------------------------------------------------------------------------------------
 
 

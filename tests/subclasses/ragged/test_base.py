@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 
 import pytest
+import torch
 
 from subclasses.autograd.python_functions import twins
 from subclasses.ragged import JaggedTensor, PaddedTensor, register
@@ -39,3 +40,35 @@ def test_the_order_in_which_rules_are_registered_has_no_meaning():
             for twin in (t for op in ops if callable(op) for t in twins(op)):
                 implied[twin].add(rule)
         assert not [twin for twin, rules in implied.items() if len(rules) > 1 and twin not in named]
+
+
+OUT_OF_RANGE = {
+    "diff": lambda x, d: x.diff(dim=d),
+    "flatten": lambda x, d: x.flatten(0, d),
+    "flatten, start": lambda x, d: x.flatten(d, 1),
+    "unflatten": lambda x, d: x.unflatten(d, (1, -1)),
+    "transpose": lambda x, d: x.transpose(0, d),
+    "swapaxes": lambda x, d: x.swapaxes(d, 1),
+    "sum": lambda x, d: x.sum(d),
+    "tensor_split": lambda x, d: x.tensor_split(2, d),
+}
+
+
+@pytest.mark.parametrize("kind", [JaggedTensor, PaddedTensor])
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+@pytest.mark.parametrize("dim", [2, 3, -3])
+def test_dimensions_that_are_none(name, dim, kind):
+    x = kind.from_tensors([torch.arange(3.0), torch.ones(1)])
+    with pytest.raises(IndexError):
+        OUT_OF_RANGE[name](torch.ones(2, 3), dim)
+    with pytest.raises(IndexError):
+        OUT_OF_RANGE[name](x, dim)
+
+
+@pytest.mark.parametrize("kind", [JaggedTensor, PaddedTensor])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.bool])
+def test_any_and_all_of_no_dimension_keep_the_rows(kind, dtype):
+    rows = [torch.tensor([0, 1, 2]).to(dtype), torch.tensor([0]).to(dtype)]
+    for reduced in (torch.any, torch.all):
+        for row, plain in zip(reduced(kind.from_tensors(rows), ()).unbind(), rows, strict=True):
+            torch.testing.assert_close(row, reduced(plain, ()))
