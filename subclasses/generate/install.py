@@ -16,7 +16,7 @@ from subclasses._torch import (
     dynamic_dims_name,
     skip_frames,
 )
-from subclasses.autograd import construct
+from subclasses.autograd import construct, materialize
 from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.rule_errors import raise_from_rule
@@ -30,7 +30,7 @@ from subclasses.generate.unseen import UnseenNames
 from subclasses.layout import Layout, intern_layout, nested_layouts
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.construction import check_statics
+from subclasses.spec.construction import check_statics, concrete
 from subclasses.spec.values import make_carrier
 
 _STATIC_METHODS = frozenset({"__new__", "__tensor_unflatten__", "_wrap"})
@@ -54,8 +54,8 @@ def install(cls: Any, root: type) -> None:
     cls._handwritten = frozenset(name for name in made if name in vars(cls))
     install_fields(cls)
     author = inspect.getattr_static(cls, "materialize", None)
-    if isinstance(author, types.FunctionType) and not construct.is_made_differentiable(author):
-        cls.materialize = construct.make_differentiable(author)
+    if isinstance(author, types.FunctionType) and not materialize.is_made_differentiable(author):
+        cls.materialize = materialize.make_differentiable(author)
     if names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
         setattr(cls, dynamic_dims_name, DynamicDims(names))
     cls._new = staticmethod(made["__new__"])
@@ -151,6 +151,7 @@ def make_layout(
     cls: Any, spec: SubclassSpec, layouts: Any, key: Any, inners: tuple[Any, ...], statics: tuple[Any, ...]
 ) -> Layout:
     """Interns the layout of a construction that missed the class's own table, and adds it there if possible."""
+    statics = tuple(map(concrete, statics))
     check_statics(spec.name, spec.statics, statics)
     pairs = [(n, t) for n, t in zip(spec.attributes, inners, strict=True) if t is not None]
     nested = nested_layouts(pairs)

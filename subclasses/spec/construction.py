@@ -124,18 +124,19 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
     """Checks each value of static metadata; ``fields`` are those of the declaration.
 
     Raises:
-        TypeError: one is not hashable, could be changed in place, contains a tensor or a symbolic int, or has another
-            type than the annotation of its field.
+        TypeError: one is not hashable, could be changed in place, contains a tensor or a symbol without a value, or has
+            another type than the annotation of its field.
         ValueError: one is none of those that the annotation of its field lists, or is not equal to itself.
     """
     for field, value in zip(fields, values, strict=True):
         name = field.name
         if (tensor := find_tensor(value)) is not None:
             raise TypeError(f"{cls}.{name}: expected static metadata, got {_describe(tensor)}; use inner()")
-        if isinstance(value, torch.SymInt):
+        if (symbol := _find_symbol(value)) is not None:
             raise TypeError(
-                f"{cls}.{name}: expected static metadata, got the symbolic int {value}; "
-                f"declare it dynamic() so that it may change without a recompile"
+                f"{cls}.{name}: expected static metadata, got {symbol}, which depends on the numbers in a tensor and "
+                f"is known when the compiled function runs; declare it dynamic() if it is an int, or compute it "
+                f"outside of the function"
             )
         try:
             hash(value)
@@ -161,6 +162,35 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
             raise ValueError(
                 f"{cls}.{name}: expected one of {show_choices(field.choices)}, got {_describe(value)}"
             )
+
+
+def concrete(value: Any) -> Any:
+    """Returns static metadata with Python's numbers in place of the symbols of a compiler, also in tuples.
+
+    A compiler makes a symbol of a size, and of a number that an argument holds. Static metadata is a constant of a
+    program, so the program is for the symbol's value, and guards on it. A symbol without a value stays.
+    """
+    if type(value) is tuple:
+        return tuple(map(concrete, value))
+    kind = _SYMBOLS.get(type(value))
+    return value if kind is None or _is_unknown(value) else kind(value)
+
+
+def _is_unknown(symbol: Any) -> bool:
+    """Whether a symbol stands for a number that only the running program knows."""
+    # Imported here because it imports sympy; a symbol exists in a trace only, which has imported it.
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return bool(free_unbacked_symbols(symbol))
+
+
+_SYMBOLS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+def _find_symbol(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return next((s for part in value if (s := _find_symbol(part)) is not None), None)
+    return value if isinstance(value, tuple(_SYMBOLS)) else None
 
 
 def is_unlike(value: object, kinds: tuple[type, ...]) -> bool:

@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import functools
 import re
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pytest
 import torch
@@ -440,3 +440,57 @@ def test_inside_a_transform_one_is_made_from_other_tensors():
     weight = torch.ones(2)
     got = torch.vmap(lambda v: v * Pair(weight, weight).unwrap("a"))(torch.ones(3, 2))
     assert got.equal(torch.ones(3, 2))
+
+
+# ---- static metadata under a compiler ----------------------------------------------------------------------
+
+DOORS = {
+    "desugar": lambda f: desugar.compile(f, backend="eager", fullgraph=True),
+    "desugar, dynamic": lambda f: desugar.compile(f, backend="eager", fullgraph=True, dynamic=True),
+    "stock": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
+}
+
+
+class Numbered(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+    count: int = static(default=1)
+    factor: float = static(default=1.0)
+    pair: Any = static(default=(0, 0))
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: Numbered(x.held, count=x.count + 1),
+        lambda x: Numbered(x.held, factor=2 * x.factor),
+        lambda x: Numbered(x.held, factor=x.count / 2),
+        lambda x: Numbered(x.held, count=int(x.factor)),
+        lambda x: Numbered(x.held, count=x.held.shape[0]),
+        lambda x: Numbered(x.held, pair=(x.count, (x.factor, x.held.shape[0] - 1))),
+    ],
+    ids=["int", "float", "quotient", "int of a float", "size", "tuple"],
+)
+def test_metadata_computed_from_numbers(make, door):
+    """A compiler makes symbols of numbers that change between calls; metadata is for one value of them."""
+    compiled = DOORS[door](make)
+    for n in (3, 4, 5, 3, 7):
+        x = Numbered(torch.ones(n + 1), count=n, factor=float(n))
+        got, expected = compiled(x), make(x)
+        for name in ("count", "factor", "pair"):
+            one, other = getattr(got, name), getattr(expected, name)
+            assert one == other and type(one) is type(other)
+        assert got._layout is expected._layout and torch.equal(got.held, expected.held)
+
+
+def test_metadata_that_only_the_running_program_knows():
+    def make(x):
+        return Numbered(x, count=int(x.sum().item()))
+
+    assert make(torch.ones(3)).count == 3
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for door in DOORS.values():
+            with pytest.raises(
+                Exception, match=r"Numbered\.count: expected static metadata, got .*numbers in a tensor"
+            ):
+                door(make)(torch.ones(3))
