@@ -27,11 +27,10 @@ OF_PROXIES = frozenset({"keys", "node", "tracer"})
 
 def check_field_name(cls: type, name: str, *, is_inner: bool = False) -> None:
     """Raises SpecError if a field of this name would shadow a name that the tensor needs."""
-    found = inspect.getattr_static(Tensor, name, None)
     reason = None
     if name.startswith("_"):
         reason = "starts with an underscore"
-    elif isinstance(found, types.GetSetDescriptorType | property) or name in FORMER_ATTRIBUTES:
+    elif is_data_attribute(name):
         reason = "is a data attribute of Tensor"
     elif name in CALLED_BY_TORCH:
         reason = "is a method that torch itself calls"
@@ -45,3 +44,26 @@ def check_field_name(cls: type, name: str, *, is_inner: bool = False) -> None:
         raise SpecError(
             f"{cls.__name__}.{name} {reason}; choose another name, such as {name.strip('_')}_data"
         )
+
+
+def check_method_name(cls: type, name: str, value: object) -> None:
+    """Raises SpecError if a value in a class body hides what PyTorch, or a caller, finds on every tensor."""
+    found = None if name.startswith("_") else inspect.getattr_static(Tensor, name, None)
+    if found is None or name in OWN_NAMES:
+        return
+    if is_data_attribute(name):
+        raise SpecError(
+            f"{cls.__name__}.{name} hides a data attribute of Tensor, which compilers read from the tensor itself; "
+            f"choose another name, or say with `outer` what the value shows"
+        )
+    if callable(found) and isinstance(value, classmethod | staticmethod):
+        raise SpecError(
+            f"{cls.__name__}.{name} hides a method of Tensor, so that x.{name}(...) would call a function without x; "
+            f"choose another name, such as from_{name}"
+        )
+
+
+def is_data_attribute(name: str) -> bool:
+    """Whether a name is that of a data attribute of Tensor."""
+    found = inspect.getattr_static(Tensor, name, None)
+    return isinstance(found, types.GetSetDescriptorType | property) or name in FORMER_ATTRIBUTES

@@ -19,7 +19,7 @@ from subclasses.errors import SpecError
 from subclasses.spec.annotations import is_union, resolve_annotation
 from subclasses.spec.collect import OWN_FIELDS
 from subclasses.spec.fields import Marker, dynamic, inner, static
-from subclasses.spec.names import check_field_name
+from subclasses.spec.names import check_field_name, check_method_name
 
 # Final[int] is the annotation of an int that is assigned once.
 _FINAL = re.compile(r"^(\w+\.)*Final\[(.*)\]$")
@@ -76,6 +76,8 @@ def _check_value(cls: type, name: str, value: object, is_inherited_field: bool) 
             f"read; declare the field again, with static(default=...), dynamic(default=...) or inner(), or choose "
             f"another name"
         )
+    if not isinstance(value, Marker):
+        check_method_name(cls, name, value)
     if isinstance(value, Tensor):
         raise SpecError(
             f"{cls.__name__}.{name} is a tensor in the class body, which compilers refuse where a rule reads it; "

@@ -374,3 +374,21 @@ def test_a_materialize_with_parameters_is_refused():
     body = {"__annotations__": {"raw": Tensor}, "raw": inner(), "materialize": lambda self, dtype: self.raw}
     with pytest.raises(SpecError, match=r"Bad\.materialize\(self, dtype\) is called without arguments"):
         type("Bad", (TensorSubclass,), body)
+
+
+# ---- names of methods and attributes of Tensor ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [property(lambda self: "mine"), "mine", torch.float32])
+@pytest.mark.parametrize("name", ["device", "shape", "dtype", "requires_grad", "T"])
+def test_a_data_attribute_of_tensor_is_not_hidden(name, value):
+    with pytest.raises(SpecError, match=rf"Hides\.{name} hides a data attribute of Tensor"):
+        type("Hides", (TensorSubclass,), {"__annotations__": {"held": Tensor}, "held": inner(), name: value})
+
+
+@pytest.mark.parametrize("kind", [classmethod, staticmethod])
+def test_a_function_without_a_value_does_not_hide_a_method(kind):
+    body = {"__annotations__": {"held": Tensor}, "held": inner(), "split": kind(lambda *args: args)}
+    with pytest.raises(SpecError, match=r"Hides\.split hides a method of Tensor.* such as from_split"):
+        type("Hides", (TensorSubclass,), body)
+    type("Fine", (TensorSubclass,), {**body, "split": lambda self, *args: args})
