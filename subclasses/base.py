@@ -58,6 +58,7 @@ class TensorSubclass(Tensor):
     _layout: Layout
     _saves_inners = False
     _instead = ""  # advice appended to the error for an op without a rule
+    _adds_inner_tensors = False  # whether its rules add cotangents as they are, so that these need no mark
 
     if TYPE_CHECKING:
         # Tensor.outer is the outer product. A declared class uses the name for a function of its fields.
@@ -230,6 +231,16 @@ class TensorSubclass(Tensor):
             )
         return construct.pull_back(self, cotangent)
 
+    # ---- memory ------------------------------------------------------------------------------------------------
+
+    def apply_(self, callable: Callable[..., Any]) -> Any:
+        """Raises DispatchError: PyTorch would write to memory that a wrapper does not have."""
+        raise _no_memory(self, "apply_(...)")
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Raises DispatchError: ``from_dlpack`` would read memory that a wrapper does not have."""
+        raise _no_memory(self, "__dlpack__()")
+
     # ---- files -------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -256,6 +267,15 @@ class TensorSubclass(Tensor):
             f"{type(self).__name__}.__setstate__: the state of a value is in the arguments that make it, and a file "
             f"may set no other, got {type(state).__name__}"
         )
+
+
+def _no_memory(x: TensorSubclass, call: str) -> DispatchError:
+    spec = type(x).__spec__
+    whole = ", or on x.materialize()" if spec.has_materialize else ""
+    return DispatchError(
+        f"{type(x).__name__}.{call} reads the numbers of a tensor in memory, and {one_of(type(x))} has none of its "
+        f"own; call it on an inner tensor (x.{spec.inner_names[0]}){whole}"
+    )
 
 
 @contextmanager

@@ -12,8 +12,7 @@ tensors, or is a plain tensor of the outer size, as C++ formulas may produce. Th
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,10 +20,8 @@ from torch import Tensor
 
 from subclasses._torch import apply_function, autograd_enabled, is_recording
 from subclasses._torch_export import is_exporting
-from subclasses._torch_tracing import leave_in_graph
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import RAW, Layout, cotangent_layout
-from subclasses.spec.construction import check_materialized
 from subclasses.spec.values import dynamic_ints, known_to_differ, with_inners
 
 aten = torch.ops.aten
@@ -270,7 +267,7 @@ class Primal:
         return as_cotangent(found)
 
 
-def _is_recording(x: Any) -> bool:
+def is_recorded(x: Any) -> bool:
     """Whether autograd records what is done with a value; Dynamo traces what it knows of the answer."""
     if torch.compiler.is_dynamo_compiling():
         return x.requires_grad and torch.is_grad_enabled()
@@ -280,7 +277,7 @@ def _is_recording(x: Any) -> bool:
 def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
     """Returns the inner tensors that these attributes hold; differentiable ones as functions of ``x``."""
     raw = tuple([x.__dict__[n] for n in names])
-    if not _is_recording(x):
+    if not is_recorded(x):
         return raw
     wanted = tuple([n for n, t in zip(names, raw, strict=True) if is_differentiable(t)])
     if not wanted:
@@ -294,7 +291,7 @@ def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
 
 def unwrap_one(x: Any, name: str) -> Tensor | None:
     """Returns one inner tensor; a differentiable one as a function of ``x``."""
-    return unwrap_recorded(x, name) if _is_recording(x) else x.__dict__[name]
+    return unwrap_recorded(x, name) if is_recorded(x) else x.__dict__[name]
 
 
 def unwrap_recorded(x: Any, name: str) -> Tensor | None:
@@ -312,40 +309,6 @@ def open_wrapper(x: Any) -> Any:
     The value itself does not require grad: only what is done with its inner tensors is recorded.
     """
     return with_inners(x, unwrap(x, type(x).__spec__.attributes))
-
-
-def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
-    """Returns an author's ``materialize`` as a differentiable function of the value, whose result is checked."""
-
-    @leave_in_graph  # Dynamo cannot take an argument apart as this does
-    def run(self: Any) -> Tensor:
-        return _checked(self, materialize(open_wrapper(self)))
-
-    @functools.wraps(materialize)
-    def differentiable(self: Any) -> Tensor:
-        if _is_recording(self):
-            return run(self)
-        # Dynamo would take symbols for ints in the check, and guard on what it compares.
-        return (
-            materialize(self) if torch.compiler.is_dynamo_compiling() else _checked(self, materialize(self))
-        )
-
-    differentiable.__dict__[_MADE_DIFFERENTIABLE] = True
-    return differentiable
-
-
-def _checked(x: Any, plain: Tensor) -> Tensor:
-    """Returns what ``materialize`` returned, after its checks."""
-    check_materialized(x, plain)
-    return plain
-
-
-_MADE_DIFFERENTIABLE = "_made_differentiable"
-
-
-def is_made_differentiable(materialize: Callable[[Any], Tensor]) -> bool:
-    """Whether :func:`make_differentiable` returned this function."""
-    return _MADE_DIFFERENTIABLE in materialize.__dict__
 
 
 def open_wrappers(value: Any, opened: dict[int, Any]) -> Any:

@@ -130,7 +130,7 @@ PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 def may_overlap(t: Tensor) -> bool:
     """Whether elements of a plain tensor share memory, as those of an expanded one do; few ops write to it."""
-    return t.__class__ in PLAIN and t.layout is torch.strided and 0 in t.stride()
+    return t.__class__ in PLAIN and t.layout is torch.strided and 0 in t.stride() and t.numel() > 0
 
 
 # ---- writing -----------------------------------------------------------------------------------------------
@@ -193,15 +193,27 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     bump_versions([a for a, _ in pairs])
 
 
-def write_plain(op: OpOverload, target: Tensor, value: Tensor) -> None:
-    """Copies a plain result into a plain ``out=``, which takes over its size and keeps its own dtype, as in torch.
+def write_plain(op: OpOverload, target: Tensor, value: Tensor, of: str) -> None:
+    """Copies a plain result into a plain tensor, which keeps its own dtype, as in torch.
+
+    The tensor that is passed as ``out=`` takes over the size of the result; an operand that is written to has it.
+
+    Args:
+        op: the op that writes.
+        target: the tensor that it writes to.
+        value: what it writes.
+        of: what ``target`` is, in the words of an error: ``"out="``, or an operand.
 
     Raises:
-        RuntimeError: the dtype of the result is not cast to that of ``out``.
+        RuntimeError: the dtype of the result is not cast to that of the target, or the operand has another size.
     """
     if not torch.can_cast(value.dtype, target.dtype):
-        raise RuntimeError(f"{op}: result type {value.dtype} can't be cast to the {target.dtype} of out=")
+        raise RuntimeError(f"{op}: result type {value.dtype} can't be cast to the {target.dtype} of {of}")
     if target.shape != value.shape:
+        if of != "out=":
+            raise RuntimeError(
+                f"{op}: the result has the shape {_show(value.shape)}, and {of} has {_show(target.shape)}"
+            )
         target.resize_(value.shape)
     target.copy_(value)
 

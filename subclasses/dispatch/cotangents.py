@@ -53,8 +53,17 @@ def _layout_of(x: Any) -> Any:
     return getattr(x, "_layout", None) if isinstance(x, Tensor) else None
 
 
-def with_cotangent_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+def with_cotangent_arithmetic(
+    cls: Any, op: OpOverload, run: Callable[..., Any], is_ruled: bool
+) -> Callable[..., Any]:
     """Wraps ``run`` so that an op adds or scales marked values one inner tensor at a time.
+
+    Args:
+        cls: the class.
+        op: the op.
+        run: its plan.
+        is_ruled: whether the plan is a rule of the author, who answers for other operands than cotangents and numbers:
+            the derivative of a product multiplies a cotangent by a value.
 
     Raises:
         DispatchError: from the plan, if the other operand is not a matching cotangent or a number.
@@ -69,12 +78,15 @@ def with_cotangent_arithmetic(cls: Any, op: OpOverload, run: Callable[..., Any])
         if op is aten.add.Tensor and not kwargs:
             x, other = wrap_plain_cotangent(x, other)
             args = (other,)
-        same_layout = isinstance(x, cls) and isinstance(other, cls) and _layout_of(x) is _layout_of(other)
-        if op in ADDITIVE_OPS and not same_layout:
-            raise mixed_error(cls, op, x, other)
-        if op in SCALING_OPS and (not isinstance(x, cls) or _has_dims(other)):
-            raise mixed_error(cls, op, x, other)
-        return _apply(op, x, args, kwargs)
+        if op in ADDITIVE_OPS:
+            fits = isinstance(x, cls) and isinstance(other, cls) and _layout_of(x) is _layout_of(other)
+        else:
+            fits = isinstance(x, cls) and not _has_dims(other)
+        if fits:
+            return _apply(op, x, args, kwargs)
+        if is_ruled:
+            return run(x, *args, **kwargs)
+        raise mixed_error(cls, op, x, other)
 
     return plan
 
@@ -113,6 +125,8 @@ def wrap_plain_cotangent(x: Any, y: Any) -> tuple[Any, Any]:
     The autograd engine adds such a pair if a function reads inner tensors with ``unwrap`` and also uses the value as a
     whole. Both stay unchanged if the sum has to be differentiable, or if the value's inner tensors are not known.
     """
+    if not (isinstance(x, Tensor) and isinstance(y, Tensor)):
+        return x, y
     primal = next((v.__dict__[PRIMAL] for v in (x, y) if is_cotangent(v) and PRIMAL in v.__dict__), None)
     differentiable = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
     if primal is None or differentiable or x.shape != y.shape:

@@ -36,7 +36,8 @@ from subclasses.dispatch.cotangents import with_cotangent_arithmetic, with_marke
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rule_errors import is_of_operator
-from subclasses.dispatch.rules import describe, find_op_rule, find_tag_rule
+from subclasses.dispatch.rule_results import describe, with_result
+from subclasses.dispatch.rules import find_op_rule, find_tag_rule
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
@@ -67,7 +68,7 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if cls.__spec__.trainable:
         plan = plan._replace(run=with_training(cls, op, plan.run))
     elif cls.__spec__.fallback != "map":
-        plan = plan._replace(run=with_cotangent_arithmetic(cls, op, plan.run))
+        plan = plan._replace(run=with_cotangent_arithmetic(cls, op, plan.run, "rule" in plan.step))
     if plan.step != "rule":
         plan = plan._replace(run=with_sharding(cls, op, plan.run))
     if op in COPYING_OPS:
@@ -82,14 +83,12 @@ def find_step(cls: Any, op: OpOverload) -> str:
 
 
 def marks_cotangents(cls: Any) -> bool:
-    """Whether cotangents of a class are marked, because its ``+`` does not add inner tensors or does not exist."""
-    spec = cls.__spec__
-    if spec.stands_for_plain or spec.trainable or spec.fallback not in ("error", "views"):
-        return spec.fallback != "map"
-    try:
-        return find_step(cls, torch.ops.aten.add.Tensor) == "error"
-    except DispatchError:
-        return False  # two rules apply to it, which is an error where they are called
+    """Whether cotangents of a class are marked, because its ``+`` may not add inner tensors, or does not exist.
+
+    A mapped class adds inner tensors. So do the rules of a class that says so with ``_adds_inner_tensors``, which may
+    then add values of different metadata too.
+    """
+    return cls.__spec__.fallback != "map" and not cls._adds_inner_tensors
 
 
 def _plan_before_fallback(cls: Any, op: OpOverload) -> Plan | None:
@@ -106,6 +105,8 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
+    if op_facts(op).returns:
+        rule = with_result(cls, op, rule)
     run: Call = with_lazy_bits(functools.partial(rule, op))
     if not is_of_operator(op):
         run = _with_refusal(cls, op, rule, run)
@@ -211,8 +212,8 @@ def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
         for target, one in zip(targets, value if len(targets) > 1 else [value], strict=True):
             if isinstance(target, cls):
                 write(op, target, one)
-            elif out and type(target) is type(one) is Tensor:
-                write_plain(op, target, one)
+            elif not any(map(is_traceable_wrapper_subclass, (target, one))):
+                write_plain(op, target, one, "out=" if out else "the operand that it writes to")
             else:
                 raise_writes_plain(op, cls)
         return None if not facts.returns else targets[0] if len(targets) == 1 else tuple(targets)
@@ -224,13 +225,24 @@ def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
 
 
 def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
-    """Whether another subclass in the call handles the op first: no rule for it here, and not nested in this class."""
+    """Whether another subclass in the call handles the op first: no rule for it here, and not nested in this class.
+
+    Raises:
+        DispatchError: the other is a base of this class, and the op would be mapped over inner tensors of one alone.
+    """
     others: list[type] = [
         t for t in types if not issubclass(t, cls) and is_traceable_wrapper_subclass_type(t)
     ]
     if cls.__spec__.trainable and takes_lists(op):
         return False  # its plan leaves elements of other classes to them
-    if not others or find_op_rule(cls, op) is not None or any(issubclass(cls, t) for t in others):
+    if not others or find_op_rule(cls, op) is not None:
         return False
     inside = {layout.cls for x in wrappers_in(cls, args) for _, layout in x._layout.nested}
-    return not inside.issuperset(others)
+    bases = [t for t in others if issubclass(cls, t)]
+    is_mapped = cls.__spec__.fallback == "map" and find_step(cls, op) in ("map", "structure")
+    if bases and is_mapped and not inside.issuperset(bases):
+        raise DispatchError(
+            f"{op} on {one_of(cls)} and {one_of(bases[0])}: an op is mapped over the inner tensors of values of one "
+            f"class; make {one_of(cls)} of the other value, or write a rule: @{cls.__name__}.implements(torch.ops.{op})"
+        )
+    return not (bases or inside.issuperset(others))

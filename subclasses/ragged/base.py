@@ -92,6 +92,8 @@ class RaggedTensor:
         join_rows(func, parts), join_entries(parts): the rows of all parts; each row with the entries of all parts.
     """
 
+    _adds_inner_tensors = True
+
     @property
     def merged(self: Any) -> bool:
         """Whether batch and ragged dimension are one."""

@@ -7,8 +7,11 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
+import desugar
 from subclasses import DispatchError, TensorSubclass, inner
 from tests.subclasses.subjects import Nested, Pair, assert_same, make_pair
+
+aten = torch.ops.aten
 
 MODES = [torch.enable_grad, torch.no_grad, torch.inference_mode]
 
@@ -310,3 +313,43 @@ def test_an_author_never_writes_aliasing(mode):
         if not x.is_inference():
             assert v._base is x and x._version == 1
         assert x.t_() is x and x.shape == (3, 2)
+
+
+# ---- plain operands that are written to ------------------------------------------------------------------------
+
+
+class Doubled(TensorSubclass, fallback="materialize"):
+    """Its sum with a plain tensor is plain, by a rule."""
+
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held * 2
+
+
+@Doubled.implements(aten.add.Tensor)
+def _(func, x, y, alpha=1):
+    if isinstance(x, Doubled) and isinstance(y, Doubled):
+        return Doubled(func(x.held, y.held, alpha=alpha))
+    return func(*(t.materialize() if isinstance(t, Doubled) else t for t in (x, y)), alpha=alpha)
+
+
+@pytest.mark.parametrize("door", [lambda f: f, lambda f: desugar.compile(f, backend="eager", fullgraph=True)])
+def test_a_plain_operand_takes_the_plain_result_of_a_rule(door):
+    def accumulate(total, x):
+        total += x
+        return total * 1
+
+    total = torch.zeros(3)
+    assert door(accumulate)(total, Doubled(torch.ones(3))).tolist() == total.tolist() == [2, 2, 2]
+
+
+def test_a_plain_operand_that_cannot_take_it():
+    with pytest.raises(RuntimeError, match=r"torch.float32 can't be cast to the torch.int64 of the operand"):
+        torch.zeros(3, dtype=torch.int64).add_(Doubled(torch.ones(3)))
+    total = torch.zeros(3)
+    with pytest.raises(RuntimeError, match=r"the result has the shape \(2, 3\), and the operand .* has 3"):
+        total.add_(Doubled(torch.ones(2, 3)))
+    with pytest.raises(DispatchError, match="into a plain tensor, which holds only one value"):
+        total.add_(Pair(torch.ones(3), torch.ones(3)))
+    assert total.tolist() == [0, 0, 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 from torch import Tensor
 
 from subclasses import DispatchError, TensorSubclass, inner, strict
@@ -188,6 +188,7 @@ OPS = [
 
 
 @given(st.lists(st.integers(0, len(OPS) - 1), max_size=6), st.integers(0, 3), st.integers(1, 3))
+@example([0, 10], 0, 2)  # no elements, and a stride of 0
 def test_any_chain_of_ops(chain, rows, columns):
     def fn(x):
         for i in chain:
@@ -461,3 +462,39 @@ def test_a_wrapper_inside_a_wrapper_may_meet_its_inner_class():
     x = Nested(make_pair(), make_pair())
     y = x + x.pair
     assert_same(y.pair, x.pair + x.pair)
+
+
+# ---- a class and its base ------------------------------------------------------------------------------------
+
+
+class Child(Pair):
+    c: Tensor = inner()
+
+
+MIXED = {
+    "x + y": lambda x, y: x + y,
+    "y + x": lambda x, y: y + x,
+    "cat": lambda x, y: torch.cat([x, y]),
+    "where": lambda x, y: torch.where(torch.tensor([True, False]), x, y),
+    "copy_": lambda x, y: x.clone().copy_(y),
+    "add_": lambda x, y: y.clone().add_(x),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_values_of_a_class_and_its_base_are_not_mixed(name):
+    """Mapped over the inner tensors of one, the other would be an operand of each of them."""
+    x, y = Pair(*torch.ones(2, 2)), Child(*torch.ones(3, 2))
+    with pytest.raises(
+        DispatchError, match="on a Child and a Pair: an op is mapped over the inner tensors of values"
+    ):
+        MIXED[name](x, y)
+
+
+def test_an_inner_value_of_the_base_is_shared_as_it_is():
+    class Holder(Pair):
+        pass
+
+    inside = Pair(torch.ones(2), torch.ones(2))
+    x = Holder(inside, inside)
+    assert torch.equal((x + inside).a.a, torch.full((2,), 2.0))

@@ -599,3 +599,10 @@ def test_lists_of_a_class_with_a_rule_above_autograd():
     ):
         assert [type(r) for r in result] == [Ruled, Ruled]
         assert [r.held.unique().tolist() for r in result] == [[number] for number in expected]
+
+
+def test_a_number_is_added_to_a_gradient():
+    p = torch.nn.Parameter(LowRank(torch.ones(2, 1), torch.ones(1, 2)))
+    (torch.ones(3, 2) @ p).sum().backward()
+    for shifted in (p.grad + 1, 1 + p.grad, p.grad.add(1), p.grad - (-1)):
+        assert torch.equal(shifted.left, p.grad.left + 1) and torch.equal(shifted.right, p.grad.right + 1)

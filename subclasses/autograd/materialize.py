@@ -1,0 +1,61 @@
+"""An author's ``materialize`` as a differentiable function of the value, with its checks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch_tracing import leave_in_graph
+from subclasses.autograd.construct import is_recorded, open_wrapper
+from subclasses.errors import DispatchError
+from subclasses.spec.construction import check_materialized
+
+
+def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any], Tensor]:
+    """Returns an author's ``materialize`` as a differentiable function of the value, whose result is checked."""
+
+    @leave_in_graph  # Dynamo cannot take an argument apart as this does
+    def run(self: Any) -> Tensor:
+        _check_not_cotangent(self)
+        return _checked(self, materialize(open_wrapper(self)))
+
+    @functools.wraps(materialize)
+    def differentiable(self: Any) -> Tensor:
+        if is_recorded(self):
+            return run(self)
+        # Dynamo would take symbols for ints in the check, and guard on what it compares.
+        if torch.compiler.is_dynamo_compiling():
+            return materialize(self)
+        _check_not_cotangent(self)
+        return _checked(self, materialize(self))
+
+    differentiable.__dict__[_MADE_DIFFERENTIABLE] = True
+    return differentiable
+
+
+def _check_not_cotangent(x: Any) -> None:
+    """Raises DispatchError if a value is marked as a cotangent."""
+    if x.__dict__["_layout"].cotangent:
+        raise DispatchError(
+            f"{type(x).__name__}.materialize() of a cotangent (a gradient, say), which does not represent a plain "
+            f"tensor; read its inner tensors instead. A derivative calls ops, and asks their rules; a rule for the "
+            f"function, such as torch.mul, that reads inner tensors with x.unwrap() has no such derivative"
+        )
+
+
+def _checked(x: Any, plain: Tensor) -> Tensor:
+    """Returns what ``materialize`` returned, after its checks."""
+    check_materialized(x, plain)
+    return plain
+
+
+_MADE_DIFFERENTIABLE = "_made_differentiable"
+
+
+def is_made_differentiable(materialize: Callable[[Any], Tensor]) -> bool:
+    """Whether :func:`make_differentiable` returned this function."""
+    return _MADE_DIFFERENTIABLE in materialize.__dict__

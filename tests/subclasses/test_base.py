@@ -1,0 +1,27 @@
+"""What every declared class has: methods of ``Tensor`` that would read memory which a wrapper does not have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from subclasses import DispatchError
+from tests.subclasses.subjects import Pair, Scaled
+
+
+@pytest.mark.parametrize("read", [torch.from_dlpack, np.from_dlpack, lambda x: x.apply_(lambda n: n + 1)])
+def test_memory_that_a_wrapper_does_not_have(read):
+    """PyTorch's own methods end the process with a segmentation fault here, or read what lies at address zero."""
+    with pytest.raises(
+        DispatchError, match=r"a Pair has none of its own; call it on an inner tensor \(x\.a\)$"
+    ):
+        read(Pair(torch.ones(3), torch.ones(3)))
+    with pytest.raises(DispatchError, match=r"or on x\.materialize\(\)$"):
+        read(Scaled(torch.ones(3), torch.tensor(2.0)))
+
+
+def test_inner_tensors_have_memory():
+    x = Pair(torch.ones(3), torch.ones(3))
+    x.a.apply_(lambda n: n + 1)
+    assert np.from_dlpack(x.a).tolist() == [2, 2, 2] and torch.from_dlpack(x.b).tolist() == [1, 1, 1]
