@@ -240,10 +240,10 @@ def _has_results(key: Any) -> bool:
     if isinstance(key, OpOverloadPacket):
         ops = [getattr(key, name) for name in key.overloads()]
     returns = isinstance(key, Family) or (bool(ops) and all(schema_of(op).returns for op in ops))
-    return returns or _is_a_function_of_tensors(key)
+    return returns or is_a_function_of_tensors(key)
 
 
-def _is_a_function_of_tensors(key: Any) -> bool:
+def is_a_function_of_tensors(key: Any) -> bool:
     """Whether a key is a function of torch or torch.nn.functional that returns something, or an in-place method."""
     name = getattr(key, "__name__", "")
     if name.endswith("_") and not name.endswith("__") and getattr(Tensor, name, None) is key:

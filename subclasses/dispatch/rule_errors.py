@@ -15,10 +15,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from torch import Tensor
 from torch.overrides import resolve_name
 
 from subclasses._torch import OpOverload, schema_of
-from subclasses.dispatch.rules import all_rules, describe
+from subclasses.dispatch.rule_results import describe
+from subclasses.dispatch.rules import all_rules
 from subclasses.errors import one_of
 
 # What the operators of Python call, without the underscores of in-place and special methods.
@@ -37,16 +39,20 @@ class EndlessRuleError(RecursionError):
     """A rule or ``materialize`` that calls itself without end."""
 
 
-def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError) -> NoReturn:
+def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError | AssertionError) -> NoReturn:
     """Raises the error of an op or function again, in words that name the code of the class that it comes from.
 
     Raises:
-        RuntimeError: a rule or ``materialize`` raised a TypeError below an operator.
+        RuntimeError: a rule or ``materialize`` raised a TypeError below an operator, or computes, under a compiler,
+            with a tensor that is neither argument nor constant.
         EndlessRuleError: a rule or ``materialize`` calls itself without end.
-        TypeError, RecursionError: the same error, which has another reason.
+        TypeError, RecursionError, AssertionError: the same error, which has another reason.
     """
     try:
         if isinstance(error, EndlessRuleError):
+            raise error
+        if isinstance(error, AssertionError):
+            _raise_for_constants(cls, func, error)
             raise error
         named, name = dict(_code_of(cls)), resolve_name(func) or str(func)
         if isinstance(error, RecursionError):
@@ -73,6 +79,30 @@ def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError) -> N
         raise error
     finally:
         del error  # its traceback holds this frame, and with it the tensors of all frames
+
+
+# In the error for a tensor that a compiler has no stand-in for.
+FROM_OUTSIDE = "from outside of the class"
+
+
+def _raise_for_constants(cls: Any, func: Any, error: AssertionError) -> None:
+    """Raises RuntimeError if a compiler met a tensor that a rule or ``materialize`` took from outside of the class."""
+    if "convert all Tensors to FakeTensors" not in str(error):
+        return
+    named = dict(_code_of(cls))
+    frame = next((f for f in _frames_inside(error) if f.f_code in named), None)
+    if frame is None:
+        return
+    code = frame.f_code
+    outside = {name: frame.f_globals.get(name) for name in code.co_names}
+    outside |= {name: frame.f_locals.get(name) for name in code.co_freevars}
+    tensors = [name for name, value in outside.items() if isinstance(value, Tensor)]
+    what = f"the tensor {tensors[0]}" if tensors else "a tensor"
+    raise RuntimeError(
+        f"{resolve_name(func) or func} on {one_of(cls)}: {named[code]} computes with {what} {FROM_OUTSIDE}, "
+        f"which a compiler cannot take for a constant; write `{(tensors or ['table'])[0]} = constant([...])` in the "
+        f"class body and read it from the class, or make it an inner tensor"
+    ) from error
 
 
 # What Python says of a call that a function cannot take.

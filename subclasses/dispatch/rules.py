@@ -7,7 +7,6 @@ equally near (on two unrelated bases, or for two tags of one op) raise an error 
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -29,10 +28,10 @@ from subclasses.autograd.python_functions import in_place_forms, python_function
 from subclasses.dispatch.aliasing import check_kept
 from subclasses.dispatch.families import Family
 from subclasses.dispatch.keyword_names import with_keyword_names
+from subclasses.dispatch.rule_checks import is_a_function_of_tensors
+from subclasses.dispatch.rule_results import Rule, describe, with_result
 from subclasses.dispatch.schema import ops_of_packet
 from subclasses.errors import DispatchError, SpecError
-
-Rule = Callable[..., Any]
 
 
 @dataclass
@@ -98,6 +97,8 @@ def register_rule(cls: type, key: Any, rule: Rule) -> None:
     elif isinstance(key, torch.Tag):
         _add(cls, book.tags, key, rule)
     else:
+        if is_a_function_of_tensors(key):
+            rule = with_result(cls, key, rule)
         rule = _keeping_writes(cls, key, with_keyword_names(cls, key, rule))
         _add(cls, book.functions, key, rule)
         # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
@@ -269,11 +270,3 @@ def _ambiguity_error(cls: type, key: Any, rules: list[Rule]) -> DispatchError:
     return DispatchError(
         f"{cls.__name__}: two rules apply to {key}, equally specific: {both}; give {cls.__name__} its own"
     )
-
-
-def describe(rule: Rule) -> str:
-    """Returns a rule's qualified name and the file and line of its definition."""
-    rule = inspect.unwrap(rule)
-    code = getattr(rule, "__code__", None)
-    where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
-    return f"{getattr(rule, '__qualname__', rule)}{where}"

@@ -107,7 +107,7 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "x.split(1)": lambda x: x.split(1)[0],
     "x.unbind()": lambda x: x.unbind()[0],
     "x.flatten()": lambda x: x.flatten(),
-    "x.as_strided": lambda x: x.as_strided(x.shape, x.stride(), x.storage_offset()),
+    "x.as_strided": lambda x: x.as_strided(x.shape, x.stride()),
 }
 
 # ---- mutations ----------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from typing import Any
 
 from torch import Tensor
 
-from subclasses.dispatch.rules import all_rules, describe
+from subclasses.dispatch.rule_errors import FROM_OUTSIDE
+from subclasses.dispatch.rule_results import describe
+from subclasses.dispatch.rules import all_rules
 from subclasses.errors import DispatchError, one_of
 from subclasses.testing.errors import chain, innermost
 
@@ -95,7 +97,7 @@ def _unexpected_keyword(error: BaseException, cls: type) -> str | None:
 
 def _foreign_tensor(error: BaseException, cls: type) -> str | None:
     """A rule uses a tensor that is no operand, such as a table in a global."""
-    if _REAL_TENSOR not in str(error):
+    if not any(words in str(error) for words in (_REAL_TENSOR, FROM_OUTSIDE)):
         return None
     found = [f"{name}, which {describe(rule)} reads" for rule, name in _global_tensors(cls)]
     which = f" ({'; '.join(dict.fromkeys(found))})" if found else ""

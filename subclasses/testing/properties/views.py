@@ -22,6 +22,12 @@ _ALIASING = (
 )
 
 
+_COPIES = (
+    "let the rule make views of the inner tensors, as x.values.select(...) does, and copy nothing; a result that has "
+    "to be a copy is that of a rule for the function, such as torch.select, which no one takes for a view"
+)
+
+
 @promise(
     f"{_ALIASING}, and make the inner tensors of the result views of the inner tensors",
     cases=partial(applicable, table=cases.VIEWS),
@@ -57,7 +63,10 @@ def _check_view(s: Subject, what: str, x: Any, view: Any) -> None:
     inside, held = ([t for t in s.inners(of).values() if isinstance(t, Tensor)] for of in (x, view))
     storages = {storage_key(t) for t in inside}
     if held and all(storage_key(t) not in storages and t.numel() for t in held):
-        raise Broken(f"{what} holds copies: no inner tensor shares memory with one of x")
+        raise Broken(
+            f"{what} holds copies: no inner tensor shares memory with one of x",
+            _COPIES if s.declared else _ALIASING,
+        )
 
 
 # ---- mutation ----------------------------------------------------------------------------------------------

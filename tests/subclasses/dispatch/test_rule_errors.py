@@ -260,3 +260,50 @@ def test_rules_that_are_no_functions_are_named_too(kind):
     cls.implements(aten.add.Tensor)(Rule() if kind == "object" else functools.partial(rule, 2))
     with pytest.raises(RuntimeError, match=r"on a Named: the rule .*raised TypeError: softmax"):
         cls(torch.ones(2)) + cls(torch.ones(2))
+
+
+# ---- tensors from outside of the class -----------------------------------------------------------------------
+
+TABLE = torch.tensor([1.0, 2.0])
+
+
+def test_a_tensor_of_the_module_under_a_compiler():
+    class Outside(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return self.held * TABLE
+
+    x = Outside(torch.ones(2))
+    assert (x + 1).tolist() == [2, 3]
+    for door in (desugar.compile, torch.compile):
+        with pytest.raises(RuntimeError, match=r"materialize\(\) computes with the tensor TABLE") as caught:
+            door(lambda x: x + 1, backend="eager" if door is desugar.compile else "aot_eager")(x)
+        assert "write `TABLE = constant([...])` in the class body" in str(caught.value)
+
+
+def test_a_tensor_of_an_enclosing_function_under_a_compiler():
+    class Outside(Base):
+        pass
+
+    table = torch.tensor([1.0, 2.0])
+
+    @Outside.implements(aten.mul.Tensor)
+    def rule(func, x, y):
+        return func(x.held, table)
+
+    with pytest.raises(RuntimeError, match=r"the rule .*rule .* computes with the tensor table from outside"):
+        desugar.compile(lambda x: x * 2, backend="eager", fullgraph=True)(Outside(torch.ones(2)))
+
+
+def test_an_assertion_of_the_author_stays_as_it_is():
+    class Asserts(Base):
+        pass
+
+    @Asserts.implements(aten.mul.Tensor)
+    def rule(func, x, y):
+        assert y == 3, "three, please"
+        return x.held
+
+    with pytest.raises(AssertionError, match="three, please"):
+        Asserts(torch.ones(2)) * 2
