@@ -242,3 +242,9 @@ def is_compiling_here() -> bool:
     """Whether this thread compiles, or runs code that is traced; torch's own answer is that of the whole process."""
     compiler = torch.compiler
     return compiler.is_compiling() and (compiler.is_dynamo_compiling() or in_dispatch_mode() or is_tracing())
+
+
+def in_dual_level() -> bool:
+    """Whether ``torch.autograd.forward_ad.dual_level()`` is active, in which tensors may have tangents."""
+    # Every level sets it; there is no other way to ask.
+    return torch.autograd.forward_ad._current_level >= 0

@@ -14,7 +14,9 @@ from torch.overrides import handle_torch_function
 
 from subclasses import serialize
 from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
+from subclasses._torch_tracing import in_dual_level
 from subclasses.codegen.emitter import Emitter
+from subclasses.dispatch.forward_mode import check_no_tangents
 from subclasses.generate import fsdp
 from subclasses.generate.attributes import SPECIAL_ATTRIBUTES
 from subclasses.generate.shape_text import emit_shape_checks
@@ -261,6 +263,8 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("    _plan = _resolve(_func)")
         e.writeline("if len(_types) > 1 and _is_foreign(_func, _types, _args):")
         e.writeline("    return NotImplemented")
+        e.writeline(f"if {e.bind(in_dual_level, 'in_dual_level')}():")
+        e.writeline(f"    {e.bind(check_no_tangents, 'check_no_tangents')}(_cls, _func, _args, _kwargs)")
         _emit_call_of_rule(e, "_plan(*_args, **_kwargs) if _kwargs else _plan(*_args)")
     e.writeline()
 
@@ -279,7 +283,7 @@ def emit_function(e: Emitter, spec: SubclassSpec) -> None:
 def _emit_call_of_rule(e: Emitter, call: str) -> None:
     e.writeline("try:")
     e.writeline(f"    return {call}")
-    e.writeline("except (TypeError, RecursionError) as _error:")
+    e.writeline("except (TypeError, RecursionError, AssertionError) as _error:")
     e.writeline("    _raise_from_rule(_cls, _func, _error)")
 
 

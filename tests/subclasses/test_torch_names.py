@@ -275,6 +275,16 @@ def is_tracing():
     assert (seen, _torch.is_tracing()) == ([True], False)
 
 
+def in_dual_level():
+    """Inside of a level, one of torch.func.jvp too, and not after it."""
+    forward_ad, seen = torch.autograd.forward_ad, [_torch_tracing.in_dual_level()]
+    with forward_ad.dual_level():
+        seen.append(_torch_tracing.in_dual_level())
+    one = (torch.ones(1),)
+    torch.func.jvp(lambda x: seen.append(_torch_tracing.in_dual_level()) or x, one, one)
+    assert [*seen, _torch_tracing.in_dual_level()] == [False, True, True, False]
+
+
 def is_compiling_here():
     """In the thread that compiles, and in no other."""
     seen, others = [], []
@@ -676,6 +686,7 @@ CHECKS = {
     "hooks_of": hooks,
     "in_backward": in_backward,
     "is_tracing": is_tracing,
+    "in_dual_level": in_dual_level,
     "is_compiling_here": is_compiling_here,
     "set_hooks": hooks,
     "is_recording": is_recording,
