@@ -82,6 +82,11 @@ def _copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
     return x
 
 
+def _as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    """The value in its own geometry, as AOTAutograd asks for a result that aliases an argument."""
+    return map_inners(x, lambda _, t: aten.alias.default(t))
+
+
 def _pin_memory(x: Any, device: Any = None) -> Any:
     return map_inners(x, lambda _, t: t.pin_memory())
 
@@ -130,6 +135,7 @@ _FACTS: dict[OpOverload, Structural] = {
 _TABLE: dict[OpOverload, Structural] = {
     aten.detach.default: _map_op(aten.detach.default),
     aten.alias.default: _map_op(aten.alias.default),
+    aten.as_strided.default: _as_strided,
     aten.clone.default: _map_op(aten.clone.default),
     aten.lift_fresh.default: _map_op(aten.lift_fresh.default),
     aten.lift.default: _map_op(aten.lift.default),
@@ -160,6 +166,13 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
     if op is aten.copy_.default:
         x, source = args[:2]
         return type(x) is cls and type(source) is cls and x._layout is source._layout
+    if op is aten.as_strided.default:
+        x, size, stride, *offset = args
+        offset = offset[0] if offset else kwargs.get("storage_offset")
+        if cls.__spec__.fallback == "map":  # type: ignore[attr-defined]
+            return False
+        same = list(size) == list(x.size()) and list(stride) == list(x.stride())
+        return same and offset in (None, x.storage_offset())
     if op is aten.new_empty_strided.default:
         x = args[0]
         like = x._layout.cotangent or not cls.__spec__.stands_for_plain  # type: ignore[attr-defined]

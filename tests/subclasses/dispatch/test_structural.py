@@ -8,6 +8,7 @@ from torch import Tensor
 
 from subclasses import Outer, TensorSubclass, inner
 from subclasses.dispatch.structural import find_structural
+from tests.subclasses.subjects import Scaled, make_int8
 
 aten = torch.ops.aten
 
@@ -64,3 +65,22 @@ def test_a_module_made_without_data_is_loaded():
     assert layer.weight.materialize().shape == (2, 3) and torch.equal(layer.weight.hosted, x.hosted)
     layer.load_state_dict(source.state_dict())
     assert torch.equal(layer.weight.materialize(), x.materialize())
+
+
+# ---- as_strided ----------------------------------------------------------------------------------------------
+
+
+def test_as_strided_in_its_own_geometry_is_an_alias():
+    x = make_int8()
+    same = x.as_strided(x.size(), x.stride(), x.storage_offset())
+    assert type(same) is type(x) and same.qdata.data_ptr() == x.qdata.data_ptr()
+    assert type(x.as_strided((2, 2), (3, 1))) is Tensor
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("call", [Tensor.detach, lambda x: (x.detach(), x + 1)[0], aten.alias.default])
+def test_stock_returns_an_alias_of_a_materializing_argument_as_a_value(call, requires_grad):
+    x = Scaled(torch.ones(3), torch.tensor(2.0)).requires_grad_(requires_grad)
+    got, expected = torch.compile(call, backend="aot_eager")(x), call(x)
+    assert type(got) is type(expected) is Scaled and got.requires_grad == expected.requires_grad
+    assert torch.equal(got.data_, expected.data_)
