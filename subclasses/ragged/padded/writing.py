@@ -76,11 +76,38 @@ def _by_index(x: PaddedTensor, index: Any, value: Any) -> Tensor:
     rows, entries = index[at_batch], index[at_ragged]
     if isinstance(value, x.ragged_class):
         value = _table_of(x, index, value)
-    if not x.merged:
+    if is_int(rows) and is_all(entries) and isinstance(value, Tensor) and not any(map(is_index, index)):
+        index = replaced(index, at_ragged, _places_of_row(x, rows, index[at_ragged + 1 :], value))
+    elif not x.merged:
         index = _settled(x, index, (at_batch, rows), (at_ragged, entries))
     table = x.unwrap("padded").clone()
     table[index] = value
     return table
+
+
+def _places_of_row(x: PaddedTensor, row: Any, after: tuple[Any, ...], value: Tensor) -> slice:
+    """Where a row is written: at its own places by a value of its length, as ``x[row]`` is, or along the whole table.
+
+    Args:
+        x: the tensor.
+        row: the number of the row.
+        after: the index of the dimensions after the ragged one.
+        value: what is written.
+
+    Raises:
+        ValueError: the value has another length.
+    """
+    place = 1 + sum(isinstance(i, slice) for i in after)  # from the end
+    n, width = value.shape[-place] if value.dim() >= place else 1, x.width
+    if n in (1, width):
+        return slice(None)
+    length = x.lengths[row].item()
+    if n != length:
+        raise ValueError(
+            f"x[{row}] = value of {shown(x)}: expected the {length} entries of the row, or the {width} places of the "
+            f"table, got {n}"
+        )
+    return slice(0, n)
 
 
 def _table_of(x: PaddedTensor, index: tuple[Any, ...], value: PaddedTensor) -> Tensor:

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+import desugar
 from subclasses import DispatchError
-from subclasses.ragged import PaddedTensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.subclasses.ragged.judge import stock
 from tests.subclasses.ragged.padded_judge import PLACES, WAYS, check_padded, check_parts, make_table
 
@@ -386,3 +387,43 @@ def test_nothing_to_index(shape, dtype):
     if shape[0] and shape[1]:
         grown = x.append(torch.ones(shape[0], shape[2]).to(dtype))
         assert [len(row) for row in grown.to_tensors()] == [1] * shape[0]
+
+
+# ---- a row by its own length -----------------------------------------------------------------------------------
+
+ROW_BY_ROW = {
+    "the row itself": lambda x, i: x.__setitem__(i, x[i] * 2),
+    "after an ellipsis": lambda x, i: x.__setitem__((i, ...), x[i] * 2),
+    "some features": lambda x, i: x.__setitem__((i, slice(None), slice(1, 3)), x[i][:, 1:3] * 2),
+    "one feature": lambda x, i: x.__setitem__((i, slice(None), 1), x[i][:, 1] * 2),
+    "a number": lambda x, i: x.__setitem__(i, 7.0),
+}
+
+
+@pytest.mark.parametrize("door", [lambda f: f, lambda f: desugar.compile(f, backend="eager")])
+@pytest.mark.parametrize("name", ROW_BY_ROW)
+def test_a_row_is_written_by_what_reading_it_gives(name, door):
+    rows = [torch.rand(n, 4) for n in (2, 0, 3, 1)]
+    x = PaddedTensor.from_tensors([row.clone() for row in rows])
+    jagged = JaggedTensor.from_tensors(rows)
+    write = door(lambda x: [ROW_BY_ROW[name](x, i) for i in (0, 1, 2, -1)] and x * 1)
+    written = write(x)
+    for i in range(4):
+        ROW_BY_ROW[name](jagged, i)
+    for out in (x, written):
+        assert all(map(torch.equal, out.unbind(), jagged.unbind()))
+
+
+def test_a_row_along_the_second_dimension_is_written_too():
+    x = PaddedTensor.from_tensors([torch.ones(2, 3), torch.ones(1, 3)]).transpose(0, 1)
+    x[:, 0] = x[:, 0] * 5
+    assert x[:, 0].tolist() == [[5, 5, 5], [5, 5, 5]] and x[:, 1].tolist() == [[1, 1, 1]]
+
+
+def test_a_row_of_another_length_is_not_written():
+    x = PaddedTensor.from_tensors([torch.ones(2), torch.ones(4)])
+    with pytest.raises(
+        ValueError, match="expected the 2 entries of the row, or the 4 places of the table, got 3"
+    ):
+        x[0] = torch.zeros(3)
+    assert x[0].tolist() == [1, 1]
