@@ -22,6 +22,7 @@ from desugar.compare.records import Programs, Request, Verdict
 from desugar.compare.subject import SEED, Subject, find_subject, seed
 from desugar.compare.targets import Call
 from desugar.device.predicting import predict
+from desugar.recording.frames import count_compilations
 
 WARM_UPS = 3
 _SHORT = 0.01  # seconds; a shorter call is run once, untimed, at the start of a turn
@@ -98,9 +99,9 @@ class Worker:
         self.call = make_step(subject, compiled[0], call)
         for _ in range(WARM_UPS):
             self.call()
-        compiled_before = ways.count_compilations()
+        compiled_before = count_compilations()
         warm = self.turn(3)
-        return Started(seconds, memory, warm, ways.count_compilations() != compiled_before)
+        return Started(seconds, memory, warm, count_compilations() != compiled_before)
 
     def turn(self, repeats: int) -> float:
         """Returns the seconds of a warm call, over so many repeats, without garbage collection."""

@@ -59,7 +59,7 @@ class ReportDiff(Record):
         before, after: Titles.
         removed, added: Labels of programs without a counterpart.
         programs: The others, in the second report's order.
-        changes: Fallbacks of the whole run that differ.
+        changes: Fallbacks, graph breaks and what was not compiled, in the whole run, that differ.
         values: Versions that differ, as (name, before, after).
     """
 
@@ -90,7 +90,15 @@ def compare_reports(before: ReportFacts, after: ReportFacts) -> ReportDiff:
         tuple(program.label for program in before.programs if id(program) not in known),
         tuple(program.label for program in after.programs if id(program) not in known),
         tuple(_compare(*pair) for pair in pairs),
-        tuple(_changes("materializing fallbacks", before.materialized, after.materialized)),
+        tuple(
+            change
+            for what, one, other in (
+                ("materializing fallbacks", before.materialized, after.materialized),
+                ("not compiled", before.not_compiled, after.not_compiled),
+                ("graph breaks", before.breaks, after.breaks),
+            )
+            for change in _changes(what, one, other)
+        ),
         tuple(
             (name, version, later[name])
             for name, version in versions.items()

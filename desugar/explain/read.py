@@ -54,12 +54,14 @@ class ProgramFacts(Record):
 
 @dataclass(frozen=True, slots=True)
 class ReportFacts(Record):
-    """A report: its title, its programs, and its fallbacks in eager mode."""
+    """A report: its title, its programs, its fallbacks in eager mode, and what was not compiled."""
 
     title: str
     programs: tuple[ProgramFacts, ...]
     materialized: Counter[str]
     versions: tuple[tuple[str, str], ...]
+    not_compiled: Counter[str]
+    breaks: Counter[str]
 
 
 def read_report(path: Path) -> ReportFacts:
@@ -88,6 +90,8 @@ def read_report(path: Path) -> ReportFacts:
             tuple(map(_program, found["programs"])),
             Counter(dict(map(_materialized, found.get("materialized", ())))),
             tuple((name, version) for name, version in found.get("versions", ())),
+            Counter(found.get("not_compiled", ())),
+            Counter(found.get("breaks", ())),
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ReportError(

@@ -276,7 +276,18 @@ class Program(Record):
 
 @dataclass(frozen=True, slots=True)
 class Report(Record):
-    """What was compiled while a script ran, and, if a device was named, what each call would run there."""
+    """What was compiled while a script ran, and, if a device was named, what each call would run there.
+
+    Attributes:
+        title: What the programs are of.
+        programs: In the order of compilation.
+        materialized: Materializing fallbacks, in programs and in eager mode.
+        versions: Names and versions of what ran it.
+        seconds: How long it ran.
+        predictions: For each compiled call, if a device was named.
+        not_compiled: Functions that were to be compiled and ran in eager mode, each with the reason; stock's, too.
+        breaks: Where graphs broke, each line with the reason.
+    """
 
     title: str
     programs: tuple[Program, ...]
@@ -284,3 +295,5 @@ class Report(Record):
     versions: tuple[tuple[str, str], ...] = ()
     seconds: float = 0.0
     predictions: tuple[Prediction, ...] = ()
+    not_compiled: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()

@@ -189,13 +189,15 @@ def _guard_text(text: str, guard: Guard) -> str:
 
 
 def render_report_text(report: Report) -> str:
-    """A report in a terminal's lines: a line per program, then what was materialized."""
+    """A report in a terminal's lines: a line per program, what was not compiled, and what was materialized."""
     lines = [f"{report.title}: {count(len(report.programs), 'program')} in {duration(report.seconds)}"]
     for number, program in enumerate(report.programs, 1):
         calls = "" if program.calls is None else f", {count(program.calls, 'call')}"
         share = f", wrapper {percent(program.cost.share)} of a call" if program.cost else ""
         lines.append(f"{number:>3} {program.title}: {duration(program.seconds)} to compile{calls}{share}")
         lines.append(f"      {program.error or ': '.join([program.reason, *program.failed])}")
+    lines += [f"not compiled: {text}" for text in report.not_compiled]
+    lines += [f"graph break: {text}" for text in report.breaks]
     often = sorted(report.materialized, key=lambda found: -found.count)
     lines += [f"materialized: {materialized_text(found)}" for found in often[:_MOST]]
     if len(often) > _MOST:

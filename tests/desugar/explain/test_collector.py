@@ -205,3 +205,48 @@ def test_a_terminal_is_not_flooded_with_fallbacks():
     text = render_report_text(Report("t", (), found))
     assert text.count("materialized: aten.") == 20 and "materialized: 10 more" in text
     assert "aten.op30.default" in text and "aten.op1.default" not in text
+
+
+# ---- what was not compiled -------------------------------------------------------------------------------------
+
+
+def breaks_in_a_loop(x):
+    for _ in range(2):
+        x = x * 2
+        torch._dynamo.graph_break()
+    return x
+
+
+def scaled(x, factor: str):
+    return x * len(factor)
+
+
+def test_graph_breaks_and_functions_that_ran_in_eager_mode_are_listed(collector):
+    desugar.compile(breaks, backend="eager")(torch.ones(4))  # before it listens
+    with collector.collecting():
+        desugar.compile(breaks_in_a_loop, backend="eager")(torch.ones(2))
+        during = collector.report("test")
+        desugar.compile(breaks, backend="eager")(torch.ones(3))
+        torch.compile(breaks_in_a_loop, backend="aot_eager")(torch.ones(3))
+    desugar.compile(breaks_in_a_loop, backend="eager")(torch.ones(4))  # after it listened
+    report = collector.report("test")
+    assert len(during.not_compiled) == 1 and not during.breaks and not during.programs
+    assert len(report.not_compiled) == 1 and report.not_compiled[0].startswith(
+        "breaks_in_a_loop ran in eager mode: "
+    )
+    (found,) = report.breaks
+    assert "test_collector.py:" in found and "graph_break()" in found
+    text = render_report_text(report)
+    assert f"not compiled: {report.not_compiled[0]}\n" in text and f"graph break: {found}\n" in text
+    assert json.loads(json.dumps(report.to_dict()))["breaks"] == [found]
+
+
+def test_a_function_beyond_the_limit_of_recompilations_is_listed(collector):
+    compiled = desugar.compile(scaled, backend="eager")
+    with torch._dynamo.config.patch(recompile_limit=2), collector.collecting():
+        for number in range(1, 5):
+            compiled(torch.ones(2), "x" * number)
+    report = collector.report("test")
+    assert len(report.programs) == 2
+    (found,) = report.not_compiled
+    assert found.startswith("scaled ran in eager mode: ") and "limit" in found

@@ -1,0 +1,101 @@
+"""What Dynamo did with the functions it was given: compilations, graph breaks, and what ran in eager mode instead."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from desugar import _torch as private
+from desugar.user_code import Line
+
+_KEPT = 10_000  # compilations; of its own accord Dynamo keeps 64
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """What happened since :func:`watch_frames` began.
+
+    Attributes:
+        graphs: The number of graphs that compute something.
+        recompiles: `function: the guard that failed`, for each compilation after the first one.
+        breaks: `file:line: why`, for each graph break.
+        eager: `function ran in eager mode: why`, for each function that was to be compiled and was not.
+    """
+
+    graphs: int = 0
+    recompiles: tuple[str, ...] = ()
+    breaks: tuple[str, ...] = ()
+    eager: tuple[str, ...] = ()
+
+
+class Watch:
+    """The answer of :func:`watch_frames`, which may be asked at any time."""
+
+    def __init__(self) -> None:
+        self._seen = {id(metric) for metric in private.dynamo_utils.get_compilation_metrics()}
+        self._broken = len(private.dynamo_utils.graph_break_reasons)
+
+    def frames(self) -> Frames:
+        """What happened so far."""
+        metrics = private.dynamo_utils.get_compilation_metrics()
+        frames = [m for m in metrics if m.is_forward is not False and id(m) not in self._seen]
+        reasons = private.dynamo_utils.graph_break_reasons
+        # A compilation that the limit ended has no name; its number is `frame/compilation`.
+        names = {_frame(m): m.co_name for m in metrics if m.co_name}
+        return Frames(
+            graphs=sum(bool(metric.graph_op_count) for metric in frames),
+            recompiles=tuple(
+                f"{m.co_name}: {_guard(m.recompile_reason)}" for m in frames if m.recompile_reason is not None
+            ),
+            breaks=unique(
+                map(_describe_break, reasons[self._broken if self._broken <= len(reasons) else 0 :])
+            ),
+            eager=unique(
+                f"{m.co_name or names.get(_frame(m), 'a function')} ran in eager mode: {first_line(m.fail_reason)}"
+                for m in frames
+                if m.fail_reason
+            ),
+        )
+
+
+@contextlib.contextmanager
+def watch_frames() -> Iterator[Watch]:
+    """Inside, Dynamo keeps what it says of each compilation."""
+    private.dynamo_utils.set_compilation_metrics_limit(_KEPT)
+    yield Watch()
+
+
+def count_compilations() -> int:
+    """Returns how often Dynamo compiled a frame in this process, of the last so many that it keeps."""
+    return len(private.dynamo_utils.get_compilation_metrics())
+
+
+def _frame(metric: Any) -> str:
+    return str(metric.compile_id).partition("/")[0]
+
+
+def _guard(reason: str) -> str:
+    """Returns the guard of a reason such as `0/0: tensor 'x' size mismatch at index 0`."""
+    return first_line(reason).partition(": ")[2] or first_line(reason)
+
+
+def _describe_break(reason: Any) -> str:
+    text = first_line(reason.reason)
+    if text.startswith("generic_jump"):
+        text = "a branch depends on the value of a tensor"
+    if not reason.user_stack:
+        return text
+    frame = reason.user_stack[-1]
+    return f"{Line(frame.filename, frame.lineno)}: {text}"
+
+
+def first_line(text: str) -> str:
+    """Returns the first line of a text, with single spaces."""
+    return " ".join(text.strip().partition("\n")[0].split())
+
+
+def unique(texts: Iterable[str]) -> tuple[str, ...]:
+    """Returns different texts in their order."""
+    return tuple(dict.fromkeys(texts))
