@@ -244,7 +244,11 @@ def is_compiling_here() -> bool:
     return compiler.is_compiling() and (compiler.is_dynamo_compiling() or in_dispatch_mode() or is_tracing())
 
 
-def in_dual_level() -> bool:
-    """Whether ``torch.autograd.forward_ad.dual_level()`` is active, in which tensors may have tangents."""
+def in_dual_level(forward_ad: str) -> str:
+    """Returns an expression: whether ``dual_level()`` is active, in which tensors may have tangents.
+
+    Args:
+        forward_ad: the name of the module ``torch.autograd.forward_ad`` in generated code.
+    """
     # Every level sets it; there is no other way to ask.
-    return torch.autograd.forward_ad._current_level >= 0
+    return f"{forward_ad}._current_level >= 0"

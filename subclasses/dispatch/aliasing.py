@@ -17,7 +17,7 @@ from subclasses._torch import OpOverload, return_and_correct_aliasing, set_stora
 from subclasses.dispatch.schema import OpFacts, op_facts
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import describe_metadata, field_name
-from subclasses.spec.values import dynamic_ints, known_to_differ
+from subclasses.spec.values import differ, dynamic_ints, known_to_differ
 
 
 def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,7 +174,7 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     pairs = [(a, b) for _, a, b in named if a is not None and a is not b]
     if (
         known_to_differ(target.shape, value.shape)
-        or known_to_differ(dynamic_ints(target), dynamic_ints(value))
+        or any(map(differ, dynamic_ints(target), dynamic_ints(value)))
         or any(a.shape != b.shape for a, b in pairs)
     ):
         raise _sizes_error(op, target, value)

@@ -263,7 +263,7 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("    _plan = _resolve(_func)")
         e.writeline("if len(_types) > 1 and _is_foreign(_func, _types, _args):")
         e.writeline("    return NotImplemented")
-        e.writeline(f"if {e.bind(in_dual_level, 'in_dual_level')}():")
+        e.writeline(f"if {in_dual_level(e.bind(torch.autograd.forward_ad, 'forward_ad'))}:")
         e.writeline(f"    {e.bind(check_no_tangents, 'check_no_tangents')}(_cls, _func, _args, _kwargs)")
         _emit_call_of_rule(e, "_plan(*_args, **_kwargs) if _kwargs else _plan(*_args)")
     e.writeline()

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from subclasses.errors import SpecError
+from subclasses.spec.values import differ
 
 ANY = "_"
 
@@ -153,21 +154,10 @@ def check_shapes(
             if isinstance(dim, str) and dim not in bound:
                 bound[dim] = size, f"{field.name!r}"
             expected, source = (dim, "") if isinstance(dim, int) else bound[dim]
-            if _differ(size, expected):
+            if differ(size, expected):
                 reason = f" with {dim}={expected!s} of {source}" if source else ""
                 raise ValueError(f"{where}{reason}, got {_show(sizes)}")
 
 
 def _show(sizes: tuple[Any, ...]) -> str:
     return f"({', '.join(map(str, sizes))})"
-
-
-def _differ(one: Any, other: Any) -> bool:
-    """Whether two sizes are known to differ."""
-    differ = one != other
-    if isinstance(differ, bool):
-        return differ
-    # Imported here because it imports sympy; a symbolic size exists in a trace only, which has imported it.
-    from torch.fx.experimental.symbolic_shapes import guard_or_false
-
-    return guard_or_false(differ)

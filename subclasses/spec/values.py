@@ -31,6 +31,17 @@ def known_to_differ(one: Sequence[Any], other: Sequence[Any]) -> bool:
     )
 
 
+def differ(one: Any, other: Any) -> bool:
+    """Whether two sizes or ints differ; of symbols, as far as it is known, with a guard."""
+    found = one != other
+    if isinstance(found, bool):
+        return found
+    # Imported here because it imports sympy; a symbolic size exists in a trace only, which has imported it.
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(found)
+
+
 def dynamic_ints(x: Any) -> tuple[Any, ...]:
     """Returns the values of the dynamic ints in order of declaration."""
     return tuple([x.__dict__[f.name] for f in type(x).__spec__.dynamics])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import desugar
 from subclasses import Outer, TensorSubclass, dynamic, inner
 from tests.subclasses.subjects import Rows, Tagged, assert_same
 
@@ -169,3 +170,34 @@ def test_which_outer_dims_follow():
     assert Rows(torch.randn(4), count=3)._dynamo_propagated_dynamic_indices == {0}
     assert Rows(torch.randn(4), count=1)._dynamo_propagated_dynamic_indices == set()
     assert not hasattr(Tagged(torch.randn(3), length=3), "_dynamo_propagated_dynamic_indices")
+
+
+# ---- writes between values of different ints -----------------------------------------------------------------
+
+
+class Stepped(TensorSubclass, fallback="map"):
+    live: Tensor = inner()
+    step: int = dynamic()
+
+
+@pytest.mark.parametrize("compile_with", [("desugar", "eager"), ("stock", "aot_eager")])
+@pytest.mark.parametrize("write", [Tensor.copy_, Tensor.add_])
+def test_a_write_of_another_int_is_refused_by_a_program_too(write, compile_with):
+    """A program was made for values of equal ints; later ones had others, and were copied in silence."""
+    door, backend = compile_with
+
+    def fn(x, y):
+        write(y, x)
+        return y * 1
+
+    compiled = (desugar.compile if door == "desugar" else torch.compile)(fn, backend=backend)
+    for step in (1, 3, 1, 7):
+        x, y = Stepped(torch.ones(2), step=step), Stepped(torch.zeros(2), step=1)
+        if step == 1:
+            assert compiled(x, y).live.tolist() == y.live.tolist() == [1, 1]
+            continue
+        with pytest.raises(Exception, match=r"another step: expected 1, got|with different metadata"):
+            fn(x, y)
+        with pytest.raises(Exception, match=r"another step: expected|with different metadata"):
+            compiled(x, y)
+        assert y.live.tolist() == [0, 0]

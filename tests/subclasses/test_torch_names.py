@@ -277,12 +277,16 @@ def is_tracing():
 
 def in_dual_level():
     """Inside of a level, one of torch.func.jvp too, and not after it."""
-    forward_ad, seen = torch.autograd.forward_ad, [_torch_tracing.in_dual_level()]
+    forward_ad = torch.autograd.forward_ad
+
+    def ask() -> bool:
+        return eval(_torch_tracing.in_dual_level("forward_ad"), {"forward_ad": forward_ad})
+
+    seen, one = [ask()], (torch.ones(1),)
     with forward_ad.dual_level():
-        seen.append(_torch_tracing.in_dual_level())
-    one = (torch.ones(1),)
-    torch.func.jvp(lambda x: seen.append(_torch_tracing.in_dual_level()) or x, one, one)
-    assert [*seen, _torch_tracing.in_dual_level()] == [False, True, True, False]
+        seen.append(ask())
+    torch.func.jvp(lambda x: seen.append(ask()) or x, one, one)
+    assert [*seen, ask()] == [False, True, True, False]
 
 
 def is_compiling_here():
