@@ -36,7 +36,7 @@ from subclasses.dispatch.cotangents import with_cotangent_arithmetic, with_marke
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rule_errors import is_of_operator
-from subclasses.dispatch.rule_results import describe, with_result
+from subclasses.dispatch.rule_results import describe, with_result, with_tensor
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.dispatch.sharding import with_sharding
@@ -105,7 +105,9 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
-    if op_facts(op).returns:
+    if op_facts(op).returns == ("tensor",):
+        rule = with_tensor(cls, op, rule)
+    elif op_facts(op).returns:
         rule = with_result(cls, op, rule)
     run: Call = with_lazy_bits(functools.partial(rule, op))
     if not is_of_operator(op):
@@ -166,8 +168,8 @@ def _structural(cls: Any, op: OpOverload) -> Plan | None:
 
 
 def _tagged(cls: Any, op: OpOverload) -> Plan | None:
-    if op_facts(op).written:
-        return None
+    if op_facts(op).written or set(op_facts(op).returns) == {"other"}:
+        return None  # such as `equal`, which is a pointwise op to PyTorch and returns a bool
     rule = find_tag_rule(cls, op)
     return None if rule is None else Plan("tag rule", with_aliasing(op, _run_rule(cls, op, rule)))
 

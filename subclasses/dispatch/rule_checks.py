@@ -164,6 +164,10 @@ def _advice(cls: type, key: Any) -> str:
         return "Name the op that it registers, as in torch.ops.my_library.my_op."
     if isinstance(getattr(key, "__self__", None), Tensor):
         return f"Name the function and not a method of one tensor: torch.Tensor.{key.__name__}."
+    if isinstance(key, _C_CALLABLES) and _is_a_factory(key):
+        return (
+            "It makes a tensor from none, and asks no class; call the constructor, or a function of your own."
+        )
     module = getattr(key, "__module__", None) or ""
     if module.partition(".")[0] == "torch" or _is_function_class(getattr(key, "__self__", None)):
         return "It runs as Python code, and the functions of torch that it calls ask for a rule: name one of those."

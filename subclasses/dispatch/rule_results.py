@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from torch import Tensor
 from torch.overrides import resolve_name
 
 from subclasses.errors import DispatchError, one_of
@@ -35,6 +36,28 @@ def with_result(cls: type, key: Any, rule: Rule) -> Rule:
                 f"NotImplemented` where the class has no answer"
             )
         return out
+
+    return checked
+
+
+def with_tensor(cls: type, op: Any, rule: Rule) -> Rule:
+    """Returns a rule for an op with one tensor as its result, of which nothing else is taken but NotImplemented.
+
+    Raises:
+        DispatchError: from the rule, if it returns something else.
+    """
+
+    @functools.wraps(rule)
+    def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
+        out = rule(func, *args, **kwargs)
+        if isinstance(out, Tensor) or out is NotImplemented:
+            return out
+        raise DispatchError(
+            f"{op} on {one_of(cls)}: the rule {describe(rule)} returned "
+            f"{'None' if out is None else one_of(type(out))} for these arguments, and the op has one tensor as its "
+            f"result; end each way through the rule with `return ...`, or with `return NotImplemented` where the class "
+            f"has no answer"
+        )
 
     return checked
 

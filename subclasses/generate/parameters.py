@@ -23,6 +23,7 @@ from subclasses.autograd.construct import is_differentiable, with_layout
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout, value_layout
+from subclasses.spec.collect import InnerField
 from subclasses.spec.values import GRADIENT, HOOKS, POINT, with_inners
 
 
@@ -85,12 +86,26 @@ def check_can_train(cls: Any, where: str = "") -> None:
         else "it has no rule for it"
     )
     names = ", ".join(f"self.{n}" for n in cls.__spec__.inner_names)
+    ways = [
+        f"make the inner tensors parameters and call {cls.__name__}({names}) in `forward`",
+        "freeze it with nn.Parameter(x, requires_grad=False)",
+    ]
+    if not all(_holds_integers(f) for f in cls.__spec__.inners):
+        ways.append(
+            "if an optimizer may update each inner tensor as a parameter of its own, declare the class with "
+            "trainable=True"
+        )
+    elif where:
+        ways[0] = f"let the outer class hold the inner tensors and call {cls.__name__}(...) in its rules"
     raise DispatchError(
         f"nn.Parameter of {one_of(cls)}{where} that requires grad: an optimizer adds to it in place ({add}), and "
-        f"{why}. Either make the inner tensors parameters and call {cls.__name__}({names}) in `forward`; or freeze it "
-        f"with nn.Parameter(x, requires_grad=False); or, if an optimizer may update each inner tensor as a parameter "
-        f"of its own, declare the class with trainable=True"
+        f"{why}. Either {'; or '.join(ways)}"
     )
+
+
+def _holds_integers(field: InnerField) -> bool:
+    """Whether an inner tensor of this field never has a gradient."""
+    return field.dtype is not None and not (field.dtype.is_floating_point or field.dtype.is_complex)
 
 
 # ---- gradients ---------------------------------------------------------------------------------------------

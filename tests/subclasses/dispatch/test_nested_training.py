@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import desugar
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError, Outer, TensorSubclass, inner
 from subclasses.spec.values import POINT
 from tests.subclasses.subjects import LowRank
 
@@ -162,3 +162,42 @@ def test_a_class_inside_that_cannot_train_is_refused_at_once(cls):
         nn.Parameter(value)
     assert not value.requires_grad
     nn.Parameter(value, requires_grad=False)
+
+
+class Permutation(TensorSubclass, fallback="materialize"):
+    """A permutation matrix by its indices, which no optimizer changes."""
+
+    order: Tensor = inner(dtype=torch.int64)
+
+    @staticmethod
+    def outer(order):
+        return Outer((order.shape[0],) * 2, dtype=torch.float32)
+
+    def materialize(self):
+        return torch.eye(self.order.shape[0])[self.order]
+
+
+class Permuted(TensorSubclass, fallback="materialize", trainable=True):
+    weight: Tensor = inner()
+    permutation: Tensor = inner()
+
+    def materialize(self):
+        return self.weight @ self.permutation.materialize()
+
+
+def test_a_class_of_integers_inside_is_not_told_to_train():
+    """Its declaration with ``trainable=True`` would be refused."""
+    x = Permuted(torch.ones(2, 2), Permutation(torch.tensor([1, 0])))
+    with pytest.raises(DispatchError, match="inside of a Permuted") as caught:
+        torch.nn.Parameter(x)
+    assert "trainable=True" not in str(caught.value)
+    assert "let the outer class hold the inner tensors and call Permutation(...) in its rules" in str(
+        caught.value
+    )
+    assert "trainable=True" not in refusal_of(Permutation(torch.tensor([1, 0])))
+
+
+def refusal_of(x):
+    with pytest.raises(DispatchError) as caught:
+        torch.nn.Parameter(x)
+    return str(caught.value)

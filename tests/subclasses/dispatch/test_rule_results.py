@@ -77,3 +77,44 @@ def test_functions_that_return_none_may():
     x = Quiet(torch.zeros(3))
     x[0] = 1
     assert seen == [0] and x.held.tolist() == [0, 0, 0]
+
+
+# ---- something else than a tensor ------------------------------------------------------------------------------
+
+
+class Listed(TensorSubclass):
+    """A class whose rules return what is no tensor."""
+
+    held: Tensor = inner()
+
+
+@Listed.implements(aten.sin.default)
+def listed(func, x):
+    return [Listed(func(x.held))]
+
+
+@Listed.implements(aten.abs.default)
+def a_number(func, x):
+    return 3.0
+
+
+@Listed.implements(torch.Tag.pointwise)
+def wrapped(func, *args):
+    return Listed(func(*(a.held if isinstance(a, Listed) else a for a in args)))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [(torch.sin, "the rule listed .* returned a list"), (torch.abs, "the rule a_number .* returned a float")],
+)
+def test_a_result_that_is_no_tensor(call, words):
+    with pytest.raises(DispatchError, match=words + ".* the op has one tensor as its result"):
+        call(Listed(torch.ones(2)))
+
+
+def test_a_rule_for_a_tag_is_not_asked_for_an_op_that_returns_no_tensor():
+    """PyTorch counts ``equal``, which returns a bool, among the pointwise ops."""
+    x = Listed(torch.ones(2))
+    assert (x * 2).held.tolist() == [2, 2]
+    with pytest.raises(DispatchError, match=r"no rule for aten\.equal"):
+        torch.equal(x, x)
