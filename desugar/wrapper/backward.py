@@ -8,9 +8,9 @@ its compiled graph and builds the gradients of the arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -102,7 +102,7 @@ class VariantEmitter:
             ]
             items = self.emit_unwrapping(arrived, self.emit_check(tangents, arrived))
             self._emit_zeros(variant, items)
-            self._emit_gradients(variant, items)
+            self._emit_gradients(variant, items, [(tangents[number], value) for number, value in arrived])
 
     def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> dict[int, str]:
         """Emits the check that gradients match the traced ones; others go to the fallback.
@@ -239,7 +239,9 @@ class VariantEmitter:
                 size = self.plan.size_reads.get(source.index) or repr(tuple(fake.size()))
                 self.out.writeline(f"{items[source.index]} = {zeros_expression(self.out, fake, size)}")
 
-    def _emit_gradients(self, variant: Variant, items: dict[int, str]) -> None:
+    def _emit_gradients(
+        self, variant: Variant, items: dict[int, str], arrived: Sequence[tuple[str, Value]]
+    ) -> None:
         out = self.out
         if any(self.plan.reads.get(source, "").startswith("saved") for source in variant.sources):
             note_skipped_check(out, "type, dtype and size of what was saved: the compiled forward made it")
@@ -264,10 +266,32 @@ class VariantEmitter:
                 gradient = emit_value(out, value, lambda slot: gradients[slot], f"d{number}")
                 if number in self.plan.primal_reads:
                     out.writeline(f"{gradient}.__dict__[{PRIMAL!r}] = {self.plan.primal_reads[number]}")
+                self._emit_mark(gradient, value, arrived)
                 returned.append(gradient)
             else:
                 returned.append("None")
         out.writeline(f"return {', '.join(returned)}")
+
+    def _emit_mark(self, gradient: str, value: Value, arrived: Sequence[tuple[str, Value]]) -> None:
+        """Marks a gradient as a cotangent if one of the gradients that arrived is marked, as eager mode does."""
+        out = self.out
+        marked = [
+            f"{name}._layout is {out.bind(cotangent_layout(tangent.context), 'cotangent_layout')}"
+            for name, tangent in arrived
+            if _is_markable(tangent)
+        ]
+        if marked and _is_markable(value):
+            layout = out.bind(cotangent_layout(value.context), "cotangent_layout")
+            if layout != out.bind(value.context, "layout"):
+                out.writeline(f"if {' or '.join(dict.fromkeys(marked))}:")
+                out.writeline(f"    {gradient}.__dict__['_layout'] = {layout}")
+
+
+def _is_markable(value: Value) -> TypeGuard[Wrapper]:
+    """Whether values of this class are marked as cotangents."""
+    return (
+        isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass) and value.cls._marks_cotangents  # type: ignore[attr-defined]
+    )
 
 
 def differentiable_leaves(traced: Interface) -> list[int]:

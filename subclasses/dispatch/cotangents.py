@@ -62,8 +62,8 @@ def with_cotangent_arithmetic(
         cls: the class.
         op: the op.
         run: its plan.
-        is_ruled: whether the plan is a rule of the author, who answers for other operands than cotangents and numbers:
-            the derivative of a product multiplies a cotangent by a value.
+        is_ruled: whether the plan is a rule of the author, who answers for factors that are no numbers: the derivative
+            of a product multiplies a cotangent by a value.
 
     Raises:
         DispatchError: from the plan, if the other operand is not a matching cotangent or a number.
@@ -84,7 +84,7 @@ def with_cotangent_arithmetic(
             fits = isinstance(x, cls) and not _has_dims(other)
         if fits:
             return _apply(op, x, args, kwargs)
-        if is_ruled:
+        if is_ruled and op in SCALING_OPS:
             return run(x, *args, **kwargs)
         raise mixed_error(cls, op, x, other)
 

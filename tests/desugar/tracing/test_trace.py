@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import desugar
+import subclasses
+from subclasses import TensorSubclass, inner
 from tests.desugar.classes import (
     EVERY,
     Halves,
@@ -405,3 +407,42 @@ def test_enable_grad_inside():
         pytest.raises(desugar.DesugarError, match="requires grad although gradients are off"),
     ):
         desugar.trace(fn, wrapper())
+
+
+# ---- tangents are cotangents -----------------------------------------------------------------------------------
+
+
+class Tripled(TensorSubclass, fallback="materialize"):
+    """Its rules for arithmetic take plain operands, a third of which is what the class would hold."""
+
+    third: Tensor = inner()
+
+    def materialize(self):
+        return self.third * 3
+
+
+@Tripled.implements(subclasses.arithmetic)
+def _(func, x, y):
+    if func in (torch.add, torch.sub):
+        return Tripled(func(*(t.third if isinstance(t, Tripled) else t / 3 for t in (x, y))))
+    return Tripled(func(*(t.third if isinstance(t, Tripled) else t for t in (x, y))))
+
+
+def doubled_in_place(x):
+    x.mul_(2)
+    return x
+
+
+@pytest.mark.parametrize("read", [lambda x: x.materialize(), lambda x: x.unwrap("third"), lambda x: x])
+@pytest.mark.parametrize(
+    "fn", [doubled_in_place, lambda x: doubled_in_place(x) * 1, lambda x: x + x, lambda x: x * 2 + 1]
+)
+def test_gradients_of_a_class_with_rules_for_arithmetic(fn, read):
+    """The engine adds the gradients of a value that is written to, and would ask the author's rule for values."""
+    gradients = []
+    for call in (fn, desugar.compile(fn, backend="eager")):
+        p = torch.nn.Parameter(torch.ones(3))
+        out = read(call(Tripled(p * 1)))
+        out.backward(Tripled(torch.ones(3)) if isinstance(out, Tripled) else torch.ones(3))
+        gradients.append(p.grad)
+    assert type(gradients[0]) is type(gradients[1]) is Tensor and torch.equal(*gradients)
