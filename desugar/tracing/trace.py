@@ -49,8 +49,9 @@ from desugar.tracing.functionalize import check_rng
 from desugar.tracing.modes import tracing_modes
 from desugar.tracing.outputs import Result, unwrap_result
 from desugar.tracing.run import InputLeaf, Run, changed_slots, from_functional, identity, storages_of
-from subclasses import TensorSubclass
+from subclasses import DispatchError, TensorSubclass
 from subclasses.handwritten import DTensorContext
+from subclasses.layout import cotangent_layout
 
 # ------------------------------------------------------------------------------------- running the function
 
@@ -162,17 +163,16 @@ def trace_graph(
         if torch.is_grad_enabled() and requires_grad(value)
     ]
     with tracing_modes(inputs.fakes.mode):
-        tangents, tangent_items = make_tangents(differentiable, outputs)
-        recorder = _Recorder(call, inputs, outputs, tangents)
-
-        # make_fx names the graph's inputs after these parameters.
-        def joint(primals: list[Any], tangents: list[Tensor]) -> list[Any]:
-            return recorder.joint(primals, tangents)
-
-        with record_ops():
-            graph = private.make_fx(joint, decomposition_table=dict(decompositions))(
-                inputs.primals(), list(tangent_items)
-            )
+        marked, bare = (make_tangents(differentiable, outputs, marked=mark) for mark in (True, False))
+        try:
+            recorder, graph = _trace_joint(call, inputs, outputs, marked, decompositions)
+        except DispatchError:
+            if marked[0] == bare[0]:
+                raise
+            # The class refuses its cotangents there. One that a caller of `backward` makes without a mark may pass;
+            # the wrapper hands any other to a program of its own, as it does gradients of other types.
+            recorder, graph = _trace_joint(call, inputs, outputs, bare, decompositions)
+        tangents, tangent_items = recorder.tangents, recorder.tangent_items
     if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise StaticNeeded  # the graph records such zeros with this call's sizes, not with its symbols
     calls = nonlinear_gradients.resolve_calls(graph, recorder.calls)
@@ -194,11 +194,31 @@ def trace_graph(
     )
 
 
+def _trace_joint(
+    call: LeafFunction,
+    inputs: Inputs,
+    outputs: Outputs,
+    tangents: tuple[tuple[tuple[int, Value], ...], tuple[Tensor, ...]],
+    decompositions: Mapping[Any, Any],
+) -> tuple[_Recorder, Any]:
+    """Traces the function, and its backward for tangents of `make_tangents`; returns the recorder and the graph."""
+    recorder = _Recorder(call, inputs, outputs, *tangents)
+
+    # make_fx names the graph's inputs after these parameters.
+    def joint(primals: list[Any], tangents: list[Tensor]) -> list[Any]:
+        return recorder.joint(primals, tangents)
+
+    with record_ops():
+        traced = private.make_fx(joint, decomposition_table=dict(decompositions))
+        return recorder, traced(inputs.primals(), list(recorder.tangent_items))
+
+
 class _Recorder:
     """The function that `make_fx` traces.
 
     Attributes:
         call, inputs, tangents: The function, its inputs, and (output leaf, value) of each tangent.
+        tangent_items: The fake tensors of the tangents, by tangent slot.
         expected: The outputs of the first run.
         outputs: The outputs of the traced run.
         grads: (input leaf, value of its gradient) for each input leaf that requires grad.
@@ -206,9 +226,14 @@ class _Recorder:
     """
 
     def __init__(
-        self, call: LeafFunction, inputs: Inputs, outputs: Outputs, tangents: Sequence[tuple[int, Value]]
+        self,
+        call: LeafFunction,
+        inputs: Inputs,
+        outputs: Outputs,
+        tangents: tuple[tuple[int, Value], ...],
+        tangent_items: tuple[Tensor, ...],
     ) -> None:
-        self.call, self.inputs, self.tangents = call, inputs, tangents
+        self.call, self.inputs, self.tangents, self.tangent_items = call, inputs, tangents, tangent_items
         self.expected = self.outputs = outputs
         self.grads: list[tuple[int, Value | None]] = []
         self.calls: list[GradientCall] = []
@@ -249,7 +274,7 @@ class _Recorder:
 
 
 def make_tangents(
-    results: Sequence[tuple[int, Value]], outputs: Outputs
+    results: Sequence[tuple[int, Value]], outputs: Outputs, *, marked: bool
 ) -> tuple[tuple[tuple[int, Value], ...], tuple[Tensor, ...]]:
     """Returns values and fake tensors of the tangents of output leaves.
 
@@ -259,6 +284,8 @@ def make_tangents(
     Args:
         results: (output leaf, value) of each result that requires grad.
         outputs: The outputs of the function.
+        marked: Whether tangents are marked as cotangents, as those that autograd makes are: eager mode adds and scales
+            these one inner tensor at a time, whatever the class's rules say.
 
     Returns:
         (output leaf, value) of each tangent, and the fake tensors by tangent slot.
@@ -268,8 +295,15 @@ def make_tangents(
     """
     flat, tangents = Flat(), []
     for number, value in results:
-        tangents.append((number, _tangent_value(value, outputs, flat, all_inner=False)))
+        tangent = _tangent_value(value, outputs, flat, all_inner=False)
+        tangents.append((number, _mark(tangent) if marked else tangent))
     return tuple(tangents), tuple(flat.items)
+
+
+def _mark(value: Value) -> Value:
+    if isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass) and value.cls._marks_cotangents:
+        return replace(value, context=cotangent_layout(value.context))  # type: ignore[arg-type]
+    return value
 
 
 def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: bool) -> Value:

@@ -29,7 +29,7 @@ from subclasses import TensorSubclass
 from subclasses.autograd.construct import PRIMAL
 from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext, OpaqueContext
-from subclasses.layout import cotangent_layout
+from subclasses.layout import cotangent_layout, value_layout
 
 # ------------------------------------------------------------------------------------------------- variants
 
@@ -155,18 +155,20 @@ class VariantEmitter:
                 yield f"{name} is not {companion} and not {equal}({name}, {companion})"
             case Wrapper():
                 yield f"type({name}) is not {out.bind(value.cls, value.cls.__name__)}"
-                yield from self._metadata_mismatches(name, value)
+                yield from self._metadata_mismatches(name, value, is_inner=bool(path))
                 for field_name, part in value.inner:
                     if not (isinstance(part, Plain) and issubclass(value.cls, TensorSubclass)):
                         inner = f"{name}.{field_name}", number, part, (*path, field_name)
                         yield from self._mismatches(*inner, items)
 
-    def _metadata_mismatches(self, name: str, value: Wrapper) -> Iterator[str]:
+    def _metadata_mismatches(self, name: str, value: Wrapper, *, is_inner: bool) -> Iterator[str]:
         out = self.out
         if issubclass(value.cls, TensorSubclass):
-            layouts = [out.bind(value.context, "layout")]
-            if value.cls._marks_cotangents:  # type: ignore[attr-defined]
-                layouts.append(out.bind(cotangent_layout(value.context), "cotangent_layout"))
+            of_value, of_cotangent = value_layout(value.context), cotangent_layout(value.context)  # type: ignore[arg-type]
+            layouts = [out.bind(of_value, "layout")]
+            # A trace without marks is none of cotangents, which add otherwise.
+            if value.cls._marks_cotangents and (is_inner or value.context is of_cotangent):  # type: ignore[attr-defined]
+                layouts.append(out.bind(of_cotangent, "cotangent_layout"))
             yield " and ".join(f"{name}._layout is not {layout}" for layout in dict.fromkeys(layouts))
         elif isinstance(value.context, DTensorContext):  # `placed` has seen to the rest
             mesh = out.bind(value.context.spec.mesh, "mesh")
@@ -273,18 +275,20 @@ class VariantEmitter:
         out.writeline(f"return {', '.join(returned)}")
 
     def _emit_mark(self, gradient: str, value: Value, arrived: Sequence[tuple[str, Value]]) -> None:
-        """Marks a gradient as a cotangent if one of the gradients that arrived is marked, as eager mode does."""
+        """Takes the mark of a cotangent from a gradient if none that arrived has one: a caller may make them so."""
         out = self.out
-        marked = [
-            f"{name}._layout is {out.bind(cotangent_layout(tangent.context), 'cotangent_layout')}"
+        if not _is_markable(value) or value_layout(value.context) is value.context:
+            return
+        unmarked = [
+            f"{name}._layout is {out.bind(value_layout(tangent.context), 'layout')}"
             for name, tangent in arrived
             if _is_markable(tangent)
         ]
-        if marked and _is_markable(value):
-            layout = out.bind(cotangent_layout(value.context), "cotangent_layout")
-            if layout != out.bind(value.context, "layout"):
-                out.writeline(f"if {' or '.join(dict.fromkeys(marked))}:")
-                out.writeline(f"    {gradient}.__dict__['_layout'] = {layout}")
+        if unmarked:
+            out.writeline(f"if {' and '.join(unmarked)}:")
+            out.writeline(
+                f"    {gradient}.__dict__['_layout'] = {out.bind(value_layout(value.context), 'layout')}"
+            )
 
 
 def _is_markable(value: Value) -> TypeGuard[Wrapper]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, in_backward
-from subclasses.autograd.construct import PRIMAL, is_differentiable
+from subclasses.autograd.construct import PRIMAL, as_cotangent, is_differentiable
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout
@@ -131,7 +131,14 @@ def wrap_plain_cotangent(x: Any, y: Any) -> tuple[Any, Any]:
     differentiable = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
     if primal is None or differentiable or x.shape != y.shape:
         return x, y
-    return tuple(v if is_cotangent(v) else primal.wrap_cotangent(v) for v in (x, y))  # type: ignore[return-value]
+    return tuple(_as_cotangent_of(primal, v) for v in (x, y))  # type: ignore[return-value]
+
+
+def _as_cotangent_of(primal: Any, v: Any) -> Any:
+    """Returns one of two cotangents as one of the class; a caller of ``backward`` gives it the class without a mark."""
+    if is_cotangent(v):
+        return v
+    return as_cotangent(v) if type(v) is primal.layout.cls else primal.wrap_cotangent(v)
 
 
 def _apply(op: OpOverload, x: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
