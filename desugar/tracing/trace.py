@@ -301,9 +301,10 @@ def make_tangents(
 
 
 def _mark(value: Value) -> Value:
-    if isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass) and value.cls._marks_cotangents:
-        return replace(value, context=cotangent_layout(value.context))  # type: ignore[arg-type]
-    return value
+    if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
+        return value
+    cls: Any = value.cls
+    return replace(value, context=cotangent_layout(value.context)) if cls._marks_cotangents else value  # type: ignore[arg-type]
 
 
 def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: bool) -> Value:
