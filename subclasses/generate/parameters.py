@@ -86,20 +86,17 @@ def check_can_train(cls: Any, where: str = "") -> None:
         else "it has no rule for it"
     )
     names = ", ".join(f"self.{n}" for n in cls.__spec__.inner_names)
-    ways = [
-        f"make the inner tensors parameters and call {cls.__name__}({names}) in `forward`",
-        "freeze it with nn.Parameter(x, requires_grad=False)",
-    ]
+    way, trainable = f"make the inner tensors parameters and call {cls.__name__}({names}) in `forward`", ""
     if not all(_holds_integers(f) for f in cls.__spec__.inners):
-        ways.append(
-            "if an optimizer may update each inner tensor as a parameter of its own, declare the class with "
+        trainable = (
+            "; or, if an optimizer may update each inner tensor as a parameter of its own, declare the class with "
             "trainable=True"
         )
     elif where:
-        ways[0] = f"let the outer class hold the inner tensors and call {cls.__name__}(...) in its rules"
+        way = f"let the outer class hold the inner tensors and call {cls.__name__}(...) in its rules"
     raise DispatchError(
         f"nn.Parameter of {one_of(cls)}{where} that requires grad: an optimizer adds to it in place ({add}), and "
-        f"{why}. Either {'; or '.join(ways)}"
+        f"{why}. Either {way}; or freeze it with nn.Parameter(x, requires_grad=False){trainable}"
     )
 
 
