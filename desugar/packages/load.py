@@ -257,7 +257,13 @@ class Package:
     def _program(self, record: ProgramRecord, load: Callable[[GraphRecord], Any]) -> _Program:
         reads = not self._manifest.is_training and any(one.requires_grad for one in self._weights.weights)
         guards = Guards(list(plain_leaves(record.leaves)))
-        callee = Callee(record, assemble(record, load), guards, self._weights, reads)
+        try:
+            assembled = assemble(record, load)
+        except KeyError as error:
+            raise PackageError(
+                f"the manifest does not fit its graphs: a program has no input or result {error}; save it again"
+            ) from error
+        callee = Callee(record, assembled, guards, self._weights, reads)
         return _Program(callee, build_runner(callee))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

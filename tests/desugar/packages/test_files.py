@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from torch import nn
 
 import desugar
@@ -158,6 +158,7 @@ def test_every_byte_of_a_manifest(saved, tmp_path_factory, position, byte):
 
 @settings(max_examples=60)
 @given(position=st.integers(0, 10**6), byte=st.integers(32, 126))
+@example(999999, 48)  # the number of an input, when the manifest had this length
 def test_a_manifest_that_somebody_signed_anew(saved, tmp_path_factory, position, byte):
     """A changed manifest with a digest that fits: an error of the package, or a call that ends; never code."""
     place, _, _ = saved
