@@ -1,9 +1,7 @@
 """Every private torch name that ``subclasses`` uses, each with the reason.
 
-No other module of ``subclasses`` imports a torch name that starts with an underscore, but for ``_torch_tracing.py`` and
-``_torch_distributed.py``, which hold those that tracing and many machines need. A new release of PyTorch is therefore
-checked against these three and ``desugar/_torch.py``, which holds the private names that only the pass needs.
-``tests/subclasses/test_torch_names.py`` names each of them.
+No other module of ``subclasses`` imports a torch name that starts with an underscore, but for the ``_torch_*.py``
+beside this one. ``tests/subclasses/test_torch_names.py`` checks each of them on a new release of PyTorch.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from torch._ops import (
     OpOverload as OpOverload,
     OpOverloadPacket as OpOverloadPacket,
 )
+from torch._prims_common import canonicalize_dim as canonicalize_dim  # counted from the front
 from torch.utils._python_dispatch import (
     # A mode that sees every op below autograd; the conformance kit records with it which rules were reached.
     TorchDispatchMode as TorchDispatchMode,

@@ -59,14 +59,14 @@ class Counter:
         handler = _Handler(self._warnings)
         logger = logging.getLogger("desugar")
         logger.addHandler(handler)
-        with watch_frames() as watch:
-            try:
+        try:
+            with watch_frames() as watch:
                 yield
-            finally:
-                logger.removeHandler(handler)
-                found = watch.frames()
-                notes = unique([*found.eager, *self._warnings])
-                self.found = Programs(found.graphs, found.recompiles, found.breaks, notes)
+        finally:
+            logger.removeHandler(handler)
+            found = watch.frames()
+            notes = unique([*found.eager, *self._warnings])
+            self.found = Programs(found.graphs, found.recompiles, found.breaks, notes)
 
 
 class _Handler(logging.Handler):

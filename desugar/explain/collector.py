@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,7 @@ from desugar.explain.cost import Meter, attach_meter
 from desugar.explain.guards import TakenGuards, take_guards
 from desugar.explain.left_out import describe_left_out
 from desugar.explain.records import Materialized, Program, Report
-from desugar.recording.frames import Frames, watch_frames
+from desugar.recording.frames import Frames, Watch, watch_frames
 from desugar.recording.listeners import Recording, SkippedCheck, current, listen
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line, find_line
@@ -67,7 +67,7 @@ class Collector:
     def __init__(self) -> None:
         self._seen: list[_Seen] = []
         self._eager: list[tuple[str, str, Line | None]] = []
-        self._frames: Callable[[], Frames] = Frames
+        self._watch: Watch | None = None
         self._lock = threading.Lock()
         self._start = time.perf_counter()
 
@@ -77,12 +77,8 @@ class Collector:
         strict_mode.watchers.append(self._note_eager)
         try:
             with listen(self._note), watch_frames() as watch:
-                self._frames = watch.frames
-                try:
-                    yield
-                finally:
-                    found = watch.frames()
-                    self._frames = lambda: found
+                self._watch = watch
+                yield
         finally:
             strict_mode.watchers.remove(self._note_eager)
 
@@ -102,6 +98,7 @@ class Collector:
     def report(self, title: str) -> Report:
         """Everything so far."""
         programs = name_apart([seen.finish() for seen in self._seen])
+        frames = self._watch.frames() if self._watch else Frames()
         traced = Counter((found.cls, found.op, found.place) for p in programs for found in p.materialized)
         return Report(
             title,
@@ -112,8 +109,8 @@ class Collector:
             ),
             versions(),
             time.perf_counter() - self._start,
-            not_compiled=self._frames().eager,
-            breaks=self._frames().breaks,
+            not_compiled=frames.eager,
+            breaks=frames.breaks,
         )
 
 

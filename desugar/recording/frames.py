@@ -36,9 +36,16 @@ class Watch:
     def __init__(self) -> None:
         self._seen = {id(metric) for metric in private.dynamo_utils.get_compilation_metrics()}
         self._broken = len(private.dynamo_utils.graph_break_reasons)
+        self._found: Frames | None = None
+
+    def end(self) -> None:
+        """Nothing that happens from now on is in the answer."""
+        self._found = self.frames()
 
     def frames(self) -> Frames:
         """What happened so far."""
+        if self._found is not None:
+            return self._found
         metrics = private.dynamo_utils.get_compilation_metrics()
         frames = [m for m in metrics if m.is_forward is not False and id(m) not in self._seen]
         reasons = private.dynamo_utils.graph_break_reasons
@@ -64,7 +71,11 @@ class Watch:
 def watch_frames() -> Iterator[Watch]:
     """Inside, Dynamo keeps what it says of each compilation."""
     private.dynamo_utils.set_compilation_metrics_limit(_KEPT)
-    yield Watch()
+    watch = Watch()
+    try:
+        yield watch
+    finally:
+        watch.end()
 
 
 def count_compilations() -> int:

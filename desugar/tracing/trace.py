@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.fx.graph import CodeGen
 
 from desugar import _torch as private
@@ -163,16 +164,19 @@ def trace_graph(
         if torch.is_grad_enabled() and requires_grad(value)
     ]
     with tracing_modes(inputs.fakes.mode):
-        marked, bare = (make_tangents(differentiable, outputs, marked=mark) for mark in (True, False))
+        bare, tangent_items = make_tangents(differentiable, outputs)
+        tangents = tuple([(number, _mark(value)) for number, value in bare])
+        recorder = _Recorder(call, inputs, outputs, tangents, tangent_items)
         try:
-            recorder, graph = _trace_joint(call, inputs, outputs, marked, decompositions)
+            graph = recorder.trace(decompositions)
         except DispatchError:
-            if marked[0] == bare[0]:
+            if tangents == bare:
                 raise
             # The class refuses its cotangents there. One that a caller of `backward` makes without a mark may pass;
             # the wrapper hands any other to a program of its own, as it does gradients of other types.
-            recorder, graph = _trace_joint(call, inputs, outputs, bare, decompositions)
-        tangents, tangent_items = recorder.tangents, recorder.tangent_items
+            tangents = bare
+            recorder = _Recorder(call, inputs, outputs, tangents, tangent_items)
+            graph = recorder.trace(decompositions)
     if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise StaticNeeded  # the graph records such zeros with this call's sizes, not with its symbols
     calls = nonlinear_gradients.resolve_calls(graph, recorder.calls)
@@ -192,25 +196,6 @@ def trace_graph(
         calls,
         graph=graph,
     )
-
-
-def _trace_joint(
-    call: LeafFunction,
-    inputs: Inputs,
-    outputs: Outputs,
-    tangents: tuple[tuple[tuple[int, Value], ...], tuple[Tensor, ...]],
-    decompositions: Mapping[Any, Any],
-) -> tuple[_Recorder, Any]:
-    """Traces the function, and its backward for tangents of `make_tangents`; returns the recorder and the graph."""
-    recorder = _Recorder(call, inputs, outputs, *tangents)
-
-    # make_fx names the graph's inputs after these parameters.
-    def joint(primals: list[Any], tangents: list[Tensor]) -> list[Any]:
-        return recorder.joint(primals, tangents)
-
-    with record_ops():
-        traced = private.make_fx(joint, decomposition_table=dict(decompositions))
-        return recorder, traced(inputs.primals(), list(recorder.tangent_items))
 
 
 class _Recorder:
@@ -237,6 +222,17 @@ class _Recorder:
         self.expected = self.outputs = outputs
         self.grads: list[tuple[int, Value | None]] = []
         self.calls: list[GradientCall] = []
+
+    def trace(self, decompositions: Mapping[Any, Any]) -> GraphModule:
+        """Returns the graph of :meth:`joint`."""
+
+        # make_fx names the graph's inputs after these parameters.
+        def joint(primals: list[Any], tangents: list[Tensor]) -> list[Any]:
+            return self.joint(primals, tangents)
+
+        with record_ops():
+            traced = private.make_fx(joint, decomposition_table=dict(decompositions))
+            return traced(self.inputs.primals(), list(self.tangent_items))
 
     def joint(self, primals: list[Any], tangents: list[Tensor]) -> list[Any]:
         """Returns the forward's outputs, then gradients, then the recorded gradients of Python autograd functions."""
@@ -274,7 +270,7 @@ class _Recorder:
 
 
 def make_tangents(
-    results: Sequence[tuple[int, Value]], outputs: Outputs, *, marked: bool
+    results: Sequence[tuple[int, Value]], outputs: Outputs
 ) -> tuple[tuple[tuple[int, Value], ...], tuple[Tensor, ...]]:
     """Returns values and fake tensors of the tangents of output leaves.
 
@@ -284,8 +280,6 @@ def make_tangents(
     Args:
         results: (output leaf, value) of each result that requires grad.
         outputs: The outputs of the function.
-        marked: Whether tangents are marked as cotangents, as those that autograd makes are: eager mode adds and scales
-            these one inner tensor at a time, whatever the class's rules say.
 
     Returns:
         (output leaf, value) of each tangent, and the fake tensors by tangent slot.
@@ -295,12 +289,15 @@ def make_tangents(
     """
     flat, tangents = Flat(), []
     for number, value in results:
-        tangent = _tangent_value(value, outputs, flat, all_inner=False)
-        tangents.append((number, _mark(tangent) if marked else tangent))
+        tangents.append((number, _tangent_value(value, outputs, flat, all_inner=False)))
     return tuple(tangents), tuple(flat.items)
 
 
 def _mark(value: Value) -> Value:
+    """Marks a tangent as a cotangent, as those that autograd makes are.
+
+    Eager mode adds and scales these one inner tensor at a time, whatever the class's rules say.
+    """
     if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
         return value
     cls: Any = value.cls

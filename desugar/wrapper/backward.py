@@ -167,7 +167,7 @@ class VariantEmitter:
             of_value, of_cotangent = value_layout(value.context), cotangent_layout(value.context)  # type: ignore[arg-type]
             layouts = [out.bind(of_value, "layout")]
             # A trace without marks is none of cotangents, which add otherwise.
-            if value.cls._marks_cotangents and (is_inner or value.context is of_cotangent):  # type: ignore[attr-defined]
+            if _is_markable(value) and (is_inner or value.context is of_cotangent):
                 layouts.append(out.bind(of_cotangent, "cotangent_layout"))
             yield " and ".join(f"{name}._layout is not {layout}" for layout in dict.fromkeys(layouts))
         elif isinstance(value.context, DTensorContext):  # `placed` has seen to the rest

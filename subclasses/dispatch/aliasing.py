@@ -193,7 +193,7 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     bump_versions([a for a, _ in pairs])
 
 
-def write_plain(op: OpOverload, target: Tensor, value: Tensor, of: str) -> None:
+def write_plain(op: OpOverload, target: Tensor, value: Tensor, *, is_out: bool) -> None:
     """Copies a plain result into a plain tensor, which keeps its own dtype, as in torch.
 
     The tensor that is passed as ``out=`` takes over the size of the result; an operand that is written to has it.
@@ -202,15 +202,16 @@ def write_plain(op: OpOverload, target: Tensor, value: Tensor, of: str) -> None:
         op: the op that writes.
         target: the tensor that it writes to.
         value: what it writes.
-        of: what ``target`` is, in the words of an error: ``"out="``, or an operand.
+        is_out: whether ``target`` is passed as ``out=``.
 
     Raises:
         RuntimeError: the dtype of the result is not cast to that of the target, or the operand has another size.
     """
+    of = "out=" if is_out else "the operand that it writes to"
     if not torch.can_cast(value.dtype, target.dtype):
         raise RuntimeError(f"{op}: result type {value.dtype} can't be cast to the {target.dtype} of {of}")
     if target.shape != value.shape:
-        if of != "out=":
+        if not is_out:
             raise RuntimeError(
                 f"{op}: the result has the shape {_show(value.shape)}, and {of} has {_show(target.shape)}"
             )

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from subclasses._torch import OpOverload
+from subclasses._torch import OpOverload, canonicalize_dim
 
 aten = torch.ops.aten
 
@@ -113,14 +113,7 @@ def _dims(function: Any, x: Any, dim: Any) -> tuple[int, ...]:
     n = x.dim()
     if dim is None or (not isinstance(dim, int) and not dim and function not in (torch.any, torch.all)):
         return tuple(range(n))
-    given = [dim] if isinstance(dim, int) else dim
-    bound = max(n, 1)
-    for d in given:
-        if not -bound <= d < bound:
-            raise IndexError(
-                f"Dimension out of range (expected to be in range of [{-bound}, {bound - 1}], but got {d})"
-            )
-    dims = sorted(d % bound for d in given)
+    dims = sorted(canonicalize_dim(n, d) for d in ([dim] if isinstance(dim, int) else dim))
     for d, following in itertools.pairwise(dims):
         if d == following:
             raise RuntimeError(f"dim {d} appears multiple times in the list of dims")

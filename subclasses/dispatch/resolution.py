@@ -215,7 +215,7 @@ def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
             if isinstance(target, cls):
                 write(op, target, one)
             elif not any(map(is_traceable_wrapper_subclass, (target, one))):
-                write_plain(op, target, one, "out=" if out else "the operand that it writes to")
+                write_plain(op, target, one, is_out=bool(out))
             else:
                 raise_writes_plain(op, cls)
         return None if not facts.returns else targets[0] if len(targets) == 1 else tuple(targets)

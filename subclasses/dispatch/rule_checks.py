@@ -7,10 +7,8 @@ runs, a rule with too few or too many parameters fails at its first call, in the
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
-import itertools
 import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +25,7 @@ from subclasses._torch import (
     schema_of,
 )
 from subclasses.dispatch.families import Family
+from subclasses.dispatch.rule_results import returns_nothing
 from subclasses.dispatch.schema import ops_of_packet
 from subclasses.errors import SpecError
 
@@ -216,7 +215,7 @@ def check_rule(cls: type, keys: Iterable[Any], rule: Callable[..., Any]) -> None
         signature = inspect.signature(rule)
     except (TypeError, ValueError):
         signature = None  # a callable in C without a signature
-    nothing = _returns_nothing(rule)
+    nothing = returns_nothing(rule)
     for key in keys:
         if signature is not None:
             _check_arguments(cls, key, rule, signature)
@@ -254,42 +253,6 @@ def is_a_function_of_tensors(key: Any) -> bool:
         return True
     is_check = name.startswith(("_assert", "_check"))
     return not is_check and any(getattr(home, name, None) is key for home in (torch, nn.functional))
-
-
-def _returns_nothing(rule: Callable[..., Any]) -> bool:
-    """Whether each way through a function ends without a value, as far as its bytecode tells."""
-    code = getattr(rule, "__code__", None)
-    if code is None or code.co_name == "<lambda>" or code.co_flags & inspect.CO_GENERATOR:
-        return False
-    if _ends_with_a_value(code):
-        return False
-    steps = [*dis.get_instructions(code)]
-    ends = [(before, step) for before, step in itertools.pairwise(steps) if step.opname.startswith("RETURN_")]
-    return bool(ends) and all(_is_none(before, step) for before, step in ends)
-
-
-def _ends_with_a_value(code: types.CodeType) -> bool:
-    """Whether some way through a function plainly ends with a value: no constant is loaded just before it returns.
-
-    It reads the bytes of the instructions, which takes a hundredth of the time of taking them apart.
-    """
-    names = code.co_code[::2]
-    at = names.find(_RETURN_VALUE)
-    while at >= 0:
-        if names[at - 1] != _LOAD_CONST:
-            return True
-        at = names.find(_RETURN_VALUE, at + 1)
-    return False
-
-
-_RETURN_VALUE, _LOAD_CONST = dis.opmap["RETURN_VALUE"], dis.opmap["LOAD_CONST"]
-
-
-def _is_none(before: dis.Instruction, end: dis.Instruction) -> bool:
-    if end.opname == "RETURN_CONST":
-        return end.argval is None
-    # A value that another way brings here, as in `x if y else None`, is not known.
-    return before.opname == "LOAD_CONST" and before.argval is None and not end.is_jump_target
 
 
 # What is called, the number of positional arguments, and the names of keyword arguments.

@@ -1,4 +1,4 @@
-"""What a rule returns: on some way through it nothing, which would reach the caller as None."""
+"""What a rule returns: the None of a way through it that ends with nothing would reach the caller."""
 
 from __future__ import annotations
 
@@ -23,21 +23,10 @@ def with_result(cls: type, key: Any, rule: Rule) -> Rule:
     Raises:
         DispatchError: from the rule, if it returns None.
     """
-    if not _may_return_none(rule):
+    if not may_return_none(rule):
         return rule
-
-    @functools.wraps(rule)
-    def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
-        out = rule(func, *args, **kwargs)
-        if out is None:
-            raise DispatchError(
-                f"{resolve_name(key) or key} on {one_of(cls)}: the rule {describe(rule)} returned None for these "
-                f"arguments, and callers expect a result; end each way through it with `return ...`, or with `return "
-                f"NotImplemented` where the class has no answer"
-            )
-        return out
-
-    return checked
+    name = resolve_name(key) or key
+    return _checked(cls, name, rule, lambda out: out is not None, "callers expect a result")
 
 
 def with_tensor(cls: type, op: Any, rule: Rule) -> Rule:
@@ -46,17 +35,23 @@ def with_tensor(cls: type, op: Any, rule: Rule) -> Rule:
     Raises:
         DispatchError: from the rule, if it returns something else.
     """
+    return _checked(cls, op, rule, _is_tensor, "the op has one tensor as its result")
 
+
+def _is_tensor(out: Any) -> bool:
+    return isinstance(out, Tensor) or out is NotImplemented
+
+
+def _checked(cls: type, name: Any, rule: Rule, fits: Callable[[Any], bool], expected: str) -> Rule:
     @functools.wraps(rule)
     def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
         out = rule(func, *args, **kwargs)
-        if isinstance(out, Tensor) or out is NotImplemented:
+        if fits(out):
             return out
         raise DispatchError(
-            f"{op} on {one_of(cls)}: the rule {describe(rule)} returned "
-            f"{'None' if out is None else one_of(type(out))} for these arguments, and the op has one tensor as its "
-            f"result; end each way through the rule with `return ...`, or with `return NotImplemented` where the class "
-            f"has no answer"
+            f"{name} on {one_of(cls)}: the rule {describe(rule)} returned "
+            f"{'None' if out is None else one_of(type(out))} for these arguments, and {expected}; end each way through "
+            f"it with `return ...`, or with `return NotImplemented` where the class has no answer"
         )
 
     return checked
@@ -70,28 +65,43 @@ def describe(rule: Rule) -> str:
     return f"{getattr(rule, '__qualname__', rule)}{where}"
 
 
-def _may_return_none(rule: Rule) -> bool:
-    """Whether some way through a function ends with the constant None, explicitly or because nothing follows.
+# ---- how a function ends -----------------------------------------------------------------------------------
+
+
+def may_return_none(rule: Rule) -> bool:
+    """Whether some way through a function ends with the constant None, explicitly or because nothing follows."""
+    code = getattr(inspect.unwrap(rule), "__code__", None)
+    return code is not None and any(_returns_none(code))
+
+
+def returns_nothing(rule: Rule) -> bool:
+    """Whether each way through a function ends without a value, as far as its bytecode tells."""
+    code = getattr(rule, "__code__", None)
+    if code is None or code.co_name == "<lambda>" or code.co_flags & inspect.CO_GENERATOR:
+        return False
+    ends = [*_returns_none(code)]
+    # A value that another way brings to the return, as in `x or None`, is not known.
+    return bool(ends) and all(ends) and not any(map(_is_shared_return, dis.get_instructions(code)))
+
+
+def _is_shared_return(step: dis.Instruction) -> bool:
+    return step.opname == "RETURN_VALUE" and step.is_jump_target
+
+
+def _returns_none(code: types.CodeType) -> Iterator[bool]:
+    """Whether the constant None is loaded just before a function returns, for each place where it does.
 
     It reads the bytes of the instructions, which takes a hundredth of the time of taking them apart.
     """
-    code = getattr(inspect.unwrap(rule), "__code__", None)
-    if code is None:
-        return False
-    constants = code.co_consts
-    if _RETURN_CONST is not None:
-        return any(constants[of] is None for _, of in _find(code, _RETURN_CONST))
-    return any(name == _LOAD_CONST and constants[of] is None for name, of in _find(code, _RETURN_VALUE, -1))
+    names, arguments, constants = code.co_code[::2], code.co_code[1::2], code.co_consts
+    for name, loads, offset in _RETURNS:
+        at = names.find(name)
+        while at >= 0:
+            yield names[at + offset] == loads and constants[arguments[at + offset]] is None
+            at = names.find(name, at + 1)
 
 
-def _find(code: types.CodeType, name: int, offset: int = 0) -> Iterator[tuple[int, int]]:
-    """Yields the name and the argument of each instruction that stands at an offset from one of this name."""
-    names, arguments = code.co_code[::2], code.co_code[1::2]
-    at = names.find(name)
-    while at >= 0:
-        yield names[at + offset], arguments[at + offset]
-        at = names.find(name, at + 1)
-
-
-_RETURN_VALUE, _LOAD_CONST = dis.opmap["RETURN_VALUE"], dis.opmap["LOAD_CONST"]
-_RETURN_CONST = dis.opmap.get("RETURN_CONST")  # of Python 3.12 and 3.13, in place of the other two
+# A return, what loads its constant, and where that stands. In Python 3.12 and 3.13 another return loads it itself.
+_RETURNS = [(dis.opmap["RETURN_VALUE"], dis.opmap["LOAD_CONST"], -1)]
+if "RETURN_CONST" in dis.opmap:
+    _RETURNS.append((dis.opmap["RETURN_CONST"], dis.opmap["RETURN_CONST"], 0))

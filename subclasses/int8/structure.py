@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import canonicalize_dim
 from subclasses.dispatch.cotangents import check_no_cotangents, is_cotangent
 from subclasses.errors import DispatchError
 from subclasses.int8 import blocks
@@ -46,15 +47,7 @@ _SQUEEZES = (aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
 def _squeezable_dims(x: Tensor, dims: Any = None) -> list[int]:
     asked = range(x.dim()) if dims is None else [dims] if isinstance(dims, int) else dims
-    return [_dim(x, d) for d in asked if x.shape[_dim(x, d)] == 1]
-
-
-def _dim(x: Tensor, dim: int) -> int:
-    if not -x.dim() <= dim < x.dim():
-        raise IndexError(
-            f"Dimension out of range (expected to be in range of [{-x.dim()}, {x.dim() - 1}], but got {dim})"
-        )
-    return dim % x.dim()
+    return [canonicalize_dim(x.dim(), d) for d in asked if x.shape[canonicalize_dim(x.dim(), d)] == 1]
 
 
 @Int8Tensor.implements(aten.view.default, aten._unsafe_view.default, aten._reshape_alias.default)
@@ -150,7 +143,7 @@ def _match_strides(x: Any, size: Any, stride: Any, offset: int) -> Any:
 
 @Int8Tensor.implements(aten.slice.Tensor)
 def _(func: Any, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
-    dim = _dim(x, dim)
+    dim = canonicalize_dim(x.dim(), dim)
     start, end, _ = slice(start, end).indices(x.shape[dim])
     return _sliced(x, dim, start, max(start, end), step)
 
@@ -191,7 +184,7 @@ def _blocks_within(x: Any, dim: int, start: int, end: int, step: int) -> tuple[i
 
 @Int8Tensor.implements(aten.select.int)
 def _(func: Any, x: Any, dim: int, index: int) -> Any:
-    dim = _dim(x, dim)
+    dim = canonicalize_dim(x.dim(), dim)
     return _selected(x, dim, _index(x, dim, index))
 
 
@@ -212,13 +205,13 @@ def _selected(x: Any, dim: int, index: int) -> Any:
 
 @Int8Tensor.implements(aten.unbind.int)
 def _(func: Any, x: Any, dim: int = 0) -> Any:
-    dim = _dim(x, dim)
+    dim = canonicalize_dim(x.dim(), dim)
     return [_selected(x, dim, i) for i in range(x.shape[dim])]
 
 
 @Int8Tensor.implements(aten.split.Tensor)
 def _(func: Any, x: Any, split_size: int, dim: int = 0) -> Any:
-    dim = _dim(x, dim)
+    dim = canonicalize_dim(x.dim(), dim)
     size = x.shape[dim]
     if split_size < 1 and (split_size < 0 or size):
         raise RuntimeError(f"split: expected a size of 1 or more, got {split_size}")
@@ -228,7 +221,7 @@ def _(func: Any, x: Any, split_size: int, dim: int = 0) -> Any:
 
 @Int8Tensor.implements(aten.split_with_sizes.default)
 def _(func: Any, x: Any, sizes: Sequence[int], dim: int = 0) -> Any:
-    dim, parts, start = _dim(x, dim), [], 0
+    dim, parts, start = canonicalize_dim(x.dim(), dim), [], 0
     if sum(sizes) != x.shape[dim] or any(s < 0 for s in sizes):
         raise RuntimeError(f"split_with_sizes: {list(sizes)} do not add up to {x.shape[dim]}")
     for s in sizes:
@@ -247,7 +240,7 @@ def _(func: Any, tensors: Sequence[Any], dim: int = 0) -> Any:
     if not _can_join(tensors, dim):
         check_no_cotangents(Int8Tensor, func, quantized)
         return func([t.materialize() if isinstance(t, Int8Tensor) else t for t in tensors], dim)
-    dim = _dim(tensors[0], dim)
+    dim = canonicalize_dim(tensors[0].dim(), dim)
     counts = _joint_counts(tensors, dim)
     if any(tuple(t.scale.shape) != tuple(c) for t, c in zip(tensors, counts, strict=True)):
         check_no_cotangents(
@@ -274,7 +267,7 @@ def _can_join(tensors: Sequence[Any], dim: int) -> bool:
     first = tensors[0]
     if not all(isinstance(t, Int8Tensor) and t.dim() == first.dim() for t in tensors):
         return False
-    d = _dim(first, dim)
+    d = canonicalize_dim(first.dim(), dim)
     return all(
         (t.dtype, t.scale.dtype, t.activation, t.activation_symmetric, is_cotangent(t))
         == (first.dtype, first.scale.dtype, first.activation, first.activation_symmetric, is_cotangent(first))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 import subprocess
 import sys
 import threading
@@ -287,6 +288,15 @@ def in_dual_level():
         seen.append(ask())
     torch.func.jvp(lambda x: seen.append(ask()) or x, one, one)
     assert [*seen, ask()] == [False, True, True, False]
+
+
+def canonicalize_dim():
+    """Counted from the front; a tensor without dims has 0 and -1; the error is that of an op."""
+    assert [_torch.canonicalize_dim(*given) for given in ((3, -1), (3, 1), (0, -1))] == [2, 1, 0]
+    with pytest.raises(IndexError) as op:
+        torch.ones(2, 3).sum(5)
+    with pytest.raises(IndexError, match=re.escape(str(op.value))):
+        _torch.canonicalize_dim(2, 5)
 
 
 def is_compiling_here():
@@ -692,6 +702,7 @@ CHECKS = {
     "is_tracing": is_tracing,
     "in_dual_level": in_dual_level,
     "is_compiling_here": is_compiling_here,
+    "canonicalize_dim": canonicalize_dim,
     "set_hooks": hooks,
     "is_recording": is_recording,
     "apply_function": apply_function,
