@@ -208,7 +208,7 @@ def autograd_enabled() -> Any:
 # Whether a dispatch key is disabled for this thread, and whether a tensor requires grad without a call of its class's
 # __torch_function__, which costs four times as much.
 _is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # type: ignore[attr-defined]
-_any_requires_grad = torch._C._any_requires_grad  # type: ignore[attr-defined]
+any_requires_grad = torch._C._any_requires_grad  # type: ignore[attr-defined]
 _autograd_key = torch._C.DispatchKey.AutogradFunctionality  # type: ignore[attr-defined]
 
 
@@ -217,7 +217,7 @@ def is_recording(
     is_excluded: Any = _is_excluded,
     key: Any = _autograd_key,
     is_grad_enabled: Any = torch.is_grad_enabled,
-    any_requires_grad: Any = _any_requires_grad,
+    any_requires_grad: Any = any_requires_grad,
 ) -> bool:
     """Whether autograd records what is done with a tensor: it requires grad, gradients are on, autograd is not below.
 

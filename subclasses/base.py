@@ -59,6 +59,7 @@ class TensorSubclass(Tensor):
     _saves_inners = False
     _instead = ""  # advice appended to the error for an op without a rule
     _adds_inner_tensors = False  # whether its rules add cotangents as they are, so that these need no mark
+    _keeps_history = False  # whether it has rules for ops, whose results know how they were made
 
     if TYPE_CHECKING:
         # Tensor.outer is the outer product. A declared class uses the name for a function of its fields.

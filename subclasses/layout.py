@@ -11,6 +11,7 @@ Layouts are held weakly: a layout is collected once no tensor and no compiled pr
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -23,6 +24,10 @@ from subclasses.handwritten import flatten_handwritten
 
 # Prefix of the attribute that holds the inner tensor of a field whose own attribute is differentiable.
 RAW = "_raw_"
+
+# The attribute of a value that an op with a rule made: how it did (:mod:`subclasses.autograd.history`). That of an open
+# wrapper, whose inner tensors are differentiable functions themselves, is OPEN.
+HISTORY, OPEN = "_history", "open"
 
 
 def field_name(attribute: str) -> str:
@@ -135,9 +140,14 @@ def _attributes(cls: Any, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _typed(value: Any) -> Any:
-    """Pairs a value with its type, recursively through tuples, and tells -0.0 from 0.0, which it equals."""
+    """Pairs a value with its type, also inside of tuples, frozensets and dataclasses, and tells -0.0 from 0.0."""
     if isinstance(value, tuple):
         return (type(value), *map(_typed, value))
+    if isinstance(value, frozenset):
+        return (type(value), frozenset(map(_typed, value)))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        compared = [getattr(value, f.name) for f in dataclasses.fields(value) if f.compare]
+        return (type(value), value, *map(_typed, compared))
     if isinstance(value, float | complex) and value == 0:
         return (type(value), repr(value))
     return (type(value), value)

@@ -51,6 +51,7 @@ from desugar.tracing.modes import tracing_modes
 from desugar.tracing.outputs import Result, unwrap_result
 from desugar.tracing.run import InputLeaf, Run, changed_slots, from_functional, identity, storages_of
 from subclasses import DispatchError, TensorSubclass
+from subclasses.autograd.history import by_inner_tensors
 from subclasses.handwritten import DTensorContext
 from subclasses.layout import cotangent_layout
 
@@ -254,7 +255,7 @@ class _Recorder:
                 "a result requires grad because of a tensor that the function makes, and no input does",
                 instead="make parameters outside the function, where their gradients can be seen, or detach the result",
             )
-        results = [leaves[number] for number, _ in self.tangents]
+        results, cotangents = by_inner_tensors([leaves[number] for number, _ in self.tangents], cotangents)
         with record_backward(results), nonlinear_gradients.record_backward_calls(results) as self.calls:
             roots = [run.input_leaves[number].root for number in differentiable]
             gradients = torch.autograd.grad(results, roots, cotangents, allow_unused=True)

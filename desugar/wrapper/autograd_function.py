@@ -118,19 +118,21 @@ def _emit_forward_names(out: Emitter, parts: Parts) -> Names:
     return Names([leaves.get(n, "None") for n in range(len(parts.inputs.values))], slots)
 
 
+def _emit_reference(out: Emitter, recompute: RecomputePlan, n: int, name: str) -> str:
+    if n in recompute.kept:
+        return name
+    weak = f"{out.bind(weakref.ref, 'ref')}({name})"
+    return f"{weak} if {name}.is_leaf else {name}" if n in recompute.held else weak
+
+
 def _emit_recompute_record(out: Emitter, recompute: RecomputePlan, names: Names) -> None:
     """Emits the lines that record what a backward needs to run the function again (`RecomputePlan`).
 
-    Arguments are recorded by weak reference, except the non-leaves of autograd in `recompute.held`.
+    Arguments are recorded by weak reference, except those in `recompute.kept`, and the non-leaves of autograd in
+    `recompute.held`.
     """
     if recompute.referred:
-        ref = out.bind(weakref.ref, "ref")
-        entries = []
-        for n in recompute.referred:
-            name = names.leaves[n]
-            entries.append(
-                f"{ref}({name}) if {name}.is_leaf else {name}" if n in recompute.held else f"{ref}({name})"
-            )
+        entries = [_emit_reference(out, recompute, n, names.leaves[n]) for n in recompute.referred]
         out.writeline(f"ctx.alive = {tuple_of(entries)}")
     if recompute.versioned:
         versions = tuple_of(f"{names.leaves[n]}._version" for n in recompute.versioned)

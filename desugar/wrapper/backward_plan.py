@@ -103,22 +103,23 @@ def plan_backward(inputs: Inputs, traced: Interface, partitioned: Split, names: 
             case FromTangent():
                 pass
     _plan_tangents(plan, traced, names.leaves)
-    _plan_primals(plan, traced, names.inputs)
+    _plan_primals(plan, traced, inputs.values, names.inputs)
     return plan
 
 
-def _plan_primals(plan: BackwardPlan, traced: Interface, inputs: Names) -> None:
+def _plan_primals(plan: BackwardPlan, traced: Interface, values: Sequence[Value], inputs: Names) -> None:
     for number, value in traced.grads:
-        if _meets_plain_gradients(value):
+        # The gradient of a plain argument has a class too where an op on both passes on what it gets.
+        if isinstance(values[number], Wrapper) and meets_plain_gradients(value):
             plan.primal_reads[number] = f"ctx.primals[{len(plan.primals)}]"
             plan.primals.append(inputs.leaves[number])
 
 
-def _meets_plain_gradients(value: Value | None) -> bool:
-    """Returns whether autograd may have to add a plain gradient, of another use of an argument, to this gradient.
+def meets_plain_gradients(value: Value | None) -> bool:
+    """Returns whether a gradient of this class is plain where another use of the same value makes it.
 
-    The gradient of a function that reads inner tensors has the argument's class; that of an op which materializes the
-    argument is plain, and converted by the inner tensors (`Primal`).
+    The gradient of a function that reads inner tensors has the value's class; that of an op which materializes the
+    value is plain, and converted by the inner tensors (`Primal`).
     """
     if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
         return False

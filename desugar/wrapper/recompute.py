@@ -5,7 +5,7 @@ order, because autograd computes them.
 
 Eager mode does not keep all arguments of a call alive until its backward, so neither does the wrapper. An argument
 that the forward saves is read from there. A leaf of autograd is read from the autograd graph. The other arguments are
-weakly referenced.
+weakly referenced, unless gradients of another type than the traced one are common.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, View, Wrapper
 from desugar.tracing.unsupported import check_first_order
 from desugar.wrapper.backward import differentiable_leaves
-from desugar.wrapper.backward_plan import BackwardPlan, first_paths
+from desugar.wrapper.backward_plan import BackwardPlan, first_paths, meets_plain_gradients
 from desugar.wrapper.results import Parts
+from subclasses.autograd.history import by_inner_tensors
 
 # ------------------------------------------------------------------------------------------------- records
 
@@ -58,6 +59,8 @@ class RecomputePlan:
         referred: Argument leaves that are neither saved nor in the autograd graph; weakly referenced.
         held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
             history alive, too.
+        kept: Input leaves that are referenced strongly in any case: a result may get plain gradients where gradients of
+            its class were traced.
         versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
             are recorded.
         numbers: Input slots of the arguments that are symbolic numbers.
@@ -68,6 +71,7 @@ class RecomputePlan:
     saved: Mapping[int, int]
     referred: tuple[int, ...]
     held: frozenset[int]
+    kept: frozenset[int]
     versioned: tuple[int, ...]
     numbers: tuple[int, ...]
     constants: Mapping[int, Any]
@@ -81,11 +85,14 @@ def plan_recompute(parts: Parts, plan: BackwardPlan) -> RecomputePlan:
     sources = sources_of_saved(inputs, parts.partitioned)
     tensors = [n for n in tensor_leaves(inputs) if n not in plan.leaves]
     found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
+    referred = tuple(n for n in tensors if n < len(leaves) and n not in found_in_graph)
+    meets_plain = any(meets_plain_gradients(value) for _, value in parts.traced.tangents)
     return RecomputePlan(
         bool(plan.saved),
         plan.leaves,
-        tuple(n for n in tensors if n < len(leaves) and n not in found_in_graph),
+        referred,
         frozenset(differentiable & sources),
+        frozenset(referred if meets_plain else ()),
         tuple(n for n in tensors if n in sources and not live[n].is_inference()),
         tuple(v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None),
         {n: leaf for n, leaf in enumerate(leaves) if isinstance(inputs.values[n], Constant)},
@@ -171,10 +178,11 @@ class Recompute:
                 results |= {base: base_of(results[n]) for base, n in bases.items() if base not in results}
                 if create_graph:
                     check_first_order(results.values())
+                roots, cotangents = by_inner_tensors([results[number] for number in present], tangents)
                 return torch.autograd.grad(
-                    [results[number] for number in present],
+                    roots,
                     [leaves[n] if n < num_arguments else captured[n - num_arguments] for n in differentiable],
-                    tangents,
+                    cotangents,
                     allow_unused=True,
                     create_graph=create_graph,
                 )

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from subclasses._torch import apply_function, autograd_enabled, is_recording
 from subclasses._torch_export import is_exporting
+from subclasses._torch_tracing import leave_in_graph
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import RAW, Layout, cotangent_layout
+from subclasses.layout import HISTORY, OPEN, RAW, Layout, cotangent_layout
 from subclasses.spec.values import dynamic_ints, known_to_differ, with_inners
 
 aten = torch.ops.aten
@@ -163,8 +164,11 @@ def _without_lazy_bits(t: Tensor | None) -> Tensor | None:
 
 
 def _make_leaf(t: Tensor, create_graph: bool) -> Tensor:
-    """Returns a tensor to differentiate by: an autograd leaf, or in a double backward the tensor with its history."""
-    return t if create_graph and t.requires_grad else t.detach().requires_grad_()
+    """Returns a tensor to differentiate by: an autograd leaf, or in a double backward a view with the tensor's history.
+
+    By a view of its own, since one inner tensor may depend on another, or be the same tensor.
+    """
+    return t.view_as(t) if create_graph and t.requires_grad else t.detach().requires_grad_()
 
 
 class Unwrap(torch.autograd.Function):
@@ -276,9 +280,14 @@ def is_recorded(x: Any) -> bool:
 
 def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
     """Returns the inner tensors that these attributes hold; differentiable ones as functions of ``x``."""
-    raw = tuple([x.__dict__[n] for n in names])
     if not is_recorded(x):
-        return raw
+        return tuple([x.__dict__[n] for n in names])
+    return _unwrap_made(x, names) if type(x)._keeps_history else unwrap_by_formula(x, names)
+
+
+def unwrap_by_formula(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
+    """Returns inner tensors as functions of a value; PyTorch's formulas lead the gradient on from there."""
+    raw = tuple([x.__dict__[n] for n in names])
     wanted = tuple([n for n, t in zip(names, raw, strict=True) if is_differentiable(t)])
     if not wanted:
         return raw
@@ -297,7 +306,18 @@ def unwrap_one(x: Any, name: str) -> Tensor | None:
 def unwrap_recorded(x: Any, name: str) -> Tensor | None:
     """Returns one inner tensor where autograd records; a differentiable one as a function of ``x``."""
     t = x.__dict__[name]
-    return apply_function(Unwrap, x, (name,))[0] if is_differentiable(t) else t
+    if not is_differentiable(t):
+        return t
+    return (_unwrap_made if type(x)._keeps_history else unwrap_by_formula)(x, (name,))[0]
+
+
+@leave_in_graph  # Dynamo does not know which op made a value
+def _unwrap_made(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
+    """Returns inner tensors as functions of a value, or, if a rule made it, as functions of the rule's operands."""
+    history = x.__dict__.get(HISTORY)
+    if history is OPEN:
+        return tuple([x.__dict__[n] for n in names])
+    return unwrap_by_formula(x, names) if history is None else history.read(x, names)
 
 
 # ---- open wrappers -----------------------------------------------------------------------------------------

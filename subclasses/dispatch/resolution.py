@@ -24,6 +24,7 @@ from subclasses._torch import (
     python_decomposition,
     with_lazy_bits,
 )
+from subclasses.autograd.history import run_derived, with_history
 from subclasses.dispatch import structural
 from subclasses.dispatch.aliasing import (
     with_aliasing,
@@ -50,6 +51,10 @@ aten = torch.ops.aten
 Call = Callable[..., Any]
 
 
+# What such an op leaves does not depend on what was there.
+_OVERWRITING = frozenset({aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
+
+
 class Plan(NamedTuple):
     """How an op runs: the resolution step that applies, and the callable."""
 
@@ -73,7 +78,16 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
         plan = plan._replace(run=with_sharding(cls, op, plan.run))
     if op in COPYING_OPS:
         plan = plan._replace(run=with_marks(cls, op, plan.run))
-    return plan._replace(run=with_normal_views(op, plan.run)) if op_facts(op).viewed else plan
+    if op_facts(op).viewed:
+        plan = plan._replace(run=with_normal_views(op, plan.run))
+    if cls._keeps_history and op is not aten.detach.default:
+        facts, is_rule = op_facts(op), plan.step in ("rule", "tag rule")
+        writes = is_rule and facts.written == (0,) and op not in _OVERWRITING
+        made = with_history(
+            plan.run, is_rule=is_rule and not facts.written, is_view=bool(facts.viewed), writes=writes
+        )
+        plan = plan._replace(run=made)
+    return plan
 
 
 def find_step(cls: Any, op: OpOverload) -> str:
@@ -208,12 +222,18 @@ def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(n) for n in out] or [args[i] for i in facts.written]
-        value = run(*args, **kwargs)
+        keep = None
+        if cls._keeps_history and len(targets) == 1:
+            value, keep = run_derived(run, args, kwargs)
+        else:
+            value = run(*args, **kwargs)
         if value is NotImplemented:
             return value
         for target, one in zip(targets, value if len(targets) > 1 else [value], strict=True):
             if isinstance(target, cls):
                 write(op, target, one)
+                if keep is not None:
+                    keep(target)
             elif not any(map(is_traceable_wrapper_subclass, (target, one))):
                 write_plain(op, target, one, is_out=bool(out))
             else:

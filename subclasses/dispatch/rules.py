@@ -232,6 +232,12 @@ def all_rules(cls: type) -> list[tuple[Any, Rule]]:
     return [item for table in tables for item in table.items()]
 
 
+def has_op_rules(cls: type) -> bool:
+    """Whether a class or a base of it has a rule below autograd."""
+    books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
+    return any(b.overloads or b.packets or b.families or b.tags for b in books)
+
+
 def is_named(cls: type, function: Any) -> bool:
     """Whether a rule names this Python-level function itself."""
     return any(BOOK in vars(b) and function in vars(b)[BOOK].functions for b in cls.__mro__)

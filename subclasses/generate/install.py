@@ -20,7 +20,7 @@ from subclasses.autograd import construct, materialize
 from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.rule_errors import raise_from_rule
-from subclasses.dispatch.rules import all_rules, collect_function_rules
+from subclasses.dispatch.rules import all_rules, collect_function_rules, has_op_rules
 from subclasses.dispatch.training import beside_training
 from subclasses.dispatch.views import view_functions
 from subclasses.generate.attributes import DynamicDims, install_fields, set_field
@@ -104,6 +104,7 @@ def _refresh(
     cls._marks_cotangents = resolution.marks_cotangents(cls)
     # A mapped class without rules has no need to: optimizers do with its values what any code does.
     cls._marks_gradients = cls._marks_cotangents or (cls.__spec__.fallback == "map" and bool(all_rules(cls)))
+    cls._keeps_history = has_op_rules(cls) and not cls._adds_inner_tensors
     name = "__torch_function__"
     if not _is_overridden(cls, name, root):
         found = classmethod(made[name]) if functions else disabled_torch_function_impl

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import pickle
 import threading
@@ -97,3 +98,31 @@ def test_the_layout_of_a_cotangent():
     assert marked.cotangent and not layout.cotangent
     assert cotangent_layout(marked) is marked is cotangent_layout(layout)
     assert "cotangent" in repr(marked) and "cotangent" not in repr(layout)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    factor: float
+    note: str = dataclasses.field(default="", compare=False)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Config(0.0), Config(-0.0)),
+        (Config(1), Config(1.0)),
+        (frozenset([1]), frozenset([True])),
+        ((Config(1),), (Config(1.0),)),
+    ],
+)
+def test_metadata_that_is_equal_and_not_the_same(one, other):
+    """An equal value of a live tensor stood in for the one that was given."""
+    first, second = (intern_layout(Pair, (value,), ("a", "b")) for value in (one, other))
+    assert first is not second
+    assert (repr(first.statics), repr(second.statics)) == (repr((one,)), repr((other,)))
+    assert intern_layout(Pair, (one,), ("a", "b")) is first
+
+
+def test_metadata_that_its_own_class_holds_equal():
+    one, other = (intern_layout(Pair, (Config(1.0, note),), ("a", "b")) for note in ("a", "b"))
+    assert one is other

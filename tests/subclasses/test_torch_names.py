@@ -290,6 +290,13 @@ def in_dual_level():
     assert [*seen, ask()] == [False, True, True, False]
 
 
+def any_requires_grad():
+    """Of several tensors; without a call of the class's ``__torch_function__``."""
+    x = torch.ones(1, requires_grad=True)
+    assert _torch.any_requires_grad(torch.ones(1), x) and not _torch.any_requires_grad(torch.ones(1))
+    assert not _torch.any_requires_grad()
+
+
 def canonicalize_dim():
     """Counted from the front; a tensor without dims has 0 and -1; the error is that of an op."""
     assert [_torch.canonicalize_dim(*given) for given in ((3, -1), (3, 1), (0, -1))] == [2, 1, 0]
@@ -703,6 +710,7 @@ CHECKS = {
     "in_dual_level": in_dual_level,
     "is_compiling_here": is_compiling_here,
     "canonicalize_dim": canonicalize_dim,
+    "any_requires_grad": any_requires_grad,
     "set_hooks": hooks,
     "is_recording": is_recording,
     "apply_function": apply_function,

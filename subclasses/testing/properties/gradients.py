@@ -247,9 +247,9 @@ def _check_slope(s: Subject, case: Case) -> None:
             raise Broken(
                 f"the gradient of {shown_names} through {case.name} is wrong: the slope in a random direction is "
                 f"{expected:.4g} by differences and {got:.4g} by autograd",
-                "a rule for an op runs below autograd: PyTorch's formula for the derivative is computed by the rules "
-                "of the class, and is right only if they are linear where it is. Register the rule for the function, "
-                "such as torch.mul, and read inner tensors with unwrap: PyTorch then differentiates what the rule does",
+                "PyTorch differentiates the ops of a rule on inner tensors: it sees none where the rule calls "
+                "detach(), reads .data, converts to numpy or turns gradients off, or where a rule for a function reads "
+                "fields in place of x.unwrap()",
             )
 
 

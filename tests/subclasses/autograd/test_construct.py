@@ -366,6 +366,41 @@ def test_gradcheck(fn):
     assert gradgradcheck(fn, given)
 
 
+class Product(TensorSubclass, fallback="materialize"):
+    one: Tensor = inner()
+    other: Tensor = inner()
+
+    def materialize(self):
+        return self.one * self.other
+
+
+DEPENDENT = {
+    "the same tensor": lambda x: (x, x),
+    "one of the other": lambda x: (x, x.exp()),
+    "by way of a third": lambda x: ((y := x.sin()) * 2, y.sum(0, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("case", DEPENDENT)
+def test_inner_tensors_that_depend_on_one_another(case, create_graph, compiled):
+    """With a graph of the gradient, what one inner tensor is to another was counted twice."""
+
+    def gradients(fn):
+        x = torch.tensor([[0.5, 2.0]], requires_grad=True)
+        (first,) = torch.autograd.grad(fn(x).sum(), x, create_graph=create_graph)
+        second = torch.autograd.grad(first.sum(), x)[0] if create_graph else None
+        return first.detach(), second
+
+    def fn(x):
+        return Product(*DEPENDENT[case](x)) * 1
+
+    call = desugar.compile(fn, backend="eager") if compiled else fn
+    expected = gradients(lambda x: torch.mul(*DEPENDENT[case](x)))
+    torch.testing.assert_close(gradients(call), expected)
+
+
 def test_create_graph():
     data, factor = leaves(3, ())
     (g,) = torch.autograd.grad((Scaled(data, factor).sin()).sum(), data, create_graph=True)

@@ -337,6 +337,10 @@ def _turned(cls, func, x):
     return cls(-x.high, -x.low)
 
 
+def _half_detached(cls, func, x):
+    return cls(-x.high.detach(), -x.low)
+
+
 def _turned_above(cls, func, x):
     low, high = x.unwrap()
     return cls(-high, -low)
@@ -348,10 +352,14 @@ def _inner_gradients(make):
 
 
 def test_a_gradient_that_differences_do_not_confirm_is_told_without_a_reference():
-    found = _inner_gradients(_interval(torch.ops.aten.neg, _turned))
+    found = _inner_gradients(_interval(torch.ops.aten.neg, _half_detached))
     assert found.state == "broken"
     assert "the gradient of low, high through -x is wrong" in found.detail
-    assert "Register the rule for the function" in found.mend
+    assert "calls detach()" in found.mend and "x.unwrap()" in found.mend
+
+
+def test_a_rule_for_an_op_is_confirmed_by_differences():
+    assert _inner_gradients(_interval(torch.ops.aten.neg, _turned)).state == "kept"
 
 
 def test_a_rule_above_autograd_is_confirmed_by_differences():

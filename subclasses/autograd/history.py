@@ -1,0 +1,320 @@
+"""How ops with rules made a value, for derivatives by way of its inner tensors.
+
+PyTorch derives an op by its own formula, which is about the tensors that values represent. What the rule for the op
+computes is another function: from the inner tensors of the operands to those of the result. Where a program reads inner
+tensors of the result, the rule runs again, above autograd and on open wrappers, and autograd derives that::
+
+    operands ----- op, by PyTorch's formula ----> result             what is done with the result as a whole
+    operands --unwrap--> rule, by its own ops --> inner tensors      what reads its inner tensors
+
+A result refers to the call that made it until its inner tensors are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import any_requires_grad, apply_function, autograd_enabled, current_transform
+from subclasses.autograd import construct
+from subclasses.autograd.construct import is_differentiable, unwrap
+from subclasses.errors import DispatchError, one_of
+from subclasses.layout import HISTORY, OPEN
+from subclasses.spec.values import with_inners
+
+Call = Callable[..., Any]
+
+# So many calls are kept in a row; the next one is derived at once, which keeps fewer Python objects.
+_LONGEST = 200
+
+
+class History:
+    """The call that made a value, and from the first reading on its inner tensors as differentiable functions.
+
+    Attributes:
+        made: the call, its arguments, and the number of the result; None after the first reading, and for a value that
+            a rule wrote to in its own way, which has no derivative.
+        versions: of the tensors of the arguments, when the op ran.
+        own: the versions of the inner tensors, when the value was made.
+        length: how many calls in a row are kept.
+        is_view: whether the value is a view, which a write to either changes; its derivative is PyTorch's then, as that
+            of a view without a rule is.
+        parts: the inner tensors by attribute; None before the first reading.
+    """
+
+    __slots__ = ("is_view", "length", "made", "own", "parts", "versions")
+
+    def __init__(
+        self,
+        x: Any,
+        made: tuple[Call, Any, Any, int | None] | None,
+        parts: Any = None,
+        *,
+        is_view: bool = False,
+    ) -> None:
+        self.made, self.parts, self.is_view = made, parts, is_view
+        self.own, self.versions, self.length = _versions(x), [], 0
+        if made is not None:
+            self.versions = _versions(made[1:3])
+            self.length = 1 + max((_length(t) for t in _tensors(made[1:3])), default=0)
+
+    def read(self, x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
+        """Returns inner tensors of the value, the differentiable ones as the rule computes them."""
+        if self.is_view and _versions(x) != self.own:
+            return construct.unwrap_by_formula(x, names)
+        if _versions(x) != self.own or (self.parts is None and self.made is None):
+            raise _written_error(x)
+        if self.parts is None:
+            _derive(x)
+        held, parts = x.__dict__, self.parts
+        assert parts is not None
+        wanted = [n for n in names if is_differentiable(held[n])]
+        found = (
+            apply_function(_Read, tuple([held[n] for n in wanted]), *[parts[n] for n in wanted])
+            if wanted
+            else ()
+        )
+        read = dict(zip(wanted, found, strict=True))
+        return tuple([read.get(n, held[n]) for n in names])
+
+    def derive(self, x: Any) -> None:
+        """Runs the call again, on open wrappers.
+
+        Raises:
+            DispatchError: a tensor was written to since, or the rule's result does not depend on its operands.
+        """
+        assert self.made is not None
+        run, args, kwargs, number = self.made
+        if _versions((args, kwargs)) != self.versions and not self.is_view:
+            raise _written_error(x)
+        with torch.autocast(x.device.type, enabled=False):  # an op's arguments were cast before it ran
+            found = run(*_open(args), **_open(kwargs))
+        self.parts = _parts(found if number is None else found[number], x)
+        self.made, self.length = None, 0
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _tensors(part)
+
+
+def _versions(value: Any) -> list[int]:
+    inners = [i for t in _tensors(value) for i in _inners(t)]
+    return [0 if t.is_inference() else t._version for t in inners]
+
+
+def _written_error(x: Any) -> DispatchError:
+    return DispatchError(
+        f"{one_of(type(x))} that a rule made: its inner tensors are read where autograd records, and it, or what it "
+        f"was computed from, was written to in place since; read them before the write, or write to a clone"
+    )
+
+
+def _inners(t: Tensor) -> Sequence[Tensor]:
+    """The tensors whose memory a value has: of a declared class its inner tensors, else itself."""
+    if not hasattr(type(t), "__spec__"):
+        return (t,)
+    return [i for n in type(t).__spec__.attributes if (i := t.__dict__[n]) is not None]
+
+
+def _length(t: Tensor) -> int:
+    history = t.__dict__.get(HISTORY)
+    return history.length if isinstance(history, History) else 0
+
+
+def _derive(x: Any) -> None:
+    """Derives a value, after those that it was computed from; without recursion, since there may be many in a row."""
+    stack = [x]
+    while stack:
+        history = stack[-1].__dict__[HISTORY]
+        if history.parts is None:
+            before = [t for t in _tensors(history.made[1:3]) if _is_underived(t)]
+            if before:
+                stack += before
+                continue
+            history.derive(stack[-1])
+        stack.pop()
+
+
+def _is_underived(t: Tensor) -> bool:
+    history = t.__dict__.get(HISTORY)
+    return isinstance(history, History) and history.parts is None and history.made is not None
+
+
+# ---- open wrappers -----------------------------------------------------------------------------------------
+
+
+def _open(value: Any) -> Any:
+    """Replaces each value of a declared class in the arguments by an open wrapper."""
+    if isinstance(value, Tensor):
+        if not hasattr(type(value), "__spec__") or value.__dict__.get(HISTORY) is OPEN:
+            return value
+        history, names = value.__dict__.get(HISTORY), type(value).__spec__.attributes
+        return _opened(value, unwrap(value, names) if history is None else history.read(value, names))
+    if isinstance(value, dict):
+        return {k: _open(v) for k, v in value.items()}
+    return type(value)(map(_open, value)) if type(value) in (list, tuple) else value
+
+
+def _opened(x: Any, inners: Sequence[Tensor | None]) -> Any:
+    new = with_inners(x, inners)
+    new.__dict__[HISTORY] = OPEN
+    return new
+
+
+def _parts(found: Any, x: Any) -> dict[str, Any]:
+    """The inner tensors of what a rule returned for open wrappers.
+
+    Raises:
+        DispatchError: it is no value like ``x``, or does not depend on the operands.
+    """
+    names = type(x).__spec__.attributes
+    if type(found) is not type(x):
+        raise DispatchError(
+            f"a rule returned {one_of(type(x))}, and for the same operands now {one_of(type(found))}"
+        )
+    parts = dict(zip(names, unwrap(found, names), strict=True))
+    if not any(t is not None and t.requires_grad for t in parts.values()):
+        raise DispatchError(
+            f"{one_of(type(x))} that a rule made: its inner tensors are read where autograd records, and the rule "
+            f"computes them without derivatives, as detach(), torch.no_grad() or integers have none; compute them with "
+            f"ops that have, read what has no derivative under torch.no_grad(), or detach the value"
+        )
+    return parts
+
+
+class _Read(torch.autograd.Function):
+    """Inner tensors of a value, with the derivatives of what its rule computes; views, as those of Unwrap are."""
+
+    @staticmethod
+    def forward(raw: tuple[Tensor, ...], *parts: Tensor) -> tuple[Tensor, ...]:
+        return tuple([t[...] if t.__class__ is Tensor else torch.ops.aten.alias.default(t) for t in raw])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        return None, *cotangents
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, raw: tuple[Tensor, ...], *parts: Tensor) -> tuple[Any, Any]:
+        return apply_function(_Read, raw, *parts), tuple(None for _ in parts)
+
+
+# ---- keeping it --------------------------------------------------------------------------------------------
+
+
+def with_history(run: Call, *, is_rule: bool, is_view: bool, writes: bool) -> Call:
+    """Wraps the plan of an op so that each value that it makes of others knows how.
+
+    Args:
+        run: the plan.
+        is_rule: whether it is a rule of the author. Any other plan computes each inner tensor from that one inner
+            tensor of its operands, as PyTorch's formula does with cotangents; it matters only behind a rule.
+        is_view: whether the op returns views.
+        writes: whether it is a rule that writes to its first operand, whose derivative is not known then.
+    """
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if not _keeps():
+            return run(*args, **kwargs)
+        operands = [*_tensors((args, kwargs))]
+        if any(t.__dict__.get(HISTORY) is OPEN for t in operands):  # a rule that runs again calls another one
+            with autograd_enabled():
+                return _open(run(*args, **kwargs))
+        out = run(*args, **kwargs)
+        if not _is_kept(operands, by_rule=is_rule or writes):
+            return out
+        if writes:
+            if hasattr(type(operands[0]), "__spec__"):
+                keep_history(operands[0], History(operands[0], None))
+            return out
+        for number, one in enumerate(out) if isinstance(out, list | tuple) else ((None, out),):
+            is_made = hasattr(type(one), "__spec__") and not any(one is t for t in operands)
+            if is_made and (is_rule or HISTORY not in one.__dict__):
+                keep_history(one, History(one, (run, args, kwargs, number), is_view=is_view))
+        return out
+
+    return plan
+
+
+def keep_history(x: Any, history: History) -> None:
+    """Attaches a history to a value; a long one is derived at once."""
+    x.__dict__[HISTORY] = history
+    if history.length > _LONGEST:
+        with autograd_enabled():
+            _derive(x)
+
+
+def run_derived(run: Call, args: Any, kwargs: Any) -> tuple[Any, Callable[[Any], None]]:
+    """Runs a rule for an op that writes to a value; returns the value to write and what attaches its history."""
+    if not (_keeps() and _is_kept([*_tensors((args, kwargs))], by_rule=True)):
+        return run(*args, **kwargs), _keep_nothing
+    with autograd_enabled():
+        found = run(*_open(args), **_open(kwargs))
+        if not hasattr(type(found), "__spec__"):
+            return found.detach() if isinstance(found, Tensor) else found, _keep_nothing
+        parts = dict(zip(names := type(found).__spec__.attributes, unwrap(found, names), strict=True))
+    value = with_inners(found, [t if t is None else t.detach() for t in parts.values()])
+
+    def attach(target: Any) -> None:
+        target.__dict__[HISTORY] = History(target, None, parts)
+
+    return value, attach
+
+
+def _keep_nothing(target: Any) -> None:
+    pass
+
+
+def _keeps() -> bool:
+    return torch.is_grad_enabled() and current_transform() is None
+
+
+def _is_kept(operands: Sequence[Tensor], *, by_rule: bool) -> bool:
+    """Whether autograd records an op on values, by a rule or behind one."""
+    if any(map(_is_cotangent, operands)):
+        return False
+    return any(HISTORY in t.__dict__ for t in operands) or (by_rule and any_requires_grad(*operands))
+
+
+def _is_cotangent(t: Tensor) -> bool:
+    layout = t.__dict__.get("_layout")
+    return layout is not None and layout.cotangent
+
+
+def _is_unmarked(cotangent: Any) -> bool:
+    """Whether a caller of a backward made a cotangent as a value: PyTorch's formula takes it for one."""
+    return type(cotangent)._marks_cotangents and not _is_cotangent(cotangent)
+
+
+# ---- cotangents --------------------------------------------------------------------------------------------
+
+
+def by_inner_tensors(results: Sequence[Any], cotangents: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Replaces each result that has a history by its inner tensors, where its cotangent is one of its class."""
+    roots: list[Any] = []
+    given: list[Any] = []
+    for x, cotangent in zip(results, cotangents, strict=True):
+        history = x.__dict__.get(HISTORY)
+        if history is None or type(cotangent) is not type(x) or _is_unmarked(cotangent):
+            roots.append(x)
+            given.append(cotangent)
+            continue
+        names = type(x).__spec__.attributes
+        for t, g in zip(history.read(x, names), (cotangent.__dict__[n] for n in names), strict=True):
+            if t is not None and t.requires_grad:
+                roots.append(t)
+                given.append(g)
+    return roots, given

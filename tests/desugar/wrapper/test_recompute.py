@@ -1,0 +1,70 @@
+"""A backward that runs the function again, because a gradient has another type than the traced one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+import subclasses
+from subclasses import TensorSubclass, inner
+
+
+class Tripled(TensorSubclass, fallback="materialize"):
+    """Results of `+` and `*` are of the class, and all other ops make plain gradients of them."""
+
+    third: Tensor = inner()
+
+    def materialize(self):
+        return self.third * 3
+
+
+@Tripled.implements(subclasses.arithmetic)
+def _(func, x, y):
+    if func in (torch.add, torch.sub):
+        return Tripled(func(*(t.third if isinstance(t, Tripled) else t / 3 for t in (x, y))))
+    return Tripled(func(*(t.third if isinstance(t, Tripled) else t for t in (x, y))))
+
+
+@pytest.mark.parametrize("way", ["desugar.compile", "torch.compile"])
+def test_arguments_that_nobody_keeps(way):
+    """Plain gradients are common for such a class, so the program keeps what it needs to run again."""
+
+    def fn(x):
+        return x * 2
+
+    def gradient(call):
+        p = torch.full((3,), 0.5, requires_grad=True)
+        out = call(Tripled(p * 1))
+        return torch.autograd.grad(out.exp().sum(), p)[0]
+
+    compiled = (
+        desugar.compile(fn, backend="eager")
+        if way == "desugar.compile"
+        else torch.compile(fn, backend="desugar", options={"backend": "eager"})
+    )
+    assert torch.equal(gradient(fn), gradient(compiled))
+
+
+READ = {
+    "as a whole": (lambda x: x.exp(), torch.exp),
+    "materialized": (lambda x: x.materialize(), lambda t: t),
+    "by its inner tensor": (lambda x: x.unwrap("third").sin(), lambda t: (t / 3).sin()),
+    "both": (lambda x: x.exp() + x.unwrap("third"), lambda t: t.exp() + t / 3),
+}
+
+
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("fn", [lambda x, q: x + q, lambda x, q: x + q.sum(), lambda x, q: x * q])
+def test_the_gradient_of_a_plain_operand(fn, read):
+    """It is plain, whatever gradients the result gets."""
+
+    def gradients(call):
+        p, q = torch.full((3,), 0.5, requires_grad=True), torch.arange(1.0, 4.0, requires_grad=True)
+        return torch.autograd.grad(READ[read][0](call(Tripled(p * 1), q)).sum(), (p, q))
+
+    p, q = torch.full((3,), 0.5, requires_grad=True), torch.arange(1.0, 4.0, requires_grad=True)
+    expected = torch.autograd.grad(READ[read][1](fn(3 * p, q)).sum(), (p, q))
+    for call in (fn, desugar.compile(fn, backend="eager")):
+        torch.testing.assert_close(gradients(call), expected)

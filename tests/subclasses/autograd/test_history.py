@@ -1,0 +1,307 @@
+"""Derivatives by way of the inner tensors of what ops with rules made: those of the rule, not of PyTorch's formula."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import desugar
+import subclasses
+from subclasses import DispatchError, TensorSubclass, inner, static
+
+aten = torch.ops.aten
+
+
+class Log(TensorSubclass, fallback="materialize"):
+    """Positive numbers by their logarithms: a product is a sum, so PyTorch's formula is not that of the logarithm."""
+
+    log: Tensor = inner(shape="... n")
+
+    def materialize(self):
+        return self.log.exp()
+
+
+def as_log(x):
+    return x.log if isinstance(x, Log) else torch.as_tensor(x, dtype=torch.float64).log()
+
+
+@Log.implements(subclasses.arithmetic)
+def _(func, x, y):
+    if func is torch.add:
+        return Log(func(as_log(x).exp(), as_log(y).exp()).log())
+    if any(
+        isinstance(t, Tensor) and not isinstance(t, Log) for t in (x, y)
+    ):  # it may be negative, as a gradient
+        return func(*(t.materialize() if isinstance(t, Log) else t for t in (x, y)))
+    if func is torch.div:
+        return x * (1 / y)  # another rule of the class
+    return Log(as_log(x) + as_log(y))
+
+
+@Log.implements(aten.select, aten.t)
+def _(func, x, *args):
+    return Log(func(x.log, *args))
+
+
+@Log.implements(aten.aminmax)
+def _(func, x, *, dim=None, keepdim=False):
+    return tuple(Log(t) for t in func(x.log, dim=dim, keepdim=keepdim))
+
+
+@Log.implements(aten.erfc)
+def without_derivative(func, x):
+    return Log(func(x.log.detach().exp()))
+
+
+@Log.implements(aten.pow_)
+def raised_in_its_own_way(func, x, power):
+    x.log.mul_(power)
+    return x
+
+
+def numbers(*shape):
+    return torch.rand(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) + 0.5
+
+
+# What a function does with a value and a plain tensor.
+MADE = {
+    "by a number": lambda x, q: x * 3,
+    "a sum": lambda x, q: x + q,
+    "two values": lambda x, q: (x + 1) * x,
+    "a rule that calls another": lambda x, q: (x + q) / 3,
+    "a row of them": lambda x, q: ((x * 2 + q) * x + 1) * 0.5,
+    "a view of one": lambda x, q: (x * 3)[0],
+    "one of a view": lambda x, q: x[0] * 3,
+    "a copy of one": lambda x, q: (x * 3).clone(),
+    "turned twice": lambda x, q: (x.t() * 3).t() + q,
+    "in place": lambda x, q: (x * 1).mul_(3) + q,
+    "in place at last": lambda x, q: (x + q).mul_(2),
+    "several results": lambda x, q: (lambda found: found[0] * found[1])(torch.aminmax(x + q, dim=1)),
+}
+
+READ = {
+    "inner": (lambda y: y.unwrap("log"), torch.log),
+    "materialized": (lambda y: y.materialize().square(), torch.square),
+    "whole": (lambda y: y.sin(), torch.sin),
+    "both": (lambda y: y.sin() + y.unwrap("log"), lambda t: t.sin() + t.log()),
+}
+
+
+@pytest.mark.parametrize("way", ["eager", "desugar", "inside", "stock, inside"])
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("made", MADE)
+def test_gradients_are_those_of_plain_tensors(made, read, way):
+    """PyTorch's formula for ``x * 3`` scales a cotangent by 3, and the logarithm's derivative is 1."""
+    fn, (of_value, of_plain) = MADE[made], READ[read]
+    torch.compiler.reset()
+
+    def both(x, q):
+        return of_value(fn(x, q))
+
+    calls = {
+        "eager": both,
+        "desugar": lambda x, q: of_value(desugar.compile(fn, backend="eager")(x, q)),
+        "inside": desugar.compile(both, backend="eager"),
+        "stock, inside": torch.compile(both, backend="aot_eager"),
+    }
+    p, q = numbers(2, 2).requires_grad_(), numbers(2, 2).requires_grad_()
+    expected_value = of_plain(fn(p * 1, q))
+    expected = torch.autograd.grad(expected_value.sum(), (p, q), allow_unused=True)
+    value = calls[way](Log((p * 1).log()), q)
+    torch.testing.assert_close(value, expected_value)
+    got = torch.autograd.grad(value.sum(), (p, q), allow_unused=True)
+    for one, other in zip(got, expected, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert type(one) is Tensor
+            torch.testing.assert_close(one, other)
+
+
+def test_second_derivatives():
+    def third_power_by_logarithms(p):
+        return ((Log(p.log()) * 3) * Log(p.log())).unwrap("log")
+
+    p = numbers(3).requires_grad_()
+    assert torch.autograd.gradcheck(third_power_by_logarithms, (p,))
+    assert torch.autograd.gradgradcheck(third_power_by_logarithms, (p,))
+
+
+def test_without_gradients_nothing_is_kept():
+    x = Log(numbers(3).requires_grad_())
+    with torch.no_grad():
+        held = (x * 3).__dict__
+    assert "_history" not in held and "_history" not in (x.detach() * 3).__dict__
+    assert (x * 3).unwrap("log").requires_grad
+    assert not (x * 3).detach().unwrap("log").requires_grad
+
+
+def test_what_is_read_is_the_memory_of_the_value():
+    y = Log(numbers(3).requires_grad_()) * 3
+    read = y.unwrap("log")
+    assert read.data_ptr() == y.detach().log.data_ptr()
+    with pytest.raises(RuntimeError, match="modified inplace"):
+        read.add_(1)
+
+
+@pytest.mark.parametrize(
+    "written", ["the operand", "the result", "the result, after it was read", "a plain operand"]
+)
+def test_a_write_in_between_is_an_error(written):
+    log, q = numbers(3), numbers(3)
+    x, plain = Log(log.requires_grad_()) * 1, q.clone().requires_grad_() * 1
+    y = x + plain
+    if written == "the result, after it was read":
+        y.unwrap("log")
+    with torch.no_grad():
+        target = {"the operand": x, "a plain operand": plain}.get(written, y)
+        target.mul_(2)
+    if written == "the operand" or written == "a plain operand":
+        assert y.sin().requires_grad  # as a whole it has PyTorch's derivative
+    with pytest.raises(DispatchError, match="written to in place since; read them before"):
+        y.unwrap("log")
+
+
+def test_a_rule_that_writes_in_its_own_way_has_no_derivative():
+    x = Log(numbers(3).requires_grad_()) * 1
+    x.pow_(2)
+    with pytest.raises(DispatchError, match="written to in place"):
+        x.materialize()
+    y = Log(numbers(3).requires_grad_()) * 1
+    y.copy_(Log(numbers(3)))
+    with torch.no_grad():
+        assert torch.equal(y.materialize(), numbers(3).exp())
+
+
+def test_a_rule_without_derivative_is_told():
+    p = numbers(3).requires_grad_()
+    y = Log(p).erfc()
+    with pytest.raises(DispatchError, match=r"without derivatives, as detach\(\)"):
+        y.unwrap("log")
+    with torch.no_grad():
+        assert not y.unwrap("log").requires_grad
+    assert not y.detach().materialize().requires_grad
+
+
+def test_thousands_in_a_row():
+    p = numbers(3).requires_grad_()
+    x = Log(p)
+    for _ in range(2000):
+        x = x * 1.001
+    (gradient,) = torch.autograd.grad(x.unwrap("log").sum(), p)
+    assert torch.equal(gradient, torch.ones_like(p))
+    del x  # neither a recursion of Python nor one of C ends it
+
+
+def test_a_reading_at_each_step_derives_each_once():
+    calls = []
+
+    class Counted(Log):
+        pass
+
+    @Counted.implements(aten.mul)
+    def _(func, x, y):
+        calls.append(y)
+        return Counted(x.log + torch.as_tensor(y).log())
+
+    p = numbers(3).requires_grad_()
+    x, total = Counted(p), 0
+    for n in range(2, 12):
+        x = x * n
+        total = total + x.unwrap("log").sum()
+    assert len(calls) == 20
+    assert torch.equal(torch.autograd.grad(total, p)[0], torch.full_like(p, 10))
+
+
+def test_autocast_around_the_reading():
+    p = torch.ones(2, 2, requires_grad=True)
+
+    class Factor(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return self.held
+
+    @Factor.implements(aten.mul)
+    def _(func, x, y):
+        return Factor(x.held @ torch.eye(2) * y)
+
+    y = Factor(p) * 3
+    with torch.autocast("cpu", torch.bfloat16):
+        read = y.unwrap("held")
+    assert read.dtype == torch.float32
+    assert torch.equal(torch.autograd.grad(read.sum(), p)[0], torch.full((2, 2), 3.0))
+
+
+def test_a_value_with_a_history_is_copied_and_saved_without_it():
+    y = (Log(numbers(3).requires_grad_()) * 3).detach()
+    assert "_history" not in pickle.loads(pickle.dumps(y)).__dict__
+    assert "_history" not in copy.deepcopy(y).__dict__
+
+
+# ---- other kinds of classes ----------------------------------------------------------------------------------
+
+
+class Ends(TensorSubclass):
+    """Stands for no plain tensor."""
+
+    low: Tensor = inner()
+    high: Tensor = inner()
+    unit: str = static(default="m")
+
+
+@Ends.implements(aten.neg)
+def _(func, x):
+    return Ends(-x.high, -x.low, unit=x.unit)
+
+
+class Mapped(TensorSubclass, fallback="map"):
+    one: Tensor = inner()
+    other: Tensor = inner()
+
+
+@Mapped.implements(aten.flip)
+def _(func, x, dims):
+    return Mapped(2 * x.other, x.one)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(
+    ("cls", "fn", "expected"),
+    [(Ends, lambda x: -x, (0.0, -1.0)), (Mapped, lambda x: x.flip([0]) * 5, (0.0, 10.0))],
+)
+def test_inner_tensors_that_change_places(cls, fn, expected, compiled):
+    """A formula of PyTorch's would give each cotangent to the inner tensor of its own name."""
+    one, other = (numbers(3).requires_grad_() for _ in range(2))
+    call = desugar.compile(fn, backend="eager") if compiled else fn
+    first, _ = call(cls(one, other)).unwrap()[:2]
+    gradients = torch.autograd.grad(first.sum(), (one, other), allow_unused=True)
+    assert [0.0 if g is None else g[0].item() for g in gradients] == list(expected)
+
+
+class Trained(Log, fallback="materialize", trainable=True):
+    pass
+
+
+@Trained.implements(subclasses.arithmetic)
+def _(func, x, y):
+    return Trained(as_log(x) + as_log(y)) if func is torch.mul else NotImplemented
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_training_by_a_loss_of_inner_tensors(compiled):
+    parameter = nn.Parameter(Trained(numbers(4)))
+    before = parameter.detach().log.clone()
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+
+    def loss(x):
+        return (x * 3).unwrap("log").sum()
+
+    for _ in range(2):
+        optimizer.zero_grad()
+        (desugar.compile(loss, backend="eager") if compiled else loss)(parameter).backward()
+        optimizer.step()
+    torch.testing.assert_close(parameter.detach().log, before - 1)
