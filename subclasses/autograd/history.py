@@ -119,7 +119,7 @@ def _written_error(x: Any) -> DispatchError:
     )
 
 
-def _inners(t: Tensor) -> Sequence[Tensor]:
+def _inners(t: Any) -> Sequence[Tensor]:
     """The tensors whose memory a value has: of a declared class its inner tensors, else itself."""
     if not hasattr(type(t), "__spec__"):
         return (t,)
@@ -156,9 +156,10 @@ def _is_underived(t: Tensor) -> bool:
 def _open(value: Any) -> Any:
     """Replaces each value of a declared class in the arguments by an open wrapper."""
     if isinstance(value, Tensor):
-        if not hasattr(type(value), "__spec__") or value.__dict__.get(HISTORY) is OPEN:
+        spec, history = getattr(type(value), "__spec__", None), value.__dict__.get(HISTORY)
+        if spec is None or history is OPEN:
             return value
-        history, names = value.__dict__.get(HISTORY), type(value).__spec__.attributes
+        names = spec.attributes
         return _opened(value, unwrap(value, names) if history is None else history.read(value, names))
     if isinstance(value, dict):
         return {k: _open(v) for k, v in value.items()}
