@@ -12,7 +12,7 @@ A result refers to the call that made it until its inner tensors are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -56,16 +56,16 @@ class History:
         is_view: bool = False,
     ) -> None:
         self.made, self.parts, self.is_view = made, parts, is_view
-        self.own, self.versions, self.length = _versions(x), [], 0
+        self.own, self.versions, self.length = _versions([x]), [], 0
         if made is not None:
-            self.versions = _versions(made[1:3])
-            self.length = 1 + max((_length(t) for t in _tensors(made[1:3])), default=0)
+            operands = _tensors(made[1], made[2])
+            self.versions, self.length = _versions(operands), 1 + max(map(_length, operands))
 
     def read(self, x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
         """Returns inner tensors of the value, the differentiable ones as the rule computes them."""
-        if self.is_view and _versions(x) != self.own:
+        if self.is_view and _versions([x]) != self.own:
             return construct.unwrap_by_formula(x, names)
-        if _versions(x) != self.own or (self.parts is None and self.made is None):
+        if _versions([x]) != self.own or (self.parts is None and self.made is None):
             raise _written_error(x)
         if self.parts is None:
             _derive(x)
@@ -88,7 +88,7 @@ class History:
         """
         assert self.made is not None
         run, args, kwargs, number = self.made
-        if _versions((args, kwargs)) != self.versions and not self.is_view:
+        if _versions(_tensors(args, kwargs)) != self.versions and not self.is_view:
             raise _written_error(x)
         with torch.autocast(x.device.type, enabled=False):  # an op's arguments were cast before it ran
             found = run(*_open(args), **_open(kwargs))
@@ -96,20 +96,27 @@ class History:
         self.made, self.length = None, 0
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors(part)
+def _tensors(args: Any, kwargs: Any) -> list[Any]:
+    """The tensors among arguments, also inside of lists."""
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value, None)
+    return found
 
 
-def _versions(value: Any) -> list[int]:
-    inners = [i for t in _tensors(value) for i in _inners(t)]
-    return [0 if t.is_inference() else t._version for t in inners]
+def _versions(tensors: Sequence[Any]) -> list[int]:
+    """The versions of the memory of values: of the inner tensors of those of declared classes."""
+    held: list[Any] = []
+    for t in tensors:
+        spec = getattr(type(t), "__spec__", None)
+        held += (t,) if spec is None else [i for n in spec.attributes if (i := t.__dict__[n]) is not None]
+    try:
+        return [t._version for t in held]
+    except RuntimeError:  # an inference tensor has no version
+        return [0 if t.is_inference() else t._version for t in held]
 
 
 def _written_error(x: Any) -> DispatchError:
@@ -117,13 +124,6 @@ def _written_error(x: Any) -> DispatchError:
         f"{one_of(type(x))} that a rule made: its inner tensors are read where autograd records, and it, or what it "
         f"was computed from, was written to in place since; read them before the write, or write to a clone"
     )
-
-
-def _inners(t: Any) -> Sequence[Tensor]:
-    """The tensors whose memory a value has: of a declared class its inner tensors, else itself."""
-    if not hasattr(type(t), "__spec__"):
-        return (t,)
-    return [i for n in type(t).__spec__.attributes if (i := t.__dict__[n]) is not None]
 
 
 def _length(t: Tensor) -> int:
@@ -137,7 +137,7 @@ def _derive(x: Any) -> None:
     while stack:
         history = stack[-1].__dict__[HISTORY]
         if history.parts is None:
-            before = [t for t in _tensors(history.made[1:3]) if _is_underived(t)]
+            before = [t for t in _tensors(*history.made[1:3]) if _is_underived(t)]
             if before:
                 stack += before
                 continue
@@ -226,17 +226,18 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, writes: bool) -> Ca
         is_view: whether the op returns views.
         writes: whether it is a rule that writes to its first operand, whose derivative is not known then.
     """
+    by_rule, is_grad_enabled = is_rule or writes, torch.is_grad_enabled
 
     def plan(*args: Any, **kwargs: Any) -> Any:
-        if not _keeps():
+        if not is_grad_enabled():
             return run(*args, **kwargs)
-        operands = [*_tensors((args, kwargs))]
+        operands = _tensors(args, kwargs)
+        if not _is_kept(operands, by_rule=by_rule):
+            return run(*args, **kwargs)
         if any(t.__dict__.get(HISTORY) is OPEN for t in operands):  # a rule that runs again calls another one
             with autograd_enabled():
                 return _open(run(*args, **kwargs))
         out = run(*args, **kwargs)
-        if not _is_kept(operands, by_rule=is_rule or writes):
-            return out
         if writes:
             if hasattr(type(operands[0]), "__spec__"):
                 keep_history(operands[0], History(operands[0], None))
@@ -260,7 +261,7 @@ def keep_history(x: Any, history: History) -> None:
 
 def run_derived(run: Call, args: Any, kwargs: Any) -> tuple[Any, Callable[[Any], None]]:
     """Runs a rule for an op that writes to a value; returns the value to write and what attaches its history."""
-    if not (_keeps() and _is_kept([*_tensors((args, kwargs))], by_rule=True)):
+    if not (torch.is_grad_enabled() and _is_kept(_tensors(args, kwargs), by_rule=True)):
         return run(*args, **kwargs), _keep_nothing
     with autograd_enabled():
         found = run(*_open(args), **_open(kwargs))
@@ -279,15 +280,15 @@ def _keep_nothing(target: Any) -> None:
     pass
 
 
-def _keeps() -> bool:
-    return torch.is_grad_enabled() and current_transform() is None
-
-
-def _is_kept(operands: Sequence[Tensor], *, by_rule: bool) -> bool:
+def _is_kept(operands: Sequence[Any], *, by_rule: bool) -> bool:
     """Whether autograd records an op on values, by a rule or behind one."""
-    if any(map(_is_cotangent, operands)):
-        return False
-    return any(HISTORY in t.__dict__ for t in operands) or (by_rule and any_requires_grad(*operands))
+    for t in operands:
+        if HISTORY in t.__dict__:
+            break
+    else:
+        if not (by_rule and any_requires_grad(*operands)):
+            return False
+    return current_transform() is None and not any(map(_is_cotangent, operands))
 
 
 def _is_cotangent(t: Tensor) -> bool:
