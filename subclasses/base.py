@@ -195,7 +195,8 @@ class TensorSubclass(Tensor):
     def unwrap(self, name: str | None = None) -> Any:
         """Returns one inner tensor, or all of them, as a differentiable function of this tensor.
 
-        A tensor that is returned where autograd records may not be written to.
+        Inner tensors of what a rule for an op made are functions of the operands of the rule, which PyTorch
+        differentiates. A tensor that is returned where autograd records may not be written to.
 
         Args:
             name: the inner tensor to return. Without a name, the result is a tuple of all inner tensors in order of

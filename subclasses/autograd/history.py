@@ -35,14 +35,14 @@ class History:
     """The call that made a value, and from the first reading on its inner tensors as differentiable functions.
 
     Attributes:
-        made: the call, its arguments, and the number of the result; None after the first reading, and for a value that
-            a rule wrote to in its own way, which has no derivative.
+        made: the call, its arguments, and the number of the result; None after the first reading.
         versions: of the tensors of the arguments, when the op ran.
         own: the versions of the inner tensors, when the value was made.
         length: how many calls in a row are kept.
         is_view: whether the value is a view, which a write to either changes; its derivative is PyTorch's then, as that
             of a view without a rule is.
-        parts: the inner tensors by attribute; None before the first reading.
+        parts: the inner tensors by attribute; None before the first reading, and empty if a rule wrote to the value in
+            its own way, which has no derivative.
     """
 
     __slots__ = ("is_view", "length", "made", "own", "parts", "versions")
@@ -65,12 +65,11 @@ class History:
         """Returns inner tensors of the value, the differentiable ones as the rule computes them."""
         if self.is_view and _versions([x]) != self.own:
             return construct.unwrap_by_formula(x, names)
-        if _versions([x]) != self.own or (self.parts is None and self.made is None):
+        if _versions([x]) != self.own or self.parts == {}:
             raise _written_error(x)
         if self.parts is None:
             _derive(x)
         held, parts = x.__dict__, self.parts
-        assert parts is not None
         wanted = [n for n in names if is_differentiable(held[n])]
         found = (
             apply_function(_Read, tuple([held[n] for n in wanted]), *[parts[n] for n in wanted])
@@ -86,8 +85,10 @@ class History:
         Raises:
             DispatchError: a tensor was written to since, or the rule's result does not depend on its operands.
         """
-        assert self.made is not None
-        run, args, kwargs, number = self.made
+        made = self.made
+        if made is None:
+            return  # another thread was first
+        run, args, kwargs, number = made
         if _versions(_tensors(args, kwargs)) != self.versions and not self.is_view:
             raise _written_error(x)
         with torch.autocast(x.device.type, enabled=False):  # an op's arguments were cast before it ran
@@ -136,18 +137,17 @@ def _derive(x: Any) -> None:
     stack = [x]
     while stack:
         history = stack[-1].__dict__[HISTORY]
-        if history.parts is None:
-            before = [t for t in _tensors(*history.made[1:3]) if _is_underived(t)]
-            if before:
-                stack += before
-                continue
-            history.derive(stack[-1])
-        stack.pop()
+        made = history.made
+        before = [] if made is None else [t for t in _tensors(made[1], made[2]) if _is_underived(t)]
+        if before:
+            stack += before
+        else:
+            history.derive(stack.pop())
 
 
 def _is_underived(t: Tensor) -> bool:
     history = t.__dict__.get(HISTORY)
-    return isinstance(history, History) and history.parts is None and history.made is not None
+    return isinstance(history, History) and history.parts is None
 
 
 # ---- open wrappers -----------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, writes: bool) -> Ca
         out = run(*args, **kwargs)
         if writes:
             if hasattr(type(operands[0]), "__spec__"):
-                keep_history(operands[0], History(operands[0], None))
+                keep_history(operands[0], History(operands[0], None, {}))
             return out
         for number, one in enumerate(out) if isinstance(out, list | tuple) else ((None, out),):
             is_made = hasattr(type(one), "__spec__") and not any(one is t for t in operands)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 
 import pytest
 import torch
@@ -214,6 +215,23 @@ def test_a_reading_at_each_step_derives_each_once():
         total = total + x.unwrap("log").sum()
     assert len(calls) == 20
     assert torch.equal(torch.autograd.grad(total, p)[0], torch.full_like(p, 10))
+
+
+def test_threads_that_read_the_same_value():
+    p = numbers(64).requires_grad_()
+    for _ in range(20):
+        y, found, barrier = ((Log(p) * 2) + 1) * 3, [], threading.Barrier(4)
+
+        def read(y=y, found=found, barrier=barrier):
+            barrier.wait()
+            found.append(torch.autograd.grad(y.unwrap("log").sum(), p, retain_graph=True)[0])
+
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert len(found) == 4 and all(torch.equal(one, found[0]) for one in found)
 
 
 def test_autocast_around_the_reading():
