@@ -18,7 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import any_requires_grad, apply_function, autograd_enabled, current_transform
+from subclasses._torch import (
+    DisableTorchFunctionSubclass,
+    any_requires_grad,
+    apply_function,
+    autograd_enabled,
+    current_transform,
+)
 from subclasses.autograd import construct
 from subclasses.autograd.construct import is_differentiable, unwrap
 from subclasses.errors import DispatchError, one_of
@@ -37,7 +43,7 @@ class History:
     Attributes:
         made: the call, its arguments, and the number of the result; None after the first reading.
         versions: of the tensors of the arguments, when the op ran.
-        own: the versions of the inner tensors, when the value was made.
+        own: the versions of the value and its inner tensors, when it was made.
         length: how many calls in a row are kept.
         is_view: whether the value is a view, which a write to either changes; its derivative is PyTorch's then, as that
             of a view without a rule is.
@@ -53,10 +59,12 @@ class History:
         made: tuple[Call, Any, Any, int | None] | None,
         parts: Any = None,
         *,
+        version: int = 0,
         is_view: bool = False,
     ) -> None:
         self.made, self.parts, self.is_view = made, parts, is_view
         self.own, self.versions, self.length = _versions([x]), [], 0
+        self.own[0] = version
         if made is not None:
             operands = _tensors(made[1], made[2])
             self.versions, self.length = _versions(operands), 1 + max(map(_length, operands))
@@ -109,21 +117,24 @@ def _tensors(args: Any, kwargs: Any) -> list[Any]:
 
 
 def _versions(tensors: Sequence[Any]) -> list[int]:
-    """The versions of the memory of values: of the inner tensors of those of declared classes."""
+    """The versions of values and of their inner tensors: autograd counts writes to the former, rules to the latter."""
     held: list[Any] = []
     for t in tensors:
-        spec = getattr(type(t), "__spec__", None)
-        held += (t,) if spec is None else [i for n in spec.attributes if (i := t.__dict__[n]) is not None]
-    try:
-        return [t._version for t in held]
-    except RuntimeError:  # an inference tensor has no version
-        return [0 if t.is_inference() else t._version for t in held]
+        held.append(t)
+        if (spec := getattr(type(t), "__spec__", None)) is not None:
+            held += [i for n in spec.attributes if (i := t.__dict__[n]) is not None]
+    with DisableTorchFunctionSubclass():
+        try:
+            return [t._version for t in held]
+        except RuntimeError:  # an inference tensor has no version
+            return [0 if t.is_inference() else t._version for t in held]
 
 
 def _written_error(x: Any) -> DispatchError:
     return DispatchError(
         f"{one_of(type(x))} that a rule made: its inner tensors are read where autograd records, and it, or what it "
-        f"was computed from, was written to in place since; read them before the write, or write to a clone"
+        f"was computed from, was written to in place since; read them before the write, or compute the value by ops "
+        f"that write nothing, such as torch.where and torch.cat"
     )
 
 
@@ -240,12 +251,15 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, writes: bool) -> Ca
         out = run(*args, **kwargs)
         if writes:
             if hasattr(type(operands[0]), "__spec__"):
-                keep_history(operands[0], History(operands[0], None, {}))
+                keep_history(operands[0], History(operands[0], None, {}, version=_written(operands[0])))
             return out
         for number, one in enumerate(out) if isinstance(out, list | tuple) else ((None, out),):
             is_made = hasattr(type(one), "__spec__") and not any(one is t for t in operands)
             if is_made and (is_rule or HISTORY not in one.__dict__):
-                keep_history(one, History(one, (run, args, kwargs, number), is_view=is_view))
+                version = (
+                    operands[0]._version if is_view else 0
+                )  # PyTorch counts for a view and its base together
+                keep_history(one, History(one, (run, args, kwargs, number), version=version, is_view=is_view))
         return out
 
     return plan
@@ -271,9 +285,14 @@ def run_derived(run: Call, args: Any, kwargs: Any) -> tuple[Any, Callable[[Any],
     value = with_inners(found, [t if t is None else t.detach() for t in parts.values()])
 
     def attach(target: Any) -> None:
-        target.__dict__[HISTORY] = History(target, None, parts)
+        target.__dict__[HISTORY] = History(target, None, parts, version=_written(target))
 
     return value, attach
+
+
+def _written(target: Any) -> int:
+    """The version of a value after the op that writes to it, which PyTorch counts when it is done."""
+    return target._version + 1
 
 
 def _keep_nothing(target: Any) -> None:

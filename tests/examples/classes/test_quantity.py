@@ -112,12 +112,15 @@ def test_in_place():
 def test_gradients_of_what_was_written_to():
     x, y = (torch.randn(3, 2, requires_grad=True) for _ in range(2))
     got = Quantity.of(x, m=1) * 1
-    got += Quantity.of(y, m=1)
     got[0] = Quantity.of(y, m=1)[1]
-    expected = torch.cat([y[1:2], (x + y)[1:]])
+    got += Quantity.of(y, m=1)
+    expected = torch.cat([y[1:2] + y[:1], (x + y)[1:]])
     torch.testing.assert_close(got.value, expected)
     gradients = [torch.autograd.grad(v.pow(3).sum(), (x, y)) for v in (got.value, expected)]
     torch.testing.assert_close(*gradients)
+    got[0] = Quantity.of(y, m=1)[1]  # the rule of the sum does not know it
+    with pytest.raises(DispatchError, match="written to in place since"):
+        _ = got.value
 
 
 def test_a_leaf_gets_a_gradient_with_its_unit():

@@ -166,6 +166,16 @@ def test_a_write_in_between_is_an_error(written):
         y.unwrap("log")
 
 
+def test_a_write_to_a_view_of_it_is_an_error():
+    """Rules write below autograd, where memory counts no writes; the value does."""
+    y = Log(numbers(3, 2).requires_grad_()) * 3
+    y += Log(numbers(3, 2))
+    y.unwrap("log")
+    y[0].mul_(2)
+    with pytest.raises(DispatchError, match="written to in place since"):
+        y.unwrap("log")
+
+
 def test_a_rule_that_writes_in_its_own_way_has_no_derivative():
     x = Log(numbers(3).requires_grad_()) * 1
     x.pow_(2)
