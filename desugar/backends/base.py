@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import fx
 
 from desugar import _torch as private
@@ -73,7 +74,8 @@ def run_eagerly(
     forward, below_view_tracking = graph.forward, private.BelowADInplaceOrView
 
     def run(items: list[Any]) -> Sequence[Any]:
-        if is_compiling_here():  # compiled autograd traces the graph into its own
+        # Compiled autograd traces the graph into its own. The first question costs a call less.
+        if torch.compiler.is_compiling() and is_compiling_here():
             return forward(*items)
         with below_view_tracking():
             return forward(*items)

@@ -77,7 +77,7 @@ class History:
             raise _written_error(x)
         if self.parts is None:
             _derive(x)
-        held, parts = x.__dict__, self.parts
+        held, parts = x.__dict__, self.parts or {}
         wanted = [n for n in names if is_differentiable(held[n])]
         found = (
             apply_function(_Read, tuple([held[n] for n in wanted]), *[parts[n] for n in wanted])
