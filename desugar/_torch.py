@@ -72,6 +72,8 @@ _LAZY = {
     "get_proxy_mode": "torch.fx.experimental.proxy_tensor",
     # Keeps the tags that a selective checkpointing policy puts on nodes.
     "preserve_node_meta": "torch.fx.traceback",
+    # Turns arithmetic with floats that change from call to call into arithmetic with tensors.
+    "tensorify_python_scalars": "torch.fx.passes._tensorify_python_scalars",
     # A nested tensor that PyTorch makes once and shares; made in a trace, it would keep fake tensors forever.
     "shared_nested_tensor": "torch.nested._internal.nested_tensor:_nt_view_dummy",
     # ---- symbols -------------------------------------------------------------------------------------------

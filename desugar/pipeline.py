@@ -29,6 +29,7 @@ from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with
 from desugar.recording.listeners import stage
 from desugar.store.programs import Place, Stored
 from desugar.tracing.effect_tokens import sink_tokens
+from desugar.tracing.python_floats import replace_floats
 from desugar.tracing.trace import discover, trace_graph
 from desugar.tracing.unsupported import check_same_structure
 from desugar.tracing.view_replays import has_unknown_views
@@ -169,6 +170,8 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
         outputs = discover(function.call, inputs)
     with stage("trace"):
         traced = trace_graph(function.call, inputs, outputs, backend.decompositions())
+        if backend.reads_memory:
+            replace_floats(traced.graph, inputs.fakes.mode)
     verify.check_traced(traced, len(inputs.flat.items))
     return (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
 

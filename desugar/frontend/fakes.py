@@ -71,12 +71,14 @@ class Fakes:
         """
         check_plain(real)
         source = private.LocalSource(name)
-        context = symbolic_context(real.dim(), is_dynamic)
+        # Torch makes a symbol for the value of a tensor of one element, which no guard here covers.
+        if real.dim() or real.storage_offset():
+            settings = {"symbolic_context": symbolic_context(real.dim(), is_dynamic), "source": source}
+        else:
+            settings = {"static_shapes": True}
         with torch.no_grad():
-            fake = self.mode.from_tensor(bare_alias(real), symbolic_context=context, source=source)
-        fake.item_memo = (
-            None  # torch keeps the value of a one-element tensor in a symbol that no guard here covers
-        )
+            fake = self.mode.from_tensor(bare_alias(real), **settings)
+        fake.item_memo = None
         self.guarded.append((name, fake))
         for dim, extent in enumerate(fake.size()):
             self._note(extent, f"{name}.size({dim})")

@@ -26,7 +26,7 @@ from desugar.frontend.inputs import Inputs
 from desugar.ir.pytree import result_leaves
 from desugar.ir.stages import LeafFunction, Split
 from desugar.ir.storage import base_of
-from desugar.ir.values import Constant, Plain, Same, View, Wrapper
+from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
 from desugar.tracing.unsupported import check_first_order
 from desugar.wrapper.backward import differentiable_leaves
 from desugar.wrapper.backward_plan import BackwardPlan, first_paths, meets_plain_gradients
@@ -59,8 +59,8 @@ class RecomputePlan:
         referred: Argument leaves that are neither saved nor in the autograd graph; weakly referenced.
         held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
             history alive, too.
-        kept: Input leaves that are referenced strongly in any case: a result may get plain gradients where gradients of
-            its class were traced.
+        kept: Input leaves that are referenced strongly in any case: all, if a result may get plain gradients where
+            gradients of its class were traced; else tensors without dimensions, as Dynamo makes of floats at each call.
         versioned: Input leaves that are not saved but from which a saved value is computed; their version counters
             are recorded.
         numbers: Input slots of the arguments that are symbolic numbers.
@@ -87,12 +87,13 @@ def plan_recompute(parts: Parts, plan: BackwardPlan) -> RecomputePlan:
     found_in_graph = {n for n in differentiable if isinstance(live[n], nn.Parameter)}
     referred = tuple(n for n in tensors if n < len(leaves) and n not in found_in_graph)
     meets_plain = any(meets_plain_gradients(value) for _, value in parts.traced.tangents)
+    kept = referred if meets_plain else [n for n in referred if _has_no_dims(inputs.values[n], leaves[n])]
     return RecomputePlan(
         bool(plan.saved),
         plan.leaves,
         referred,
         frozenset(differentiable & sources),
-        frozenset(referred if meets_plain else ()),
+        frozenset(kept),
         tuple(n for n in tensors if n in sources and not live[n].is_inference()),
         tuple(v.index for v in inputs.values if isinstance(v, Constant) and v.index is not None),
         {n: leaf for n, leaf in enumerate(leaves) if isinstance(inputs.values[n], Constant)},
@@ -240,6 +241,10 @@ class Recompute:
 
 
 # ------------------------------------------------------------------------------------------------- helpers
+
+
+def _has_no_dims(value: Value, leaf: Any) -> bool:
+    return isinstance(value, Plain) and not value.requires_grad and leaf.dim() == 0
 
 
 def tensor_leaves(inputs: Inputs) -> list[int]:
