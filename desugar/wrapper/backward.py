@@ -264,7 +264,7 @@ class VariantEmitter:
         for number in differentiable_leaves(self.traced):
             value = dict(self.traced.grads)[number]
             assert value is not None
-            if any(isinstance(variant.gradients[slot], Tensor) for slot, _ in paths_of(value)):
+            if any(_is_gradient(variant.gradients[slot]) for slot, _ in paths_of(value)):
                 gradient = emit_value(out, value, lambda slot: gradients[slot], f"d{number}")
                 if number in self.plan.primal_reads:
                     out.writeline(f"{gradient}.__dict__[{PRIMAL!r}] = {self.plan.primal_reads[number]}")
@@ -289,6 +289,11 @@ class VariantEmitter:
             out.writeline(
                 f"    {gradient}.__dict__['_layout'] = {out.bind(value_layout(value.context), 'layout')}"
             )
+
+
+def _is_gradient(item: Any) -> bool:
+    """Whether an output of a backward graph has a derivative's dtype; offsets, say, are of any gradient of their class."""
+    return isinstance(item, Tensor) and (item.is_floating_point() or item.is_complex())
 
 
 def _is_markable(value: Value) -> TypeGuard[Wrapper]:

@@ -207,10 +207,23 @@ class BackwardVariants:
         names = self._source_names()
         tangents = {name: source.index for name, source in names.items() if isinstance(source, FromTangent)}
         graph = prune_missing(
-            self.partitioned.backward, tangents, self._missing(present), list(self.partitioned.depends)
+            self.partitioned.backward, tangents, self._missing(present), self._gradient_dependencies()
         )
         check_pruned(graph, names)
         return graph
+
+    def _gradient_dependencies(self) -> list[frozenset[int]]:
+        """Returns, for each output, the tangent slots that the gradients which hold it depend on in any part.
+
+        A gradient of a class arrives with all its inner tensors, zeros among them, or not at all.
+        """
+        depends = list(self.partitioned.depends)
+        for _, value in self.traced.grads:
+            slots = [] if value is None else [*slots_of(value)]
+            whole = frozenset().union(*(self.partitioned.depends[slot] for slot in slots))
+            for slot in slots:
+                depends[slot] |= whole
+        return depends
 
     def _missing(self, present: tuple[bool, ...]) -> frozenset[int]:
         """Returns the tangent slots that do not arrive."""

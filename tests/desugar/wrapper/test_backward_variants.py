@@ -11,6 +11,7 @@ import torch
 
 import desugar
 from desugar import DesugarError
+from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import EVERY, Beside, Halves, Labeled, Nested, Pair, TwoTensor, make, plain_parts
 from tests.desugar.judge import WAYS, assert_same_values, by_pass, judge, random_like
 
@@ -224,3 +225,41 @@ def test_an_error_of_compiled_code_is_not_taken_for_a_batch_of_gradients():
     out = desugar.compile(lambda x: x.sin(), backend=backend)(x)
     with pytest.raises(RuntimeError, match="of the backend's own"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("door", WAYS)
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+def test_no_gradient_reaches_an_argument_with_offsets(cls, door):
+    """Its offsets, which every gradient of its class holds, are no gradient."""
+
+    def fn(x, w):
+        return x * w, w.sum(), (x * 2) * w
+
+    rows = [torch.randn(n, 4) for n in (3, 0, 2)]
+    compiled = None
+    for missing in ((0, 2), (0,), (1, 2), ()):
+        compiled = judge(
+            fn,
+            lambda: (cls.from_tensors(rows).requires_grad_(), torch.ones(4, requires_grad=True)),
+            compiled,
+            missing=missing,
+            way=WAYS[door],
+        )
+
+
+@pytest.mark.parametrize("door", WAYS)
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_a_gradient_reaches_one_of_two_inner_tensors(door, dynamic):
+    """The other one gets zeros, as in eager mode."""
+
+    def fn(x, w):
+        return x.unwrap("a").sin(), x.unwrap("b") * w, w.cos()
+
+    compiled = WAYS[door](fn, dynamic=dynamic)
+    for missing in ((0, 2), (1,), (0, 1), (0,), (1, 2), ()):
+        judge(
+            fn,
+            lambda: (make(Pair, 2, 3, grad=True), torch.ones(3, requires_grad=True)),
+            compiled,
+            missing=missing,
+        )
