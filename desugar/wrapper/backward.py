@@ -292,7 +292,7 @@ class VariantEmitter:
 
 
 def _is_gradient(item: Any) -> bool:
-    """Whether an output of a backward graph has a derivative's dtype; offsets, say, are of any gradient of their class."""
+    """Whether an output of a backward graph has a derivative's dtype, which offsets, for one, do not have."""
     return isinstance(item, Tensor) and (item.is_floating_point() or item.is_complex())
 
 
