@@ -252,3 +252,12 @@ def in_dual_level(forward_ad: str) -> str:
     """
     # Every level sets it; there is no other way to ask.
     return f"{forward_ad}._current_level >= 0"
+
+
+# ---- the backward ------------------------------------------------------------------------------------------
+
+# Sets version counters: a node that takes the place of another one changes no value.
+set_version_counters = torch._C._autograd._unsafe_set_version_counter  # type: ignore[attr-defined]
+
+# Whether the backward that runs in this thread may run again (`retain_graph`).
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from desugar import _torch as private
+from subclasses import TensorSubclass
 from subclasses._torch import disabled_torch_function_impl
 
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
@@ -45,10 +46,11 @@ def _write(x: Tensor, parts: tuple[Any, ...], value: Any) -> None:
 
 
 def _has_default_indexing(x: Any) -> bool:
-    """Whether indexing has PyTorch's meaning: the class of `x` intercepts no torch function."""
-    return isinstance(x, private.FunctionalTensor) or (
-        type(x).__torch_function__ is disabled_torch_function_impl
-    )
+    """Whether indexing has PyTorch's meaning: the class of `x` has no rules for torch functions."""
+    cls = type(x)
+    if isinstance(x, private.FunctionalTensor) or cls.__torch_function__ is disabled_torch_function_impl:
+        return True
+    return issubclass(cls, TensorSubclass) and not cls._has_function_rules
 
 
 def _is_byte_mask(part: Any) -> bool:

@@ -146,7 +146,7 @@ def pull_back(primal: Any, cotangent: Tensor) -> Any:
     create_graph = torch.is_grad_enabled()
     inners = [primal.__dict__[n] for n in type(primal).__spec__.attributes]
     with torch.enable_grad():
-        leaves = [_make_leaf(t, create_graph) if is_differentiable(t) else t for t in inners]
+        leaves = [make_leaf(t, create_graph) if is_differentiable(t) else t for t in inners]
         wanted = [t for t in leaves if is_differentiable(t)]
         # An open wrapper: its inner tensors require grad, so that autograd records `materialize`.
         plain = with_inners(primal, leaves).materialize()
@@ -163,12 +163,26 @@ def _without_lazy_bits(t: Tensor | None) -> Tensor | None:
     return t if t is None or not (t.is_conj() or t.is_neg()) else t.resolve_conj().resolve_neg()
 
 
-def _make_leaf(t: Tensor, create_graph: bool) -> Tensor:
+def make_leaf(t: Tensor, create_graph: bool) -> Tensor:
     """Returns a tensor to differentiate by: an autograd leaf, or in a double backward a view with the tensor's history.
 
     By a view of its own, since one inner tensor may depend on another, or be the same tensor.
     """
     return t.view_as(t) if create_graph and t.requires_grad else t.detach().requires_grad_()
+
+
+def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
+    """Constructs a cotangent of a value from those of its inner tensors, with zeros for each that is None."""
+    cls, held = type(x), [x.__dict__[n] for n in type(x).__spec__.attributes]
+    parts = [
+        t if not is_differentiable(t) else torch.zeros_like(t) if g is None else _without_lazy_bits(g)  # type: ignore[arg-type]
+        for t, g in zip(held, given, strict=True)
+    ]
+    layout = cotangent_layout(x._layout) if cls._marks_cotangents else x._layout
+    cotangent = construct(layout, dynamic_ints(x), *parts)
+    if cls._saves_inners:
+        cotangent.__dict__[PRIMAL] = Primal(x)
+    return cotangent
 
 
 class Unwrap(torch.autograd.Function):
@@ -186,21 +200,21 @@ class Unwrap(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keeps the other inner tensors: the values of non-differentiable ones, the size and dtype of the others."""
+        """Keeps the inner tensors: the values of non-differentiable ones, the size and dtype of the others."""
         x, names = inputs
         cls, held = type(x), x.__dict__
         if cls is Tensor:
             return  # a transform of torch.func that does not differentiate by the value, which is inside of this
+        ctx.set_materialize_grads(False)
         fixed: dict[str, Tensor] = {}
         likes: dict[str, Tensor] = {}
         for name in cls.__spec__.attributes:
             t = held[name]
-            if t is not None and name not in names:
-                # Only the size and dtype of a differentiable one are read, so a later write to it is not an error.
-                if t.is_floating_point() or t.is_complex():
-                    likes[name] = t
-                else:
-                    fixed[name] = t
+            # Only the size and dtype of a differentiable one are read, so a later write to it is not an error.
+            if is_differentiable(t):
+                likes[name] = t
+            elif t is not None:
+                fixed[name] = t
         ctx.layout, ctx.dynamics, ctx.names = held["_layout"], dynamic_ints(x), names
         ctx.fixed, ctx.likes = tuple(fixed), likes
         if fixed:
@@ -212,10 +226,12 @@ class Unwrap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        """Returns a cotangent of the class, with zeros for the differentiable inner tensors that were not unwrapped."""
+        """Returns a cotangent of the class, with zeros for differentiable inner tensors that no gradient reaches."""
+        if all(g is None for g in cotangents):
+            return None, None
         parts: dict[str, Any] = dict(zip(ctx.names, map(_without_lazy_bits, cotangents), strict=True))
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
-        parts |= {n: torch.zeros_like(t) for n, t in ctx.likes.items()}
+        parts |= {n: torch.zeros_like(t) for n, t in ctx.likes.items() if parts.get(n) is None}
         layout, cls = ctx.layout, ctx.layout.cls
         if cls._marks_cotangents:
             layout = cotangent_layout(layout)

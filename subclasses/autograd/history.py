@@ -42,8 +42,9 @@ class History:
 
     Attributes:
         made: the call, its arguments, and the number of the result; None after the first reading.
-        versions: of the tensors of the arguments, when the op ran.
-        own: the versions of the value and its inner tensors, when it was made.
+        operands: the tensors of the arguments.
+        versions: theirs and those of their inner tensors, when the op ran.
+        own: those of the value and its inner tensors, when it was made.
         length: how many calls in a row are kept.
         is_view: whether the value is a view, which a write to either changes; its derivative is PyTorch's then, as that
             of a view without a rule is.
@@ -51,7 +52,7 @@ class History:
             its own way, which has no derivative.
     """
 
-    __slots__ = ("is_view", "length", "made", "own", "parts", "versions")
+    __slots__ = ("is_view", "length", "made", "operands", "own", "parts", "versions")
 
     def __init__(
         self,
@@ -59,22 +60,21 @@ class History:
         made: tuple[Call, Any, Any, int | None] | None,
         parts: Any = None,
         *,
+        operands: Sequence[Any] = (),
         version: int = 0,
         is_view: bool = False,
     ) -> None:
-        self.made, self.parts, self.is_view = made, parts, is_view
-        self.own, self.versions, self.length = _versions([x]), [], 0
+        self.made, self.parts, self.is_view, self.operands = made, parts, is_view, operands
+        self.own, self.versions = _versions((x,), operands)
         self.own[0] = version
-        if made is not None:
-            operands = _tensors(made[1], made[2])
-            self.versions, self.length = _versions(operands), 1 + max(map(_length, operands))
+        self.length = 1 + max(map(_length, operands)) if made is not None else 0
 
     def read(self, x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
         """Returns inner tensors of the value, the differentiable ones as the rule computes them."""
-        if self.is_view and _versions([x]) != self.own:
+        if self.is_view and _versions((x,))[0] != self.own:
             return construct.unwrap_by_formula(x, names)
-        if _versions([x]) != self.own or self.parts == {}:
-            raise _written_error(x)
+        if _versions((x,))[0] != self.own or self.parts == {}:
+            raise _written_error(type(x))
         if self.parts is None:
             _derive(x)
         held, parts = x.__dict__, self.parts or {}
@@ -97,42 +97,49 @@ class History:
         if made is None:
             return  # another thread was first
         run, args, kwargs, number = made
-        if _versions(_tensors(args, kwargs)) != self.versions and not self.is_view:
-            raise _written_error(x)
+        if not self.is_view:
+            check_unwritten(self, type(x))
         with torch.autocast(x.device.type, enabled=False):  # an op's arguments were cast before it ran
             found = run(*_open(args), **_open(kwargs))
-        self.parts = _parts(found if number is None else found[number], x)
-        self.made, self.length = None, 0
+        self.parts = rule_parts(found if number is None else found[number], type(x))
+        self.made, self.operands, self.length = None, (), 0
 
 
-def _tensors(args: Any, kwargs: Any) -> list[Any]:
+def tensors_in(args: Any, kwargs: Any) -> list[Any]:
     """The tensors among arguments, also inside of lists."""
     found: list[Any] = []
     for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, Tensor):
             found.append(value)
         elif isinstance(value, list | tuple):
-            found += _tensors(value, None)
+            found += tensors_in(value, None)
     return found
 
 
-def _versions(tensors: Sequence[Any]) -> list[int]:
+def _versions(*groups: Sequence[Any]) -> list[list[int]]:
     """The versions of values and of their inner tensors: autograd counts writes to the former, rules to the latter."""
-    held: list[Any] = []
-    for t in tensors:
-        held.append(t)
-        if (spec := getattr(type(t), "__spec__", None)) is not None:
-            held += [i for n in spec.attributes if (i := t.__dict__[n]) is not None]
     with DisableTorchFunctionSubclass():
-        try:
-            return [t._version for t in held]
-        except RuntimeError:  # an inference tensor has no version
-            return [0 if t.is_inference() else t._version for t in held]
+        return [[_version(t) for x in tensors for t in _held(x)] for tensors in groups]
 
 
-def _written_error(x: Any) -> DispatchError:
+def _held(x: Any) -> list[Any]:
+    spec = getattr(type(x), "__spec__", None)
+    return [x] if spec is None else [x, *(t for n in spec.attributes if (t := x.__dict__[n]) is not None)]
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+def check_unwritten(history: History, cls: Any) -> None:
+    """Raises DispatchError if an operand was written to since the op ran."""
+    if _versions(history.operands)[0] != history.versions:
+        raise _written_error(cls)
+
+
+def _written_error(cls: Any) -> DispatchError:
     return DispatchError(
-        f"{one_of(type(x))} that a rule made: its inner tensors are read where autograd records, and it, or what it "
+        f"{one_of(cls)} that a rule made: its inner tensors are read where autograd records, and it, or what it "
         f"was computed from, was written to in place since; read them before the write, or compute the value by ops "
         f"that write nothing, such as torch.where and torch.cat"
     )
@@ -148,8 +155,7 @@ def _derive(x: Any) -> None:
     stack = [x]
     while stack:
         history = stack[-1].__dict__[HISTORY]
-        made = history.made
-        before = [] if made is None else [t for t in _tensors(made[1], made[2]) if _is_underived(t)]
+        before = [t for t in history.operands if _is_underived(t)]
         if before:
             stack += before
         else:
@@ -166,38 +172,52 @@ def _is_underived(t: Tensor) -> bool:
 
 def _open(value: Any) -> Any:
     """Replaces each value of a declared class in the arguments by an open wrapper."""
+    return _map_tensors(value, _open_value)
+
+
+def replace_tensors(value: Any, new: dict[int, Any]) -> Any:
+    """Replaces tensors in the arguments by those of a dict from the ids of the old ones."""
+    return _map_tensors(value, lambda t: new.get(id(t), t))
+
+
+def _map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, Tensor):
-        spec, history = getattr(type(value), "__spec__", None), value.__dict__.get(HISTORY)
-        if spec is None or history is OPEN:
-            return value
-        names = spec.attributes
-        return _opened(value, unwrap(value, names) if history is None else history.read(value, names))
+        return change(value)
     if isinstance(value, dict):
-        return {k: _open(v) for k, v in value.items()}
-    return type(value)(map(_open, value)) if type(value) in (list, tuple) else value
+        return {k: _map_tensors(v, change) for k, v in value.items()}
+    return type(value)(_map_tensors(v, change) for v in value) if type(value) in (list, tuple) else value
 
 
-def _opened(x: Any, inners: Sequence[Tensor | None]) -> Any:
+def _open_value(value: Any) -> Any:
+    spec, history = getattr(type(value), "__spec__", None), value.__dict__.get(HISTORY)
+    if spec is None or history is OPEN:
+        return value
+    names = spec.attributes
+    return opened(value, unwrap(value, names) if history is None else history.read(value, names))
+
+
+def opened(x: Any, inners: Sequence[Tensor | None]) -> Any:
+    """Returns an open wrapper like a value, around inner tensors that are differentiable functions."""
     new = with_inners(x, inners)
     new.__dict__[HISTORY] = OPEN
     return new
 
 
-def _parts(found: Any, x: Any) -> dict[str, Any]:
+def rule_parts(found: Any, cls: Any) -> dict[str, Any]:
     """The inner tensors of what a rule returned for open wrappers.
 
     Raises:
-        DispatchError: it is no value like ``x``, or does not depend on the operands.
+        DispatchError: it is no value of the class, or does not depend on the operands.
     """
-    names = type(x).__spec__.attributes
-    if type(found) is not type(x):
+    names = cls.__spec__.attributes
+    if type(found) is not cls:
         raise DispatchError(
-            f"a rule returned {one_of(type(x))}, and for the same operands now {one_of(type(found))}"
+            f"a rule returned {one_of(cls)}, and for the same operands now {one_of(type(found))}"
         )
     parts = dict(zip(names, unwrap(found, names), strict=True))
     if not any(t is not None and t.requires_grad for t in parts.values()):
         raise DispatchError(
-            f"{one_of(type(x))} that a rule made: its inner tensors are read where autograd records, and the rule "
+            f"{one_of(cls)} that a rule made: its inner tensors are read where autograd records, and the rule "
             f"computes them without derivatives, as detach(), torch.no_grad() or integers have none; compute them with "
             f"ops that have, read what has no derivative under torch.no_grad(), or detach the value"
         )
@@ -242,7 +262,7 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, writes: bool) -> Ca
     def plan(*args: Any, **kwargs: Any) -> Any:
         if not is_grad_enabled():
             return run(*args, **kwargs)
-        operands = _tensors(args, kwargs)
+        operands = tensors_in(args, kwargs)
         if not _is_kept(operands, by_rule=by_rule):
             return run(*args, **kwargs)
         if any(t.__dict__.get(HISTORY) is OPEN for t in operands):  # a rule that runs again calls another one
@@ -251,7 +271,8 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, writes: bool) -> Ca
         out = run(*args, **kwargs)
         if writes:
             if hasattr(type(operands[0]), "__spec__"):
-                keep_history(operands[0], History(operands[0], None, {}, version=_written(operands[0])))
+                _forget(operands[0])
+                _forget_base(operands[0])
             return out
         for number, one in enumerate(out) if isinstance(out, list | tuple) else ((None, out),):
             is_made = hasattr(type(one), "__spec__") and not any(one is t for t in operands)
@@ -259,7 +280,9 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, writes: bool) -> Ca
                 version = (
                     operands[0]._version if is_view else 0
                 )  # PyTorch counts for a view and its base together
-                keep_history(one, History(one, (run, args, kwargs, number), version=version, is_view=is_view))
+                made = run, args, kwargs, number
+                history = History(one, made, operands=operands, version=version, is_view=is_view)
+                keep_history(one, history)
         return out
 
     return plan
@@ -275,7 +298,7 @@ def keep_history(x: Any, history: History) -> None:
 
 def run_derived(run: Call, args: Any, kwargs: Any) -> tuple[Any, Callable[[Any], None]]:
     """Runs a rule for an op that writes to a value; returns the value to write and what attaches its history."""
-    if not (torch.is_grad_enabled() and _is_kept(_tensors(args, kwargs), by_rule=True)):
+    if not (torch.is_grad_enabled() and _is_kept(tensors_in(args, kwargs), by_rule=True)):
         return run(*args, **kwargs), _keep_nothing
     with autograd_enabled():
         found = run(*_open(args), **_open(kwargs))
@@ -286,13 +309,24 @@ def run_derived(run: Call, args: Any, kwargs: Any) -> tuple[Any, Callable[[Any],
 
     def attach(target: Any) -> None:
         target.__dict__[HISTORY] = History(target, None, parts, version=_written(target))
+        _forget_base(target)
 
     return value, attach
+
+
+def _forget(target: Any) -> None:
+    """Notes that a rule wrote to a value in a way whose derivative is not known."""
+    keep_history(target, History(target, None, {}, version=_written(target)))
 
 
 def _written(target: Any) -> int:
     """The version of a value after the op that writes to it, which PyTorch counts when it is done."""
     return target._version + 1
+
+
+def _forget_base(target: Any) -> None:
+    if target._is_view():
+        _forget(target._base)
 
 
 def _keep_nothing(target: Any) -> None:
@@ -315,7 +349,7 @@ def _is_cotangent(t: Tensor) -> bool:
     return layout is not None and layout.cotangent
 
 
-def _is_unmarked(cotangent: Any) -> bool:
+def is_unmarked(cotangent: Any) -> bool:
     """Whether a caller of a backward made a cotangent as a value: PyTorch's formula takes it for one."""
     return type(cotangent)._marks_cotangents and not _is_cotangent(cotangent)
 
@@ -329,7 +363,7 @@ def by_inner_tensors(results: Sequence[Any], cotangents: Sequence[Any]) -> tuple
     given: list[Any] = []
     for x, cotangent in zip(results, cotangents, strict=True):
         history = x.__dict__.get(HISTORY)
-        if history is None or type(cotangent) is not type(x) or _is_unmarked(cotangent):
+        if history is None or type(cotangent) is not type(x) or is_unmarked(cotangent):
             roots.append(x)
             given.append(cotangent)
             continue

@@ -270,7 +270,7 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_function(e: Emitter, spec: SubclassSpec) -> None:
-    """Emits ``__torch_function__``; it is installed once the class has a rule for a Python-level function."""
+    """Emits ``__torch_function__``; it is installed once the class has a rule."""
     e.writeline("def __torch_function__(_cls, _func, _types, _args=(), _kwargs=None):")
     with e.indent():
         e.writeline("_rule = _functions.get(_func)")

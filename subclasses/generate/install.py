@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from subclasses._torch import (
-    call_unruled,
     disabled_torch_function_impl,
     dynamic_dims_name,
     skip_frames,
 )
 from subclasses.autograd import construct, materialize
+from subclasses.autograd.nodes import call_and_settle
 from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
 from subclasses.dispatch.rule_errors import raise_from_rule
@@ -93,7 +93,7 @@ def _refresh(
     made: dict[str, Any],
     root: type,
 ) -> None:
-    """Clears resolved plans, and installs ``__torch_function__`` if a rule above autograd exists."""
+    """Clears resolved plans, and installs ``__torch_function__`` if a rule exists."""
     cls = ref()
     plan_table.clear()
     functions.clear()
@@ -104,10 +104,12 @@ def _refresh(
     cls._marks_cotangents = resolution.marks_cotangents(cls)
     # A mapped class without rules has no need to: optimizers do with its values what any code does.
     cls._marks_gradients = cls._marks_cotangents or (cls.__spec__.fallback == "map" and bool(all_rules(cls)))
+    cls._has_function_rules = bool(functions)
     cls._keeps_history = has_op_rules(cls) and not cls._adds_inner_tensors
     name = "__torch_function__"
     if not _is_overridden(cls, name, root):
-        found = classmethod(made[name]) if functions else disabled_torch_function_impl
+        is_asked = cls._has_function_rules or cls._keeps_history
+        found = classmethod(made[name]) if is_asked else disabled_torch_function_impl
         setattr(cls, name, found)
 
 
@@ -126,7 +128,7 @@ def _generated_globals(
     return {
         "_Cls": cls,
         "_as_cotangent": construct.as_cotangent,
-        "_call_unruled": call_unruled,
+        "_call_unruled": call_and_settle,
         "_coerce_tangent": construct.coerce_tangent,
         "_construct": construct.construct,
         "_functions": functions,

@@ -655,7 +655,26 @@ def owns_memory():
         frames.set_eval_frame(prior)
 
 
+def set_version_counters():
+    t = torch.ones(2)
+    t.add_(1)
+    _torch_tracing.set_version_counters((t,), (0,))
+    assert t._version == 0
+
+
+def keeps_graph():
+    found = []
+    t = torch.ones(2, requires_grad=True)
+    out = t * 1
+    out.register_hook(lambda _: found.append(_torch_tracing.keeps_graph()))
+    for keep in (True, False):
+        out.sum().backward(retain_graph=keep)
+    assert found == [True, False]
+
+
 CHECKS = {
+    "set_version_counters": set_version_counters,
+    "keeps_graph": keeps_graph,
     "with_lazy_bits": with_lazy_bits,
     "is_composed": is_composed,
     "owns_memory": owns_memory,

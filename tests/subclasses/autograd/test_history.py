@@ -148,22 +148,31 @@ def test_what_is_read_is_the_memory_of_the_value():
         read.add_(1)
 
 
-@pytest.mark.parametrize(
-    "written", ["the operand", "the result", "the result, after it was read", "a plain operand"]
-)
-def test_a_write_in_between_is_an_error(written):
-    log, q = numbers(3), numbers(3)
-    x, plain = Log(log.requires_grad_()) * 1, q.clone().requires_grad_() * 1
+@pytest.mark.parametrize("written", ["the operand", "a plain operand"])
+def test_a_write_to_an_operand_in_between_is_an_error(written):
+    x, plain = Log(numbers(3).requires_grad_()) * 1, numbers(3).requires_grad_() * 1
     y = x + plain
-    if written == "the result, after it was read":
+    with torch.no_grad():
+        (x if written == "the operand" else plain).mul_(2)
+    assert y.sin().requires_grad  # as a whole it has PyTorch's derivative
+    read = y.unwrap("log").sum()
+    with pytest.raises(DispatchError, match="written to in place since; read them before"):
+        read.backward()
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_write_without_gradients_to_the_result(is_read):
+    """It is no part of the function, as for plain tensors."""
+    p = numbers(3).requires_grad_()
+    y = Log(p) * 3
+    if is_read:
         y.unwrap("log")
     with torch.no_grad():
-        target = {"the operand": x, "a plain operand": plain}.get(written, y)
-        target.mul_(2)
-    if written == "the operand" or written == "a plain operand":
-        assert y.sin().requires_grad  # as a whole it has PyTorch's derivative
-    with pytest.raises(DispatchError, match="written to in place since; read them before"):
-        y.unwrap("log")
+        y.mul_(2)
+    read = y.unwrap("log")
+    torch.testing.assert_close(read, p + torch.tensor(6.0, dtype=torch.float64).log())
+    (gradient,) = torch.autograd.grad(read.square().sum(), p)
+    torch.testing.assert_close(gradient, 2 * read)
 
 
 def test_a_write_to_a_view_of_it_is_an_error():
@@ -190,8 +199,9 @@ def test_a_rule_that_writes_in_its_own_way_has_no_derivative():
 def test_a_rule_without_derivative_is_told():
     p = numbers(3).requires_grad_()
     y = Log(p).erfc()
+    read = y.unwrap("log").sum()
     with pytest.raises(DispatchError, match=r"without derivatives, as detach\(\)"):
-        y.unwrap("log")
+        read.backward()
     with torch.no_grad():
         assert not y.unwrap("log").requires_grad
     assert not y.detach().materialize().requires_grad
@@ -200,14 +210,14 @@ def test_a_rule_without_derivative_is_told():
 def test_thousands_in_a_row():
     p = numbers(3).requires_grad_()
     x = Log(p)
-    for _ in range(2000):
+    for _ in range(5000):
         x = x * 1.001
     (gradient,) = torch.autograd.grad(x.unwrap("log").sum(), p)
     assert torch.equal(gradient, torch.ones_like(p))
     del x  # neither a recursion of Python nor one of C ends it
 
 
-def test_a_reading_at_each_step_derives_each_once():
+def test_a_reading_at_each_step_runs_each_rule_once_more():
     calls = []
 
     class Counted(Log):
@@ -223,8 +233,91 @@ def test_a_reading_at_each_step_derives_each_once():
     for n in range(2, 12):
         x = x * n
         total = total + x.unwrap("log").sum()
-    assert len(calls) == 20
+    assert len(calls) == 10
     assert torch.equal(torch.autograd.grad(total, p)[0], torch.full_like(p, 10))
+    assert len(calls) == 20
+
+
+# ---- the node of a value -------------------------------------------------------------------------------------
+
+
+def _seen(y):
+    """The gradients that a hook, `retain_grad` and `autograd.grad` see of a value."""
+    hooked = []
+    y.register_hook(hooked.append)
+    y.retain_grad()
+    y.unwrap("log").sum().backward(retain_graph=True)
+    retained = y.grad  # a second backward adds to it
+    return [*hooked, retained, *torch.autograd.grad(y.unwrap("log").sum(), y)]
+
+
+@pytest.mark.parametrize("made", ["by a number", "two values", "a copy of one", "in place at last", "a sum"])
+def test_what_reaches_a_value_is_seen(made):
+    y = MADE[made](Log(numbers(2, 2).requires_grad_()), numbers(2, 2))
+    for gradient in _seen(y):
+        assert type(gradient) is Log
+        assert torch.equal(gradient.log, torch.ones_like(gradient.log))
+
+
+def test_all_that_reaches_a_value_is_one_gradient():
+    """Uses as a whole give plain cotangents, which are added by way of the inner tensors."""
+    p = numbers(3).requires_grad_()
+    y = Log(p) * 3
+    y.retain_grad()
+    (y.sin().sum() + y.unwrap("log").sum()).backward()
+    held = (p.exp() * 3).detach()
+    torch.testing.assert_close(y.grad.log, held.cos() * held + 1)
+    torch.testing.assert_close(p.grad, held.cos() * held + 1)
+
+
+def test_a_hook_changes_what_goes_on():
+    p = numbers(3).requires_grad_()
+    y = Log(p) * 3
+    y.register_hook(lambda gradient: gradient * 7)
+    y.unwrap("log").sum().backward()
+    assert p.grad.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("made", [name for name in MADE if name != "a view of one"])
+def test_values_that_stock_programs_return(made):
+    torch.compiler.reset()
+    gradients = []
+    for call in (MADE[made], torch.compile(MADE[made], backend="aot_eager")):
+        p, q = numbers(2, 2).requires_grad_(), numbers(2, 2).requires_grad_()
+        y = call(Log((p * 1).log()), q)
+        gradients.append(torch.autograd.grad(y.unwrap("log").sum(), (p, q), allow_unused=True))
+    torch.testing.assert_close(*gradients)
+
+
+def test_a_second_backward():
+    p = numbers(3).requires_grad_()
+    y = Log(p) * 3
+    read = y.unwrap("log").sum()
+    read.backward(retain_graph=True)
+    read.backward()
+    assert p.grad.tolist() == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="second time"):
+        read.backward()
+
+
+def test_a_value_is_what_it_was():
+    """Its node changes neither its version nor what autograd saved of it before."""
+    x = Log(numbers(3, 2).requires_grad_())
+    y = x.exp()
+    assert y._version == 0 and (x * 3)._version == 0
+    y = (x * 3).mul_(2)
+    assert y._version == 1
+    assert not y.is_leaf and y.grad_fn.name() == "MadeByRuleBackward"
+    z = (y * 2)[0]
+    assert "MadeByRule" not in z.grad_fn.name()  # a view follows writes to its base
+    assert z._base is not None
+
+
+def test_an_inner_tensor_that_no_gradient_reaches():
+    first, second = (numbers(3).requires_grad_() for _ in range(2))
+    y = -Ends(first, second)
+    (gradient,) = torch.autograd.grad(y.unwrap("low").sum(), y, retain_graph=True)
+    assert gradient.low.tolist() == [1, 1, 1] and gradient.high.tolist() == [0, 0, 0]
 
 
 def test_threads_that_read_the_same_value():

@@ -1,0 +1,208 @@
+"""Autograd nodes of what rules for ops make.
+
+PyTorch's formula for an op is about the tensors that values represent. It is the derivative of a use as a whole. What
+reads inner tensors of the result asks for another function, from the inner tensors of the operands to those of the
+result, which is the rule itself. Both cotangents arrive at one node, so that hooks, ``retain_grad`` and
+``torch.autograd.grad`` see all that reaches a value::
+
+    operands <--- PyTorch's formula <---- plain cotangent ------
+       ^                                                        |--- node <--- result
+        --------- the rule, run again <-- cotangent of its class
+
+The rule runs again in the backward, on open wrappers, and autograd derives that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import (
+    DisableTorchFunctionSubclass,
+    any_requires_grad,
+    apply_function,
+    call_unruled,
+)
+from subclasses._torch_export import is_exporting
+from subclasses._torch_tracing import keeps_graph, set_version_counters
+from subclasses.autograd.construct import cotangent_like, is_differentiable, make_leaf, unwrap
+from subclasses.autograd.history import (
+    History,
+    check_unwritten,
+    is_unmarked,
+    opened,
+    replace_tensors,
+    rule_parts,
+)
+from subclasses.errors import DispatchError
+from subclasses.layout import HISTORY, OPEN
+
+Call = Callable[..., Any]
+
+
+def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a function without a rule, and gives each value that a rule made in it a node of its own."""
+    out = call_unruled(func, types, args, kwargs)
+    if torch.compiler.is_dynamo_compiling():
+        return out  # the ops run, and settle, where its graph is traced
+    if isinstance(out, Tensor):
+        if HISTORY in out.__dict__:
+            _settle(out)
+    elif isinstance(out, list | tuple):
+        for x in out:
+            if isinstance(x, Tensor) and HISTORY in x.__dict__:
+                _settle(x)
+    return out
+
+
+def _settle(x: Any) -> None:
+    """Makes a node for a value from how it was made; a view keeps PyTorch's, which follows writes to its base."""
+    history = x.__dict__[HISTORY]
+    if (
+        history is OPEN
+        or history.is_view
+        or history.parts == {}
+        or not any_requires_grad(x)
+        or is_exporting()
+    ):
+        return
+    made = _Call(history) if history.parts is None else _Parts(history.parts)
+    with DisableTorchFunctionSubclass():
+        if x._is_view():
+            return
+        del x.__dict__[HISTORY]
+        version = x._version
+        apply_function(MadeByRule, x, made, *made.sources)
+        set_version_counters((x,), (version,))
+
+
+class MadeByRule(torch.autograd.Function):
+    """The node of a value: it takes the place of that of PyTorch's formula, which is behind it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, made: Any, *sources: Tensor) -> Any:
+        """Returns the value itself; its grad_fn is this node from now on."""
+        ctx.made, ctx.cls, ctx.count = made, type(x), len(sources)
+        ctx.set_materialize_grads(False)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        """Returns the cotangent for PyTorch's formula, or one for each source by the rule."""
+        (cotangent,) = cotangents
+        if type(cotangent) is not ctx.cls or is_unmarked(cotangent):
+            return cotangent, None, *(None for _ in range(ctx.count))
+        made = ctx.made
+        if made is None:
+            raise RuntimeError(
+                "the backward of a value that a rule made ran a second time; specify retain_graph=True the first time"
+            )
+        if not keeps_graph():
+            ctx.made = None
+        return None, None, *made.pull_back(cotangent)
+
+
+class _Parts:
+    """A value whose inner tensors are known as differentiable functions, as after an op that writes."""
+
+    def __init__(self, parts: dict[str, Any]) -> None:
+        self.names = [n for n, t in parts.items() if t is not None and t.requires_grad]
+        self.sources = [parts[n] for n in self.names]
+
+    def pull_back(self, cotangent: Any) -> list[Any]:
+        return [*unwrap(cotangent, tuple(self.names))]
+
+
+class _Call:
+    """A value by the call that made it.
+
+    Attributes:
+        history: the call.
+        sources: what gets cotangents: operands that require grad, and of a view that a rule made its inner tensors.
+        inners: for each such view its inner tensors, as differentiable functions.
+        error: why they are not known.
+    """
+
+    def __init__(self, history: History) -> None:
+        self.history, self.error = history, None
+        self.inners: dict[int, tuple[Any, ...]] = {}
+        self.operands: list[Any] = []
+        self.sources: list[Tensor] = []
+        for t in history.operands:
+            if not any_requires_grad(t) or any(t is o for o in self.operands):
+                continue
+            self.operands.append(t)
+            made_by = t.__dict__.get(HISTORY)
+            if isinstance(made_by, History):
+                self.sources += self._read(t, made_by)
+            else:
+                self.sources.append(t)
+
+    def _read(self, t: Any, made_by: History) -> list[Tensor]:
+        try:
+            found = self.inners[id(t)] = made_by.read(t, type(t).__spec__.attributes)
+        except DispatchError as error:
+            self.error = error  # a use as a whole does not need them
+            return []
+        return [i for i in found if i is not None and i.requires_grad]
+
+    def pull_back(self, cotangent: Any) -> list[Any]:
+        """Returns the cotangents of the sources.
+
+        Raises:
+            DispatchError: an operand was written to since, or the rule has no derivative.
+        """
+        if self.error is not None:
+            raise self.error
+        history, cls = self.history, type(cotangent)
+        run, args, kwargs, number = history.made  # type: ignore[misc]
+        check_unwritten(history, cls)
+        create_graph = torch.is_grad_enabled()
+        with torch.enable_grad(), torch.autocast(cotangent.device.type, enabled=False):
+            inners = [self._leaves(t, create_graph) for t in self.operands]
+            values = {
+                id(t): opened(t, i) if hasattr(type(t), "__spec__") else i[0]
+                for t, i in zip(self.operands, inners, strict=True)
+            }
+            found = run(*replace_tensors(args, values), **replace_tensors(kwargs, values))
+            parts = rule_parts(found if number is None else found[number], cls)
+            wanted = [n for n, t in parts.items() if t is not None and t.requires_grad]
+            leaves = [t for i in inners for t in i if t is not None and t.requires_grad]
+            grads = iter(
+                torch.autograd.grad(
+                    [parts[n] for n in wanted],
+                    leaves,
+                    unwrap(cotangent, tuple(wanted)),
+                    allow_unused=True,
+                    create_graph=create_graph,
+                )
+            )
+        found = []
+        for t, i in zip(self.operands, inners, strict=True):
+            given = [next(grads) if leaf is not None and leaf.requires_grad else None for leaf in i]
+            found += self._cotangents(t, given)
+        return found
+
+    def _leaves(self, t: Any, create_graph: bool) -> Sequence[Any]:
+        """Returns what to derive by: the inner tensors of an operand, or itself."""
+        if id(t) in self.inners:
+            held = self.inners[id(t)]
+        elif not hasattr(type(t), "__spec__"):
+            held = (t,)
+        else:
+            names = type(t).__spec__.attributes
+            held = unwrap(t, names) if create_graph else [t.__dict__[n] for n in names]
+        return [make_leaf(i, create_graph) if is_differentiable(i) else i for i in held]  # type: ignore[arg-type]
+
+    def _cotangents(self, t: Any, given: list[Any]) -> list[Any]:
+        if id(t) in self.inners:
+            return [
+                g for g, i in zip(given, self.inners[id(t)], strict=True) if i is not None and i.requires_grad
+            ]
+        if not hasattr(type(t), "__spec__"):
+            return given
+        return [None if all(g is None for g in given) else cotangent_like(t, given)]
