@@ -89,6 +89,26 @@ def pair(grad=False):
 # ---- SpecError: a declaration -------------------------------------------------------------------------------
 
 
+def equal_without_hash():
+    class Compared(TensorSubclass):
+        data_: Tensor = inner()
+
+        def __eq__(self, other):
+            return self.data_ == other.data_
+
+
+def a_constructor_without_a_result():
+    class Lost(TensorSubclass):
+        data_: Tensor = inner()
+
+        def __new__(cls, data_):
+            super().__new__(cls, data_ * 2)
+
+
+def a_rule_for_a_generated_method():
+    Pair.implements(Tensor.__deepcopy__)(lambda func, x, memo: x)
+
+
 def no_inner():
     class Empty(TensorSubclass):
         tag: int = static(default=0)
@@ -242,6 +262,9 @@ SPEC = [
         ["MaskedTensor", "__tensor_flatten__", "define both", "TensorSubclass"],
     ),
     (no_inner, ["Empty", "no inner tensor", "inner()"]),
+    (equal_without_hash, ["Compared", "__eq__ without __hash__", "torch.Tensor.__hash__", "torch.eq"]),
+    (a_constructor_without_a_result, ["Lost.__new__", "None", "return super().__new__(cls, ...)"]),
+    (a_rule_for_a_generated_method, ["Tensor.__deepcopy__", "generated", "in the body of Pair"]),
     (unknown_size_from, ["Sized", "'dta'", "data_"]),
     (unknown_keyword, ["Keyed", "'fallbck'", "fallback"]),
     (unknown_fallback, ["Fallen", "'mapped'", "materialize", "map", "error"]),

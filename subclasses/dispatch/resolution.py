@@ -37,7 +37,7 @@ from subclasses.dispatch.cotangents import with_cotangent_arithmetic, with_marke
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rule_errors import is_of_operator
-from subclasses.dispatch.rule_results import describe, with_result, with_tensor
+from subclasses.dispatch.rule_results import describe, with_results_of
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.dispatch.sharding import with_sharding
@@ -119,10 +119,7 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
-    if op_facts(op).returns == ("tensor",):
-        rule = with_tensor(cls, op, rule)
-    elif op_facts(op).returns:
-        rule = with_result(cls, op, rule)
+    rule = with_results_of(cls, op, rule)
     run: Call = with_lazy_bits(functools.partial(rule, op))
     if not is_of_operator(op):
         run = _with_refusal(cls, op, rule, run)

@@ -25,9 +25,9 @@ from subclasses._torch import (
     schema_of,
 )
 from subclasses.dispatch.families import Family
-from subclasses.dispatch.rule_results import returns_nothing
 from subclasses.dispatch.schema import ops_of_packet
 from subclasses.errors import SpecError
+from subclasses.spec.endings import returns_nothing
 
 # ---- what torch can ask for --------------------------------------------------------------------------------
 
@@ -58,6 +58,12 @@ _OPERATOR_METHODS = {
 }
 
 
+# Methods of Tensor that each declared class has for itself.
+_GENERATED = frozenset(
+    "__repr__ __deepcopy__ __reduce_ex__ __setattr__ share_memory_ is_shared materialize".split()
+)
+
+
 def check_key(cls: type, key: Any) -> None:
     """Checks what a rule is registered for.
 
@@ -67,6 +73,12 @@ def check_key(cls: type, key: Any) -> None:
     if isinstance(key, OpOverload | OpOverloadPacket | torch.Tag | HigherOrderOperator | Family):
         return
     name = f"{cls.__name__}.implements"
+    method = getattr(key, "__name__", "")
+    if method in _GENERATED and getattr(Tensor, method, None) == key:
+        raise SpecError(
+            f"{name}: torch never calls a rule for Tensor.{method}, since the class has a method {method} of its own, "
+            f"which is generated; define {method} in the body of {cls.__name__} to replace it"
+        )
     if not callable(key) or isinstance(key, type):
         raise SpecError(f"{name} takes {_ACCEPTED}, got {key!r}")
     if called := _operator_method(key):

@@ -29,7 +29,7 @@ from subclasses.dispatch.aliasing import check_kept
 from subclasses.dispatch.families import Family
 from subclasses.dispatch.keyword_names import with_keyword_names
 from subclasses.dispatch.rule_checks import is_a_function_of_tensors
-from subclasses.dispatch.rule_results import Rule, describe, with_result
+from subclasses.dispatch.rule_results import Rule, describe, with_result, with_results_of
 from subclasses.dispatch.schema import ops_of_packet
 from subclasses.errors import DispatchError, SpecError
 
@@ -251,10 +251,15 @@ def collect_function_rules(cls: type) -> dict[Any, Rule]:
     table: dict[Any, Rule] = {}
     for base in reversed([b for b in cls.__mro__ if BOOK in vars(b)]):
         book: RuleBook = vars(base)[BOOK]
-        find = functools.cache(functools.partial(find_op_rule, cls))
+        find = functools.cache(functools.partial(_find_checked, cls))
         table |= {f: intercept_packet(p, find) for f, p in book.composite.items()}
         table |= {f: _unless_ambiguous(cls, f, r) for f, r in (book.implied | book.functions).items()}
     return table
+
+
+def _find_checked(cls: type, op: OpOverload) -> Rule | None:
+    rule = find_op_rule(cls, op)
+    return None if rule is None else with_results_of(cls, op, rule)
 
 
 def _unless_ambiguous(cls: type, function: Any, rule: Rule) -> Rule:

@@ -56,7 +56,8 @@ def raise_bad_outer(cls: str, outer: object, error: Exception) -> NoReturn:
     try:
         if type(error) not in (TypeError, RuntimeError):
             raise error
-        text = str(error).splitlines()[0]
+        negative = any(type(n) is int and n < 0 for n in getattr(outer, "size", ()))
+        text = "a size is negative" if negative else str(error).splitlines()[0]
         raise ValueError(f"{cls}.outer: no tensor has what it returned, {outer}: {text}") from error
     finally:
         del error  # its traceback holds this frame
@@ -78,6 +79,11 @@ def check_materialized(x: Any, plain: Any) -> None:
         plain.dtype == x.dtype or _is_autocasting(plain.device.type)
     ):
         got = f"one of size {tuple(plain.shape)} and {plain.dtype}"
+    elif plain.device != x.device:
+        raise ValueError(
+            f"{type(x).__name__}.materialize: expected a tensor on {x.device}, where the value is, got one on "
+            f"{plain.device}; make what it computes with there, as in torch.arange(n, device=self.device)"
+        )
     else:
         return
     raise ValueError(

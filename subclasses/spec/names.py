@@ -8,6 +8,7 @@ import types
 from torch import Tensor
 
 from subclasses.errors import SpecError
+from subclasses.spec.endings import returns_nothing
 
 # Methods that torch itself calls on any tensor.
 CALLED_BY_TORCH = frozenset(
@@ -60,6 +61,23 @@ def check_method_name(cls: type, name: str, value: object) -> None:
         raise SpecError(
             f"{cls.__name__}.{name} hides a method of Tensor, so that x.{name}(...) would call a function without x; "
             f"choose another name, such as from_{name}"
+        )
+
+
+def check_special_methods(cls: type) -> None:
+    """Raises SpecError for methods of a class body that would break every value, in places that do not name them."""
+    body = vars(cls)
+    if "__eq__" in body and body.get("__hash__") is None:
+        raise SpecError(
+            f"{cls.__name__} defines __eq__ without __hash__, so that Python makes its values unhashable, and autograd "
+            f"and optimizers hash tensors; write `__hash__ = torch.Tensor.__hash__` beside it, or, in place of "
+            f"__eq__, a rule: @{cls.__name__}.implements(torch.eq)"
+        )
+    new = body.get("__new__")
+    if isinstance(new, staticmethod) and returns_nothing(new.__func__):
+        raise SpecError(
+            f"{cls.__name__}.__new__ ends without a value, so that {cls.__name__}(...) would be None; write `return "
+            f"super().__new__(cls, ...)`"
         )
 
 

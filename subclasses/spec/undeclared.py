@@ -19,7 +19,7 @@ from subclasses.errors import SpecError
 from subclasses.spec.annotations import is_union, resolve_annotation
 from subclasses.spec.collect import OWN_FIELDS
 from subclasses.spec.fields import Marker, dynamic, inner, static
-from subclasses.spec.names import check_field_name, check_method_name
+from subclasses.spec.names import check_field_name, check_method_name, check_special_methods
 
 # Final[int] is the annotation of an int that is assigned once.
 _FINAL = re.compile(r"^(\w+\.)*Final\[(.*)\]$")
@@ -51,6 +51,7 @@ def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
             continue  # narrows the type of an inherited field for type checkers
         check_field_name(cls, name)
         _raise_undeclared(cls, name, annotation, value, scope)
+    check_special_methods(cls)
     for name, value in vars(cls).items():
         _check_value(cls, name, value, name in inherited)
     for base in cls.__mro__[1:]:

@@ -118,3 +118,54 @@ def test_a_rule_for_a_tag_is_not_asked_for_an_op_that_returns_no_tensor():
     assert (x * 2).held.tolist() == [2, 2]
     with pytest.raises(DispatchError, match=r"no rule for aten\.equal"):
         torch.equal(x, x)
+
+
+RESULTS = {
+    "a generator": lambda M, t: (M(part) for part in (t, t)),
+    "a tuple of 3": lambda M, t: (M(t), M(t), M(t)),
+    "a tuple of 1": lambda M, t: (M(t),),
+    "a Several": lambda M, t: M(t),
+}
+
+
+@pytest.mark.parametrize("result", RESULTS)
+def test_a_rule_with_a_wrong_number_of_results(result):
+    """PyTorch reads as many results as the op has, wherever they may be."""
+
+    class Several(TensorSubclass):
+        held: Tensor = inner()
+
+    @Several.implements(aten.aminmax)
+    def both(func, x, **kwargs):
+        return RESULTS[result](Several, x.held)
+
+    with pytest.raises(DispatchError, match=rf"rule .*both .*returned {result} .* 2 tensors .* in a tuple"):
+        torch.aminmax(Several(torch.ones(2)))
+
+
+@pytest.mark.parametrize("op", ["unbind", "split"])
+@pytest.mark.parametrize("result", ["a generator", "a Several"])
+def test_a_rule_for_an_op_with_a_list_of_results(op, result):
+    class Several(TensorSubclass):
+        held: Tensor = inner()
+
+    @Several.implements(aten.unbind, aten.split)
+    def parts(func, x, *args):
+        return RESULTS[result](Several, x.held)
+
+    with pytest.raises(DispatchError, match=rf"rule .*parts .*returned {result} .* a list of tensors"):
+        getattr(Several(torch.ones(2)), op)(*([1] * (op == "split")))
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_results_in_a_list_or_a_tuple(kind):
+    class Several(TensorSubclass):
+        held: Tensor = inner()
+
+    @Several.implements(aten.aminmax, aten.split)
+    def both(func, x, *args, **kwargs):
+        return kind(Several(x.held + n) for n in range(2))
+
+    low, high = torch.aminmax(Several(torch.ones(2)))
+    assert low.held.tolist() == [1, 1] and high.held.tolist() == [2, 2]
+    assert [part.held[0].item() for part in Several(torch.ones(2)).split(1)] == [1, 2]

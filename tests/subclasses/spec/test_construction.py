@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import desugar
-from subclasses import DispatchError, SpecError, TensorSubclass, dynamic, inner, static
+from subclasses import DispatchError, Outer, SpecError, TensorSubclass, dynamic, inner, static
 from tests.subclasses.subjects import Int8Weight, Nested, Pair, Tagged, make_int8, make_pair
 
 Q, S = torch.ones(2, 2, dtype=torch.int8), torch.ones(2, 1)
@@ -494,3 +494,26 @@ def test_metadata_that_only_the_running_program_knows():
                 Exception, match=r"Numbered\.count: expected static metadata, got .*numbers in a tensor"
             ):
                 door(make)(torch.ones(3))
+
+
+def test_what_materialize_and_outer_may_not_return():
+    class Moved(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return self.held.to("meta")
+
+    with pytest.raises(
+        ValueError, match=r"Moved\.materialize: expected a tensor on cpu, .* got one on meta; make"
+    ):
+        Moved(torch.ones(2)).sin()
+
+    class Negative(TensorSubclass):
+        held: Tensor = inner()
+
+        @staticmethod
+        def outer(held):
+            return Outer((-1,))
+
+    with pytest.raises(ValueError, match=r"Negative\.outer: .*size=\(-1,\).*: a size is negative"):
+        Negative(torch.ones(2))
