@@ -17,7 +17,7 @@ from torch import nn
 
 from desugar import _torch as private
 from desugar.backends.base import Backend
-from desugar.backends.choose import choose_backend
+from desugar.backends.choose import check_options, choose_backend
 from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import Calls, Entry, has_frame, raise_own
 from desugar.dynamo.guard_filter import keep_guards
@@ -104,8 +104,9 @@ def compile(  # noqa: PLR0913 - the options of `torch.compile`
 
     Raises:
         ValueError: The backend is unknown, or it takes no `mode` or `options` and one is given.
-        TypeError: `fn` is not callable.
+        TypeError: `fn` is not callable, or an option has another type.
     """
+    check_options(fullgraph, dynamic, options, strict)
     choose_backend(backend, mode, options)  # raises for a wrong backend, mode or options
     rest = {"backend": backend} if backend != "inductor" else {}
     rest |= {"strict": True} if strict else {}
@@ -343,7 +344,9 @@ def call_of(module: nn.Module) -> types.FunctionType:
     makers = _makers.setdefault(type(module), {})
     if parameters not in makers:
         makers[parameters] = _build_maker(type(module).__name__, parameters)
-    return makers[parameters](module)
+    call = makers[parameters](module)
+    call.__qualname__ = type(module).forward.__qualname__  # Python's error for a wrong argument names it
+    return call
 
 
 def _simple_parameters(module: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""Resolves the `backend` argument of `desugar.compile`.
+"""Resolves the `backend` argument of `desugar.compile`, and checks its other options.
 
 `"inductor"` is PyTorch's compiler. `"eager"` runs the plain graphs op by op. A callable `(gm, inputs) -> callable` is
 a backend of the user's own, as for `torch.compile`.
@@ -36,6 +36,19 @@ def choose_backend(
     raise ValueError(
         f'expected backend "inductor", "eager" or a callable (gm, inputs) -> callable, got {backend!r}'
     )
+
+
+def check_options(fullgraph: Any, dynamic: Any, options: Any, strict: Any) -> None:
+    """Raises TypeError for an option of another type, which Dynamo would take for a true value, or end at."""
+    if options is not None and not isinstance(options, Mapping):
+        raise TypeError(f"options: expected a mapping of Inductor's options or None, got {options!r}")
+    given = {"fullgraph": fullgraph, "strict": strict, "dynamic": dynamic}
+    if options and "strict" in options:
+        given['options["strict"]'] = options["strict"]
+    for name, value in given.items():
+        if not (isinstance(value, bool) or (name == "dynamic" and value is None)):
+            expected = "True, False or None" if name == "dynamic" else "a bool"
+            raise TypeError(f"{name}: expected {expected}, got {value!r}")
 
 
 def _adapt(backend: Callable[..., Any]) -> Callable[..., CompiledGraph]:

@@ -302,6 +302,7 @@ class Entry(Calls):
         # Python's error for a wrong argument names the function.
         names = {"co_name": self.fn.__name__, "co_qualname": self.fn.__qualname__}
         entry.__code__ = entry.__code__.replace(**names)  # type: ignore[arg-type]
+        entry.__name__, entry.__qualname__ = self.fn.__name__, self.fn.__qualname__
         return entry
 
     def _emit_defaults(self, out: Emitter) -> None:

@@ -37,6 +37,32 @@ def test_a_decorator_with_options():
         desugar.compile(backend="none such")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"dynamic": "yes"}, {"strict": 1}, {"fullgraph": None}, {"options": {"strict": "no"}}, {"options": [1]}],
+    ids=str,
+)
+def test_options_of_another_type(options):
+    with pytest.raises(TypeError, match=rf"{next(iter(options))}.*expected .*, got "):
+        desugar.compile(lambda x: x, **options)
+
+
+def test_an_error_for_wrong_arguments_names_the_function():
+    class Scaled(nn.Module):
+        def forward(self, x, y):
+            return x * y
+
+    def scale(x, y):
+        return x * y
+
+    for fn, name in ((scale, "scale"), (Scaled(), "Scaled.forward")):
+        compiled = desugar.compile(fn, backend="eager")
+        for _ in range(2):  # before and after it is compiled
+            with pytest.raises(TypeError, match=rf"{name}\(\) missing 1 required positional argument: 'y'"):
+                compiled(torch.ones(2))
+            compiled(torch.ones(2), 2)
+
+
 def test_a_deep_copy_of_a_compiled_function():
     compiled = by_pass(lambda x: x * 2)
     compiled(torch.ones(2))
