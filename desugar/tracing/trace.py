@@ -49,6 +49,7 @@ from desugar.tracing.effect_tokens import end_effects, start_effects
 from desugar.tracing.functionalize import check_rng
 from desugar.tracing.modes import tracing_modes
 from desugar.tracing.outputs import Result, unwrap_result
+from desugar.tracing.parameter_gradients import as_gradient_of_parameter
 from desugar.tracing.run import InputLeaf, Run, changed_slots, from_functional, identity, storages_of
 from subclasses import DispatchError, TensorSubclass
 from subclasses.autograd.history import by_inner_tensors
@@ -260,7 +261,8 @@ class _Recorder:
             roots = [run.input_leaves[number].root for number in differentiable]
             gradients = torch.autograd.grad(results, roots, cotangents, allow_unused=True)
         flat, in_use = Flat(), {identity(item) for item in (*run.items, *items)}
-        for number, gradient in zip(differentiable, gradients, strict=True):
+        for number, found in zip(differentiable, gradients, strict=True):
+            gradient = as_gradient_of_parameter(self.inputs, number, run.input_leaves[number].leaf, found)
             value = None if gradient is None else unwrap_gradient(gradient, flat, in_use)
             self.grads.append((number, value))
         recorded = nonlinear_gradients.recorded_tensors(self.calls)

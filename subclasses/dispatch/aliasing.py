@@ -146,6 +146,21 @@ def bump_versions(tensors: Sequence[Tensor | None]) -> None:
             torch.autograd.graph.increment_version(t)
 
 
+def with_counted_writes(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the plan of an op that writes to the elements of lists, whose versions autograd leaves to the kernel."""
+    facts = op_facts(op)
+    lists = [i for i in facts.written if facts.arguments[i].kind == "tensors"]
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        out = run(*args, **kwargs)
+        if out is not NotImplemented:
+            for i in lists:
+                bump_versions([t for t in argument(facts, args, kwargs, i) if isinstance(t, cls)])
+        return out
+
+    return plan if lists else run
+
+
 def resize_outer(written: Any, cls: Any) -> None:
     """Updates the outer size of a wrapper after an ``out=`` op resized its inner tensors."""
     if isinstance(written, cls):

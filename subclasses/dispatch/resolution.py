@@ -28,6 +28,7 @@ from subclasses.autograd.history import run_derived, with_history
 from subclasses.dispatch import structural
 from subclasses.dispatch.aliasing import (
     with_aliasing,
+    with_counted_writes,
     with_kept_writes,
     with_normal_views,
     write_into,
@@ -80,6 +81,8 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
         plan = plan._replace(run=with_marks(cls, op, plan.run))
     if op_facts(op).viewed:
         plan = plan._replace(run=with_normal_views(op, plan.run))
+    if op_facts(op).written:
+        plan = plan._replace(run=with_counted_writes(cls, op, plan.run))
     if cls._keeps_history and op is not aten.detach.default:
         facts, is_rule = op_facts(op), plan.step in ("rule", "tag rule")
         writes = is_rule and facts.written == (0,) and op not in _OVERWRITING

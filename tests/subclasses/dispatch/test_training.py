@@ -606,3 +606,38 @@ def test_a_number_is_added_to_a_gradient():
     (torch.ones(3, 2) @ p).sum().backward()
     for shifted in (p.grad + 1, 1 + p.grad, p.grad.add(1), p.grad - (-1)):
         assert torch.equal(shifted.left, p.grad.left + 1) and torch.equal(shifted.right, p.grad.right + 1)
+
+
+STEPS = {
+    "loop": lambda p: torch.optim.SGD([p], lr=0.5, foreach=False).step(),
+    "foreach": lambda p: torch.optim.SGD([p], lr=0.5, foreach=True).step(),
+    "adamw, foreach": lambda p: torch.optim.AdamW([p], lr=0.5, foreach=True).step(),
+    "adamw, fused": lambda p: torch.optim.AdamW([p], lr=0.5, fused=True).step(),
+    "by hand": lambda p: p.detach().mul_(2),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", ["low rank", "mapped"])
+def test_a_step_between_forward_and_backward_is_noticed(kind, step, compiled):
+    """A list op leaves the versions of its wrappers to its plan."""
+    torch.compiler.reset()
+    x = torch.randn(3, 4, requires_grad=True)
+    if kind == "mapped":
+        parameter, loss = nn.Parameter(Pair(torch.randn(4), torch.randn(4))), lambda: parameter * parameter
+    else:
+        parameter = nn.Parameter(LowRank(torch.randn(4, 2), torch.randn(2, 4)))
+        loss = lambda: F.linear(x, parameter).square()  # noqa: E731
+    call = desugar.compile(loss, backend="eager") if compiled else loss
+
+    def total():
+        out = call()
+        return (out.unwrap("a") if kind == "mapped" else out).sum()
+
+    total().backward()
+    late = total()
+    with torch.no_grad():
+        STEPS[step](parameter)
+    with pytest.raises(RuntimeError, match="modified"):
+        late.backward()
