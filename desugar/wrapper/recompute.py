@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from desugar.codegen.runtime import are_batched
 from desugar.errors import DesugarError
@@ -144,7 +144,7 @@ class Recompute:
         leaves = self._recover_arguments(ctx)
         numbers = [number for number, _ in self.traced.tangents]
         present = tuple(n for n, tangent in zip(numbers, tangents, strict=True) if tangent is not None)
-        arrived = tuple(tangent for tangent in tangents if tangent is not None)
+        arrived = tuple(_without_lazy_bits(tangent) for tangent in tangents if tangent is not None)
         if are_batched(arrived):  # compiled code does not support vmap's batches
             with restore_autocast(self.autocast):
                 return None, None, *self._gradient_function(present)([*leaves, *arrived])
@@ -245,6 +245,11 @@ class Recompute:
 
 def _has_no_dims(value: Value, leaf: Any) -> bool:
     return isinstance(value, Plain) and not value.requires_grad and leaf.dim() == 0
+
+
+def _without_lazy_bits(tangent: Any) -> Any:
+    """Returns a tangent without conjugate and negative bits, which formulas of complex numbers set."""
+    return tangent.resolve_conj().resolve_neg() if type(tangent) is Tensor else tangent
 
 
 def tensor_leaves(inputs: Inputs) -> list[int]:

@@ -9,6 +9,7 @@ from torch import Tensor
 import desugar
 import subclasses
 from subclasses import TensorSubclass, inner
+from tests.desugar.judge import WAYS
 
 
 class Tripled(TensorSubclass, fallback="materialize"):
@@ -68,3 +69,23 @@ def test_the_gradient_of_a_plain_operand(fn, read):
     expected = torch.autograd.grad(READ[read][1](fn(3 * p, q)).sum(), (p, q))
     for call in (fn, desugar.compile(fn, backend="eager")):
         torch.testing.assert_close(gradients(call), expected)
+
+
+@pytest.mark.parametrize("door", WAYS)
+def test_a_gradient_with_a_conjugate_bit(door):
+    """What uses a result of a class as a whole gives plain gradients, which formulas of complex numbers conjugate."""
+
+    class Twice(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return self.held * 2
+
+    held = torch.complex(torch.rand(3), torch.rand(3)).requires_grad_()
+    weight = torch.complex(torch.rand(3), torch.rand(3))
+    gradients = []
+    for call in (lambda f: f, WAYS[door]):
+        result = call(lambda t: Twice(t * t))(held)
+        gradients += torch.autograd.grad((result.conj() * weight).real.sum(), held, retain_graph=True)
+        gradients += torch.autograd.grad(result, held, weight.conj())
+    torch.testing.assert_close(gradients[:2], gradients[2:])
