@@ -24,6 +24,7 @@ from subclasses._torch import (
     apply_function,
     autograd_enabled,
     current_transform,
+    hooks_of,
 )
 from subclasses.autograd import construct
 from subclasses.autograd.construct import is_differentiable, unwrap
@@ -73,6 +74,8 @@ class History:
         """Returns inner tensors of the value, the differentiable ones as the rule computes them."""
         if self.is_view and _versions((x,))[0] != self.own:
             return construct.unwrap_by_formula(x, names)
+        if self.is_view and is_watched(x):
+            raise watched_view_error(type(x))
         if _versions((x,))[0] != self.own or self.parts == {}:
             raise _written_error(type(x))
         if self.parts is None:
@@ -142,6 +145,20 @@ def _written_error(cls: Any) -> DispatchError:
         f"{one_of(cls)} that a rule made: its inner tensors are read where autograd records, and it, or what it "
         f"was computed from, was written to in place since; read them before the write, or compute the value by ops "
         f"that write nothing, such as torch.where and torch.cat"
+    )
+
+
+def is_watched(x: Any) -> bool:
+    """Whether a tensor has a hook, or retains its gradient."""
+    with DisableTorchFunctionSubclass():
+        return bool(hooks_of(x)) or x.retains_grad
+
+
+def watched_view_error(cls: Any) -> DispatchError:
+    """Returns the error for a view that a rule made, whose node does not see what reads its inner tensors."""
+    return DispatchError(
+        f"{one_of(cls)} that a rule made as a view: its inner tensors are read, and a hook (register_hook, "
+        f"retain_grad) on the view would not see their gradients; register it on view.clone(), and use that"
     )
 
 

@@ -36,6 +36,7 @@ from subclasses.autograd.history import (
     opened,
     replace_tensors,
     rule_parts,
+    watched_view_error,
 )
 from subclasses.errors import DispatchError
 from subclasses.layout import HISTORY, OPEN
@@ -45,6 +46,8 @@ Call = Callable[..., Any]
 
 def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function without a rule, and gives each value that a rule made in it a node of its own."""
+    if func in _WATCHING:
+        _check_not_read(args[0])
     out = call_unruled(func, types, args, kwargs)
     if torch.compiler.is_dynamo_compiling():
         return out  # the ops run, and settle, where its graph is traced
@@ -56,6 +59,16 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             if isinstance(x, Tensor) and HISTORY in x.__dict__:
                 _settle(x)
     return out
+
+
+_WATCHING = frozenset({Tensor.register_hook, Tensor.retain_grad})
+
+
+def _check_not_read(x: Any) -> None:
+    """Raises DispatchError for a hook on a view that a rule made, of which inner tensors were read before."""
+    history = x.__dict__.get(HISTORY)
+    if isinstance(history, History) and history.is_view and history.parts:
+        raise watched_view_error(type(x))
 
 
 def _settle(x: Any) -> None:

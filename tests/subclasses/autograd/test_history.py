@@ -270,6 +270,18 @@ def test_all_that_reaches_a_value_is_one_gradient():
     torch.testing.assert_close(p.grad, held.cos() * held + 1)
 
 
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("watch", [lambda v: v.register_hook(print), lambda v: v.retain_grad()])
+def test_a_hook_on_a_view_that_a_rule_made(watch, is_read):
+    view = (Log(numbers(2, 2).requires_grad_()) * 3)[0]
+    first, second = (lambda: view.unwrap("log"), lambda: watch(view))[:: 1 if is_read else -1]
+    first()
+    with pytest.raises(DispatchError, match=r"as a view: .* register it on view\.clone\(\)"):
+        second()
+    copied = view.clone() if is_read else (Log(numbers(2, 2).requires_grad_()) * 3)[0].clone()
+    assert all(type(gradient) is Log for gradient in _seen(copied))
+
+
 def test_a_hook_changes_what_goes_on():
     p = numbers(3).requires_grad_()
     y = Log(p) * 3
