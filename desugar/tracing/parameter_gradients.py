@@ -12,24 +12,19 @@ from typing import Any
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.frontend.inputs import Inputs
 from subclasses import TensorSubclass
 from subclasses.autograd.construct import as_cotangent, wrap_cotangent
 
 
-def as_gradient_of_parameter(inputs: Inputs, number: int, leaf: Any, gradient: Tensor | None) -> Any:
-    """Returns the gradient of an input as one of its class, if it is a Parameter whose class converts plain ones.
+def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:
+    """Returns the gradient of a Parameter as one of its class, if the class converts plain ones.
 
     Args:
-        inputs: The inputs.
-        number: The number of the input leaf.
-        leaf: The leaf, in the trace.
+        leaf: The Parameter, in the trace.
         gradient: Its gradient; None if it has none.
     """
     cls: Any = type(leaf)
-    if number not in inputs.parameters or not issubclass(cls, TensorSubclass):
-        return gradient
-    converts = cls.__spec__.trainable and cls._saves_inners
+    converts = issubclass(cls, TensorSubclass) and cls.__spec__.trainable and cls._saves_inners
     if gradient is None or not converts or not isinstance(gradient, private.FunctionalTensor):
         return gradient
     return as_cotangent(wrap_cotangent(leaf, gradient))

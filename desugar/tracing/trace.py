@@ -262,11 +262,11 @@ class _Recorder:
             gradients = torch.autograd.grad(results, roots, cotangents, allow_unused=True)
         flat, in_use = Flat(), {identity(item) for item in (*run.items, *items)}
         for number, found in zip(differentiable, gradients, strict=True):
-            gradient = as_gradient_of_parameter(self.inputs, number, run.input_leaves[number].leaf, found)
+            leaf = run.input_leaves[number].leaf
+            gradient = as_gradient_of_parameter(leaf, found) if number in self.inputs.parameters else found
             value = None if gradient is None else unwrap_gradient(gradient, flat, in_use)
             self.grads.append((number, value))
-        recorded = nonlinear_gradients.recorded_tensors(self.calls)
-        return [from_functional(item) for item in flat.items] + recorded
+        return [*map(from_functional, flat.items), *nonlinear_gradients.recorded_tensors(self.calls)]
 
 
 # ------------------------------------------------------------------------------------------------- tangents
