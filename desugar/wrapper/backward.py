@@ -26,7 +26,7 @@ from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of, take_ap
 from desugar.recording.listeners import note_skipped_check
 from desugar.wrapper.backward_plan import BackwardPlan
 from subclasses import TensorSubclass
-from subclasses.autograd.construct import PRIMAL
+from subclasses.autograd.construct import PRIMAL, is_differentiable
 from subclasses.codegen.emitter import Emitter
 from subclasses.handwritten import DTensorContext, OpaqueContext
 from subclasses.layout import cotangent_layout, value_layout
@@ -264,7 +264,9 @@ class VariantEmitter:
         for number in differentiable_leaves(self.traced):
             value = dict(self.traced.grads)[number]
             assert value is not None
-            if any(_is_gradient(variant.gradients[slot]) for slot, _ in paths_of(value)):
+            items_of_leaf = [variant.gradients[slot] for slot, _ in paths_of(value)]
+            # Offsets, for one, are part of any gradient of their class, and no derivative.
+            if any(isinstance(item, Tensor) and is_differentiable(item) for item in items_of_leaf):
                 gradient = emit_value(out, value, lambda slot: gradients[slot], f"d{number}")
                 if number in self.plan.primal_reads:
                     out.writeline(f"{gradient}.__dict__[{PRIMAL!r}] = {self.plan.primal_reads[number]}")
@@ -289,11 +291,6 @@ class VariantEmitter:
             out.writeline(
                 f"    {gradient}.__dict__['_layout'] = {out.bind(value_layout(value.context), 'layout')}"
             )
-
-
-def _is_gradient(item: Any) -> bool:
-    """Whether an output of a backward graph has a derivative's dtype, which offsets, for one, do not have."""
-    return isinstance(item, Tensor) and (item.is_floating_point() or item.is_complex())
 
 
 def _is_markable(value: Value) -> TypeGuard[Wrapper]:

@@ -114,9 +114,10 @@ class MadeByRule(torch.autograd.Function):
             raise RuntimeError(
                 "the backward of a value that a rule made ran a second time; specify retain_graph=True the first time"
             )
+        cotangents = made.pull_back(cotangent)
         if not keeps_graph():
             ctx.made = None
-        return None, None, *made.pull_back(cotangent)
+        return None, None, *cotangents
 
 
 class _Parts:

@@ -59,9 +59,7 @@ _OPERATOR_METHODS = {
 
 
 # Methods of Tensor that each declared class has for itself.
-_GENERATED = frozenset(
-    "__repr__ __deepcopy__ __reduce_ex__ __setattr__ share_memory_ is_shared materialize".split()
-)
+_GENERATED = frozenset("__repr__ __deepcopy__ __reduce_ex__ __setattr__ share_memory_ is_shared".split())
 
 
 def check_key(cls: type, key: Any) -> None:
