@@ -106,6 +106,8 @@ _LAZY = {
     # Sends kernels to the C++ compiler and waits for them; the libraries loaded so far; their errors.
     "AsyncCompile": "torch._inductor.async_compile",
     "CppPythonBindingsCodeCache": "torch._inductor.codecache",
+    # The vector instruction sets of processors, and which of them work with the C++ compiler.
+    "cpu_vec_isa": "torch._inductor:cpu_vec_isa",
     "CppCompileError": "torch._inductor.exc",
     "InductorError": "torch._inductor.exc",
     # The result of Inductor's compilation of a graph, which holds the generated code.

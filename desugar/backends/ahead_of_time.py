@@ -22,6 +22,7 @@ from torch import SymInt, Tensor, fx
 from desugar import _torch as private
 from desugar.backends.base import Backend, GraphKind
 from desugar.backends.inductor import inductor_backend
+from desugar.backends.vector_isa import tried_when_asked
 from desugar.errors import PackageError
 from desugar.frontend.storage_offsets import input_storage_offsets
 from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
@@ -94,6 +95,7 @@ def _compile(graph: fx.GraphModule, kind: GraphKind, folder: Path | None) -> Lib
             return Library(kept, calling, _build(graph, kind, folder))
 
 
+@tried_when_asked()
 def _build(graph: fx.GraphModule, kind: GraphKind, folder: Path) -> list[Path]:
     """Compiles a graph over tensors; returns the files of its library."""
     (output,) = graph.graph.find_nodes(op="output")

@@ -13,6 +13,7 @@ from desugar import _torch as private
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.kernel_libraries import ATTRIBUTE, recorded
 from desugar.backends.parallel_build import PendingKernels, postpone_kernels
+from desugar.backends.vector_isa import tried_when_asked
 from desugar.frontend.storage_offsets import input_storage_offsets
 from desugar.ir.fx_utils import clone_aliased_results, output_nodes, result_names
 from desugar.passes.verify import rechecks_enabled
@@ -74,6 +75,7 @@ def _patched(patches: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
+@tried_when_asked()
 def _compile_inductor(graph: fx.GraphModule, inputs: list[Any], kind: GraphKind) -> CompiledGraph:
     if all(node.op != "call_function" for node in graph.graph.nodes):
         return run_eagerly(graph, inputs, kind)  # nothing to compile; Inductor does not keep object identity
