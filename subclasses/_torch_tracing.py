@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import BackwardCFunction  # the class of the nodes of autograd functions
 from torch.utils._python_dispatch import (
     # The active dispatch modes, which a higher-order op calls before any subclass.
     _get_current_dispatch_mode_stack as _dispatch_modes,
@@ -23,6 +24,7 @@ from subclasses._torch import (
     current_transform,
     disable_current_modes,
     fake_mode,
+    in_backward,
     in_dispatch_mode,
     is_traceable_wrapper_subclass,
     is_tracing,
@@ -261,3 +263,15 @@ set_version_counters = torch._C._autograd._unsafe_set_version_counter  # type: i
 
 # Whether the backward that runs in this thread may run again (`retain_graph`).
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
+
+
+def in_formula() -> bool:
+    """Whether an op is part of a derivative by PyTorch, not of Python code that the engine calls in a backward.
+
+    Such code is the backward of an autograd function, and a forward that activation checkpointing runs again.
+    """
+    if not in_backward() or isinstance(torch._C._current_autograd_node(), BackwardCFunction):
+        return False
+    # A forward runs again while a saved tensor is unpacked, and saves what it computes by hooks of its own.
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is None or hooks[0].__module__ != "torch.utils.checkpoint"

@@ -30,7 +30,7 @@ from subclasses.autograd import construct
 from subclasses.autograd.construct import is_differentiable, unwrap
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN
-from subclasses.spec.values import with_inners
+from subclasses.spec.values import map_tensors, tensors_in, with_inners
 
 Call = Callable[..., Any]
 
@@ -103,20 +103,21 @@ class History:
         if not self.is_view:
             check_unwritten(self, type(x))
         with torch.autocast(x.device.type, enabled=False):  # an op's arguments were cast before it ran
-            found = run(*_open(args), **_open(kwargs))
+            found = run_again(type(x), run, _open(args), _open(kwargs))
         self.parts = rule_parts(found if number is None else found[number], type(x))
         self.made, self.operands, self.length = None, (), 0
 
 
-def tensors_in(args: Any, kwargs: Any) -> list[Any]:
-    """The tensors among arguments, also inside of lists."""
-    found: list[Any] = []
-    for value in (*args, *kwargs.values()) if kwargs else args:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, list | tuple):
-            found += tensors_in(value, None)
-    return found
+def run_again(cls: type, run: Call, args: Any, kwargs: Any) -> Any:
+    """Runs a call for its derivative; an error of the rule says so, for it did not come when the op ran."""
+    try:
+        return run(*args, **kwargs)
+    except Exception as error:
+        error.add_note(
+            f"A rule of {cls.__name__} ran again, for its derivative, on operands whose inner tensors require grad. "
+            f"It may write to an operand only where its op does."
+        )
+        raise
 
 
 def _versions(*groups: Sequence[Any]) -> list[list[int]]:
@@ -189,20 +190,12 @@ def _is_underived(t: Tensor) -> bool:
 
 def _open(value: Any) -> Any:
     """Replaces each value of a declared class in the arguments by an open wrapper."""
-    return _map_tensors(value, _open_value)
+    return map_tensors(value, _open_value)
 
 
 def replace_tensors(value: Any, new: dict[int, Any]) -> Any:
     """Replaces tensors in the arguments by those of a dict from the ids of the old ones."""
-    return _map_tensors(value, lambda t: new.get(id(t), t))
-
-
-def _map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, dict):
-        return {k: _map_tensors(v, change) for k, v in value.items()}
-    return type(value)(_map_tensors(v, change) for v in value) if type(value) in (list, tuple) else value
+    return map_tensors(value, lambda t: new.get(id(t), t))
 
 
 def _open_value(value: Any) -> Any:
@@ -313,12 +306,16 @@ def keep_history(x: Any, history: History) -> None:
             _derive(x)
 
 
-def run_derived(run: Call, args: Any, kwargs: Any) -> tuple[Any, Callable[[Any], None]]:
+def run_derived(run: Call, target: Any, args: Any, kwargs: Any) -> tuple[Any, Callable[[Any], None]]:
     """Runs a rule for an op that writes to a value; returns the value to write and what attaches its history."""
     if not (torch.is_grad_enabled() and _is_kept(tensors_in(args, kwargs), by_rule=True)):
         return run(*args, **kwargs), _keep_nothing
+
+    def open_one(t: Any) -> Any:
+        return _with_copies(_open_value(t)) if t is target else _open_value(t)
+
     with autograd_enabled():
-        found = run(*_open(args), **_open(kwargs))
+        found = run(*map_tensors(args, open_one), **map_tensors(kwargs, open_one))
         if not hasattr(type(found), "__spec__"):
             return found.detach() if isinstance(found, Tensor) else found, _keep_nothing
         parts = dict(zip(names := type(found).__spec__.attributes, unwrap(found, names), strict=True))
@@ -329,6 +326,15 @@ def run_derived(run: Call, args: Any, kwargs: Any) -> tuple[Any, Callable[[Any],
         _forget_base(target)
 
     return value, attach
+
+
+def _with_copies(x: Any) -> Any:
+    """Returns an open wrapper around copies, which a rule's ops may save: what they are copies of is written to."""
+    if not hasattr(type(x), "__spec__"):
+        return x
+    return opened(
+        x, [t.clone() if is_differentiable(t) else t for t in map(x.__dict__.get, x.__spec__.attributes)]
+    )
 
 
 def _forget(target: Any) -> None:

@@ -36,6 +36,7 @@ from subclasses.autograd.history import (
     opened,
     replace_tensors,
     rule_parts,
+    run_again,
     watched_view_error,
 )
 from subclasses.errors import DispatchError
@@ -182,7 +183,7 @@ class _Call:
                 id(t): opened(t, i) if hasattr(type(t), "__spec__") else i[0]
                 for t, i in zip(self.operands, inners, strict=True)
             }
-            found = run(*replace_tensors(args, values), **replace_tensors(kwargs, values))
+            found = run_again(cls, run, replace_tensors(args, values), replace_tensors(kwargs, values))
             parts = rule_parts(found if number is None else found[number], cls)
             wanted = [n for n, t in parts.items() if t is not None and t.requires_grad]
             leaves = [t for i in inners for t in i if t is not None and t.requires_grad]

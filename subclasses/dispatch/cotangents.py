@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, in_backward
+from subclasses._torch_tracing import in_formula
 from subclasses.autograd.construct import PRIMAL, as_cotangent, is_differentiable
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError, one_of
@@ -92,11 +93,13 @@ def with_cotangent_arithmetic(
 
 
 def with_marked_results(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a rule of a class that marks cotangents, so that its results for a cotangent are marked too.
+    """Wraps a rule of a class that marks cotangents, so that what it computes from a gradient is one.
 
     A derivative is linear in the cotangent, so what a rule computes from one in a backward is one. An author's rule
-    constructs a value, and a value adds as what it represents.
+    constructs a value, and a value adds as what it represents. Computed from a marked cotangent it is marked too; from
+    a plain one, as the derivative of ``x * y`` is by a product with ``y``, it is the tensor that the value represents.
     """
+    represents = cls.__spec__.stands_for_plain
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         out = run(*args, **kwargs)
@@ -107,10 +110,22 @@ def with_marked_results(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]
                 marked = isinstance(x, cls) and x.__dict__["_layout"].cotangent
             if marked:
                 _mark(cls, out, args)
-                break
+                return out
+        if represents and in_backward() and _has_plain(cls, args) and in_formula():
+            return _represented(cls, out)
         return out
 
     return plan
+
+
+def _has_plain(cls: Any, args: tuple[Any, ...]) -> bool:
+    return any(isinstance(x, Tensor) and not isinstance(x, cls) for x in args)
+
+
+def _represented(cls: Any, out: Any) -> Any:
+    if isinstance(out, list | tuple):
+        return type(out)(_represented(cls, x) for x in out)
+    return out.materialize() if isinstance(out, cls) else out
 
 
 def _mark(cls: Any, out: Any, operands: tuple[Any, ...]) -> None:

@@ -122,31 +122,22 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
-    rule = with_results_of(cls, op, rule)
-    run: Call = with_lazy_bits(functools.partial(rule, op))
-    if not is_of_operator(op):
-        run = _with_refusal(cls, op, rule, run)
+    refuse = () if is_of_operator(op) else (functools.partial(_check_refusal, cls, op, rule),)
+    run: Call = with_lazy_bits(functools.partial(with_results_of(cls, op, rule, *refuse), op))
     return with_marked_results(cls, run) if getattr(cls, "_marks_cotangents", False) else run
 
 
-def _with_refusal(cls: Any, op: OpOverload, rule: Call, run: Call) -> Call:
-    """Wraps a rule so that NotImplemented is an error that names it, where no operand's class is left to ask.
+def _check_refusal(cls: Any, op: Any, rule: Call, args: Any, kwargs: Any) -> None:
+    """Raises DispatchError for a rule that returned NotImplemented, where no operand's class is left to ask.
 
     PyTorch's own error names no rule. An operator in Python needs it, to ask the operand on the other side.
     """
-
-    def plan(*args: Any, **kwargs: Any) -> Any:
-        out = run(*args, **kwargs)
-        if out is NotImplemented:
-            operands = wrappers_in(Tensor, (args, kwargs))
-            if not any(is_traceable_wrapper_subclass(t) and not isinstance(t, cls) for t in operands):
-                raise DispatchError(
-                    f"{op} on {one_of(cls)}: the rule {describe(rule)} returned NotImplemented for these arguments, "
-                    f"and no operand of another class is left to ask"
-                )
-        return out
-
-    return plan
+    operands = wrappers_in(Tensor, (args, kwargs))
+    if not any(is_traceable_wrapper_subclass(t) and not isinstance(t, cls) for t in operands):
+        raise DispatchError(
+            f"{op} on {one_of(cls)}: the rule {describe(rule)} returned NotImplemented for these arguments, and no "
+            f"operand of another class is left to ask"
+        )
 
 
 def _derived(cls: Any, op: OpOverload) -> Plan | None:
@@ -224,7 +215,7 @@ def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
         targets = [kwargs.pop(n) for n in out] or [args[i] for i in facts.written]
         keep = None
         if cls._keeps_history and len(targets) == 1:
-            value, keep = run_derived(run, args, kwargs)
+            value, keep = run_derived(run, targets[0], args, kwargs)
         else:
             value = run(*args, **kwargs)
         if value is NotImplemented:

@@ -76,3 +76,26 @@ def make_carrier(x: Any, count: int) -> Tensor:
     if type(tensor) is Tensor:
         mark_dim_dynamic(tensor)
     return tensor
+
+
+# ---- arguments -----------------------------------------------------------------------------------------------
+
+
+def tensors_in(args: Any, kwargs: Any) -> list[Any]:
+    """The tensors among arguments, also inside of lists."""
+    found: list[Any] = []
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(value, None)
+    return found
+
+
+def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Returns an argument with ``change(t)`` in place of each tensor in it, also inside of lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {k: map_tensors(v, change) for k, v in value.items()}
+    return type(value)(map_tensors(v, change) for v in value) if type(value) in (list, tuple) else value

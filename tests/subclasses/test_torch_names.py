@@ -18,6 +18,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTens
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.traceback import preserve_node_meta
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
 
 from subclasses import TensorSubclass, _torch, _torch_distributed, _torch_tracing, inner
 from tests.subclasses.subjects import Hostile, Nested, Pair, make_pair
@@ -262,6 +263,41 @@ def in_backward():
     leaf.register_hook(lambda grad: seen.append(_torch.in_backward()))
     leaf.sum().backward()
     assert (seen, _torch.in_backward()) == ([True], False)
+
+
+def in_formula():
+    """In a formula of PyTorch's, and not in Python code that a backward runs: a node, a forward that runs again."""
+    seen = []
+
+    class Seen(TensorSubclass, fallback="materialize"):
+        held: torch.Tensor = inner()
+
+        def materialize(self):
+            return self.held * 1
+
+    @Seen.implements(aten.mul)
+    def _(func, x, y):
+        seen.append(_torch_tracing.in_formula())
+        return Seen(func(x.held, y)) if isinstance(x, Seen) else Seen(func(x, y.held))
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, x):
+            ctx.x = x
+            return q.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            assert isinstance(torch._C._current_autograd_node(), _torch_tracing.BackwardCFunction)
+            return (ctx.x * g).held, None
+
+    x, q = Seen(torch.ones(2)), torch.ones(2, requires_grad=True)
+    z = checkpoint(lambda q: (x * 1.0) * q, Function.apply(q, x), use_reentrant=False)
+    assert seen == [False, False]
+    z.sum().backward()
+    # The part of the forward that is needed again, then a formula of PyTorch's, then the function.
+    assert seen == [False, False, False, True, False]
+    assert not _torch_tracing.in_formula()
 
 
 def is_tracing():
@@ -725,6 +761,8 @@ CHECKS = {
     "foreach_norm": foreach_norm,
     "hooks_of": hooks,
     "in_backward": in_backward,
+    "in_formula": in_formula,
+    "BackwardCFunction": in_formula,
     "is_tracing": is_tracing,
     "in_dual_level": in_dual_level,
     "is_compiling_here": is_compiling_here,

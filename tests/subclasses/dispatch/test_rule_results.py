@@ -1,4 +1,4 @@
-"""Rules that end without a value on some way through them."""
+"""What rules return: a value at the end of each way through them, as many tensors as the op has, of its size."""
 
 from __future__ import annotations
 
@@ -169,3 +169,66 @@ def test_results_in_a_list_or_a_tuple(kind):
     low, high = torch.aminmax(Several(torch.ones(2)))
     assert low.held.tolist() == [1, 1] and high.held.tolist() == [2, 2]
     assert [part.held[0].item() for part in Several(torch.ones(2)).split(1)] == [1, 2]
+
+
+# ---- the size of a result ------------------------------------------------------------------------------------
+
+
+class Cut(TensorSubclass, fallback="views"):
+    """Its rule for ``+`` is right only where the second operand is at most as wide as the first."""
+
+    held: Tensor = inner()
+
+
+@Cut.implements(aten.add)
+def of_the_first(func, x, y):
+    return Cut(func(x.held, (y.held if isinstance(y, Cut) else y)[..., : x.shape[-1]]))
+
+
+@Cut.implements(aten.neg)
+def first_row(func, x):
+    return Cut(func(x.held[:1]))
+
+
+SIZES = [
+    ((2, 3), (2, 3)),
+    ((2, 3), (1, 1)),
+    ((2, 3), (3,)),
+    ((2, 1, 3), (4, 1)),
+    ((0, 3), (1, 3)),
+    ((1,), (1,)),
+]
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("is_value", [True, False])
+def test_a_result_of_the_size_to_which_the_operands_broadcast(sizes, is_value):
+    x, y = map(torch.rand, sizes)
+    torch.testing.assert_close((Cut(x) + (Cut(y) if is_value else y)).held, x + y)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda x: x + torch.ones(2, 1, 3),
+            r"of_the_first .* of size \(2, 4, 1\) for \(4, 1\) and \(2, 1, 3\)",
+        ),
+        (lambda x: -x, r"first_row .* of size \(1, 1\) for \(4, 1\)"),
+    ],
+)
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_result_of_another_size(call, words, requires_grad):
+    x = Cut(torch.ones(4, 1, requires_grad=requires_grad))
+    with pytest.raises(
+        DispatchError, match=f"the rule {words}; return one of the size to which the operands"
+    ):
+        call(x)
+
+
+def test_sizes_that_change_are_not_compared():
+    """A comparison would make a program for each size."""
+    call = desugar.compile(lambda x, y: x + y, backend="eager", fullgraph=True, dynamic=True)
+    for rows in (2, 3, 5):
+        assert call(Cut(torch.ones(rows, 3)), torch.ones(rows, 1)).held.shape == (rows, 3)
+    assert len(call.programs) == 1

@@ -26,8 +26,8 @@ def fresh(base: type = TensorSubclass, **keywords) -> type:
 
 
 def answer(word):
-    """A rule that returns its name, to see which one ran; below autograd a tensor stands for it."""
-    return lambda func, *args, **kwargs: word if isinstance(word, str) else torch.tensor(word)
+    """A rule that returns its name, to see which one ran; below autograd a tensor of numbers stands for it."""
+    return lambda func, x, *args, **kwargs: word if isinstance(word, str) else torch.full(x.shape, word)
 
 
 # ---- what cannot be registered ------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ def test_implements_returns_the_rule():
 
 def test_an_overload_comes_before_its_packet_and_its_packet_before_a_tag():
     Box = fresh()
-    x = Box(torch.ones(2))
+    x = Box(torch.ones(1))
     for key, word in ((torch.Tag.pointwise, 1), (aten.cos, 2), (aten.cos.default, 3)):
         Box.implements(key)(answer(word))
         assert aten.cos.default(x) == word
@@ -243,7 +243,7 @@ def test_two_equally_near_rules_raise_naming_both(key):
     assert "on_the_left" in text and "on_the_right" in text and "give Both its own" in text
     Both.implements(key)(lambda func, x: x)
     x = Both(torch.ones(1))
-    assert torch.cos(x) is x
+    assert torch.cos(x).held is x.held
 
 
 def test_a_rule_of_a_nearer_base_is_no_conflict():
@@ -360,7 +360,7 @@ def test_a_packet_with_composite_overloads_that_have_no_function():
     Box = fresh()
     Box.implements(aten.where)(answer(4))
     x = Box(torch.ones(2))
-    assert torch.where(torch.tensor([True, False]), x, 0) == 4
+    assert torch.where(torch.tensor([True, False]), x, 0).tolist() == [4, 4]
 
 
 def test_a_child_rules_another_overload_of_the_packet():
@@ -371,7 +371,7 @@ def test_a_child_rules_another_overload_of_the_packet():
 
     Parent.implements(aten.max.other)(answer(1))
     Child.implements(aten.max.default)(answer(2))
-    x = Child(torch.ones(2))
+    x = Child(torch.ones(1))
     assert (torch.max(x, x), torch.max(x)) == (1, 2)
 
 
