@@ -80,7 +80,7 @@ function overview() {
       tile(report.materialized.reduce((sum, m) => sum + m.count, 0), "materializing fallbacks", report.materialized.length > 0)),
     programs.length ? timeBar(timeParts(programs), "time to compile") : null,
     el("div", { class: "card", id: "programs" }, rows.length ? rows : el("p", {}, "Nothing was compiled.")),
-    sentences("Not compiled", report.not_compiled), sentences("Graph breaks", report.breaks),
+    listed("Not compiled", report.not_compiled), listed("Graph breaks", report.breaks),
     report.materialized.length ? materialized(report.materialized) : null,
     report.predictions.map(prediction));
   cursor = Math.min(cursor, Math.max(programs.length - 1, 0));
@@ -99,7 +99,7 @@ function programRow(p, n, widest) {
     el("span", { class: "why" + (p.error ? " error" : "") }, p.error ? p.error.split("\n")[0] : [p.reason, p.failed.map(f => " — " + f)]));
 }
 
-const sentences = (title, list) => list.length ? el("div", { class: "card" }, el("h2", {}, title), el("ul", {}, list.map(text => el("li", {}, text)))) : null;
+const listed = (title, list) => list.length ? el("div", { class: "card" }, el("h2", {}, title), el("ul", {}, list.map(text => el("li", {}, text)))) : null;
 
 function materialized(list) {
   return el("div", { class: "card", style: "margin-top:1rem" }, el("h2", {}, "Materializing fallbacks"),

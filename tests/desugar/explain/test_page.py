@@ -118,3 +118,11 @@ def test_it_stays_small_enough_for_200_programs(explanation):
     one = len(render_page(Report("t", (explanation.program,))))
     many = len(render_page(Report("t", (explanation.program,) * 200)))
     assert many < 200 * one and many < 20e6
+
+
+def test_no_name_of_the_script_is_declared_twice(explanation):
+    """A browser refuses such a script whole, and the page stays empty."""
+    script = Page(explanation._page()).parts["script"]
+    names = re.findall(r"^(?:async )?(?:const|let|var|function|class) (\w+)", script, re.MULTILINE)
+    assert len(names) > 40
+    assert sorted(names) == sorted(set(names))
