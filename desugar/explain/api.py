@@ -16,11 +16,13 @@ from desugar.backends.choose import choose_backend
 from desugar.dynamo.entry import Calls
 from desugar.recording.listeners import Recording, listen, resumed
 
+_GUARDS = 1.0  # seconds in which guards may be timed
+
 if TYPE_CHECKING:
     from desugar.device.devices import Device
     from desugar.device.records import Prediction
     from desugar.explain.guards import TakenGuards
-    from desugar.explain.records import Cost, Program
+    from desugar.explain.records import Cost, GuardTimes, Program
 
 
 class Explanation:
@@ -141,11 +143,14 @@ def _explain(
     no_cost: str = "",
 ) -> Program:
     """The record of one call, compiled for the purpose; its cost is measured unless a reason not to is given."""
+    from desugar._torch_guards import watch_guards
     from desugar.explain.collect import collect_program
     from desugar.explain.cost import measure_cost
+    from desugar.explain.guard_times import Budget, time_taken_guards
     from desugar.explain.guards import take_guards
 
     found: list[tuple[Program, TakenGuards, Callable[[], Cost | str]]] = []
+    times: list[GuardTimes | None] = []
     thread = threading.get_ident()
 
     def note(recording: Recording) -> None:
@@ -159,12 +164,16 @@ def _explain(
         measure = partial(measure_cost, program, recording.traced.outputs, recording.args)
         found.append((record, take_guards(recording, record), measure))
 
-    with listen(note):
+    def time_guards(root: Any, frame: dict[str, Any]) -> None:
+        if found and not times and threading.get_ident() == thread:
+            times.append(time_taken_guards(found[0][1], root, frame, Budget(_GUARDS)))
+
+    with listen(note), watch_guards(time_guards):
         capture(fn, args, kwargs, backend, reason="to be explained", dynamic=dynamic)
     record, guards, measure = found[0]
     cost = no_cost or measure()
     measured = {"no_cost": cost} if isinstance(cost, str) else {"cost": cost}
-    return replace(record, guards=guards.describe(), **measured)
+    return replace(record, guards=guards.describe(), guard_times=next(iter(times), None), **measured)
 
 
 __all__ = ["Explanation", "explain"]

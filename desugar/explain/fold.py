@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from desugar.explain.records import Graph, Guard, Leaf, OuterOp, Program
+from desugar.explain.records import Graph, Guard, GuardTimes, Leaf, OuterOp, Program
 from desugar.explain.runs import Run, find_runs
 from desugar.ir.record import Record
 
@@ -35,6 +35,7 @@ class GuardGroup(Record):
         count: How many names there are.
         checks: Dynamo's checks for all of them, counted.
         guards: The guards themselves, name by name.
+        seconds: What the checks take together; None if they were not timed.
     """
 
     name: str
@@ -42,6 +43,12 @@ class GuardGroup(Record):
     count: int
     checks: int
     guards: tuple[Guard, ...]
+    seconds: float | None = None
+
+    @property
+    def key(self) -> str:
+        """By which times refer to it."""
+        return self.name or self.texts[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +59,7 @@ class Folds(Record):
         inputs, captured, outputs, ops, saved: Runs of the records.
         wrapper: Runs of lines.
         graphs: Runs of lines of each graph.
-        guards: The guards by name, those of most checks first.
+        guards: The guards by name, the slowest first, then those that were not timed, those of most checks first.
     """
 
     inputs: tuple[Run, ...] = ()
@@ -82,7 +89,7 @@ def fold_program(program: Program) -> Folds:
         ),
         wrapper=find_runs([_NUMBERED.sub(r"\1#", line) for line in program.wrapper.splitlines()]),
         graphs=tuple(map(fold_graph, program.graphs)),
-        guards=group_guards(program.guards),
+        guards=group_guards(program.guards, program.guard_times),
     )
 
 
@@ -187,8 +194,8 @@ def _names_of_ops(program: Program) -> dict[int, list[str]]:
 # ------------------------------------------------------------------------------------------------- its guards
 
 
-def group_guards(guards: Sequence[Guard]) -> tuple[GuardGroup, ...]:
-    """Puts the guards of one name together, and those of repeated layers; most checks first."""
+def group_guards(guards: Sequence[Guard], times: GuardTimes | None = None) -> tuple[GuardGroup, ...]:
+    """Puts the guards of one name together, and those of repeated layers; the slowest first."""
     by_name: dict[str, list[Guard]] = {}
     for guard in guards:
         by_name.setdefault(guard.name or guard.text, []).append(guard)
@@ -203,7 +210,14 @@ def group_guards(guards: Sequence[Guard]) -> tuple[GuardGroup, ...]:
             [_group(found)] if len(found) >= _LEAST and found[0][0].name else [_group([one]) for one in found]
         )
     ]
-    return tuple(sorted(folded, key=lambda group: (not group.name, -group.checks)))  # modes come last
+    seconds = {} if times is None else dict(times.parts)
+    timed = [replace(group, seconds=seconds.get(group.key)) for group in folded]
+    return tuple(sorted(timed, key=_rank))
+
+
+def _rank(group: GuardGroup) -> tuple[bool, float, int]:
+    """Modes come last; without times, those of most checks come first."""
+    return not group.name, -(group.seconds or 0.0), -group.checks
 
 
 def _group(found: Sequence[list[Guard]]) -> GuardGroup:

@@ -65,10 +65,18 @@ class TakenGuards:
         for text in self.sizes:
             _add(found, self._of_size(text))
         if inner_workings:
-            number = count(len(inner_workings), "guard")
-            text = f"{number} on builtins, modules and the like: nobody has patched them"
+            text = _inner_workings_text(len(inner_workings))
             found[text] = Guard(text, checks=sum(map(_checks, inner_workings)))
         return tuple(found.values())
+
+    def sources(self) -> dict[str, set[str]]:
+        """Dynamo's sources of the values that guards are about, by the names of the guards, or by the text of those."""
+        inner = [guard for guard in self.guards if _is_about_inner_workings(guard)]
+        found = {_inner_workings_text(len(inner)): {guard.name for guard in inner}}
+        for guard in self.guards:
+            if not _is_about_inner_workings(guard):
+                found.setdefault(self._name(guard), set()).add(guard.name)
+        return found
 
     def _name(self, guard: Any) -> str:
         """What a guard is about, in the user's names; empty for a mode."""
@@ -102,6 +110,10 @@ class TakenGuards:
             return None
         whole = next((file for file in self.files if file.endswith(found["file"])), None)
         return None if whole is None else Place(whole, int(found["number"]), found["line"].strip())
+
+
+def _inner_workings_text(number: int) -> str:
+    return f"{count(number, 'guard')} on builtins, modules and the like: nobody has patched them"
 
 
 def _checks(guard: Any, texts: int = 1) -> int:

@@ -159,13 +159,32 @@ class Guard(Record):
         text: The condition, in the user's names.
         place: The user's line that made it one, if there is one.
         name: What it is about: a parameter, an attribute path; empty for modes and the like.
-        checks: How many checks of Dynamo's it stands for. They are counted, not timed.
+        checks: How many checks of Dynamo's it stands for.
     """
 
     text: str
     place: Place | None = None
     name: str = ""
     checks: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GuardTimes(Record):
+    """What Dynamo's guards of a program take: minima of warm checks in a loop, when they were made.
+
+    A call of what `desugar.compile` made of a large module takes less: it checks that nothing in the module was
+    assigned, and leaves out the guards that follow from that.
+
+    Attributes:
+        whole: Seconds of one check of all guards.
+        modes: Seconds of those on modes and on conditions between sizes.
+        parts: (name, seconds) of the guards of one name, or of the names of repeated layers together, without the way
+            to the value. They do not add up to `whole`. Names that are not there were not timed.
+    """
+
+    whole: float
+    modes: float
+    parts: tuple[tuple[str, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +249,7 @@ class Program(Record):
             globals, and what comes out of it. Python around the graph is Dynamo's, and has its say in the guards alone.
         aliasing, mutation: What was found, as sentences.
         symbols, guards: What a call has to meet; Dynamo checks it.
+        guard_times: What these checks take; None where Dynamo guards nothing.
         sources, ops, graphs: The user's lines, the outer ops and the plain graphs, tied by op numbers.
         saved: What the backward reads; `saved_bytes` what is kept for it besides inputs and results.
         wrapper: The generated text.
@@ -267,6 +287,7 @@ class Program(Record):
     calls: int | None = None
     label: str = ""
     worth: Worth | None = None
+    guard_times: GuardTimes | None = None
 
     @property
     def title(self) -> str:
