@@ -37,7 +37,7 @@ class Verdict(Record):
 
     Attributes:
         state: "judge" (eager mode itself), "right", "rounding" (floats differ by more than the tolerance, and by no
-            more than other orders of summation explain), "wrong", "error", or "not judged".
+            more than other orders of summation explain), "wrong" or "error".
         detail: The first difference, with the call, the leaf and the amount; or the error.
     """
 

@@ -13,6 +13,7 @@ import torch
 from desugar import _torch as private
 from desugar.api import compile as desugar_compile
 from desugar.compare.records import Programs
+from desugar.dynamo.guard_failures import Failure, in_words
 from desugar.recording.frames import unique, watch_frames
 
 EAGER, STOCK, BACKEND, DIRECT = "eager", "torch.compile", 'backend="desugar"', "desugar.compile"
@@ -66,7 +67,14 @@ class Counter:
             logger.removeHandler(handler)
             found = watch.frames()
             notes = unique([*found.eager, *self._warnings])
-            self.found = Programs(found.graphs, found.recompiles, found.breaks, notes)
+            recompiles = tuple(map(_recompile_in_words, found.recompiles))
+            self.found = Programs(found.graphs, recompiles, found.breaks, notes)
+
+
+def _recompile_in_words(text: str) -> str:
+    """The guard of `function: guard`, which is Dynamo's text, in the words of a report."""
+    function, _, guard = text.partition(": ")
+    return f"{function}: {in_words(guard, Failure())}"
 
 
 class _Handler(logging.Handler):

@@ -20,11 +20,16 @@ from desugar.compare.meters import describe_machine, peak_since, synchronize
 from desugar.compare.outcome import Outcome, argument_names, copy_parts, record_outcome
 from desugar.compare.records import Programs, Request, Verdict
 from desugar.compare.subject import SEED, Subject, find_subject, seed
-from desugar.compare.targets import Call
+from desugar.compare.targets import Call, TargetError
 from desugar.device.predicting import predict
 from desugar.recording.frames import count_compilations
 
 WARM_UPS = 3
+_RUN_LATER = {  # what has not run when a call returns: when it will
+    "generator": "a generator, whose code runs only when somebody iterates over it",
+    "coroutine": "a coroutine, whose code runs only when somebody awaits it",
+    "async_generator": "an async generator, whose code runs only when somebody iterates over it",
+}
 _SHORT = 0.01  # seconds; a shorter call is run once, untimed, at the start of a turn
 
 
@@ -77,6 +82,7 @@ class Worker:
     def _judge(self, way: str, subject: Subject, number: int, folder: Path) -> Verdict:
         found = observe_calls(subject, ways.compile_way(way, subject.fn, self.request.backend), number)
         if way == ways.EAGER:
+            check_has_run(found)
             for n, outcome in enumerate(found):
                 torch.save(outcome, folder / f"call-{n}.pt")
             return Verdict("judge")
@@ -144,6 +150,20 @@ def observe_calls(subject: Subject, compiled: Any, number: int) -> list[Outcome]
         names = argument_names(subject.fn, *call)
         found.append(record_outcome(result, names, subject.state(), before | _added(subject, before)))
     return found
+
+
+def check_has_run(outcomes: list[Outcome]) -> None:
+    """Raises for calls whose code has not run when they return: their results cannot be compared.
+
+    Raises:
+        TargetError: A result is a generator or a coroutine.
+    """
+    for outcome in outcomes:
+        for path, entry in outcome["entries"].items():
+            if (what := _RUN_LATER.get(entry["kind"])) is not None:
+                raise TargetError(
+                    f"not compared: {path} is {what}; name a function that does so and returns the values"
+                )
 
 
 def _added(subject: Subject, before: dict[str, Any]) -> dict[str, Any]:

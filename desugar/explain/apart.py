@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 
-from desugar.explain.records import Leaf, Program
+from desugar.explain.records import FailedGuard, Leaf, Program
 
 _MOST = 3  # facts in a label
 _TRIED = 24  # facts that labels are made of
@@ -101,11 +101,9 @@ def _facts(program: Program) -> Iterator[tuple[str, str]]:
 
 def _failed(program: Program) -> Iterator[tuple[str, str]]:
     """What a guard of an earlier program was about, and the value that this program was compiled for."""
-    for text in program.failed:
-        name, _, values = text.partition(": expected ")
-        _, _, got = values.rpartition(", got ")
-        if got:
-            yield name, "any" if _is_in_a_range(program, name) else got
+    for failed in map(FailedGuard.of, program.failed):
+        if failed.name and failed.got:
+            yield failed.name, "any" if _is_in_a_range(program, failed.name) else failed.got
 
 
 def _is_in_a_range(program: Program, name: str) -> bool:

@@ -10,7 +10,7 @@ from desugar.explain.graphs import describe_graph, describe_ops, describe_place,
 from desugar.explain.leaves import describe_inputs, describe_results, describe_symbols
 from desugar.explain.left_out import describe_left_out
 from desugar.explain.names import Names
-from desugar.explain.records import Materialized, Program
+from desugar.explain.records import FailedGuard, Materialized, Program
 from desugar.recording.listeners import Recording
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line
@@ -32,6 +32,7 @@ def collect_program(recording: Recording, backend: str = "") -> Program:
         "backend": backend,
         "seconds": recording.seconds,
         "failed": (recording.failed,) if recording.failed else (),
+        "failures": (FailedGuard.of(recording.failed),) if recording.failed else (),
         "stages": tuple(stages.items()),
         "sources": describe_sources(op.line for op in recording.ops),
     }

@@ -169,6 +169,32 @@ class Guard(Record):
 
 
 @dataclass(frozen=True, slots=True)
+class FailedGuard(Record):
+    """A guard of an earlier program that a call did not meet.
+
+    Attributes:
+        text: The whole in words.
+        name: What it is about, as the user names it; empty for a condition on several sizes, or if Dynamo names none.
+        expected: What the earlier program was compiled for.
+        got: The value of the call; empty if it is unknown.
+    """
+
+    text: str
+    name: str = ""
+    expected: str = ""
+    got: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> FailedGuard:
+        """Reads `x.size(0): expected 2, got 5`."""
+        name, found, values = f": {text}".rpartition(": expected ")
+        if not found:
+            return cls(text)
+        expected, _, got = values.rpartition(", got ") if ", got " in values else (values, "", "")
+        return cls(text, name.removeprefix(": "), expected, got)
+
+
+@dataclass(frozen=True, slots=True)
 class GuardTimes(Record):
     """What Dynamo's guards of a program take: minima of warm checks in a loop, when they were made.
 
@@ -241,7 +267,8 @@ class Program(Record):
     Attributes:
         name: The function.
         label: The name, and what tells the program from others of that function; empty if there is no other.
-        reason: Why it was compiled; `failed` says which guard of the newest program before it failed, with both values.
+        reason: Why it was compiled; `failed` says which guard of the newest program before it failed, with both values,
+            and `failures` is the same as data.
         backend: What compiled the graphs.
         seconds: How long it took; `stages` are (name, seconds).
         error: What ended the compilation instead.
@@ -288,6 +315,7 @@ class Program(Record):
     label: str = ""
     worth: Worth | None = None
     guard_times: GuardTimes | None = None
+    failures: tuple[FailedGuard, ...] = ()
 
     @property
     def title(self) -> str:

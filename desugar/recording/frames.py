@@ -21,7 +21,8 @@ class Frames:
         graphs: The number of graphs that compute something.
         recompiles: `function: the guard that failed`, for each compilation after the first one.
         breaks: `file:line: why`, for each graph break.
-        eager: `function ran in eager mode: why`, for each function that was to be compiled and was not.
+        eager: `function ran in eager mode: why, file:line`, for each function that was to be compiled and was not. What
+            such a function calls may still be compiled.
     """
 
     graphs: int = 0
@@ -60,7 +61,7 @@ class Watch:
                 map(_describe_break, reasons[self._broken if self._broken <= len(reasons) else 0 :])
             ),
             eager=unique(
-                f"{m.co_name or names.get(_frame(m), 'a function')} ran in eager mode: {first_line(m.fail_reason)}"
+                f"{m.co_name or names.get(_frame(m), 'a function')} ran in eager mode: {_why_eager(m)}"
                 for m in frames
                 if m.fail_reason
             ),
@@ -90,6 +91,12 @@ def _frame(metric: Any) -> str:
 def _guard(reason: str) -> str:
     """Returns the guard of a reason such as `0/0: tensor 'x' size mismatch at index 0`."""
     return first_line(reason).partition(": ")[2] or first_line(reason)
+
+
+def _why_eager(metric: Any) -> str:
+    """Returns why a function was not compiled, with the user's line that Dynamo stopped at, if it names one."""
+    why, file = first_line(metric.fail_reason), metric.fail_user_frame_filename
+    return f"{why}, {Line(file, metric.fail_user_frame_lineno)}" if file else why
 
 
 def _describe_break(reason: Any) -> str:

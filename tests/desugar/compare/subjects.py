@@ -161,3 +161,22 @@ def counts(x):
 
 def counts_inputs():
     return torch.ones(3)
+
+
+def yields(x):
+    yield x.sin()
+
+
+def yields_inputs():
+    return (torch.ones(2),)
+
+
+async def _later(x):
+    return x.sin()
+
+
+def waits(x):
+    return [_later(x)]
+
+
+waits_inputs = yields_inputs

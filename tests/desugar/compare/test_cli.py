@@ -70,6 +70,18 @@ def test_a_way_whose_process_ends_is_an_error_and_the_others_stay(run):
         ("no_such_name", (), 2, "has no 'no_such_name'"),
         ("Wide", (), 2, "name a function that takes nothing and returns the module"),
         ("double", ("--train",), 2, "leave --train out"),
+        (
+            "yields",
+            (),
+            2,
+            "not compared: result is a generator, whose code runs only when somebody iterates over it",
+        ),
+        (
+            "waits",
+            (),
+            2,
+            "not compared: result[0] is a coroutine, whose code runs only when somebody awaits it",
+        ),
     ],
 )
 def test_where_eager_mode_fails_there_is_no_table(run, target, options, code, says):

@@ -97,7 +97,7 @@ def test_recompiles_and_graph_breaks_are_counted():
     with counter.counting():
         observe_calls(subject, compiled, 3)
     assert counter.found.graphs - before.found.graphs == 4  # two for the first size, two for all others
-    assert any("size mismatch at index 0. expected 2, actual 4" in text for text in counter.found.recompiles)
+    assert any("x.size(0): expected 2, got 4" in text for text in counter.found.recompiles)
     (broken,) = [text for text in counter.found.breaks if "subjects.py" in text]
     assert 'print("a break")' in broken
 
@@ -140,3 +140,17 @@ def test_the_machine_is_described(monkeypatch):
 def test_calls_that_compile_again_and_again_are_said_to(way, name, recompiled):
     torch._dynamo.utils.clear_compilation_metrics()  # a process keeps so many of them
     assert Worker(request(name)).start(way, ()).recompiled is recompiled
+
+
+def test_recompiles_are_told_in_the_words_of_a_report():
+    counter = ways.Counter()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x, n: x * n, backend="eager")
+    with counter.counting():
+        compiled(torch.ones(2), 2.5)
+        compiled(torch.ones(2, 1), 2.5)
+        compiled(torch.ones(2, 1).double(), 2.5)
+    assert counter.found.recompiles == (
+        "<lambda>: x.dim(): expected 1, got 2",
+        "<lambda>: x.dtype: expected float32, got float64",
+    )

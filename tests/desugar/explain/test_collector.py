@@ -13,7 +13,7 @@ import torch
 import desugar
 from desugar.explain.collector import Collector
 from desugar.explain.cost import Meter
-from desugar.explain.records import Materialized, Report
+from desugar.explain.records import FailedGuard, Materialized, Report
 from desugar.explain.text import render_report_text
 from subclasses import strict_mode
 from tests.desugar.explain.subjects import layer, make_weight, make_x
@@ -57,6 +57,22 @@ def test_a_recompile_names_the_guard_that_failed(collector):
     assert (first.reason, first.failed) == ("first call", ())
     assert (second.reason, second.failed) == ("a guard failed", ("x.size(0): expected 2, got 5",))
     assert (third.reason, third.failed) == ("a guard failed", ("w.axis: expected 0, got 1",))
+    (failure,) = third.to_dict()["failures"]
+    assert failure == {"text": third.failed[0], "name": "w.axis", "expected": "0", "got": "1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "expected", "got"),
+    [
+        ("x.size(0): expected 2, got 5", "x.size(0)", "2", "5"),
+        ("mode: expected 'a, got b', got 'c'", "mode", "'a, got b'", "'c'"),
+        ("expected x.size(0) <= 2, got x.size(0) = 5", "", "x.size(0) <= 2", "x.size(0) = 5"),
+        ("n: expected 2.5", "n", "2.5", ""),
+        ("metadata of a tensor subclass", "", "", ""),
+    ],
+)
+def test_a_failed_guard_is_data(text, name, expected, got):
+    assert FailedGuard.of(text) == FailedGuard(text, name, expected, got)
 
 
 def test_a_recompile_behind_dynamo_names_the_guard_that_failed(collector):
@@ -234,6 +250,7 @@ def test_graph_breaks_and_functions_that_ran_in_eager_mode_are_listed(collector)
     assert len(report.not_compiled) == 1 and report.not_compiled[0].startswith(
         "breaks_in_a_loop ran in eager mode: "
     )
+    assert "test_collector.py:" in report.not_compiled[0] and "graph_break()" in report.not_compiled[0]
     (found,) = report.breaks
     assert "test_collector.py:" in found and "graph_break()" in found
     text = render_report_text(report)
