@@ -21,6 +21,7 @@ import pytest
 import subclasses
 from bench import starts
 from bench.report import save_rows
+from desugar.compare import judge
 from docs import gains, prose, wrap
 from docs.blocks import collect_blocks, compare_outputs, emit_program, refresh_page
 from subclasses.ragged import JaggedTensor
@@ -152,6 +153,21 @@ def test_prose_names_no_time():
         lines = page.read_text().splitlines()
         found += [(page.name, n + 1, lines[n]) for n in wrap.prose(lines) if pattern.search(lines[n])]
     assert found == []
+
+
+def test_bounds_in_prose_are_those_of_the_code_and_of_the_files():
+    said = " ".join((ROOT / "docs" / "compare.md").read_text().split())
+    assert (
+        f"at most {judge._ROUNDINGS} rounding errors (and at most {judge._MOST:.0%}".replace("%", " %")
+        in said
+    )
+    table = (ROOT / "bench" / "results" / "predictions.md").read_text()
+    streams = [
+        rf"{re.escape(name)} \|.*\| ([\d.]+) \|$" for name in ("x + y", "out += x", "(x * w + b).relu()")
+    ]
+    off = [round(abs(float(re.search(line, table, re.MULTILINE)[1]) - 1) * 100) for line in streams]
+    said = " ".join((ROOT / "docs" / "gpu.md").read_text().split())
+    assert f"are predicted within {min(off)} to {max(off)} %" in said
 
 
 # ---- lines of prose ---------------------------------------------------------------------------------------------

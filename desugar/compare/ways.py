@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from desugar import _torch as private
 from desugar.api import compile as desugar_compile
@@ -49,8 +50,14 @@ def draw_as_eager() -> None:
 
 @dataclass
 class Counter:
-    """Collects what is compiled inside `counting`."""
+    """Collects what is compiled inside `counting`.
 
+    Attributes:
+        what: The function or module that is compiled, by whose parameters arguments are named.
+        found: What was compiled.
+    """
+
+    what: Any = None
     found: Programs = field(default_factory=Programs)
     _warnings: list[str] = field(default_factory=list)
 
@@ -67,14 +74,18 @@ class Counter:
             logger.removeHandler(handler)
             found = watch.frames()
             notes = unique([*found.eager, *self._warnings])
-            recompiles = tuple(map(_recompile_in_words, found.recompiles))
+            recompiles = tuple(_recompile_in_words(text, self.what) for text in found.recompiles)
             self.found = Programs(found.graphs, recompiles, found.breaks, notes)
 
 
-def _recompile_in_words(text: str) -> str:
+def _recompile_in_words(text: str, what: Any) -> str:
     """The guard of `function: guard`, which is Dynamo's text, in the words of a report."""
     function, _, guard = text.partition(": ")
-    return f"{function}: {in_words(guard, Failure())}"
+    if function == "call" and isinstance(
+        what, nn.Module
+    ):  # the function that `desugar.compile` makes to call it
+        function = f"{type(what).__name__}.forward"
+    return f"{function}: {in_words(guard, Failure(what))}"
 
 
 class _Handler(logging.Handler):

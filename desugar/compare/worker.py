@@ -73,7 +73,7 @@ class Worker:
         if way != ways.EAGER and self.request.backend == "inductor":
             ways.draw_as_eager()
         number = max(self.request.calls, len(subject.make_calls()))
-        counter = ways.Counter()
+        counter = ways.Counter(subject.fn)
         with counter.counting() if way != ways.EAGER else contextlib.nullcontext():
             verdict = self._judge(way, subject, number, Path(folder))
         imported = tuple(name for name in sys.modules if name not in before)

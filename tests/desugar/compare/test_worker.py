@@ -154,3 +154,16 @@ def test_recompiles_are_told_in_the_words_of_a_report():
         "<lambda>: x.dim(): expected 1, got 2",
         "<lambda>: x.dtype: expected float32, got float64",
     )
+
+
+def test_recompiles_of_a_module_name_its_parameters():
+    torch.compiler.reset()
+    linear = torch.nn.Linear(2, 2)
+    for way in ways.WAYS[1:]:
+        torch.compiler.reset()
+        counter, compiled = ways.Counter(linear), ways.compile_way(way, linear, "eager")
+        with counter.counting():
+            compiled(torch.ones(1, 2))
+            compiled(torch.ones(3, 1, 2))
+        (found,) = counter.found.recompiles
+        assert found.endswith(": input.dim(): expected 2, got 3") and not found.startswith("call:")
