@@ -25,7 +25,7 @@ def make_page(folder: Path) -> Path:
     """Reports on the demo; returns the page."""
     page = folder / "report.html"
     command = [sys.executable, "-m", "desugar", "report", "--report", str(page), DEMO]
-    demo = ["--", "--steps", "10", "--out", str(folder / "losses.png")]
+    demo = ["--steps", "10", "--out", str(folder / "losses.png")]
     subprocess.run([*command, *demo], cwd=ROOT, check=True)
     return page
 

@@ -67,7 +67,7 @@ function overview() {
   document.title = report.title;
   const total = programs.reduce((sum, p) => sum + p.seconds, 0), widest = Math.max(...programs.map(p => p.seconds), 1e-9);
   const calls = programs.reduce((sum, p) => sum + (p.calls || 0), 0);
-  const spent = programs.filter(p => p.cost && p.calls).map(p => [p.calls * p.cost.call, p.calls * p.cost.call * share(p.cost)]);
+  const spent = programs.filter(p => p.cost && p.calls > 1).map(p => [p.calls * p.cost.call, p.calls * p.cost.call * share(p.cost)]);
   const whole = spent.reduce((sum, s) => sum + s[0], 0), wrapped = spent.reduce((sum, s) => sum + s[1], 0);
   const functions = new Set(programs.map(p => p.name)).size;
   const rows = programs.map((p, n) => programRow(p, n, widest));
@@ -76,7 +76,7 @@ function overview() {
     el("p", {}, report.versions.map(v => v.join(" ")).join(" · ")),
     el("div", { class: "tiles" },
       tile(programs.length, `${programs.length === 1 ? "program" : "programs"} of ${many(functions, "function")}`), tile(time(total), "to compile"),
-      calls ? tile(calls.toLocaleString("en"), "calls") : null, whole ? tile(percent(wrapped / whole), "of the calls' time in wrappers") : null,
+      calls ? tile(calls.toLocaleString("en"), "calls") : null, whole ? tile(percent(wrapped / whole), "of repeated calls' time in wrappers") : null,
       tile(report.materialized.reduce((sum, m) => sum + m.count, 0), "materializing fallbacks", report.materialized.length > 0)),
     programs.length ? timeBar(timeParts(programs), "time to compile") : null,
     el("div", { class: "card", id: "programs" }, rows.length ? rows : el("p", {}, "Nothing was compiled.")),

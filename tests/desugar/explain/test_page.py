@@ -5,6 +5,8 @@ from __future__ import annotations
 import html.parser
 import json
 import re
+import shutil
+import subprocess
 
 import pytest
 
@@ -126,3 +128,11 @@ def test_no_name_of_the_script_is_declared_twice(explanation):
     names = re.findall(r"^(?:async )?(?:const|let|var|function|class) (\w+)", script, re.MULTILINE)
     assert len(names) > 40
     assert sorted(names) == sorted(set(names))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node, which reads JavaScript")
+def test_the_script_can_be_read(explanation, tmp_path):
+    path = tmp_path / "page.js"
+    path.write_text(Page(explanation._page()).parts["script"])
+    done = subprocess.run(["node", "--check", str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
