@@ -11,8 +11,9 @@ from torch import SymInt, Tensor, fx
 
 from desugar import _torch_device as private
 from desugar.backends.base import Backend, GraphKind
+from desugar.device.devices import Device
 from desugar.device.fake import FakeDevice
-from desugar.device.recorder import Call, Recorder
+from desugar.device.recorder import Call, Compiled as CompiledKernel, Recorder
 from desugar.device.records import Kernel, Stage
 from desugar.device.roofline import predict_kernel
 from desugar.frontend.fakes import hint
@@ -118,6 +119,8 @@ def describe_calls(fake: FakeDevice, recorder: Recorder) -> tuple[Kernel, ...]:
 
 def _describe(fake: FakeDevice, recorder: Recorder, call: Call) -> Kernel:
     traffic, compiled = call.traffic, recorder.compiled.get(call.name)
+    if compiled is not None:
+        _check_shared_memory(fake.device, call.name, compiled)
     reads, writes = sum(traffic.reads.values()), sum(traffic.writes.values())
     seconds, bound = predict_kernel(
         fake.device, reads + writes, traffic.flops, call.dtype, on_matrix_units=call.kind == "library"
@@ -139,6 +142,15 @@ def _describe(fake: FakeDevice, recorder: Recorder, call: Call) -> Kernel:
         compiled and compiled.spills,
         0 if compiled is None else compiled.configurations,
     )
+
+
+def _check_shared_memory(device: Device, name: str, compiled: CompiledKernel) -> None:
+    """Raises a RuntimeError for a kernel that the device cannot start; of several configurations, others may fit."""
+    if compiled.configurations <= 1 and compiled.shared_memory > device.shared_memory:
+        raise RuntimeError(
+            f"expected kernels of at most {device.shared_memory} bytes of shared memory, which a block of "
+            f"{device.title} has, got {name} with {compiled.shared_memory}; give it smaller blocks or fewer stages"
+        )
 
 
 def _by_name(found: dict[torch.dtype, int]) -> tuple[tuple[str, int], ...]:

@@ -13,9 +13,12 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
+from subclasses.int8.blocks import block_size_of
+
 # Rows of the matrix for each program: with 16, a matrix of 4096 rows has 256 programs, two for each multiprocessor
-# of the largest devices. The matrix units take no fewer.
-BLOCK_N, BLOCK_K = 16, 256
+# of the largest devices. The matrix units take no fewer. The entries of a row that a program reads at a time are fewer
+# for many rows of the input, so that what is read ahead fits into the shared memory of small devices, 99 KiB.
+BLOCK_N, BLOCK_K, BLOCK_K_OF_MANY = 16, 256, 128
 
 
 @triton.jit
@@ -23,18 +26,28 @@ def int8_rows_kernel(  # noqa: PLR0913
     x_ptr,
     w_ptr,
     scale_ptr,
+    zero_ptr,
     y_ptr,
     rows,
     columns,
     width,
-    scale_stride,
+    group_width,
+    row_step,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    PART: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+    HAS_ZERO: tl.constexpr,
 ):
-    """Computes `BLOCK_N` columns of ``(x @ w.T) * scale``, summed in float32; all matrices are contiguous."""
+    """Computes `BLOCK_N` columns of ``x @ ((w - zero) * scale).T``, summed in float32; all matrices are contiguous.
+
+    With one scale for each row of the matrix the sum is scaled, else its entries are, which are rounded to the dtype of
+    `x`. The entries of a row are read in parts of `PART`, each of one group; a part has one scale and one zero point.
+    """
     m = tl.arange(0, BLOCK_M)
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    parts, within = tl.arange(0, BLOCK_K // PART), tl.arange(0, PART)
     total = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)
     for start in range(0, width, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
@@ -43,43 +56,69 @@ def int8_rows_kernel(  # noqa: PLR0913
             mask=(m[:, None] < rows) & (k[None, :] < width),
             other=0.0,
         )
-        w = tl.load(
-            w_ptr + n[None, :].to(tl.int64) * width + k[:, None],
-            mask=(n[None, :] < columns) & (k[:, None] < width),
+        split_k = start + parts[:, None, None] * PART + within[None, :, None]
+        integers = tl.load(
+            w_ptr + n[None, None, :].to(tl.int64) * width + split_k,
+            mask=(n[None, None, :] < columns) & (split_k < width),
             other=0,
         )
-        total = tl.dot(x, w.to(x.dtype), total)
-    scale = tl.load(scale_ptr + n * scale_stride, mask=n < columns, other=0.0)
-    total = total * scale[None, :]
+        place, exists = n[None, :] * row_step, n[None, :] < columns
+        if IS_GROUPED:
+            first = start + parts[:, None] * PART
+            place, exists = place + first // group_width, exists & (first < width)
+        if HAS_ZERO:
+            zero = tl.load(zero_ptr + place, mask=exists, other=0)
+            integers = integers.to(tl.int16) - zero[:, None, :].to(tl.int16)
+        if IS_GROUPED:
+            scale = tl.load(scale_ptr + place, mask=exists, other=0.0)
+            w = (integers.to(tl.float32) * scale[:, None, :]).to(x.dtype)
+        else:
+            w = integers.to(x.dtype)
+        total = tl.dot(x, tl.reshape(w, (BLOCK_K, BLOCK_N)), total)
+    if not IS_GROUPED:
+        total = total * tl.load(scale_ptr + n * row_step, mask=n < columns, other=0.0)[None, :]
     inside = (m[:, None] < rows) & (n[None, :] < columns)
     tl.store(y_ptr + m[:, None] * columns + n[None, :], total.to(y_ptr.dtype.element_ty), mask=inside)
 
 
+def takes_groups_of(width: int) -> bool:
+    """Whether the kernel takes groups of so many entries: of whole tiles, or equal parts of a tile."""
+    return width % BLOCK_K == 0 or (width < BLOCK_K and width.bit_count() == 1)
+
+
 @torch.library.triton_op("subclasses::int8_rows", mutates_args={})
-def int8_rows(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
-    """Returns ``(x @ qdata.T) * scale.T`` in the dtype of ``x``; sums and the scaling are in float32.
+def int8_rows(x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
+    """Returns ``x @ ((qdata - zero_point) * scale).T`` in the dtype of ``x``; sums and the scaling are in float32.
 
     Args:
         x: bfloat16 or float16, ``[M, K]`` contiguous, at most 64 rows.
         qdata: int8, ``[N, K]`` contiguous.
-        scale: floats, ``[N, 1]`` or ``[1, 1]``.
+        scale: floats, ``[N or 1, groups]``; with more than one group, their width fulfils :func:`takes_groups_of`.
+        zero_point: int8, of the size of ``scale``; None means 0 everywhere.
     """
-    (rows, width), columns = x.shape, qdata.shape[0]
+    (rows, width), columns, groups = x.shape, qdata.shape[0], scale.shape[1]
     y = x.new_empty(rows, columns)
-    scale_stride = 0 if scale.shape[0] == 1 else scale.stride(0)
+    group_width = block_size_of(qdata.shape, scale.shape)[1]
     block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64
+    block_k = BLOCK_K if block_m <= 32 else BLOCK_K_OF_MANY
+    scale, zero_point = scale.contiguous(), None if zero_point is None else zero_point.contiguous()
     torch.library.wrap_triton(int8_rows_kernel)[(triton.cdiv(columns, BLOCK_N),)](
         x,
         qdata,
         scale,
+        qdata if zero_point is None else zero_point,
         y,
         rows,
         columns,
         width,
-        scale_stride,
+        group_width,
+        0 if scale.shape[0] == 1 else groups,
         block_m,
         BLOCK_N,
-        BLOCK_K,
+        block_k,
+        block_k if groups == 1 else min(block_k, group_width),
+        groups > 1,
+        zero_point is not None,
         num_warps=4,
         num_stages=4,
     )

@@ -111,21 +111,29 @@ def _is_few_rows_on_cuda(x: Tensor, w: Rows) -> bool:
         x.device.type == "cuda"
         and torch.version.cuda is not None
         and x.dtype in (torch.bfloat16, torch.float16)
-        and w.zero_point is None
-        and w.scale.shape[1] == 1
         and w.qdata.is_contiguous()
         and not torch.is_grad_enabled()
         and current_transform() is None
         and 0 < x.shape[0] <= CUDA_FEW_ROWS
         and 0 not in w.qdata.shape
+        and _are_groups_for_cuda(w)
     )
+
+
+def _are_groups_for_cuda(w: Rows) -> bool:
+    """Whether the kernel for a few rows takes the blocks along a matrix's rows."""
+    if w.scale.shape[1] == 1:
+        return True
+    from subclasses.int8.cuda_products import takes_groups_of  # needs Triton
+
+    return takes_groups_of(w.qdata.shape[1] // w.scale.shape[1])
 
 
 def _few_rows_on_cuda(x: Tensor, w: Rows) -> Tensor:
     """Multiplies by a kernel that reads the weight as int8, once; the sum is in float32 and is narrowed once scaled."""
     from subclasses.int8.cuda_products import int8_rows  # needs Triton
 
-    return int8_rows(x.contiguous(), w.qdata, w.scale)
+    return int8_rows(x.contiguous(), w.qdata, w.scale, w.zero_point)
 
 
 def is_traced(x: Tensor) -> bool:

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 
 from desugar.api import capture
 from desugar.backends.choose import choose_backend
-from desugar.device import fake_device, predict
+from desugar.device import DEVICES, fake_device, predict
 from desugar.device.fake import move
 from desugar.device.lower import recording_backend
 from desugar.device.predicting import OURS, STOCK
@@ -71,27 +72,95 @@ def test_dynamic_int8_multiplies_integers(batch):
     assert max(kernel.writes for kernel in stage.kernels) < 4096 * 4096 and wait_for_nothing([stage])
 
 
-def test_the_kernel_for_a_few_rows_computes_what_eager_does():
-    """Runs it by Triton's interpreter, on the CPU; it has no products of bfloat16, so in float16."""
-    code = """
+BLOCKS = {
+    "groups": {"block_size": (1, 128)},
+    "small groups": {"block_size": (1, 32)},
+    "wide groups": {"block_size": (1, 1024)},
+    "zero points": {"symmetric": False},
+    "groups with zero points": {"block_size": (1, 128), "symmetric": False},
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2, 16, 64])
+@pytest.mark.parametrize("blocks", BLOCKS)
+@torch.no_grad()
+def test_int8_decode_with_groups_and_zero_points_writes_no_dequantized_copy(batch, blocks):
+    """One row is a sum that Inductor splits in two kernels for groups; it writes one number for each group between."""
+    size = 4096
+    weight = Int8Tensor.from_float(torch.ones(size, size, dtype=torch.bfloat16), **BLOCKS[blocks])
+    (stage,) = ours(multiply, torch.ones(batch, size, dtype=torch.bfloat16), weight)
+    readers = [kernel for kernel in stage.kernels if kernel.reads >= size * size]
+    assert [(kernel.kind, kernel.launches) for kernel in readers] == [("triton", 1)]
+    zero_points = weight.scale.numel() if weight.zero_point is not None else 0
+    assert dict(readers[0].reads_by_dtype)["int8"] <= size * size + zero_points
+    assert sum(kernel.writes for kernel in stage.kernels) <= 2 * batch * size + 4 * size * size // 128
+    if batch > 1:
+        assert stage.kernels == tuple(readers) and readers[0].name == "int8_rows_kernel"
+        assert readers[0].writes == 2 * batch * size
+    assert all(kernel.spills == 0 for kernel in stage.kernels) and wait_for_nothing([stage])
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("batch", [16, 32, 64])
+@torch.no_grad()
+def test_the_kernel_for_a_few_rows_fits_into_every_device(name, batch):
+    """A device cannot start a kernel that asks for more shared memory than a block has there, 99 KiB on an L4."""
+    weight = Int8Tensor.from_float(
+        torch.ones(64, 1024, dtype=torch.bfloat16), block_size=(1, 32), symmetric=False
+    )
+    (stage,) = ours(multiply, torch.ones(batch, 1024, dtype=torch.bfloat16), weight, device=name)
+    (kernel,) = stage.kernels
+    assert kernel.name == "int8_rows_kernel" and kernel.spills == 0
+    assert 0 < kernel.shared_memory <= 99 * 1024
+
+
+@torch.no_grad()
+def test_a_kernel_that_the_device_cannot_start_is_named():
+    small = replace(DEVICES["h100"], shared_memory=2**14)
+    weight = Int8Tensor.from_float(torch.ones(64, 1024, dtype=torch.bfloat16))
+    way = predict(
+        multiply, (torch.ones(16, 1024, dtype=torch.bfloat16), weight), device=small, ways=(OURS,)
+    ).way(OURS)
+    assert (
+        re.search("at most 16384 bytes of shared memory.*int8_rows_kernel with", way.error) and not way.stages
+    )
+
+
+@torch.no_grad()
+def test_groups_that_divide_no_tile_are_left_to_the_compiler():
+    weight = Int8Tensor.from_float(torch.ones(64, 192, dtype=torch.bfloat16), block_size=(1, 96))
+    (stage,) = ours(multiply, torch.ones(16, 192, dtype=torch.bfloat16), weight)
+    assert "aten.mm.out" in {kernel.name for kernel in stage.kernels}
+
+
+# What the kernel gets is what `int8_rows` hands it: the op is called as the interpreter runs it, without a device.
+VALUES = """
 import torch
-from subclasses.int8.cuda_products import BLOCK_K, BLOCK_N, int8_rows_kernel
+from subclasses.int8 import Int8Tensor, cuda_products
+torch.library.wrap_triton = lambda kernel: kernel
+product = cuda_products.int8_rows._init_fn
 torch.manual_seed(0)
-for rows, columns, width, block in ((1, 5, 7, 16), (16, 40, 300, 16), (20, 16, 256, 32), (33, 17, 513, 64)):
+for rows, columns, width in ((1, 5, 7), (16, 40, 300), (20, 16, 256), (33, 17, 513), (64, 24, 1024)):
     x = torch.randn(rows, width).to(torch.float16)
-    w = torch.randint(-128, 128, (columns, width), dtype=torch.int8)
-    for scale in (torch.rand(columns, 1) / 99, torch.rand(1, 1) / 99):
-        y = torch.full((rows, columns), float("nan"), dtype=torch.float16)
-        step = 0 if len(scale) == 1 else scale.stride(0)
-        int8_rows_kernel[(-(-columns // BLOCK_N),)](
-            x, w, scale, y, rows, columns, width, step, block, BLOCK_N, BLOCK_K
-        )
-        torch.testing.assert_close(y, ((x.double() @ w.double().t()) * scale.double().t()).to(torch.float16))
+    blocks = [(1, width), (columns, width)]
+    blocks += [(height, group) for height in (1, columns) for group in (16, 32, 128, 256, 512) if width % group == 0]
+    for block_size in blocks:
+        for symmetric in (True, False):
+            weight = Int8Tensor.from_float(
+                torch.randn(columns, width).to(torch.float16), block_size=block_size, symmetric=symmetric
+            )
+            y = product(x, weight.qdata, weight.scale, weight.zero_point)
+            expected = (x.double() @ weight.dequantize().double().t()).to(torch.float16)
+            torch.testing.assert_close(y, expected, atol=2e-2, rtol=1e-2)
 print("all agree")
 """
+
+
+def test_the_kernel_for_a_few_rows_computes_what_eager_does():
+    """Runs it by Triton's interpreter, on the CPU; it has no products of bfloat16, so in float16."""
     environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", VALUES], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and done.stdout.strip() == "all agree", done.stderr
 

@@ -323,12 +323,25 @@ def test_one_row_on_cuda_reads_the_integers_in_a_graph_alone(dtype):
                 assert F.linear(x, w).dtype == dtype
             product = "aten::mm" if dtype is torch.float32 else "subclasses::int8_rows"
             assert sum(func.name() == product for func, _ in calls.seen) == products
+        if dtype is not torch.float32:
+            for width, products in ((8, 1), (6, 0)):  # groups of a number that is a power of two
+                q, scale = (
+                    torch.empty(8, n, dtype=d, device="cuda")
+                    for n, d in ((24, torch.int8), (24 // width, dtype))
+                )
+                with Calls() as calls:
+                    F.linear(
+                        torch.empty(2, 24, dtype=dtype, device="cuda"),
+                        Int8Tensor(q, scale, float_dtype=dtype),
+                    )
+                assert sum(func.name() == "subclasses::int8_rows" for func, _ in calls.seen) == products
 
 
 @pytest.mark.gpu
 def test_weight_only_on_a_gpu():
-    for dtype, config in itertools.product((torch.float32, torch.bfloat16), (None, "row")):
-        w = Int8Tensor.from_float(torch.randn(64, 128, device="cuda", dtype=dtype), activation=config)
+    kinds = {}, {"activation": "row"}, {"symmetric": False}, {"block_size": (1, 32)}
+    for dtype, kind in itertools.product((torch.float32, torch.bfloat16), kinds):
+        w = Int8Tensor.from_float(torch.randn(64, 128, device="cuda", dtype=dtype), **kind)
         for compiler in (lambda f: f, torch.compile, desugar.compile):
             torch.compiler.reset()
             linear = compiler(lambda x, w: F.linear(x, w))
