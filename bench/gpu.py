@@ -13,7 +13,8 @@
 - *events*: the CUDA events, waits and synchronizations of one training step on wrapped arguments, compared with the
   same step on plain tensors.
 
-`python -m bench.goals` compares the figures with their goals.
+`python -m bench.goals` compares the figures with their goals. Where `python -m bench.gpu_predicted` wrote a prediction
+for this device, its figure stands beside the measured one, which is the prediction's error.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,8 +30,9 @@ import torch
 from bench.gpu_calls import measure_events, measure_overhead
 from bench.gpu_decode import measure_decode
 from bench.gpu_int8 import measure_int8
+from bench.gpu_predicted import predicted_for
 from bench.gpu_rows import measure_model, measure_rows
-from bench.report import Row, print_rows, save_rows
+from bench.report import MICROSECONDS, Row, print_rows, save_rows
 from bench.timing import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
@@ -41,6 +44,18 @@ MEASURES: dict[str, Callable[[int], list[Row]]] = {
     "overhead": measure_overhead,
     "events": measure_events,
 }
+
+
+def with_predictions(rows: list[Row], predicted: dict[tuple[str, str], float]) -> list[Row]:
+    """Returns measured rows, and in two more columns what was predicted for them, if anything was."""
+    found = []
+    for row in rows:
+        figure = predicted.get((row.group, row.name)) if row.unit == MICROSECONDS else None
+        if figure is not None:
+            columns = {"predicted µs": figure, "predicted / measured": figure / row.timing.median}
+            row = replace(row, ratios=row.ratios | columns)
+        found.append(row)
+    return found
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -58,9 +73,11 @@ def main(arguments: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    machine = {**describe_machine(), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda or ""}
+    gpu = torch.cuda.get_device_name()
+    predicted = predicted_for(gpu, RESULTS / "gpu-predicted.json")
+    machine = {**describe_machine(), "gpu": gpu, "cuda": torch.version.cuda or ""}
     for name in options.only or MEASURES:
-        rows = MEASURES[name](options.rounds)
+        rows = with_predictions(MEASURES[name](options.rounds), predicted)
         print_rows(rows)
         path = options.out / f"gpu-{name}.json"
         save_rows(rows, machine, path, rounds=options.rounds, command="bench.gpu")

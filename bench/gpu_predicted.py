@@ -4,7 +4,7 @@
 
 It needs PyTorch's CUDA build (`make bench-gpu-predicted TORCH=2.15.0`), no driver and no GPU. All times are
 *predicted* by the roofline of the device's data sheet and by assumed costs of launches (`desugar.device.roofline`);
-none was measured. `make bench-gpu` measures the same subjects where there is a GPU.
+none was measured. `make bench-gpu` measures the same subjects where there is a GPU, and writes both columns.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bench import gpu_decode, gpu_rows
-from bench.report import Row, print_rows, save_rows
+from bench.report import Row, load_rows, print_rows, save_rows
 from bench.subjects import KINDS, copy_function, double
 from bench.timing import Timing
 from desugar.device import DEVICES, Way, predict
@@ -32,7 +33,6 @@ from subclasses.ragged import PaddedTensor
 
 RESULTS = Path(__file__).parent / "results"
 UNIT = "predicted µs a call"
-PREDICT = {"h100": "H100", "a100": "A100"}
 
 # ---------------------------------------------------------------------------------------------------------
 # subjects
@@ -51,10 +51,28 @@ def predict_way(device: str, way: str, fn: Any, *args: Any, **options: Any) -> W
     return found
 
 
-def _row(group: str, name: str, way: Way, seconds: float, ratios: dict[str, float]) -> Row:
+def _row(
+    device: str, group: str, name: str, ways: Way | list[Way], seconds: float, ratios: dict[str, float]
+) -> Row:
+    """Returns the row of a prediction, of several ways their mean; `bench.gpu` measures the same group and name."""
+    ways = [ways] if isinstance(ways, Way) else ways
     timing = Timing(*[1e6 * seconds] * 3)
-    counts = {"launches": float(way.launches), "MB": way.bytes / 1e6}
-    return Row(group, name, timing, counts | ratios, UNIT, ours="desugar" in name)
+    counts = {"launches": fmean(way.launches for way in ways), "MB": fmean(way.bytes for way in ways) / 1e6}
+    return Row(f"{device.upper()}: {group}", name, timing, counts | ratios, UNIT, ours="desugar" in name)
+
+
+def predicted_for(gpu: str, path: Path) -> dict[tuple[str, str], float]:
+    """Returns the predicted µs of a device, by the group and name of the row that measures the same.
+
+    Args:
+        gpu: The device's name, such as "NVIDIA H100 80GB HBM3".
+        path: What this command wrote; where it does not exist, nothing is predicted.
+    """
+    if not path.exists():
+        return {}
+    words = gpu.upper().replace("-", " ").split()
+    split = [(row.group.partition(": "), row) for row in load_rows(path)[0]]
+    return {(group, row.name): row.timing.median for (device, _, group), row in split if device in words}
 
 
 def multiply(x: Tensor, w: Any) -> Tensor:
@@ -83,9 +101,7 @@ def predict_int8(
                     "bf16 / this": plain / _graphed(way),
                     "of the bandwidth": kinds[name][2] / bandwidth / _graphed(way),
                 }
-                yield _row(
-                    f"{PREDICT[device]}: M = {batch}, N = K = {size}", name, way, _graphed(way), ratios
-                )
+                yield _row(device, f"int8, M = {batch}, N = K = {size}", name, way, _graphed(way), ratios)
 
 
 def _graphed(way: Way) -> float:
@@ -98,30 +114,31 @@ def _graphed(way: Way) -> float:
 
 
 @torch.no_grad()
-def predict_decode(device: str, batch: int = 4, longest: int = 256) -> Iterator[Row]:
-    """Yields a decode step: one dynamic program, and a padded one in a CUDA graph, as `bench.gpu_decode` measures."""
-    serving = gpu_decode.Serving()
+def predict_decode(device: str, batch: int = 4, serving: gpu_decode.Serving | None = None) -> Iterator[Row]:
+    """Yields a decode step: the mean over full batches of each bucket; `bench.gpu_decode` has all lengths."""
+    serving = serving or gpu_decode.Serving()
     model = serving.make_model("cpu")
-    rows = [torch.zeros(longest - 8 * i, dtype=torch.int64) for i in range(batch)]
-    exact = (model, *gpu_decode.pad_by_hand(rows))
-    dynamic = predict_way(device, STOCK, gpu_decode.next_byte_by_hand, *exact, dynamic=True)
-    by_hand = predict_way(
-        device, STOCK, gpu_decode.next_byte_by_hand, model, *gpu_decode.pad_by_hand(rows, serving.bucket)
-    )
-    padded = PaddedTensor.from_tensors(rows, multiple=serving.bucket)
-    ours = predict_way(device, OURS, gpu_decode.next_byte, model, padded, dynamic=False)
-    for name, way, seconds in (
-        (gpu_decode.DYNAMIC, dynamic, dynamic.seconds),
-        (gpu_decode.BUCKETS, ours, _graphed(ours)),
-        (gpu_decode.LIMIT, by_hand, _graphed(by_hand)),
-    ):
-        ratios = {"dynamic / this": dynamic.seconds / seconds}
-        yield _row(f"{PREDICT[device]}: decode, batch = {batch}", name, way, seconds, ratios)
+    widths = [serving.bucket * (i + 1) for i in range(serving.num_buckets)]
+    requests = [rows for rows in serving.make_requests(batch, "cpu") if max(map(len, rows)) in widths]
+    hand, step = gpu_decode.next_byte_by_hand, gpu_decode.next_byte
+    ways: dict[str, list[Way]] = {gpu_decode.DYNAMIC: [], gpu_decode.BUCKETS: [], gpu_decode.LIMIT: []}
+    for rows in requests:
+        exact, bucketed = (gpu_decode.pad_by_hand(rows, multiple) for multiple in (1, serving.bucket))
+        padded = PaddedTensor.from_tensors(rows, multiple=serving.bucket)
+        ways[gpu_decode.DYNAMIC].append(predict_way(device, STOCK, hand, model, *exact, dynamic=True))
+        ways[gpu_decode.BUCKETS].append(predict_way(device, OURS, step, model, padded, dynamic=False))
+        ways[gpu_decode.LIMIT].append(predict_way(device, STOCK, hand, model, *bucketed))
+    dynamic = fmean(way.seconds for way in ways[gpu_decode.DYNAMIC])
+    for name, found in ways.items():
+        seconds = dynamic if name == gpu_decode.DYNAMIC else fmean(map(_graphed, found))
+        yield _row(
+            device, f"decode, batch = {batch}", name, found, seconds, {"dynamic / this": dynamic / seconds}
+        )
 
 
 def predict_model(device: str, scale: gpu_rows.Scale | None = None) -> Iterator[Row]:
-    """Yields a training step of the demo's model, jagged and dense, as `bench.gpu_rows` measures it."""
-    scale = scale or gpu_rows.Scale(layers=1)
+    """Yields forward and backward of the demo's model; `bench.gpu_rows` measures these and the optimizer's step."""
+    scale = scale or gpu_rows.Scale()
     model = LanguageModel(scale.dim, scale.heads, scale.layers, scale.width).to(scale.dtype)
     for fill in gpu_rows.FILLS:
         lengths = gpu_rows.uneven_lengths(fill, scale.width, scale.batch)
@@ -134,7 +151,7 @@ def predict_model(device: str, scale: gpu_rows.Scale | None = None) -> Iterator[
         whole = ways[gpu_rows.DENSE].seconds
         for name, way in ways.items():
             ratios = {"/ dense": way.seconds / whole, "/ (dense * fill)": way.seconds / (whole * filled)}
-            yield _row(f"{PREDICT[device]}: model, training, {fill:.0%} fill", name, way, way.seconds, ratios)
+            yield _row(device, f"model, training, {filled:.0%} fill", name, way, way.seconds, ratios)
 
 
 def predict_wrappers(device: str, count: int = 20) -> Iterator[Row]:
@@ -145,7 +162,7 @@ def predict_wrappers(device: str, count: int = 20) -> Iterator[Row]:
         way = predict_way(device, OURS, copy_function(double), *args)
         waits = sum(len(stage.synchronizations) + len(stage.copies) for stage in way.stages)
         ratios = {"waits and copies": float(waits)}
-        yield _row(f"{PREDICT[device]}: training, N = {count}", f"{kind}, {OURS}", way, way.seconds, ratios)
+        yield _row(device, f"training, N = {count}", f"{kind}, {OURS}", way, way.seconds, ratios)
 
 
 SUBJECTS: dict[str, Callable[[str], Iterator[Row]]] = {
@@ -162,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=SUBJECTS, nargs="+")
-    parser.add_argument("--devices", choices=PREDICT, nargs="+", default=["h100"])
+    parser.add_argument("--devices", choices=DEVICES, nargs="+", default=["h100", "a100"])
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu-predicted.json")
     options = parser.parse_args(arguments)
     try:
