@@ -38,6 +38,11 @@ _LAZY = {
     "first_node_against_cuda_graphs": "torch._inductor.utils:get_first_incompatible_cudagraph_node",
     # Which arguments a user's Triton kernel reads and writes, by its intermediate code.
     "identify_accessed_tensors": "torch._higher_order_ops.triton_kernel_wrap",
+    # The function behind an op that was written in Python, which may wait for the device where no op of PyTorch's shows.
+    "OPDEFS": "torch._library.custom_ops",
+    # The kernels of an op that Inductor decomposes; a call of one in a graph is a higher-order op.
+    "triton_ops_to_kernels": "torch._library.triton",
+    "kernel_side_table": "torch._higher_order_ops.triton_kernel_wrap",
     # The state that Inductor reads while it compiles: the graph, its sizes and buffers.
     "V": "torch._inductor.virtualized",
     # How a node of Inductor's scheduler accesses a buffer: at an index, or as a whole.

@@ -196,6 +196,8 @@ def _mode_of(recorder: Recorder) -> Any:
     """Returns the mode that notes ops; its base class is imported on first use."""
 
     class Noting(private.TorchDispatchMode):
+        supports_higher_order_operators = True  # a call of a Triton kernel is one
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return _note(recorder, func, args, kwargs or {})
 
@@ -204,7 +206,11 @@ def _mode_of(recorder: Recorder) -> Any:
 
 def _note(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Runs an op on fake tensors and notes it, if a kernel would run."""
+    if not isinstance(func, torch._ops.OpOverload):
+        return _note_kernel(recorder, func, args, kwargs)
     operands = list(tensors_in((args, kwargs)))
+    if any(x.is_cuda for x in operands):
+        _note_waits_inside(recorder, func, args, kwargs)
     waits = func._schema.name in _WAITING and any(x.is_cuda for x in operands)
     if waits:  # noted first: the result may be unknown
         recorder.calls.append(Call(str(func), "library", Traffic((str(func),)), waits=True))
@@ -222,6 +228,32 @@ def _note(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> A
     dtype = next((x.dtype for x in operands if x.is_cuda), None)
     recorder.calls.append(Call(str(func), kind, traffic, dtype, waits, touches_host))
     return result
+
+
+def _note_kernel(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Notes a Triton kernel that a graph calls without Inductor; it reads each tensor and writes what it returns."""
+    result = func(*args, **kwargs)
+    name = private.kernel_side_table.get_kernel(kwargs["kernel_idx"]).fn.__name__
+    traffic = Traffic(
+        (name,), _bytes_by_dtype(tensors_in(kwargs["kwargs"])), _bytes_by_dtype(tensors_in(result))
+    )
+    recorder.calls.append(Call(name, "triton", traffic))
+    return result
+
+
+def _note_waits_inside(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Notes what waits for the device inside an op that was written in Python: only its own code tells."""
+    name = func._schema.name
+    if name not in private.OPDEFS or name in private.triton_ops_to_kernels:
+        return
+    inner = Recorder()
+    try:
+        with _mode_of(inner):
+            private.OPDEFS[name]._init_fn(*args, **kwargs)
+    except Exception:  # noqa: BLE001 - the code need not take fake tensors; what waits is noted before it raises
+        pass
+    waits = dict.fromkeys(f"{call.name} in {func}" for call in inner.calls if call.waits)
+    recorder.calls += [Call(wait, "library", Traffic((wait,)), waits=True) for wait in waits]
 
 
 def _has_kernel(func: Any) -> bool:

@@ -85,7 +85,8 @@ def _sparse_gradients(
     return [next(found) if first == k else None for k, first in enumerate(ctx.lookups.firsts)]
 
 
-def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+def save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Saves what the derivative of `keyed_pool` needs."""
     tables, *flat_args = inputs
     _, counts, picked = output
     ctx.mark_non_differentiable(counts, picked)
@@ -95,31 +96,44 @@ def _save_pool(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) ->
     _save(ctx, tables, tuple(flat_args), counts, picked, *kept)
 
 
-def _differentiate_pool(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-    *entries, counts, picked = ctx.saved_tensors[:6]
-    tables = ctx.saved_tensors[6:]
-    if ctx.lookups.sparse:
-        grads = _sparse_gradients(ctx, grad, counts, entries)
-    else:
-        grads = keyed_pool_backward(grad, ctx.rows, ctx.widths, counts, picked, *entries, *ctx.lookups)
-    scaled = keyed_pool_weights_backward(grad, list(tables), *entries, *ctx.lookups) if tables else None
-    return _pack_gradients(grads, scaled)
+def pool_derivative(of_tables: Any, of_weights: Any) -> Any:
+    """Returns the derivative of `keyed_pool`, from the ops for dense gradients of the tables and for the weights."""
+
+    def differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
+        *entries, counts, picked = ctx.saved_tensors[:6]
+        tables = ctx.saved_tensors[6:]
+        if ctx.lookups.sparse:
+            grads = _sparse_gradients(ctx, grad, counts, entries)
+        else:
+            grads = of_tables(grad, ctx.rows, ctx.widths, counts, picked, *entries, *ctx.lookups)
+        scaled = of_weights(grad, list(tables), *entries, *ctx.lookups) if tables else None
+        return _pack_gradients(grads, scaled)
+
+    return differentiate
 
 
-keyed_pool.register_autograd(_differentiate_pool, setup_context=_save_pool)
+keyed_pool.register_autograd(
+    pool_derivative(keyed_pool_backward, keyed_pool_weights_backward), setup_context=save_pool
+)
 
 
-def _save_lookup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def save_lookup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Saves what the derivative of `keyed_lookup` needs."""
     _save(ctx, inputs[0], inputs[1:])
 
 
-def _differentiate_lookup(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    entries = ctx.saved_tensors
-    if ctx.lookups.sparse:
-        grads = _sparse_gradients(ctx, grad, None, entries)
-    else:
-        grads = keyed_lookup_backward(grad, ctx.rows, *entries, *ctx.lookups)
-    return _pack_gradients(grads)
+def lookup_derivative(of_tables: Any) -> Any:
+    """Returns the derivative of `keyed_lookup`, from the op for dense gradients of the tables."""
+
+    def differentiate(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        entries = ctx.saved_tensors
+        if ctx.lookups.sparse:
+            grads = _sparse_gradients(ctx, grad, None, entries)
+        else:
+            grads = of_tables(grad, ctx.rows, *entries, *ctx.lookups)
+        return _pack_gradients(grads)
+
+    return differentiate
 
 
-keyed_lookup.register_autograd(_differentiate_lookup, setup_context=_save_lookup)
+keyed_lookup.register_autograd(lookup_derivative(keyed_lookup_backward), setup_context=save_lookup)

@@ -74,6 +74,34 @@ def _make_lookups(tables: Sequence[Table], sparse: bool) -> Lookups:
     )
 
 
+def _is_for_cuda(values: Tensor, tables: Sequence[Table]) -> bool:
+    """Whether the kernels that read offsets on the device take a lookup; others of CUDA wait for the device.
+
+    A sparse gradient has as many rows as its key has entries, and a frequency is a property of all of them.
+    """
+    if values.device.type != "cuda" or torch.version.cuda is None:
+        return False
+    return not any(t.sparse or t.by_frequency for t in tables)
+
+
+def _pool_op(values: Tensor, tables: Sequence[Table]) -> Any:
+    """Returns the op that looks up and pools the entries of each key."""
+    if not _is_for_cuda(values, tables):
+        return keyed_pool
+    from subclasses.keyed.cuda_kernels import keyed_pool_cuda  # needs Triton
+
+    return keyed_pool_cuda
+
+
+def _lookup_op(values: Tensor, tables: Sequence[Table]) -> Any:
+    """Returns the op that looks up each entry."""
+    if not _is_for_cuda(values, tables):
+        return keyed_lookup
+    from subclasses.keyed.cuda_kernels import keyed_lookup_cuda  # needs Triton
+
+    return keyed_lookup_cuda
+
+
 # ---- pooled ----------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +129,8 @@ def pool(
             entries = Entries(values, offsets, lengths, weights)
             if len(indices) < len(tables):
                 entries = entries.select_keys(indices)
-            pooled, _, _ = keyed_pool([t.weight for t in chosen], *entries, *_make_lookups(chosen, sparse))
+            op = _pool_op(values, chosen)
+            pooled, _, _ = op([t.weight for t in chosen], *entries, *_make_lookups(chosen, sparse))
             for k, part in zip(indices, pooled.split([t.weight.shape[1] for t in chosen], 1), strict=True):
                 # A copy: autograd of a view of the op's result would fill and add up all of it, once for each key.
                 found[k] = part.clone()
@@ -132,7 +161,8 @@ def look_up(tables: Sequence[Table], values: Tensor, offsets: Tensor) -> Tensor:
     if is_traced(values):
         _check_graph(tables)
         lookups = _make_lookups(tables, tables[0].sparse)._replace(modes=[NO_POOLING] * len(tables))
-        return keyed_lookup([t.weight for t in tables], *Entries(values, offsets), *lookups)
+        op = _lookup_op(values, tables)
+        return op([t.weight for t in tables], *Entries(values, offsets), *lookups)
     weight, end, found = tables[0].weight, 0, []
     ends = offsets[:, [0, -1]].tolist()
     for (start, stop), table in sorted(zip(ends, tables, strict=True), key=lambda pair: pair[0]):

@@ -15,11 +15,11 @@ from desugar.backends.choose import choose_backend
 from desugar.device import DEVICES, fake_device, predict
 from desugar.device.fake import move
 from desugar.device.lower import recording_backend
-from desugar.device.predicting import OURS, STOCK
+from desugar.device.predicting import EAGER, OURS
 from examples._language_model import LanguageModel, jagged
 from subclasses import TensorSubclass, inner
 from subclasses.int8 import Int8Tensor
-from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
+from subclasses.keyed import EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor
 from subclasses.ragged import PaddedTensor
 from tests.desugar.device.needs import cuda_build
 
@@ -276,12 +276,53 @@ def test_a_wrapper_adds_no_launch_event_stream_or_wait():
 # ---- keyed ------------------------------------------------------------------------------------------------------
 
 
-def test_lookups_of_a_keyed_batch_stay_on_the_device():
-    tables = {key: torch.nn.EmbeddingBag(1000, 32, mode="sum") for key in ("user", "item")}
-    collection = EmbeddingBagCollection(tables)
-    lengths = torch.tensor([3, 0, 2, 1, 4, 2])
-    batch = KeyedJaggedTensor(["user", "item"], torch.arange(12), lengths)
-    stages = ours(lambda batch: torch.cat([*collection(batch).values()], 1).square().sum(), batch)
-    assert wait_for_nothing(stages)
+def keyed_batch():
+    return KeyedJaggedTensor(["user", "item"], torch.arange(12), torch.tensor([3, 0, 2, 1, 4, 2]))
+
+
+def pooled(collection):
+    return lambda batch: torch.cat([*collection(batch).values()], 1).square().sum()
+
+
+def looked_up(collection):
+    return lambda batch: sum((rows * rows).sum() for rows in collection(batch).values())
+
+
+def bags(**options):
+    return {key: torch.nn.EmbeddingBag(1000, 32, **options) for key in ("user", "item")}
+
+
+LOOKUPS = {
+    "sum": lambda: pooled(EmbeddingBagCollection(bags(mode="sum"))),
+    "mean": lambda: pooled(EmbeddingBagCollection(bags(mode="mean"))),
+    "max": lambda: pooled(EmbeddingBagCollection(bags(mode="max"))),
+    "no pooling": lambda: looked_up(
+        EmbeddingCollection({key: torch.nn.Embedding(1000, 32) for key in ("user", "item")})
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_lookups_of_a_keyed_batch_stay_on_the_device(name):
+    stages = ours(LOOKUPS[name](), keyed_batch())
+    assert [stage.name for stage in stages] == ["forward", "backward"]
+    assert wait_for_nothing(stages), [stage.no_cuda_graph for stage in stages]
     assert all(kernel.on_device for stage in stages for kernel in stage.kernels)
-    assert STOCK != OURS and [stage.name for stage in stages] == ["forward", "backward"]
+    launched = [{kernel.name: kernel.launches for kernel in stage.kernels} for stage in stages]
+    forward = "keyed_lookup_kernel" if name == "no pooling" else "keyed_pool_kernel"
+    assert launched[0][forward] == launched[1]["keyed_table_grad_kernel"] == 2  # one for each key
+    assert not any(kernel.kind == "library" for stage in stages for kernel in stage.kernels)
+
+
+def test_an_op_that_waits_inside_is_seen():
+    """Frequencies of ids are divided by in an op that reads the offsets; its code is run on fake tensors."""
+    fn = pooled(EmbeddingBagCollection(bags(mode="sum", scale_grad_by_freq=True)))
+    for stage, op in zip(ours(fn, keyed_batch()), ("keyed_pool", "keyed_pool_backward"), strict=True):
+        assert stage.synchronizations == (f"aten.item.default in subclasses.{op}.default",)
+        assert any("wait" in reason for reason in stage.no_cuda_graph)
+
+
+def test_a_kernel_of_triton_is_a_kernel_without_a_compiler_too():
+    found = predict(LOOKUPS["sum"](), (keyed_batch(),), ways=(EAGER,)).way(EAGER)
+    assert not found.error and wait_for_nothing(found.stages)
+    assert {"keyed_pool_kernel", "keyed_table_grad_kernel"} <= {kernel.name for kernel in found.kernels}

@@ -1,0 +1,70 @@
+"""The lookup kernels for CUDA compute what the ops for the CPU do: run by Triton's interpreter, on the CPU."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+# In the interpreter a kernel is no object that `wrap_triton` takes; the ops call what it returns.
+SCRIPT = """
+import itertools
+import torch
+torch.library.wrap_triton = lambda kernel: kernel
+from subclasses.keyed.cuda_kernels import keyed_lookup_cuda, keyed_pool_cuda
+from subclasses.keyed.kernels import MAX, MEAN, NO_POOLING, SUM, Entries, Lookups, keyed_lookup, keyed_pool
+
+torch.manual_seed(0)
+offsets = torch.tensor([[0, 3, 3, 5], [5, 6, 6, 11]])
+gaps = torch.tensor([[2, 0, 1], [1, 0, 4]])
+
+
+def grads_of(op, tables, entries, lookups):
+    tables = [t.detach().clone().requires_grad_() for t in tables]
+    weights = entries.weights if entries.weights is None else entries.weights.detach().clone().requires_grad_()
+    results = op(tables, *entries._replace(weights=weights), *lookups)
+    first = results if isinstance(results, torch.Tensor) else results[0]
+    leaves = tables + ([] if weights is None else [weights])
+    g = torch.linspace(-1, 1, first.numel(), dtype=torch.float64).view(first.shape).to(first.dtype)
+    return first, torch.autograd.grad(first, leaves, g)
+
+
+def compare(ops, widths, entries, lookups, dtype):
+    tables = [torch.randn(7, width, dtype=torch.float64).to(dtype) for width in widths]
+    if entries.weights is not None:
+        entries = entries._replace(weights=entries.weights.to(dtype))
+    found, expected = (grads_of(op, tables, entries, lookups) for op in ops)
+    torch.testing.assert_close(found, expected)
+
+
+count = 0
+for dtype, ids, lengths, padding in itertools.product(
+    (torch.float32, torch.float64), (torch.int64, torch.int32), (None, gaps), (-1, 2)
+):
+    values = torch.tensor([0, 2, 5, 2, 2, 1, 6, 3, 3, 2, 0], dtype=ids)
+    entries = Entries(values, offsets, lengths)
+    for modes in ([SUM, SUM], [MEAN, SUM], [MAX, MEAN], [MAX, MAX]):
+        lookups = Lookups(modes, [padding, -1], [False, False], False, [0, 1])
+        compare((keyed_pool_cuda, keyed_pool), (5, 3), entries, lookups, dtype)
+        count += 1
+    lookups = Lookups([SUM, SUM], [padding, -1], [False, False], False, [0, 1])
+    compare((keyed_pool_cuda, keyed_pool), (300, 3), entries._replace(weights=torch.randn(11)), lookups, dtype)
+    lookups = lookups._replace(modes=[NO_POOLING, NO_POOLING])
+    compare((keyed_lookup_cuda, keyed_lookup), (5, 5), entries, lookups, dtype)
+    count += 2
+print("all agree", count)
+"""
+
+
+@pytest.mark.skipif(
+    not importlib.util.find_spec("triton"), reason="needs Triton, which PyTorch's CUDA build comes with"
+)
+def test_the_kernels_compute_what_the_ops_for_the_cpu_do():
+    environment = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0 and done.stdout.split() == ["all", "agree", "96"], done.stderr
