@@ -77,9 +77,14 @@ def _make_lookups(tables: Sequence[Table], sparse: bool) -> Lookups:
 def _is_for_cuda(values: Tensor, tables: Sequence[Table]) -> bool:
     """Whether the kernels that read offsets on the device take a lookup; others of CUDA wait for the device.
 
-    A sparse gradient has as many rows as its key has entries, and a frequency is a property of all of them.
+    A sparse gradient has as many rows as its key has entries, a frequency is a property of all of them, and these
+    kernels add up gradients in any order.
     """
-    if values.device.type != "cuda" or torch.version.cuda is None:
+    if (
+        values.device.type != "cuda"
+        or torch.version.cuda is None
+        or torch.are_deterministic_algorithms_enabled()
+    ):
         return False
     return not any(t.sparse or t.by_frequency for t in tables)
 
@@ -88,7 +93,7 @@ def _pool_op(values: Tensor, tables: Sequence[Table]) -> Any:
     """Returns the op that looks up and pools the entries of each key."""
     if not _is_for_cuda(values, tables):
         return keyed_pool
-    from subclasses.keyed.cuda_kernels import keyed_pool_cuda  # needs Triton
+    from subclasses.keyed.cuda_ops import keyed_pool_cuda  # needs Triton
 
     return keyed_pool_cuda
 
@@ -97,7 +102,7 @@ def _lookup_op(values: Tensor, tables: Sequence[Table]) -> Any:
     """Returns the op that looks up each entry."""
     if not _is_for_cuda(values, tables):
         return keyed_lookup
-    from subclasses.keyed.cuda_kernels import keyed_lookup_cuda  # needs Triton
+    from subclasses.keyed.cuda_ops import keyed_lookup_cuda  # needs Triton
 
     return keyed_lookup_cuda
 

@@ -14,7 +14,7 @@ SCRIPT = """
 import itertools
 import torch
 torch.library.wrap_triton = lambda kernel: kernel
-from subclasses.keyed.cuda_kernels import keyed_lookup_cuda, keyed_pool_cuda
+from subclasses.keyed.cuda_ops import keyed_lookup_cuda, keyed_pool_cuda
 from subclasses.keyed.kernels import MAX, MEAN, NO_POOLING, SUM, Entries, Lookups, keyed_lookup, keyed_pool
 
 torch.manual_seed(0)
@@ -55,6 +55,13 @@ for dtype, ids, lengths, padding in itertools.product(
     lookups = lookups._replace(modes=[NO_POOLING, NO_POOLING])
     compare((keyed_lookup_cuda, keyed_lookup), (5, 5), entries, lookups, dtype)
     count += 2
+lookups = Lookups([SUM, MAX], [-1, -1], [False, False], False, [0, 1])
+entries = Entries(torch.tensor([0, 7, 1, -5, 2, 1, 6, 3, 9, 2, 0]), offsets)
+found, grads = grads_of(keyed_pool_cuda, [torch.ones(7, 2), torch.ones(7, 2)], entries, lookups)
+assert found.isnan().tolist() == [[True] * 2 + [False] * 2, [False] * 4, [True] * 4], found
+assert all(grad.isfinite().all() for grad in grads)
+found = keyed_lookup_cuda([torch.ones(7, 2)] * 2, *entries, *lookups)
+assert found.isnan()[:, 0].tolist() == [False, True, False, True] + [False] * 4 + [True, False, False]
 print("all agree", count)
 """
 
