@@ -206,7 +206,7 @@ def _mode_of(recorder: Recorder) -> Any:
 
 def _note(recorder: Recorder, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Runs an op on fake tensors and notes it, if a kernel would run."""
-    if not isinstance(func, torch._ops.OpOverload):
+    if not hasattr(func, "_schema"):  # a higher-order op
         return _note_kernel(recorder, func, args, kwargs)
     operands = list(tensors_in((args, kwargs)))
     if any(x.is_cuda for x in operands):
