@@ -17,8 +17,9 @@ from torch import Tensor
 
 from subclasses._torch import current_transform
 from subclasses._torch_tracing import is_compiling_here
-from subclasses.int8 import affine, products
-from subclasses.int8.avx2 import has_words, integer_product, is_avx2, is_without_vnni, row_times_int8
+from subclasses.int8 import affine, cpu_kernels, products
+from subclasses.int8.avx2 import has_words, is_avx2, row_times_int8
+from subclasses.int8.integers import multiply_on_cpu
 
 # Requirements of the CUDA kernel: more than 16 rows, and extents that are multiples of 8.
 CUDA_ROWS, CUDA_MULTIPLE = 17, 8
@@ -77,7 +78,7 @@ def _is_one_row(x: Tensor, w: Rows) -> bool:
         return False
     if x.dim() < 2 or any(extent != 1 for extent in x.shape[:-1]):
         return False
-    if x.device.type == "cpu" and is_avx2() and products.is_for_packed_kernel(x.reshape(1, -1), w.qdata):
+    if x.device.type == "cpu" and is_avx2() and x.dtype is torch.bfloat16 and cpu_kernels.is_whole(w.qdata):
         return w.zero_point is not None or w.scale.shape[1] != 1  # else that kernel takes less time
     # Without compilation, this would write all products to memory.
     return x.device.type in ("cpu", "cuda") and x.dtype is not torch.float64 and is_traced(x)
@@ -175,29 +176,12 @@ def multiply_integers(a: Tensor, b: Tensor) -> Tensor:
     if m == 0 or n == 0 or k == 0:
         return a.new_zeros((m, n), dtype=torch.int32)
     if a.device.type == "cpu" and k > 1 and (m != 1 or n != 1):
-        return _multiply_on_cpu(a, b)
+        return multiply_on_cpu(a, b)
     if a.device.type != "cuda":
         return a.to(torch.int32) @ b.to(torch.int32).t()
     a = _pad(a, max(0, CUDA_ROWS - m), -k % CUDA_MULTIPLE)
     b = _pad(b, -n % CUDA_MULTIPLE, -k % CUDA_MULTIPLE)
     return torch.ops.aten._int_mm.default(a, b.t())[:m, :n]
-
-
-def _multiply_on_cpu(a: Tensor, b: Tensor) -> Tensor:
-    """Returns ``a @ b.T`` as int32, where not both matrices have one row.
-
-    The kernel first reorders its second matrix. That is the input rather than the weight: one fifth to one half of the
-    time for up to 64 rows. Some releases are silently wrong for a second matrix of one column, of an unusual stride
-    there, which Inductor gives it, and for an expanded or sliced matrix.
-    """
-    a, b = (t.reshape(-1).view(t.shape) for t in (a, b))
-    if is_without_vnni():
-        if a.shape[0] == 1 and is_traced(a) and has_words(b):
-            return row_times_int8(a.reshape(-1).to(torch.int32), b, None).reshape(1, -1)
-        return integer_product(a, b)
-    if a.shape[0] == 1:
-        return torch.ops.aten._int_mm.default(a, b.t())
-    return torch.ops.aten._int_mm.default(b, a.t()).t().contiguous()
 
 
 def _pad(t: Tensor, rows: int, columns: int) -> Tensor:

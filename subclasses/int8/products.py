@@ -1,30 +1,24 @@
 """Products of floats with int8 matrices on the CPU: one op, which chooses its kernel by the batch that it is given.
 
 A compiler keeps the op as one node. A program compiled for any batch size therefore still runs the kernel that is the
-fastest one for each batch, without a guard on the size. What was measured is in docs/int8.md.
-
-* Few rows of bfloat16 times a weight without zero points: ``_weight_int8pack_mm`` of PyTorch, which reads the integers
-  and sums in float32.
-* A small matrix: no op, but a conversion and a product that a compiler sees.
-* All else: a part of the matrix at a time is converted to floats and multiplied. The parts fit into the cache. The
-  whole matrix in floats would be written to memory and read again, in pages that the system first has to clear.
+fastest one for each batch, without a guard on the size. :data:`KERNELS` says which kernel is for which products; what
+was measured is in docs/int8.md, by ``python -m bench.int8_sizes``. A small matrix is no op, but a conversion and a
+product that a compiler sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses.int8 import affine
+from subclasses.int8 import affine, cpu_kernels
 
-PART_BYTES = 2**23  # floats that are converted at a time
+PART_BYTES = 2**22  # floats that are converted at a time
 SMALL = 2**15  # entries of a matrix; up to here calling the op costs more time than it saves
-PACKED_ROWS = 16  # up to here the kernel for bfloat16 takes less time than a conversion and a product
-PACKED_MULTIPLE = 32  # of both extents of a matrix for that kernel: its loops have no remainder
 
 # ---- the op ------------------------------------------------------------------------------------------------
 
@@ -41,10 +35,10 @@ def int8_product(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Ten
     """
     if 0 in (*x.shape, *qdata.shape):
         return x.new_zeros(x.shape[0], qdata.shape[0])
-    if scale is None and zero_point is None and is_for_packed_kernel(x, qdata):
-        ones = x.new_ones(qdata.shape[0])  # a scale in bfloat16 would be rounded; the caller scales
-        return torch.ops.aten._weight_int8pack_mm.default(x.contiguous(), qdata, ones)
-    return _multiply_in_parts(x, qdata, scale, zero_point)
+    for kernel in KERNELS:
+        if x.dtype in kernel.dtypes and x.shape[0] <= kernel.rows and kernel.takes(qdata, scale, zero_point):
+            return kernel.multiply(x, qdata, scale, zero_point)
+    raise AssertionError("the last kernel takes every product")
 
 
 @int8_product.register_fake
@@ -72,23 +66,54 @@ def vmap_product(op: Any) -> None:
 vmap_product(int8_product)
 
 
-def is_for_packed_kernel(x: Tensor, qdata: Tensor) -> bool:
-    """Whether PyTorch's kernel for few rows of bfloat16 takes a product without scale and zero point."""
-    return (
-        x.dtype is torch.bfloat16
-        and x.shape[0] <= PACKED_ROWS
-        and qdata.is_contiguous()
-        and all(extent % PACKED_MULTIPLE == 0 for extent in qdata.shape)
-    )
+# ---- kernels -----------------------------------------------------------------------------------------------
 
 
-def _multiply_in_parts(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
-    """Multiplies with a number of rows of ``qdata`` at a time."""
-    parts = (to_floats(*part, x.dtype) for part in _split_rows(qdata, scale, zero_point, x.element_size()))
+def _by_rows(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
+    """Reads the matrix as int8, by rows; our own kernel."""
+    return _times_scale(cpu_kernels.times_rows, x, qdata, scale)
+
+
+def _by_columns(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
+    """Reads the transposed matrix as int8, by rows; our own kernel."""
+    return _times_scale(lambda x, q: cpu_kernels.times_columns(x, q.t()), x, qdata, scale)
+
+
+def _times_scale(multiply: Callable[..., Tensor], x: Tensor, qdata: Tensor, scale: Tensor | None) -> Tensor:
+    """Calls a kernel that returns float32, with the scale of each column of ``qdata``, or of each sum."""
+    of_columns = scale is not None and scale.shape[1] != 1
+    values = x if x.dtype is torch.bfloat16 and cpu_kernels.has_bfloat16() and not of_columns else x.float()
+    y = multiply((values * scale).float() if of_columns else values, qdata)
+    if scale is not None and not of_columns:
+        y = y * scale.reshape(-1)
+    return y.to(x.dtype)
+
+
+def _packed(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
+    """Reads the matrix as int8; PyTorch's kernel for a few rows of bfloat16, which sums in float32."""
+    ones = x.new_ones(qdata.shape[0])  # a scale in bfloat16 would be rounded; the caller scales
+    return torch.ops.aten._weight_int8pack_mm.default(x.contiguous(), qdata, ones)
+
+
+def _in_parts(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
+    """Converts a number of rows of ``qdata`` at a time to floats, which fit into the cache, and multiplies.
+
+    The whole matrix in floats would be written to memory and read again, in pages that the system first has to clear.
+    """
+    parts = (_convert(*part, x.dtype) for part in _split_rows(qdata, scale, zero_point, x.element_size()))
     if x.element_size() < 4:
         return torch.cat([x @ part.t() for part in parts], 1)
     # These kernels take less time for a matrix of many rows times one of few columns than the other way round.
     return torch.cat([part @ x.t() for part in parts]).t().contiguous()
+
+
+def _convert(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Dequantizes a part of a matrix, by our own kernel where there is one."""
+    rows = qdata if qdata.stride(1) == 1 else qdata.t()
+    if (scale, zero_point, dtype) != (None, None, torch.bfloat16) or not cpu_kernels.can_convert(rows):
+        return to_floats(qdata, scale, zero_point, dtype)
+    floats = cpu_kernels.to_bfloat16(rows)
+    return floats if rows is qdata else floats.t()
 
 
 def _split_rows(
@@ -113,6 +138,58 @@ def to_floats(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None, dt
         return affine.from_int8(qdata, scale, zero_point, dtype)
     integers = qdata.to(dtype)
     return integers if zero_point is None else affine.shift(integers, zero_point)
+
+
+# ---- the choice --------------------------------------------------------------------------------------------
+
+Takes = Callable[[Tensor, Tensor | None, Tensor | None], bool]
+
+
+class Kernel(NamedTuple):
+    """A kernel and the products that it is for.
+
+    Attributes:
+        multiply: computes ``int8_product``.
+        dtypes: of the floats.
+        rows: up to so many rows of floats.
+        takes: whether it multiplies by a matrix with this scale and zero point, on this processor.
+    """
+
+    multiply: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
+    dtypes: tuple[torch.dtype, ...]
+    rows: float
+    takes: Takes
+
+
+def _takes_rows(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> bool:
+    """One scale for each row or column, no zero points, a contiguous matrix of whole vectors, a library."""
+    height, width = qdata.shape
+    plain_scale = scale is None or scale.shape in ((1, 1), (height, 1), (1, width))
+    whole = cpu_kernels.is_whole(qdata)
+    return whole and plain_scale and zero_point is None and cpu_kernels.library() is not None
+
+
+def _takes_columns(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> bool:
+    """The same for the transposed matrix."""
+    swapped = (None if t is None else t.t() for t in (scale, zero_point))
+    return _takes_rows(qdata.t(), *swapped)
+
+
+def _takes_packed(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> bool:
+    return scale is None and zero_point is None and cpu_kernels.is_whole(qdata)
+
+
+ANY, WIDE, HALF = float("inf"), (torch.float32, torch.float16), (torch.bfloat16,)
+# The first one that takes a product multiplies. Rows of bfloat16 are limited where oneDNN's product of a part of the
+# matrix takes less time than ours: it computes in bfloat16, with more rows of the matrix at a time.
+KERNELS = (
+    Kernel(_by_rows, WIDE, ANY, _takes_rows),
+    Kernel(_by_columns, WIDE, ANY, _takes_columns),
+    Kernel(_by_rows, HALF, 32, _takes_rows),
+    Kernel(_by_columns, HALF, 24, _takes_columns),
+    Kernel(_packed, HALF, 16, _takes_packed),
+    Kernel(_in_parts, (torch.float64, *WIDE, *HALF), ANY, lambda *weight: True),
+)
 
 
 # ---- derivatives -------------------------------------------------------------------------------------------
