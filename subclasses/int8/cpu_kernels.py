@@ -126,10 +126,10 @@ def can_convert(qdata: Tensor) -> bool:
     return qdata.stride(1) == 1 and qdata.shape[1] % MULTIPLE == 0 and library() is not None
 
 
-def to_bfloat16(qdata: Tensor) -> Tensor:
-    """Returns an int8 matrix in bfloat16, which takes a third of the time of ``to``."""
-    (height, width), y = qdata.shape, qdata.new_empty(qdata.shape, dtype=torch.bfloat16)
+def to_bfloat16(qdata: Tensor, out: Tensor) -> Tensor:
+    """Writes an int8 matrix to a contiguous one of bfloat16, in a third of the time of ``copy_``."""
+    height, width = qdata.shape
     threads = max(1, min(torch.get_num_threads(), height * width // WORK))
     convert = library().convert_bfloat16  # type: ignore[union-attr]
-    convert(qdata.data_ptr(), qdata.stride(0), y.data_ptr(), height, width, threads)
-    return y
+    convert(qdata.data_ptr(), qdata.stride(0), out.data_ptr(), height, width, threads)
+    return out

@@ -100,19 +100,22 @@ def _in_parts(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor
 
     The whole matrix in floats would be written to memory and read again, in pages that the system first has to clear.
     """
-    parts = (_convert(*part, x.dtype) for part in _split_rows(qdata, scale, zero_point, x.element_size()))
-    if x.element_size() < 4:
-        return torch.cat([x @ part.t() for part in parts], 1)
-    # These kernels take less time for a matrix of many rows times one of few columns than the other way round.
-    return torch.cat([part @ x.t() for part in parts]).t().contiguous()
+    memory = x.new_empty(0)
+    products = []
+    for part in _split_rows(qdata, scale, zero_point, x.element_size()):
+        floats = _convert(*part, memory)
+        # For float32, kernels take less time for a matrix of many rows times one of few columns than the other way.
+        products.append(x @ floats.t() if x.element_size() < 4 else floats @ x.t())
+    return torch.cat(products, 1) if x.element_size() < 4 else torch.cat(products).t().contiguous()
 
 
-def _convert(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Dequantizes a part of a matrix, by our own kernel where there is one."""
+def _convert(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None, memory: Tensor) -> Tensor:
+    """Dequantizes a part of a matrix to the dtype of ``memory``, which our own kernel writes to, where there is one."""
     rows = qdata if qdata.stride(1) == 1 else qdata.t()
-    if (scale, zero_point, dtype) != (None, None, torch.bfloat16) or not cpu_kernels.can_convert(rows):
-        return to_floats(qdata, scale, zero_point, dtype)
-    floats = cpu_kernels.to_bfloat16(rows)
+    plain = scale is None and zero_point is None and memory.dtype is torch.bfloat16
+    if not (plain and cpu_kernels.can_convert(rows)):
+        return to_floats(qdata, scale, zero_point, memory.dtype)
+    floats = cpu_kernels.to_bfloat16(rows, memory.resize_(rows.shape))
     return floats if rows is qdata else floats.t()
 
 
