@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from subclasses import _torch as private
+from subclasses import _torch_cpp
 
 log = logging.getLogger("subclasses")
 
@@ -63,7 +63,7 @@ def _build(path: Path, flags: list[str]) -> None:
     """Builds the library under a name of its own, then gives it its name: other processes see all of it or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        private.build_library(str(SOURCE), folder, "kernels", flags)
+        _torch_cpp.build_library(str(SOURCE), folder, "kernels", flags)
         (Path(folder) / "kernels.so").replace(path)
 
 
@@ -76,6 +76,11 @@ def _with_types(loaded: ctypes.CDLL) -> ctypes.CDLL:
     loaded.convert_bfloat16.argtypes = [pointer, extent, pointer, extent, extent, threads]
     loaded.convert_bfloat16.restype = None
     return loaded
+
+
+def has_avx512() -> bool:
+    """Whether the library uses AVX-512; it is built for AVX2 otherwise."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @functools.cache

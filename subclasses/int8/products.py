@@ -36,9 +36,10 @@ def int8_product(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Ten
     if 0 in (*x.shape, *qdata.shape):
         return x.new_zeros(x.shape[0], qdata.shape[0])
     for kernel in KERNELS:
-        if x.dtype in kernel.dtypes and x.shape[0] <= kernel.rows and kernel.takes(qdata, scale, zero_point):
+        is_for = x.dtype in kernel.dtypes and x.shape[0] <= kernel.rows and kernel.is_for()
+        if is_for and kernel.takes(qdata, scale, zero_point):
             return kernel.multiply(x, qdata, scale, zero_point)
-    raise AssertionError("the last kernel takes every product")
+    raise TypeError(f"int8_product: expected floats of 16, 32 or 64 bits, got {x.dtype}")
 
 
 @int8_product.register_fake
@@ -81,12 +82,12 @@ def _by_columns(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tens
 
 def _times_scale(multiply: Callable[..., Tensor], x: Tensor, qdata: Tensor, scale: Tensor | None) -> Tensor:
     """Calls a kernel that returns float32, with the scale of each column of ``qdata``, or of each sum."""
-    of_columns = scale is not None and scale.shape[1] != 1
-    values = x if x.dtype is torch.bfloat16 and cpu_kernels.has_bfloat16() and not of_columns else x.float()
-    y = multiply((values * scale).float() if of_columns else values, qdata)
-    if scale is not None and not of_columns:
-        y = y * scale.reshape(-1)
-    return y.to(x.dtype)
+    before = scale if scale is not None and scale.shape[1] != 1 else None
+    after = scale if before is None else None
+    has_kernel = x.dtype is torch.bfloat16 and cpu_kernels.has_bfloat16() and before is None
+    values = x if has_kernel else x.float()
+    y = multiply(values if before is None else (values * before).float(), qdata)
+    return (y if after is None else y * after.reshape(-1)).to(x.dtype)
 
 
 def _packed(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
@@ -155,13 +156,15 @@ class Kernel(NamedTuple):
         multiply: computes ``int8_product``.
         dtypes: of the floats.
         rows: up to so many rows of floats.
-        takes: whether it multiplies by a matrix with this scale and zero point, on this processor.
+        takes: whether it multiplies by a matrix with this scale and zero point.
+        is_for: whether it is for this processor.
     """
 
     multiply: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
     dtypes: tuple[torch.dtype, ...]
     rows: float
     takes: Takes
+    is_for: Callable[[], bool] = lambda: True
 
 
 def _takes_rows(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> bool:
@@ -182,14 +185,25 @@ def _takes_packed(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None
     return scale is None and zero_point is None and cpu_kernels.is_whole(qdata)
 
 
-ANY, WIDE, HALF = float("inf"), (torch.float32, torch.float16), (torch.bfloat16,)
-# The first one that takes a product multiplies. Rows of bfloat16 are limited where oneDNN's product of a part of the
-# matrix takes less time than ours: it computes in bfloat16, with more rows of the matrix at a time.
+def _lacks_bfloat16() -> bool:
+    return not cpu_kernels.has_bfloat16()
+
+
+ANY = float("inf")
+WIDE, HALF = (torch.float32, torch.float16), (torch.bfloat16,)
+# The first one that takes a product multiplies. Limits are where the next one took less time for 4096 by 4096 numbers
+# (`python -m bench.int8_kernels`): more rows are limited by arithmetic, and a product of a converted part reads each
+# converted number more often.
 KERNELS = (
-    Kernel(_by_rows, WIDE, ANY, _takes_rows),
-    Kernel(_by_columns, WIDE, ANY, _takes_columns),
+    Kernel(_by_rows, WIDE, ANY, _takes_rows, cpu_kernels.has_avx512),
+    Kernel(_by_rows, WIDE, 48, _takes_rows),
+    Kernel(_by_columns, WIDE, ANY, _takes_columns, cpu_kernels.has_avx512),
+    Kernel(_by_columns, WIDE, 48, _takes_columns),
     Kernel(_by_rows, HALF, 32, _takes_rows),
-    Kernel(_by_columns, HALF, 24, _takes_columns),
+    Kernel(_by_columns, HALF, 32, _takes_columns),
+    # Without instructions for bfloat16, oneDNN's products of bfloat16 take three times as long as ours of float32.
+    Kernel(_by_rows, HALF, ANY, _takes_rows, _lacks_bfloat16),
+    Kernel(_by_columns, HALF, ANY, _takes_columns, _lacks_bfloat16),
     Kernel(_packed, HALF, 16, _takes_packed),
     Kernel(_in_parts, (torch.float64, *WIDE, *HALF), ANY, lambda *weight: True),
 )
