@@ -1,35 +1,41 @@
 """Times the kernels between which products with int8 matrices choose, each for itself, on one thread.
 
-    python -m bench.int8_kernels
-    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m bench.int8_kernels      # as if there were AVX2 alone
+    python -m bench.int8_kernels            # a minute; writes bench/results/int8-kernels.*
+    ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m bench.int8_kernels --name int8-kernels-avx2
 
-The limits in `subclasses/int8/products.py` and `integers.py` are from this table. A figure is the least processor time
-of the thread, so that it means something on a machine that others use too; more threads share the work evenly.
+The limits in `subclasses/int8/products.py` and `integers.py` are from this table. A figure is the processor time of the
+thread in the fastest tenth of the calls, so that it means something on a machine that others use too. The matrix fits
+into the cache: what counts is arithmetic, not the memory.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 
+from bench.report import Row, print_rows, save_rows
+from bench.timing import Timing, describe_machine
 from subclasses.int8 import cpu_kernels, integers, products
 
-HEIGHT, WIDTH, ROWS, ROUNDS = 1024, 4096, (1, 4, 16, 32, 64, 256), 10
+HEIGHT, WIDTH, ROWS, ROUNDS = 1024, 4096, (1, 4, 16, 32, 64, 256), 20
+RESULTS = Path(__file__).parent / "results"
 
 
-def least_ms(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Calls each in turns and returns the least processor time in milliseconds."""
-    least = dict.fromkeys(calls, float("inf"))
+def time_calls(calls: Mapping[str, Callable[[], object]]) -> dict[str, Timing]:
+    """Calls each in turns."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(ROUNDS):
         for name, call in calls.items():
             call()
             start = time.thread_time_ns()
             call()
-            least[name] = min(least[name], (time.thread_time_ns() - start) / 1e6)
-    return least
+            samples[name].append((time.thread_time_ns() - start) / 1e3)
+    return {name: Timing.of(sorted(times)[: max(2, ROUNDS // 10)]) for name, times in samples.items()}
 
 
 def float_calls(rows: int, dtype: torch.dtype) -> dict[str, Callable[[], object]]:
@@ -61,17 +67,39 @@ def integer_calls(rows: int) -> dict[str, Callable[[], object]]:
     return calls
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    print(f"{torch.backends.cpu.get_cpu_capability()}, {HEIGHT} by {WIDTH}, ms on one thread")
-    for rows in ROWS:
+def rows_of(group: str, timings: Mapping[str, Timing], references: Mapping[str, str]) -> list[Row]:
+    """Returns a table: each kernel relative to the first of `references` that the end of its name asks for."""
+    rows = []
+    for name, timing in timings.items():
+        of = next(reference for end, reference in references.items() if name.endswith(end))
+        ratios = {f"/ {references['']}": timing.median / timings[of].median}
+        rows.append(Row(group, name, timing, ratios, ours=name.startswith("own")))
+    return rows
+
+
+def measure() -> list[Row]:
+    rows: list[Row] = []
+    for count in ROWS:
         for dtype in (torch.float32, torch.bfloat16):
-            print_line(f"{dtype}".removeprefix("torch."), rows, least_ms(float_calls(rows, dtype)))
-        print_line("int8", rows, least_ms(integer_calls(rows)))
+            timings = time_calls(float_calls(count, dtype))
+            references = {", transposed": "floats, transposed", "": "floats"}
+            rows += rows_of(f"{dtype}, {count} rows".removeprefix("torch."), timings, references)
+        rows += rows_of(f"int8, {count} rows", time_calls(integer_calls(count)), {"": "as floats"})
+    return rows
 
 
-def print_line(dtype: str, rows: int, times: Mapping[str, float]) -> None:
-    print(f"{dtype}, {rows} rows: " + "; ".join(f"{name} {ms:.3f}" for name, ms in times.items()))
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--name", default="int8-kernels")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    machine = describe_machine() | {"instructions": torch.backends.cpu.get_cpu_capability()}
+    rows = measure()
+    print_rows(rows)
+    save_rows(rows, machine, options.out / f"{options.name}.json", command="bench.int8_kernels")
 
 
 if __name__ == "__main__":

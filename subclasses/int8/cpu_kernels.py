@@ -55,8 +55,13 @@ def library() -> ctypes.CDLL | None:
 
 def _folder() -> Path:
     """Returns Inductor's folder. Asking Inductor would import it, which takes seconds in eager mode."""
-    told = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    return Path(told or Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}")
+    if told := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        return Path(told)
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user without a name, as in containers
+        user = f"uid_{os.getuid()}"
+    return Path(tempfile.gettempdir()) / f"torchinductor_{user}"
 
 
 def _build(path: Path, flags: list[str]) -> None:

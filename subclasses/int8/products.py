@@ -200,7 +200,7 @@ KERNELS = (
     Kernel(_by_columns, WIDE, ANY, _takes_columns, cpu_kernels.has_avx512),
     Kernel(_by_columns, WIDE, 48, _takes_columns),
     Kernel(_by_rows, HALF, 32, _takes_rows),
-    Kernel(_by_columns, HALF, 32, _takes_columns),
+    Kernel(_by_columns, HALF, 24, _takes_columns),
     # Without instructions for bfloat16, oneDNN's products of bfloat16 take three times as long as ours of float32.
     Kernel(_by_rows, HALF, ANY, _takes_rows, _lacks_bfloat16),
     Kernel(_by_columns, HALF, ANY, _takes_columns, _lacks_bfloat16),
