@@ -389,12 +389,20 @@ def share_module_state(module: Any, other: Any) -> None:
         states._insert_module_state(other, state)
 
 
-def dict_version_guards(dicts: Any) -> Any:
-    """Builds a C++ check that no dictionary has changed since now; it takes a tuple of the same dictionaries."""
+def unchanged_guards(dicts: Any, attributes: Any) -> Any:
+    """Builds a C++ check that dictionaries have not changed since now, and that attributes are the same objects.
+
+    `attributes` are (object, names); the caller holds the values. `check` takes a tuple of all dictionaries and objects.
+    """
     guards = importlib.import_module("torch._C._dynamo.guards")
     kind = importlib.import_module("torch._dynamo.guards").GuardManagerType.GUARD_MANAGER
     root = guards.RootGuardManager()
     for number, entries in enumerate(dicts):
         child = root.tuple_getitem_manager(number, f"dicts[{number}]", entries, kind)
         child.add_dict_version_guard(entries, [f"version of dicts[{number}]"], None)
+    for number, (owner, names) in enumerate(attributes, start=len(dicts)):
+        child = root.tuple_getitem_manager(number, f"owners[{number}]", owner, kind)
+        for name in names:
+            source, value = f"owners[{number}].{name}", getattr(owner, name)
+            child.getattr_manager(name, source, value, kind).add_id_match_guard(id(value), [source], None)
     return root

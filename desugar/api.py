@@ -236,6 +236,7 @@ def dynamo_context(backend: Any, fullgraph: bool, dynamic: bool | None) -> Any:
 _DYNAMO_OPTIONS = {
     "record_runtime_overhead": False,  # otherwise Dynamo's code measures itself, which costs 1.5 µs a call
     "skip_nnmodule_hook_guards": False,  # guards notice hooks that are added to a module later
+    "use_lamba_guard_for_object_aliasing": False,  # that two arguments are one object is compared in C++
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -61,6 +61,9 @@ def _callers() -> Iterator[Any]:
         frame = frame.f_back
 
 
+SPEC = "_spec"  # the attribute of a DTensor that holds what `dtensor_spec` returns
+
+
 def dtensor_spec(x: Any) -> Any:
     """Returns where a DTensor lies (mesh, placements, their order) and its size, in one object."""
     # The public properties do not tell the order in which two dimensions of a mesh cut one of the tensor.
@@ -73,3 +76,24 @@ def tensor_meta(size: Any, stride: Any, dtype: torch.dtype) -> Any:
     from torch.distributed.tensor._dtensor_spec import TensorMeta
 
     return TensorMeta(torch.Size(size), tuple(stride), dtype)
+
+
+class DistributedTypes(NamedTuple):
+    """The types of a DTensor, of its spec, and of what a spec consists of."""
+
+    tensor: type
+    spec: type
+    mesh: type
+    placements: tuple[type, ...]
+
+
+def distributed_types() -> DistributedTypes | None:
+    """Returns the types of a DTensor; None if nothing has imported them, since that takes long."""
+    # The type of a spec has no public name.
+    if "torch.distributed.tensor" not in sys.modules:
+        return None
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    return DistributedTypes(DTensor, DTensorSpec, DeviceMesh, (Shard, Replicate, Partial))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch_distributed import dtensor_spec, tensor_meta
+from subclasses._torch_distributed import distributed_types, dtensor_spec, tensor_meta
 
 LOCAL = "_local_tensor"  # the attribute of a DTensor that holds the tensor of this rank
 
@@ -87,3 +87,9 @@ def is_dtensor(value: object) -> bool:
     """Returns whether a value is a ``DTensor``; a class that inherits from it has methods of its own."""
     module = sys.modules.get("torch.distributed.tensor")  # importing it takes longer than all of this library
     return module is not None and type(value) is getattr(module, "DTensor", None)
+
+
+def is_mesh(value: object) -> bool:
+    """Returns whether a value is a device mesh."""
+    found = distributed_types()
+    return found is not None and type(value) is found.mesh

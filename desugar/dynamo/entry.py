@@ -368,7 +368,7 @@ class Entry(Calls):
         """Returns the condition that the guards of a code hold."""
         if code.module is None or code.module.is_given_up:
             return f"{out.bind(code.check, f'fits_{number}')}({frame})"
-        fits = out.bind(code.module.rest.check, f"fits_but_module_{number}")
+        fits = out.bind(code.module.split.rest.check, f"fits_but_module_{number}")
         module = out.bind(code.module.module, f"module_{number}")
         unchanged = out.bind(code.module.unchanged.holds, f"is_unchanged_{number}")
         note_skipped_check(

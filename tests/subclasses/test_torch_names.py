@@ -407,6 +407,9 @@ spec = _torch_distributed.dtensor_spec(x)
 assert spec.mesh is x.device_mesh and spec.placements == x.placements and spec.shard_order
 meta = _torch_distributed.tensor_meta((4, 2), [2, 1], torch.float32)
 assert meta == spec.tensor_meta and type(meta.shape) is torch.Size
+assert getattr(x, _torch_distributed.SPEC) is spec
+found = _torch_distributed.distributed_types()
+assert (found.tensor, found.spec, found.mesh) == (type(x), type(spec), type(mesh)) and Shard in found.placements
 again = type(x)(x.to_local(), spec, requires_grad=False)
 assert again.shape == (4, 2) and torch.equal(again.full_tensor(), x.full_tensor())
 handles = [dist.Work.boxed(dist.all_reduce(torch.ones(2), async_op=True)) for _ in range(2)]
@@ -802,6 +805,9 @@ CHECKS = {
     "fsdp_ranks": fsdp_parameters,
     "joint_work": dtensors,
     "tensor_meta": dtensors,
+    "SPEC": dtensors,
+    "DistributedTypes": dtensors,
+    "distributed_types": dtensors,
     "flash_attention_cpu": flash_attention,
     "flash_attention_rows": attention_of_rows,
     "efficient_attention_rows": attention_of_rows,
@@ -825,6 +831,7 @@ def test_every_name_has_its_check():
         "Any",
         "Callable",
         "Iterator",
+        "NamedTuple",
         "Sequence",
         "after_import",
         "contextlib",

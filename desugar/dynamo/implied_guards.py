@@ -1,0 +1,292 @@
+"""Which of Dynamo's guards on a module the recorded state of the module implies.
+
+Dynamo's tree of guards follows every attribute that was read. A guard is implied if the object that it guards is the
+same as long as :class:`Unchanged` holds, and if what it compares is part of the recorded state or cannot change.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from desugar.dynamo.guard_filter import is_generated
+from desugar.dynamo.module_state import HOOKS, OF_CELL, OF_DTENSOR, OF_FUNCTION, OF_PARTIAL, ClassAttribute
+from subclasses._torch_distributed import DistributedTypes, distributed_types
+
+# --------------------------------------------------------------------------- what the state says of one type
+
+# Guards whose result depends only on the identity of the object, if the object is immutable.
+_OF_IDENTITY = {
+    "TYPE_MATCH",
+    "ID_MATCH",
+    "EQUALS_MATCH",
+    "NONE_MATCH",
+    "TRUE_MATCH",
+    "FALSE_MATCH",
+    "NOT_NONE",
+}
+_OF_DICTS = {
+    "DICT_CONTAINS",
+    "DICT_LENGTH",
+    "LENGTH_CHECK",
+    "DICT_VERSION",
+    "MAPPING_KEYS_CHECK",
+    "MAPPING_KEYS_GUARD",
+}
+_OF_LAYOUTS = {"LAMBDA_GUARD"}  # on the metadata of a declared class: its layout, which is in its `__dict__`
+# On what a spec or a mesh holds: immutable objects in its `__dict__`.
+_OF_SPECS = {"LAMBDA_GUARD", "FAKE_SCRIPT_TYPE_MATCH"}
+_OF_TENSORS = {"TENSOR_MATCH", "DIMENSION_DYNAMIC_MARKING_GUARD", "NO_TENSOR_ALIASING", "NO_HASATTR"}
+_ALIASING = "OBJECT_ALIASING"  # that two sources are one object
+_IMMUTABLE = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    type(None),
+    tuple,
+    types.CodeType,
+    torch.dtype,
+    torch.device,
+    torch.layout,
+)
+
+_ANYWHERE = re.compile("")
+_MODULE = re.compile(r"^[^.]*$|\._modules\['[^']*'\]$")  # the module itself, or a registered submodule
+_PART = re.compile(r"\._parameters\['[^']*'\](?:\.\w+)*$")  # a parameter, or an attribute of one
+_HOOK = re.compile(rf"\.(?:{'|'.join(HOOKS)})\[")  # a hook, or what one holds
+_TABLE = re.compile(
+    rf"\.(?:{'|'.join(('__dict__', '_modules', '_parameters', *HOOKS))})$|{_HOOK.pattern}.*\.keywords$"
+)
+_MESH = re.compile(rf"{_PART.pattern}|{_HOOK.pattern}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """What :class:`Unchanged` implies of objects of one type.
+
+    Attributes:
+        where: The sources of the objects that it records, or that cannot change.
+        guards: The guards on such an object that it implies.
+        reads: The attributes that are the same objects as long as it holds; None for all that Dynamo reads.
+    """
+
+    where: re.Pattern[str]
+    guards: set[str]
+    reads: Collection[str] | None = ()
+
+
+_OF_TYPES = {
+    types.FunctionType: _Recorded(_HOOK, _OF_IDENTITY, (*OF_FUNCTION, "__closure__")),
+    types.CellType: _Recorded(_HOOK, _OF_IDENTITY, OF_CELL),
+    functools.partial: _Recorded(_HOOK, _OF_IDENTITY, OF_PARTIAL),
+    tuple: _Recorded(_ANYWHERE, _OF_IDENTITY | _OF_DICTS, None),
+    Tensor: _Recorded(_PART, _OF_TENSORS | _OF_IDENTITY),
+    nn.Parameter: _Recorded(_PART, _OF_TENSORS | _OF_IDENTITY),
+}
+
+
+def _recorded(node: Any, source: str) -> _Recorded | None:
+    """Returns what :class:`Unchanged` implies of the object that a node guards; None if nothing."""
+    kind = node.get_type_of_guarded_value()
+    found = _recorded_of(kind) if isinstance(kind, type) else None
+    return found if found is not None and found.where.search(source) else None
+
+
+def _recorded_of(kind: type) -> _Recorded | None:
+    if kind in _OF_TYPES:
+        return _OF_TYPES[kind]
+    if issubclass(kind, nn.Module):
+        return _Recorded(_MODULE, _OF_IDENTITY, None)
+    if issubclass(kind, dict):
+        return _Recorded(_TABLE, _OF_IDENTITY | _OF_DICTS, None)
+    if is_generated(kind):
+        return _Recorded(_PART, _OF_TENSORS | _OF_IDENTITY | _OF_LAYOUTS, _fields(kind))
+    if issubclass(kind, _IMMUTABLE):
+        return _Recorded(_ANYWHERE, _OF_IDENTITY | _OF_DICTS)
+    found = distributed_types()
+    return None if found is None else _of_distributed(kind, found)
+
+
+def _of_distributed(kind: type, found: DistributedTypes) -> _Recorded | None:
+    if kind is found.tensor:
+        return _Recorded(_PART, _OF_IDENTITY, (*OF_DTENSOR, "device_mesh"))
+    if kind is found.spec:
+        return _Recorded(_PART, _OF_SPECS)
+    if kind is found.mesh:
+        return _Recorded(_MESH, _OF_IDENTITY | _OF_SPECS)
+    return _Recorded(_ANYWHERE, _OF_IDENTITY) if kind in found.placements else None
+
+
+def _fields(cls: Any) -> set[str]:
+    """Returns the names of the declared fields of a class, which an instance has in its `__dict__`."""
+    spec = cls.__spec__
+    return {*spec.attributes, *(field.name for field in (*spec.statics, *spec.dynamics))}
+
+
+# -------------------------------------------------------------------------------------- Dynamo's tree
+
+_MIN_COST = 48  # of the implied guards; to compare the state of so small a module takes as long as they do
+_COST_IN_PYTHON = 10  # of a guard in Python, in guards in C++
+_CLASS_READ = re.compile(
+    r"^dict\(type\((?P<owner>.*)\)\.__mro__\[(?P<base>\d+)\]\.__dict__\)\['(?P<name>\w+)'\]$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SplitGuards:
+    """Dynamo's guards without those that :class:`Unchanged` implies.
+
+    Attributes:
+        rest: A root guard manager.
+        of_classes: The attributes of classes that `rest` does not compare.
+    """
+
+    rest: Any
+    of_classes: tuple[ClassAttribute, ...]
+
+
+def split_guards(root: Any, name: str, module: nn.Module) -> SplitGuards | None:
+    """Copies Dynamo's guards without the guards on a module that :class:`Unchanged` implies.
+
+    Args:
+        root: Dynamo's root guard manager.
+        name: The variable of the frame that holds the module.
+        module: The module.
+
+    Returns:
+        The other guards. None if a parameter is also read from elsewhere, or if :class:`Unchanged` implies so few of
+        the guards that it takes as long as they do.
+    """
+    source = f"L[{name!r}]"
+    top = next((node for node in root.get_child_managers() if node.get_source() == source), None)
+    if top is None or _passes_parameters(root, source):
+        return None
+    walk = _Walk(with_aliasing=True)
+    walk.visit(top, source)
+    implied = walk.implied()
+    # Half of a comparison always holds.
+    if any(_ALIASING in _guard_types(node) and node.get_source() not in implied for node in _all(root)):
+        walk = _Walk(with_aliasing=False)
+        walk.visit(top, source)
+        implied = walk.implied()
+    rest = root.clone_manager(lambda node: node.get_source() not in implied or node.get_source() == source)
+    if _cost(root) - _cost(rest) < _MIN_COST:
+        return None
+    return SplitGuards(rest, tuple(walk.of_classes))
+
+
+def _passes_parameters(root: Any, source: str) -> bool:
+    """Returns whether guards outside the module's tree read a parameter.
+
+    Only Dynamo's whole tree checks that such a parameter is not one of the module's.
+    """
+    others = (node for node in root.get_child_managers() if node.get_source() != source)
+    kinds = (node.get_type_of_guarded_value() for other in others for node in _all(other))
+    return any(isinstance(kind, type) and issubclass(kind, nn.Parameter) for kind in kinds)
+
+
+def _cost(root: Any) -> int:
+    """Returns how long all guards of a tree take, in guards in C++."""
+    found = (kind for node in _all(root) for kind in _guard_types(node))
+    return sum(_COST_IN_PYTHON if kind == "LAMBDA_GUARD" else 1 for kind in found)
+
+
+def _all(node: Any) -> Iterator[Any]:
+    yield node
+    for child in _children(node):
+        yield from _all(child)
+
+
+def _children(node: Any) -> list[Any]:
+    """Returns the child nodes of a guard manager, with the managers of keys and values of a dictionary."""
+    pairs = node.get_key_value_managers().values() if hasattr(node, "get_key_value_managers") else ()
+    return [*node.get_child_managers(), *(part for pair in pairs for part in pair if part is not None)]
+
+
+def _guard_types(node: Any) -> list[str]:
+    return [type(guard).__name__ for guard in node.get_leaf_guards()]
+
+
+@dataclass(slots=True)
+class _Walk:
+    """A walk over the guards of one module.
+
+    Attributes:
+        with_aliasing: Whether guards that two sources are one object count as implied; they are if both sources are.
+        found: Whether the guards are implied, for each source. If several nodes guard one source, all of them have to
+            be implied.
+        of_classes: The attributes of classes that implied guards read.
+    """
+
+    with_aliasing: bool
+    found: dict[str, bool] = field(default_factory=dict)
+    of_classes: dict[ClassAttribute, None] = field(default_factory=dict)
+
+    def implied(self) -> set[str]:
+        """Returns the sources with implied guards."""
+        return {source for source, is_implied in self.found.items() if is_implied}
+
+    def visit(self, node: Any, source: str, *, is_same: bool = True) -> bool:
+        """Returns whether :class:`Unchanged` implies the guards of a node and of all nodes below it.
+
+        Args:
+            node: A guard manager.
+            source: Dynamo's expression for the object that it guards.
+            is_same: Whether the object stays the same as long as :class:`Unchanged` holds, because it is read from an
+                object that :class:`Unchanged` checks. A list, an object of a user's class or a class may return another
+                object the next time.
+        """
+        recorded = _recorded(node, source) if is_same else None
+        below = [self._visit_child(node, recorded, child) for child in _children(node)]
+        is_empty = not below and not node.get_leaf_guards()
+        is_implied = is_empty or (
+            recorded is not None and all(below) and recorded.guards.issuperset(self._guards_of(node))
+        )
+        self.found[source] = self.found.get(source, True) and is_implied
+        return is_implied
+
+    def _visit_child(self, node: Any, recorded: _Recorded | None, child: Any) -> bool:
+        read, kind = child.get_source(), node.get_type_of_guarded_value()
+        if recorded is not None and read.startswith("type(") and issubclass(kind, nn.Module):
+            return self._visit_class(kind, child, read)
+        # A guard manager reads one attribute or item. Dynamo names a value of a dictionary by its key, and what is read
+        # from it by the position of the key.
+        is_same = recorded is not None and (
+            recorded.reads is None or read.rpartition(".")[2] in recorded.reads
+        )
+        return self.visit(child, read, is_same=is_same)
+
+    def _visit_class(self, cls: type, node: Any, source: str) -> bool:
+        """Visits guards on the class of a module: they may read attributes, by their names in the bases.
+
+        :class:`Unchanged` checks the type of the module, and compares each of these attributes once for all modules.
+        """
+        below = [self._visit_class(cls, child, child.get_source()) for child in _children(node)]
+        read, guards = _CLASS_READ.match(source), _guard_types(node)
+        if read is None or below:
+            is_implied = all(below) and not guards
+        else:
+            is_implied = issubclass(node.get_type_of_guarded_value(), _IMMUTABLE) and _OF_IDENTITY.issuperset(
+                guards
+            )
+        if read is not None and is_implied:
+            self.of_classes[ClassAttribute(cls.__mro__[int(read["base"])], read["name"])] = None
+        self.found[source] = self.found.get(source, True) and is_implied
+        return is_implied
+
+    def _guards_of(self, node: Any) -> list[str]:
+        guards = _guard_types(node)
+        return [guard for guard in guards if guard != _ALIASING] if self.with_aliasing else guards
+
+
+__all__ = ["SplitGuards", "split_guards"]

@@ -1,0 +1,196 @@
+"""The state of a module that Dynamo's guards read, recorded such that one C++ call tells whether it has changed.
+
+Dynamo's guards read nearly everything of a module from dictionaries (`module.__dict__`, `_modules`, `_parameters`,
+hooks), and CPython counts the changes of each dictionary. As long as no dictionary has changed, each of its values is
+the same object. What an object can change in itself is recorded too:
+
+- The type of a module.
+- The dtype, device, size, stride and `requires_grad` of a parameter, all of which one C++ call compares.
+- The local tensor and the spec of a `DTensor`, and the dictionaries of the spec and its mesh. Placements and sizes in
+  it are immutable.
+- The code of a hook, what its closure holds, and the parts of a `functools.partial` in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from desugar import _torch as private
+from desugar.ir.values import inner_names, is_wrapper
+from subclasses._torch_distributed import SPEC
+from subclasses.handwritten import LOCAL, is_dtensor, is_mesh
+
+TABLES = ("_modules", "_parameters", "_buffers")
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_pre_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+OF_FUNCTION = ("__code__",)  # `__closure__` cannot be assigned
+OF_CELL = ("cell_contents",)
+OF_PARTIAL = ("func", "args", "keywords")  # `__setstate__` replaces them
+OF_DTENSOR = (
+    SPEC,
+    LOCAL,
+    "requires_grad",
+)  # the check of all tensors ignores `requires_grad` under `no_grad`
+
+
+class ClassAttribute(NamedTuple):
+    """An attribute in the dictionary of a class."""
+
+    cls: type
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unchanged:
+    """The state of a module at a time when Dynamo's guards held.
+
+    Attributes:
+        typed, types: The module and all modules in it, each `DTensor`, and the type of each.
+        owners: Dictionaries that have entries, and objects with attributes outside of dictionaries.
+        same_owners: A C++ check of the versions of these dictionaries and of the identity of these attributes.
+        held: The values of these attributes; their ids are in the check.
+        empty: The dictionaries without entries; most dictionaries of hooks are empty.
+        tensors: The parameters and their inner tensors, except each `DTensor`.
+        same_tensors: A C++ check of `tensors`.
+        uses: A list of one int: the number of calls in which the state was unchanged.
+    """
+
+    typed: tuple[Any, ...]
+    types: list[type]
+    owners: tuple[Any, ...]
+    same_owners: Any
+    held: tuple[Any, ...]
+    empty: tuple[Any, ...]
+    tensors: tuple[Tensor, ...]
+    same_tensors: Any
+    uses: list[int]
+
+    @staticmethod
+    def of(module: nn.Module, of_classes: Iterable[ClassAttribute] = ()) -> Unchanged:
+        """Records the present state of a module, and of some attributes of its classes."""
+        parts = {id(part): part for p in module.parameters() for part in _with_inner(p)}.values()
+        dtensors, tensors = (
+            tuple(part for part in parts if is_dtensor(part) is wanted) for wanted in (True, False)
+        )
+        typed, read = (*module.modules(), *dtensors), _Read()
+        for m in module.modules():
+            read.add_module(m)
+        for tensor in tensors:
+            read.add_dict(vars(tensor))
+        for tensor in dtensors:
+            read.add_dtensor(tensor)
+        for cls, name in of_classes:
+            read.add_class_attribute(cls, name)
+        dicts = tuple(entries for entries in read.dicts.values() if entries)
+        attributes = tuple(read.attributes.values())
+        return Unchanged(
+            typed,
+            [type(owner) for owner in typed],
+            (*dicts, *(owner for owner, _ in attributes)),
+            private.unchanged_guards(dicts, attributes).check,
+            tuple(getattr(owner, name) for owner, names in attributes for name in names),
+            tuple(entries for entries in read.dicts.values() if not entries),
+            tensors,
+            private.TensorGuards(
+                *tensors,
+                dynamic_dims_sizes=[list(tensor.size()) for tensor in tensors],
+                dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+            ).check,
+            [0],
+        )
+
+    def holds(self) -> bool:
+        """Returns whether nothing has changed since, and counts the uses."""
+        if (
+            self.same_owners(self.owners)
+            and list(map(type, self.typed)) == self.types
+            and not any(self.empty)
+            and self.same_tensors(*self.tensors)
+        ):
+            self.uses[0] += 1
+            return True
+        return False
+
+
+def _with_inner(tensor: Tensor) -> Iterator[Tensor]:
+    yield tensor
+    for name in inner_names(tensor) if is_wrapper(tensor) else ():
+        yield from _with_inner(getattr(tensor, name))
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """What determines the state of a module.
+
+    Attributes:
+        dicts: Dictionaries, by id.
+        attributes: (object, names of attributes that are outside of its dictionary), by id.
+    """
+
+    dicts: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    attributes: dict[int, tuple[Any, tuple[str, ...]]] = field(default_factory=dict)
+
+    def add_module(self, module: nn.Module) -> None:
+        own = vars(module)
+        self.add_dict(own)
+        for name in (*TABLES, *HOOKS):
+            if name in own:
+                self.add_dict(own[name])
+        for name in HOOKS:
+            self._add_values(own.get(name, {}).values())
+
+    def add_dtensor(self, tensor: Any) -> None:
+        spec, *_ = self._add_attributes(tensor, OF_DTENSOR)
+        self.add_dict(vars(spec))
+        self.add_dict(vars(spec.mesh))
+
+    def add_class_attribute(self, cls: type, name: str) -> None:
+        _, names = self.attributes.get(id(cls), (cls, ()))
+        self._add_attributes(cls, (*names, name))
+
+    def add_dict(self, entries: dict[Any, Any]) -> None:
+        self.dicts[id(entries)] = entries
+
+    def _add_attributes(self, owner: Any, names: tuple[str, ...]) -> list[Any]:
+        """Adds attributes of an object, and returns their values."""
+        values = [getattr(owner, name) for name in names]
+        self.attributes[id(owner)] = owner, names
+        return values
+
+    def _add_value(self, value: Any) -> None:
+        """Adds a hook, or what one holds, with all that it holds itself; does nothing for an object of another type."""
+        if id(value) in self.attributes or id(value) in self.dicts:
+            return
+        if isinstance(value, types.FunctionType):
+            self._add_attributes(value, OF_FUNCTION)
+            self._add_values(value.__closure__ or ())
+        elif isinstance(value, types.CellType):
+            with contextlib.suppress(ValueError):  # an empty cell
+                self._add_values(self._add_attributes(value, OF_CELL))
+        elif type(value) is functools.partial:
+            self._add_values(self._add_attributes(value, OF_PARTIAL))
+        elif type(value) is tuple:
+            self._add_values(value)
+        elif type(value) is dict:
+            self.add_dict(value)
+            self._add_values(value.values())
+        elif is_mesh(value):
+            self.add_dict(vars(value))
+
+    def _add_values(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self._add_value(value)
