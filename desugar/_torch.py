@@ -390,19 +390,15 @@ def share_module_state(module: Any, other: Any) -> None:
 
 
 def unchanged_guards(dicts: Any, attributes: Any) -> Any:
-    """Builds a C++ check that dictionaries have not changed since now, and that attributes are the same objects.
-
-    `attributes` are (object, names); the caller holds the values. `check` takes a tuple of all dictionaries and objects.
-    """
-    guards = importlib.import_module("torch._C._dynamo.guards")
+    """Builds a C++ check of a tuple of dictionaries and owners of attributes, each (owner, names): none has changed."""
+    root = importlib.import_module("torch._C._dynamo.guards").RootGuardManager()
     kind = importlib.import_module("torch._dynamo.guards").GuardManagerType.GUARD_MANAGER
-    root = guards.RootGuardManager()
-    for number, entries in enumerate(dicts):
-        child = root.tuple_getitem_manager(number, f"dicts[{number}]", entries, kind)
-        child.add_dict_version_guard(entries, [f"version of dicts[{number}]"], None)
-    for number, (owner, names) in enumerate(attributes, start=len(dicts)):
-        child = root.tuple_getitem_manager(number, f"owners[{number}]", owner, kind)
-        for name in names:
-            source, value = f"owners[{number}].{name}", getattr(owner, name)
-            child.getattr_manager(name, source, value, kind).add_id_match_guard(id(value), [source], None)
+    for n, entries in enumerate(dicts):
+        root.tuple_getitem_manager(n, f"dicts[{n}]", entries, kind).add_dict_version_guard(
+            entries, ["version"], None
+        )
+    for n, (owner, names) in enumerate(attributes, start=len(dicts)):
+        child = root.tuple_getitem_manager(n, f"owners[{n}]", owner, kind)
+        for value, name in ((getattr(owner, name), name) for name in names):  # the caller holds the values
+            child.getattr_manager(name, name, value, kind).add_id_match_guard(id(value), [name], None)
     return root

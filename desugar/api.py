@@ -20,7 +20,7 @@ from desugar.backends.base import Backend
 from desugar.backends.choose import check_options, choose_backend
 from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import Calls, Entry, has_frame, raise_own
-from desugar.dynamo.guard_filter import keep_guards
+from desugar.dynamo.guard_filter import dynamo_context
 from desugar.errors import DesugarError
 from desugar.program import Program
 from desugar.recording.listeners import Caller, called_by
@@ -223,21 +223,6 @@ class _Compile:
         if has_frame(target) and private.undisabled(compiled) is target:
             return Entry(target, compiled, backend, what, bound=bound, is_method=is_method)
         return Calls(functools.partial(compiled, *bound) if bound else compiled, backend, what)
-
-
-def dynamo_context(backend: Any, fullgraph: bool, dynamic: bool | None) -> Any:
-    """Returns Dynamo's context, which compiles a function with a backend and with this pass's guard filter."""
-    context = private.optimize(backend, nopython=fullgraph, dynamic=dynamic, guard_filter_fn=keep_guards)
-    context.enter_exit_hooks.append(private.dynamo_config._make_closure_patcher(**_DYNAMO_OPTIONS))
-    return context
-
-
-# Dynamo's options for the functions that `desugar.compile` compiles.
-_DYNAMO_OPTIONS = {
-    "record_runtime_overhead": False,  # otherwise Dynamo's code measures itself, which costs 1.5 µs a call
-    "skip_nnmodule_hook_guards": False,  # guards notice hooks that are added to a module later
-    "use_lamba_guard_for_object_aliasing": False,  # that two arguments are one object is compared in C++
-}
 
 
 class CompiledFunction(functools.partial, Generic[P, R]):

@@ -11,12 +11,27 @@ from typing import Any
 
 from torch import Tensor
 
+from desugar import _torch as private
 from desugar.ir.values import is_wrapper
 from subclasses import TensorSubclass
 from subclasses.adoption.contexts import guards_names
 from subclasses.adoption.reads import flattens_to_constants
 
+# Dynamo's options for the functions that `desugar.compile` compiles.
+_DYNAMO_OPTIONS = {
+    "record_runtime_overhead": False,  # otherwise Dynamo's code measures itself, which costs 1.5 µs a call
+    "skip_nnmodule_hook_guards": False,  # guards notice hooks that are added to a module later
+    "use_lamba_guard_for_object_aliasing": False,  # that two arguments are one object is compared in C++
+}
 _NAMES = ".__tensor_flatten__()[0]"  # Dynamo's suffix for a wrapper's list of inner tensor names
+
+
+def dynamo_context(backend: Any, fullgraph: bool, dynamic: bool | None) -> Any:
+    """Returns Dynamo's context, which compiles a function with a backend and with this guard filter."""
+    context = private.optimize(backend, nopython=fullgraph, dynamic=dynamic, guard_filter_fn=keep_guards)
+    options = {name: value for name, value in _DYNAMO_OPTIONS.items() if hasattr(private.dynamo_config, name)}
+    context.enter_exit_hooks.append(private.dynamo_config._make_closure_patcher(**options))
+    return context
 
 
 def keep_guards(entries: Sequence[Any]) -> list[bool]:

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor, fx, nn
 
 from desugar import _torch as private
-from desugar.api import dynamo_context, find_target, with_own_code
+from desugar.api import find_target, with_own_code
 from desugar.backends.base import Backend, CompiledGraph
 from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import has_frame, raise_own
+from desugar.dynamo.guard_filter import dynamo_context
 from desugar.errors import PackageError
 from desugar.frontend.inputs import Inputs
 from desugar.ir.values import Constant
