@@ -393,10 +393,8 @@ def unchanged_guards(dicts: Any, attributes: Any) -> Any:
     """Builds a C++ check of a tuple of dictionaries and owners of attributes, each (owner, names): none has changed."""
     root = importlib.import_module("torch._C._dynamo.guards").RootGuardManager()
     kind = importlib.import_module("torch._dynamo.guards").GuardManagerType.GUARD_MANAGER
-    for n, entries in enumerate(dicts):
-        root.tuple_getitem_manager(n, f"dicts[{n}]", entries, kind).add_dict_version_guard(
-            entries, ["version"], None
-        )
+    for n, d in enumerate(dicts):
+        root.tuple_getitem_manager(n, f"[{n}]", d, kind).add_dict_version_guard(d, ["version"], None)
     for n, (owner, names) in enumerate(attributes, start=len(dicts)):
         child = root.tuple_getitem_manager(n, f"owners[{n}]", owner, kind)
         for value, name in ((getattr(owner, name), name) for name in names):  # the caller holds the values
