@@ -15,6 +15,7 @@ from subclasses._torch import (
     dynamic_dims_name,
     skip_frames,
 )
+from subclasses._torch_tracing import size_inner_dtensors
 from subclasses.autograd import construct, materialize
 from subclasses.autograd.nodes import call_and_settle
 from subclasses.codegen.build import build_functions
@@ -35,6 +36,8 @@ from subclasses.spec.values import make_carrier
 
 _STATIC_METHODS = frozenset({"__new__", "__tensor_unflatten__", "_wrap"})
 _CLASS_METHODS = frozenset({"__torch_dispatch__", "__torch_function__", "__metadata_guard__"})
+
+size_inner_dtensors(lambda cls: hasattr(cls, "__spec__"))
 
 
 def install(cls: Any, root: type) -> None:

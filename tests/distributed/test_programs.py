@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import desugar
+from tests.desugar.classes import Pair
 
 WORLD = 8
 ROWS = Shard(0)
@@ -114,3 +116,48 @@ def test_sizes_of_uneven_shards(mesh):
         y = compiled(x, DTensor.from_local(torch.ones(6, 4), mesh, [Replicate()]))
         assert y.shape == (n * WORLD - 1, 4) and y.to_local().shape == (n, 4)
     assert len(compiled.programs) == 2
+
+
+def double(x):
+    return x * 2 + 1
+
+
+def pair(mesh, rows, size):
+    """A declared value that holds two DTensors."""
+    parts = (
+        DTensor.from_local(torch.randn(rows, 4), mesh, [ROWS], shape=(size, 4), stride=(4, 1))
+        for _ in range(2)
+    )
+    return Pair(*parts)
+
+
+@with_and_without_gradients
+@pytest.mark.parametrize(("dynamic", "programs"), [(None, 2), (True, 1), (False, len(SIZES))])
+@pytest.mark.parametrize("make", [lambda x: x, lambda x: Pair(x, x.detach() + 1)])
+def test_programs_of_a_class_that_holds_dtensors(mesh, grad, dynamic, programs, make):
+    compiled = desugar.compile(double, backend="eager", dynamic=dynamic)
+    for n in SIZES:
+        x = make(pair(mesh, n, n * WORLD)).requires_grad_(grad)
+        got, want = compiled(x), double(x)
+        assert got.shape == want.shape and got.requires_grad == grad
+        while isinstance(got, Pair):
+            got, want = got.a, want.a
+        assert (got.placements, got.shape) == (want.placements, want.shape)
+        torch.testing.assert_close(got.to_local(), want.to_local())
+    assert len(compiled.programs) == programs
+
+
+def test_a_size_that_changes_on_other_ranks_alone_inside_a_class(mesh):
+    compiled = desugar.compile(double, backend="eager")
+    for size in (24, 23, 22, 17):
+        y = compiled(pair(mesh, 3, size))
+        assert y.shape == y.a.shape == y.b.shape == (size, 4)
+
+
+def test_stock_makes_two_programs_too(mesh):
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(double, backend=counter)
+    for n in SIZES:
+        y = compiled(pair(mesh, n, n * WORLD))
+        assert y.a.shape == (n * WORLD, 4)
+    assert counter.frame_count == 2

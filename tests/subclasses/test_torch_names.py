@@ -399,7 +399,7 @@ def dtensors():
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
-from subclasses import _torch_distributed
+from subclasses import TensorSubclass, _torch_distributed, inner
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,))
 x = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
@@ -415,6 +415,13 @@ assert again.shape == (4, 2) and torch.equal(again.full_tensor(), x.full_tensor(
 handles = [dist.Work.boxed(dist.all_reduce(torch.ones(2), async_op=True)) for _ in range(2)]
 assert [_torch_distributed.is_work(x) for x in (handles[0], None, mesh)] == [True, False, False]
 joint = _torch_distributed.joint_work(handles)
+class Holder(TensorSubclass):
+    part: torch.Tensor = inner()
+compiled = torch.compile(lambda holder: holder.part.sin(), backend="eager")
+for rows in (4, 6, 8, 10):
+    part = distribute_tensor(torch.ones(rows, 2), mesh, [Shard(0)])
+    assert compiled(Holder(part)).shape == (rows, 2)
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
 assert _torch_distributed.is_work(joint) and dist.Work.unbox(joint).wait()
 dist.destroy_process_group()
 """
@@ -806,6 +813,7 @@ CHECKS = {
     "joint_work": dtensors,
     "tensor_meta": dtensors,
     "SPEC": dtensors,
+    "size_inner_dtensors": dtensors,
     "DistributedTypes": dtensors,
     "distributed_types": dtensors,
     "flash_attention_cpu": flash_attention,
@@ -835,6 +843,7 @@ def test_every_name_has_its_check():
         "Sequence",
         "after_import",
         "contextlib",
+        "dataclasses",
         "functools",
         "inspect",
         "sys",
