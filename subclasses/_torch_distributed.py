@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+
+from subclasses.after_import import after_import
 
 
 def is_work(value: Any) -> bool:
@@ -49,6 +53,53 @@ def fsdp_ranks() -> int | None:
     cutting = (frame for frame in _callers() if frame.f_code.co_name == "_chunk_with_empty")
     frame = next(cutting, None)
     return None if frame is None else frame.f_locals.get("num_chunks")
+
+
+def undo_refused_sharding(refusal: type[Exception]) -> None:
+    """Makes ``fully_shard`` leave the modules as they were if it raises a certain error while it cuts Parameters."""
+
+    # FSDP2 sets hooks and a state before it cuts, and then replaces one Parameter after the other.
+    def patch(module: Any) -> None:
+        cut = getattr(module, "_init_param_group", None)
+        if cut is None:  # another release
+            return
+
+        @functools.wraps(cut)
+        def cut_all_or_none(state: Any, params: Any, modules: Any, *args: Any, **kwargs: Any) -> None:
+            owners = [owner for root in modules for owner in root.modules()]
+            tables = [table for x in owners for table in (x._parameters, x._load_state_dict_post_hooks)]
+            before = [dict(table) for table in tables]
+            try:
+                cut(state, params, modules, *args, **kwargs)
+            except refusal:
+                for table, entries in zip(tables, before, strict=True):
+                    table.clear()
+                    table.update(entries)
+                _forget_state(state, modules)
+                raise
+
+        module._init_param_group = cut_all_or_none
+
+    after_import("torch.distributed.fsdp._fully_shard._fully_shard", patch)
+
+
+def _forget_state(state: Any, modules: Any) -> None:
+    """Removes the hooks and the entries by which modules know that ``fully_shard`` was called on them."""
+    # Otherwise another call of `fully_shard` on them is an error.
+    contract = importlib.import_module("torch.distributed._composable.contract")
+    states = importlib.import_module("torch.distributed._composable_state")._module_state_mapping
+    state._pre_forward_hook_handle.remove()
+    state._post_forward_hook_handle.remove()
+    for module in modules:
+        states.pop(module, None)
+        entries = vars(module).pop(contract.STATE_KEY, {})
+        others = {api: other for api, other in entries.items() if other is not state}
+        if others:
+            vars(module)[contract.STATE_KEY] = others
+        registry = vars(module).get(contract.REGISTRY_KEY, {})
+        registry.pop("fully_shard", None)
+        if not registry:
+            vars(module).pop(contract.REGISTRY_KEY, None)
 
 
 def _callers() -> Iterator[Any]:

@@ -16,13 +16,15 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload
-from subclasses._torch_distributed import fsdp_ranks, in_fsdp_parameter
+from subclasses._torch_distributed import fsdp_ranks, in_fsdp_parameter, undo_refused_sharding
 from subclasses.errors import DispatchError, one_of
 from subclasses.spec.values import map_inners
 
 aten = torch.ops.aten
 
 Call = Callable[..., Any]
+
+undo_refused_sharding(DispatchError)
 
 
 def with_sharding(cls: Any, op: OpOverload, run: Call) -> Call:

@@ -445,7 +445,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
-from subclasses import _torch_distributed
+from subclasses import TensorSubclass, _torch_distributed, inner
 class Ask(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         seen.setdefault(func, (_torch_distributed.in_fsdp_parameter(), _torch_distributed.fsdp_ranks()))
@@ -454,6 +454,18 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh, seen = dist.init_device_mesh("cpu", (1,)), {}
 with Ask():
     fully_shard(nn.Linear(2, 2), mesh=mesh)
+class Refused(TensorSubclass, fallback="map"):
+    part: torch.Tensor = inner()
+layer = nn.Linear(2, 2)
+layer.last = nn.Parameter(Refused(torch.ones(2, 2)))
+before = dict(layer._parameters)
+for _ in range(2):
+    try:
+        fully_shard(layer, mesh=mesh)
+    except NotImplementedError:
+        assert layer._parameters == before and not layer._forward_hooks
+    else:
+        raise AssertionError
 assert seen[torch.ops.aten.split.Tensor] == (True, 1) and seen[torch.ops.aten.new_zeros.default][0], seen
 assert not _torch_distributed.in_fsdp_parameter() and _torch_distributed.fsdp_ranks() is None
 dist.destroy_process_group()
@@ -813,6 +825,7 @@ CHECKS = {
     "joint_work": dtensors,
     "tensor_meta": dtensors,
     "SPEC": dtensors,
+    "undo_refused_sharding": fsdp_parameters,
     "size_inner_dtensors": dtensors,
     "DistributedTypes": dtensors,
     "distributed_types": dtensors,
@@ -845,6 +858,7 @@ def test_every_name_has_its_check():
         "contextlib",
         "dataclasses",
         "functools",
+        "importlib",
         "inspect",
         "sys",
         "types",

@@ -227,17 +227,45 @@ REFUSED = {
 }
 
 
+class Between(nn.Module):
+    """What is refused lies between Parameters that are not; two modules share one of these."""
+
+    def __init__(self, w):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(3, 3), Layer(torch.ones(1)), nn.Linear(3, 3)
+        self.middle.w = w
+        self.last.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.first(x).relu())
+
+
+def state_of(module):
+    """All that a module and its parts hold: each object and what is in each of its dictionaries."""
+    held = {}
+    for name, part in module.named_modules():
+        held[name] = type(part), {key: dict(v) if isinstance(v, dict) else v for key, v in vars(part).items()}
+    return held
+
+
+@pytest.mark.parametrize("group", [False, True])
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_cut_is_refused_by_fully_shard(case, two_fake_ranks):
+def test_what_cannot_be_cut_is_refused_by_fully_shard(case, group, two_fake_ranks):
+    """The model is as it was: it runs, and is sharded without the Parameter."""
     from torch.distributed.fsdp import fully_shard
 
     make, words = REFUSED[case]
-    module = Layer(torch.ones(1))
-    module.w = w = make() if case.startswith("trained") else nn.Parameter(make(), requires_grad=False)
+    w = make() if case.startswith("trained") else nn.Parameter(make(), requires_grad=False)
+    model, x = Between(w), torch.randn(2, 3)
+    target = [model.first, model.middle, model.last] if group else model
+    before, expected = state_of(model), model(x)
     mesh = dist.init_device_mesh("cpu", (2,))
     with pytest.raises(DispatchError, match=f"fully_shard of .*{words}"):
-        fully_shard(module, mesh=mesh)
-    assert module.w is w and type(module) is Layer  # as it was
+        fully_shard(target, mesh=mesh)
+    assert state_of(model) == before
+    assert torch.equal(model(x), expected)
+    fully_shard(target, mesh=mesh, ignored_params={w})
+    assert model.middle.w is w and type(model.first.weight).__name__ == "DTensor"
 
 
 def test_rules_of_ones_own_cut(two_fake_ranks):
