@@ -2,16 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
-from desugar.api import compile, trace
 from desugar.errors import DesugarError, PackageError, SignatureError
 from desugar.explain import Explanation, explain  # the function shadows the subpackage of that name
-from desugar.program import Program
+from desugar.store import files as _  # noqa: F401 - tells PyTorch of its files, for `load_cache_artifacts`
 from subclasses import __version__ as __version__
 
 if TYPE_CHECKING:
+    from desugar.api import compile, trace
     from desugar.packages.capture import call
     from desugar.packages.load import Package, load
     from desugar.packages.save import save
+    from desugar.program import Program
 
 __all__ = [
     "DesugarError",
@@ -28,8 +29,17 @@ __all__ = [
     "trace",
 ]
 
-# What packages need is imported when it is first used: their records take as long to import as all the rest.
-_LAZY = {"call": "capture", "save": "save", "load": "load", "Package": "load"}
+# The modules that are imported when a name of theirs is first used: a process that runs a package needs no compiler,
+# and one that compiles needs no packages.
+_LAZY = {
+    "compile": "api",
+    "trace": "api",
+    "Program": "program",
+    "call": "packages.capture",
+    "save": "packages.save",
+    "load": "packages.load",
+    "Package": "packages.load",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -37,7 +47,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    value = getattr(importlib.import_module(f"desugar.packages.{_LAZY[name]}"), name)
+    value = getattr(importlib.import_module(f"desugar.{_LAZY[name]}"), name)
     globals()[name] = value
     return value
 

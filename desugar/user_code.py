@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import linecache
 import os
 import re
@@ -12,14 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import optree
-import torch
 from torch import fx
 
-_STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
-_PACKAGES = [Path(__file__).resolve().parents[1] / name for name in ("desugar", "subclasses")]
-_PACKAGES += [Path(module.__file__).resolve().parent for module in (torch, optree)]  # type: ignore[arg-type]
-_LIBRARIES = ("<", *(f"{folder}{os.sep}" for folder in _PACKAGES))
 _TYPED_IN = ("<stdin>", "<python-input", "<ipython-input", "<doctest", "<console>")
 
 _GRAPH_LINE = re.compile(r"^\s*(?:\w+\[.*\] = .*;\s+)?(\w+)(?: : [^=]+)? = ")  # x[0] = 1;  setitem = x
@@ -53,11 +49,21 @@ class Line:
 
 def is_library_file(filename: str) -> bool:
     """Returns whether a stack frame's file belongs to torch, optree, the standard library or this project."""
+    libraries, standard_library = _library_folders()
     return (
-        filename.startswith(_LIBRARIES)
-        or (filename.startswith(_STDLIB) and "site-packages" not in filename)
-        or os.path.realpath(filename).startswith(_LIBRARIES)
+        filename.startswith(libraries)
+        or (filename.startswith(standard_library) and "site-packages" not in filename)
+        or os.path.realpath(filename).startswith(libraries)
     )
+
+
+@functools.cache
+def _library_folders() -> tuple[tuple[str, ...], str]:
+    """Returns how file names of torch, optree and this project begin, and how those of the standard library do."""
+    folders = [Path(__file__).resolve().parents[1] / name for name in ("desugar", "subclasses")]
+    specs = [importlib.util.find_spec(name) for name in ("torch", "optree")]
+    folders += [Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin]
+    return ("<", *(f"{folder}{os.sep}" for folder in folders)), os.path.join(sysconfig.get_path("stdlib"), "")
 
 
 def is_users_file(filename: str) -> bool:

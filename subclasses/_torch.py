@@ -324,21 +324,23 @@ def schema_of(op: Any) -> Any:
 def aten_overload_names() -> dict[str, list[str]]:
     """Returns the names of the overloads with a kernel of every aten packet, by name of the packet, sorted."""
     # The dispatcher's own table; dir(torch.ops.aten) lists only the packets that were used.
-    names = torch._C._dispatch_get_all_op_names()
     found: dict[str, list[str]] = {}
-    for packet, _, overload in sorted(
-        n.removeprefix("aten::").partition(".") for n in names if n[:6] == "aten::"
-    ):
+    for name in sorted(n for n in torch._C._dispatch_get_all_op_names() if n[:6] == "aten::"):
+        packet, _, overload = name[6:].partition(".")
         found.setdefault(packet, []).append(overload or "default")
     return found
 
 
+def tags_of(packet: str, overload: str) -> Any:
+    """Returns the tags of an overload of an aten packet."""
+    # What makes the object of the op, which takes several times as long.
+    return torch._C._get_operation_overload(f"aten::{packet}", overload.removeprefix("default"))[2]
+
+
 def all_aten_ops() -> list[Any]:
     """Returns every overload with a kernel of every aten op, sorted by name."""
-    aten = torch.ops.aten
-    return [
-        getattr(getattr(aten, packet), n) for packet, names in aten_overload_names().items() for n in names
-    ]
+    found = aten_overload_names().items()
+    return [getattr(getattr(torch.ops.aten, packet), name) for packet, names in found for name in names]
 
 
 def python_decomposition(op: Any) -> Any:
@@ -362,7 +364,6 @@ efficient_attention_rows = torch.ops.aten._efficient_attention_forward
 
 # Whether the second op traces with its backward: up to 2.13 the meta kernel lacks an argument (2.14: not tried).
 efficient_attention_traces = torch.__version__ >= "2.15"
-
 
 # ---- sparse tensors ----------------------------------------------------------------------------------------
 

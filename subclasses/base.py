@@ -156,8 +156,7 @@ class TensorSubclass(Tensor):
         def register(rule: RuleType) -> RuleType:
             check_rule(cls, ops, rule)
             with registration(cls, lambda: _refresh(cls)) as register_rule:
-                for op in ops:
-                    register_rule(op, rule)
+                register_rule(ops, rule)
             _drop_programs(cls)
             return rule
 
@@ -282,23 +281,18 @@ def _no_memory(x: TensorSubclass, call: str) -> DispatchError:
 
 
 @contextmanager
-def many_rules(cls: Any) -> Iterator[None]:
-    """Makes the rules that a block registers on a class visible at its end, at once."""
-    setattr(cls, _LATER, True)
-    try:
-        yield
-    finally:
-        delattr(cls, _LATER)
-        _refresh(cls)
+def many_rules(cls: Any) -> Iterator[Callable[[tuple[Any, ...], Callable[..., Any]], None]]:
+    """Yields a function that registers a rule under keys, for a class that has no values yet.
 
-
-_LATER = "_refreshed_later"
+    The rules become visible at the end of the block, at once. ``check_key`` and ``check_rule`` are not called: a test
+    calls them for the rules of the classes that ship, so that no import has to.
+    """
+    with registration(cls, lambda: _refresh(cls)) as register_rule:
+        yield register_rule
 
 
 def _refresh(cls: Any) -> None:
     """Makes a new rule visible to a class and all classes that inherit from it."""
-    if _LATER in vars(cls):
-        return
     for child in (cls, *_descendants(cls)):
         child._refresh()
 

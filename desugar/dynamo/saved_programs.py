@@ -11,16 +11,14 @@ import pickle
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import torch
-from torch import Tensor, nn
-
 from desugar import _torch as private
 from desugar.backends.choose import choose_backend
 from desugar.errors import DesugarError
 from desugar.frontend.autocast import autocast_state, restore_autocast
 from desugar.frontend.fakes import Fakes
 from desugar.frontend.inputs import Inputs
-from desugar.ir.values import Constant, Flat, Plain, Wrapper, slots_of
+from desugar.frontend.stand_ins import stand_ins
+from desugar.ir.values import Flat
 from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.store.pickling import CannotStore, known_values, load
@@ -120,33 +118,6 @@ def _load_inputs(data: bytes, fakes: Fakes) -> Inputs:
     )
     inputs.flat = Flat([fake_items[slot] for slot in range(len(fake_items))])
     return inputs
-
-
-def stand_ins(inputs: Inputs, inference: set[int]) -> list[Any]:
-    """Returns an object for each argument leaf, of which the wrapper's text needs the kind alone.
-
-    The input slots of tensors made in inference mode get such tensors, too.
-    """
-    leaves: list[Any] = []
-    for number, value in enumerate(inputs.values):
-        is_inference = not inference.isdisjoint(slots_of(value))
-        match value:
-            case Constant(constant):
-                leaves.append(constant)
-            case Plain() | Wrapper() if number in inputs.parameters:
-                leaves.append(nn.Parameter(torch.empty(0), requires_grad=False))
-            case _:
-                leaves.append(_empty(is_inference))
-    items = enumerate(inputs.flat.items)
-    inputs.flat.items = [
-        _empty(slot in inference) if isinstance(item, Tensor) else item for slot, item in items
-    ]
-    return leaves
-
-
-def _empty(is_inference: bool) -> Tensor:
-    with torch.inference_mode(is_inference):
-        return torch.empty(0)
 
 
 def _refuse(*args: Any) -> NoReturn:

@@ -10,19 +10,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from desugar.api import calls_of, capture
-from desugar.backends.base import Backend
-from desugar.backends.choose import choose_backend
-from desugar.dynamo.entry import Calls
-from desugar.recording.listeners import Recording, listen, resumed
-
 _GUARDS = 1.0  # seconds in which guards may be timed
 
 if TYPE_CHECKING:
+    from desugar.backends.base import Backend
     from desugar.device.devices import Device
     from desugar.device.records import Prediction
+    from desugar.dynamo.entry import Calls
     from desugar.explain.guards import TakenGuards
     from desugar.explain.records import Cost, GuardTimes, Program
+    from desugar.recording.listeners import Recording
 
 
 class Explanation:
@@ -115,6 +112,9 @@ def explain(
         ValueError: There is no such device in the table.
         RuntimeError: A device was named, and PyTorch's CUDA build with Triton is not installed.
     """
+    from desugar.api import calls_of
+    from desugar.backends.choose import choose_backend
+
     calls = calls_of(fn)
     backend = choose_backend("eager") if calls is None else _backend_of(calls)
     dynamic = None if calls is None else calls.backend.dynamic
@@ -129,6 +129,8 @@ def explain(
 
 def _backend_of(calls: Calls) -> Backend:
     """The backend of a function that `desugar.compile` returned."""
+    from desugar.backends.choose import choose_backend
+
     given = calls.backend.kwargs
     options = {name: option for name, option in given.get("options", {}).items() if name != "strict"}
     return choose_backend(options.pop("backend", "inductor"), given.get("mode"), options)
@@ -144,10 +146,12 @@ def _explain(
 ) -> Program:
     """The record of one call, compiled for the purpose; its cost is measured unless a reason not to is given."""
     from desugar._torch_guards import watch_guards
+    from desugar.api import capture
     from desugar.explain.collect import collect_program
     from desugar.explain.cost import measure_cost
     from desugar.explain.guard_times import Budget, time_taken_guards
     from desugar.explain.guards import take_guards
+    from desugar.recording.listeners import listen, resumed
 
     found: list[tuple[Program, TakenGuards, Callable[[], Cost | str]]] = []
     times: list[GuardTimes | None] = []

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import optree
+from typing import Any, Protocol
 
 from desugar.ir.values import Value, View, slots_of
+
+
+class Structure(Protocol):
+    """What the wrapper asks of the structure of a result."""
+
+    @property
+    def num_leaves(self) -> int:
+        """The number of leaves."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +23,7 @@ class Outputs:
     """The results and the mutations of a function.
 
     Attributes:
-        treespec: optree's structure of the result.
+        treespec: The structure of the result: optree's, or that of a program which was loaded.
         values: One value per result leaf, then one per hidden result: bases of views, new values of mutated inputs,
             replaced inner tensors.
         items: Fake tensors and symbolic ints, by output slot.
@@ -31,7 +38,7 @@ class Outputs:
         tokens: Output slots of the last effect tokens.
     """
 
-    treespec: optree.PyTreeSpec
+    treespec: Structure
     values: tuple[Value, ...]
     items: tuple[Any, ...]
     inputs: Mapping[int, int]

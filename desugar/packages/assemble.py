@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from desugar.backends.base import CompiledGraph
-from desugar.dynamo.saved_programs import stand_ins
 from desugar.errors import PackageError, SignatureError
 from desugar.frontend.fakes import Fakes
 from desugar.frontend.inputs import Inputs, Origin
+from desugar.frontend.stand_ins import stand_ins
 from desugar.ir.described import Described, Unknown
 from desugar.ir.outputs import Outputs
-from desugar.ir.pytree import flatten
 from desugar.ir.stages import Graphs, Interface, Split
 from desugar.ir.values import Flat, Value, View, Wrapper, slots_of
 from desugar.packages.manifest.expressions import Extent, value_of
@@ -249,7 +248,7 @@ def layout_of_record(context: Any) -> Any:
 def _interface_of(record: ProgramRecord, hints: Sequence[int]) -> Interface:
     described = record.outputs
     outputs = Outputs(
-        flatten((None,) * described.num_visible)[1],
+        _Flat(described.num_visible),
         tuple(_view(v) if isinstance(v, StridedView) else with_layouts(v) for v in described.values),
         tuple(_item(fact, hints) for fact in described.items),
         dict(described.inputs),
@@ -267,6 +266,13 @@ def _interface_of(record: ProgramRecord, hints: Sequence[int]) -> Interface:
         tuple(_item(fact, hints) for fact in record.tangent_items),
         tuple((number, None if value is None else with_layouts(value)) for number, value in record.grads),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """The structure of results in a tuple."""
+
+    num_leaves: int
 
 
 class _Restrided:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import optree
 import torch
 from torch import SymInt, Tensor, fx
 
@@ -20,6 +19,7 @@ from desugar.errors import DesugarError, user_line
 from desugar.frontend.fakes import check_nested
 from desugar.frontend.inputs import is_traced
 from desugar.ir.fx_utils import autograd_nodes, find_random_op, tangent_dependencies
+from desugar.ir.pytree import tensor_leaves
 from desugar.ir.values import Constant, Plain, Wrapper, is_wrapper, paths_of, slots_of, wrap_value
 from desugar.tracing.functionalize import check_target
 from desugar.tracing.run import (
@@ -97,7 +97,7 @@ def check_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made:
     by_layout = func is Tensor.to_sparse and bool(kwargs)
     if func not in _SPARSE and not by_layout and func is not Tensor.to_dense:
         return
-    used = [leaf for leaf in optree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]  # type: ignore[arg-type]
+    used = tensor_leaves((args, kwargs))
     if func is Tensor.to_dense:  # a functional tensor calls it on its `elem`, which has no autograd metadata
         alive = [tensor for ref in made if (tensor := ref()) is not None]
         used = [tensor for tensor in alive if getattr(tensor, "elem", None) is args[0]]
@@ -126,8 +126,7 @@ def _mutated_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     in_place = name.endswith("_") and not name.endswith("__") and name not in _NO_WRITE
     in_place = in_place or name in _IN_PLACE or kwargs.get("inplace")
     written: Any = (args[:1] if in_place else (), kwargs.get("out"))
-    targets = optree.tree_leaves(written)
-    return [target for target in targets if isinstance(target, Tensor)]
+    return tensor_leaves(written)
 
 
 def check_while_loop(func: Any, args: tuple[Any, ...]) -> None:
@@ -138,7 +137,7 @@ def check_while_loop(func: Any, args: tuple[Any, ...]) -> None:
     """
     if func.name() != "while_loop":
         return
-    carried = [leaf for leaf in optree.tree_leaves(args) if isinstance(leaf, Tensor)]  # type: ignore[arg-type]
+    carried = tensor_leaves(args)
     wrappers = list(filter(is_wrapper, carried))
     by_hand = [type(leaf).__name__ for leaf in wrappers if not isinstance(leaf, TensorSubclass)]
     if by_hand:
@@ -264,8 +263,8 @@ def check_results(run: Run) -> None:
         DesugarError: A result is a nested tensor of PyTorch, or requires grad although gradients are off.
     """
     inputs = {id(leaf) for leaf in run.leaves}
-    for leaf in optree.tree_leaves(run.result):
-        if not isinstance(leaf, Tensor) or id(leaf) in inputs:
+    for leaf in tensor_leaves(run.result):
+        if id(leaf) in inputs:
             continue
         check_nested(leaf)
         # In eager mode too, `requires_grad` of a view of an argument is true with gradients off.
@@ -286,30 +285,13 @@ def _check_inner_backward(run: Run) -> None:
 
 def _check_bypass(run: Run) -> None:
     """Raises if an `autograd.Function` received a real tensor without a torch function: its gradient would be lost."""
-    for node in autograd_nodes(optree.tree_leaves(run.result)):
+    for node in autograd_nodes(tensor_leaves(run.result)):
         variable = getattr(node, "variable", None)
         if isinstance(variable, Tensor) and not is_traced(variable):
             raise DesugarError(
                 f"a tensor of size {tuple(variable.shape)} from outside the function reaches an "
                 "autograd.Function directly, so its gradient would be lost",
                 instead="pass that tensor to the function as an argument",
-            )
-
-
-def check_first_order(results: Iterable[Any]) -> None:
-    """Raises if second derivatives of results would pass a custom `autograd.Function`.
-
-    Dynamo records the function's backward with gradients off. So what the backward adds to a second derivative in
-    eager mode would be lost silently.
-    """
-    for node in autograd_nodes(results):
-        made_by = getattr(type(node), "_forward_cls", None)
-        if getattr(made_by, "__qualname__", "").startswith("AutogradFunctionApply."):
-            raise DesugarError(
-                "the gradient of a custom autograd.Function is to be differentiated, and torch.compile records its "
-                "backward without gradients",
-                instead="run the function in eager mode where second derivatives are needed, or pass "
-                "create_graph=False",
             )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,11 @@ from desugar.codegen.runtime import are_batched
 from desugar.errors import DesugarError
 from desugar.frontend.autocast import AutocastState, restore_autocast
 from desugar.frontend.inputs import Inputs
+from desugar.ir.fx_utils import autograd_nodes
 from desugar.ir.pytree import result_leaves
 from desugar.ir.stages import LeafFunction, Split
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
-from desugar.tracing.unsupported import check_first_order
 from desugar.wrapper.backward import differentiable_leaves
 from desugar.wrapper.backward_plan import BackwardPlan, first_paths, meets_plain_gradients
 from desugar.wrapper.results import Parts
@@ -178,7 +178,7 @@ class Recompute:
                 results = dict(enumerate(result_leaves(call(leaves))))
                 results |= {base: base_of(results[n]) for base, n in bases.items() if base not in results}
                 if create_graph:
-                    check_first_order(results.values())
+                    _check_first_order(results.values())
                 roots, cotangents = by_inner_tensors([results[number] for number in present], tangents)
                 return torch.autograd.grad(
                     roots,
@@ -261,3 +261,20 @@ def sources_of_saved(inputs: Inputs, partitioned: Split) -> set[int]:
     """Returns the input leaves from which a saved intermediate is computed."""
     paths = first_paths(inputs.values)
     return {paths[slot][0] for slot in partitioned.saved_from if slot in paths}
+
+
+def _check_first_order(results: Iterable[Any]) -> None:
+    """Raises if second derivatives of results would pass a custom `autograd.Function`.
+
+    Dynamo records the function's backward with gradients off. So what the backward adds to a second derivative in
+    eager mode would be lost silently.
+    """
+    for node in autograd_nodes(results):
+        made_by = getattr(type(node), "_forward_cls", None)
+        if getattr(made_by, "__qualname__", "").startswith("AutogradFunctionApply."):
+            raise DesugarError(
+                "the gradient of a custom autograd.Function is to be differentiated, and torch.compile records its "
+                "backward without gradients",
+                instead="run the function in eager mode where second derivatives are needed, or pass "
+                "create_graph=False",
+            )

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, aten_overload_names, nn_functions
+from subclasses._torch import OpOverload, aten_overload_names, nn_functions, tags_of
 
 # Functions with another argument order than the method: torch.where(condition, x, y) is x.where(condition, y).
 _OTHER_ARGUMENT_ORDER = frozenset({"where", "polygamma"})
@@ -81,9 +81,9 @@ def _collect_groups() -> dict[Any, list[Any]]:
 _groups = _collect_groups()
 
 
-def twins(function: Callable[..., Any]) -> tuple[Any, ...]:
+def twins(function: Callable[..., Any]) -> list[Any]:
     """Returns the other Python-level functions that compute the same result from the same arguments."""
-    return tuple(f for f in _groups.get(function, ()) if f is not function)
+    return [f for f in _groups.get(function, ()) if f is not function]
 
 
 def in_place_forms(function: Callable[..., Any]) -> tuple[Any, ...]:
@@ -123,8 +123,7 @@ def tagged_functions(tag: torch.Tag) -> tuple[Any, ...]:
     found: list[Any] = []
     for name, overloads in aten_overload_names().items():
         functions = _functions_of_packet(name)
-        # Making the object of an op takes time, so those of other ops are not made; an `out=` form has no tag alone.
-        packet = getattr(torch.ops.aten, name) if functions else None
-        if functions and any(tag in getattr(packet, o).tags for o in overloads if not o.endswith("out")):
+        # An `out=` form has no tag alone.
+        if functions and any(tag in tags_of(name, o) for o in overloads if not o.endswith("out")):
             found += functions
     return tuple(dict.fromkeys(found))

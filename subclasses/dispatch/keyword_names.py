@@ -27,8 +27,8 @@ _REQUIRED = object()
 class Parameters(NamedTuple):
     """The parameters of a function, or of one overload, that can be passed by position."""
 
-    names: tuple[str, ...]
-    defaults: tuple[Any, ...]
+    names: list[str]
+    defaults: list[Any]
 
 
 class Taken(NamedTuple):
@@ -38,19 +38,22 @@ class Taken(NamedTuple):
     count: float
 
 
-def with_keyword_names(cls: type, key: Any, rule: Rule) -> Rule:
-    """Returns a rule of a class for a Python-level function that takes the keywords of that function."""
-    described = f"{resolve_name(key) or key} on {one_of(cls)}"
-    taken = _taken_by(rule)
-    forms = tuple(form for form in _forms(key) if taken and not taken.names.issuperset(form.names))
-    if taken is None or not forms:
+def with_keyword_names(cls: type, key: Any, rule: Rule, taken: Taken | None) -> Rule:
+    """Returns a rule of a class for a Python-level function that takes the keywords of that function.
+
+    ``taken`` is what ``taken_by`` says of the rule.
+    """
+    if taken is None:
+        return rule
+    forms = [form for form in _forms(key) if not taken.names.issuperset(form.names)]
+    if not forms:
         return rule
 
     @functools.wraps(rule)
     def renamed(func: Any, *args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in taken.names:
-                args, kwargs = _place(rule, described, forms, taken, args, kwargs)
+                args, kwargs = _place(cls, key, rule, forms, taken, args, kwargs)
                 break
         return rule(func, *args, **kwargs)
 
@@ -59,7 +62,7 @@ def with_keyword_names(cls: type, key: Any, rule: Rule) -> Rule:
     return renamed
 
 
-def _taken_by(rule: Rule) -> Taken | None:
+def taken_by(rule: Rule) -> Taken | None:
     """Returns what a rule takes; None if it takes all keywords, or does not say."""
     try:
         parameters = list(inspect.signature(rule).parameters.values())[1:]
@@ -81,21 +84,19 @@ def _forms(key: Any) -> Iterator[Parameters]:
         parameters = inspect.signature(key).parameters.values()
         if not any(p.kind is p.VAR_POSITIONAL for p in parameters):
             placed = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
-            defaults = tuple(_REQUIRED if p.default is p.empty else p.default for p in placed)
-            yield Parameters(tuple(p.name for p in placed), defaults)
+            defaults = [_REQUIRED if p.default is p.empty else p.default for p in placed]
+            yield Parameters([p.name for p in placed], defaults)
         return
     packet = getattr(torch.ops.aten, getattr(key, "__name__", ""), None)
     for op in ops_of_packet(packet) if isinstance(packet, OpOverloadPacket) else ():
         arguments = [a for a in schema_of(op).arguments if not a.kwarg_only]
         # Functions in Python call the parameter "input" that schemas call "self".
-        names = tuple("input" if a.name == "self" else a.name for a in arguments)
-        yield Parameters(
-            names, tuple(a.default_value if a.has_default_value() else _REQUIRED for a in arguments)
-        )
+        names = ["input" if a.name == "self" else a.name for a in arguments]
+        yield Parameters(names, [a.default_value if a.has_default_value() else _REQUIRED for a in arguments])
 
 
-def _place(
-    rule: Rule, described: str, forms: tuple[Parameters, ...], taken: Taken, args: Any, kwargs: Any
+def _place(  # noqa: PLR0913
+    cls: type, key: Any, rule: Rule, forms: list[Parameters], taken: Taken, args: Any, kwargs: Any
 ) -> tuple[Any, Any]:
     """Passes the keywords that a rule does not have by position, in the first form that has them all.
 
@@ -110,14 +111,15 @@ def _place(
             places = [names.index(n) for n, v in foreign.items() if v is not defaults[names.index(n)]]
             last = max(places, default=-1)
             if last >= taken.count:
-                raise _no_place(rule, described, names[last])
+                raise _no_place(cls, key, rule, names[last])
             placed = [kwargs.get(names[i], defaults[i]) for i in range(len(args), last + 1)]
             if not any(value is _REQUIRED for value in placed):
                 rest = {n: v for n, v in kwargs.items() if n not in foreign and n not in names[: last + 1]}
                 return (*args, *placed), rest
-    raise _no_place(rule, described, next(iter(foreign)))
+    raise _no_place(cls, key, rule, next(iter(foreign)))
 
 
-def _no_place(rule: Rule, described: str, keyword: str) -> TypeError:
+def _no_place(cls: type, key: Any, rule: Rule, keyword: str) -> TypeError:
+    described = f"{resolve_name(key) or key} on {one_of(cls)}"
     name = getattr(rule, "__qualname__", type(rule).__name__)
     return TypeError(f"{described}: the rule {name}() got an unexpected keyword argument {keyword!r}")

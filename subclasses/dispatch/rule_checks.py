@@ -150,9 +150,15 @@ def _is_a_factory(function: Any) -> bool:
 
 
 def _is_overridable(function: Any) -> bool:
-    """Whether torch lists a function as overridable: one that asks through a private function, as F.max_pool2d does."""
+    """Whether a function of torch asks through another one, which it closes over as F.max_pool2d does, or calls.
+
+    PyTorch's list of the latter takes long to make.
+    """
     module = getattr(function, "__module__", None) or ""
-    return module.partition(".")[0] == "torch" and function in _overridable_functions()
+    if module.partition(".")[0] != "torch":
+        return False
+    closed_over = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    return any(map(_asks, closed_over)) or function in _overridable_functions()
 
 
 @functools.cache
@@ -225,15 +231,22 @@ def check_rule(cls: type, keys: Iterable[Any], rule: Callable[..., Any]) -> None
         signature = inspect.signature(rule)
     except (TypeError, ValueError):
         signature = None  # a callable in C without a signature
-    nothing = returns_nothing(rule)
+    nothing, takes_all = returns_nothing(rule), signature is not None and _takes_all(signature)
     for key in keys:
-        if signature is not None:
+        if signature is not None and not takes_all:
             _check_arguments(cls, key, rule, signature)
         if nothing and _has_results(key):
             raise SpecError(
                 f"{cls.__name__}: the rule {_name(rule)} for {_name(key)} returns nothing, and callers expect a "
                 f"result; end it with `return ...`"
             )
+
+
+def _takes_all(signature: inspect.Signature) -> bool:
+    """Whether a rule can be called with any arguments: ``rule(func, *args, **kwargs)``."""
+    first, *rest = [p.kind for p in signature.parameters.values()] or [None]
+    named = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return first in named and rest == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]
 
 
 def _check_arguments(cls: type, key: Any, rule: Callable[..., Any], signature: inspect.Signature) -> None:

@@ -27,7 +27,7 @@ from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
 from subclasses.dispatch.aliasing import check_kept
 from subclasses.dispatch.families import Family
-from subclasses.dispatch.keyword_names import with_keyword_names
+from subclasses.dispatch.keyword_names import Taken, taken_by, with_keyword_names
 from subclasses.dispatch.rule_checks import is_a_function_of_tensors
 from subclasses.dispatch.rule_results import Rule, describe, with_result, with_results_of
 from subclasses.dispatch.schema import ops_of_packet
@@ -64,8 +64,8 @@ BOOK = "_rulebook"
 
 
 @contextmanager
-def registration(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[Any, Rule], None]]:
-    """Yields a function that registers a rule under a key, then refreshes the class; an error rolls all back."""
+def registration(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[tuple[Any, ...], Rule], None]]:
+    """Yields a function that registers a rule under keys, then refreshes the class; an error rolls all back."""
     before: RuleBook = vars(cls)[BOOK]
     tables = {f.name: dict(getattr(before, f.name)) for f in fields(RuleBook)}
     setattr(cls, BOOK, RuleBook(**tables))
@@ -78,50 +78,73 @@ def registration(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[A
         raise
 
 
-def register_rule(cls: type, key: Any, rule: Rule) -> None:
-    """Registers a rule under an op, a packet, a family, a tag or a Python-level function.
+def register_rule(cls: type, keys: tuple[Any, ...], rule: Rule) -> None:
+    """Registers a rule under keys: ops, packets, families, tags or Python-level functions.
 
-    ``check_key`` accepted the key, and ``check_rule`` the rule for it.
+    ``check_key`` accepted each key, and ``check_rule`` the rule for it.
 
     Raises:
-        SpecError: the class already has a rule for the key, or it is a composite op that cannot be intercepted.
+        SpecError: the class already has a rule for a key, or it is a composite op that cannot be intercepted.
     """
     book: RuleBook = vars(cls)[BOOK]
-    if isinstance(key, OpOverload):
-        _register_ops(cls, book, book.overloads, [key], rule)
-    elif isinstance(key, OpOverloadPacket):
-        _register_ops(cls, book, book.packets, ops_of_packet(key), rule)
-    elif isinstance(key, Family):
-        for op, adapt in key.entries.items():
-            _add(cls, book.families, op, adapt(rule))
-    elif isinstance(key, torch.Tag):
-        _add(cls, book.tags, key, rule)
-    else:
-        if is_a_function_of_tensors(key):
-            rule = with_result(cls, key, rule)
-        rule = _keeping_writes(cls, key, with_keyword_names(cls, key, rule))
-        _add(cls, book.functions, key, rule)
+    functions: dict[Any, Rule] = {}
+    kept: dict[Rule, Rule] = {}
+    taken = taken_by(rule)
+    for key in keys:
+        if isinstance(key, OpOverload):
+            _register_ops(cls, book, book.overloads, [key], rule)
+        elif isinstance(key, OpOverloadPacket):
+            _register_ops(cls, book, book.packets, ops_of_packet(key), rule)
+        elif isinstance(key, Family):
+            for op, adapt in key.entries.items():
+                _add(cls, book.families, op, adapt(rule))
+        elif isinstance(key, torch.Tag):
+            _add(cls, book.tags, key, rule)
+        else:
+            functions[key] = _for_function(cls, key, rule, taken, kept)
+            _add(cls, book.functions, key, functions[key])
+    for key, adapted in functions.items():
+        _register_implied(cls, book, key, adapted)
+
+
+def _for_function(cls: type, key: Any, rule: Rule, taken: Taken | None, kept: dict[Rule, Rule]) -> Rule:
+    """Returns a rule as it is called for a Python-level function; `kept` has the rules that check what they write."""
+    if is_a_function_of_tensors(key):
+        rule = with_result(cls, key, rule)
+    rule = with_keyword_names(cls, key, rule, taken)
+    if not _is_in_place(key):
+        return rule
+    return kept.get(rule) or kept.setdefault(rule, _keeping_writes(cls, rule))
+
+
+def _register_implied(cls: Any, book: RuleBook, key: Any, rule: Rule) -> None:
+    """Registers the rule of a function for those that are the same operation and have no rule of their own."""
+    found = [twin for twin in twins(key) if twin not in book.functions]
+    if found:
         # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
         named = rule if isinstance(key, types.FunctionType) else _called_with(key, rule)
-        for twin in twins(key):
+        for twin in found:
             if _REFUSES in getattr(book.implied.get(twin), "__dict__", {}):
                 del book.implied[twin]
             book.implied.setdefault(twin, named)
-        for in_place in in_place_forms(key) if cls.__spec__.fallback == "map" else ():  # type: ignore[attr-defined]
-            book.implied.setdefault(in_place, _refused_in_place(cls, key, in_place))
+    for in_place in in_place_forms(key) if cls.__spec__.fallback == "map" else ():
+        book.implied.setdefault(in_place, _refused_in_place(cls, key, in_place))
 
 
-def _keeping_writes(cls: type, key: Any, rule: Rule) -> Rule:
-    """Returns a rule for an in-place method that is an error where what it returns has memory of its own."""
+def _is_in_place(key: Any) -> bool:
+    """Whether a function is a method such as ``Tensor.add_``."""
     name = getattr(key, "__name__", "")
-    if getattr(Tensor, name, None) is not key or not (name.endswith("_") and not name.endswith("__")):
-        return rule
+    return name.endswith("_") and not name.endswith("__") and getattr(Tensor, name, None) is key
+
+
+def _keeping_writes(cls: type, rule: Rule) -> Rule:
+    """Returns a rule for in-place methods that is an error where what it returns has memory of its own."""
 
     @functools.wraps(rule)
     def keeping(func: Any, *args: Any, **kwargs: Any) -> Any:
         out = rule(func, *args, **kwargs)
         if args and not torch.compiler.is_dynamo_compiling():
-            check_kept(cls, f"Tensor.{name}", f"the rule {describe(rule)}", args[0], out)
+            check_kept(cls, f"Tensor.{func.__name__}", f"the rule {describe(rule)}", args[0], out)
         return out
 
     return keeping
@@ -249,11 +272,13 @@ def collect_function_rules(cls: type) -> dict[Any, Rule]:
     On one class a rule that names the function takes precedence over an implied one.
     """
     table: dict[Any, Rule] = {}
-    for base in reversed([b for b in cls.__mro__ if BOOK in vars(b)]):
-        book: RuleBook = vars(base)[BOOK]
+    books: list[RuleBook] = [vars(b)[BOOK] for b in reversed(cls.__mro__) if BOOK in vars(b)]
+    for book in books:
         find = functools.cache(functools.partial(_find_checked, cls))
         table |= {f: intercept_packet(p, find) for f, p in book.composite.items()}
-        table |= {f: _unless_ambiguous(cls, f, r) for f, r in (book.implied | book.functions).items()}
+        rules = book.implied | book.functions
+        # One base has one rule for a function.
+        table |= rules if len(books) == 1 else {f: _unless_ambiguous(cls, f, r) for f, r in rules.items()}
     return table
 
 

@@ -42,7 +42,8 @@ BOTH += (convolution, multi_head, recurrent, time_major)
 def register_rules() -> None:
     """Registers all rules; the order has no meaning."""
     for cls, merging in ((JaggedTensor, jagged_merging), (PaddedTensor, padded_merging)):
-        with many_rules(cls):
+        with many_rules(cls) as register_rule:
             for module in (*BOTH, merging):
-                module.RULES.register(cls)
-    multi_head.RULES.register(time_major.TimeMajor)
+                module.RULES.register(register_rule)
+    with many_rules(time_major.TimeMajor) as register_rule:
+        multi_head.RULES.register(register_rule)

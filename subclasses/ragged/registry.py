@@ -26,7 +26,7 @@ class Rules:
 
         return enter
 
-    def register(self, cls: Any) -> None:
-        """Registers all rules on a class."""
+    def register(self, register_rule: Callable[[tuple[Any, ...], Callable[..., Any]], None]) -> None:
+        """Registers all rules with a function of ``many_rules``."""
         for ops, rule in self.entries:
-            cls.implements(*ops)(rule)
+            register_rule(ops, rule)

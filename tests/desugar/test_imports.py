@@ -67,6 +67,31 @@ assert "relu" in str(explanation) and callable(desugar.explain)
     )
 
 
+def test_what_compiles_is_imported_when_something_is_compiled():
+    run(
+        """
+import sys, torch, desugar
+waiting = {"desugar.api", "desugar.program", "desugar.pipeline", "desugar.dynamo.backend", "desugar.packages", "optree"}
+assert not waiting & {*sys.modules}, waiting & {*sys.modules}
+assert {*desugar.__all__} <= {*dir(desugar)}
+assert desugar.compile.__module__ == desugar.trace.__module__ == "desugar.api"
+assert desugar.compile is desugar.api.compile and desugar.Program is desugar.program.Program
+assert "desugar.pipeline" in sys.modules and "desugar.packages" not in sys.modules
+"""
+    )
+
+
+def test_the_store_is_part_of_the_cache_artifacts_once_desugar_is_imported():
+    run(
+        """
+import torch, desugar
+from torch.compiler._cache import CacheArtifactFactory
+artifact = CacheArtifactFactory.create("desugar_program", "key/name", b"content")
+assert artifact.type() == "desugar_program"
+"""
+    )
+
+
 def test_rules_are_not_taken_apart_where_a_look_at_them_is_enough():
     run(
         """
@@ -108,6 +133,7 @@ from torch._dynamo.side_effects import SideEffects
 from torch._dynamo.variables.tensor import TensorVariable
 from subclasses import TensorSubclass, inner
 
+desugar.compile  # what compiles patches Dynamo
 assert SideEffects.store_attr.__module__ == "torch._dynamo.side_effects"  # functools.wraps
 assert SideEffects.store_attr.__wrapped__ and TensorVariable.dynamic_getattr.__wrapped__
 

@@ -151,6 +151,11 @@ def aten_overload_names():
     assert names["relu"] == ["default", "out"]
 
 
+def tags_of():
+    for packet, overload in (("add", "Tensor"), ("relu", "default"), ("t_", "default")):
+        assert _torch.tags_of(packet, overload) == getattr(getattr(aten, packet), overload).tags
+
+
 def python_decomposition():
     assert _torch.python_decomposition(aten.addcmul.default) is not None
     assert _torch.python_decomposition(aten.mm.default) is None
@@ -791,6 +796,7 @@ CHECKS = {
     "schema_of": schema_of,
     "all_aten_ops": all_aten_ops,
     "aten_overload_names": aten_overload_names,
+    "tags_of": tags_of,
     "python_decomposition": python_decomposition,
     "autograd_enabled": autograd_enabled,
     "sparse_indices": sparse_parts,

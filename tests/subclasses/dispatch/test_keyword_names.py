@@ -9,7 +9,7 @@ from torch import Tensor
 
 import desugar
 from subclasses import SpecError, TensorSubclass, inner
-from subclasses.dispatch.keyword_names import with_keyword_names
+from subclasses.dispatch.keyword_names import taken_by, with_keyword_names
 
 DOORS = {
     "eager": lambda fn: fn,
@@ -79,7 +79,7 @@ def test_what_the_rule_has_no_place_for_is_an_error():
     ],
 )
 def test_rules_that_take_them_are_called_as_they_are(rule):
-    assert with_keyword_names(Held, F.linear, rule) is rule
+    assert with_keyword_names(Held, F.linear, rule, taken_by(rule)) is rule
 
 
 def test_errors_name_the_authors_code():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from subclasses.autograd.python_functions import twins
+from subclasses.dispatch.rule_checks import check_key, check_rule
 from subclasses.ragged import JaggedTensor, PaddedTensor, register
 from subclasses.ragged.base import RaggedTensor
 
@@ -40,6 +41,19 @@ def test_the_order_in_which_rules_are_registered_has_no_meaning():
             for twin in (t for op in ops if callable(op) for t in twins(op)):
                 implied[twin].add(rule)
         assert not [twin for twin, rules in implied.items() if len(rules) > 1 and twin not in named]
+
+
+def test_the_rules_pass_the_checks_of_implements():
+    """They are registered without these checks, so that an import does not make them."""
+    both = {JaggedTensor: register.jagged_merging, PaddedTensor: register.padded_merging}
+    cases = [(cls, module) for cls, merging in both.items() for module in (*register.BOTH, merging)]
+    cases.append((register.time_major.TimeMajor, register.multi_head))
+    entries = [(cls, *entry) for cls, module in cases for entry in module.RULES.entries]
+    assert len(entries) > 200
+    for cls, ops, rule in entries:
+        for op in ops:
+            check_key(cls, op)
+        check_rule(cls, ops, rule)
 
 
 OUT_OF_RANGE = {
