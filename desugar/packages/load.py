@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -143,7 +144,8 @@ def _find_weights(
     archive: Archive, manifest: Manifest, state: Mapping[str, Tensor | nn.Module] | nn.Module | None
 ) -> dict[str, Tensor]:
     if state is None:
-        return {record.name: _read_weight(archive, manifest, record) for record in manifest.weights}
+        with torch.no_grad():
+            return {record.name: _read_weight(archive, manifest, record) for record in manifest.weights}
     given = _tensors_of(state)
     missing = [record.name for record in manifest.weights if record.name not in given]
     if missing:
@@ -193,16 +195,15 @@ def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> 
             f"{archive.path} has no weights: it was saved with weights=False; pass state=, a module or tensors by name"
         )
     numbers = iter(record.data)
-    with torch.no_grad():
-        tensor = _build_weight(archive, record.leaf, numbers, record.name)
-        requires_grad = record.leaf.requires_grad and manifest.is_training
-        if record.is_parameter and isinstance(record.leaf, WrapperLeaf) and not requires_grad:
-            # What nn.Parameter does with a wrapper, without its detach(): PyTorch imports sympy to dispatch that.
-            tensor._is_param = True  # type: ignore[attr-defined]
-            return tensor
-        if record.is_parameter:
-            return nn.Parameter(tensor, requires_grad)
-        return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+    tensor = _build_weight(archive, record.leaf, numbers, record.name)
+    requires_grad = record.leaf.requires_grad and manifest.is_training
+    if record.is_parameter and isinstance(record.leaf, WrapperLeaf) and not requires_grad:
+        # What nn.Parameter does with a wrapper, without its detach(): PyTorch imports sympy to dispatch that.
+        tensor._is_param = True  # type: ignore[attr-defined]
+        return tensor
+    if record.is_parameter:
+        return nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
 
 
 def _build_weight(
@@ -264,7 +265,7 @@ class Package:
                 f"the manifest does not fit its graphs: a program has no input or result {error}; save it again"
             ) from error
         callee = Callee(record, assembled, guards, self._weights, reads)
-        return _Program(callee, build_runner(callee))
+        return _Program(callee)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the saved function.
@@ -351,12 +352,15 @@ class Package:
         self._weights.accept()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Program:
-    """A program, and the function that runs it on the leaves of a call that fits."""
+    """A program, and the function that runs it on the leaves of a call that fits, made when it is first needed."""
 
     callee: Callee
-    run: Callable[..., Any]
+
+    @functools.cached_property
+    def run(self) -> Callable[..., Any]:
+        return build_runner(self.callee)
 
 
 def _is_left_out(parameter: Any, value: Any) -> bool:

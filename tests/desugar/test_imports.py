@@ -81,17 +81,6 @@ assert "desugar.pipeline" in sys.modules and "desugar.packages" not in sys.modul
     )
 
 
-def test_the_store_is_part_of_the_cache_artifacts_once_desugar_is_imported():
-    run(
-        """
-import torch, desugar
-from torch.compiler._cache import CacheArtifactFactory
-artifact = CacheArtifactFactory.create("desugar_program", "key/name", b"content")
-assert artifact.type() == "desugar_program"
-"""
-    )
-
-
 def test_rules_are_not_taken_apart_where_a_look_at_them_is_enough():
     run(
         """
