@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -98,30 +99,53 @@ class Weights:
     Attributes:
         tensors: The tensors, in order.
         names: Their names.
+        aliases: For each of them, the other names that modules have for it.
     """
 
     def __init__(self, fn: Any) -> None:
         self.tensors: list[Tensor] = []
         self.names: list[str] = []
+        self.aliases: list[tuple[str, ...]] = []
         owner = getattr(fn, "__self__", fn)  # of a method
-        self._known = _names_in(owner) if isinstance(owner, nn.Module) else {}
+        self._is_named = isinstance(owner, nn.Module)
+        self._known = _names_in("", owner) if isinstance(owner, nn.Module) else _names_held(owner)
 
     def index(self, tensor: Tensor, source: Any) -> int:
         """Returns the number of a tensor, added if it is new."""
         for number, known in enumerate(self.tensors):
             if known is tensor:
                 return number
-        name = self._known.get(id(tensor)) or _clean(private.source_name(source))
+        known = self._known.get(id(tensor), [])
+        name = known[0] if known and self._is_named else _clean(private.source_name(source))
+        aliases = tuple(other for other in known if other != name)
         while name in self.names:
             name += "_"
         self.tensors.append(tensor)
         self.names.append(name)
+        self.aliases.append(aliases)
         return len(self.tensors) - 1
 
 
-def _names_in(module: nn.Module) -> dict[int, str]:
-    named = [*module.named_buffers(remove_duplicate=False), *module.named_parameters(remove_duplicate=False)]
-    return {id(tensor): name for name, tensor in reversed(named)}
+def _names_in(prefix: str, module: nn.Module) -> dict[int, list[str]]:
+    """Returns the names of each buffer and parameter of a module, by the identity of the tensor."""
+    found: dict[int, list[str]] = {}
+    for named in (module.named_buffers, module.named_parameters):
+        for name, tensor in named(prefix, remove_duplicate=False):
+            found.setdefault(id(tensor), []).append(name)
+    return found
+
+
+def _names_held(fn: Any) -> dict[int, list[str]]:
+    """Returns the names in the modules that a function closes over or has among its globals."""
+    try:
+        held = inspect.getclosurevars(inspect.unwrap(fn))
+    except (TypeError, ValueError):  # it is no function of Python, or a cell is empty
+        return {}
+    found: dict[int, list[str]] = {}
+    for name, value in {**held.globals, **held.nonlocals}.items():
+        for tensor, names in _names_in(name, value).items() if isinstance(value, nn.Module) else ():
+            found.setdefault(tensor, []).extend(names)
+    return found
 
 
 def _clean(name: str) -> str:

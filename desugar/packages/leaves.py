@@ -24,10 +24,10 @@ from subclasses.handwritten import DTensorContext, OpaqueContext
 from subclasses.layout import Layout
 
 
-def describe_weight(name: str, tensor: Tensor) -> WeightRecord:
+def describe_weight(name: str, aliases: tuple[str, ...], tensor: Tensor) -> WeightRecord:
     """Describes a weight; where its bytes are is filled in when they are written."""
     leaf = describe_tensor(tensor, tensor, Symbols())
-    return WeightRecord(name, leaf, isinstance(tensor, nn.Parameter), ())
+    return WeightRecord(name, aliases, leaf, isinstance(tensor, nn.Parameter), ())
 
 
 def describe_tensor(leaf: Any, fake: Any, symbols: Symbols, grads: bool = True) -> TensorLeaf | WrapperLeaf:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from desugar import _torch as private
 from desugar.errors import PackageError, SignatureError
 from desugar.packages.archive import Archive
-from desugar.packages.assemble import assemble, layout_of_record
+from desugar.packages.assemble import assemble
 from desugar.packages.checks import Checking
 from desugar.packages.entry import LEFT, Callee, build_entry, build_runner
 from desugar.packages.guards import Guards, WeightGuards, plain_leaves
@@ -31,17 +31,10 @@ from desugar.packages.manifest.records import (
     Left,
     Manifest,
     ProgramRecord,
-    TensorLeaf,
-    WeightRecord,
-    WrapperLeaf,
 )
 from desugar.packages.manifest.structure import match, paths_of, signature_of
 from desugar.packages.manifest.validate import check_manifest
-from subclasses import TensorSubclass
-from subclasses.errors import one_of
-from subclasses.handwritten import unflatten
-from subclasses.layout import field_name
-from subclasses.loading import check_fields
+from desugar.packages.weights import find_weights
 
 
 def load(
@@ -84,7 +77,7 @@ def load(
         check_machine(manifest.machine)
     graphs: Callable[[ProgramRecord], Callable[[GraphRecord], Any]]
     graphs = _NativeGraphs(archive).of if native else _compiled_graphs(archive)
-    return Package(manifest, _find_weights(archive, manifest, state), graphs)
+    return Package(manifest, find_weights(archive, manifest, state), graphs)
 
 
 def _read_manifest(archive: Archive, classes: Iterable[type]) -> Manifest:
@@ -135,100 +128,6 @@ def _compiled_graphs(archive: Archive) -> Callable[[ProgramRecord], Callable[[Gr
     from desugar.packages.recompile import RecompiledGraphs  # imports Inductor
 
     return RecompiledGraphs(archive.graphs()).of
-
-
-# ------------------------------------------------------------------------------------------------- weights
-
-
-def _find_weights(
-    archive: Archive, manifest: Manifest, state: Mapping[str, Tensor | nn.Module] | nn.Module | None
-) -> dict[str, Tensor]:
-    if state is None:
-        with torch.no_grad():
-            return {record.name: _read_weight(archive, manifest, record) for record in manifest.weights}
-    given = _tensors_of(state)
-    missing = [record.name for record in manifest.weights if record.name not in given]
-    if missing:
-        raise PackageError(
-            f"state lacks {len(missing)} of the {len(manifest.weights)} weights: {', '.join(missing[:5])}; it has "
-            f"{', '.join(list(given)[:5])}"
-        )
-    found = {record.name: given[record.name] for record in manifest.weights}
-    for record in manifest.weights:
-        _check_weight(record, found[record.name])
-        if manifest.is_training and found[record.name].requires_grad and not record.leaf.requires_grad:
-            raise PackageError(
-                f"weight {record.name} requires grad, and did not when the package was saved: call "
-                "requires_grad_(False), or save it again"
-            )
-    return found
-
-
-def _tensors_of(state: Mapping[str, Tensor | nn.Module] | nn.Module) -> dict[str, Tensor]:
-    if isinstance(state, nn.Module):
-        parameters = dict(state.named_parameters(remove_duplicate=False))
-        return parameters | dict(state.named_buffers(remove_duplicate=False))
-    found: dict[str, Tensor] = {}
-    for name, value in state.items():
-        if isinstance(value, nn.Module):
-            found |= {f"{name}.{inner}": tensor for inner, tensor in _tensors_of(value).items()}
-        else:
-            found[name] = value
-    return found
-
-
-def _check_weight(record: WeightRecord, tensor: Any) -> None:
-    if not isinstance(tensor, Tensor):
-        raise PackageError(f"weight {record.name}: expected a tensor, got {one_of(type(tensor))}")
-    leaf = record.leaf
-    expected = leaf.cls.__name__ if isinstance(leaf, WrapperLeaf) else "plain tensor"
-    checking = Checking((), (), (), is_training=True)
-    try:
-        checking.check_weight(leaf, tensor, f"weight {record.name}")
-    except SignatureError as error:
-        raise PackageError(f"{error} (a {expected} was saved)") from error
-
-
-def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> Tensor:
-    if len(record.data) != len(list(plain_leaves([record.leaf]))):
-        raise PackageError(
-            f"{archive.path} has no weights: it was saved with weights=False; pass state=, a module or tensors by name"
-        )
-    numbers = iter(record.data)
-    tensor = _build_weight(archive, record.leaf, numbers, record.name)
-    requires_grad = record.leaf.requires_grad and manifest.is_training
-    if record.is_parameter and isinstance(record.leaf, WrapperLeaf) and not requires_grad:
-        # What nn.Parameter does with a wrapper, without its detach(): PyTorch imports sympy to dispatch that.
-        tensor._is_param = True  # type: ignore[attr-defined]
-        return tensor
-    if record.is_parameter:
-        return nn.Parameter(tensor, requires_grad)
-    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
-
-
-def _build_weight(
-    archive: Archive, leaf: TensorLeaf | WrapperLeaf, numbers: Iterator[tuple[int, int]], name: str
-) -> Tensor:
-    if isinstance(leaf, TensorLeaf):
-        number, checksum = next(numbers)
-        return archive.weight(number, leaf.facts, checksum)
-    inner = {attribute: _build_weight(archive, part, numbers, name) for attribute, part in leaf.inner}
-    layout = layout_of_record(leaf.context)
-    if issubclass(leaf.cls, TensorSubclass):
-        _ask_class(leaf, inner, name)
-        inner |= {f"_{field}_carrier": torch.empty((extent, 0)) for field, extent in leaf.dynamics}  # type: ignore[arg-type, call-overload]
-    return unflatten(leaf.cls, inner, layout, tuple(leaf.size), tuple(leaf.stride))  # type: ignore[no-any-return, arg-type]
-
-
-def _ask_class(leaf: WrapperLeaf, inner: dict[str, Tensor], name: str) -> None:
-    """Raises `PackageError` if a class does not take such fields; its constructor would not, either."""
-    cls: Any = leaf.cls
-    statics = dict(zip((field.name for field in cls.__spec__.statics), leaf.context.statics, strict=True))
-    fields = {field_name(attribute): tensor for attribute, tensor in inner.items()}
-    try:
-        check_fields(cls, fields, statics | dict(leaf.dynamics))
-    except (TypeError, ValueError) as error:
-        raise PackageError(f"weight {name}: {error}") from error
 
 
 # ------------------------------------------------------------------------------------------------- packages

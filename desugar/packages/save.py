@@ -93,7 +93,8 @@ def save(  # noqa: PLR0913 - a contract, and options of `compile`
             native,
             training,
             tuple(
-                data.describe(describe_weight(*pair)) for pair in zip(known.names, known.tensors, strict=True)
+                data.describe(describe_weight(*one))
+                for one in zip(known.names, known.aliases, known.tensors, strict=True)
             ),
             tuple(programs),
         )

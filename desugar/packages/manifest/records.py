@@ -348,6 +348,7 @@ class WeightRecord:
 
     Attributes:
         name: Its name in the module, or in the function.
+        aliases: Its other names there: it is tied.
         leaf: What it is; sizes are constants.
         is_parameter: Whether it is an `nn.Parameter`.
         data: Per plain tensor in it, its number among the weights of the file and the CRC-32 of its bytes; empty if it
@@ -355,6 +356,7 @@ class WeightRecord:
     """
 
     name: str
+    aliases: tuple[str, ...]
     leaf: TensorLeaf | WrapperLeaf
     is_parameter: bool
     data: tuple[tuple[int, int], ...]

@@ -356,6 +356,40 @@ def test_weights_that_are_given(pack):
         desugar.load(pack.path, state=Block(9), native=False)
 
 
+class Tied(nn.Module):
+    """An embedding whose weight is that of the last layer, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, index):
+        return self.head(self.embedding(index))
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_tied_weights_that_are_given(pack, held):
+    model, other, untied = Tied(), Tied(), Tied()
+    fn = (lambda index: model(index) + 1) if held else model
+    index, prefix = torch.tensor([1, 6]), "model." if held else ""
+
+    def load(state):
+        return desugar.load(pack.path, state=state, native=False)
+
+    assert list(pack(fn, desugar.call(index)).state) == [f"{prefix}embedding.weight"]
+    desugar.save(pack.path, fn, desugar.call(index), weights=False, native=False)
+    tensors = {f"{prefix}{name}": tensor for name, tensor in other.state_dict().items()}
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    last = {f"{prefix}head.weight": other.head.weight}  # as files that keep one of them do
+    for state in ({"model": other} if held else other, tensors, copies, last):
+        with torch.no_grad():
+            assert torch.equal(load(state)(index), other(index) + (1 if held else 0))
+    untied.head.weight = nn.Parameter(torch.randn(7, 4))
+    with pytest.raises(PackageError, match=r"embedding\.weight and .*head\.weight were one weight when"):
+        load({"model": untied} if held else untied)
+
+
 def test_a_function_that_holds_a_module(pack):
     model, table = Block(), torch.randn(8)
 
