@@ -34,6 +34,8 @@ from desugar.wrapper.backward import Variant, VariantEmitter, variant_name
 from desugar.wrapper.direct_calls import replace_backward
 from desugar.wrapper.results import Parts
 from desugar.wrapper.run import emit_program
+from subclasses import TensorSubclass
+from subclasses.autograd.construct import unwrap_one
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 from subclasses.layout import Layout, intern_layout
@@ -276,20 +278,26 @@ class _Flat:
 
 
 class _Restrided:
-    """Takes a view of a tensor: of its size, stride and offset; the whole tensor without them."""
+    """Takes a view of a tensor, or of one inside of it: of its size, stride and offset; all of it without them."""
 
-    def __init__(self, view: tuple[tuple[int, ...], tuple[int, ...], int] | None) -> None:
-        self.view = view
+    def __init__(self, record: StridedView) -> None:
+        self.record = record
 
-    def __call__(self, base: Tensor, ints: Sequence[int]) -> Tensor:
-        if self.view is None:
+    def __call__(self, base: Any, ints: Sequence[int]) -> Tensor:
+        record = self.record
+        for name in record.path:
+            is_unwrapped = record.is_unwrapped and isinstance(base, TensorSubclass)
+            base = unwrap_one(base, name) if is_unwrapped else getattr(base, name)
+        if record.view is None:
             return base
-        size, stride, start = self.view
-        return base.as_strided(size, stride, base.storage_offset() + start)
+        symbols = {symbol: getattr(base, method)(dim) for symbol, method, dim in record.reads}
+        sizes, strides, start = record.view
+        size, stride = ([value_of(extent, symbols) for extent in extents] for extents in (sizes, strides))
+        return base.as_strided(size, stride, base.storage_offset() + value_of(start, symbols))
 
 
 def _view(view: StridedView) -> View:
-    return View(view.of, view.index, _Restrided(view.view), (), view.detached, view.no_grad)
+    return View(view.of, view.index, _Restrided(view), (), view.detached, view.no_grad)
 
 
 def _split_of(record: ProgramRecord, hints: Sequence[int]) -> Split | None:

@@ -12,6 +12,7 @@ from torch import SymInt, Tensor
 from desugar import _torch as private
 from desugar.errors import PackageError
 from desugar.ir.outputs import Outputs
+from desugar.ir.storage import base_of
 from desugar.ir.values import (
     Int,
     Slot,
@@ -32,7 +33,7 @@ from desugar.packages.leaves import (
     symbols_read,
     with_fixed,
 )
-from desugar.packages.manifest.expressions import Extent
+from desugar.packages.manifest.expressions import Extent, Symbol, symbols_in
 from desugar.packages.manifest.records import (
     BackwardRecord,
     ConstantLeaf,
@@ -56,6 +57,7 @@ from desugar.packages.manifest.records import (
 )
 from desugar.packages.manifest.structure import flatten
 from desugar.packages.probes import Probe, ProbeInt
+from desugar.tracing.inner_views import InnerReplay
 from desugar.tracing.view_replays import ViewReplay, return_base
 
 _ORIGIN = re.compile(r"a(\d+)((?:\.\w+)*?)(?:\.(size|stride)\((\d+)\))?")
@@ -264,7 +266,7 @@ class Description:
             raise PackageError("the function writes to arguments that share memory: pass clones")
         return OutputsRecord(
             len(outputs.visible),
-            tuple(map(_output_value, outputs.values)),
+            tuple(map(self._output_value, outputs.values)),
             self.symbols.facts_of(outputs.items),
             tuple(outputs.inputs.items()),
             outputs.writes,
@@ -272,6 +274,39 @@ class Description:
             outputs.versions,
             outputs.assigns,
             outputs.tokens,
+        )
+
+    def _output_value(self, value: Value) -> OutputValue:
+        if not isinstance(value, View):
+            return _with_records(value)  # type: ignore[return-value]
+        replay, path, is_unwrapped, view, reads = value.replay, (), False, None, {}
+        if isinstance(replay, InnerReplay):
+            path, is_unwrapped, replay = replay.inner.path, replay.inner.differentiable, replay.replay
+        if replay is not return_base:
+            view, reads = self._strided(replay)
+        places = tuple((symbol, *place) for symbol, place in reads.items())
+        return StridedView(
+            value.of, value.index, path, is_unwrapped, view, places, value.detached, value.no_grad
+        )
+
+    def _strided(self, replay: Any) -> tuple[Any, dict[int, tuple[str, int]]]:
+        """Returns the size, stride and offset of a view, and where the symbols in them are read of its base."""
+        extents = replay.extents() if isinstance(replay, ViewReplay) else None
+        if extents is not None:
+            size, stride, start = (self.symbols.extents(part) for part in (*extents[:2], extents[2:]))
+            base = self.symbols.facts(base_of(replay.traced))
+            needed = set().union(*map(symbols_in, (*size, *stride, *start)))
+            found = {
+                extent.index: (method, dim)
+                for method, kind in (("stride", base.stride), ("size", base.size))
+                for dim, extent in enumerate(kind)
+                if isinstance(extent, Symbol) and extent.index in needed
+            }
+            if found.keys() == needed:
+                return (size, stride, *start), found
+        raise PackageError(
+            "a result is a view of an argument or of another result, of another dtype, of a wrapper, or with sizes "
+            "that are not its own: return a clone()"
         )
 
     def _result(self) -> tuple[Any, tuple[Any, ...]]:
@@ -347,24 +382,6 @@ def _origins(origins: dict[int, Any]) -> Iterator[Origin]:
             raise PackageError(f"the program reads {origin.text}, which a package cannot")
         leaf, path, method, dim = found.groups()
         yield Origin(slot, int(leaf), tuple(path.split(".")[1:]), method or "", int(dim or 0))
-
-
-def _output_value(value: Value) -> OutputValue:
-    return _view(value) if isinstance(value, View) else _with_records(value)  # type: ignore[return-value]
-
-
-def _view(value: View) -> StridedView:
-    extents = None
-    if value.replay is not return_base:
-        extents = value.replay.extents() if isinstance(value.replay, ViewReplay) else None
-        if extents is None or not all(
-            type(extent) is int for extent in (*extents[0], *extents[1], extents[2])
-        ):
-            raise PackageError(
-                "a result is a view of an argument or of another result, with sizes that change, of another dtype, of "
-                "a wrapper, or of a tensor inside of one: return a clone()"
-            )
-    return StridedView(value.of, value.index, extents, value.detached, value.no_grad)
 
 
 def _reads_attribute(name: str) -> PackageError:

@@ -155,7 +155,7 @@ def text_of(extent: Extent, read: Callable[[int], str]) -> str:
     return str(int(extent))
 
 
-def value_of(extent: Extent, values: Sequence[int]) -> int:
+def value_of(extent: Extent, values: Sequence[int] | Mapping[int, int]) -> int:
     """Returns the value of an expression; `values` are those of its symbols.
 
     Raises:

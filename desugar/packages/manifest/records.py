@@ -216,11 +216,23 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class StridedView:
-    """A result that is a view of input or result `index`: of this size, stride and offset in it, or whole."""
+    """A result that is a view of an input or of another result, or of a tensor inside of an input.
+
+    Attributes:
+        of, index: The input or result.
+        path: The attributes that lead to the tensor inside of it.
+        is_unwrapped: Whether that is read with `unwrap()`, so that it has a gradient.
+        view: The size, stride and offset in the tensor; None for all of it.
+        reads: (symbol, "size" or "stride", dimension of the tensor) of each symbol in them.
+        detached, no_grad: As of `desugar.ir.values.View`.
+    """
 
     of: str
     index: int
-    view: tuple[tuple[int, ...], tuple[int, ...], int] | None
+    path: tuple[str, ...]
+    is_unwrapped: bool
+    view: tuple[tuple[Extent, ...], tuple[Extent, ...], Extent] | None
+    reads: tuple[tuple[int, str, int], ...]
     detached: bool
     no_grad: bool
 

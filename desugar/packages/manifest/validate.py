@@ -10,7 +10,7 @@ from desugar.errors import PackageError
 from desugar.ir.calling import Argument, Passed
 from desugar.ir.stages import FromForward, FromInput, FromTangent
 from desugar.ir.values import Constant, Plain, Same, Slot, Wrapper, slots_of
-from desugar.packages.manifest.expressions import Expression, Symbol, check_extent
+from desugar.packages.manifest.expressions import Expression, Symbol, check_extent, symbols_in
 from desugar.packages.manifest.records import (
     FromLeaf,
     FromSize,
@@ -185,6 +185,9 @@ def _check_slots(program: ProgramRecord) -> None:
     slots = [*((a, b) for a, b in outputs.inputs), *((value, slot) for slot, value in outputs.stores)]
     _need(all(0 <= a < items and 0 <= b < num_slots for a, b in slots), "a result is no slot")
     _need(all(0 <= slot < items for slot in outputs.tokens), "a token is no result")
+    for value in outputs.values:
+        if isinstance(value, StridedView):
+            _check_view(value, program)
     for leaf, number in outputs.writes:
         _need(0 <= leaf < num_inputs and 0 <= number < len(outputs.values), "a write has no argument")
     for leaf, path, _ in outputs.versions:
@@ -205,6 +208,18 @@ def _check_values(values: Iterable[Any], num_inputs: int, num_outputs: int, num_
                 case Same(of, index) | StridedView(of, index):
                     count = {"input": num_inputs, "output": num_outputs}.get(of, 0)
                     _need(0 <= index < count, "a value refers to no other")
+
+
+def _check_view(value: StridedView, program: ProgramRecord) -> None:
+    if value.path:
+        _need(value.of == "input", "a result is a view of a tensor inside of another result")
+        _check_path(program.values[value.index], value.path, is_size=True)
+    known = {symbol for symbol, _, _ in value.reads}
+    places = [(method, dim) for _, method, dim in value.reads]
+    _need(all(m in ("size", "stride") and 0 <= dim < 64 for m, dim in places), "a view reads what is no size")
+    sizes, strides, start = value.view or ((), (), 0)
+    needed = set().union(*map(symbols_in, (*sizes, *strides, start)))
+    _need(needed <= known and len(sizes) == len(strides), "a view has a size that it does not read")
 
 
 def _check_path(value: Any, path: tuple[str, ...], *, is_size: bool) -> None:

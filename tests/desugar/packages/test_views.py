@@ -1,0 +1,136 @@
+"""Results that are views: of arguments, of results, and of tensors inside of arguments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+from desugar import PackageError
+from desugar.packages.manifest.records import StridedView
+from desugar.packages.manifest.validate import check_manifest
+from tests.desugar.packages.test_inference import rows
+
+OF_TENSORS = {
+    "t": lambda x: x.t(),
+    "row": lambda x: x[0],
+    "rest": lambda x: x[1:],
+    "flat": lambda x: x.view(-1),
+    "columns": lambda x: x[:, :2],
+    "diagonal": lambda x: x.diagonal(),
+    "expanded": lambda x: x.unsqueeze(1).expand(x.shape[0], 3, x.shape[1]),
+}
+OF_ROWS = {
+    "values": lambda r: r.values,
+    "column": lambda r: r.values[:, 0],
+    "t": lambda r: r.values.t(),
+    "flat": lambda r: r.values.view(-1),
+    "offsets": lambda r: r.offsets[0],
+}
+
+
+def check_view(package, fn, x, base):
+    with torch.no_grad():
+        got, want = package(x), fn(x)
+    assert torch.equal(got, want) and (not want.numel() or got.stride() == want.stride())
+    assert got.data_ptr() == want.data_ptr(), "it is a view of the same memory"
+    assert got._is_view() == want._is_view() and got._version == base._version
+    if got.numel():
+        got.zero_()
+        assert not want.any() and got._version == base._version
+
+
+@pytest.mark.parametrize("name", OF_TENSORS)
+def test_of_an_argument_whose_sizes_change(pack, name):
+    package = pack(OF_TENSORS[name], desugar.call(torch.randn(4, 3)), dynamic=True)
+    for size in ((4, 3), (6, 5), (3, 3)):
+        x = torch.randn(size)
+        check_view(package, OF_TENSORS[name], x, x)
+
+
+@pytest.mark.parametrize("size", [(0, 1), (1, 1), (1, 5), (7, 0)])
+def test_of_sizes_0_and_1(pack, size):
+    package = pack(OF_TENSORS["t"], desugar.call(torch.randn(4, 3)), dynamic=True)
+    x = torch.randn(size)
+    check_view(package, OF_TENSORS["t"], x, x)
+
+
+@pytest.mark.parametrize("name", OF_ROWS)
+def test_of_a_tensor_inside_of_an_argument(pack, name):
+    package = pack(OF_ROWS[name], desugar.call(rows(3, 1)))
+    for r in (rows(3, 1), rows(2, 0, 5), rows(1)):
+        check_view(package, OF_ROWS[name], r, r.offsets if name == "offsets" else r.values)
+
+
+def test_of_another_result(pack):
+    def fn(r):
+        y = r.values * 2
+        return y, y[:, 1:]
+
+    package = pack(fn, desugar.call(rows(3, 1)))
+    r = rows(2, 0, 5)
+    with torch.no_grad():
+        (y, view), want = package(r), fn(r)
+    assert torch.equal(view, want[1]) and view.data_ptr() == y[:, 1:].data_ptr()
+
+
+def test_with_gradients(pack):
+    def fn(x, r):
+        return x.t(), r.unwrap("values")[:, 0], (x * 2).sum() + (r * 2).values.sum()
+
+    def leaves(n, *lengths):
+        return torch.randn(n, 3, requires_grad=True), rows(*lengths).requires_grad_()
+
+    package = pack(fn, desugar.call(*leaves(4, 3, 1)), training=True, dynamic=True)
+    for x, r in (leaves(4, 3, 1), leaves(6, 2, 0, 5)):
+        found = []
+        for function in (package, fn):
+            transposed, column, total = function(x, r)
+            loss = transposed.square().sum() + column.square().sum() + total
+            found.append(grads_of(loss, x, r))
+        assert all(torch.allclose(mine, theirs) for mine, theirs in zip(*found, strict=True))
+
+
+def grads_of(loss: Tensor, x: Tensor, r: Tensor) -> list[Tensor]:
+    by_x, by_r = torch.autograd.grad(loss, (x, r))
+    return [by_x, by_r.values]
+
+
+@pytest.mark.parametrize(
+    ("fn", "make", "dynamic"),
+    [
+        (lambda r: r[:, :, 0], lambda: (rows(3, 1),), None),  # a wrapper
+        (lambda x: x.view(torch.int32), lambda: (torch.randn(4, 3),), None),  # of another dtype
+        (lambda r: r.offsets[1:], lambda: (rows(3, 1),), None),  # one less than a size
+        (lambda x, n: x[n:], lambda: (torch.randn(4, 3), 2), True),  # begins where its base does not say
+    ],
+)
+def test_what_cannot_be_saved(pack, fn, make, dynamic):
+    with pytest.raises(
+        PackageError, match=r"view of an argument .*return a clone|depends on data, or on no argument"
+    ):
+        desugar.save(pack.path, fn, desugar.call(*make()), native=False, dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"path": ("nothing",)}, "no inner tensor"),
+        ({"reads": ()}, "a size that it does not read"),
+        ({"reads": ((0, "__len__", 0),)}, "reads what is no size"),
+        ({"reads": ((0, "size", 64),)}, "reads what is no size"),
+    ],
+)
+def test_a_view_that_cannot_be(pack, changed, said):
+    package = pack(OF_TENSORS["t"], desugar.call(torch.randn(4, 3)), dynamic=True)
+    manifest = package._manifest
+    (program,) = manifest.programs
+    (view,) = program.outputs.values
+    assert isinstance(view, StridedView)
+    check_manifest(manifest)
+    outputs = replace(program.outputs, values=(replace(view, **changed),))
+    with pytest.raises(PackageError, match=said):
+        check_manifest(replace(manifest, programs=(replace(program, outputs=outputs),)))
