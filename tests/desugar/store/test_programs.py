@@ -18,7 +18,7 @@ import desugar
 import subclasses
 from desugar import _torch as private
 from desugar.recording.listeners import listen
-from desugar.store import files
+from desugar.store import files, keys
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor
 
@@ -213,6 +213,16 @@ def test_a_setting_is_part_of_the_key(traced, change):
         got = compiled_again(fn)(x)
     assert len(traced) == 2
     assert got.dtype == expected.dtype and got.requires_grad == expected.requires_grad
+
+
+@pytest.mark.parametrize("part", range(5), ids=["torch", "python", "own", "system", "processor"])
+def test_a_release_is_part_of_the_key(traced, monkeypatch, part):
+    compiled_again(double)(torch.randn(3))
+    released = list(keys._release())
+    released[part] += "1"
+    monkeypatch.setattr(keys, "_release", lambda: tuple(released))
+    compiled_again(double)(torch.randn(3))
+    assert len(traced) == 2
 
 
 def test_default_dtype_and_grad_of_arguments_are_part_of_the_key(traced):
