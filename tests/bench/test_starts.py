@@ -22,7 +22,12 @@ def processes(monkeypatch):
     made = []
 
     def run(command, *, env, **kwargs):
-        seconds = {"wall": 2.0 + 2.0 * (env.get(starts.SWITCH) == "0"), "cpu": 1.0, "imports": 3.0, "collecting": 0.5}
+        seconds = {
+            "wall": 2.0 + 2.0 * (env.get(starts.SWITCH) == "0"),
+            "cpu": 1.0,
+            "imports": 3.0,
+            "collecting": 0.5,
+        }
         given = [json.loads(Path(path).read_text()) for path in command[5:]]
         made.append((command[3:5], env, given))
         seconds["modules"] = [f"module{len(made)}"]
