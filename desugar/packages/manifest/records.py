@@ -60,11 +60,8 @@ class WrapperLeaf:
     Attributes:
         cls: Its class.
         context: What rebuilds it around other inner tensors: a layout, or the constant of a handwritten class.
-        inner: (attribute, tensor) per inner tensor.
-        dynamics: (field, int) per dynamic int.
-        size, stride: The outer size and stride.
-        dtype: The outer dtype.
-        requires_grad: Whether the outer tensor requires grad.
+        inner, dynamics: (attribute, tensor) per inner tensor; (field, int) per dynamic int.
+        size, stride, dtype, requires_grad: Those of the outer tensor.
     """
 
     cls: type
@@ -220,10 +217,8 @@ class StridedView:
 
     Attributes:
         of, index: The input or result.
-        path: The attributes that lead to the tensor inside of it.
-        is_unwrapped: Whether that is read with `unwrap()`, so that it has a gradient.
-        view: The size, stride and offset in the tensor; None for all of it.
-        reads: (symbol, "size" or "stride", dimension of the tensor) of each symbol in them.
+        path, is_unwrapped: What leads to the tensor inside of it; whether by `unwrap()`, so that it has a gradient.
+        view, reads: Size, stride and offset, if not all of it; (symbol, "size" or "stride", dimension) of their symbols.
         detached, no_grad: As of `desugar.ir.values.View`.
     """
 
@@ -307,11 +302,9 @@ class ProgramRecord:
     """One program of a package.
 
     Attributes:
-        parameters: The parameters of the function.
-        arguments: (parameter, structure) of each argument that was passed.
+        parameters, arguments: Those of the function; (parameter, structure) of each argument that was passed.
         leaves: The leaves of the arguments.
-        symbols: Sizes and ints that may change.
-        guards: What has to hold of the symbols.
+        symbols, guards: Sizes and ints that may change, and what has to hold of them.
         sources: Where each input of the program comes from.
         values: Inputs, down to input slots.
         facts: What is known of each input slot.
@@ -359,10 +352,8 @@ class WeightRecord:
     """A parameter, buffer or other tensor that the function holds.
 
     Attributes:
-        name: Its name in the module, or in the function.
-        aliases: Its other names there: it is tied.
-        leaf: What it is; sizes are constants.
-        is_parameter: Whether it is an `nn.Parameter`.
+        name, aliases: Its name in the module, or in the function; its other names there, if it is tied.
+        leaf, is_parameter: What it is, with sizes that are constants; whether it is an `nn.Parameter`.
         data: Per plain tensor in it, its number among the weights of the file and the CRC-32 of its bytes; empty if it
             is supplied.
     """
@@ -397,11 +388,9 @@ class Manifest:
 
     Attributes:
         release: The release of PyTorch that wrote it.
-        machine: Where its machine code runs.
-        is_native: Whether it has machine code.
+        machine, is_native: Where its machine code runs, and whether it has any.
         is_training: Whether its results have gradients.
-        weights: The weights.
-        programs: The programs.
+        weights, programs: The weights and the programs.
     """
 
     release: str
