@@ -140,8 +140,7 @@ class Parameter:
     Attributes:
         name: Its name.
         kind: "positional", "either", "rest" (`*args`), "keyword" or "keywords" (`**kwargs`).
-        is_optional: Whether a call may leave it out.
-        default: What it then is; :class:`Left` if that is no constant.
+        is_optional, default: Whether a call may leave it out, and what it then is; :class:`Left` for no constant.
     """
 
     name: str
@@ -218,7 +217,7 @@ class StridedView:
     Attributes:
         of, index: The input or result.
         path, is_unwrapped: What leads to the tensor inside of it; whether by `unwrap()`, so that it has a gradient.
-        view, reads: Size, stride and offset, if not all of it; (symbol, "size" or "stride", dimension) of their symbols.
+        view, reads: Size, stride and offset, if not all of it; (symbol, "size" or "stride", dim) of their symbols.
         detached, no_grad: As of `desugar.ir.values.View`.
     """
 
