@@ -38,7 +38,7 @@ _LAZY = {
     "first_node_against_cuda_graphs": "torch._inductor.utils:get_first_incompatible_cudagraph_node",
     # Which arguments a user's Triton kernel reads and writes, by its intermediate code.
     "identify_accessed_tensors": "torch._higher_order_ops.triton_kernel_wrap",
-    # The function behind an op that was written in Python, which may wait for the device where no op of PyTorch's shows.
+    # The function behind an op that was written in Python, which may wait for the device where no op of torch's does.
     "OPDEFS": "torch._library.custom_ops",
     # The kernels of an op that Inductor decomposes; a call of one in a graph is a higher-order op.
     "triton_ops_to_kernels": "torch._library.triton",

@@ -321,5 +321,5 @@ def in_formula() -> bool:
     if not in_backward() or isinstance(torch._C._current_autograd_node(), BackwardCFunction):
         return False
     # A forward runs again while a saved tensor is unpacked, and saves what it computes by hooks of its own.
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
     return hooks is None or hooks[0].__module__ != "torch.utils.checkpoint"
