@@ -243,7 +243,8 @@ def size_inner_dtensors(is_ours: Callable[[Any], bool]) -> None:
         @functools.wraps(make)
         def make_sized(self: Any, t: Any, size: Any, stride: Any, shape_env: Any, *rest: Any) -> Any:
             symbols, _, source = rest
-            if t.attrs and shape_env is not None and symbols is not None and is_ours(t.type):
+            holds_wrappers = t.attrs and any(getattr(part, "attrs", None) for part in t.attrs.values())
+            if holds_wrappers and shape_env is not None and symbols is not None and is_ours(t.type):
                 attrs = {
                     name: _sized(part, name, shape_env, symbols, source) for name, part in t.attrs.items()
                 }

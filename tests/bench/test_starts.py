@@ -101,7 +101,7 @@ def test_goals(processes, tmp_path):
     save_rows(rows, {"torch": "2.13.0"}, tmp_path / "starts.json")
     found = {goal.name: goal for goal in goals.find_goals(tmp_path)}
     assert goals.WARM_STARTS.keys() == set(cases)
-    assert len(found) == len(goals.IMPORT_SECONDS) + 4 * len(cases)
+    assert len(found) == len(goals.IMPORT_SECONDS) + 5 * len(cases)
     assert found["import desugar, seconds"].measured == 2
     assert not found["desugar.compile / stock, warm start, 20 ops, training"].is_reached
     assert found[
