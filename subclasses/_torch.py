@@ -122,6 +122,8 @@ _skip_one_hop = getattr(torch._C, "_skip_one_hop_torch_function", None)
 
 def call_unruled(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Runs a function without a rule as if its arguments had no ``__torch_function__``."""
+    if func is torch.Tensor.unflatten:
+        func = torch.unflatten  # the method in Python calls the one in C, which asks for the former again
     # Where that check is skipped, PyTorch takes a list of wrappers as a second argument for a number.
     is_foreach = getattr(func, "__name__", "").startswith("_foreach_")
     if _skip_one_hop is not None and not is_foreach:

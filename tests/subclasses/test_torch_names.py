@@ -97,6 +97,13 @@ def test_call_unruled(hop, monkeypatch):
     x = Box(torch.zeros(1))
     assert torch.cos(x).a == 1 and torch.sin(x) == "ruled"
     assert F.relu(x).a == 0 and torch.abs(x).a == 0 and (x + 1).a == 1
+    rows = Box(torch.arange(6.0))  # a method in Python that calls the one in C of the same name
+    for parts in (
+        rows.unflatten(0, (2, 3)),
+        rows.unflatten(dim=0, sizes=(2, -1)),
+        torch.unflatten(rows, 0, (2, 3)),
+    ):
+        assert parts.shape == (2, 3) and torch.equal(parts.a, rows.a.view(2, 3))
 
 
 def mark_dim_dynamic():
