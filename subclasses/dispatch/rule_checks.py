@@ -68,9 +68,14 @@ def check_key(cls: type, key: Any) -> None:
     Raises:
         SpecError: it is no op, packet, tag or function, or a callable that torch never dispatches.
     """
+    name = f"{cls.__name__}.implements"
+    if isinstance(key, OpOverload) and not _takes_a_tensor(key):
+        packet = key.overloadpacket
+        others = [str(op) for op in ops_of_packet(packet) if _takes_a_tensor(op)]
+        mend = f"name torch.ops.{packet}, for {' and '.join(others[:3])}" if others else "name one that does"
+        raise SpecError(f"{name}: torch never calls a rule for {key}, which takes no tensor; {mend}")
     if isinstance(key, OpOverload | OpOverloadPacket | torch.Tag | HigherOrderOperator | Family):
         return
-    name = f"{cls.__name__}.implements"
     method = getattr(key, "__name__", "")
     if method in _GENERATED and getattr(Tensor, method, None) == key:
         raise SpecError(
@@ -89,6 +94,10 @@ def check_key(cls: type, key: Any) -> None:
         raise SpecError(
             f"{name}: torch never calls a rule for {_describe(key)}. {_advice(cls, key)} {name} takes {_ACCEPTED}"
         )
+
+
+def _takes_a_tensor(op: OpOverload) -> bool:
+    return any("Tensor" in str(a.type) for a in schema_of(op).arguments)
 
 
 def is_dispatchable(function: Any) -> bool:

@@ -91,6 +91,11 @@ NEVER = {
     "custom op": (double, r"torch\.ops\.my_library\.my_op"),
     "composed": (F.sigmoid, "the functions of torch that it calls ask"),
     "compile": (torch.compile, "the function compile of torch"),
+    "numbers": (
+        torch.ops.aten.mul.default,
+        r"takes no tensor; name torch\.ops\.aten\.mul, for aten\.mul\.Tensor",
+    ),
+    "factory": (torch.ops.aten.zeros.default, "takes no tensor; name one that does"),
 }
 
 
