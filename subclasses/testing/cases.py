@@ -80,6 +80,8 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "x.masked_fill": lambda x: x.masked_fill(torch.arange(x.shape[-1], device=x.device) % 2 == 0, 0),
     "x.index_select": lambda x: x.index_select(0, _zeros(x)),
     "x.repeat(2, 1)": lambda x: x.repeat(2, 1),
+    "x * x": lambda x: x * x,
+    "x.sum(-1, keepdim=True)": lambda x: x.sum(-1, keepdim=True),
     "x.clone()": lambda x: x.clone(),
     "x.contiguous()": lambda x: x.contiguous(),
     "torch.zeros_like(x)": lambda x: torch.zeros_like(x),
