@@ -125,8 +125,7 @@ def call_unruled(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if func is torch.Tensor.unflatten:
         func = torch.unflatten  # the method in Python calls the one in C, which asks for the former again
     # Where that check is skipped, PyTorch takes a list of wrappers as a second argument for a number.
-    is_foreach = getattr(func, "__name__", "").startswith("_foreach_")
-    if _skip_one_hop is not None and not is_foreach:
+    if _skip_one_hop is not None and not getattr(func, "__name__", "").startswith("_foreach_"):
         return _skip_one_hop(func, types, args, kwargs)
     with DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
