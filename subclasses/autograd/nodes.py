@@ -28,7 +28,7 @@ from subclasses._torch import (
 )
 from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import keeps_graph, set_version_counters
-from subclasses.autograd.construct import cotangent_like, is_differentiable, make_leaf, unwrap
+from subclasses.autograd.construct import GIVEN, cotangent_like, is_differentiable, make_leaf, unwrap
 from subclasses.autograd.history import (
     History,
     check_unwritten,
@@ -41,6 +41,7 @@ from subclasses.autograd.history import (
 )
 from subclasses.errors import DispatchError
 from subclasses.layout import HISTORY, OPEN
+from subclasses.spec.values import with_inners
 
 Call = Callable[..., Any]
 
@@ -109,7 +110,7 @@ class MadeByRule(torch.autograd.Function):
         """Returns the cotangent for PyTorch's formula, or one for each source by the rule."""
         (cotangent,) = cotangents
         if type(cotangent) is not ctx.cls or is_unmarked(cotangent):
-            return cotangent, None, *(None for _ in range(ctx.count))
+            return _as_given(cotangent), None, *(None for _ in range(ctx.count))
         made = ctx.made
         if made is None:
             raise RuntimeError(
@@ -119,6 +120,15 @@ class MadeByRule(torch.autograd.Function):
         if not keeps_graph():
             ctx.made = None
         return None, None, *cotangents
+
+
+def _as_given(cotangent: Any) -> Any:
+    """Returns a cotangent, in an alias that says so if the caller of the backward made it as a value of the class."""
+    if not hasattr(type(cotangent), "__spec__"):
+        return cotangent
+    given = with_inners(cotangent, [cotangent.__dict__[n] for n in type(cotangent).__spec__.attributes])
+    given.__dict__[GIVEN] = True
+    return given
 
 
 class _Parts:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, in_backward
 from subclasses._torch_tracing import in_formula
-from subclasses.autograd.construct import PRIMAL, as_cotangent, is_differentiable
+from subclasses.autograd.construct import GIVEN, PRIMAL, as_cotangent, is_differentiable
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout
@@ -111,15 +111,20 @@ def with_marked_results(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]
             if marked:
                 _mark(cls, out, args)
                 return out
-        if represents and in_backward() and _has_plain(cls, args) and in_formula():
-            return _represented(cls, out)
+        if represents and in_backward():
+            if any(isinstance(x, cls) and GIVEN in x.__dict__ for x in args):
+                _note_given(cls, out)
+            elif any(isinstance(x, Tensor) and not isinstance(x, cls) for x in args) and in_formula():
+                return _represented(cls, out)
         return out
 
     return plan
 
 
-def _has_plain(cls: Any, args: tuple[Any, ...]) -> bool:
-    return any(isinstance(x, Tensor) and not isinstance(x, cls) for x in args)
+def _note_given(cls: Any, out: Any) -> None:
+    for x in out if isinstance(out, list | tuple) else (out,):
+        if isinstance(x, cls):
+            x.__dict__[GIVEN] = True
 
 
 def _represented(cls: Any, out: Any) -> Any:
