@@ -82,7 +82,7 @@ def _unflatten(func: Any, x: JaggedTensor, dim: int, sizes: Sequence[int]) -> An
         return _view(func, x, [*sizes, *x.shape[1:]])
     known = -math.prod(sizes)
     parts = [x.shape[dim] // known if n == -1 else n for n in sizes]
-    # Tensor.unflatten asks for the rule again however it is called; splitting a dimension is a view.
+    # Splitting a dimension is a view.
     return unruled(Tensor.view, x, [*x.shape[:dim], *parts, *x.shape[dim + 1 :]])
 
 

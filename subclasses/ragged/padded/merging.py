@@ -121,5 +121,5 @@ def _unflatten(func: Any, x: PaddedTensor, dim: int, sizes: Sequence[int]) -> An
         raise DispatchError(f"{func.__name__}: {shown(x)} stays whole along its rows, got dimension {dim}")
     known = -math.prod(sizes)
     parts = [x.shape[dim] // known if n == -1 else n for n in sizes]
-    # Tensor.unflatten asks for the rule again however it is called; splitting a dimension is a view.
+    # Splitting a dimension is a view.
     return unruled(Tensor.view, x, [*x.shape[:dim], *parts, *x.shape[dim + 1 :]])
