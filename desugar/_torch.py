@@ -103,10 +103,9 @@ _LAZY = {
     "BoxedBool": "torch._inductor.utils",
     "inductor_config": "torch._inductor:config",
     "list_mode_options": "torch._inductor",
-    # Sends kernels to the C++ compiler and waits for them; the libraries loaded so far; their errors.
+    # Sends kernels to the C++ compiler and waits for them; the libraries loaded so far; vector instructions; errors.
     "AsyncCompile": "torch._inductor.async_compile",
     "CppPythonBindingsCodeCache": "torch._inductor.codecache",
-    # The vector instruction sets of processors, and which of them work with the C++ compiler.
     "cpu_vec_isa": "torch._inductor:cpu_vec_isa",
     "CppCompileError": "torch._inductor.exc",
     "InductorError": "torch._inductor.exc",
@@ -259,9 +258,8 @@ def can_store() -> bool:
     try:
         for name in _OF_STORE:
             getattr(this, name)
-        return hasattr(this.FxGraphCache, "cache_hit_post_compile") and hasattr(
-            this.ShapeEnv(), "backed_var_to_val"
-        )
+        needed = (this.FxGraphCache, "cache_hit_post_compile"), (this.ShapeEnv(), "backed_var_to_val")
+        return all(hasattr(*pair) for pair in needed)
     except (ImportError, AttributeError):
         return False
 

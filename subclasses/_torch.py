@@ -334,14 +334,15 @@ def aten_overload_names() -> dict[str, list[str]]:
 
 def tags_of(packet: str, overload: str) -> Any:
     """Returns the tags of an overload of an aten packet."""
-    # What makes the object of the op, which takes several times as long.
+    # The object of the op takes several times as long to make.
     return torch._C._get_operation_overload(f"aten::{packet}", overload.removeprefix("default"))[2]
 
 
 def all_aten_ops() -> list[Any]:
     """Returns every overload with a kernel of every aten op, sorted by name."""
-    found = aten_overload_names().items()
-    return [getattr(getattr(torch.ops.aten, packet), name) for packet, names in found for name in names]
+    return [
+        getattr(getattr(torch.ops.aten, p), n) for p, names in aten_overload_names().items() for n in names
+    ]
 
 
 def python_decomposition(op: Any) -> Any:

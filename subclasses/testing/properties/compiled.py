@@ -177,9 +177,8 @@ def _gradient(s: Subject, function: Callable[[Any], Any], kind: str, compile: Co
         for t, plain in zip(used, ones_for(used), strict=True)
     ]
     grads = torch.autograd.grad(used, x, tangents, allow_unused=True)
-    if (
-        s.declared and s.cls.__spec__.stands_for_plain
-    ):  # a plain gradient and the one of the class are the same
+    # A plain gradient and the one of the class are the same, if the class can convert it.
+    if s.declared and s.cls.__spec__.stands_for_plain and x.materialize().requires_grad:
         grads = [x.detach().wrap_cotangent(g) if type(g) is Tensor else g for g in grads]
     # The inner tensors alone: a class may mark a gradient as a cotangent in its metadata.
     return [list(s.inners(g).values()) if isinstance(g, s.cls) else g for g in grads]
