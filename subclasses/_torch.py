@@ -122,8 +122,7 @@ _skip_one_hop = getattr(torch._C, "_skip_one_hop_torch_function", None)
 
 def call_unruled(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Runs a function without a rule as if its arguments had no ``__torch_function__``."""
-    if func is torch.Tensor.unflatten:
-        func = torch.unflatten  # the method in Python calls the one in C, which asks for the former again
+    func = torch.unflatten if func is torch.Tensor.unflatten else func  # what it calls in C asks for it again
     # Where that check is skipped, PyTorch takes a list of wrappers as a second argument for a number.
     if _skip_one_hop is not None and not getattr(func, "__name__", "").startswith("_foreach_"):
         return _skip_one_hop(func, types, args, kwargs)
@@ -334,15 +333,14 @@ def aten_overload_names() -> dict[str, list[str]]:
 
 def tags_of(packet: str, overload: str) -> Any:
     """Returns the tags of an overload of an aten packet."""
-    # The object of the op takes several times as long to make.
-    return torch._C._get_operation_overload(f"aten::{packet}", overload.removeprefix("default"))[2]
+    find = torch._C._get_operation_overload  # the object of the op takes several times as long to make
+    return find(f"aten::{packet}", overload.removeprefix("default"))[2]
 
 
 def all_aten_ops() -> list[Any]:
     """Returns every overload with a kernel of every aten op, sorted by name."""
-    return [
-        getattr(getattr(torch.ops.aten, p), n) for p, names in aten_overload_names().items() for n in names
-    ]
+    found = aten_overload_names().items()
+    return [getattr(getattr(torch.ops.aten, packet), name) for packet, names in found for name in names]
 
 
 def python_decomposition(op: Any) -> Any:
