@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -36,15 +36,28 @@ def joint_work(handles: Any) -> Any:
     return dist.Work.boxed(make(torch.futures.collect_all(futures)))
 
 
-def in_fsdp_parameter() -> bool:
-    """Whether FSDP2 itself runs an op on a Parameter, which it cuts, pads or takes from a hook of the class."""
-    # FSDP2 has no hook that a class could define for this.
+def who_asks() -> Literal["fsdp", "checkpoint", "dtensor", ""]:
+    """Says whether FSDP2, a checkpoint or a DTensor itself runs an op, to cut, pad, place or join a value."""
+    # None has a hook that a class could define for this.
     for frame in _callers():
-        if frame.f_code.co_name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
-            return False
-        if frame.f_globals.get("__name__") == "torch.distributed.fsdp._fully_shard._fsdp_param":
-            return True
-    return False
+        name = frame.f_code.co_name
+        if name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
+            return ""
+        module = frame.f_globals.get("__name__")
+        if module == "torch.distributed.fsdp._fully_shard._fsdp_param":
+            return "fsdp"
+        if (module, name) in _ASKING:
+            return _ASKING[module, name]
+    return ""
+
+
+# What takes the rows of a tensor that another rank saved or asks for; what joins the parts of a DTensor, and returns its
+# local tensor.
+_ASKING: dict[tuple[Any, str], Literal["checkpoint", "dtensor"]] = {
+    ("torch.distributed._shard._utils", "narrow_tensor_by_index"): "checkpoint",
+    ("torch.distributed.tensor.placement_types", "_to_replicate_tensor"): "dtensor",
+    ("torch.distributed.tensor._api", "forward"): "dtensor",
+}
 
 
 def fsdp_ranks() -> int | None:
@@ -100,6 +113,89 @@ def _forget_state(state: Any, modules: Any) -> None:
         registry.pop("fully_shard", None)
         if not registry:
             vars(module).pop(contract.REGISTRY_KEY, None)
+
+
+def reduce_packed_gradients(pack: Callable[..., Any], unpack: Callable[..., Any]) -> None:
+    """Makes FSDP2 reduce what ``pack`` makes of a gradient, and hand on what ``unpack`` makes of this rank's share."""
+
+    # FSDP2 copies gradients into a flat buffer, and has no hook that a class could define for it.
+    def patch(module: Any) -> None:
+        reduce = getattr(module, "foreach_reduce", None)
+        if reduce is None:  # another release
+            return
+
+        @functools.wraps(reduce)
+        def reduce_packed(params: Any, gradients: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
+            ranks = 1 if group is None else group.size()
+            packed = [pack(p._sharded_local_tensor, g, ranks) for p, g in zip(params, gradients, strict=True)]
+            stand_ins = [
+                p
+                if matrix is None
+                else _PackedParameter(p, matrix.size(1), functools.partial(unpack, ranks=ranks))
+                for p, matrix in zip(params, packed, strict=True)
+            ]
+            # The caller's list is the only reference to the gradients, and emptied when they are copied.
+            gradients[:] = [
+                g if matrix is None else matrix for g, matrix in zip(gradients, packed, strict=True)
+            ]
+            del packed
+            return reduce(stand_ins, gradients, group, *args, **kwargs)
+
+        module.foreach_reduce = reduce_packed
+
+    after_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", patch)
+
+
+class _PackedParameter:
+    """Stands for a Parameter while FSDP2 reduces its gradient, which has one row for each rank.
+
+    Only what differs is here. FSDP2 gives the share of this rank, a row, to ``to_sharded_dtensor``, and its result to
+    ``sharded_param.grad``.
+    """
+
+    def __init__(self, param: Any, width: int, unpack: Callable[..., Any]) -> None:
+        self._param, self._unpack = param, unpack
+        self.sharded_size, self.contiguous_sharded_stride = torch.Size((1, width)), (width, 1)
+        self.sharded_param = _GradientOfPart(param.sharded_param)
+        # A gradient that is added to another at once is not copied to the host meanwhile.
+        self.pin_memory = param.pin_memory and param.sharded_param.grad is None
+
+    def to_sharded_dtensor(self, row: torch.Tensor) -> Any:
+        return self._param.to_sharded_dtensor(self._unpack(self._param._sharded_local_tensor, row))
+
+    @property
+    def grad_offload_event(self) -> Any:
+        return self._param.grad_offload_event
+
+    @grad_offload_event.setter
+    def grad_offload_event(self, event: Any) -> None:
+        self._param.grad_offload_event = event
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._param, name)
+
+
+class _GradientOfPart:
+    """Stands for this rank's part of a Parameter: adds the gradient that it is given to the one that is there."""
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    @property
+    def grad(self) -> Any:
+        return None
+
+    @grad.setter
+    def grad(self, gradient: Any) -> None:
+        if self._part.grad is None:
+            self._part.grad = gradient
+        else:
+            self._part.grad._local_tensor += gradient._local_tensor
+
+    @property
+    def _post_accumulate_grad_hooks(self) -> dict[int, Callable[[Any], None]]:
+        hooks = self._part._post_accumulate_grad_hooks or {}
+        return {key: lambda _, hook=hook: hook(self._part) for key, hook in hooks.items()}
 
 
 def _callers() -> Iterator[Any]:

@@ -184,6 +184,10 @@ class TensorSubclass(Tensor):
             return view_functions[func](func, *args, **kwargs)
         return call_unruled(func, (cls,), args, kwargs)
 
+    def __get_tensor_shard__(self, index: Any) -> Self:
+        """Returns what a distributed checkpoint saves, or loads into: this value, also inside of a ``DTensor``."""
+        return self.detach()
+
     # ---- inner tensors -----------------------------------------------------------------------------------------
 
     @overload

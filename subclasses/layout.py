@@ -177,6 +177,20 @@ def nested_layouts(inners: list[tuple[str, Any]]) -> Nested:
     return tuple((name, layout_of(t)) for name, t in wrappers)  # type: ignore[arg-type]
 
 
+def with_nested(layout: Layout, *inners: Tensor | None) -> Layout:
+    """Returns the layout of a value with other inner tensors: one may now be a wrapper, of another class, or plain.
+
+    Args:
+        layout: the layout of a value with as many inner tensors.
+        *inners: all inner tensors in order of declaration; None for those that are absent.
+    """
+    spec: Any = layout.cls.__spec__  # type: ignore[attr-defined]
+    nested = nested_layouts(list(zip(spec.attributes, inners, strict=True)))
+    if nested == layout.nested:
+        return layout
+    return intern_layout(layout.cls, layout.statics, layout.present, nested, layout.cotangent)
+
+
 def describe_metadata(layout: Layout) -> str:
     """Returns what a layout says of a value, as its author would write it: ``Pair(tag='a', scale=None)``."""
     spec: Any = getattr(layout.cls, "__spec__", None)
@@ -196,3 +210,15 @@ def value_layout(layout: Layout) -> Layout:
 def cotangent_layout(layout: Layout) -> Layout:
     """Returns the layout of a cotangent of values with this layout."""
     return intern_layout(layout.cls, layout.statics, layout.present, layout.nested, True)
+
+
+def are_alike(one: Layout, other: Layout) -> bool:
+    """Whether two layouts differ at most in what is marked as a cotangent, also of inner tensors."""
+    return one is other or _unmarked(one) is _unmarked(other)
+
+
+def _unmarked(layout: Layout) -> Layout:
+    if not hasattr(layout.cls, "__spec__"):
+        return layout
+    nested = tuple((name, _unmarked(inner)) for name, inner in layout.nested)
+    return intern_layout(layout.cls, layout.statics, layout.present, nested)

@@ -17,7 +17,7 @@ from subclasses.errors import one_of
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.fields import MISSING
 from subclasses.spec.names import OWN_NAMES
-from subclasses.spec.values import GRADIENT, HOOKS, POINT, carrier
+from subclasses.spec.values import GRADIENT, HOOKS, PART, POINT, RANKS, carrier
 
 # Prefix of the attributes that Dynamo sets on tensors; files say which dims are dynamic among the flags.
 OF_DYNAMO = "_dynamo_"
@@ -75,7 +75,15 @@ def _check_flags(spec: SubclassSpec, flags: dict[str, Any]) -> None:
 
 def own_attributes(spec: SubclassSpec) -> set[str]:
     """Returns the names under which a value keeps its fields, and what is derived from them."""
-    return {*spec.names, *spec.attributes, "_layout", HOOKS, *(carrier(f.name) for f in spec.dynamics)}
+    return {
+        *spec.names,
+        *spec.attributes,
+        "_layout",
+        HOOKS,
+        PART,
+        RANKS,
+        *(carrier(f.name) for f in spec.dynamics),
+    }
 
 
 def check_extras(cls: Any, extras: dict[str, Any]) -> None:

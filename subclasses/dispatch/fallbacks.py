@@ -19,7 +19,7 @@ from subclasses._torch import OpOverload, is_composed, with_lazy_bits
 from subclasses._torch_distributed import is_work, joint_work
 from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
 from subclasses.dispatch.cotangents import NO_DERIVATIVE, check_no_cotangents
-from subclasses.dispatch.map_plan import build_map_plan, can_emit, raise_mixed, raise_writes_plain
+from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, raise_writes_plain
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes
 from subclasses.dispatch.schema import op_facts, undeclared_writes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
@@ -122,10 +122,7 @@ def _map_general(cls: Any, op: OpOverload) -> Call:
         if is_message:
             raise _message_error(cls, op)
         for other in found[1:]:
-            if other._layout is not x._layout or any(
-                other.__dict__[f.name] != x.__dict__[f.name] for f in spec.dynamics
-            ):
-                raise_mixed(op, x, other)
+            check_alike(op, x, other)
         for i in facts.written:
             _check_not_plain(cls, op, argument(facts, args, kwargs, i))
         first, *others = x._layout.present

@@ -16,7 +16,7 @@ from torch import Tensor
 from subclasses._torch import OpOverload, is_traceable_wrapper_subclass_type
 from subclasses.dispatch.aliasing import PLAIN, argument, bump_versions, may_overlap
 from subclasses.dispatch.cotangents import is_cotangent
-from subclasses.dispatch.map_plan import raise_mixed, raise_writes_plain
+from subclasses.dispatch.map_plan import check_alike, raise_writes_plain
 from subclasses.dispatch.per_inner import (
     check_not_traced,
     check_operands,
@@ -30,7 +30,7 @@ from subclasses.dispatch.per_inner import (
 from subclasses.dispatch.schema import OpFacts, op_facts
 from subclasses.dispatch.write_checks import check_sizes, one_element
 from subclasses.layout import cotangent_layout
-from subclasses.spec.values import POINT, dynamic_ints, is_point
+from subclasses.spec.values import POINT, is_point
 
 
 class Row(NamedTuple):
@@ -133,8 +133,8 @@ def _split(call: Call, cls: Any, index: int, tensors: tuple[Tensor, ...]) -> lis
     names: Iterable[str] = x._layout.present
     if cls.__spec__.fallback == "map":
         for t in tensors:
-            if isinstance(t, cls) and not _fits(t, x):
-                raise_mixed(call.op, x, t)
+            if isinstance(t, cls):
+                check_alike(call.op, x, t, of_optimizer=True)
     else:
         check_operands(cls, call.op, tensors)
         if call.op.overloadpacket.__name__ != "_foreach_copy_":
@@ -155,10 +155,6 @@ def _with_strides_of_first(row: Row, copies: list[tuple[Tensor, Tensor]]) -> Row
             t = copies[-1][1]
         tensors.append(t)
     return row._replace(tensors=tuple(tensors))
-
-
-def _fits(x: Any, y: Any) -> bool:
-    return cotangent_layout(x._layout) is cotangent_layout(y._layout) and dynamic_ints(x) == dynamic_ints(y)
 
 
 def _group(rows: list[Row]) -> Iterable[list[Row]]:
@@ -214,7 +210,7 @@ def _join(call: Call, cls: Any, tensors: tuple[Tensor, ...], results: dict[str, 
     x: Any = next(t for t in tensors if isinstance(t, cls))
     name = call.op.overloadpacket.__name__
     if name == "_foreach_norm" and is_gradient(x):
-        return joint_norm(list(results.values()), call.values[1] if call.values[1] is not None else 2)
+        return joint_norm(x, results, call.values[1] if call.values[1] is not None else 2)
     if cls.__spec__.fallback == "map":
         return remade(x, results, x._layout)
     if name in _MOVING and isinstance(first, cls) and is_point(first):

@@ -8,9 +8,11 @@ calls the op once for each name, and wraps the results. ``aten.mul.Tensor`` on a
         _x = self if _is_self else other
         _layout = _x._layout
         if _is_other and (other._layout is not _layout):
-            _raise_mixed(_op, _x, other)
+            _check_alike(_op, _x, other)
         _out_a = _call(self.a if _is_self else self, other.a if _is_other else other)
         _out_b = _call(self.b if _is_self else self, other.b if _is_other else other)
+        if _layout.nested:
+            _layout = _with_nested(_layout, _out_a, _out_b)
         return _wrap(_layout, _out_a, _out_b)
 """
 
@@ -29,8 +31,9 @@ from subclasses.dispatch.aliasing import bump_versions
 from subclasses.dispatch.schema import Argument, OpFacts, op_facts
 from subclasses.dispatch.write_checks import differ, is_tried_first, try_first
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import describe_metadata
+from subclasses.layout import are_alike, describe_metadata, with_nested
 from subclasses.spec.collect import InnerField, SubclassSpec
+from subclasses.spec.values import dynamic_ints
 
 
 def can_emit(op: OpOverload) -> bool:
@@ -63,10 +66,11 @@ def build_map_plan(cls: Any, op: OpOverload) -> Callable[..., Any]:
         "_call": cpp_callable(op),
         "_Cls": cls,
         "_wrap": cls._wrap,
-        "_raise_mixed": raise_mixed,
+        "_check_alike": check_alike,
     }
     supplied |= {"_raise_dtype": raise_dtype, "_raise_plain": raise_writes_plain, "_bump": bump_versions}
     supplied |= {"_alias": _alias, "_differ": differ, "_try": try_first}
+    supplied |= {"_with_nested": with_nested}
     made = build_functions(e.source, e.namespace | supplied, filename=f"<{spec.name} {op}>", owner=cls)
     return made[name]  # type: ignore[return-value]
 
@@ -109,7 +113,7 @@ def _emit_find_wrappers(e: Emitter, spec: SubclassSpec, wrappers: list[Argument]
         differs = [f"{name}._layout is not _layout"]
         differs += [f"{name}.{f.name} != _x.{f.name}" for f in spec.dynamics]
         e.writeline(f"if _is_{name} and ({' or '.join(differs)}):")
-        e.writeline(f"    _raise_mixed(_op, _x, {name})")
+        e.writeline(f"    _check_alike(_op, _x, {name})")
 
 
 def _emit_check_written(e: Emitter, written: Argument, several: bool) -> None:
@@ -157,6 +161,8 @@ def _emit_result(e: Emitter, spec: SubclassSpec, facts: OpFacts) -> None:
             maybe = f"{out} is not None and " if field.optional else ""
             e.writeline(f"if {maybe}{out}.dtype is not {dtype}:")
             e.writeline(f"    _raise_dtype(_op, _x, {field.name!r}, {dtype}, {out}.dtype)")
+    e.writeline("if _layout.nested:")
+    e.writeline(f"    _layout = _with_nested(_layout, {', '.join(outs)})")
     dynamics = [f"_x.{f.name}" for f in spec.dynamics]
     wrap = f"_wrap(_layout, {', '.join((*outs, *dynamics))})"
     if not facts.viewed:
@@ -175,8 +181,16 @@ def _alias(view: Any, base: Any) -> Any:
     return view
 
 
-def raise_mixed(op: OpOverload, x: Any, y: Any) -> NoReturn:
-    """Raises DispatchError: an op cannot be mapped over wrappers with different metadata."""
+def check_alike(op: OpOverload, x: Any, y: Any, *, of_optimizer: bool = False) -> None:
+    """Raises DispatchError if an op cannot be mapped over two wrappers, which have different metadata.
+
+    Whether an inner tensor is a cotangent is not compared: the ops on it know what that means. Whether the wrappers
+    themselves are is, except for the arithmetic of optimizers.
+    """
+    one, other = x._layout, y._layout
+    same_mark = of_optimizer or one.cotangent is other.cotangent
+    if same_mark and are_alike(one, other) and dynamic_ints(x) == dynamic_ints(y):
+        return
     raise DispatchError(
         f"{op} on two {type(x).__name__} with different metadata: {_metadata(x)} and {_metadata(y)}; "
         f"write a rule that says what the result has: @{type(x).__name__}.implements(torch.ops.{op})"

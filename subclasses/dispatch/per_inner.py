@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,8 +13,8 @@ from subclasses._torch import OpOverload, is_tracing
 from subclasses.autograd.construct import is_differentiable
 from subclasses.dispatch.cotangents import is_cotangent, mixed_error
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import cotangent_layout
-from subclasses.spec.values import GRADIENT, dynamic_ints, is_point
+from subclasses.layout import are_alike, with_nested
+from subclasses.spec.values import GRADIENT, RANKS, dynamic_ints, is_point
 
 
 def records(values: Any) -> bool:
@@ -41,7 +42,7 @@ def check_operands(cls: Any, op: OpOverload, operands: Iterable[Any]) -> None:
     x, is_traced = next(v for v in operands if isinstance(v, cls)), is_tracing()
     for v in operands:
         if isinstance(v, cls):
-            same = cotangent_layout(v._layout) is cotangent_layout(x._layout)
+            same = are_alike(v._layout, x._layout)
             fits = (
                 same and dynamic_ints(v) == dynamic_ints(x) and (is_traced or is_cotangent(v) or is_point(v))
             )
@@ -73,6 +74,8 @@ def differentiable_names(x: Any) -> list[str]:
 def remade(x: Any, results: dict[str, Any], layout: Any, mark: str = "") -> Any:
     """Returns a value with results in place of inner tensors, and the other inner tensors of ``x``."""
     inners = [results.get(n, x.__dict__[n]) for n in type(x).__spec__.attributes]
+    if layout.nested:
+        layout = with_nested(layout, *inners)
     out = type(x)._wrap(layout, *inners, *dynamic_ints(x))
     if mark:
         out.__dict__[mark] = True
@@ -84,7 +87,16 @@ def is_gradient(x: Any) -> bool:
     return is_cotangent(x) or GRADIENT in x.__dict__
 
 
-def joint_norm(norms: list[Tensor], ord: Any) -> Tensor:
-    """Returns the norm of several tensors together from the norm of each."""
-    stacked = torch.stack(norms)
-    return stacked.sum() if ord == 0 else torch.linalg.vector_norm(stacked, ord)
+def joint_norm(x: Any, norms: dict[str, Tensor], ord: Any) -> Tensor:
+    """Returns the norm of a gradient from the norm of each inner tensor.
+
+    On each of several ranks that have a part, the norm of an inner tensor that all of them have whole is divided, so
+    that it counts once in the norm that PyTorch makes of theirs.
+    """
+    ranks, whole = x.__dict__.get(RANKS, (1, ()))
+    if ord == 0:
+        return torch.stack([t / ranks if n in whole else t for n, t in norms.items()]).sum()
+    share = 1.0 if math.isinf(ord) else ranks ** (-1 / ord)
+    return torch.linalg.vector_norm(
+        torch.stack([t * share if n in whole else t for n, t in norms.items()]), ord
+    )

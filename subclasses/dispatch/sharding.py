@@ -1,9 +1,10 @@
-"""Cutting Parameters into rows for FSDP2, which asks a class for ops on its values and not for a hook.
+"""Cutting values into rows for FSDP2 and distributed checkpoints, which ask for ops on them and not for a hook.
 
 ``fully_shard`` splits a Parameter along dim 0, and copies this rank's rows into a padded copy. A class that
 materializes would answer with plain tensors, and its own all-gather hooks would never be called. While FSDP2 asks,
 those ops cut the inner tensors with as many rows as the value; the others, such as the scale of all rows, stay whole.
-A class with rules for these ops of its own is asked as always.
+A class with rules for these ops of its own is asked as always. A checkpoint that other numbers of ranks load is read by
+narrowing what is saved and what is loaded into, which are to be views.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload
-from subclasses._torch_distributed import fsdp_ranks, in_fsdp_parameter, undo_refused_sharding
+from subclasses._torch_distributed import fsdp_ranks, undo_refused_sharding, who_asks
 from subclasses.errors import DispatchError, one_of
-from subclasses.spec.values import map_inners
+from subclasses.layout import field_name
+from subclasses.spec.values import PART, POINT, is_point, map_inners
 
 aten = torch.ops.aten
 
@@ -28,16 +30,18 @@ undo_refused_sharding(DispatchError)
 
 
 def with_sharding(cls: Any, op: OpOverload, run: Call) -> Call:
-    """Wraps the plan of an op that FSDP2 calls on a Parameter; others stay unwrapped."""
-    shard = _OPS.get(op)
-    if shard is None:
+    """Wraps the plan of an op that FSDP2, a checkpoint or a DTensor calls on a value; others stay unwrapped."""
+    tables = _TABLES if cls.__spec__.fallback == "materialize" else {"fsdp": _FSDP}
+    answers = {who: table[op] for who, table in tables.items() if op in table}
+    if "dtensor" in tables and op.name() in _COLLECTIVES:
+        answers["dtensor"] = _COLLECTIVES[op.name()]
+    if not answers:
         return run
 
     @functools.wraps(run)
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(x, cls) and in_fsdp_parameter():
-            return shard(x, *args, **kwargs)
-        return run(x, *args, **kwargs)
+        answer = answers.get(who_asks()) if isinstance(x, cls) else None
+        return run(x, *args, **kwargs) if answer is None else answer(run, x, *args, **kwargs)
 
     return plan
 
@@ -49,22 +53,28 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
     """Returns the rows of each rank.
 
     Raises:
-        DispatchError: the value requires grad, is cut along another dim or unevenly, or is not the same as its parts.
+        DispatchError: the value requires grad and its class cannot be trained, or it is cut along another dim or
+            unevenly, or is not the same as its parts.
     """
     cls, rows = type(x), x.size(0)
-    if x.requires_grad:
+    if x.requires_grad and not cls.__spec__.trainable:
         raise DispatchError(
-            f"fully_shard of a Parameter that is {one_of(cls)} and requires grad: FSDP2 sums one plain gradient of the "
-            f"size of the Parameter, and that of {one_of(cls)} is its inner tensors. Freeze it with "
-            f"requires_grad_(False), or make the inner tensors Parameters of the module, and {one_of(cls)} of them in "
-            f"its forward"
+            f"fully_shard of a Parameter that is {one_of(cls)} and requires grad: the gradients of inner tensors are "
+            f"summed over the ranks, and its class is not one whose inner tensors are trained. Declare it with "
+            f"trainable=True; or freeze it with requires_grad_(False); or make the inner tensors Parameters of the "
+            f"module, and {one_of(cls)} of them in its forward"
+        )
+    if name := _handwritten_inside(x):
+        raise DispatchError(
+            f"fully_shard of {one_of(cls)}: its inner tensor {name} is of a class that is not declared, and cannot be "
+            f"gathered; declare that class, or pass the Parameter to fully_shard in ignored_params"
         )
     if dim != 0:
         raise DispatchError(
             f"fully_shard of {one_of(cls)} along dim {dim}: values that are no plain tensors are cut into rows; let "
             f"shard_placement_fn return Shard(0) or None for it, or pass it in ignored_params"
         )
-    parts = [_rows(x, start, start + size) for start in range(0, rows, size)] or [x]
+    parts = [rows_of(x, start, start + size) for start in range(0, rows, size)] or [x]
     if (rows and rows % size) or fsdp_ranks() not in (None, len(parts)):
         raise DispatchError(
             f"fully_shard of {one_of(cls)} of size {tuple(x.shape)}: FSDP2 gathers equal numbers of rows of values "
@@ -78,6 +88,16 @@ def _split(x: Any, size: int, dim: int = 0) -> list[Any]:
             f"slice.Tensor, new_zeros and view"
         )
     return parts
+
+
+def _handwritten_inside(x: Any) -> str:
+    """Returns the field of an inner tensor that is a wrapper of a class which is not declared; empty if none is."""
+    for name, layout in x._layout.nested:
+        declared = hasattr(layout.cls, "__spec__")
+        inside = _handwritten_inside(x.__dict__[name]) if declared else ""
+        if inside or not declared:
+            return f"{field_name(name)}.{inside}" if inside else field_name(name)
+    return ""
 
 
 def _check_cut(x: Any, size: int) -> None:
@@ -98,11 +118,15 @@ def _are_rows(x: Any, parts: list[Any]) -> bool:
         return False
     if not type(x).__spec__.has_materialize:
         return True
-    whole = x.materialize()
     try:
         cut = torch.cat([part.materialize() for part in parts])
     except (RuntimeError, IndexError, ValueError):  # of inner tensors that do not fit together any more
         return False
+    return _are_same(x.materialize(), cut)
+
+
+def _are_same(whole: Tensor, cut: Tensor) -> bool:
+    """Whether two plain tensors are the same but for rounding."""
     if whole.shape != cut.shape:
         return False
     if not whole.is_floating_point():
@@ -112,8 +136,9 @@ def _are_rows(x: Any, parts: list[Any]) -> bool:
     return torch.allclose(whole, cut, rtol=close, atol=float(close * scale), equal_nan=True)
 
 
-def _rows(x: Any, start: int, stop: int) -> Any:
-    return map_inners(x, lambda _, t: t[start:stop] if is_cut(x, t) else t)
+def rows_of(x: Any, start: int, stop: int) -> Any:
+    """Returns these rows of a value; inner tensors that are not cut are those of ``x``."""
+    return _map_cut(x, lambda t: t[start:stop], lambda t: t)
 
 
 def is_cut(x: Any, t: Tensor) -> bool:
@@ -126,12 +151,30 @@ def is_cut(x: Any, t: Tensor) -> bool:
 
 def _slice(x: Any, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
     rows = x.size(0)
-    return _rows(x, start or 0, rows if stop is None else min(stop, rows))
+    return rows_of(x, start or 0, rows if stop is None else min(stop, rows))
 
 
 def _new_zeros(x: Any, size: Any, **kwargs: Any) -> Any:
     """Returns a value of so many rows, to be filled; inner tensors that are not cut are those of ``x``."""
-    return map_inners(x, lambda _, t: t.new_zeros((size[0], *t.shape[1:])) if is_cut(x, t) else t.clone())
+    return _map_cut(x, lambda t: t.new_zeros((size[0], *t.shape[1:])), torch.clone)
+
+
+def _map_cut(x: Any, change: Callable[[Tensor], Tensor], keep: Callable[[Tensor], Tensor]) -> Any:
+    """Returns a value with ``change(t)`` in place of inner tensors that are cut, and ``keep(t)`` of the others.
+
+    A part of a Parameter of a trainable class is one that optimizers may move, as the Parameter is.
+    """
+
+    def replace(_: Any, t: Any) -> Any:
+        if not is_cut(x, t):
+            return keep(t)
+        return _map_cut(t, change, keep) if hasattr(type(t), "__spec__") else change(t)
+
+    out = map_inners(x, replace)
+    out.__dict__[PART] = True
+    if is_point(x) and type(x).__spec__.trainable:
+        out.__dict__[POINT] = True
+    return out
 
 
 def _view(x: Any, size: Any) -> Any:
@@ -149,10 +192,76 @@ def _as_strided(x: Any, size: Any, stride: Any, storage_offset: int | None = Non
     return x.detach()
 
 
-_OPS: dict[Any, Call] = {
-    aten.as_strided.default: _as_strided,
-    aten.split.Tensor: _split,
-    aten.slice.Tensor: _slice,
-    aten.new_zeros.default: _new_zeros,
-    aten.view.default: _view,
+def _narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
+    """Returns the rows that a checkpoint saved or loads, as views.
+
+    Raises:
+        DispatchError: the value is not cut into rows, or its rows are not those of its inner tensors.
+    """
+    cls = type(x)
+    refused = (
+        f"a distributed checkpoint of {one_of(cls)} of size {tuple(x.shape)}, saved or loaded by another number of "
+        f"ranks: "
+    )
+    if dim != 0:
+        raise DispatchError(
+            f"{refused}values that are no plain tensors are cut into rows, and this asks for a part of dim {dim}; load "
+            f"it with the placements that it was saved with"
+        )
+    part = _slice(x, dim, start, stop)
+    inners = [x.__dict__[name] for name in x._layout.present]
+    fits = any(is_cut(x, t) for t in inners)
+    # A gradient, or what an optimizer keeps of gradients, represents no plain tensor to compare.
+    if fits and not x._layout.cotangent and not x.is_meta:
+        fits = _are_same(x.materialize()[start:stop], part.materialize())
+    if not fits:
+        raise DispatchError(
+            f"{refused}its rows are not what the same rows of its inner tensors stand for; load it with as many ranks "
+            f"as saved it, or write rules for torch.ops.aten.slice.Tensor and view"
+        )
+    return part
+
+
+# ---- what a DTensor does with a part -----------------------------------------------------------------------
+
+
+def _gather(run: Call, x: Any, *group: Any) -> Any:
+    """Joins the rows of all ranks, of a part that FSDP2 made and of its gradients; a value of its own materializes."""
+    if PART not in x.__dict__ and not x._layout.cotangent:
+        return run(x, *group)
+    gather, wait = torch.ops._c10d_functional.all_gather_into_tensor, torch.ops._c10d_functional.wait_tensor
+    return _map_cut(x, lambda t: wait(gather(t.contiguous(), *group)), lambda t: t)
+
+
+def _complete(run: Call, x: Any) -> Any:
+    """Returns what :func:`_gather` made, which is complete."""
+    return x.detach() if PART in x.__dict__ or x._layout.cotangent else run(x)
+
+
+def _same_size(run: Call, x: Any, size: Any) -> Any:
+    """Returns the local tensor of a DTensor, which PyTorch takes a view of to return it."""
+    return x.detach() if tuple(size) == tuple(x.shape) else run(x, size)
+
+
+def _without_run(answer: Call) -> Call:
+    return lambda _, *args, **kwargs: answer(*args, **kwargs)
+
+
+_FSDP: dict[Any, Call] = {
+    aten.as_strided.default: _without_run(_as_strided),
+    aten.split.Tensor: _without_run(_split),
+    aten.slice.Tensor: _without_run(_slice),
+    aten.new_zeros.default: _without_run(_new_zeros),
+    aten.view.default: _without_run(_view),
+}
+_TABLES = {
+    "fsdp": _FSDP,
+    "checkpoint": {aten.slice.Tensor: _without_run(_narrow)},
+    "dtensor": {aten.view.default: _same_size},
+}
+# By name: PyTorch registers one of them with the first collective.
+_COLLECTIVES: dict[str, Call] = {
+    "_c10d_functional::all_gather_into_tensor": _gather,
+    "_c10d_functional::wait_tensor": _complete,
+    "_c10d_functional::_wrap_tensor_autograd": _complete,
 }

@@ -18,7 +18,7 @@ from subclasses.dispatch.aliasing import with_aliasing, write_into
 from subclasses.dispatch.per_inner import differentiable_names, records
 from subclasses.errors import DispatchError, one_of
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import GRADIENT, POINT, is_point, map_inners
+from subclasses.spec.values import GRADIENT, PART, POINT, is_point, map_inners
 
 aten = torch.ops.aten
 
@@ -249,6 +249,8 @@ def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
                 out.__dict__[POINT] = True
             elif GRADIENT in x.__dict__:
                 out.__dict__[GRADIENT] = True
+            if PART in x.__dict__:
+                out.__dict__[PART] = True
         return out
 
     return plan

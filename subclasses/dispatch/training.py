@@ -203,6 +203,6 @@ def _with_joint_norm(cls: Any, run: Call) -> Call:
     def plan(x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **kwargs: Any) -> Any:
         if dim or keepdim or not is_gradient(x):
             return run(x, ord, dim, keepdim, **kwargs)
-        return joint_norm(list(run_per_inner(cls, op, x, (x, ord), kwargs).values()), ord)
+        return joint_norm(x, run_per_inner(cls, op, x, (x, ord), kwargs), ord)
 
     return plan

@@ -1,63 +1,104 @@
 """The hooks with which FSDP2 all-gathers a sharded parameter of a declared class.
 
 Parameters are sharded along dim 0. An inner tensor with as many rows as the outer tensor is gathered. Any other, such
-as the scale of the whole tensor, is the same on every rank and is not gathered.
+as the scale of the whole tensor, is the same on every rank and is not gathered. Of an inner tensor that is a declared
+class itself, its own inner tensors are gathered.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from subclasses._torch import preserve_version_counter
+from subclasses._torch_distributed import reduce_packed_gradients
 from subclasses.dispatch.sharding import is_cut
 from subclasses.dispatch.structural import follows_dtype
+from subclasses.generate.sharded_gradients import pack, unpack
 from subclasses.spec.values import dynamic_ints
 
 Gathered = tuple[Any, tuple[Tensor, ...]]
 
+reduce_packed_gradients(pack, unpack)
 
-def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[tuple[Tensor, ...], Any]:
+
+class Part(NamedTuple):
+    """What a Parameter is rebuilt from, besides the tensors that are gathered.
+
+    Attributes:
+        layout: the layout of the value.
+        inners: the inner tensors by attribute, in order of declaration; a Part in place of a declared class.
+        gathered: which of them are replaced by what is gathered.
+        dynamics: the values of the dynamic ints.
+    """
+
+    layout: Any
+    inners: dict[str, Any]
+    gathered: tuple[str, ...]
+    dynamics: tuple[Any, ...]
+
+
+def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[tuple[Tensor, ...], Part]:
     """Returns the inner tensors to gather, in the policy's parameter dtype, and the metadata to rebuild from."""
-    dtype = None if mp_policy is None else mp_policy.param_dtype
+    tensors: list[Tensor] = []
+    # FSDP gathers nothing on one rank and returns the first tensor alone; the other tensors are complete.
+    most = 1 if mesh is not None and mesh.size() == 1 else None
+    part = _part(x, len(outer_size), None if mp_policy is None else mp_policy.param_dtype, tensors, most)
+    return tuple(tensors), part
+
+
+def _part(x: Any, dims: int, dtype: Any, tensors: list[Tensor], most: int | None) -> Part:
+    """Appends the inner tensors to gather, up to so many, and returns the metadata."""
     gathered, inners = [], {}
     for field in type(x).__spec__.inners:
         t = x.__dict__[field.attribute]
+        cut = t is not None and is_cut(x, t) and dims == x.dim()
         if t is not None and dtype is not None and follows_dtype(x, field, t):
             t = t.to(dtype)
-        inners[field.attribute] = t
-        if t is not None and is_sharded(x, t, outer_size):
+        if cut and hasattr(type(t), "__spec__"):
+            t = _part(t, t.dim(), None, tensors, most)
+        elif cut and len(tensors) != most:
+            tensors.append(t)
             gathered.append(field.attribute)
-    if mesh is not None and mesh.size() == 1:
-        # FSDP gathers nothing on one rank and returns the first tensor alone; the other tensors are complete.
-        del gathered[1:]
-    return tuple(inners[n] for n in gathered), (x._layout, tuple(gathered), inners, dynamic_ints(x))
+        inners[field.attribute] = t
+    return Part(x._layout, inners, tuple(gathered), dynamic_ints(x))
 
 
-def is_sharded(x: Any, t: Tensor, outer_size: Any) -> bool:
-    """Whether an inner tensor is sharded: it has as many rows as the shard."""
-    return is_cut(x, t) and len(outer_size) == x.dim()
-
-
-def post_all_gather(outputs: tuple[Tensor, ...], metadata: Any, out: Any) -> Gathered | None:
+def post_all_gather(outputs: tuple[Tensor, ...], metadata: Part, out: Any) -> Gathered | None:
     """Rebuilds the whole parameter from the gathered inner tensors.
 
     With ``out``, the function updates ``out`` and returns None. FSDP refilled the gathered storages, which the inner
     tensors of ``out`` usually share; an inner tensor with another storage is copied into.
     """
-    layout, gathered, inners, dynamics = metadata
-    whole = inners | dict(zip(gathered, outputs, strict=True))
+    left = iter(outputs)
     if out is None:
-        new = layout.cls._wrap(layout, *whole.values(), *dynamics)
-        return new, outputs
-    target = out if isinstance(out, layout.cls) else out._local_tensor
+        return _rebuild(metadata, left), outputs
     with torch.no_grad():
-        for name, t in whole.items():
-            held = target.__dict__[name]
-            if t is not None and held.untyped_storage().data_ptr() != t.untyped_storage().data_ptr():
-                # The values are those of the first gather, which autograd saved, so the version stays.
-                with preserve_version_counter(held):
-                    held.copy_(t)
+        _refill(out if isinstance(out, metadata.layout.cls) else out._local_tensor, metadata, left)
     return None
+
+
+def _rebuild(part: Part, left: Iterator[Tensor]) -> Any:
+    """Returns a value with the next gathered tensors."""
+    inners = [
+        _rebuild(t, left) if isinstance(t, Part) else next(left) if name in part.gathered else t
+        for name, t in part.inners.items()
+    ]
+    return part.layout.cls._wrap(part.layout, *inners, *part.dynamics)
+
+
+def _refill(target: Any, part: Part, left: Iterator[Tensor]) -> None:
+    """Copies the next gathered tensors into a value, where it has storages of its own."""
+    for name, t in part.inners.items():
+        held = target.__dict__[name]
+        if isinstance(t, Part):
+            _refill(held, t, left)
+            continue
+        whole = next(left) if name in part.gathered else t
+        if whole is not None and held.untyped_storage().data_ptr() != whole.untyped_storage().data_ptr():
+            # The values are those of the first gather, which autograd saved, so the version stays.
+            with preserve_version_counter(held):
+                held.copy_(whole)

@@ -128,21 +128,21 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
     @unserializable_hook  # a copy of the Parameter has its own
     def convert(grad: Any) -> Any:
         if isinstance(grad, cls):
-            return _mark(grad, held)
+            return mark_gradient(grad, held)
         # A gradient to be differentiated again stays a function of the value; an inner tensor here is raw.
         if is_traceable_wrapper_subclass(grad) or torch.is_grad_enabled():
             return None
         inners = [held[n] for n in spec.attributes]
         dynamics = [held[f.name] for f in spec.dynamics]
         if spec.fallback != "map" or cls._saves_inners:
-            return _mark(cls._wrap(held["_layout"], *inners, *dynamics).wrap_cotangent(grad), held)
+            return mark_gradient(cls._wrap(held["_layout"], *inners, *dynamics).wrap_cotangent(grad), held)
         parts = [grad if is_differentiable(t) else t for t in inners]
-        return _mark(cls._wrap(held["_layout"], *parts, *dynamics), held)
+        return mark_gradient(cls._wrap(held["_layout"], *parts, *dynamics), held)
 
     return convert
 
 
-def _mark(grad: Any, held: dict[str, Any]) -> Any:
+def mark_gradient(grad: Any, held: dict[str, Any]) -> Any:
     """Returns a gradient of a point with these attributes that the arithmetic of optimizers recognizes."""
     nested = {name: _convert_inner(grad.__dict__[name], held[name]) for name, _ in held["_layout"].nested}
     if type(grad)._marks_gradients and not nested:
@@ -159,7 +159,7 @@ def _convert_inner(grad: Any, x: Any) -> Any:
     """Returns the gradient of a wrapper inside of a Parameter, which is plain where it was materialized."""
     if POINT not in x.__dict__ or (is_traceable_wrapper_subclass(grad) and type(grad) is not type(x)):
         return grad
-    return _mark(grad if type(grad) is type(x) else x.wrap_cotangent(grad), x.__dict__)
+    return mark_gradient(grad if type(grad) is type(x) else x.wrap_cotangent(grad), x.__dict__)
 
 
 def swap_attributes(x: Any, held: dict[str, Any]) -> None:

@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass, mark_dim_dynamic
+from subclasses.layout import with_nested
 
 if TYPE_CHECKING:
     from subclasses.spec.collect import InnerField
 
 # Attributes that values carry besides their fields: a detached copy of a Parameter of a trainable class, the gradient
-# of a Parameter of a class with fallback="map", and a weak reference to the hooks of a Parameter.
+# of a Parameter of a class with fallback="map", a weak reference to the hooks of a Parameter, a part of a Parameter
+# that was cut for several ranks, and, of the gradient of one, the number of ranks and the inner tensors that each of
+# them has whole.
 POINT, GRADIENT, HOOKS = "_of_parameter", "_gradient", "_gradient_hooks"
+PART, RANKS = "_part", "_ranks"
 
 
 def is_point(x: Any) -> bool:
@@ -49,7 +53,10 @@ def dynamic_ints(x: Any) -> tuple[Any, ...]:
 
 def with_inners(x: Any, inners: Iterable[Tensor | None]) -> Any:
     """Returns a value with other inner tensors, in order of declaration, and the metadata of ``x``."""
-    return type(x)._wrap(x._layout, *inners, *dynamic_ints(x))
+    inners, layout = tuple(inners), x._layout
+    if layout.nested:
+        layout = with_nested(layout, *inners)
+    return type(x)._wrap(layout, *inners, *dynamic_ints(x))
 
 
 def map_inners(x: Any, change: Callable[[InnerField, Any], Any]) -> Any:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.distributed.classes import Pair, Scaled
+from tests.distributed.classes import LowRank, Pair, Scaled
 
 
 class MLP(nn.Module):
@@ -52,19 +52,41 @@ class PairLinear(nn.Module):
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(Pair(torch.randn(out, width), torch.randn(out, width)))
+        self.weight = nn.Parameter(Pair(torch.randn(out, width) / 4, torch.randn(out, width) / 4))
 
     def forward(self, x: Tensor) -> Tensor:
         first, second = self.weight.unwrap()
         return F.linear(x, first) + F.linear(x, second) * 2
 
 
-class ScaledLinear(nn.Module):
-    """A layer whose weight scales its rows."""
+class WrapperLinear(nn.Module):
+    """A layer whose weight is of a class that materializes."""
 
-    def __init__(self, width: int, out: int) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        self.weight = nn.Parameter(Scaled(torch.randn(out, width), torch.rand(out, 1) + 1))
+        self.weight = nn.Parameter(weight)
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight)
+
+
+def of_pairs() -> nn.Module:
+    return nn.Sequential(PairLinear(8, 16), nn.Tanh(), PairLinear(16, 4))
+
+
+def of_scaled() -> nn.Module:
+    """The weights scale their rows."""
+
+    def layer(width: int, out: int) -> nn.Module:
+        return WrapperLinear(Scaled(torch.randn(out, width), torch.rand(out, 1) + 1))
+
+    return nn.Sequential(layer(8, 16), nn.Tanh(), layer(16, 4))
+
+
+def of_low_rank() -> nn.Module:
+    """The weights have a factor that stays whole on each rank."""
+
+    def layer(width: int, out: int) -> nn.Module:
+        return WrapperLinear(LowRank(torch.randn(out, 3), torch.randn(3, width) / 2))
+
+    return nn.Sequential(layer(8, 16), nn.Tanh(), layer(16, 4))

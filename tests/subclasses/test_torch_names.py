@@ -455,21 +455,30 @@ def fsdp_parameters():
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed._shard import _utils
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
-from subclasses import TensorSubclass, _torch_distributed, inner
+from subclasses import Outer, TensorSubclass, _torch_distributed, inner
 class Ask(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        seen.setdefault(func, (_torch_distributed.in_fsdp_parameter(), _torch_distributed.fsdp_ranks()))
+        seen.setdefault(func, (_torch_distributed.who_asks(), _torch_distributed.fsdp_ranks()))
         return func(*args, **(kwargs or {}))
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 mesh, seen = dist.init_device_mesh("cpu", (1,)), {}
+layer = nn.Sequential()
+layer.first = nn.Linear(2, 2)
 with Ask():
-    fully_shard(nn.Linear(2, 2), mesh=mesh)
-class Refused(TensorSubclass, fallback="map"):
+    fully_shard(layer.first, mesh=mesh)
+class Refused(TensorSubclass, fallback="materialize"):
     part: torch.Tensor = inner()
-layer = nn.Linear(2, 2)
-layer.last = nn.Parameter(Refused(torch.ones(2, 2)))
+    @staticmethod
+    def outer(part):
+        return Outer(tuple(part.T.shape))
+    def materialize(self):
+        return self.part.T.contiguous()
+layer.last = nn.Parameter(Refused(torch.ones(3, 2)), requires_grad=False)
 before = dict(layer._parameters)
 for _ in range(2):
     try:
@@ -478,8 +487,22 @@ for _ in range(2):
         assert layer._parameters == before and not layer._forward_hooks
     else:
         raise AssertionError
-assert seen[torch.ops.aten.split.Tensor] == (True, 1) and seen[torch.ops.aten.new_zeros.default][0], seen
-assert not _torch_distributed.in_fsdp_parameter() and _torch_distributed.fsdp_ranks() is None
+assert seen[torch.ops.aten.split.Tensor] == ("fsdp", 1), seen
+assert seen[torch.ops.aten.new_zeros.default][0] == "fsdp"
+with Ask():
+    seen.clear()
+    _utils.narrow_tensor_by_index(torch.ones(4), [1], [2])
+    assert seen[torch.ops.aten.slice.Tensor][0] == "checkpoint"
+    seen.clear()
+    layer.first.weight.full_tensor()
+    assert seen[torch.ops.aten.view.default][0] == "dtensor", seen
+dist.destroy_process_group()
+dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+part = DTensor.from_local(torch.ones(2), dist.init_device_mesh("cpu", (2,)), [Shard(0)])
+with Ask():
+    part.redistribute(placements=[Replicate()])
+    assert seen[torch.ops._c10d_functional.all_gather_into_tensor.default][0] == "dtensor", seen
+assert not _torch_distributed.who_asks() and _torch_distributed.fsdp_ranks() is None
 dist.destroy_process_group()
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=120)
@@ -833,7 +856,8 @@ CHECKS = {
     "op_infos": op_infos,
     "dtensor_spec": dtensors,
     "is_work": dtensors,
-    "in_fsdp_parameter": fsdp_parameters,
+    "who_asks": fsdp_parameters,
+    "reduce_packed_gradients": fsdp_parameters,
     "fsdp_ranks": fsdp_parameters,
     "joint_work": dtensors,
     "tensor_meta": dtensors,

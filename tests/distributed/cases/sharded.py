@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from subclasses.int8 import Int8WeightOnlyConfig, quantize_
-from tests.distributed.models import MLP, Adapted, PairLinear, ScaledLinear
+from tests.distributed.models import MLP, Adapted, of_low_rank, of_pairs, of_scaled
 from tests.distributed.world import Case, Run, World, randn
 
 Prepare = Callable[..., nn.Module]
@@ -94,14 +94,6 @@ def adapted() -> nn.Module:
     return model
 
 
-def of_pairs() -> nn.Module:
-    return nn.Sequential(PairLinear(8, 16), nn.Tanh(), PairLinear(16, 4))
-
-
-def of_scaled() -> nn.Module:
-    return nn.Sequential(ScaledLinear(8, 16), nn.Tanh(), ScaledLinear(16, 4))
-
-
 def frozen(make: Callable[[], nn.Module]) -> Run:
     """Calls, and the class of what each rank has of a parameter."""
 
@@ -111,6 +103,24 @@ def frozen(make: Callable[[], nn.Module]) -> Run:
         for seed in range(2):
             yield world.all_rows(compiled(world.rows(randn(4, 8, seed=seed))))
         yield [type(world.local(p)).__name__ for p in model.parameters()]
+
+    return run
+
+
+def clipped(make: Callable[[], nn.Module]) -> Run:
+    """Steps with the norm of all gradients, over several backwards."""
+
+    def run(world: World) -> Iterator[Any]:
+        model = whole_then_compiled(world, make())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        for seed in range(3):
+            x = randn(4, 8, seed=seed)
+            for factor in (1, 2):
+                model(world.rows(x) * factor).square().mean().backward()
+            yield nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+            yield world.all_rows(model(world.rows(x)).detach())
 
     return run
 
@@ -138,6 +148,10 @@ CASES = {
     "int8 weights, trained adapters": Case(training(layers_then_compiled, adapted)),
     "weights of a mapping class: inference": Case(frozen(of_pairs)),
     "trained weights of a mapping class": Case(training(whole_then_compiled, of_pairs)),
+    "the same, layer by layer, bfloat16": Case(
+        training(layers_then_compiled, of_pairs, **BF16), tolerance=3e-2
+    ),
     "weights of a class that materializes: inference": Case(frozen(of_scaled)),
     "trained weights of a class that materializes": Case(training(whole_then_compiled, of_scaled)),
+    "trained low-rank weights, AdamW, clipped": Case(clipped(of_low_rank)),
 }

@@ -30,6 +30,8 @@ def test_one_argument():
         "    _layout = _x._layout\n"
         "    _out_a = _call(self.a)\n"
         "    _out_b = _call(self.b)\n"
+        "    if _layout.nested:\n"
+        "        _layout = _with_nested(_layout, _out_a, _out_b)\n"
         "    return _wrap(_layout, _out_a, _out_b)\n"
     )
 
@@ -42,9 +44,11 @@ def test_two_arguments_either_of_which_may_be_plain():
         "    _x = self if _is_self else other\n"
         "    _layout = _x._layout\n"
         "    if _is_other and (other._layout is not _layout):\n"
-        "        _raise_mixed(_op, _x, other)\n"
+        "        _check_alike(_op, _x, other)\n"
         "    _out_a = _call(self.a if _is_self else self, other.a if _is_other else other)\n"
         "    _out_b = _call(self.b if _is_self else self, other.b if _is_other else other)\n"
+        "    if _layout.nested:\n"
+        "        _layout = _with_nested(_layout, _out_a, _out_b)\n"
         "    return _wrap(_layout, _out_a, _out_b)\n"
     )
 
@@ -92,6 +96,24 @@ def test_every_op_that_can_be_written_out_compiles():
     assert len(ops) > 500
     for op in ops:
         assert callable(build_map_plan(Box, op))
+
+
+class Product(TensorSubclass, fallback="materialize", trainable=True):
+    one: Tensor = inner()
+    other: Tensor = inner()
+
+    def materialize(self):
+        return self.one * self.other
+
+
+def test_the_layout_follows_what_inner_tensors_become():
+    x = Pair(Product(torch.ones(2), torch.ones(2)), torch.ones(2))
+    doubled = x * 2
+    assert type(doubled.a) is Tensor and doubled._layout is Pair(torch.ones(2), torch.ones(2))._layout
+    parts = (x * 2).split(1)
+    assert [part._layout for part in parts] == [doubled._layout] * 2
+    state = torch.zeros_like(torch.nn.Parameter(x))
+    assert state.a._layout.cotangent and dict(state._layout.nested)["a"] is state.a._layout
 
 
 def test_an_error_inside_shows_the_line():

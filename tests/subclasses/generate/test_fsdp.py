@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from subclasses import DispatchError, Outer, TensorSubclass, inner
 from tests.subclasses.subjects import FACTORIES, LowRank, Pair, Scaled, assert_same, make_int8, make_pair
@@ -93,7 +94,7 @@ def two_fake_ranks():
 
 
 class Layer(nn.Module):
-    """A frozen parameter: FSDP2 reduces plain gradients only."""
+    """A frozen parameter."""
 
     def __init__(self, w):
         super().__init__()
@@ -210,11 +211,33 @@ class Turned(TensorSubclass, fallback="materialize"):
         return self.data_.T.contiguous()
 
 
+class Adding(TensorSubclass, fallback="materialize"):
+    """An optimizer may update it by a rule."""
+
+    data_: Tensor = inner()
+
+    def materialize(self):
+        return self.data_ * 2
+
+
+@Adding.implements(aten.add_.Tensor)
+def _(func, x, y, alpha=1):
+    x.data_.add_(y / 2, alpha=alpha)
+    return x
+
+
+class Holding(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+
+
 REFUSED = {
-    "trained": (lambda: nn.Parameter(LowRank(*low_rank().unwrap())), "Freeze it with requires_grad_"),
-    "trained, mapped": (
-        lambda: nn.Parameter(make_pair(4, 3)),
-        "one plain gradient of the size of the Parameter",
+    "trained by a rule of its own": (
+        lambda: nn.Parameter(Adding(torch.randn(4, 3))),
+        "requires grad: .* Declare it with trainable=True",
+    ),
+    "holds a class that is not declared": (
+        lambda: Holding(TwoTensor(torch.randn(4, 3), torch.randn(4, 3))),
+        "its inner tensor held is of a class that is not declared",
     ),
     "other rows": (
         lambda: Reversed(torch.arange(8.0).view(4, 2)),
