@@ -51,8 +51,8 @@ def who_asks() -> Literal["fsdp", "checkpoint", "dtensor", ""]:
     return ""
 
 
-# What takes the rows of a tensor that another rank saved or asks for; what joins the parts of a DTensor, and returns its
-# local tensor.
+# What takes the rows of a tensor that another rank saved or asks for; what joins the parts of a DTensor, and what
+# returns its local tensor.
 _ASKING: dict[tuple[Any, str], Literal["checkpoint", "dtensor"]] = {
     ("torch.distributed._shard._utils", "narrow_tensor_by_index"): "checkpoint",
     ("torch.distributed.tensor.placement_types", "_to_replicate_tensor"): "dtensor",

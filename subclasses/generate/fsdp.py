@@ -52,11 +52,14 @@ def pre_all_gather(x: Any, mesh: Any, outer_size: Any, mp_policy: Any) -> tuple[
 
 def _part(x: Any, dims: int, dtype: Any, tensors: list[Tensor], most: int | None) -> Part:
     """Appends the inner tensors to gather, up to so many, and returns the metadata."""
-    gathered, inners = [], {}
+    gathered: list[str] = []
+    inners: dict[str, Any] = {}
     for field in type(x).__spec__.inners:
-        t = x.__dict__[field.attribute]
-        cut = t is not None and is_cut(x, t) and dims == x.dim()
-        if t is not None and dtype is not None and follows_dtype(x, field, t):
+        t = inners[field.attribute] = x.__dict__[field.attribute]
+        if t is None:
+            continue
+        cut = is_cut(x, t) and dims == x.dim()
+        if dtype is not None and follows_dtype(x, field, t):
             t = t.to(dtype)
         if cut and hasattr(type(t), "__spec__"):
             t = _part(t, t.dim(), None, tensors, most)

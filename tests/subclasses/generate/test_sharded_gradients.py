@@ -1,4 +1,4 @@
-"""Gradients of Parameters that FSDP2 cut: packed for all ranks, and unpacked on each; `tests/distributed` runs FSDP2."""
+"""Gradients of Parameters that FSDP2 cut: packed for all ranks, unpacked on each; `tests/distributed` runs FSDP2."""
 
 from __future__ import annotations
 
