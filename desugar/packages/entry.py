@@ -208,7 +208,8 @@ class _Text:
         out = self.out
         inner = [f", {out.bind(guards.weights[number], 'weight')}.{path}" for number, path in guards.inner]
         check = f"{out.bind(guards.check, 'same_weights')}(*{out.bind(guards.weights, 'weights')}{''.join(inner)})"
-        return f"({check} or {out.bind(guards.check_others, 'other_weights')}())"
+        handed_out = out.bind(guards.handed_out, "handed_out")
+        return f"(not {handed_out} or {check} or {out.bind(guards.check_others, 'other_weights')}())"
 
     def _open(self, tree: Tree, name: str, leaves: list[str]) -> None:
         """Adds the conditions of a structure, and the expressions of its leaves."""

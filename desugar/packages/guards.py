@@ -73,23 +73,31 @@ class WeightGuards:
 
     Machine code reads their memory, whatever `module.half()` or an assignment to `.data` did to them since. The check
     compares the type, dtype, device, sizes, strides and `requires_grad` of each weight and of the tensors inside of it.
+    Nothing can have changed weights that only the package has: calls check them from when it hands them out.
 
     Attributes:
         weights: The weights.
+        handed_out: Empty as long as only the package has the weights.
         inner: The plain tensors inside of weights that are wrappers: the weight's number, and the attributes to it.
         check: The check, of all weights and then of all inner tensors.
     """
 
     _MOST = 4  # checks kept: one for each mode in which tensors have other dispatch keys
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
+    def __init__(self, weights: Sequence[Tensor], *, handed_out: bool) -> None:
         self.weights = tuple(weights)
+        self.handed_out: list[bool] = [True] * handed_out
         self.inner = [
             (number, path) for number, weight in enumerate(weights) for path in _paths_inside(weight)
         ]
         self._flags = self._requires_grad()
         self.check = self._make()
         self._others: list[Any] = []
+
+    def hand_out(self) -> None:
+        """Makes all further calls check the weights."""
+        if not self.handed_out:
+            self.handed_out.append(True)
 
     def check_others(self) -> bool:
         """Whether the weights are such as were found to fit before, in another mode."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from desugar import _torch as private
 from desugar.errors import PackageError, SignatureError
+from desugar.ir.calling import Passed
 from desugar.packages.archive import Archive
 from desugar.packages.assemble import assemble
 from desugar.packages.checks import Checking
@@ -31,6 +32,7 @@ from desugar.packages.manifest.records import (
     Left,
     Manifest,
     ProgramRecord,
+    StridedView,
 )
 from desugar.packages.manifest.structure import match, paths_of, signature_of
 from desugar.packages.manifest.validate import check_manifest
@@ -77,7 +79,7 @@ def load(
         check_machine(manifest.machine)
     graphs: Callable[[ProgramRecord], Callable[[GraphRecord], Any]]
     graphs = _NativeGraphs(archive).of if native else _compiled_graphs(archive)
-    return Package(manifest, find_weights(archive, manifest, state), graphs)
+    return Package(manifest, find_weights(archive, manifest, state), graphs, owns_weights=state is None)
 
 
 def _read_manifest(archive: Archive, classes: Iterable[type]) -> Manifest:
@@ -134,20 +136,20 @@ def _compiled_graphs(archive: Archive) -> Callable[[ProgramRecord], Callable[[Gr
 
 
 class Package:
-    """Programs that were loaded from a file; calling it runs the one that fits the arguments.
-
-    Attributes:
-        state: The weights by name.
-    """
+    """Programs that were loaded from a file; calling it runs the one that fits the arguments."""
 
     def __init__(
         self,
         manifest: Manifest,
         state: dict[str, Tensor],
         graphs: Callable[[ProgramRecord], Callable[[GraphRecord], Any]],
+        *,
+        owns_weights: bool,
     ) -> None:
-        self._manifest, self.state = manifest, MappingProxyType(state)
-        self._weights = WeightGuards([state[record.name] for record in manifest.weights])
+        self._manifest, self._state = manifest, state
+        keeps = owns_weights and not manifest.is_training and all(map(_keeps_inputs, manifest.programs))
+        weights = [state[record.name] for record in manifest.weights]
+        self._weights = WeightGuards(weights, handed_out=not keeps)
         self._programs = [self._program(record, graphs(record)) for record in manifest.programs]
         parameters = manifest.programs[0].parameters
         self.__signature__ = signature_of(parameters)
@@ -183,6 +185,12 @@ class Package:
     def is_training(self) -> bool:
         """Whether results have gradients."""
         return self._manifest.is_training
+
+    @property
+    def state(self) -> Mapping[str, Tensor]:
+        """The weights by name. From when it was read, each call checks them."""
+        self._weights.hand_out()
+        return MappingProxyType(self._state)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Yields the weights that are parameters, for an optimizer."""
@@ -240,7 +248,7 @@ class Package:
 
     def _check_weights(self) -> None:
         for record in self._manifest.weights:
-            weight, name = self.state[record.name], f"weight {record.name}"
+            weight, name = self._state[record.name], f"weight {record.name}"
             Checking((), (), (), self.is_training).check_weight(record.leaf, weight, name)
             is_known = self.is_training and record.leaf.requires_grad
             if weight.requires_grad and not is_known and torch.is_grad_enabled():
@@ -260,6 +268,18 @@ class _Program:
     @functools.cached_property
     def run(self) -> Callable[..., Any]:
         return build_runner(self.callee)
+
+
+def _keeps_inputs(record: ProgramRecord) -> bool:
+    """Whether no result of a program, and nothing that it writes, is an input of it or shares its memory."""
+    outputs = record.outputs
+    return not (
+        outputs.inputs
+        or outputs.stores
+        or outputs.assigns
+        or any(isinstance(value, StridedView) for value in outputs.values)
+        or any(isinstance(output, Passed) for output in record.forward.calling.outputs)
+    )
 
 
 def _is_left_out(parameter: Any, value: Any) -> bool:

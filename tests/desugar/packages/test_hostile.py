@@ -42,6 +42,41 @@ def test_weights_in_other_modes(pack, mode):
         check(package, model, torch.randn(4, 3))
 
 
+def _handed_out(package):
+    return package._weights.handed_out
+
+
+def test_weights_are_checked_from_when_the_package_hands_them_out(pack):
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    package = pack(model, desugar.call(x))
+    check(package, model, x)
+    assert not _handed_out(package) and "not handed_out or same_weights" in package.source
+    package.state["weight"].data = torch.randn(1, 3)
+    with pytest.raises(SignatureError, match=r"weight weight.size\(0\): expected 2, got 1"):
+        package(x)
+    other = pack(model, desugar.call(x))
+    next(other.parameters()).data = torch.randn(1, 3)
+    with pytest.raises(SignatureError, match=r"expected 2, got 1"):
+        other(x)
+
+
+@pytest.mark.parametrize("give", ["view", "state", "training", "buffer"])
+def test_weights_that_others_can_reach_are_checked_from_the_start(give, pack):
+    class Giving(nn.Linear):
+        def forward(self, x):
+            y = super().forward(x)
+            if give == "buffer":
+                self.total.add_(y.sum())
+            return (y, self.weight[:1] if give == "view" else y)
+
+    model, x = Giving(3, 2).requires_grad_(give == "training"), torch.randn(4, 3)
+    model.register_buffer("total", torch.zeros(()))
+    package = pack(model, desugar.call(x), training=give == "training")
+    if give == "state":
+        package = desugar.load(pack.path, state=model, native=False)
+    assert _handed_out(package)
+
+
 def test_weights_that_are_unfrozen(pack):
     model = nn.Linear(3, 2).requires_grad_(False)
     package = pack(model, desugar.call(torch.randn(4, 3)))
