@@ -65,7 +65,8 @@ WARM_STARTS = {
     "ragged language model, a training step": 1.0,
 }
 WARM_BEHIND_DYNAMO, COLD_WITH_STORE, COLD_START = 1.1, 1.05, 0.9
-IMPORT_SECONDS = {"desugar": 0.15, "subclasses.ragged": 0.1}
+# Seconds over torch. The second is of both packages; a collection of torch's objects falls due in either.
+IMPORT_SECONDS = {"desugar": 0.15, "subclasses.ragged": 0.15 + 0.1}
 # Tables whose rows do the same work: before compiled code, only our row checks for lazy negation.
 COMPARED = ("in isolation", "the whole prologue")
 
@@ -234,10 +235,13 @@ def _dtensors(rows: list[Row]) -> Iterator[Goal]:
 
 def _starts(rows: list[Row]) -> Iterator[Goal]:
     """Yields the goals of wall times, with the store of programs on."""
+    imported, seconds = [], 0.0
     for row in rows:
         start, _, case = row.group.removesuffix(", wall").partition(" start, ")
         if row.group == f"{starts.IMPORTS}, wall" and row.name in IMPORT_SECONDS:
-            yield Goal(f"import {row.name}, seconds", IMPORT_SECONDS[row.name], row.timing.median / 1e3)
+            imported.append(row.name)
+            seconds += row.timing.median / 1e3
+            yield Goal(f"import {', '.join(imported)}, seconds over torch", IMPORT_SECONDS[row.name], seconds)
         elif not row.group.endswith(", wall") or row.name not in (DIRECT, BACKEND):
             continue
         elif start == "warm":

@@ -25,6 +25,7 @@ def processes(monkeypatch):
         seconds = {
             "wall": 2.0 + 2.0 * (env.get(starts.SWITCH) == "0"),
             "cpu": 1.0,
+            "graph": 0.5,
             "imports": 3.0,
             "collecting": 0.5,
         }
@@ -83,7 +84,7 @@ def test_the_switch_is_set_for_the_rows_without_a_store_alone(processes, monkeyp
 def test_rows(processes, store):
     case, ways = "x * 2, training", starts.ways_of(store)
     rows = starts.rows_of(starts.measure_starts(2, [case], ways), [case], ways)
-    assert len(rows) == 2 * 3 * len(ways)
+    assert len(rows) == 2 * len(starts.CLOCKS) * len(ways)
     for row in rows:
         is_wall = row.group.endswith("wall")
         assert row.ratios["/ stock"] == (2 if is_wall and starts.OFF in row.name else 1)
@@ -102,7 +103,8 @@ def test_goals(processes, tmp_path):
     found = {goal.name: goal for goal in goals.find_goals(tmp_path)}
     assert goals.WARM_STARTS.keys() == set(cases)
     assert len(found) == len(goals.IMPORT_SECONDS) + 5 * len(cases)
-    assert found["import desugar, seconds"].measured == 2
+    assert found["import desugar, seconds over torch"].measured == 2
+    assert found["import desugar, subclasses.ragged, seconds over torch"].measured == 4
     assert not found["desugar.compile / stock, warm start, 20 ops, training"].is_reached
     assert found[
         "desugar.compile, with the store / without the store, cold start, 20 ops, training"
