@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses.testing.errors import succeeds
+from subclasses.testing.errors import Attempt, refusal, succeeds
 from subclasses.testing.property import Case
+from subclasses.testing.reach import calls_of, missed_rules
 from subclasses.testing.subject import Subject
 
 Found = TypeVar("Found")
@@ -35,6 +36,18 @@ def like(x: Tensor, *shape: int) -> Tensor:
 def _zeros(x: Tensor) -> Tensor:
     """Two indices of the first row."""
     return torch.zeros(2, dtype=torch.int64, device=x.device)
+
+
+def once(find: Callable[[Subject], Found]) -> Callable[[Subject], Found]:
+    """Finds something, such as cases, at the first call for a class, and caches it with the class."""
+
+    @functools.wraps(find)
+    def found(s: Subject) -> Found:
+        if find.__name__ not in s.cache:
+            s.cache[find.__name__] = find(s)
+        return s.cache[find.__name__]
+
+    return found
 
 
 # ---- results -------------------------------------------------------------------------------------------------
@@ -90,6 +103,65 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "x.new_zeros(2)": lambda x: x.new_zeros(2),
 }
 
+
+def _converted(x: Any, y: Any) -> list[Any]:
+    """The dtype of a result, and its numbers in that of ``x``: a class may round before it converts, or after."""
+    return [y.dtype, y.to(x.dtype)]
+
+
+# Arguments that are not the default, which a rule may drop.
+ARGUMENTS: dict[str, Callable[[Any], Any]] = {
+    "torch.add(x, x, alpha=2)": lambda x: torch.add(x, x, alpha=2),
+    "torch.add(x, plain, alpha=2)": lambda x: torch.add(x, like(x), alpha=2),
+    "torch.add(plain, x, alpha=2)": lambda x: torch.add(like(x), x, alpha=2),
+    "torch.add(x, 1, alpha=2)": lambda x: torch.add(x, 1, alpha=2),
+    "torch.sub(x, x * 3, alpha=2)": lambda x: torch.sub(x, x * 3, alpha=2),
+    "torch.sub(x, plain, alpha=2)": lambda x: torch.sub(x, like(x), alpha=2),
+    "torch.sub(plain, x, alpha=2)": lambda x: torch.sub(like(x), x, alpha=2),
+    "torch.rsub(x, 1, alpha=2)": lambda x: torch.rsub(x, 1, alpha=2),
+    'torch.div(x, 0.3, rounding_mode="floor")': lambda x: torch.div(x, 0.3, rounding_mode="floor"),
+    'torch.div(x, 0.3, rounding_mode="trunc")': lambda x: torch.div(x, 0.3, rounding_mode="trunc"),
+    'torch.div(x, plain, rounding_mode="floor")': lambda x: torch.div(x, like(x) + 2, rounding_mode="floor"),
+    "x.clamp(min=0)": lambda x: x.clamp(min=0),
+    "x.clamp(max=0)": lambda x: x.clamp(max=0),
+    'F.gelu(x, approximate="tanh")': lambda x: F.gelu(x, approximate="tanh"),
+    "x.sum(0, keepdim=True)": lambda x: x.sum(0, keepdim=True),
+    "x.sum(dim=(), keepdim=True)": lambda x: x.sum(dim=(), keepdim=True),
+    "x.sum(dtype=torch.float64)": lambda x: _converted(x, x.sum(dtype=torch.float64)),
+    "x.sum(-1, dtype=torch.float64)": lambda x: _converted(x, x.sum(-1, dtype=torch.float64)),
+    "x.mean(-1, keepdim=True)": lambda x: x.mean(-1, keepdim=True),
+    "x.mean(dtype=torch.float64)": lambda x: _converted(x, x.mean(dtype=torch.float64)),
+    "x.mean(-1, dtype=torch.float64)": lambda x: _converted(x, x.mean(-1, dtype=torch.float64)),
+    "x.amax(-1, keepdim=True)": lambda x: x.amax(-1, keepdim=True),
+    "x.amin(0, keepdim=True)": lambda x: x.amin(0, keepdim=True),
+    "x.max(-1, keepdim=True)": lambda x: [*x.max(-1, keepdim=True)],
+    "x.var(-1, correction=0)": lambda x: x.var(-1, correction=0),
+    "x.var(-1, keepdim=True)": lambda x: x.var(-1, keepdim=True),
+    "x.std(-1, correction=0)": lambda x: x.std(-1, correction=0),
+    "x.norm(1, -1, keepdim=True)": lambda x: x.norm(1, -1, keepdim=True),
+    "x.logsumexp(-1, keepdim=True)": lambda x: x.logsumexp(-1, keepdim=True),
+    "x.prod(-1, keepdim=True)": lambda x: x.prod(-1, keepdim=True),
+    "x.any(-1, keepdim=True)": lambda x: x.any(-1, keepdim=True),
+    "x.all(-1, keepdim=True)": lambda x: x.all(-1, keepdim=True),
+    "x.argmax(-1, keepdim=True)": lambda x: x.argmax(-1, keepdim=True),
+    "x.softmax(-1, dtype=torch.float64)": lambda x: _converted(x, x.softmax(-1, dtype=torch.float64)),
+    "x.log_softmax(-1, dtype=torch.float64)": lambda x: _converted(x, x.log_softmax(-1, dtype=torch.float64)),
+    "x.cumsum(-1, dtype=torch.float64)": lambda x: _converted(x, x.cumsum(-1, dtype=torch.float64)),
+    "x.sort(-1, descending=True)": lambda x: x.sort(-1, descending=True).values,
+    "x.round(decimals=1)": lambda x: x.round(decimals=1),
+    "torch.nan_to_num(x / 0, nan=3)": lambda x: torch.nan_to_num((x - x) / 0, nan=3.0),
+    "torch.addmm(plain, plain, x, beta=2, alpha=3)": lambda x: torch.addmm(
+        like(x, 3, x.shape[1]), like(x, 3, x.shape[0]), x, beta=2, alpha=3
+    ),
+    "torch.addcmul(x, x, plain, value=2)": lambda x: torch.addcmul(x, x, like(x), value=2),
+    "torch.zeros_like(x, dtype=torch.float64)": lambda x: _converted(
+        x, torch.zeros_like(x, dtype=torch.float64)
+    ),
+    "x.clone().add_(plain, alpha=2)": lambda x: x.clone().add_(like(x), alpha=2),
+    "x.clone().sub_(plain, alpha=2)": lambda x: x.clone().sub_(like(x), alpha=2),
+    'x.clone().div_(0.3, rounding_mode="floor")': lambda x: x.clone().div_(0.3, rounding_mode="floor"),
+}
+
 CLONE = Case("x.clone()", FUNCTIONAL["x.clone()"])
 
 # ---- views -------------------------------------------------------------------------------------------------
@@ -141,18 +213,6 @@ METADATA_MUTATIONS: dict[str, Callable[[Any], Any]] = {
 # ---- which apply -------------------------------------------------------------------------------------------
 
 
-def once(find: Callable[[Subject], Found]) -> Callable[[Subject], Found]:
-    """Finds something, such as cases, at the first call for a class, and caches it with the class."""
-
-    @functools.wraps(find)
-    def found(s: Subject) -> Found:
-        if find.__name__ not in s.cache:
-            s.cache[find.__name__] = find(s)
-        return s.cache[find.__name__]
-
-    return found
-
-
 @torch.no_grad()
 def run_on_reference(s: Subject, case: Case) -> list[Any]:
     """The results on the tensors that a value stands for."""
@@ -177,15 +237,40 @@ def stand_ins(s: Subject) -> list[Tensor]:
     return [t.detach().clone() for t in s.reference(x)] if s.has_reference else [like(x)]
 
 
+@once
 def functional_cases(s: Subject) -> list[Case]:
-    """The kit's own cases that apply, and those of the author."""
-    return kit_cases(s) + _author_cases(s)
+    """The kit's own cases that apply, those of the author, and one for each rule that neither reaches."""
+    cases = kit_cases(s) + _author_cases(s)
+    return cases + (_rule_cases(s, cases) if s.declared else [])
+
+
+# Python's errors for a call that has more arguments than a rule has parameters.
+_TAKES_NOT = ("unexpected keyword argument", "positional arguments but")
+
+
+@once
+def argument_cases(s: Subject) -> list[Case]:
+    """The calls with arguments that are not the default that apply, and that the class does not refuse."""
+    return [case for case in applicable(s, ARGUMENTS) if not _refuses(s, case)]
+
+
+def _refuses(s: Subject, case: Case) -> bool:
+    """Whether a class has no answer to a call, or its rule no parameter for one of the arguments."""
+    with Attempt() as attempt, torch.no_grad():
+        case.run(s.make())
+    text = str(attempt.error)
+    return refusal(attempt.error, s.is_own) is not None or any(words in text for words in _TAKES_NOT)
 
 
 def kit_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply; none writes to its argument."""
     views = {name: view for name, view in VIEWS.items() if name != "x.detach()"}
     return applicable(s, FUNCTIONAL | views)
+
+
+def _rule_cases(s: Subject, cases: list[Case]) -> list[Case]:
+    """Calls of rules that some cases do not reach."""
+    return applicable(s, {case.name: case.run for case in calls_of(missed_rules(s, cases), like)})
 
 
 def _author_cases(s: Subject) -> list[Case]:
@@ -210,7 +295,7 @@ def accepted(s: Subject) -> list[Case]:
 
 @once
 def recorded(s: Subject) -> list[Case]:
-    """The accepted cases that a plain tensor takes while gradients are recorded.
+    """The accepted cases that a plain tensor takes while gradients are recorded, and that have a derivative.
 
     Raises:
         Skipped: the dtype of the class cannot require grad.
@@ -219,7 +304,15 @@ def recorded(s: Subject) -> list[Case]:
 
     def record(case: Case) -> None:
         for plain in stand_ins(s):
-            case.run(plain.requires_grad_())
+            _differentiate(case.run(plain.requires_grad_()), plain)
 
     # That they work without gradients does not say that they do with them.
     return [dataclasses.replace(case, works=False) for case in accepted(s) if succeeds(record, case)]
+
+
+def _differentiate(result: Any, plain: Tensor) -> None:
+    """Raises where PyTorch has no derivative of what it computed."""
+    results = result if isinstance(result, list | tuple) else [result]
+    live = [t for t in results if isinstance(t, Tensor) and t.requires_grad]
+    if live:
+        torch.autograd.grad(live, plain, [torch.ones_like(t) for t in live], allow_unused=True)

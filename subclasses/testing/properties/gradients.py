@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subclasses.layout import RAW
 from subclasses.testing.cases import like, once, recorded
 from subclasses.testing.compare import check_equal, check_none, difference, leaves, snapshot
 from subclasses.testing.errors import Broken, Skipped, succeeds
 from subclasses.testing.faults import explaining
+from subclasses.testing.properties.slopes import check_slope
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject, is_differentiable
 
@@ -187,7 +187,7 @@ def _recorded_by_inners(s: Subject) -> list[Case]:
 def inner_gradients(s: Subject, case: Case) -> None:
     """Each differentiable inner tensor gets its gradient through each op."""
     if not s.has_reference and s.declared:
-        return _check_slope(s, case)
+        return check_slope(s, case)
     x, wanted = _with_live_inners(s)
     source = s.make().detach()
     inners = {n: t.detach().requires_grad_(n in wanted) for n, t in s.inners(source).items()}
@@ -201,120 +201,6 @@ def inner_gradients(s: Subject, case: Case) -> None:
                 zeros = torch.zeros_like(e if g is None else g)
                 problem = difference(s, zeros if g is None else g, zeros if e is None else e)
                 check_none(f"the gradient of {name} through {case.name} is wrong", problem)
-
-
-# The step of a difference in float64, and how far a slope may be from it.
-_STEP, _SLOPE_TOLERANCE = 1e-6, 1e-4
-
-
-def _check_slope(s: Subject, case: Case) -> None:
-    """Compares gradients with a difference of what the case computes, for a class that stands for no plain tensor.
-
-    Raises:
-        Broken: the derivative in a random direction is another.
-        Skipped: no value can be made from inner tensors of float64.
-    """
-    source = s.make().detach()
-    inners = {n: t.double() if _is_real(t) else t for n, t in s.inners(source).items()}
-    names = [n for n, t in inners.items() if _is_real(t)]
-    if not names or not succeeds(s.construct, source, inners):
-        raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
-    directions = {n: torch.randn_like(inners[n]) for n in names}
-
-    def run(moved: Mapping[str, Any]) -> Tensor | float:
-        s.make()  # the same random numbers for each
-        parts = [
-            p.double()
-            for t in leaves(case.run(s.construct(source, {**inners, **moved})))
-            for p in _open(s, t)
-        ]
-        torch.manual_seed(0)
-        return sum((torch.randn_like(p) * p).sum() for p in parts)
-
-    with torch.no_grad():
-        ahead, behind = (run({n: inners[n] + e * directions[n] for n in names}) for e in (_STEP, -_STEP))
-    expected = float(ahead - behind) / (2 * _STEP)
-    live = {n: inners[n].clone().requires_grad_() for n in names}
-    with explaining(s, case):
-        total = run(live)
-        grads = [None] * len(names)
-        if isinstance(total, Tensor) and total.requires_grad:
-            grads = torch.autograd.grad(total, [*live.values()], allow_unused=True)
-        pairs = zip(grads, directions.values(), strict=True)
-        got = sum(float((g * d).sum()) for g, d in pairs if g is not None)
-        shown_names = ", ".join(n.removeprefix(RAW) for n in names)
-        if abs(got - expected) > _SLOPE_TOLERANCE * max(1, abs(expected)):
-            raise Broken(
-                f"the gradient of {shown_names} through {case.name} is wrong: the slope in a random direction is "
-                f"{expected:.4g} by differences and {got:.4g} by autograd",
-                "PyTorch differentiates the ops of a rule on inner tensors: it sees none where the rule calls "
-                "detach(), reads .data, converts to numpy or turns gradients off, or where a rule for a function reads "
-                "fields in place of x.unwrap()",
-            )
-
-
-def _is_real(t: Any) -> bool:
-    return isinstance(t, Tensor) and t.is_floating_point()
-
-
-def _open(s: Subject, t: Any) -> list[Tensor]:
-    """The inner tensors of a result, or a plain result, as differentiable functions."""
-    parts = t.unwrap() if isinstance(t, s.cls) else (t,)
-    return [p for p in parts if _is_real(p)]
-
-
-# ---- by the inner tensors, through materialize ---------------------------------------------------------------
-
-# Differences of what materialize() gives, for steps of this part of each entry. Halving a step halves the difference of
-# a differentiable function; that of one that rounds, where an entry is just about to change, is of another size.
-_SMALL_STEP, _HALVES = 1e-6, 0.2
-
-
-@promise(
-    "let materialize() compute with the tensor itself, not with .detach() or .data of it, nor under no_grad. If it is "
-    "meant to stop gradients: skip={'materialize_gradients'}"
-)
-def materialize_gradients(s: Subject) -> None:
-    """An inner tensor that materialize() depends on gets a gradient from it."""
-    if not s.declared or not s.cls.__spec__.has_materialize:
-        raise Skipped(f"{s.name} has no materialize()")
-    source = s.make().detach()
-    inners = {n: t.double() if _is_real(t) else t for n, t in s.inners(source).items()}
-    if not succeeds(s.construct, source, inners):
-        raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
-    weights: list[Tensor] = []
-
-    def total(moved: Mapping[str, Tensor]) -> Tensor:
-        plain = s.construct(source, {**inners, **moved}).materialize()
-        if not weights:
-            weights.append(torch.randn(plain.shape, dtype=torch.float64))
-        return (plain.double() * weights[0]).sum()
-
-    for name in [n for n, t in inners.items() if _is_real(t)]:
-        if _depends_smoothly(total, name, inners[name]) and not _has_gradient(total, name, inners[name]):
-            raise Broken(
-                f"what materialize() gives depends on {name.removeprefix(RAW)}, which gets no gradient from it"
-            )
-
-
-def _depends_smoothly(total: Callable[[Mapping[str, Tensor]], Tensor], name: str, t: Tensor) -> bool:
-    """Whether a result is a smooth function of a tensor, and not a constant one, by differences."""
-    direction = torch.randn_like(t) * t.abs()
-    with torch.no_grad():
-        whole, half = (
-            float(total({name: t + step * direction}) - total({name: t - step * direction}))
-            for step in (_SMALL_STEP, _SMALL_STEP / 2)
-        )
-    return whole != 0 and abs(whole - 2 * half) < _HALVES * abs(whole)
-
-
-def _has_gradient(total: Callable[[Mapping[str, Tensor]], Tensor], name: str, t: Tensor) -> bool:
-    live = t.clone().requires_grad_()
-    with torch.enable_grad():
-        result = total({name: live})
-    if not result.requires_grad:
-        return False
-    return _is_nonzero(torch.autograd.grad(result, live, allow_unused=True)[0])
 
 
 # ---- cotangents --------------------------------------------------------------------------------------------

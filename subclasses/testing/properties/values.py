@@ -13,6 +13,7 @@ from subclasses.testing.cases import (
     CLONE,
     accepted,
     applicable,
+    argument_cases,
     functional_cases,
     kit_cases,
     recorded,
@@ -34,6 +35,18 @@ from subclasses.testing.subject import Subject
 def values(s: Subject, case: Case) -> None:
     """An op on a value gives what it gives on the tensor that the value stands for."""
     check_stands_for(s, case.name, case.run(s.make()), run_on_reference(s, case))
+
+
+@promise(
+    "a rule takes every argument of its op, and refuses those that it has no answer to: an alpha=, rounding_mode=, "
+    "keepdim= or dtype= that is dropped is a wrong result without an error",
+    cases=argument_cases,
+)
+@torch.no_grad()
+def keyword_arguments(s: Subject, case: Case) -> None:
+    """An argument that is not the default means what it means for the tensor that the value stands for."""
+    expected = run_on_reference(s, case)
+    check_stands_for(s, case.name, case.run(s.make()), expected)
 
 
 @promise("a rule for an op that is not in place must compute into a new tensor", cases=kit_cases)

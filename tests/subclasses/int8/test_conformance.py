@@ -27,7 +27,7 @@ COMPILED = {"row", "asymmetric groups", "dynamic"}
 
 # A dynamic layer rounds its input, so that F.linear gives another number than on the dequantized weight;
 # test_layers.py compares it with that rounding done by hand.
-ROUNDING = ("values", "gradients", "inner_gradients", "nested_outside")
+ROUNDING = ("values", "keyword_arguments", "gradients", "inner_gradients", "nested_outside")
 
 
 # Those between two that are put to the test anyway.

@@ -103,6 +103,7 @@ def test_a_right_class_breaks_nothing():
         "rules_tried",
         "exported",
         "materialize_gradients",
+        "read_gradients",
     }
 
 

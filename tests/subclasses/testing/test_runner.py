@@ -33,7 +33,7 @@ class Refuses(TensorSubclass):
 
 
 class Ruled(TensorSubclass):
-    """One rule, for a function that the kit does not call by itself."""
+    """Rules for ops that the kit does not call by itself: it cannot know what to pass."""
 
     held: Tensor = inner()
 
@@ -41,14 +41,14 @@ class Ruled(TensorSubclass):
         return self.held
 
 
-@Ruled.implements(F.cosine_similarity)
-def _(func, x, y):
-    return func(*(t.unwrap("held") if isinstance(t, Ruled) else t for t in (x, y)))
-
-
-@Ruled.implements(aten.erf.default)
+@Ruled.implements(F.normalize)
 def _(func, x):
-    return Ruled(func(x.held))
+    return func(x.unwrap("held"))
+
+
+@Ruled.implements(aten.roll.default)
+def _(func, x, shifts, dims=()):
+    return Ruled(func(x.held, shifts, dims))
 
 
 # ---- reports -----------------------------------------------------------------------------------------------
@@ -67,9 +67,10 @@ def test_a_failure_says_which_promise_is_broken_and_how_to_mend_it():
 
 def test_an_error_of_the_class_is_the_cause_of_a_failure():
     report = examine(lambda: broken.RaisesTypeErrors(torch.randn(4, 6)), paths={})
-    (outcome,) = report.of("broken")
-    assert "x.softmax(-1) raised KeyError" in outcome.detail
-    assert isinstance(outcome.error.__cause__, KeyError)
+    values, arguments = report.of("broken")
+    assert "x.softmax(-1) raised KeyError" in values.detail
+    assert "x.softmax(-1, dtype=torch.float64) raised KeyError" in arguments.detail
+    assert isinstance(values.error.__cause__, KeyError)
 
 
 def test_clean_refusals_break_nothing_and_are_told():
@@ -112,8 +113,8 @@ def test_rules_that_were_not_tried_are_named_and_ops_tries_them():
         report = examine(lambda: Ruled(torch.randn(4, 6)), paths={}, **options)
         return next(o for o in report.outcomes if o.promise.name == "rules_tried")
 
-    assert outcome().detail.startswith("not tried: aten.erf.default, cosine_similarity")
-    ops = {F.cosine_similarity: lambda x: (x, torch.ones(4, 6)), torch.erf: lambda x: (x,)}
+    assert outcome().detail.startswith("not tried: aten.roll.default, normalize")
+    ops = {F.normalize: lambda x: (x,), torch.roll: lambda x: (x, 1)}
     assert outcome(ops=ops).state == "kept"
 
 

@@ -1,0 +1,225 @@
+"""Gradients, compared with differences of what is computed: they need no reference, and see what a formula does not.
+
+A difference tells a slope where a function is smooth. It is taken in float64, in one random direction, to both sides:
+where the sides disagree, as at the kink of a maximum or where numbers are rounded, there is no slope to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.layout import RAW
+from subclasses.testing.cases import recorded, stand_ins
+from subclasses.testing.compare import leaves
+from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
+from subclasses.testing.faults import explaining
+from subclasses.testing.property import Case, promise
+from subclasses.testing.subject import Subject
+
+# A function of inner tensors by name, and what of its results is looked at.
+Total = Callable[[Mapping[str, Any]], Tensor | float]
+Open = Callable[[list[Any]], list[Any]]
+
+# The steps of differences in float64, how far a slope may be from them and they from each other, and how far the slopes
+# of the two sides may be from each other.
+_STEP, _LONG_STEP, _TOLERANCE, _KINK = 1e-6, 1e-5, 1e-4, 1e-3
+
+_CUT_IN_RULE = (
+    "PyTorch differentiates the ops of a rule on inner tensors: it sees none where the rule calls detach(), reads "
+    ".data, converts to numpy or turns gradients off, or where a rule for a function reads fields in place of "
+    "x.unwrap()"
+)
+
+
+def _is_real(t: Any) -> bool:
+    return isinstance(t, Tensor) and t.is_floating_point()
+
+
+def _in_float64(s: Subject) -> tuple[Any, dict[str, Any], list[str]]:
+    """A value, its inner tensors in float64, and the names of those that are floats.
+
+    Raises:
+        Skipped: no value can be made of them.
+    """
+    source = s.make().detach()
+    inners = {n: t.double() if _is_real(t) else t for n, t in s.inners(source).items()}
+    names = [n for n, t in inners.items() if _is_real(t)]
+    if not names or not succeeds(s.construct, source, inners):
+        raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
+    return source, inners, names
+
+
+def check_slope(s: Subject, case: Case, opened: Open | None = None) -> None:
+    """Compares the gradient of what is read from the results of a case with a difference of it.
+
+    Args:
+        s: the class under test.
+        case: what is run.
+        opened: the tensors that are read from the results; the inner tensors of values by default.
+
+    Raises:
+        Broken: the derivative in a random direction is another.
+        Skipped: no value can be made from inner tensors of float64.
+    """
+    source, inners, names = _in_float64(s)
+    read = opened or (lambda results: [part for result in results for part in _inner_tensors(s, result)])
+
+    def total(moved: Mapping[str, Any]) -> Tensor | float:
+        s.make()  # the same random numbers for each
+        results = leaves(case.run(s.construct(source, {**inners, **moved})))
+        parts = [part.double() for part in read(results) if _is_real(part)]
+        torch.manual_seed(0)
+        return sum((torch.randn_like(part) * part).sum() for part in parts)
+
+    directions = {n: torch.randn_like(inners[n]) for n in names}
+    expected = _slope(total, {n: inners[n] for n in names}, directions)
+    if expected is None:
+        return
+    live = {n: inners[n].clone().requires_grad_() for n in names}
+    with explaining(s, case):
+        got = _slope_by_autograd(total(live), live, directions)
+        if abs(got - expected) > _TOLERANCE * max(1, abs(expected)):
+            shown = ", ".join(n.removeprefix(RAW) for n in names)
+            raise Broken(
+                f"the gradient of {shown} through {case.name} is wrong: the slope in a random direction is "
+                f"{expected:.4g} by differences and {got:.4g} by autograd",
+                _CUT_IN_RULE,
+            )
+
+
+@torch.no_grad()
+def _slope(total: Total, at: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> float | None:
+    """The slope of a function in a direction, by differences; None where it has none."""
+
+    def at_step(step: float) -> float:
+        return float(total({n: t + step * directions[n] for n, t in at.items()}))
+
+    here, slopes = at_step(0.0), []
+    for step in (_STEP, _LONG_STEP):
+        behind, ahead = at_step(-step), at_step(step)
+        slopes.append((ahead - behind) / (2 * step))
+        if abs(ahead + behind - 2 * here) / step > _KINK * max(1, abs(slopes[-1])):
+            return None
+    short, long = slopes
+    return short if abs(short - long) <= _TOLERANCE / 2 * max(1, abs(short)) else None
+
+
+def _slope_by_autograd(
+    total: Tensor | float, live: Mapping[str, Tensor], directions: Mapping[str, Tensor]
+) -> float:
+    if not (isinstance(total, Tensor) and total.requires_grad):
+        return 0.0
+    grads = torch.autograd.grad(total, [*live.values()], allow_unused=True)
+    return sum(float((g * directions[n]).sum()) for n, g in zip(live, grads, strict=True) if g is not None)
+
+
+def _inner_tensors(s: Subject, result: Any) -> list[Any]:
+    """The inner tensors of a result, or a plain result, as differentiable functions."""
+    return list(result.unwrap()) if isinstance(result, s.cls) else [result]
+
+
+# ---- of what a result represents -----------------------------------------------------------------------------
+
+
+@promise(
+    "the result as a whole has PyTorch's derivative of the op, and what is read from it that of the rule. "
+    + _CUT_IN_RULE,
+    cases=recorded,
+)
+def read_gradients(s: Subject, case: Case) -> None:
+    """What a result represents, read with materialize() or unwrap(), has the gradient of the result as a whole."""
+    if not s.declared:
+        raise Skipped("a class written by hand has no unwrap()")
+    has_materialize = s.cls.__spec__.has_materialize
+    if not (has_materialize or s.has_reference):
+        return  # inner_gradients is about the same
+
+    live = _differentiable_results(s, case)
+
+    def read(results: list[Any]) -> list[Any]:
+        values = [results[i] for i in live]
+        if has_materialize:
+            return [value.materialize() for value in values]
+        return [part for value in values for part in _inner_tensors(s, value)]
+
+    if live and _is_exact(s, case, read):
+        check_slope(s, case, read)
+
+
+def _differentiable_results(s: Subject, case: Case) -> list[int]:
+    """Which results of a case are values of the class with a gradient, as that of a plain tensor has."""
+    source, inners, names = _in_float64(s)
+    results: list[Any] = []
+    with Attempt():  # a plain operand may be float32
+        live = {n: t.clone().requires_grad_(n in names) for n, t in inners.items()}
+        results = leaves(case.run(s.construct(source, live)))
+    plain = leaves(case.run(stand_ins(s)[0].requires_grad_()))
+    pairs = enumerate(zip(results, plain, strict=False))
+    return [i for i, (r, p) in pairs if isinstance(r, s.cls) and r.requires_grad and p.requires_grad]
+
+
+@torch.no_grad()
+def _is_exact(s: Subject, case: Case, read: Open) -> bool:
+    """Whether what is read from the results of a case is float64 for a value of float64."""
+    source, inners, _ = _in_float64(s)
+    parts = read(leaves(case.run(s.construct(source, inners))))
+    return all(part.dtype == torch.float64 for part in parts if _is_real(part))
+
+
+# ---- through materialize -------------------------------------------------------------------------------------
+
+# Differences of what materialize() gives, for steps of this part of each entry. Halving a step halves the difference of
+# a differentiable function; that of one that rounds, where an entry is just about to change, is of another size.
+_SMALL_STEP, _HALVES = 1e-6, 0.2
+
+
+@promise(
+    "let materialize() compute with the tensor itself, not with .detach() or .data of it, nor under no_grad. If it is "
+    "meant to stop gradients: skip={'materialize_gradients'}"
+)
+def materialize_gradients(s: Subject) -> None:
+    """An inner tensor that materialize() depends on gets a gradient from it."""
+    if not s.declared or not s.cls.__spec__.has_materialize:
+        raise Skipped(f"{s.name} has no materialize()")
+    source = s.make().detach()
+    inners = {n: t.double() if _is_real(t) else t for n, t in s.inners(source).items()}
+    if not succeeds(s.construct, source, inners):
+        raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
+    weights: list[Tensor] = []
+
+    def total(moved: Mapping[str, Tensor]) -> Tensor:
+        plain = s.construct(source, {**inners, **moved}).materialize()
+        if not weights:
+            weights.append(torch.randn(plain.shape, dtype=torch.float64))
+        return (plain.double() * weights[0]).sum()
+
+    for name in [n for n, t in inners.items() if _is_real(t)]:
+        if _depends_smoothly(total, name, inners[name]) and not _has_gradient(total, name, inners[name]):
+            raise Broken(
+                f"what materialize() gives depends on {name.removeprefix(RAW)}, which gets no gradient from it"
+            )
+
+
+def _depends_smoothly(total: Callable[[Mapping[str, Tensor]], Tensor], name: str, t: Tensor) -> bool:
+    """Whether a result is a smooth function of a tensor, and not a constant one, by differences."""
+    direction = torch.randn_like(t) * t.abs()
+    with torch.no_grad():
+        whole, half = (
+            float(total({name: t + step * direction}) - total({name: t - step * direction}))
+            for step in (_SMALL_STEP, _SMALL_STEP / 2)
+        )
+    return whole != 0 and abs(whole - 2 * half) < _HALVES * abs(whole)
+
+
+def _has_gradient(total: Callable[[Mapping[str, Tensor]], Tensor], name: str, t: Tensor) -> bool:
+    live = t.clone().requires_grad_()
+    with torch.enable_grad():
+        result = total({name: live})
+    if not result.requires_grad:
+        return False
+    gradient = torch.autograd.grad(result, live, allow_unused=True)[0]
+    return gradient is not None and bool((gradient != 0).any())

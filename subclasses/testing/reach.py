@@ -1,0 +1,131 @@
+"""Which rules of a declared class some calls reach, and a call for each rule that they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from subclasses._torch import OpOverload, OpOverloadPacket, TorchDispatchMode, is_composite, schema_of
+from subclasses.autograd.python_functions import python_functions, twins
+from subclasses.dispatch.rules import BOOK, RuleBook
+from subclasses.dispatch.schema import Argument, op_facts, ops_of_packet
+from subclasses.testing.errors import Attempt
+from subclasses.testing.property import Case
+from subclasses.testing.subject import Subject
+
+# ---- what calls reach ----------------------------------------------------------------------------------------
+
+
+class _Recorder:
+    """Records what is called with a value of a class."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__()
+        self.cls, self.seen = cls, set[Any]()
+
+    def record(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Runs a call, and records it if an argument is of the class."""
+        if self.cls in types:
+            self.seen.add(func)
+        return func(*args, **(kwargs or {}))
+
+
+class _Functions(_Recorder, TorchFunctionMode):
+    """Records Python-level functions."""
+
+    __torch_function__: Any = _Recorder.record
+
+
+class _Ops(_Recorder, TorchDispatchMode):
+    """Records dispatched ops."""
+
+    __torch_dispatch__: Any = _Recorder.record
+
+
+def missed_rules(s: Subject, cases: Iterable[Case]) -> list[Any]:
+    """The ops and functions that have a rule and that none of the calls reaches."""
+    functions, ops = _Functions(s.cls), _Ops(s.cls)
+    for case in cases:
+        with Attempt(), torch.no_grad(), functions, ops:
+            case.run(s.make())
+    books: list[RuleBook] = [vars(b)[BOOK] for b in s.cls.__mro__ if BOOK in vars(b)]
+    packets = {op.overloadpacket for op in ops.seen}
+    missed = [op for book in books for op in book.overloads if op not in ops.seen]
+    missed += [op.overloadpacket for book in books for op in book.packets if op.overloadpacket not in packets]
+    ops_missed = [op for op in missed if not functions.seen & _functions_of(op)]
+    return ops_missed + [f for book in books for f in book.functions if not functions.seen & {f, *twins(f)}]
+
+
+def _functions_of(op: Any) -> set[Any]:
+    """The Python-level functions on which the rule for a composite op is installed."""
+    overloads = [getattr(op, n) for n in op.overloads()] if hasattr(op, "overloads") else [op]
+    return {f for o in overloads if is_composite(o) for f in python_functions(o)}
+
+
+# ---- calls of the others -------------------------------------------------------------------------------------
+
+# What they give is no function of their arguments.
+_UNDEFINED = ("empty", "new_empty")
+
+
+def calls_of(missed: Iterable[Any], like: Callable[[Any], Tensor]) -> Iterator[Case]:
+    """Makes calls of ops and functions by their schemas, with tensors and numbers for what has no default.
+
+    Args:
+        missed: ops, packets and functions, such as :func:`missed_rules` finds.
+        like: makes a plain tensor of the size and dtype of a value.
+    """
+    for key in missed:
+        for op in _ops_of(key):
+            facts = op_facts(op)
+            called = op if isinstance(key, OpOverloadPacket) else key
+            needed = [a for a in facts.arguments if not a.default]
+            is_pure = (
+                facts.functional
+                and "other" not in facts.returns
+                and torch.Tag.nondeterministic_seeded not in op.tags
+            )
+            name = op.overloadpacket.__name__
+            is_internal = name.startswith("_") or name.endswith("_backward")
+            if not is_pure or is_internal or name.startswith(_UNDEFINED):
+                continue
+            kinds = [_kind(op, a) for a in needed]
+            if needed and kinds[0] == "tensor" and not any(a.keyword for a in needed) and None not in kinds:
+                name = str(op) if called is op else getattr(key, "__name__", str(key))
+                yield from _calls(name, called, kinds[1:], like)
+
+
+def _ops_of(key: Any) -> list[OpOverload]:
+    """The ops behind what a rule is for."""
+    if isinstance(key, OpOverload):
+        return [key]
+    if isinstance(key, OpOverloadPacket):
+        return ops_of_packet(key)
+    packet = getattr(torch.ops.aten, getattr(key, "__name__", ""), None)
+    if packet is None or getattr(torch, packet.__name__, None) is not key:
+        return []
+    return ops_of_packet(packet)
+
+
+def _kind(op: OpOverload, argument: Argument) -> str | None:
+    """Whether an argument is a tensor or a number; None for another kind."""
+    kind = next(str(a.type) for a in schema_of(op).arguments if a.name == argument.name)
+    return {"Tensor": "tensor", "number": "number", "float": "number"}.get(kind)
+
+
+def _calls(name: str, run: Any, kinds: list[str | None], like: Callable[[Any], Tensor]) -> Iterator[Case]:
+    """A call with plain tensors beside the value and, where there is another tensor, one with the value for each."""
+
+    def call(x: Any, other: Callable[[Any], Any]) -> Any:
+        out = run(x, *(other(x) if kind == "tensor" else 2 for kind in kinds))
+        return list(out) if isinstance(out, tuple) else out
+
+    shown = [{"tensor": "plain"}.get(str(kind), "2") for kind in kinds]
+    yield Case(f"{name}({', '.join(['x', *shown])})", lambda x: call(x, like))
+    if "tensor" in kinds:
+        shown = [word.replace("plain", "x") for word in shown]
+        yield Case(f"{name}({', '.join(['x', *shown])})", lambda x: call(x, lambda x: x))
