@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from subclasses import strict_mode
-from subclasses._torch import OpOverload, is_composed, with_lazy_bits
+from subclasses._torch import OpOverload, in_backward, is_composed, with_lazy_bits
 from subclasses._torch_distributed import is_work, joint_work
 from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
 from subclasses.dispatch.cotangents import NO_DERIVATIVE, check_no_cotangents
@@ -279,7 +279,16 @@ def _hint(cls: Any, op: OpOverload) -> str:
     instead = cls._instead
     if op.overloadpacket.__name__.endswith("_backward"):
         instead = instead or f"; {NO_DERIVATIVE}"
+    elif in_backward():
+        instead = f"{instead}; {_OF_A_DERIVATIVE}"
     return f"add one with @{cls.__name__}.implements(torch.ops.{op}){instead}"
+
+
+_OF_A_DERIVATIVE = (
+    "autograd asks for it in a derivative, as for a sum in that of expand, a cat in that of split, a stack in that of "
+    "unbind; a rule for a function, such as torch.sum, is not asked there, so the op needs one, which works on each "
+    "inner tensor"
+)
 
 
 def _describe(value: Any) -> str:

@@ -39,20 +39,24 @@ class EndlessRuleError(RecursionError):
     """A rule or ``materialize`` that calls itself without end."""
 
 
-def raise_from_rule(cls: Any, func: Any, error: TypeError | RecursionError | AssertionError) -> NoReturn:
+def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -> NoReturn:
     """Raises the error of an op or function again, in words that name the code of the class that it comes from.
 
     Raises:
         RuntimeError: a rule or ``materialize`` raised a TypeError below an operator, or computes, under a compiler,
             with a tensor that is neither argument nor constant.
         EndlessRuleError: a rule or ``materialize`` calls itself without end.
-        TypeError, RecursionError, AssertionError: the same error, which has another reason.
+        RuntimeError, IndexError: an op was mapped over an inner tensor that has another size than the value.
+        Exception: the same error, which has another reason.
     """
     try:
         if isinstance(error, EndlessRuleError):
             raise error
         if isinstance(error, AssertionError):
             _raise_for_constants(cls, func, error)
+            raise error
+        if type(error) in (RuntimeError, IndexError):
+            _raise_for_sizes(cls, func, error, operands)
             raise error
         named, name = dict(_code_of(cls)), resolve_name(func) or str(func)
         if isinstance(error, RecursionError):
@@ -103,6 +107,25 @@ def _raise_for_constants(cls: Any, func: Any, error: AssertionError) -> None:
         f"which a compiler cannot take for a constant; write `{(tensors or ['table'])[0]} = constant([...])` in the "
         f"class body and read it from the class, or make it an inner tensor"
     ) from error
+
+
+def _raise_for_sizes(cls: Any, func: Any, error: Exception, operands: Any) -> None:
+    """Raises the error of a mapped op again, with the inner tensors that have another size than the value."""
+    named = dict(_code_of(cls))
+    if any(f.f_code in named for f in _frames_inside(error)):
+        return  # a rule of the author's raised it
+    parts = [x for arg in operands for x in (arg if isinstance(arg, list | tuple) else (arg,))]
+    for x in parts:
+        if isinstance(x, cls):
+            tensors = {f.name: x.__dict__[f.attribute] for f in cls.__spec__.inners}
+            sizes = {name: t.shape for name, t in tensors.items() if t is not None}
+            other = [f"{name!r} of size {tuple(size)}" for name, size in sizes.items() if size != x.shape]
+            if other:
+                raise type(error)(
+                    f"{func} on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors, of which "
+                    f"{' and '.join(other)} {'has' if len(other) == 1 else 'have'} another size: {error}; give each "
+                    f"the size of the value, or write a rule: @{cls.__name__}.implements(torch.ops.{func})"
+                ) from error
 
 
 # What Python says of a call that a function cannot take.

@@ -73,7 +73,8 @@ def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) 
         if out is NotImplemented:
             refuse(args, kwargs)
             return out
-        raise _result_error(cls, op, rule, out, "the op has one tensor as its result")
+        mend = _mend_of_one(cls, out)
+        raise _result_error(cls, op, rule, out, "the op has one tensor as its result", mend)
 
     return checked
 
@@ -208,6 +209,20 @@ def _fits(size: Any, operands: list[Any]) -> bool:
 _ENDS = (
     "end each way through it with `return ...`, or with `return NotImplemented` where the class has no answer"
 )
+
+
+def _mend_of_one(cls: Any, out: Any) -> str:
+    """Returns what to return in place of a number or of several tensors, where an op has one tensor as its result."""
+    if isinstance(out, bool | int | float | complex):
+        field = cls.__spec__.inners[0].name
+        return (
+            f"return a tensor: leave out .item(), behind which gradients are lost, or return torch.tensor({out!r}), on "
+            f"the device of x.{field}"
+        )
+    if isinstance(out, list | tuple) and all(isinstance(t, Tensor) for t in out):
+        names = ", ".join(cls.__spec__.inner_names)
+        return f"return one tensor: if these are inner tensors, a value made of them, {cls.__name__}({names})"
+    return _ENDS
 
 
 def _result_error(

@@ -45,7 +45,12 @@ def emit_new(e: Emitter, spec: SubclassSpec) -> None:
             e.bind(in_function_mode, "in_function_mode"),
             e.bind(handle_torch_function, "handle"),
         )
-        metadata = "".join(f", {f.name}={f.name}" for f in (*spec.statics, *spec.dynamics))
+        names = [f.name for f in (*spec.statics, *spec.dynamics)]
+        metadata = "".join(f", {name}={name}" for name in names)
+        if names:
+            by_position = e.bind(construction.raise_metadata_by_position, "raise_metadata_by_position")
+            e.writeline("if _more:")
+            e.writeline(f"    {by_position}({spec.name!r}, {spec.inner_names!r}, {tuple(names)!r}, _more)")
         e.writeline(f"if {in_mode}():")
         e.writeline(f"    return {handle}(__new__, (), _cls, {', '.join(spec.inner_names)}{metadata})")
         for field in spec.inners:
@@ -76,7 +81,7 @@ def _parameters(e: Emitter, spec: SubclassSpec) -> str:
     last = max(required, default=-1)
     parts = [f.name if i <= last else f"{f.name}=None" for i, f in enumerate(spec.inners)]
     meta = (*spec.statics, *spec.dynamics)
-    parts += ["*"] * bool(meta)
+    parts += ["*_more"] * bool(meta)
     for field in meta:
         default = "" if field.default is MISSING else f"={e.bind(field.default, f'default_{field.name}')}"
         parts.append(field.name + default)
@@ -265,7 +270,8 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("    return NotImplemented")
         e.writeline(f"if {in_dual_level(e.bind(torch.autograd.forward_ad, 'forward_ad'))}:")
         e.writeline(f"    {e.bind(check_no_tangents, 'check_no_tangents')}(_cls, _func, _args, _kwargs)")
-        _emit_call_of_rule(e, "_plan(*_args, **_kwargs) if _kwargs else _plan(*_args)")
+        mapped = ", RuntimeError, IndexError" if spec.fallback == "map" else ""
+        _emit_call_of_rule(e, "_plan(*_args, **_kwargs) if _kwargs else _plan(*_args)", mapped)
     e.writeline()
 
 
@@ -280,11 +286,12 @@ def emit_function(e: Emitter, spec: SubclassSpec) -> None:
     e.writeline()
 
 
-def _emit_call_of_rule(e: Emitter, call: str) -> None:
+def _emit_call_of_rule(e: Emitter, call: str, more: str = "") -> None:
     e.writeline("try:")
     e.writeline(f"    return {call}")
-    e.writeline("except (TypeError, RecursionError, AssertionError) as _error:")
-    e.writeline("    _raise_from_rule(_cls, _func, _error)")
+    e.writeline(f"except (TypeError, RecursionError, AssertionError{more}) as _error:")
+    operands = ", _args" if more else ""
+    e.writeline(f"    _raise_from_rule(_cls, _func, _error{operands})")
 
 
 # ---- attributes and printing -------------------------------------------------------------------------------

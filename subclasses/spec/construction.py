@@ -28,6 +28,23 @@ def raise_not_a_tensor(cls: str, field: str, expected: type, got: object) -> NoR
     raise TypeError(f"{cls}.{field}: expected a {expected.__name__}, got {_describe(got)}")
 
 
+def raise_metadata_by_position(
+    cls: str, inners: Sequence[str], metadata: Sequence[str], more: Sequence[object]
+) -> NoReturn:
+    """Raises TypeError: there are more positional arguments than inner tensors; metadata is passed by keyword."""
+    inner = f"{len(inners)} inner tensor{'s' * (len(inners) > 1)} by position ({', '.join(inners)})"
+    given = [
+        f"{name}={value!r}"
+        for name, value in zip(metadata, more, strict=False)
+        if not isinstance(value, Tensor)
+    ]
+    if given and len(more) <= len(metadata):
+        mend = f"pass it by keyword: {', '.join(given)}"
+    else:
+        mend = f"and by keyword {', '.join(metadata)}"
+    raise TypeError(f"{cls} takes {inner}, got {len(inners) + len(more)}; {mend}")
+
+
 def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoReturn:
     """Raises TypeError: a value is to become a plain tensor of another dtype, as ``Module.half()`` does."""
     if now.is_complex and not asked.is_complex:

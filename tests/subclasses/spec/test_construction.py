@@ -171,7 +171,7 @@ WRONG = {
         "Tagged.tag: expected metadata that equals itself, since compiled programs are found by it, got nan",
     ),
     "unknown keyword": (lambda: Pair(S, S, axis=1), TypeError, "unexpected keyword argument 'axis'"),
-    "metadata by position": (lambda: Int8Weight(Q, S, None, 0), TypeError, "positional argument"),
+    "metadata by position": (lambda: Int8Weight(Q, S, None, 0), TypeError, "pass it by keyword: axis=0"),
     "missing": (lambda: Pair(S), TypeError, "missing 1 required positional argument: 'b'"),
 }
 

@@ -1,0 +1,169 @@
+"""Messages to an author of a class: each names the class, what came, and what to write instead."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from subclasses import DispatchError, TensorSubclass, dynamic, inner, static
+
+aten = torch.ops.aten
+
+
+class Pair(TensorSubclass, fallback="materialize"):
+    a: Tensor = inner()
+    b: Tensor = inner()
+    axis: int = static(default=0)
+    count: int = dynamic(default=0)
+
+    def materialize(self):
+        return self.a + self.b
+
+
+class Mapped(TensorSubclass, fallback="map"):
+    a: Tensor = inner()
+    b: Tensor = inner()
+
+
+class Alone(TensorSubclass):
+    a: Tensor = inner()
+
+
+def pair():
+    return Pair(torch.ones(3, 4), torch.ones(3, 4))
+
+
+# ---- construction --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "mend"),
+    [
+        ((3,), "got 3; pass it by keyword: axis=3"),
+        ((3, 4), "got 4; pass it by keyword: axis=3, count=4"),
+        ((torch.ones(2),), "got 3; and by keyword axis, count"),
+        ((1, 2, 3), "got 5; and by keyword axis, count"),
+    ],
+)
+def test_metadata_by_position_is_told_to_go_by_keyword(more, mend):
+    with pytest.raises(TypeError) as caught:
+        Pair(torch.ones(2), torch.ones(2), *more)
+    assert str(caught.value) == f"Pair takes 2 inner tensors by position (a, b), {mend}"
+
+
+def test_a_class_without_metadata_has_python_s_own_message():
+    assert "_more" not in Mapped.__source__
+    with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
+        Mapped(torch.ones(2), torch.ones(2), 3)
+
+
+# ---- what rules return ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        (lambda func, x: 1.5, ["returned a float", "leave out .item()", "return torch.tensor(1.5)", "x.a"]),
+        (lambda func, x: (x.a, x.b), ["returned a tuple of 2", "a value made of them, Ruled(a, b)"]),
+        (lambda func, x: "text", ["returned a str", "or with `return NotImplemented`"]),
+    ],
+)
+def test_what_is_no_tensor_is_told_what_to_return(rule, words):
+    cls = type("Ruled", (Pair,), {})
+    cls.implements(aten.abs.default)(rule)
+    with pytest.raises(DispatchError) as caught:
+        cls(torch.ones(2), torch.ones(2)).abs()
+    assert all(word in str(caught.value) for word in ["aten.abs.default on a Ruled", *words]), caught.value
+
+
+# ---- mapped ops ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "kind", "op"),
+    [
+        (lambda x: x + torch.ones(3, 4), RuntimeError, "aten.add.Tensor"),
+        (lambda x: x[:, 1], IndexError, "aten.select.int"),
+        (lambda x: x.sum(1), IndexError, "aten.sum.dim_IntList"),
+        (lambda x: torch.cat([x, x], 1), IndexError, "aten.cat.default"),
+        (lambda x: x.add_(torch.ones(3, 4)), RuntimeError, "aten.add_.Tensor"),
+    ],
+)
+def test_a_mapped_op_names_the_inner_tensor_of_another_size(run, kind, op):
+    x = Mapped(torch.ones(3, 4), torch.ones(5))
+    with pytest.raises(kind) as caught:
+        run(x)
+    text = str(caught.value)
+    assert text.startswith(
+        f"{op} on a Mapped of size (3, 4), mapped over its inner tensors, of which 'b' of size (5,)"
+    )
+    assert text.endswith(
+        f"give each the size of the value, or write a rule: @Mapped.implements(torch.ops.{op})"
+    )
+    assert str(caught.value.__cause__) in text
+    assert torch.equal(x.a, torch.ones(3, 4))
+
+
+def test_a_mapped_op_on_inner_tensors_of_one_size_raises_what_the_op_raises():
+    with pytest.raises(RuntimeError) as caught:
+        Mapped(torch.ones(3, 4), torch.ones(3, 4)) + torch.ones(5)
+    assert str(caught.value).startswith("The size of tensor a (4) must match")
+
+
+def test_an_error_of_a_rule_of_a_mapped_class_stays_as_it_is():
+    cls = type("Refusing", (Mapped,), {})
+
+    @cls.implements(aten.neg.default)
+    def _(func, x):
+        raise RuntimeError("no sign here")
+
+    with pytest.raises(RuntimeError, match=r"\Ano sign here\Z"):
+        -cls(torch.ones(3, 4), torch.ones(5))
+
+
+# ---- derivatives ---------------------------------------------------------------------------------------------
+
+
+class Viewed(TensorSubclass, fallback="views"):
+    a: Tensor = inner()
+
+
+@Viewed.implements(torch.sum)
+def _(func, x, *args, **kwargs):
+    return func(x.unwrap("a"), *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("view", "op"),
+    [
+        (lambda x: x.expand(3, 4), "aten.sum.dim_IntList"),
+        (lambda x: x.unbind()[0], "aten.stack.default"),
+    ],
+)
+def test_an_op_that_a_derivative_needs_says_who_asks_for_it(view, op):
+    leaf = torch.ones(1, 4, requires_grad=True)
+    with pytest.raises(DispatchError) as caught:
+        view(Viewed(leaf)).unwrap("a").sum().backward()
+    assert f"add one with @Viewed.implements(torch.ops.{op}); autograd asks for it in a derivative" in str(
+        caught.value
+    )
+    assert "a rule for a function, such as torch.sum, is not asked there" in str(caught.value)
+
+
+def test_the_rule_that_the_message_asks_for_is_enough():
+    cls = type("Summed", (Viewed,), {})
+
+    @cls.implements(aten.sum.dim_IntList)
+    def _(func, x, dim, keepdim=False, dtype=None):
+        return cls(func(x.a, dim, keepdim, dtype=dtype))
+
+    leaf = torch.ones(1, 4, requires_grad=True)
+    (cls(leaf).expand(3, 4).unwrap("a") * torch.arange(3.0)[:, None]).sum().backward()
+    assert torch.equal(leaf.grad, torch.full((1, 4), 3.0))
+
+
+def test_an_op_outside_of_a_derivative_does_not_speak_of_autograd():
+    with pytest.raises(DispatchError) as caught:
+        Alone(torch.ones(2)).sum()
+    assert "autograd" not in str(caught.value)
