@@ -251,10 +251,10 @@ _TAKES_NOT = ("unexpected keyword argument", "positional arguments but")
 @once
 def argument_cases(s: Subject) -> list[Case]:
     """The calls with arguments that are not the default that apply, and that the class does not refuse."""
-    return [case for case in applicable(s, ARGUMENTS) if not _refuses(s, case)]
+    return [case for case in applicable(s, ARGUMENTS) if not refuses(s, case)]
 
 
-def _refuses(s: Subject, case: Case) -> bool:
+def refuses(s: Subject, case: Case) -> bool:
     """Whether a class has no answer to a call, or its rule no parameter for one of the arguments."""
     with Attempt() as attempt, torch.no_grad():
         case.run(s.make())

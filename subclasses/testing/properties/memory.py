@@ -11,7 +11,7 @@ from torch import Tensor
 from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses.dispatch.rules import describe
 from subclasses.layout import RAW
-from subclasses.testing.cases import VIEWS, applicable, argument_cases, stand_ins
+from subclasses.testing.cases import VIEWS, applicable, argument_cases, refuses, stand_ins
 from subclasses.testing.compare import leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
 from subclasses.testing.faults import harmless, rules_run
@@ -103,7 +103,7 @@ def _mend(s: Subject, case: Case, shared: list[tuple[str, str]]) -> str:
 
 
 def _written_views(s: Subject) -> list[Case]:
-    """Each view with each write to it, as a function from a value to the view that was written to."""
+    """Each view with each write to it that the class takes: a function from a value to the written view."""
 
     def pair(view: Callable[[Any], Any], write: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def run(x: Any) -> Any:
@@ -119,7 +119,7 @@ def _written_views(s: Subject) -> list[Case]:
         if name != "x.expand"  # its entries share memory, and many ops do not write to such
         for words, write in WRITES.items()
     }
-    return applicable(s, table)
+    return [case for case in applicable(s, table) if not refuses(s, case)]
 
 
 @promise(
