@@ -167,3 +167,22 @@ def test_an_op_outside_of_a_derivative_does_not_speak_of_autograd():
     with pytest.raises(DispatchError) as caught:
         Alone(torch.ones(2)).sum()
     assert "autograd" not in str(caught.value)
+
+
+# ---- optimizers ----------------------------------------------------------------------------------------------
+
+
+def test_a_parameter_that_an_optimizer_cannot_write_to_is_told_of_trainable():
+    cls = type("Sum", (Pair,), {})
+
+    @cls.implements(aten.add.Tensor)
+    def _(func, x, y, alpha=1):
+        x, y = (t.materialize() if isinstance(t, Pair) else t for t in (x, y))
+        return func(x, y, alpha=alpha)
+
+    weight = torch.nn.Parameter(cls(torch.ones(3), torch.ones(3)))
+    weight.grad = torch.ones(3)
+    with pytest.raises(
+        DispatchError, match=r"aten\.add_\.Tensor: cannot write a plain.* declared with trainable=True"
+    ):
+        torch.optim.SGD([weight], lr=0.1, foreach=False).step()

@@ -39,6 +39,15 @@ def _is_real(t: Any) -> bool:
     return isinstance(t, Tensor) and t.is_floating_point()
 
 
+def _real_parts(tensors: list[Any]) -> list[Tensor]:
+    """The floats among tensors, and the complex ones as floats."""
+    parts = [
+        torch.view_as_real(t.resolve_conj()) if isinstance(t, Tensor) and t.is_complex() else t
+        for t in tensors
+    ]
+    return [part for part in parts if _is_real(part)]
+
+
 def _in_float64(s: Subject) -> tuple[Any, dict[str, Any], list[str]]:
     """A value, its inner tensors in float64, and the names of those that are floats.
 
@@ -71,7 +80,7 @@ def check_slope(s: Subject, case: Case, opened: Open | None = None) -> None:
     def total(moved: Mapping[str, Any]) -> Tensor | float:
         s.make()  # the same random numbers for each
         results = leaves(case.run(s.construct(source, {**inners, **moved})))
-        parts = [part.double() for part in read(results) if _is_real(part)]
+        parts = [part.double() for part in _real_parts(read(results))]
         torch.manual_seed(0)
         return sum((torch.randn_like(part) * part).sum() for part in parts)
 
@@ -80,7 +89,7 @@ def check_slope(s: Subject, case: Case, opened: Open | None = None) -> None:
     if expected is None:
         return
     live = {n: inners[n].clone().requires_grad_() for n in names}
-    with explaining(s, case):
+    with explaining(s, Case(case.name, lambda x: read(leaves(case.run(x))))):
         got = _slope_by_autograd(total(live), live, directions)
         if abs(got - expected) > _TOLERANCE * max(1, abs(expected)):
             shown = ", ".join(n.removeprefix(RAW) for n in names)
@@ -114,7 +123,8 @@ def _slope_by_autograd(
     if not (isinstance(total, Tensor) and total.requires_grad):
         return 0.0
     grads = torch.autograd.grad(total, [*live.values()], allow_unused=True)
-    return sum(float((g * directions[n]).sum()) for n, g in zip(live, grads, strict=True) if g is not None)
+    pairs = [(g, directions[n]) for n, g in zip(live, grads, strict=True) if g is not None]
+    return sum(float((g.conj() * d).real.sum()) for g, d in pairs)
 
 
 def _inner_tensors(s: Subject, result: Any) -> list[Any]:
@@ -164,11 +174,12 @@ def _differentiable_results(s: Subject, case: Case) -> list[int]:
 
 def _formula_is_slope(s: Subject, case: Case) -> bool:
     """Whether PyTorch's derivative is the slope for a plain tensor: that of ``nextafter`` is zero, by decision."""
-    plain = stand_ins(s)[0].double()
+    plain = stand_ins(s)[0]
+    plain = plain.to(torch.complex128 if plain.is_complex() else torch.float64)
     weights: list[Tensor] = []
 
     def total(moved: Mapping[str, Any]) -> Tensor | float:
-        parts = [part for part in leaves(case.run(moved["x"])) if _is_real(part)]
+        parts = _real_parts(leaves(case.run(moved["x"])))
         weights.extend(torch.randn_like(part) for part in parts[len(weights) :])
         return sum((weight * part).sum() for weight, part in zip(weights, parts, strict=True))
 
@@ -186,7 +197,7 @@ def _is_exact(s: Subject, case: Case, read: Open) -> bool:
     """Whether what is read from the results of a case is float64 for a value of float64."""
     source, inners, _ = _in_float64(s)
     parts = read(leaves(case.run(s.construct(source, inners))))
-    return all(part.dtype == torch.float64 for part in parts if _is_real(part))
+    return all(part.dtype == torch.float64 for part in _real_parts(parts))
 
 
 # ---- through materialize -------------------------------------------------------------------------------------
