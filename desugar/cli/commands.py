@@ -147,7 +147,7 @@ def explain(  # noqa: PLR0913 - one parameter for each option
 
 # What stands after SCRIPT.py is the script's, as in `python SCRIPT.py`: options and `--` too.
 @app.command(context_settings={"allow_interspersed_args": False})
-def report(
+def report(  # noqa: PLR0913 - one parameter for each option
     script: Annotated[
         Path,
         typer.Argument(exists=True, dir_okay=False, metavar="SCRIPT.py", help="Options come before it."),
@@ -157,13 +157,17 @@ def report(
     ] = None,
     out: Annotated[Path, typer.Option("-o", "--report", help="The page to write.")] = Path("report.html"),
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Afterwards, time compiled calls in eager mode and torch.compile, too."),
+    ] = False,
     device: DeviceName = None,
 ) -> None:
     """Runs a script and writes a page about what was compiled in it."""
     check_outputs(("--report", out, ".html"), ("--json", json_out, ".json"))
     check_device(device)
     page, data = out.resolve(), None if json_out is None else json_out.resolve()  # a script may go elsewhere
-    found, code = run_script(script, arguments or [], device)
+    found, code = run_script(script, arguments or [], device, compare=compare)
     page.write_text(render_page(found), encoding="utf-8")
     if data is not None:
         data.write_text(json.dumps(found.to_dict()), encoding="utf-8")

@@ -16,10 +16,11 @@ from desugar.cli.checks import check_backend, check_outputs
 from desugar.cli.progress import progress
 from desugar.compare import hugging_face, picture, text
 from desugar.compare.processes import WayFailed
-from desugar.compare.records import Comparison, Request, Verdict
+from desugar.compare.records import Comparison, Request
 from desugar.compare.run import Plan, compare
 from desugar.compare.text import Table
 from desugar.compare.ways import DIRECT, EAGER, OURS, STOCK
+from desugar.compare.worth import describe_verdicts
 from desugar.explain.records import Worth
 
 
@@ -48,16 +49,10 @@ def worth_of(request: Request, plan: Plan) -> Worth:
     with progress() as tell:
         found = _compare(request, plan, tell)
     shown = [found.way(name) for name in (EAGER, STOCK, DIRECT)]
-    calls = f"{found.calls} calls compared"
-    verdicts = [f"{way.name}: {_verdict_text(way.verdict)}" for way in shown[1:]]
     return Worth(
         tuple((way.name, None if way.call is None else way.call.median) for way in shown),
-        "; ".join([calls, *verdicts]),
+        describe_verdicts(found.calls, [(way.name, way.verdict) for way in shown[1:]]),
     )
-
-
-def _verdict_text(verdict: Verdict) -> str:
-    return f"{verdict.state} ({verdict.detail})" if verdict.detail else verdict.state
 
 
 def _write(path: Path, write: Callable[[Path], Any]) -> None:

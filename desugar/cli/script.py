@@ -9,26 +9,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from desugar.cli.progress import progress
+from desugar.compare.script import ScriptCalls
 from desugar.device.script import CompiledCalls
 from desugar.explain.collector import Collector
 from desugar.explain.records import Report
 
 
-def run_script(path: Path, arguments: Sequence[str], device: str | None = None) -> tuple[Report, int]:
+def run_script(
+    path: Path, arguments: Sequence[str], device: str | None = None, *, compare: bool = False
+) -> tuple[Report, int]:
     """Runs a script to its end, or to its error; returns what was compiled and its exit code.
 
     Args:
         path: The script.
         arguments: Its own arguments.
         device: A device for which each compiled call is predicted after the script has ended.
+        compare: Whether each compiled call is made in other ways after the script has ended.
     """
-    collector, calls = Collector(), CompiledCalls()
+    kept, calls = ScriptCalls() if compare else None, CompiledCalls()
+    collector = Collector() if kept is None else Collector(kept.keep)
     saved = sys.argv, list(sys.path)
     sys.argv, sys.path[0] = [str(path), *arguments], str(path.resolve().parent)
     try:
         with collector.collecting(), calls.collecting(device is not None):
             code = _run(path)
         report = collector.report(path.name)
+        if kept is not None:
+            with progress() as tell:
+                report = kept.compare(report, tell)
         if device is not None:
             report = replace(report, predictions=calls.predict(device))
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import platform
 import resource
@@ -17,6 +18,7 @@ import torch
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _FLAGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 _FLAG_PREFIXES = ("DESUGAR_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_COMPILE_")
+_SHORT = 0.01  # seconds; a shorter call is run once, untimed, at the start of a turn
 _OURS = ("TORCHINDUCTOR_CACHE_DIR",)  # what a comparison sets itself
 
 
@@ -40,6 +42,25 @@ def peak_since(start: Callable[[], Any]) -> tuple[Any, float, int]:
     synchronize()
     seconds = time.perf_counter() - clock
     return result, seconds, max(0, used() - before)
+
+
+def time_turn(call: Callable[[], Any], repeats: int) -> float:
+    """Returns the seconds of a warm call, over so many repeats, without garbage collection."""
+    gc.disable()
+    try:
+        synchronize()
+        clock = time.perf_counter()
+        call()  # the process has slept, or did something else
+        synchronize()
+        if (alone := time.perf_counter() - clock) > _SHORT and repeats == 1:
+            return alone
+        clock = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        synchronize()
+        return (time.perf_counter() - clock) / repeats
+    finally:
+        gc.enable()
 
 
 def synchronize() -> None:

@@ -99,7 +99,7 @@ def record_outcome(
             **{f"{path} after the call": describe(leaf) for path, leaf in (given | changed).items()},
             **{f"the gradient of {path}": describe(grad) for path, grad in _gradients({**given, **state})},
         },
-        "memory": dict(_shared_memory(leaves)),
+        "memory": dict(shared_memory(leaves)),
         "same": dict(_same_objects(results, {**given, **state})),
     }
 
@@ -179,7 +179,7 @@ def _gradients(leaves: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 # --------------------------------------------------------------------------------------------------- aliasing
 
 
-def _shared_memory(leaves: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def shared_memory(leaves: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yields (path, path) of each plain tensor and the first one before it that has the same storage."""
     first: dict[int, str] = {}
     for path, leaf in leaves.items():

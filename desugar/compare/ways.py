@@ -27,17 +27,25 @@ def stock_backend(backend: str) -> str:
     return "aot_eager" if backend == "eager" else backend
 
 
-def compile_way(way: str, fn: Any, backend: str) -> Any:
-    """Returns the function to call; nothing is compiled before it is called."""
+def compile_way(way: str, fn: Any, backend: str, **more: Any) -> Any:
+    """Returns the function to call; nothing is compiled before it is called.
+
+    Args:
+        way: One of `WAYS`.
+        fn: The function or module.
+        backend: What compiles graphs: "inductor" or "eager".
+        **more: Options that `torch.compile` and `desugar.compile` share: `dynamic`, `mode`, `options`.
+    """
     match way:
         case "eager":
             return fn
         case "torch.compile":
-            return torch.compile(fn, backend=stock_backend(backend))
+            return torch.compile(fn, backend=stock_backend(backend), **more)
         case 'backend="desugar"':
-            return torch.compile(fn, backend="desugar", options={"backend": backend})
+            options = {**(more.pop("options", None) or {}), "backend": backend}
+            return torch.compile(fn, backend="desugar", options=options, **more)
         case _:
-            return desugar_compile(fn, backend=backend)
+            return desugar_compile(fn, backend=backend, **more)
 
 
 def draw_as_eager() -> None:

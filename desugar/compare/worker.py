@@ -6,7 +6,6 @@ import contextlib
 import gc
 import importlib
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from desugar.compare import ways
 from desugar.compare.judge import judge
-from desugar.compare.meters import describe_machine, peak_since, synchronize
+from desugar.compare.meters import describe_machine, peak_since, time_turn
 from desugar.compare.outcome import Outcome, argument_names, copy_parts, record_outcome
 from desugar.compare.records import Programs, Request, Verdict
 from desugar.compare.subject import SEED, Subject, find_subject, seed
@@ -30,7 +29,6 @@ _RUN_LATER = {  # what has not run when a call returns: when it will
     "coroutine": "a coroutine, whose code runs only when somebody awaits it",
     "async_generator": "an async generator, whose code runs only when somebody iterates over it",
 }
-_SHORT = 0.01  # seconds; a shorter call is run once, untimed, at the start of a turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +108,8 @@ class Worker:
         return Started(seconds, memory, warm, count_compilations() != compiled_before)
 
     def turn(self, repeats: int) -> float:
-        """Returns the seconds of a warm call, over so many repeats, without garbage collection."""
-        call = self.call
-        gc.disable()
-        try:
-            synchronize()
-            clock = time.perf_counter()
-            call()  # the process has slept
-            synchronize()
-            if (alone := time.perf_counter() - clock) > _SHORT and repeats == 1:
-                return alone
-            clock = time.perf_counter()
-            for _ in range(repeats):
-                call()
-            synchronize()
-            return (time.perf_counter() - clock) / repeats
-        finally:
-            gc.enable()
+        """Returns the seconds of a warm call, over so many repeats."""
+        return time_turn(self.call, repeats)
 
     def predict(self, device: str) -> Any:
         """Predicts the first call on a device."""

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,9 +69,14 @@ class _Seen:
 
 
 class Collector:
-    """Records compilations and materializing fallbacks inside `collecting`; `report` returns them."""
+    """Records compilations and materializing fallbacks inside `collecting`; `report` returns them.
 
-    def __init__(self) -> None:
+    Args:
+        also: Is called with each compilation, in the order of the report's programs.
+    """
+
+    def __init__(self, also: Callable[[Recording], None] = lambda recording: None) -> None:
+        self._also = also
         self._seen: list[_Seen] = []
         self._eager: list[tuple[str, str, Line | None]] = []
         self._watch: Watch | None = None
@@ -96,6 +101,7 @@ class Collector:
         if recording.program is not None:
             seen.program, seen.meter = weakref.ref(recording.program), attach_meter(recording.program)
         with self._lock:
+            self._also(recording)
             self._seen.append(seen)
             self._compiled[str(private.CompileContext.current_compile_id())] = seen
 

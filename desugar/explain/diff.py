@@ -145,6 +145,7 @@ def _compare(before: ProgramFacts, after: ProgramFacts) -> ProgramDiff:
         ("calls", str(before.calls), str(after.calls)),
         ("bytes saved for the backward", _bytes(before), _bytes(after)),
         ("checks left out", str(before.left_out), str(after.left_out)),
+        *_verdicts(before.verdict, after.verdict),
     )
     took, takes = dict(before.seconds), dict(after.seconds)
     return ProgramDiff(
@@ -153,6 +154,12 @@ def _compare(before: ProgramFacts, after: ProgramFacts) -> ProgramDiff:
         tuple(value for value in values if value[1] != value[2]),
         tuple((name, took.get(name), takes.get(name)) for name in {**took, **takes}),
     )
+
+
+def _verdicts(before: str, after: str) -> Iterator[tuple[str, str, str]]:
+    """What other ways do with the same call, where both reports asked for that."""
+    if before and after:
+        yield "in other ways", before, after
 
 
 def _bytes(program: ProgramFacts) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,9 @@ from typing import Any
 
 from desugar.ir.record import Record
 from subclasses.errors import one_of
+
+
+_DETAIL = re.compile(r"(: [a-z ]+) \(.*?\)(?=; |$)")  # of a verdict: `torch.compile: wrong (call 1 of 3: ...)`
 
 
 class ReportError(ValueError):
@@ -35,6 +39,7 @@ class ProgramFacts(Record):
         saved_bytes: What is kept for the backward; None with symbolic sizes, where it is that of one call.
         left_out: How many checks the wrapper does without.
         seconds: (what took them, seconds), for all that was measured.
+        verdict: Whether the same call does the same in other ways, without figures; empty where that was not asked for.
     """
 
     name: str
@@ -50,6 +55,7 @@ class ProgramFacts(Record):
     saved_bytes: int | None
     left_out: int
     seconds: tuple[tuple[str, float], ...]
+    verdict: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,7 @@ def _program(data: dict[str, Any]) -> ProgramFacts:
         None if data["symbols"] else data["saved_bytes"],
         len(data["left_out"]),
         tuple(_seconds(data)),
+        _DETAIL.sub(r"\1", data["worth"]["verdict"]) if data["worth"] else "",
     )
 
 
@@ -171,4 +178,4 @@ def _seconds(data: dict[str, Any]) -> Iterator[tuple[str, float]]:
         yield "the graph of a call", cost["graph"]
     for way, seconds in (data["worth"] or {"ways": ()})["ways"]:
         if seconds is not None:
-            yield f"a call in its own process, {way}", seconds
+            yield f"a call made again, {way}", seconds

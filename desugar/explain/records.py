@@ -249,7 +249,9 @@ class Cost(Record):
 
 @dataclass(frozen=True, slots=True)
 class Worth(Record):
-    """The same call in several ways, each in a process of its own: whether compiling was worth it.
+    """The same call in several ways: whether compiling was worth it.
+
+    `explain --compare` runs each way in a process of its own, `report --compare` all ways after the script's end.
 
     Attributes:
         ways: (way, seconds of a warm call), guards included; a way that failed has None.
@@ -284,7 +286,8 @@ class Program(Record):
         materialized: Materializing fallbacks.
         cost: Measured, or None with the reason in `no_cost`.
         calls: How often it ran, where that was counted.
-        worth: The same call in eager mode and under `torch.compile`, where that was asked for.
+        worth: The same call in eager mode and under `torch.compile`, where that was asked for; or None with the reason
+            in `no_worth`.
     """
 
     name: str
@@ -314,6 +317,7 @@ class Program(Record):
     calls: int | None = None
     label: str = ""
     worth: Worth | None = None
+    no_worth: str = ""
     guard_times: GuardTimes | None = None
     failures: tuple[FailedGuard, ...] = ()
 

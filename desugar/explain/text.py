@@ -79,6 +79,8 @@ def _overview(program: Program) -> Iterator[str]:
         yield f"the cost of a call is not measured: {program.no_cost}"
     if program.worth is not None:
         yield _worth(program.worth)
+    elif program.no_worth:
+        yield f"not timed in other ways: {program.no_worth}"
     for found in program.materialized:
         yield f"materialized: {materialized_text(found)}"
 
@@ -218,6 +220,9 @@ def render_report_text(report: Report) -> str:
         share = f", wrapper {percent(program.cost.share)} of a call" if program.cost else ""
         lines.append(f"{number:>3} {program.title}: {duration(program.seconds)} to compile{calls}{share}")
         lines.append(f"      {program.error or ': '.join([program.reason, *program.failed])}")
+        if program.worth is not None:
+            lines.append(f"      {_worth(program.worth)}")
+    lines += _not_timed(report)
     lines += [f"not compiled: {text}" for text in report.not_compiled]
     lines += [f"graph break: {text}" for text in report.breaks]
     often = sorted(report.materialized, key=lambda found: -found.count)
@@ -225,6 +230,16 @@ def render_report_text(report: Report) -> str:
     if len(often) > _MOST:
         lines.append(f"materialized: {len(often) - _MOST} more; the page has them all")
     return "\n".join(lines) + "\n"
+
+
+def _not_timed(report: Report) -> Iterator[str]:
+    """Why programs were not timed in other ways, where that was asked for: those of one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for number, program in enumerate(report.programs, 1):
+        if program.no_worth:
+            reasons.setdefault(program.no_worth, []).append(str(number))
+    for reason, numbers in reasons.items():
+        yield f"not timed in other ways: {', '.join(numbers)}: {reason}"
 
 
 # ---------------------------------------------------------------------------------------------- small words

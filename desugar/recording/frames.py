@@ -10,6 +10,9 @@ from typing import Any
 from desugar import _torch as private
 from desugar.user_code import Line
 
+BRANCH = "a branch depends on the value of a tensor"
+READ = "Unsupported Tensor.item() call with capture_scalar_outputs=False"  # Dynamo's words
+
 _KEPT = 10_000  # compilations; of its own accord Dynamo keeps 64
 
 
@@ -102,7 +105,7 @@ def _why_eager(metric: Any) -> str:
 def _describe_break(reason: Any) -> str:
     text = first_line(reason.reason)
     if text.startswith("generic_jump"):
-        text = "a branch depends on the value of a tensor"
+        text = BRANCH
     if not reason.user_stack:
         return text
     frame = reason.user_stack[-1]

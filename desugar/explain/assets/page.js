@@ -96,6 +96,7 @@ function programRow(p, n, widest) {
     el("span", { class: "timed" }, stageBar(p, widest, 70), el("small", {}, time(p.seconds))),
     el("span", { class: "calls" }, p.calls == null ? "" : many(p.calls, "call")),
     el("span", { class: "share" }, part == null ? null : [el("span", { class: "bar" }, el("i", { style: `width:${part * 100}%` })), el("small", {}, el("i", { class: "of-wrapper" }), `wrapper ${percent(part)}, `, el("i", { class: "of-graph" }), `graph ${percent(1 - part)} of ${time(p.cost.call)}`)]),
+    p.worth ? el("span", { class: "others" }, inOtherWays(p.worth)) : null,
     el("span", { class: "why" + (p.error ? " error" : "") }, p.error ? p.error.split("\n")[0] : [p.reason, p.failed.map(f => " — " + f)]));
 }
 

@@ -109,7 +109,7 @@ def test_times_say_by_how_much(folder, before):
     path = folder / "slower.json"
     path.write_text(json.dumps(data))
     text = render_diff(compared(before, path))
-    assert "3 times slower" in text and "a call in its own process, eager: not measured -> 1 s" in text
+    assert "3 times slower" in text and "a call made again, eager: not measured -> 1 s" in text
     assert "3 times faster" in render_diff(compared(path, before))
 
 
