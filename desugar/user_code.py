@@ -20,6 +20,7 @@ _TYPED_IN = ("<stdin>", "<python-input", "<ipython-input", "<doctest", "<console
 
 _GRAPH_LINE = re.compile(r"^\s*(?:\w+\[.*\] = .*;\s+)?(\w+)(?: : [^=]+)? = ")  # x[0] = 1;  setitem = x
 _TRACE_LINE = re.compile(r'File "(.+)", line (\d+), in (\S+)')
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(\w+?)_at_\d+$")  # the rest of a function after a graph break
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ def find_line_of(error: BaseException) -> Line | None:
 def stack_of_node(node: fx.Node) -> list[Line]:
     """Returns the lines of the stack that a node of a Dynamo graph was captured from, outermost first."""
     found = _TRACE_LINE.findall(node.stack_trace or "")
-    return [Line(file, int(number), function) for file, number, function in found]
+    return [Line(file, int(number), _RESUMED.sub(r"\1", function)) for file, number, function in found]
 
 
 def line_of_node(node: fx.Node) -> Line | None:

@@ -159,7 +159,9 @@ def report(  # noqa: PLR0913 - one parameter for each option
     json_out: Annotated[Path | None, typer.Option("--json", help="Write the data, too.")] = None,
     compare: Annotated[
         bool,
-        typer.Option("--compare", help="Afterwards, time compiled calls in eager mode and torch.compile, too."),
+        typer.Option(
+            "--compare", help="Afterwards, time compiled calls in eager mode and torch.compile, too."
+        ),
     ] = False,
     device: DeviceName = None,
 ) -> None:

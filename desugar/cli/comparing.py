@@ -20,7 +20,7 @@ from desugar.compare.records import Comparison, Request
 from desugar.compare.run import Plan, compare
 from desugar.compare.text import Table
 from desugar.compare.ways import DIRECT, EAGER, OURS, STOCK
-from desugar.compare.worth import describe_verdicts
+from desugar.compare.worth import sum_up
 from desugar.explain.records import Worth
 
 
@@ -49,10 +49,8 @@ def worth_of(request: Request, plan: Plan) -> Worth:
     with progress() as tell:
         found = _compare(request, plan, tell)
     shown = [found.way(name) for name in (EAGER, STOCK, DIRECT)]
-    return Worth(
-        tuple((way.name, None if way.call is None else way.call.median) for way in shown),
-        describe_verdicts(found.calls, [(way.name, way.verdict) for way in shown[1:]]),
-    )
+    times = [(way.name, None if way.call is None else way.call.median) for way in shown]
+    return sum_up(found.calls, times, {way.name: way.verdict for way in shown})
 
 
 def _write(path: Path, write: Callable[[Path], Any]) -> None:

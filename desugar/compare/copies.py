@@ -79,10 +79,12 @@ def bytes_of(call: Call) -> int:
 
 @contextlib.contextmanager
 def restored(state: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside, tensors may be written and have other gradients; afterwards their values and gradients are as before."""
+    """Inside, tensors have no gradients and may be written; afterwards their values and gradients are as before."""
     before = copy_parts(state)
     gradients = {name: tensor.grad for name, tensor in state.items() if tensor.is_leaf}
     try:
+        for name in gradients:  # a backward adds to a gradient that is there
+            state[name].grad = None
         yield
     finally:
         for name, tensor in state.items():

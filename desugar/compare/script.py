@@ -36,7 +36,7 @@ from desugar.compare.subject import SEED, Subject, seed
 from desugar.compare.targets import Call
 from desugar.compare.ways import DIRECT, EAGER, STOCK, compile_way
 from desugar.compare.worker import make_step, observe_calls
-from desugar.compare.worth import describe_verdicts
+from desugar.compare.worth import sum_up
 from desugar.dynamo.entry import Calls
 from desugar.explain.records import Program, Report, Worth
 from desugar.recording.frames import BRANCH, READ, count_compilations
@@ -163,7 +163,6 @@ class ScriptCalls:
             programs = [_with_reason(p, kept, n) for n, p in enumerate(programs)]
         return replace(report, programs=tuple(programs))
 
-
     def _code_between_graphs(self, kept: _Kept, report: Report) -> str:
         """Returns the first line between a call's graphs that does more than to read a tensor's value; empty if none.
 
@@ -274,17 +273,18 @@ def _compare(made: _Ways, kept: _Kept, *, train: bool) -> Worth:
         stack.enter_context(restored(subject.state()))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         # The script may have compiled the same lines so often already that the limit is reached.
-        stack.enter_context(private.dynamo_config.patch(recompile_limit=256, accumulated_recompile_limit=1024))
+        stack.enter_context(
+            private.dynamo_config.patch(recompile_limit=256, accumulated_recompile_limit=1024)
+        )
         verdicts = _judge(subject, made)
         times, recompiled = _time(subject, made.ways, verdicts, bytes_of(kept.call))
-    shown = tuple((way, times[way].median if way in times else None) for way in _WAYS)
-    text = describe_verdicts(_CALLS, [(way, verdicts[way]) for way in _WAYS[1:]])
-    what = "a training step: the call, the sum of its results, the backward; " if train else ""
-    programs = f"; {len(kept.numbers)} programs together" if len(kept.numbers) > 1 else ""
-    return Worth(shown, f"{what}{text}{programs}{_RECOMPILED if recompiled else ''}")
+    shown = [(way, times[way].median if way in times else None) for way in _WAYS]
+    more = ["each a step of a training: the call, the sum of its results, the backward"] if train else []
+    more += [f"{len(kept.numbers)} programs together"] if len(kept.numbers) > 1 else []
+    return sum_up(_CALLS, shown, verdicts, *more, *([_RECOMPILED] if recompiled else []))
 
 
-_RECOMPILED = "; times include compiling: equal calls were compiled again and again"
+_RECOMPILED = "times include compiling: equal calls were compiled again and again"
 
 
 def _judge(subject: Subject, made: _Ways) -> dict[str, Verdict]:

@@ -164,9 +164,9 @@ def _source(filename: str, function: str, first: int, last: int) -> Source:
 
 
 def _definition(lines: list[str], function: str, last: int) -> int:
-    """The line above `last` where a function of that name begins; the first of the file if none does."""
-    head = re.compile(rf"\s*(?:async )?def {re.escape(function)}\b")
-    return next((n for n in range(min(last, len(lines)), 0, -1) if head.match(lines[n - 1])), 1)
+    """The line up to `last` where a function of that name begins; `last` if none does, as for a lambda."""
+    head = re.compile(rf"\s*(?:async )?def {re.escape(function.rpartition('.')[2])}\b")
+    return next((n for n in range(min(last, len(lines)), 0, -1) if head.match(lines[n - 1])), last)
 
 
 def _indent(lines: list[str], number: int) -> int:

@@ -256,10 +256,12 @@ class Worth(Record):
     Attributes:
         ways: (way, seconds of a warm call), guards included; a way that failed has None.
         verdict: What was compared, and in which ways it was right.
+        answer: Yes or no, with how much faster or slower the last way, which is ours, is than each of the others.
     """
 
     ways: tuple[tuple[str, float | None], ...]
     verdict: str
+    answer: str = ""
 
 
 @dataclass(frozen=True, slots=True)

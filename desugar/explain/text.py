@@ -94,7 +94,8 @@ def _cost(cost: Cost) -> Iterator[str]:
 
 def _worth(worth: Worth) -> str:
     ways = [f"{name} {'failed' if t is None else duration(t)}" for name, t in worth.ways]
-    return f"was it worth it: {', '.join(ways)}; {worth.verdict}"
+    answer = f" {worth.answer};" if worth.answer else ""
+    return f"was it worth it:{answer} {', '.join(ways)}; {worth.verdict}"
 
 
 def _signature(program: Program, folds: Folds) -> Iterator[str]:

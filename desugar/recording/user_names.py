@@ -22,6 +22,7 @@ from subclasses.layout import RAW
 _LOCAL = re.compile(r"L\[(['\"])(\w+)\1\]")
 _CALL = re.compile(r"(?<![\w.'\"])(?:(module)(_\d+)?|args\[(\d+)\]|kwargs\['(\w+)'\])(?!\w)")
 _BUILTIN = re.compile(r"G\['__builtins_dict__\w*'\]\['(\w+)'\]")
+_STACK = re.compile(r"\b___stack(\d+)\b")  # what a resumed function finds on Python's stack
 _MAIN = re.compile(r"G\['__import___main__'\]\.")
 _IMPORTED = re.compile(r"G\['__import_(\w+)'\]")
 _GLOBAL = re.compile(r"G\[(['\"])(\w+)\1\]")
@@ -44,6 +45,7 @@ def readable(text: str, what: Any = None) -> str:
     if isinstance(what, nn.Module):
         parameters = _parameters(what)
         text = _CALL.sub(lambda found: _name_in_forward(found, parameters), text)
+    text = _STACK.sub(r"value \1 from before the graph break", text)
     text = _MAIN.sub("", _BUILTIN.sub(r"\1", text))
     text = _IMPORTED.sub(lambda found: found[1].replace("_dot_", "."), text)
     text = _GLOBAL.sub(r"\2", text)

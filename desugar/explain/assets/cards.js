@@ -95,22 +95,20 @@ function timeBar(parts, label) {
     el("div", { class: "legend" }, parts.map(([name, seconds, color]) => el("span", {}, el("i", { style: `background:${color}` }), `${name} `, el("b", {}, time(seconds)), ` ${percent(seconds / total)}`)))];
 }
 
-// One line about a call in other ways: their times, each as a multiple of desugar's, and who did not agree.
+// One line about a call in other ways: the answer, and the times.
 function inOtherWays(worth) {
-  const ours = worth.ways[worth.ways.length - 1][1];
-  const one = ([name, seconds], n) => [n ? " · " : "", `${name} `, seconds == null ? "failed" : el("b", {}, time(seconds)), seconds == null || ours == null || n === worth.ways.length - 1 ? "" : ` (${(seconds / ours).toPrecision(2)} ×)`];
-  return [worth.ways.map(one), /: (wrong|error)\b/.test(worth.verdict) ? el("span", { class: "error" }, " · results differ, or a way failed") : null];
+  return [el("b", { class: /^no\b/.test(worth.answer) ? "error" : "good" }, worth.answer || "timed in other ways"), " · ", worth.ways.map(([name, seconds], n) => (n ? ", " : "") + `${name} ${seconds == null ? "failed" : time(seconds)}`)];
 }
 
 function worth(p) {
   if (!p.worth) return p.no_worth ? el("section", { class: "card worth" }, el("h2", {}, "Was it worth it"), el("p", {}, `Not timed in other ways: ${p.no_worth}.`)) : null;
   const ways = p.worth.ways, ours = ways[ways.length - 1][1];
   const longest = Math.max(...ways.map(way => way[1] || 0), 1e-12);
-  const ratio = (seconds, last) => last || ours == null ? "" : ` — ${(seconds / ours).toPrecision(2)} × desugar's`;
+  const ratio = (seconds, last) => last || ours == null ? "" : ` — ${seconds / ours < .01 ? "< 0.01" : (seconds / ours).toPrecision(2)} × desugar's`;
   const row = ([name, seconds], last) => el("div", { class: "way" }, el("span", {}, name),
     el("span", { class: "bar" }, seconds == null ? null : el("i", { style: `width:${seconds / longest * 100}%;background:var(--${last ? "s0" : "s6"})` })),
     seconds == null ? el("span", {}, "failed") : el("span", {}, el("b", {}, time(seconds)), ratio(seconds, last)));
-  return el("section", { class: "card worth" }, el("h2", {}, "Was it worth it"), ways.map((way, n) => row(way, n === ways.length - 1)), el("p", {}, p.worth.verdict));
+  return el("section", { class: "card worth" }, el("h2", {}, "Was it worth it"), p.worth.answer ? el("p", { class: "answer" }, p.worth.answer) : null, ways.map((way, n) => row(way, n === ways.length - 1)), el("p", {}, p.worth.verdict));
 }
 
 function prediction(found) {

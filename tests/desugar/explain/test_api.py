@@ -13,9 +13,9 @@ from torch import nn
 
 import desugar
 from desugar.explain.graphs import kind_of
-from desugar.explain.records import Guard, Worth
+from desugar.explain.records import Guard, Report, Worth
 from desugar.explain.render import render_rich
-from desugar.explain.text import percent, render_text
+from desugar.explain.text import percent, render_report_text, render_text
 from desugar.recording import listeners
 from subclasses.ragged import JaggedTensor
 from tests.desugar.explain import subjects
@@ -349,6 +349,18 @@ def test_other_ways_are_told_where_they_were_measured(explained):
         in render_text(replace(explained, worth=worth))
     )
     assert "worth" not in render_text(explained)
+    answered = replace(worth, answer="yes, 4 times faster than eager")
+    text = render_text(replace(explained, worth=answered))
+    assert "\nwas it worth it: yes, 4 times faster than eager; eager 4 ms, " in text
+    assert "\nnot timed in other ways: it ran away\n" in render_text(
+        replace(explained, no_worth="it ran away")
+    )
+
+
+def test_reasons_why_programs_were_not_timed_stand_once(explained):
+    programs = tuple(replace(explained, no_worth=reason) for reason in ("a", "b", "a", ""))
+    text = render_report_text(Report("a script", programs))
+    assert "\nnot timed in other ways: 1, 3: a\nnot timed in other ways: 2: b\n" in text
 
 
 def test_rich_shows_the_same_words(explained):

@@ -141,6 +141,8 @@ def test_everything_is_reached_by_keys(opened):
     page.keyboard.press("?")
     assert page.locator("dialog").is_visible()
     page.keyboard.press("Escape")
+    page.wait_for_selector("dialog", state="hidden")  # while it is open, keys are its own
+    page.keyboard.press("Escape")
     page.keyboard.press("Escape")
     page.wait_for_selector("#programs")
 
@@ -268,6 +270,35 @@ def test_was_it_worth_it_where_it_was_measured(opened, report):
     page.evaluate("location.hash = '#program-2'")
     page.wait_for_selector("h1:has-text('any')")
     assert page.locator(".worth").count() == 0
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_the_answer_stands_in_the_overview_and_the_reason_why_there_is_none_in_the_program(
+    opened, report, width, scheme
+):
+    (first, second) = report.programs
+    ways = (("eager", 4e-3), ("torch.compile", None), ("desugar.compile", 1e-3))
+    worth = Worth(ways, "2 calls compared", "yes, 4 times faster than eager")
+    shown = replace(first, worth=worth), replace(second, no_worth="its arguments share memory")
+    page = opened(
+        replace(report, programs=shown, breaks=("a.py:3: y: a branch",)), width=width, color_scheme=scheme
+    )
+    rows = page.locator(".program .others")
+    assert rows.all_inner_texts() == [
+        "yes, 4 times faster than eager · eager 4.00 ms, torch.compile failed, desugar.compile 1.00 ms"
+    ]
+    cards = [page.locator(selector).bounding_box() for selector in ("#programs", "#programs + .card")]
+    assert cards[1]["y"] - cards[0]["y"] - cards[0]["height"] > 4, "cards do not touch"
+    for text in page.locator(".share small").all():
+        assert text.evaluate("node => node.scrollWidth <= node.clientWidth"), "no figure is cut"
+    keep(page, f"worth-{width}-{scheme}")
+    page.locator(".program").first.click()
+    assert page.locator(".worth .answer").inner_text() == "yes, 4 times faster than eager"
+    page.evaluate("location.hash = '#program-2'")
+    page.wait_for_selector("h1:has-text('any')")
+    assert "Not timed in other ways: its arguments share memory." in page.locator(".worth").inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_a_notebook_shows_explanations_in_frames_of_their_own(browser, deep, tmp_path):

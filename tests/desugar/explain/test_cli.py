@@ -197,6 +197,27 @@ def test_what_stands_after_the_script_is_the_scripts(script, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"script.py", "report.html", "ours.json"}
 
 
+def test_report_times_calls_in_other_ways_if_asked_to(script, tmp_path):
+    script.write_text(
+        SCRIPT + "total = torch.zeros(2)\ng = desugar.compile(lambda t: t.add_(1), backend='eager')\n"
+    )
+    with script.open("a") as file:
+        file.write("g(total)\nprint('total', total.tolist())\nimport atexit\n")
+        file.write("atexit.register(lambda: print('at the end', total.tolist()))\n")
+    done = report(script, cwd=tmp_path, options=("--compare", "--json", "out.json"))
+    assert done.returncode == 0, done.stderr
+    assert "total [1.0, 1.0]" in done.stdout and "at the end [1.0, 1.0]" in done.stdout
+    programs = json.loads((tmp_path / "out.json").read_text())["programs"]
+    assert [program["calls"] for program in programs] == [1, 2, 1], "calls that are made again do not count"
+    for program in programs:
+        assert [name for name, _ in program["worth"]["ways"]] == ["eager", "torch.compile", "desugar.compile"]
+        assert program["worth"]["verdict"] == "2 calls compared; torch.compile: right; desugar.compile: right"
+        assert f"was it worth it: {program['worth']['answer']}; eager " in done.stderr
+    plain = report(script, cwd=tmp_path, options=("--json", "out.json"))
+    assert "worth it" not in plain.stderr
+    assert json.loads((tmp_path / "out.json").read_text())["programs"][0]["worth"] is None
+
+
 def test_two_programs_of_one_function_have_lines_of_their_own(script, tmp_path):
     done = report(script, cwd=tmp_path)
     assert "1 <lambda>, x.size(0) = 2:" in done.stderr and "2 <lambda>, x.size(0) = any:" in done.stderr

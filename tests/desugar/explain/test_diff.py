@@ -113,6 +113,25 @@ def test_times_say_by_how_much(folder, before):
     assert "3 times faster" in render_diff(compared(path, before))
 
 
+def test_what_other_ways_do_is_told_without_figures(folder, before):
+    said = [
+        "2 calls compared; torch.compile: right; desugar.compile: rounding (call 1 of 2: x[0]: 1, expected 2 (off))",
+        "2 calls compared; torch.compile: right; desugar.compile: rounding (call 2 of 2: x[3]: 3, expected 2 (off))",
+        "2 calls compared; torch.compile: error (ValueError: no); desugar.compile: right; 2 programs together",
+    ]
+    paths = [folder / f"said-{n}.json" for n in range(3)]
+    for text, path in zip(said, paths, strict=True):
+        data = json.loads(before.read_text())
+        data["programs"][0]["worth"] = {"ways": [["eager", 1.0]], "verdict": text}
+        path.write_text(json.dumps(data))
+    assert not compared(*paths[:2]).differs and not compared(before, paths[0]).differs
+    text = render_diff(compared(*paths[1:]))
+    assert (
+        "in other ways: 2 calls compared; torch.compile: right; desugar.compile: rounding -> "
+        "2 calls compared; torch.compile: error; desugar.compile: right; 2 programs together"
+    ) in text
+
+
 # ------------------------------------------------------------------------------------------- what is no report
 
 

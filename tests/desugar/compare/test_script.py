@@ -1,0 +1,221 @@
+"""Calls of a script are made again in other ways after it has ended, and the script runs as ever."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import desugar
+from desugar.compare import script as module
+from desugar.compare.script import ScriptCalls
+from desugar.explain.collector import Collector
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(module, "_BUDGET", 0.05)
+
+
+def reported(run):
+    """The programs of a report on what a function runs, each call made again."""
+    calls = ScriptCalls()
+    collector = Collector(calls.keep)
+    with collector.collecting():
+        run()
+    return calls.compare(collector.report("a script")).programs
+
+
+def compiled(fn):
+    return desugar.compile(fn, backend="eager")
+
+
+def test_a_call_is_timed_in_three_ways():
+    @compiled
+    def scaled(x, *, by):
+        return x.sin() * by
+
+    (program,) = reported(lambda: scaled(torch.ones(3), by=2))
+    ways = dict(program.worth.ways)
+    assert list(ways) == ["eager", "torch.compile", "desugar.compile"] and all(t > 0 for t in ways.values())
+    assert program.worth.verdict == "2 calls compared; torch.compile: right; desugar.compile: right"
+    assert program.worth.answer.startswith(("yes, ", "no, ", "hardly, ")) and program.calls == 1
+
+
+def test_each_call_that_compiled_is_made_again_in_the_modes_that_it_had():
+    seen = []
+
+    @compiled
+    def noted(x):
+        return x * 2 if torch.is_grad_enabled() else x * 3
+
+    def run():
+        noted(torch.ones(2, requires_grad=True))
+        with torch.no_grad():
+            noted(torch.ones(3))
+        with torch.autocast("cpu", torch.bfloat16):
+            noted(torch.ones(4, 5, requires_grad=True))
+        seen.append(len(noted.programs))
+
+    programs = reported(run)
+    assert len(programs) == seen[0] == 3
+    assert ["backward" in program.worth.verdict for program in programs] == [True, False, True]
+    assert all("desugar.compile: right" in program.worth.verdict for program in programs)
+
+
+def test_arguments_and_state_are_left_as_the_script_left_them(capsys):
+    net = nn.BatchNorm1d(3)
+    total, written = torch.zeros(3), []
+
+    @compiled
+    def step(total, x):
+        y = net(x)
+        total.add_(y.detach().sum(0).abs() + 1)
+        return y.sum()
+
+    def run():
+        step(total, torch.randn(5, 3)).backward()
+        written.append(
+            (total.clone(), net.running_mean.clone(), net.weight.grad.clone(), torch.get_rng_state())
+        )
+
+    (program,) = reported(run)
+    assert "desugar.compile: right" in program.worth.verdict
+    found = (total, net.running_mean, net.weight.grad, torch.get_rng_state())
+    assert all(map(torch.equal, found, written[0]))
+    assert net.num_batches_tracked == 1
+
+
+def test_a_module_with_dropout_is_compared_with_equal_numbers():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    run = desugar.compile(net)
+    (program,) = reported(lambda: run(torch.ones(2, 4)).sum().backward())
+    assert "torch.compile: right; desugar.compile: right; each a step of a training" in program.worth.verdict
+
+
+def test_random_results_of_ones_own_are_not_compared():
+    numbers = iter(range(10_000))
+
+    @compiled
+    def counted(x):
+        return x + float(next(numbers))
+
+    (program, *_) = reported(lambda: counted(torch.ones(2)))
+    assert "not compared (in eager mode, too, equal calls have different results)" in (
+        program.worth.verdict if program.worth else program.no_worth
+    )
+
+
+def test_a_branch_between_graphs_is_made_again_and_a_print_is_not(capsys):
+    @compiled
+    def branch(x):
+        return x * 2 if x.sum() > 0 else x * 3
+
+    @compiled
+    def prints(x):
+        y = x * 2
+        print("between")
+        return y * 3
+
+    def run():
+        branch(torch.ones(2))
+        prints(torch.ones(2))
+
+    first, rest, *printing = reported(run)
+    assert "2 programs together" in first.worth.verdict
+    assert (
+        rest.worth is None
+        and rest.no_worth == "it belongs to the call of program 1, which is timed as a whole"
+    )
+    assert len(printing) == 2
+    for program in printing:
+        assert program.worth is None and 'print("between")' in program.no_worth
+    assert capsys.readouterr().out == "between\n"
+
+
+def test_a_break_before_the_first_graph_counts_too(capsys):
+    @compiled
+    def prints_first(x):
+        print("before")
+        return x * 3
+
+    (program,) = reported(lambda: prints_first(torch.ones(2)))
+    assert program.worth is None and 'print("before")' in program.no_worth
+    assert capsys.readouterr().out == "before\n"
+
+
+def test_what_cannot_be_made_again_says_why():
+    @torch.compile(backend="desugar", options={"backend": "eager"})
+    def of_stock(x):
+        return x * 2
+
+    @compiled
+    def aliases(x, y):
+        return x + y
+
+    gone = [torch.ones(2)]
+
+    @compiled
+    def once(x):
+        return x + gone[0]
+
+    own = desugar.compile(lambda x: x - 1, backend=lambda graph, inputs: graph)
+
+    def run():
+        base = torch.ones(4)
+        of_stock(base)
+        aliases(base[1:], base[:-1])
+        once(torch.ones(2))
+        gone.clear()
+        own(base)
+
+    reasons = [program.no_worth for program in reported(run)]
+    assert reasons[0].startswith("torch.compile compiled it")
+    assert reasons[1] == "its arguments share memory, and copies of them would not"
+    assert reasons[2].startswith("made again after the script's end, it raised IndexError")
+    assert reasons[3] == "its backend is a function of the script's"
+
+
+def test_a_way_that_fails_or_differs_does_not_hide_the_others(monkeypatch):
+    real = module.compile_way
+
+    def compile_way(way, fn, backend, **more):
+        if way == "torch.compile":
+            return lambda x: 1 / 0
+        return real(way, (lambda x: fn(x) + 1) if way == "desugar.compile" else fn, backend, **more)
+
+    monkeypatch.setattr(module, "compile_way", compile_way)
+    twice = compiled(lambda x: x * 2)
+    (program,) = reported(lambda: twice(torch.ones(2)))
+    assert program.worth.ways[1] == ("torch.compile", None) and program.worth.ways[2][1] > 0
+    assert "torch.compile: error (ZeroDivisionError: division by zero); desugar.compile: wrong (" in (
+        program.worth.verdict
+    )
+    assert program.worth.answer == "no, desugar.compile does not do what eager mode does"
+
+
+def test_equal_calls_that_compile_again_are_told():
+    log = []
+
+    @compiled
+    def grows(x):
+        log.append(1)
+        return x * len(log)
+
+    (program,) = reported(lambda: grows(torch.ones(2)))
+    found = program.worth.verdict if program.worth else program.no_worth
+    assert "equal calls were compiled again and again" in found and "not compared" in found
+
+
+def test_the_options_of_the_script_are_kept(monkeypatch):
+    asked, real = [], module.compile_way
+
+    def compile_way(way, fn, backend, **more):
+        asked.append((backend, more))
+        return real(way, fn, "eager")
+
+    monkeypatch.setattr(module, "compile_way", compile_way)
+    fn = desugar.compile(lambda x: x * 2, dynamic=False, options={"epilogue_fusion": True})
+    reported(lambda: fn(torch.ones(2)))
+    assert asked == [("inductor", {"dynamic": False, "options": {"epilogue_fusion": True}})] * 3
