@@ -1,6 +1,6 @@
 """``python -m docs.picture``: the picture of a report in README and docs, taken of the demo's own page.
 
-Needs ``playwright`` and Debian's ``chromium``, as the tests of the page do. ``--page report.html`` takes it of a page
+Needs ``playwright`` and Chromium or Chrome, as the tests of the page do. ``--page report.html`` takes it of a page
 that is there already.
 """
 
@@ -19,6 +19,12 @@ from docs.refresh import DEMO, ROOT
 PICTURE = ROOT / "docs" / "report.png"
 SELECTED = "scaled_dot_product_attention"  # the line that lights up
 SIZE = {"width": 1440, "height": 900}
+
+
+def find_browser() -> str | None:
+    """The Chromium or Chrome of this machine; None if it has none."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    return next(filter(None, map(shutil.which, names)), None)
 
 
 def make_page(folder: Path) -> Path:
@@ -45,7 +51,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, sync_api.sync_playwright() as playwright:
         given = sys.argv[sys.argv.index("--page") + 1 :] if "--page" in sys.argv else []
         page = Path(given[0]) if given else make_page(Path(folder))
-        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=find_browser(), args=["--no-sandbox"])
         take_picture(browser, page, PICTURE, SELECTED)
         browser.close()
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from docs.picture import find_browser
+
 ROOT = Path(__file__).parents[1]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = find_browser()
 
 pytestmark = [
     pytest.mark.slow,  # builds all pages
-    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome"),
 ]
 
 # Colours as [r, g, b], and the relative luminance of WCAG 2.

@@ -147,7 +147,7 @@ def explain(  # noqa: PLR0913 - one parameter for each option
 
 # What stands after SCRIPT.py is the script's, as in `python SCRIPT.py`: options and `--` too.
 @app.command(context_settings={"allow_interspersed_args": False})
-def report(  # noqa: PLR0913 - one parameter for each option
+def report(
     script: Annotated[
         Path,
         typer.Argument(exists=True, dir_okay=False, metavar="SCRIPT.py", help="Options come before it."),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ def _copy_tensor(tensor: Tensor) -> Tensor:
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(copied, tensor.requires_grad)
     if type(tensor) is Tensor:
-        copied.__dict__.update(tensor.__dict__)  # which sizes are to be symbolic
+        vars(copied).update(vars(tensor))  # which sizes are to be symbolic
     if not tensor.requires_grad:
         return copied
     copied.requires_grad_()

@@ -211,8 +211,8 @@ def _regions_of(kept: _Kept, programs: Sequence[Program]) -> Iterator[tuple[str,
     """Yields the functions that a call is known to have run: file, first line, last line."""
     for source in (source for number in kept.numbers for source in programs[number].sources):
         yield source.file, source.first, source.first + len(source.lines) - 1
-    what = None if kept.owner is None else kept.owner.what
-    target = type(what).forward if isinstance(what, nn.Module) else what
+    what: Any = None if kept.owner is None else kept.owner.what
+    target: Any = type(what).forward if isinstance(what, nn.Module) else what
     with contextlib.suppress(OSError, TypeError):  # it has no source
         lines, first = inspect.getsourcelines(inspect.unwrap(target))
         yield inspect.getfile(target), first, first + len(lines) - 1
@@ -226,7 +226,7 @@ class _EagerFailed(Exception):
 
 
 class _Ways:
-    """A function of the script in all ways; its calls are made in the script's order, so sizes become symbolic alike."""
+    """A function of the script in all ways; its calls keep the script's order, so sizes become symbolic alike."""
 
     def __init__(self, owner: Calls) -> None:
         self.owner, self.fn = owner, owner.what
@@ -239,7 +239,7 @@ class _Ways:
         return {way: compile_way(way, self._own(way), backend, **more) for way in _WAYS}
 
     def _own(self, way: str) -> Any:
-        """Returns the function with code of its own: Dynamo would find what it has compiled of the same code already."""
+        """Returns the function with code of its own: Dynamo would find what it has compiled of the same code."""
         fn = self.fn
         if way == EAGER:
             return fn

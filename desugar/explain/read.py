@@ -13,7 +13,6 @@ from typing import Any
 from desugar.ir.record import Record
 from subclasses.errors import one_of
 
-
 _DETAIL = re.compile(
     r"(: [a-z ]+) \(.*?\)(?=; |$)"
 )  # of a verdict: `torch.compile: wrong (call 1 of 3: ...)`

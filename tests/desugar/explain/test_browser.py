@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,13 +14,13 @@ from desugar.device.records import Kernel, Prediction, Stage, Way
 from desugar.explain.collector import Collector
 from desugar.explain.records import Program, Report, Worth
 from desugar.explain.render import render_page
-from docs.picture import take_picture
+from docs.picture import find_browser, take_picture
 from tests.desugar.explain.subjects import layer, make_weight, make_x
 from tests.desugar.explain.test_fold import Stack
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which drives a browser")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+CHROMIUM = find_browser()
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium or google-chrome")
 
 # Without these a fresh profile looks for updates and the like.
 FLAGS = (
