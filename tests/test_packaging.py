@@ -24,7 +24,8 @@ from desugar.cli import doctor
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("subclasses", "desugar")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-ASSETS = {f"desugar/explain/assets/page.{kind}" for kind in ("css", "html", "js")}
+ASSETS = {f"desugar/explain/assets/{name}" for name in ("cards.js", "page.css", "page.html", "page.js")}
+ASSETS |= {"subclasses/int8/cpu_kernels.cpp"}
 LEFT_BEHIND = (".*", "__pycache__", "*.egg-info", "build", "dist", "_build", "demo-out", "results")
 
 # ---- building and installing -------------------------------------------------------------------------------

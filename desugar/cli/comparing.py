@@ -116,7 +116,13 @@ def show(found: Comparison) -> None:
         console.print(line, style="dim", markup=False)
 
 
-_STYLES = {"right": "green", "rounding": "green", "wrong": "bold red", "error": "bold red"}
+_STYLES = {
+    "right": "green",
+    "rounding": "green",
+    "wrong": "bold red",
+    "unknown": "yellow",
+    "error": "bold red",
+}
 
 
 def _rich_table(rows: Table) -> Any:

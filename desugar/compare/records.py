@@ -37,7 +37,8 @@ class Verdict(Record):
 
     Attributes:
         state: "judge" (eager mode itself), "right", "rounding" (floats differ by more than the tolerance, and by no
-            more than other orders of summation explain), "wrong" or "error".
+            more than other orders of summation explain), "wrong", "unknown" (it differs, and eager mode in another
+            process differs from itself) or "error".
         detail: The first difference, with the call, the leaf and the amount; or the error.
     """
 

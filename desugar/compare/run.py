@@ -74,6 +74,8 @@ class _Run:
             found[way] = self._attempt(
                 way, Way(way, Verdict("error")), lambda way: self._observed(way, observed)
             )
+        if any(way.verdict.state == "wrong" for way in found.values()):
+            self._check_judge(found)
         for way in WAYS:
             if way in observed:
                 found[way] = self._attempt(
@@ -108,6 +110,18 @@ class _Run:
         self.tell(f"{way}: results")
         with started(self.request, self.folder, self._caches(), self.plan.timeout) as process:
             return process.ask("observe", way=way, folder=str(self.folder))
+
+    def _check_judge(self, found: dict[str, Way]) -> None:
+        """Runs eager mode in another process: where it differs from itself, no way can be called wrong."""
+        self.tell(f"{EAGER}: results again")
+        with started(self.request, self.folder, self._caches(), self.plan.timeout) as process:
+            again: Observed = process.ask("observe", way=EAGER, folder=str(self.folder), again=True)
+        if again.verdict.agrees:
+            return
+        detail = f"eager mode does not do the same twice: {again.verdict.detail}"
+        for name, way in found.items():
+            if way.verdict.state == "wrong":
+                found[name] = replace(way, verdict=Verdict("unknown", detail))
 
     def _start(self, so_far: Way, observed: Observed) -> Way:
         """Times the first call in a process that goes on to take turns; and in a second one, if asked to."""

@@ -295,7 +295,7 @@ def _judge(subject: Subject, made: _Ways) -> dict[str, Verdict]:
     except Exception as error:
         raise _EagerFailed(f"made again after the script's end, it raised {describe_error(error)}") from error
     if not judge(list(zip(want, again, strict=True))).agrees:
-        unknown = Verdict("not compared", "in eager mode, too, equal calls have different results")
+        unknown = Verdict("unknown", "eager mode does not do the same twice")
         return {EAGER: Verdict("judge"), **dict.fromkeys(_WAYS[1:], unknown)}
     found = {EAGER: Verdict("judge")}
     if draws:

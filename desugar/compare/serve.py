@@ -74,9 +74,10 @@ def answer(work: Callable[[], Any]) -> Any:
 
 
 def describe_error(error: BaseException) -> str:
-    """Returns the class of an error and the first line of its text."""
+    """Returns the class of an error and the first line of its text; the second, too, where the first announces it."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    told = " ".join(lines[:2]) if lines and lines[0].endswith(":") else lines[0] if lines else ""
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__
 
 
 def format_error(error: BaseException) -> str:

@@ -64,8 +64,11 @@ class Worker:
         self.subject: Subject | None = None
         self.call: Callable[[], Any] = lambda: None
 
-    def observe(self, way: str, folder: str) -> Observed:
-        """Makes several calls and compares them with those of eager mode, which are written to a folder."""
+    def observe(self, way: str, folder: str, *, again: bool = False) -> Observed:
+        """Makes several calls and compares them with those of eager mode, which are written to a folder.
+
+        With `again`, eager mode is compared with what it did the first time.
+        """
         subject = find_subject(self.request)
         before = set(sys.modules)
         if way != ways.EAGER and self.request.backend == "inductor":
@@ -73,13 +76,13 @@ class Worker:
         number = max(self.request.calls, len(subject.make_calls()))
         counter = ways.Counter(subject.fn)
         with counter.counting() if way != ways.EAGER else contextlib.nullcontext():
-            verdict = self._judge(way, subject, number, Path(folder))
+            verdict = self._judge(way, subject, number, Path(folder), again=again)
         imported = tuple(name for name in sys.modules if name not in before)
         return Observed(number, verdict, counter.found, imported, describe_machine())
 
-    def _judge(self, way: str, subject: Subject, number: int, folder: Path) -> Verdict:
+    def _judge(self, way: str, subject: Subject, number: int, folder: Path, *, again: bool) -> Verdict:
         found = observe_calls(subject, ways.compile_way(way, subject.fn, self.request.backend), number)
-        if way == ways.EAGER:
+        if way == ways.EAGER and not again:
             check_has_run(found)
             for n, outcome in enumerate(found):
                 torch.save(outcome, folder / f"call-{n}.pt")
