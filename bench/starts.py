@@ -12,9 +12,9 @@ separate processes with separate directories, which share nothing.
 What is timed is described in `bench.one_start`. A first turn, which is not timed, finds what each start imports, and
 leaves its byte code in a folder of its own. In the other turns that is imported before, and *imports* tells the time.
 *Wall* is what the user waits for the rest; *cpu* is what the process and its children, compilers above all, spend
-meanwhile; *graph* is the part of the wall time after Dynamo has made its graph: what keeping more of a program than the
-store keeps could save at most. `--cases none` measures how long importing our packages takes, and nothing else; *collecting* of it is the
-garbage collector's.
+meanwhile; *graph* is the part of the wall time after Dynamo has made its graph: what keeping more of a program than
+the store keeps could save at most. `--cases none` measures how long importing our packages takes, and nothing else;
+*collecting* of it is the garbage collector's.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def who_asks() -> Literal["fsdp", "checkpoint", "dtensor", ""]:
     # None has a hook that a class could define for this.
     for frame in _callers():
         name = frame.f_code.co_name
-        if name in ("fsdp_pre_all_gather", "fsdp_post_all_gather"):
+        if name in _NOT_ASKING:
             return ""
         module = frame.f_globals.get("__name__")
         if module == "torch.distributed.fsdp._fully_shard._fsdp_param":
@@ -51,6 +51,8 @@ def who_asks() -> Literal["fsdp", "checkpoint", "dtensor", ""]:
     return ""
 
 
+# Functions of a class, and the one that calls its `materialize`: what they run means what it always means.
+_NOT_ASKING = ("fsdp_pre_all_gather", "fsdp_post_all_gather", "materialize_apart")
 # What takes the rows of a tensor that another rank saved or asks for; what joins the parts of a DTensor, and what
 # returns its local tensor.
 _ASKING: dict[tuple[Any, str], Literal["checkpoint", "dtensor"]] = {

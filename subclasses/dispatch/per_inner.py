@@ -79,6 +79,8 @@ def remade(x: Any, results: dict[str, Any], layout: Any, mark: str = "") -> Any:
     out = type(x)._wrap(layout, *inners, *dynamic_ints(x))
     if mark:
         out.__dict__[mark] = True
+    if RANKS in x.__dict__:  # what is computed from the gradient of a part is of a part
+        out.__dict__[RANKS] = x.__dict__[RANKS]
     return out
 
 

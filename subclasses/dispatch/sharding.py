@@ -119,10 +119,15 @@ def _are_rows(x: Any, parts: list[Any]) -> bool:
     if not type(x).__spec__.has_materialize:
         return True
     try:
-        cut = torch.cat([part.materialize() for part in parts])
+        cut = torch.cat([materialize_apart(part) for part in parts])
     except (RuntimeError, IndexError, ValueError):  # of inner tensors that do not fit together any more
         return False
-    return _are_same(x.materialize(), cut)
+    return _are_same(materialize_apart(x), cut)
+
+
+def materialize_apart(x: Any) -> Tensor:
+    """Returns ``x.materialize()``, whose ops are the author's: :func:`who_asks` knows this function by its name."""
+    return x.materialize()
 
 
 def _are_same(whole: Tensor, cut: Tensor) -> bool:
@@ -213,7 +218,7 @@ def _narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = N
     fits = any(is_cut(x, t) for t in inners)
     # A gradient, or what an optimizer keeps of gradients, represents no plain tensor to compare.
     if fits and not x._layout.cotangent and not x.is_meta:
-        fits = _are_same(x.materialize()[start:stop], part.materialize())
+        fits = _are_same(materialize_apart(x)[start:stop], materialize_apart(part))
     if not fits:
         raise DispatchError(
             f"{refused}its rows are not what the same rows of its inner tensors stand for; load it with as many ranks "

@@ -18,7 +18,7 @@ from subclasses.dispatch.aliasing import with_aliasing, write_into
 from subclasses.dispatch.per_inner import differentiable_names, records
 from subclasses.errors import DispatchError, one_of
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import GRADIENT, PART, POINT, is_point, map_inners
+from subclasses.spec.values import GRADIENT, PART, POINT, RANKS, is_point, map_inners
 
 aten = torch.ops.aten
 
@@ -251,6 +251,8 @@ def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
                 out.__dict__[GRADIENT] = True
             if PART in x.__dict__:
                 out.__dict__[PART] = True
+            if RANKS in x.__dict__:
+                out.__dict__[RANKS] = x.__dict__[RANKS]
         return out
 
     return plan

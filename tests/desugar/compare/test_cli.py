@@ -57,9 +57,7 @@ def test_a_comparison_is_printed_and_written(run, tmp_path):
 def test_where_eager_mode_differs_from_itself_no_way_is_called_wrong(run):
     result = run("compare", f"{SUBJECTS}:of_the_process", *QUICK)
     assert result.exit_code == 1 and "wrong" not in result.stdout
-    assert (
-        result.stdout.count("unknown: eager mode does not do the same twice: call 1 of 1: result") == 3
-    )
+    assert result.stdout.count("unknown: eager mode does not do the same twice: call 1 of 1: result") == 3
 
 
 def test_a_way_whose_process_ends_is_an_error_and_the_others_stay(run):

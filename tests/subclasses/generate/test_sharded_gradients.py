@@ -87,6 +87,17 @@ def test_the_norms_of_all_parts_are_that_of_the_whole(kind, ord):
         torch.testing.assert_close(joined, norm(gradient, ord))
 
 
+@pytest.mark.parametrize("kind", ["pair", "low rank", "gain"])
+@pytest.mark.parametrize("change", [lambda g: g * 0.5, lambda g: g.clone() * 0.5, lambda g: (g + g) * 0.25])
+def test_a_gradient_that_is_replaced_still_counts_once(kind, change):
+    x = nn.Parameter(MAKE[kind]())
+    gradient = gradient_of(x, 0)
+    rows = pack(x, gradient, 2)
+    parts = [change(unpack(rows_of(x, 2 * k, 2 * k + 2), rows[k], 2)) for k in (0, 1)]
+    each = torch.stack(torch._foreach_norm(parts))
+    torch.testing.assert_close(torch.linalg.vector_norm(each), torch.linalg.vector_norm(change(gradient)))
+
+
 def test_a_plain_gradient_is_left_to_pytorch_and_another_class_is_refused():
     assert pack(torch.ones(2), torch.ones(2), 2) is None
     with pytest.raises(DispatchError, match="the gradient of a Parameter of a Pair is a Tensor"):
@@ -110,6 +121,26 @@ class Layer(nn.Module):
 
     def forward(self, x):
         return x @ self.w.materialize()
+
+
+class Columns(TensorSubclass, fallback="materialize", trainable=True):
+    """Looks at a class inside of it by views, as an author may."""
+
+    held: Gain = inner()
+
+    def materialize(self):
+        return self.held.view(-1)[:12].view(self.held.shape) + self.held[:, :1]
+
+
+def test_views_in_materialize_are_the_authors(one_process):
+    from torch.distributed.fsdp import fully_shard
+
+    w = Columns(Gain(torch.randn(4, 3), torch.randn(())))
+    plain = w.materialize()
+    module = Layer(w)
+    fully_shard(module, mesh=dist.init_device_mesh("cpu", (1,)))
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(module(x), x @ plain)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed.*")
