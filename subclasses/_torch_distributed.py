@@ -6,7 +6,7 @@ import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,8 +36,8 @@ def joint_work(handles: Any) -> Any:
     return dist.Work.boxed(make(torch.futures.collect_all(futures)))
 
 
-def who_asks() -> Literal["fsdp", "checkpoint", "dtensor", ""]:
-    """Says whether FSDP2, a checkpoint or a DTensor itself runs an op, to cut, pad, place or join a value."""
+def who_asks() -> str:
+    """Returns "fsdp", "checkpoint" or "dtensor" if that itself runs an op, to cut, pad or join a value; else ""."""
     # None has a hook that a class could define for this.
     for frame in _callers():
         name = frame.f_code.co_name
@@ -55,7 +55,7 @@ def who_asks() -> Literal["fsdp", "checkpoint", "dtensor", ""]:
 _NOT_ASKING = ("fsdp_pre_all_gather", "fsdp_post_all_gather", "materialize_apart")
 # What takes the rows of a tensor that another rank saved or asks for; what joins the parts of a DTensor, and what
 # returns its local tensor.
-_ASKING: dict[tuple[Any, str], Literal["checkpoint", "dtensor"]] = {
+_ASKING: dict[tuple[Any, str], str] = {
     ("torch.distributed._shard._utils", "narrow_tensor_by_index"): "checkpoint",
     ("torch.distributed.tensor.placement_types", "_to_replicate_tensor"): "dtensor",
     ("torch.distributed.tensor._api", "forward"): "dtensor",
