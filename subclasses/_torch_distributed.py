@@ -38,16 +38,18 @@ def joint_work(handles: Any) -> Any:
 
 def who_asks() -> str:
     """Returns "fsdp", "checkpoint" or "dtensor" if that itself runs an op, to cut, pad or join a value; else ""."""
-    # None has a hook that a class could define for this.
+    # None has a hook that a class could define for this. Views of any class ask here: the common case ends at once.
+    if sys.modules.keys().isdisjoint(_MODULES):
+        return ""
     for frame in _callers():
         name = frame.f_code.co_name
         if name in _NOT_ASKING:
             return ""
         module = frame.f_globals.get("__name__")
-        if module == "torch.distributed.fsdp._fully_shard._fsdp_param":
+        if module == _FSDP:
             return "fsdp"
-        if (module, name) in _ASKING:
-            return _ASKING[module, name]
+        if name in _ASKING and module == _ASKING[name][0]:
+            return _ASKING[name][1]
     return ""
 
 
@@ -55,11 +57,13 @@ def who_asks() -> str:
 _NOT_ASKING = ("fsdp_pre_all_gather", "fsdp_post_all_gather", "materialize_apart")
 # What takes the rows of a tensor that another rank saved or asks for; what joins the parts of a DTensor, and what
 # returns its local tensor.
-_ASKING: dict[tuple[Any, str], str] = {
-    ("torch.distributed._shard._utils", "narrow_tensor_by_index"): "checkpoint",
-    ("torch.distributed.tensor.placement_types", "_to_replicate_tensor"): "dtensor",
-    ("torch.distributed.tensor._api", "forward"): "dtensor",
+_ASKING = {
+    "narrow_tensor_by_index": ("torch.distributed._shard._utils", "checkpoint"),
+    "_to_replicate_tensor": ("torch.distributed.tensor.placement_types", "dtensor"),
+    "forward": ("torch.distributed.tensor._api", "dtensor"),
 }
+_FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
+_MODULES = (_FSDP, *(module for module, _ in _ASKING.values()))
 
 
 def fsdp_ranks() -> int | None:

@@ -13,8 +13,8 @@ from subclasses._torch import OpOverload, is_tracing
 from subclasses.autograd.construct import is_differentiable
 from subclasses.dispatch.cotangents import is_cotangent, mixed_error
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import are_alike, with_nested
-from subclasses.spec.values import GRADIENT, RANKS, dynamic_ints, is_point
+from subclasses.layout import are_alike
+from subclasses.spec.values import GRADIENT, RANKS, dynamic_ints, is_point, with_inners
 
 
 def records(values: Any) -> bool:
@@ -74,9 +74,7 @@ def differentiable_names(x: Any) -> list[str]:
 def remade(x: Any, results: dict[str, Any], layout: Any, mark: str = "") -> Any:
     """Returns a value with results in place of inner tensors, and the other inner tensors of ``x``."""
     inners = [results.get(n, x.__dict__[n]) for n in type(x).__spec__.attributes]
-    if layout.nested:
-        layout = with_nested(layout, *inners)
-    out = type(x)._wrap(layout, *inners, *dynamic_ints(x))
+    out = with_inners(x, inners, layout)
     if mark:
         out.__dict__[mark] = True
     if RANKS in x.__dict__:  # what is computed from the gradient of a part is of a part

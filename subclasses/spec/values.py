@@ -51,9 +51,9 @@ def dynamic_ints(x: Any) -> tuple[Any, ...]:
     return tuple([x.__dict__[f.name] for f in type(x).__spec__.dynamics])
 
 
-def with_inners(x: Any, inners: Iterable[Tensor | None]) -> Any:
-    """Returns a value with other inner tensors, in order of declaration, and the metadata of ``x``."""
-    inners, layout = tuple(inners), x._layout
+def with_inners(x: Any, inners: Iterable[Tensor | None], layout: Any = None) -> Any:
+    """Returns a value with other inner tensors, in order of declaration, and the metadata of ``x``, or of a layout."""
+    inners, layout = tuple(inners), layout or x._layout
     if layout.nested:
         layout = with_nested(layout, *inners)
     return type(x)._wrap(layout, *inners, *dynamic_ints(x))
