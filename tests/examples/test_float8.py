@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -81,7 +83,9 @@ def test_the_input_gets_a_gradient():
     assert x.grad is not None and x.grad.abs().sum() > 0
 
 
-def test_the_report(capsys):
+def test_the_report(capsys, monkeypatch):
+    # The class is put to the kit above, promise by promise; here without compiling.
+    monkeypatch.setattr(example, "examine", partial(example.examine, paths={}))
     example.main()
     out = capsys.readouterr().out
     assert "weight: 8192 bytes, in float8 2052" in out

@@ -33,7 +33,7 @@ def is_whole(request):
         yield request.param
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize(("bidirectional", "batch_first"), SETTINGS)
 @pytest.mark.parametrize("kind", KINDS)

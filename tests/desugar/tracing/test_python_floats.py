@@ -39,6 +39,7 @@ def _call(fn, t, *, grad, dtype):
     return out, torch.autograd.grad(first.sum(), x)[0] if grad else None
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("backend", COMPILERS)
