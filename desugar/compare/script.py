@@ -25,25 +25,23 @@ import torch
 from torch import nn
 
 from desugar import _torch as private
-from desugar.api import call_of, with_own_code
 from desugar.compare.copies import NoCopy, bytes_of, copy_call, restored
 from desugar.compare.judge import judge
 from desugar.compare.meters import synchronize, time_turn
 from desugar.compare.outcome import Outcome
+from desugar.compare.owners import Owner, Owners
 from desugar.compare.records import Spread, Verdict
 from desugar.compare.serve import describe_error
 from desugar.compare.subject import SEED, Subject, seed
 from desugar.compare.targets import Call
-from desugar.compare.ways import DIRECT, EAGER, STOCK, compile_way
+from desugar.compare.ways import EAGER
 from desugar.compare.worker import make_step, observe_calls
 from desugar.compare.worth import sum_up
-from desugar.dynamo.entry import Calls
 from desugar.explain.records import Program, Report, Worth
 from desugar.recording.frames import BRANCH, READ, count_compilations
-from desugar.recording.listeners import Recording, caller
+from desugar.recording.listeners import Recording
 from desugar.user_code import is_library_file
 
-_WAYS = (EAGER, STOCK, DIRECT)
 _CALLS = 2  # that are compared
 _KEPT = 2**30  # bytes of all arguments that are kept
 _BUDGET, _LEAST, _MOST = 2.0, 5, 50  # seconds and rounds of the turns of one call
@@ -82,7 +80,7 @@ class _Kept:
     """A call that compiled programs.
 
     Attributes:
-        owner: The compiled function; None for a graph of `torch.compile`.
+        owner: The compiled function; None if unknown.
         numbers: Its programs, by their numbers in the report.
         call: Copies of its arguments, from before it ran.
         modes: The modes in which it was made.
@@ -90,7 +88,7 @@ class _Kept:
         why_not: Why it cannot be made again.
     """
 
-    owner: Calls | None
+    owner: Owner | None
     numbers: list[int]
     call: Call = ((), {})
     modes: _Modes = field(default_factory=_Modes.now)
@@ -103,6 +101,7 @@ class ScriptCalls:
 
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
+        self._owners = Owners()
         self._last = threading.local()
         self._number, self._bytes = 0, 0
 
@@ -111,9 +110,8 @@ class ScriptCalls:
         number, self._number = self._number, self._number + 1
         if recording.program is None:
             return
-        owner = caller()
-        call = owner.call() if isinstance(owner, Calls) else None
-        if not isinstance(owner, Calls) or call is None:
+        owner, call = self._owners.in_progress()
+        if owner is None:
             self._kept.append(_Kept(None, [number], why_not=_NO_OWNER))
             return
         args, kept = getattr(self._last, "call", (None, None))
@@ -121,15 +119,15 @@ class ScriptCalls:
             kept = self._take(owner, call)
             self._last.call = call[0], kept
         kept.numbers.append(number)
-        kept.is_broken |= not recording.program.is_whole or _is_inside_a_broken_call()
+        kept.is_broken |= not recording.program.is_whole or _is_inside_a_broken_call(owner.code)
 
-    def _take(self, owner: Calls, call: Call) -> _Kept:
+    def _take(self, owner: Owner, call: Call) -> _Kept:
         kept = _Kept(owner, [])
         self._kept.append(kept)
         distributed = torch.distributed
         if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
             kept.why_not = "the script runs on several processes, which would wait for each other"
-        elif not isinstance(_options_of(owner)[0], str):
+        elif not isinstance(owner.backend(), str):
             kept.why_not = "its backend is a function of the script's"
         elif (nbytes := bytes_of(call)) + self._bytes > _KEPT:
             kept.why_not = "the arguments of all compiled calls together take more than 1 GiB"
@@ -185,8 +183,8 @@ def _is_in(text: str, regions: Collection[tuple[str, int, int]]) -> bool:
 
 
 _NO_OWNER = (
-    "torch.compile compiled it, which does not say for which call; desugar.compile does, and `desugar compare` "
-    "times any function"
+    'it was compiled outside of a call of what desugar.compile or torch.compile(backend="desugar") returned; '
+    "`desugar compare` times any function"
 )
 
 
@@ -197,10 +195,10 @@ def _with_reason(program: Program, kept: _Kept, number: int) -> Program:
     return replace(program, no_worth=kept.why_not or first)
 
 
-def _is_inside_a_broken_call() -> bool:
-    """Returns whether lines of the user's lie between the compiled function and this compilation."""
+def _is_inside_a_broken_call(code: types.CodeType) -> bool:
+    """Returns whether lines of the user's lie between the frame that runs the function and this compilation."""
     frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not Calls._call_compiled.__code__:
+    while frame is not None and frame.f_code is not code:
         if not is_library_file(frame.f_code.co_filename):
             return True
         frame = frame.f_back
@@ -228,35 +226,10 @@ class _EagerFailed(Exception):
 class _Ways:
     """A function of the script in all ways; its calls keep the script's order, so sizes become symbolic alike."""
 
-    def __init__(self, owner: Calls) -> None:
+    def __init__(self, owner: Owner) -> None:
         self.owner, self.fn = owner, owner.what
-        self.ways = self.compile()
+        self.ways = owner.compile()
         self.drawing: dict[str, Any] = {}  # compiled to draw random numbers as eager mode does
-
-    def compile(self) -> dict[str, Any]:
-        """Compiles the function anew, with the script's options."""
-        backend, more = _options_of(self.owner)
-        return {way: compile_way(way, self._own(way), backend, **more) for way in _WAYS}
-
-    def _own(self, way: str) -> Any:
-        """Returns the function with code of its own: Dynamo would find what it has compiled of the same code."""
-        fn = self.fn
-        if way == EAGER:
-            return fn
-        if isinstance(fn, nn.Module):
-            return with_own_code(call_of(fn))
-        if isinstance(fn, types.MethodType) and isinstance(fn.__func__, types.FunctionType):
-            return types.MethodType(with_own_code(fn.__func__), fn.__self__)
-        return with_own_code(fn) if isinstance(fn, types.FunctionType) else fn
-
-
-def _options_of(owner: Calls) -> tuple[Any, dict[str, Any]]:
-    """Returns the backend that a function was compiled with, and the other options."""
-    given = owner.backend.kwargs
-    options = {name: value for name, value in given.get("options", {}).items() if name != "strict"}
-    backend = options.pop("backend", "inductor")
-    more = {"dynamic": owner.backend.dynamic, "mode": given.get("mode"), "options": options}
-    return backend, {name: value for name, value in more.items() if value not in (None, {})}
 
 
 def _compare(made: _Ways, kept: _Kept, *, train: bool) -> Worth:
@@ -278,7 +251,7 @@ def _compare(made: _Ways, kept: _Kept, *, train: bool) -> Worth:
         )
         verdicts = _judge(subject, made)
         times, recompiled = _time(subject, made.ways, verdicts, bytes_of(kept.call))
-    shown = [(way, times[way].median if way in times else None) for way in _WAYS]
+    shown = [(way, times[way].median if way in times else None) for way in made.owner.ways]
     more = ["each a step of a training: the call, the sum of its results, the backward"] if train else []
     more += [f"{len(kept.numbers)} programs together"] if len(kept.numbers) > 1 else []
     return sum_up(_CALLS, shown, verdicts, *more, *([_RECOMPILED] if recompiled else []))
@@ -296,10 +269,10 @@ def _judge(subject: Subject, made: _Ways) -> dict[str, Verdict]:
         raise _EagerFailed(f"made again after the script's end, it raised {describe_error(error)}") from error
     if not judge(list(zip(want, again, strict=True))).agrees:
         unknown = Verdict("unknown", "eager mode does not do the same twice")
-        return {EAGER: Verdict("judge"), **dict.fromkeys(_WAYS[1:], unknown)}
+        return {EAGER: Verdict("judge"), **dict.fromkeys(made.owner.ways[1:], unknown)}
     found = {EAGER: Verdict("judge")}
     if draws:
-        made.drawing = made.drawing or made.compile()
+        made.drawing = made.drawing or made.owner.compile()
     for way, compiled in (made.drawing if draws else made.ways).items():
         if way != EAGER:
             with private.inductor_config.patch(fallback_random=draws):

@@ -42,8 +42,10 @@ def compile_way(way: str, fn: Any, backend: str, **more: Any) -> Any:
         case "torch.compile":
             return torch.compile(fn, backend=stock_backend(backend), **more)
         case 'backend="desugar"':
-            options = {**(more.pop("options", None) or {}), "backend": backend}
-            return torch.compile(fn, backend="desugar", options=options, **more)
+            options = more.pop("options", None) or {}
+            if backend != "inductor":  # torch.compile takes no options beside a mode
+                options = {**options, "backend": backend}
+            return torch.compile(fn, backend="desugar", options=options or None, **more)
         case _:
             return desugar_compile(fn, backend=backend, **more)
 

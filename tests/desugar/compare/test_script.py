@@ -7,8 +7,10 @@ import torch
 from torch import nn
 
 import desugar
+from desugar.compare import owners
 from desugar.compare import script as module
 from desugar.compare.script import ScriptCalls
+from desugar.dynamo.backend import dynamo_backend
 from desugar.explain.collector import Collector
 
 
@@ -146,7 +148,7 @@ def test_a_break_before_the_first_graph_counts_too(capsys):
 
 
 def test_what_cannot_be_made_again_says_why():
-    @torch.compile(backend="desugar", options={"backend": "eager"})
+    @torch.compile(backend=lambda graph, inputs: dynamo_backend(graph, inputs, options={"backend": "eager"}))
     def of_stock(x):
         return x * 2
 
@@ -171,21 +173,21 @@ def test_what_cannot_be_made_again_says_why():
         own(base)
 
     reasons = [program.no_worth for program in reported(run)]
-    assert reasons[0].startswith("torch.compile compiled it")
+    assert reasons[0].startswith("it was compiled outside of a call of what desugar.compile or torch.compile(")
     assert reasons[1] == "its arguments share memory, and copies of them would not"
     assert reasons[2].startswith("made again after the script's end, it raised IndexError")
     assert reasons[3] == "its backend is a function of the script's"
 
 
 def test_a_way_that_fails_or_differs_does_not_hide_the_others(monkeypatch):
-    real = module.compile_way
+    real = owners.compile_way
 
     def compile_way(way, fn, backend, **more):
         if way == "torch.compile":
             return lambda x: 1 / 0
         return real(way, (lambda x: fn(x) + 1) if way == "desugar.compile" else fn, backend, **more)
 
-    monkeypatch.setattr(module, "compile_way", compile_way)
+    monkeypatch.setattr(owners, "compile_way", compile_way)
     twice = compiled(lambda x: x * 2)
     (program,) = reported(lambda: twice(torch.ones(2)))
     assert program.worth.ways[1] == ("torch.compile", None) and program.worth.ways[2][1] > 0
@@ -209,13 +211,118 @@ def test_equal_calls_that_compile_again_are_told():
 
 
 def test_the_options_of_the_script_are_kept(monkeypatch):
-    asked, real = [], module.compile_way
+    asked, real = [], owners.compile_way
 
     def compile_way(way, fn, backend, **more):
         asked.append((backend, more))
         return real(way, fn, "eager")
 
-    monkeypatch.setattr(module, "compile_way", compile_way)
+    monkeypatch.setattr(owners, "compile_way", compile_way)
     fn = desugar.compile(lambda x: x * 2, dynamic=False, options={"epilogue_fusion": True})
     reported(lambda: fn(torch.ones(2)))
     assert asked == [("inductor", {"dynamic": False, "options": {"epilogue_fusion": True}})] * 3
+
+
+# ---- behind torch.compile -------------------------------------------------------------------------------------
+
+
+def behind(fn, **more):
+    return torch.compile(fn, backend="desugar", options={"backend": "eager"}, **more)
+
+
+OURS = 'backend="desugar"'
+
+
+class Doubler(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x, *, by=2):
+        return x * self.weight * by
+
+    def method(self, x):
+        return x + self.weight
+
+
+def test_calls_behind_torch_compile_are_made_again():
+    net = Doubler()
+    function = behind(lambda x, *, by: x.sin() * by)
+    module_, method, built_in = behind(net), behind(net.method), behind(nn.Linear(3, 2))
+
+    def run():
+        function(torch.ones(3), by=2)
+        module_(torch.ones(3), by=3).sum().backward()
+        method(torch.ones(3))
+        with torch.no_grad():
+            built_in(torch.ones(4, 3))
+
+    programs = reported(run)
+    assert [list(dict(p.worth.ways)) for p in programs] == [["eager", "torch.compile", OURS]] * 4
+    assert all(seconds > 0 for p in programs for _, seconds in p.worth.ways)
+    for program, train in zip(programs, (False, True, True, False), strict=True):
+        told = program.worth.verdict
+        assert told.startswith(f"2 calls compared; torch.compile: right; {OURS}: right")
+        assert ("backward" in told) == train
+    assert torch.equal(net.weight.grad, torch.full((3,), 3.0)), "as the script left it"
+
+
+def test_a_compiled_modules_state_is_as_the_script_left_it():
+    net = nn.BatchNorm1d(3)
+    compiled_, written = behind(net), []
+
+    def run():
+        compiled_(torch.randn(5, 3)).sum().backward()
+        written.append([net.running_mean.clone(), net.weight.grad.clone(), torch.get_rng_state()])
+
+    (program,) = reported(run)
+    assert f"{OURS}: right" in program.worth.verdict
+    assert all(map(torch.equal, [net.running_mean, net.weight.grad, torch.get_rng_state()], written[0]))
+    assert net.num_batches_tracked == 1
+
+
+def test_broken_calls_behind_torch_compile(capsys):
+    @behind
+    def branch(x):
+        return x * 2 if x.sum() > 0 else x * 3
+
+    @behind
+    def prints(x):
+        print("before")
+        return x * 3
+
+    def run():
+        branch(torch.ones(2))
+        prints(torch.ones(2))
+
+    first, rest, printing = reported(run)
+    assert "2 programs together" in first.worth.verdict
+    assert rest.no_worth == "it belongs to the call of program 1, which is timed as a whole"
+    assert printing.worth is None and 'print("before")' in printing.no_worth
+    assert capsys.readouterr().out == "before\n"
+
+
+def test_two_functions_behind_torch_compile_are_told_apart():
+    """Each is compiled anew once, and its calls have its own options."""
+    one, other = behind(lambda x: x * 2), behind(lambda x: x * 3, dynamic=False)
+
+    def run():
+        for n in (3, 4):
+            one(torch.ones(n))
+            other(torch.ones(n))
+
+    programs = reported(run)
+    assert len(programs) == 4 and all(f"{OURS}: right" in p.worth.verdict for p in programs)
+
+
+def test_a_mode_behind_torch_compile_is_kept(monkeypatch):
+    asked, real = [], owners.compile_way
+
+    def compile_way(way, fn, backend, **more):
+        asked.append((backend, more))
+        return real(way, fn, "eager")
+
+    monkeypatch.setattr(owners, "compile_way", compile_way)
+    fn = torch.compile(lambda x: x.sin() * 2, backend="desugar", mode="max-autotune-no-cudagraphs")
+    reported(lambda: fn(torch.ones(2)))
+    assert asked == [("inductor", {"mode": "max-autotune-no-cudagraphs"})] * 3
