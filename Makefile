@@ -42,6 +42,7 @@ $(PINS): constraints.txt
 $(VENV)/.has-%: $(PINS) pyproject.toml
 	$(BIN)/python -m pip install --quiet --constraint $(PINS) --no-build-isolation --editable '.[$*]'
 	$(if $(filter dev bench,$*),$(BIN)/python -m pip install --quiet --no-deps --constraint $(PINS) torchao || echo "no torchao: what compares with it is skipped")
+	$(if $(filter dev,$*),$(BIN)/python -m pip install --quiet --no-deps --constraint $(PINS) tlparse || echo "no tlparse: the tests that read its pages are skipped")
 	@touch $@
 
 # ---------------------------------------------------------------------------------------------------------

@@ -95,25 +95,30 @@ def test_the_stack_of_each_call_is_there_for_the_tree_of_compilations(tmp_path):
     assert lines == [[4, 3], [5, 3], [6]]
 
 
-@pytest.mark.skipif(shutil.which("tlparse") is None, reason="needs tlparse")
+# As pip installs it beside this Python, whose environment need not be activated.
+TLPARSE = shutil.which("tlparse", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+NEEDS_TLPARSE = pytest.mark.skipif(TLPARSE is None, reason="needs tlparse")
+
+
+@NEEDS_TLPARSE
 def test_tlparse_shows_them(tmp_path):
     run_script(tmp_path, TORCH_TRACE=str(tmp_path))
     (file,) = tmp_path.glob("*.log")
-    command = ["tlparse", str(file), "-o", str(tmp_path / "out"), "--no-browser"]
+    command = [TLPARSE, str(file), "-o", str(tmp_path / "out"), "--no-browser"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "fail" not in done.stdout + done.stderr
     shown = (tmp_path / "out" / "index.html").read_text()
     assert shown.count("desugar_wrapper") >= 3 and shown.count("desugar_reason") >= 3
 
 
-@pytest.mark.skipif(shutil.which("tlparse") is None, reason="needs tlparse")
+@NEEDS_TLPARSE
 def test_tlparse_shows_those_of_a_folder_with_a_file_for_each_rank(tmp_path):
     run_script(tmp_path, TORCH_TRACE=str(tmp_path / "trace"))
     (file,) = (tmp_path / "trace").glob("*.log")
     for rank in range(2):  # the names that PyTorch gives in a torch.distributed run
         shutil.copy(file, file.with_name(f"dedicated_log_torch_trace_rank_{rank}_abc.log"))
     file.unlink()
-    command = ["tlparse", "--all-ranks-html", str(file.parent), "-o", str(tmp_path / "out"), "--no-browser"]
+    command = [TLPARSE, "--all-ranks-html", str(file.parent), "-o", str(tmp_path / "out"), "--no-browser"]
     subprocess.run(command, capture_output=True, text=True, check=True)
     for rank in range(2):
         shown = (tmp_path / "out" / f"rank_{rank}" / "index.html").read_text()
