@@ -5,6 +5,8 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <cfloat>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <vector>
@@ -242,6 +244,93 @@ void convert(const int8_t* q, int64_t stride, uint16_t* y, int64_t height, int64
     for (int64_t k = 0; k < width; k += LANES) narrow(y + row * width + k, widen(q + row * stride + k));
 }
 
+// ---- floats to int8 and back -----------------------------------------------------------------------------------------
+
+// By the bits of a number: their order is that of magnitudes, and those of NaN are the greatest.
+
+struct Float32 {
+  using Bits = uint32_t;
+  static constexpr Bits MAGNITUDE = 0x7fffffff;
+  static float widen(Bits bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  static Bits narrow(float value) {
+    Bits bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+  }
+};
+
+struct BFloat16 {
+  using Bits = uint16_t;
+  static constexpr Bits MAGNITUDE = 0x7fff;
+  static float widen(Bits bits) { return Float32::widen(uint32_t(bits) << 16); }
+  static Bits narrow(float value) {  // to the nearest, a tie to the even one
+    uint32_t bits = Float32::narrow(value);
+    if ((bits & Float32::MAGNITUDE) > 0x7f800000) return 0x7fc0;  // NaN
+    return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  }
+};
+
+// Quantizes a row as affine.py does: the scale is rounded to the dtype of the row.
+template <class F>
+float quantize(const typename F::Bits* x, int8_t* q, int64_t width) {
+  typename F::Bits most = 0;
+  for (int64_t k = 0; k < width; k++) {
+    typename F::Bits magnitude = x[k] & F::MAGNITUDE;
+    most = magnitude > most ? magnitude : most;
+  }
+  float scale = F::widen(F::narrow(F::widen(most) / 127.5f));
+  if (scale < FLT_MIN) scale = FLT_MIN;
+  for (int64_t k = 0; k < width; k++) {
+    float value = std::rint(F::widen(x[k]) / scale);
+    value = value < -128 ? -128 : value;
+    value = value > 127 ? 127 : value;
+    q[k] = (int8_t)(int32_t)value;
+  }
+  return scale;
+}
+
+template <class F>
+void quantize_rows(const typename F::Bits* x, int8_t* q, float* scales, int64_t rows, int64_t width, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t m = 0; m < rows; m++) scales[m] = quantize<F>(x + m * width, q + m * width, width);
+}
+
+// Scales and transposes sums of height by rows. `step` of the scales of columns is 0 where one is for all.
+template <class F>
+void scale_sums(const int32_t* sums, const float* row_scales, const float* scales, int64_t step, typename F::Bits* y, int64_t rows, int64_t height, int threads) {
+  constexpr int64_t COLUMNS_AT_A_TIME = 32;  // whose lines stay in the cache while the rows go by
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t start = 0; start < height; start += COLUMNS_AT_A_TIME) {
+    int64_t end = std::min(height, start + COLUMNS_AT_A_TIME);
+    for (int64_t m = 0; m < rows; m++)
+      for (int64_t n = start; n < end; n++)
+        y[m * height + n] = F::narrow((float)sums[n * rows + m] * row_scales[m] * scales[n * step]);
+  }
+}
+
+// What the shift of q adds to the sums of each row of x.
+std::vector<int32_t> shifts_of(const int8_t* x, int64_t rows, int64_t width) {
+  std::vector<int32_t> shifts(rows);
+  for (int64_t m = 0; m < rows; m++)
+    for (int64_t k = 0; k < width; k++) shifts[m] += FromInt8::SHIFT * x[m * width + k];
+  return shifts;
+}
+
+template <class F>
+void dynamic_rows(const typename F::Bits* x, const int8_t* q, typename F::Bits* y, const float* scales, int64_t step, int64_t rows, int64_t height, int64_t width, int threads) {
+  std::vector<int8_t> numbers(rows * width);
+  std::vector<float> row_scales(rows);
+  quantize_rows<F>(x, numbers.data(), row_scales.data(), rows, width, (int)std::min<int64_t>(rows, threads));
+  std::vector<int32_t> shifts = shifts_of(numbers.data(), rows, width);
+  multiply_rows<FromInt8>(numbers.data(), q, rows, height, width, threads, [&](int64_t m, int64_t n, int32_t sum) {
+    y[m * height + n] = F::narrow((float)(sum - shifts[m]) * row_scales[m] * scales[n * step]);
+  });
+}
+
 }  // namespace
 
 // ---- what Python calls ---------------------------------------------------------------------------------------------
@@ -271,10 +360,32 @@ void convert_bfloat16(const int8_t* q, int64_t stride, uint16_t* y, int64_t heig
 }
 
 void rows_int8(const int8_t* x, const int8_t* q, int32_t* y, int64_t rows, int64_t height, int64_t width, int threads) {
-  std::vector<int32_t> shifts(rows);  // what the shift of q adds to the sums
-  for (int64_t m = 0; m < rows; m++)
-    for (int64_t k = 0; k < width; k++) shifts[m] += FromInt8::SHIFT * x[m * width + k];
+  std::vector<int32_t> shifts = shifts_of(x, rows, width);
   multiply_rows<FromInt8>(x, q, rows, height, width, threads, [&](int64_t m, int64_t n, int32_t sum) { y[m * height + n] = sum - shifts[m]; });
+}
+
+void dynamic_float32(const Float32::Bits* x, const int8_t* q, Float32::Bits* y, const float* scales, int64_t step, int64_t rows, int64_t height, int64_t width, int threads) {
+  dynamic_rows<Float32>(x, q, y, scales, step, rows, height, width, threads);
+}
+
+void quantize_float32(const Float32::Bits* x, int8_t* q, float* scales, int64_t rows, int64_t width, int threads) {
+  quantize_rows<Float32>(x, q, scales, rows, width, threads);
+}
+
+void scale_float32(const int32_t* sums, const float* row_scales, const float* scales, int64_t step, Float32::Bits* y, int64_t rows, int64_t height, int threads) {
+  scale_sums<Float32>(sums, row_scales, scales, step, y, rows, height, threads);
+}
+
+void dynamic_bfloat16(const BFloat16::Bits* x, const int8_t* q, BFloat16::Bits* y, const float* scales, int64_t step, int64_t rows, int64_t height, int64_t width, int threads) {
+  dynamic_rows<BFloat16>(x, q, y, scales, step, rows, height, width, threads);
+}
+
+void quantize_bfloat16(const BFloat16::Bits* x, int8_t* q, float* scales, int64_t rows, int64_t width, int threads) {
+  quantize_rows<BFloat16>(x, q, scales, rows, width, threads);
+}
+
+void scale_bfloat16(const int32_t* sums, const float* row_scales, const float* scales, int64_t step, BFloat16::Bits* y, int64_t rows, int64_t height, int threads) {
+  scale_sums<BFloat16>(sums, row_scales, scales, step, y, rows, height, threads);
 }
 
 }  // extern "C"

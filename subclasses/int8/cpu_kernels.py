@@ -27,6 +27,8 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 MULTIPLE = 32  # of both extents of a matrix that is multiplied by floats: the loops have no remainder
 INTEGERS_MULTIPLE = 64  # of the width of a matrix that is multiplied by integers
 WORK = 2**19  # products for each thread; waking one takes the time of so many
+WORK_OF_PASSES = 2**15  # the same for numbers that are read, converted and written
+NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 # By what PyTorch uses on this processor: what to tell the compiler beyond "this processor".
 FLAGS = {"AVX512": ["-w", "-mavx512f"], "AVX2": ["-w", "-mno-avx512f", "-mavx2", "-mfma"]}
 
@@ -78,6 +80,18 @@ def _with_types(loaded: ctypes.CDLL) -> ctypes.CDLL:
         if hasattr(loaded, name):  # those for bfloat16 exist where the processor has instructions for it
             getattr(loaded, name).argtypes = [pointer] * 3 + [extent] * 3 + [threads]
             getattr(loaded, name).restype = None
+    for dtype in NAMES.values():
+        getattr(loaded, f"dynamic_{dtype}").argtypes = [pointer] * 4 + [extent] * 4 + [threads]
+        getattr(loaded, f"quantize_{dtype}").argtypes = [pointer] * 3 + [extent] * 2 + [threads]
+        getattr(loaded, f"scale_{dtype}").argtypes = [pointer] * 3 + [
+            extent,
+            pointer,
+            extent,
+            extent,
+            threads,
+        ]
+        for name in ("dynamic", "quantize", "scale"):
+            getattr(loaded, f"{name}_{dtype}").restype = None
     loaded.convert_bfloat16.argtypes = [pointer, extent, pointer, extent, extent, threads]
     loaded.convert_bfloat16.restype = None
     return loaded
@@ -143,3 +157,48 @@ def to_bfloat16(qdata: Tensor, out: Tensor) -> Tensor:
     convert = library().convert_bfloat16  # type: ignore[union-attr]
     convert(qdata.data_ptr(), qdata.stride(0), out.data_ptr(), height, width, threads)
     return out
+
+
+# ---- products with rows that are quantized -----------------------------------------------------------------
+
+
+def dynamic_rows(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
+    """Quantizes each row of ``x``, multiplies by a contiguous int8 matrix and scales; its width is whole.
+
+    Args:
+        x: float32 or bfloat16, ``[M, K]``, contiguous.
+        qdata: int8, ``[N, K]``.
+        scale: float32, ``[N, 1]`` or ``[1, 1]``, contiguous.
+    """
+    (rows, width), height = x.shape, qdata.shape[0]
+    y = x.new_empty(rows, height)
+    threads = max(1, min(torch.get_num_threads(), rows * height * width // WORK))
+    multiply = getattr(library(), f"dynamic_{NAMES[x.dtype]}")
+    pointers = x.data_ptr(), qdata.data_ptr(), y.data_ptr(), scale.data_ptr()
+    multiply(*pointers, int(scale.shape[0] != 1), rows, height, width, threads)
+    return y
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantizes each row of a contiguous matrix in float32 or bfloat16; returns the integers and the scales."""
+    rows, width = x.shape
+    q, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty(rows, dtype=torch.float32)
+    threads = max(1, min(torch.get_num_threads(), rows * width // WORK_OF_PASSES))
+    quantize = getattr(library(), f"quantize_{NAMES[x.dtype]}")
+    quantize(x.data_ptr(), q.data_ptr(), scales.data_ptr(), rows, width, threads)
+    return q, scales
+
+
+def scale_sums(sums: Tensor, row_scales: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Multiplies int32 sums ``[N, M]`` by the scale of their row and of their column.
+
+    Returns:
+        The products in ``dtype``, ``[M, N]``.
+    """
+    height, rows = sums.shape
+    y = sums.new_empty(rows, height, dtype=dtype)
+    threads = max(1, min(torch.get_num_threads(), rows * height // WORK_OF_PASSES))
+    multiply, step = getattr(library(), f"scale_{NAMES[dtype]}"), int(scale.shape[0] != 1)
+    pointers = sums.data_ptr(), row_scales.data_ptr(), scale.data_ptr()
+    multiply(*pointers, step, y.data_ptr(), rows, height, threads)
+    return y

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from subclasses.int8 import cpu_kernels
-from subclasses.int8.products import vmap_product
+from subclasses.int8.ops import define_op, register_product
 
 WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")  # sets of instructions, by the names of oneDNN
 # Up to so many products of two int8 numbers, each at most 2**14, a sum is an integer that float32 holds.
@@ -44,7 +44,7 @@ def multiply_on_cpu(a: Tensor, b: Tensor) -> Tensor:
     return integer_product(a, b) if b.numel() > SMALL or is_without_vnni() else _int_mm(a, b)
 
 
-@torch.library.custom_op("subclasses::int8_integer_product", mutates_args=(), device_types="cpu")
+@define_op("subclasses::int8_integer_product(Tensor a, Tensor b) -> Tensor")
 def integer_product(a: Tensor, b: Tensor) -> Tensor:
     """Returns the exact ``a @ b.T`` of int8 matrices ``[M, K]`` and ``[N, K]`` as int32, ``[M, N]``.
 
@@ -55,12 +55,7 @@ def integer_product(a: Tensor, b: Tensor) -> Tensor:
     return _as_floats(a, b) if is_without_vnni() else _int_mm(a, b)
 
 
-@integer_product.register_fake
-def _(a: Tensor, b: Tensor) -> Tensor:
-    return a.new_empty((a.shape[0], b.shape[0]), dtype=torch.int32)
-
-
-vmap_product(integer_product)
+register_product(integer_product, lambda a: torch.int32)
 
 
 def _takes_own(a: Tensor, b: Tensor) -> bool:
@@ -75,10 +70,16 @@ def _int_mm(a: Tensor, b: Tensor) -> Tensor:
     up to 64 rows. Some releases are silently wrong for a second matrix of one column, of an unusual stride there, which
     Inductor gives it, and for an expanded or sliced matrix.
     """
-    a, b = (t.reshape(-1).view(t.shape) for t in (a, b))
     if a.shape[0] == 1:
+        a, b = (t.reshape(-1).view(t.shape) for t in (a, b))
         return torch.ops.aten._int_mm.default(a, b.t())
-    return torch.ops.aten._int_mm.default(b, a.t()).t().contiguous()
+    return transposed_product(a, b).t().contiguous()
+
+
+def transposed_product(a: Tensor, b: Tensor) -> Tensor:
+    """Returns ``b @ a.T`` by PyTorch's kernel, where ``a`` has two rows or more."""
+    a, b = (t.reshape(-1).view(t.shape) for t in (a, b))
+    return torch.ops.aten._int_mm.default(b, a.t())
 
 
 def _as_floats(a: Tensor, b: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subclasses._torch import current_transform
 from subclasses._torch_tracing import is_compiling_here
-from subclasses.int8 import affine, cpu_kernels, products
+from subclasses.int8 import affine, cpu_kernels, dynamic_products, products
 from subclasses.int8.avx2 import has_words, is_avx2, row_times_int8
 from subclasses.int8.integers import multiply_on_cpu
 
@@ -197,7 +197,7 @@ class DynamicLinear(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Any, activation_args: Any) -> Tensor:
         """Quantizes the input and multiplies integers."""
-        return int8_times_int8(quantize_rows(x, *activation_args), Rows(qdata, scale, zero_point), x.dtype)
+        return _quantized_linear(x, Rows(qdata, scale, zero_point), *activation_args)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -250,4 +250,11 @@ def dynamic_linear(x: Tensor, w: Rows, activation: str, symmetric: bool) -> Tens
     """Returns ``x @ w.T`` for a matrix of floats that is quantized dynamically."""
     if torch.is_grad_enabled():  # forward-mode AD sets no requires_grad that could be tested here
         return DynamicLinear.apply(x, *w, (activation, symmetric))  # type: ignore[return-value]
+    return _quantized_linear(x, w, activation, symmetric)
+
+
+def _quantized_linear(x: Tensor, w: Rows, activation: str, symmetric: bool) -> Tensor:
+    is_by_row = activation == "row" and symmetric and w.zero_point is None
+    if is_by_row and dynamic_products.takes(x, w.qdata, w.scale):
+        return dynamic_products.dynamic_product(x, w.qdata, w.scale)
     return int8_times_int8(quantize_rows(x, activation, symmetric), w, x.dtype)

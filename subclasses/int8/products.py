@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.int8 import affine, cpu_kernels
+from subclasses.int8.ops import define_op, register_product
 
 PART_BYTES = 2**22  # floats that are converted at a time
 SMALL = 2**15  # entries of a matrix; up to here calling the op costs more time than it saves
@@ -23,7 +24,7 @@ SMALL = 2**15  # entries of a matrix; up to here calling the op costs more time 
 # ---- the op ------------------------------------------------------------------------------------------------
 
 
-@torch.library.custom_op("subclasses::int8_product", mutates_args=(), device_types="cpu")
+@define_op("subclasses::int8_product(Tensor x, Tensor qdata, Tensor? scale, Tensor? zero_point) -> Tensor")
 def int8_product(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
     """Returns ``x @ w.T`` in the dtype of ``x``, where ``w`` is ``(qdata - zero_point) * scale``.
 
@@ -42,29 +43,7 @@ def int8_product(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Ten
     raise TypeError(f"int8_product: expected floats of 16, 32 or 64 bits, got {x.dtype}")
 
 
-@int8_product.register_fake
-def _(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
-    return x.new_empty(x.shape[0], qdata.shape[0])
-
-
-def vmap_product(op: Any) -> None:
-    """Registers how vmap runs a product: a batch of inputs is one matrix of more rows, weights come one by one."""
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        (x, *weight), (dim, *weight_dims) = args, in_dims
-        if any(d is not None for d in weight_dims):
-            each = (
-                [t if d is None else t.select(d, i) for t, d in zip(args, in_dims, strict=True)]
-                for i in range(info.batch_size)
-            )
-            return torch.stack([op(*one) for one in each]), 0
-        x = x.movedim(dim, 0)
-        return op(x.flatten(0, 1), *weight).unflatten(0, x.shape[:2]), 0
-
-    op.register_vmap(rule)
-
-
-vmap_product(int8_product)
+register_product(int8_product, lambda x: x.dtype)
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------
