@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 from typing import Any, NamedTuple
+
+from torch import nn
 
 
 class CompiledCall(NamedTuple):
@@ -33,8 +36,7 @@ def compiled_call() -> CompiledCall | None:
     PyTorch does not say for which call a backend compiles, so its frames are searched for the function that calls the
     compiled one.
     """
-    import torch._dynamo.eval_frame as of_torch
-
+    of_torch: Any = importlib.import_module("torch._dynamo.eval_frame")
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -51,9 +53,8 @@ def compiled_call() -> CompiledCall | None:
 
 def _module_or_function(fn: Any) -> Any:
     """Returns the module whose call PyTorch compiles in its place, or the function itself."""
-    import torch
-
-    for found in (getattr(fn, "__self__", None), getattr(fn, "__wrapped__", None)):
-        if isinstance(found, torch.nn.Module) and getattr(fn, "__name__", "") != "forward":
-            return found
-    return fn
+    wrapped, owner = getattr(fn, "__wrapped__", None), getattr(fn, "__self__", None)
+    if isinstance(wrapped, nn.Module):
+        return wrapped
+    is_call = isinstance(owner, nn.Module) and getattr(fn, "__func__", None) is type(owner).__call__
+    return owner if is_call else fn

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import desugar
-from desugar.compare import owners
-from desugar.compare import script as module
+from desugar.compare import owners, script as module
 from desugar.compare.script import ScriptCalls
 from desugar.dynamo.backend import dynamo_backend
 from desugar.explain.collector import Collector
@@ -173,7 +172,9 @@ def test_what_cannot_be_made_again_says_why():
         own(base)
 
     reasons = [program.no_worth for program in reported(run)]
-    assert reasons[0].startswith("it was compiled outside of a call of what desugar.compile or torch.compile(")
+    assert reasons[0].startswith(
+        "it was compiled outside of a call of what desugar.compile or torch.compile("
+    )
     assert reasons[1] == "its arguments share memory, and copies of them would not"
     assert reasons[2].startswith("made again after the script's end, it raised IndexError")
     assert reasons[3] == "its backend is a function of the script's"
