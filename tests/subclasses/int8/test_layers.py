@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
 import desugar
 import subclasses
@@ -189,6 +190,22 @@ def test_function_transforms(config):
     by_grad = torch.func.grad(lambda v: (layer(v) * torch.arange(4.0)).sum())(x)
     torch.testing.assert_close(by_grad, (torch.arange(4.0) @ w).expand(3, 16), atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(torch.func.vmap(layer)(x[:, None])[:, 0], layer(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("width", [8, 512], ids=["in the graph", "an op"])
+@pytest.mark.parametrize(
+    "config",
+    [Int8WeightOnlyConfig(), Int8DynamicActivationInt8WeightConfig()],
+    ids=lambda c: type(c).__name__,
+)
+def test_forward_mode_works_under_no_grad(config, width, grad):
+    layer = nn.Linear(width, width, bias=False).requires_grad_(False)
+    quantize_(layer, config)
+    x, t = torch.randn(3, width), torch.randn(3, width)
+    with forward_ad.dual_level(), torch.set_grad_enabled(grad):
+        tangent = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, t))).tangent
+    torch.testing.assert_close(tangent, t @ layer.weight.dequantize().t(), atol=1e-4, rtol=1e-4)
 
 
 def test_a_frozen_weight_lets_gradients_through():
