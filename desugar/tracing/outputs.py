@@ -197,6 +197,13 @@ class _ResultUnwrapper:
         dtype = own_base.dtype if own_base.dtype != base.dtype else None
         if detached and (own_base.requires_grad or _extents(own_base) != _extents(view_as(base, dtype))):
             if id(own_base) in self.run.detached:
+                if own_base.requires_grad:
+                    raise DesugarError(
+                        f"a result shares memory with {of} {index}, from which it was detached, and was then written "
+                        f"to by an op that autograd records: it would lose the gradient of that write",
+                        instead="write to a clone() of what is detached, or return a clone() of the result",
+                        stock_is_wrong=of == "input",
+                    )
                 return self._detached_view(of, index, leaf, base)
             raise DesugarError(
                 f"a result of size {tuple(leaf.shape)} shares memory with {of} {index} without being a view of it",

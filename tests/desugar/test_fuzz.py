@@ -309,11 +309,15 @@ def test_pure_programs(script, door):
 # A detached view of an argument that is written twice.
 DETACHED = (("expand", 0, 0), ("add_", 0, 0), ("add_", 0, 0), ("detach", 1, 0), ("add", 0, 1))
 
+# A detached argument that a write with a gradient has reached.
+GRADIENT = (("detach", 0, 0), ("add_other_", 1, 0))
+
 
 @EVERY_DOOR
 @settings(max_examples=90, suppress_health_check=QUIET)
 @given(script=scripts(OPS, 15))
 @example(script=Script(TwoTensor, ("wrapper",), (False,) * 4, DETACHED, (2, 0), frozenset(), 0))
+@example(script=Script(TwoTensor, ("wrapper",), (True,) * 4, GRADIENT, (1,), frozenset(), None))
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_programs(script, door):
     event(check(script, door))

@@ -179,3 +179,80 @@ def test_the_second_derivative():
 def test_a_package_refuses_it(tmp_path):
     with pytest.raises(PackageError, match="return a clone"):
         desugar.save(tmp_path / "views.pt2", lambda x: (x[1:].detach(), x * 2), desugar.call(torch.ones(3)))
+
+
+# ---- written to with gradients, which PyTorch's own compiler loses -----------------------------------------------
+
+
+def added(x, y):
+    part = x.detach()
+    part.add_(y)
+    return part
+
+
+def added_to_rows(x, y):
+    part = x[1:].detach()
+    part.add_(y[1:])
+    return part
+
+
+def added_to_a_view(x, y):
+    part = x.detach()
+    row = part[1]
+    row.add_(y[1])
+    return row
+
+
+def added_below_a_result(x, y):
+    part = x.detach()
+    part[1].add_(y[1])
+    return part
+
+
+def added_beside_it(x, y):
+    base = x * 1
+    part = base.detach()
+    part.add_(y)
+    return base, part
+
+
+MAKERS = {
+    "plain": lambda: torch.randn(2, 3),
+    "TwoTensor": lambda: TwoTensor(torch.randn(2, 3), torch.randn(2, 3)),
+    "Pair": lambda: Pair(torch.randn(2, 3), torch.randn(2, 3)),
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("written", [added, added_to_rows, added_to_a_view, added_below_a_result])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_result_that_would_lose_a_gradient_is_refused(written, make, strict):
+    x, y = make().requires_grad_(), make().requires_grad_()
+    before = x.detach().clone()
+    for door in (desugar.compile, torch.compile):
+        options = {"backend": "desugar", "options": {"backend": "eager", "strict": strict}}
+        compiled = door(written, **({"backend": "eager"} if door is desugar.compile else options))
+        with pytest.raises(Exception, match="would lose the gradient of that write") as raised:
+            compiled(x, y)
+        assert "clone()" in str(raised.value)
+    assert all(map(torch.equal, leaves_of(x.detach()), leaves_of(before))), "nothing is written"
+    # No write that autograd records: the second operand has no gradient.
+    judge(written, lambda: (make().requires_grad_(), make()))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_clone_of_it_keeps_the_gradient(make):
+    """As the error says, and where no result shares memory with an argument."""
+    judge(lambda x, y: added(x, y).clone(), lambda: (make().requires_grad_(), make().requires_grad_()))
+    judge(lambda x, y: added(x.clone(), y), lambda: (make().requires_grad_(), make().requires_grad_()))
+    judge(lambda x, y: added(x, y) * 2, lambda: (make().requires_grad_(), make().requires_grad_()))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_beside_another_result_the_graph_goes_to_pytorch(make):
+    compiled = desugar.compile(added_beside_it, backend="eager")
+    x, y = make().requires_grad_(), make().requires_grad_()
+    (base, part), (want_base, want_part) = compiled(x, y), added_beside_it(x, y)
+    assert part.requires_grad == want_part.requires_grad
+    assert all(map(torch.equal, leaves_of(part.detach()), leaves_of(want_part.detach())))
+    assert all(map(torch.equal, leaves_of(base.detach()), leaves_of(want_base.detach())))
