@@ -30,18 +30,19 @@ COMPILED = {"row", "asymmetric groups", "dynamic"}
 ROUNDING = ("values", "keyword_arguments", "gradients", "inner_gradients", "nested_outside")
 
 
-# Those between two that are put to the test anyway.
-BETWEEN = {"tensor", "group", "asymmetric", "dynamic asymmetric"}
+# Cases of a normal run: what lies between two of them is put to the test with the slow ones.
+NORMAL = {("row", True), ("dynamic", True), ("asymmetric groups", False)}
+CASES = [(variant, compiled) for variant in VARIANTS for compiled in {False, variant in COMPILED}]
 
 
-@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
-    "variant", [pytest.param(v, marks=pytest.mark.slow if v in BETWEEN else ()) for v in VARIANTS]
+    ("variant", "compiled"),
+    [pytest.param(*case, marks=() if case in NORMAL else pytest.mark.slow) for case in sorted(CASES)],
 )
-def test_the_kit(variant):
+def test_the_kit(variant, compiled):
     options = VARIANTS[variant]
     skip = ROUNDING if "activation" in options else ()
-    compared: dict[str, Any] = {} if variant in COMPILED else {"paths": {}}
+    compared: dict[str, Any] = {} if compiled else {"paths": {}}
     testing.check(lambda: Int8Tensor.from_float(torch.randn(4, 6), **options), skip=skip, **compared)
 
 
