@@ -39,7 +39,16 @@ def calls_of(run):
     return found
 
 
-@pytest.mark.parametrize("what", [free, NET, NET.method, NET.forward, LINEAR], ids=str)
+WHAT = {
+    "a function": free,
+    "a module": NET,
+    "a method": NET.method,
+    "a forward": NET.forward,
+    "a module of torch": LINEAR,
+}
+
+
+@pytest.mark.parametrize("what", WHAT.values(), ids=WHAT)
 def test_what_was_compiled_and_its_arguments(what):
     x, kwargs = torch.ones(2), {} if what in (NET.method, LINEAR) else {"by": 3}
     (call,) = calls_of(lambda backend: torch.compile(what, backend=backend)(x, **kwargs))
