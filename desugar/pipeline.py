@@ -31,7 +31,7 @@ from desugar.store.programs import Place, Stored
 from desugar.tracing.effect_tokens import sink_tokens
 from desugar.tracing.python_floats import replace_floats
 from desugar.tracing.trace import discover, trace_graph
-from desugar.tracing.unsupported import check_same_structure
+from desugar.tracing.unsupported import OtherStructure, check_same_structure
 from desugar.tracing.view_replays import has_unknown_views
 from desugar.wrapper.backward_variants import BackwardVariants
 from desugar.wrapper.recompute import CapturedFunction
@@ -166,14 +166,30 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
         The program, and the kernels that have to be built before the first call of the forward. Its graphs are copies,
         because a compiler may change its input.
     """
-    with stage("discover"):
-        outputs = discover(function.call, inputs)
-    with stage("trace"):
-        traced = trace_graph(function.call, inputs, outputs, backend.decompositions())
-        if backend.reads_memory:
-            replace_floats(traced.graph, inputs.fakes.mode)
+    traced = _trace(function, inputs, backend)
     verify.check_traced(traced, len(inputs.flat.items))
     return (_compile_training if traced.is_training else _compile_inference)(backend, inputs, traced)
+
+
+def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Traced:
+    """Runs the function twice: to discover the structure of its results, and to trace it.
+
+    A run may find that a symbolic size is a number or another symbol, and another run then records the one for the
+    other. Such a run changes the assumptions about sizes, and both are made again under these.
+    """
+    while True:
+        with stage("discover"):
+            outputs = discover(function.call, inputs)
+        assumed = len(inputs.fakes.env.guards)
+        try:
+            with stage("trace"):
+                traced = trace_graph(function.call, inputs, outputs, backend.decompositions())
+                if backend.reads_memory:
+                    replace_floats(traced.graph, inputs.fakes.mode)
+                return traced
+        except OtherStructure:
+            if len(inputs.fakes.env.guards) == assumed:
+                raise
 
 
 def _load(place: Place, function: CapturedFunction, inputs: Inputs) -> Stored | None:

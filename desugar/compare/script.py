@@ -254,10 +254,12 @@ def _compare(made: _Ways, kept: _Kept, *, train: bool) -> Worth:
     shown = [(way, times[way].median if way in times else None) for way in made.owner.ways]
     more = ["each a step of a training: the call, the sum of its results, the backward"] if train else []
     more += [f"{len(kept.numbers)} programs together"] if len(kept.numbers) > 1 else []
-    return sum_up(_CALLS, shown, verdicts, *more, *([_RECOMPILED] if recompiled else []))
+    worth = sum_up(_CALLS, shown, verdicts, *more, *([_RECOMPILED] if recompiled else []))
+    return replace(worth, answer=_EACH_COMPILES) if recompiled else worth
 
 
 _RECOMPILED = "times include compiling: equal calls were compiled again and again"
+_EACH_COMPILES = "unknown, equal calls were compiled again and again"
 
 
 def _judge(subject: Subject, made: _Ways) -> dict[str, Verdict]:

@@ -335,11 +335,15 @@ def check_higher_order_randomness(graph: fx.GraphModule) -> None:
                 )
 
 
+class OtherStructure(DesugarError):
+    """Raised where a function returns another structure when it runs again."""
+
+
 def check_same_structure(expected: Outputs, actual: Outputs) -> None:
-    """Raises if the traced run returned another structure than the first run, or mutated other inputs."""
+    """Raises OtherStructure if the traced run returned another structure than the first, or mutated other inputs."""
     structures = [[_structure_of(value) for value in outputs.values] for outputs in (expected, actual)]
     if structures[0] != structures[1] or _effects_of(expected) != _effects_of(actual):
-        raise DesugarError(
+        raise OtherStructure(
             "the function returned results of another structure when it ran a second time",
             instead="make it depend on its arguments only (no counters, no random Python branches)",
         )

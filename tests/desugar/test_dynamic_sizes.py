@@ -298,3 +298,48 @@ def test_a_size_is_read_once():
             torch.testing.assert_close(found, inner[: count // 2] * 2)
     (program,) = compiled.programs
     assert program.wrapper.count("size(0)") <= 1 and ".size()" not in program.wrapper
+
+
+# ---- sizes that turn out to be numbers -------------------------------------------------------------------------
+
+CUTS = {
+    "first": lambda x, n: x[:n],
+    "from": lambda x, n: x[n:],
+    "last": lambda x, n: x[-n:],
+    "all but": lambda x, n: x[: x.shape[0] - n],
+    "narrow": lambda x, n: x.narrow(0, 0, n),
+}
+CALLS = [
+    [(3, 2), (1, 1)],
+    [(3, 2), (1, 0)],
+    [(3, 2), (5, 4), (5, 5)],
+    [(3, 1), (3, 3), (3, 2)],
+    [(8, 4), (8, 8), (1, 1), (9, 3)],
+]
+
+
+@pytest.mark.parametrize("calls", CALLS, ids=str)
+@pytest.mark.parametrize("cls", [torch.Tensor, Pair, Nested])
+@pytest.mark.parametrize("name", CUTS)
+def test_views_by_ints_that_a_run_finds_to_be_numbers(name, cls, calls):
+    """As the last batch of an epoch: a run assumes that a symbol is 1, which a result was recorded by."""
+    cut = CUTS[name]
+    strict = {"backend": "eager", "strict": True}
+    ways = (
+        lambda fn: by_pass(fn, strict=True),
+        lambda fn: torch.compile(fn, backend="desugar", options=strict),
+    )
+    for way in ways:
+        fn = lambda x, n: (cut(x, n), x * x * x)  # noqa: E731 - Dynamo caches by code object
+        compiled = way(fn)
+        for rows_, n in calls:
+            judge(fn, lambda r=rows_, n=n: (make(cls, r, 2, grad=True), n), compiled)
+
+
+def test_their_second_derivatives():
+    compiled = desugar.compile(lambda x, n: (x[:n], x * x * x), backend="eager", strict=True)
+    for count, n in ((3, 2), (1, 1)):
+        t = torch.full((count, 2), 2.0, requires_grad=True)
+        (first,) = torch.autograd.grad(compiled(Pair(t, t), n)[1].unwrap()[0].sum(), t, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), t)
+        assert torch.equal(second, 6 * t)
