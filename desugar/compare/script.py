@@ -28,7 +28,7 @@ from desugar import _torch as private
 from desugar.compare.copies import NoCopy, bytes_of, copy_call, restored
 from desugar.compare.judge import judge
 from desugar.compare.meters import synchronize, time_turn
-from desugar.compare.outcome import Outcome
+from desugar.compare.outcome import Outcome, leaves_of
 from desugar.compare.owners import Owner, Owners
 from desugar.compare.records import Spread, Verdict
 from desugar.compare.serve import describe_error
@@ -238,7 +238,8 @@ def _compare(made: _Ways, kept: _Kept, *, train: bool) -> Worth:
     Raises:
         _EagerFailed: There is nothing to compare with.
     """
-    subject = Subject(made.fn, lambda: [copy_call(kept.call)], train)
+    modules = {path: leaf for path, leaf in leaves_of(kept.call, "arguments") if isinstance(leaf, nn.Module)}
+    subject = Subject(made.fn, lambda: [copy_call(kept.call)], train, modules=modules)
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=devices))

@@ -6,8 +6,8 @@ import contextlib
 import inspect
 import random
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,16 +33,20 @@ class Subject:
         make_calls: Makes the arguments of all calls, equal ones each time, with new tensors.
         train: Whether a call is a training step.
         no_grad: Whether calls run without gradients.
+        modules: Modules that each call is given as they are, by their names among the arguments.
     """
 
     fn: Any
     make_calls: Callable[[], list[Call]]
     train: bool = False
     no_grad: bool = False
+    modules: Mapping[str, nn.Module] = field(default_factory=dict)
 
     def state(self) -> dict[str, Tensor]:
         """Returns the tensors besides arguments that a call may read or change, by their names in the user's code."""
         found = dict(_state_of(self.fn))
+        for path, module in self.modules.items():
+            found.update(_tensors_of(module, f"{path}."))
         return {name: tensor for name, tensor in found.items() if isinstance(tensor, Tensor)}
 
     def run(self, fn: Any, call: Call) -> Any:
@@ -160,15 +164,26 @@ def _state_of(value: Any) -> Iterator[tuple[str, Any]]:
         yield from _tensors_of(value, "self.")
         return
     if inspect.ismethod(value):
-        if isinstance(value.__self__, nn.Module):
-            yield from _tensors_of(value.__self__, "self.")
+        yield from _state_of_owner(value.__self__)
         value = value.__func__
     if inspect.isfunction(value) and not is_library_file(value.__code__.co_filename):
-        for name, part in _variables_of(value).items():
-            if isinstance(part, nn.Module):
-                yield from _tensors_of(part, f"{name}.")
-            elif isinstance(part, Tensor):
-                yield name, part
+        yield from _named(_variables_of(value), "")
+
+
+def _state_of_owner(owner: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the tensors of the object that a method is bound to: a module, or one that has modules and tensors."""
+    if isinstance(owner, nn.Module):
+        yield from _tensors_of(owner, "self.")
+    else:
+        yield from _named(getattr(owner, "__dict__", {}), "self.")
+
+
+def _named(parts: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, part in parts.items():
+        if isinstance(part, nn.Module):
+            yield from _tensors_of(part, f"{prefix}{name}.")
+        elif isinstance(part, Tensor):
+            yield f"{prefix}{name}", part
 
 
 def _variables_of(fn: Any) -> dict[str, Any]:

@@ -282,6 +282,52 @@ def test_a_compiled_modules_state_is_as_the_script_left_it():
     assert net.num_batches_tracked == 1
 
 
+class Counting(nn.Module):
+    """Each call changes a buffer; `act` and `step` are compiled where they are written, so that self is an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x):
+        self.seen += 1
+        return x * self.weight + self.seen
+
+    @torch.compile(backend="desugar", options={"backend": "eager"})
+    def act(self, x):
+        return self.forward(x)
+
+
+class Trainer:
+    def __init__(self, net):
+        self.net, self.total = net, torch.zeros(3)
+
+    def step(self, x):
+        self.total.add_(1)
+        return self.net(x) + self.total
+
+
+@pytest.mark.parametrize("door", ["a method", "an argument", "an argument of ours", "a trainer's method"])
+def test_modules_among_the_arguments_are_as_the_script_left_them(door):
+    net = Counting()
+    trainer = Trainer(net)
+
+    def call(net, x):
+        return net(x)
+
+    ways = {
+        "a method": lambda: net.act,
+        "an argument": lambda: lambda x: behind(call)(net, x),
+        "an argument of ours": lambda: lambda x: compiled(call)(net, x),
+        "a trainer's method": lambda: behind(trainer.step),
+    }
+    (program,) = reported(lambda: ways[door]()(torch.ones(3)).sum().backward())
+    assert program.worth.verdict.count(": right") == 2, program.worth.verdict
+    assert net.seen.tolist() == [1, 1, 1] and net.weight.grad.tolist() == [1, 1, 1]
+    assert trainer.total.tolist() == [float(door == "a trainer's method")] * 3
+
+
 def test_broken_calls_behind_torch_compile(capsys):
     @behind
     def branch(x):
