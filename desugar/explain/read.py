@@ -13,6 +13,7 @@ from typing import Any
 from desugar.ir.record import Record
 from subclasses.errors import one_of
 
+_ADDRESS = re.compile(r"_\d{9,}_c\d+\b")  # `_139918512325792_c4`: an id and the number of the compilation
 _DETAIL = re.compile(
     r"(: [a-z ]+) \(.*?\)(?=; |$)"
 )  # of a verdict: `torch.compile: wrong (call 1 of 3: ...)`
@@ -153,10 +154,13 @@ def _symbolic_extents(leaf: dict[str, Any]) -> Iterator[str]:
 
 
 def _without_values(text: str, symbolic: Collection[str]) -> str:
-    """A text with the symbols of extents alone: their values are those of the call that was traced."""
+    """A text with the symbols of extents alone: their values are those of the call that was traced.
+
+    Dynamo names an object that it keeps, such as a module, by its address, which is another one in each process.
+    """
     for extent in symbolic:
         text = text.replace(extent, extent.rpartition(" (")[0])
-    return text
+    return _ADDRESS.sub("_kept", text)
 
 
 def _op(op: dict[str, Any]) -> str:

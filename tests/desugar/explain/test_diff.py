@@ -52,6 +52,21 @@ def test_the_same_run_differs_in_times_alone(folder, before):
     assert text.endswith("2 of 2 programs in both are the same, apart from times\n")
 
 
+def test_addresses_in_dynamos_names_do_not_count(folder, before):
+    paths = []
+    for number, kept in enumerate(
+        ("_139918512325792_c4.Tensor", "_139643903919024_c5.Tensor", "_kept_by_me.Tensor")
+    ):
+        data = json.loads(before.read_text())
+        data["programs"][0]["guards"].append(
+            {**data["programs"][0]["guards"][0], "text": f"a.Tensor is {kept}"}
+        )
+        paths.append(folder / f"address{number}.json")
+        paths[-1].write_text(json.dumps(data))
+    assert not compared(*paths[:2]).differs
+    assert compared(*paths[1:]).differs
+
+
 def test_programs_come_and_go(folder, before):
     other = written(folder / "other.json", (make_x(), make_weight()), (make_x(), make_weight(axis=1)))
     found = compared(before, other)
