@@ -209,6 +209,9 @@ def test_equal_calls_that_compile_again_are_told():
     (program,) = reported(lambda: grows(torch.ones(2)))
     found = program.worth.verdict if program.worth else program.no_worth
     assert "equal calls were compiled again and again" in found and "unknown" in found
+    assert program.worth is None or program.worth.answer == (
+        "unknown, equal calls were compiled again and again"
+    )
 
 
 def test_the_options_of_the_script_are_kept(monkeypatch):
