@@ -450,6 +450,12 @@ def reads_grad(x):
     return x * 2 if x.grad is None else x  # here
 
 
+def writes_detached(x):
+    part = x.detach()
+    part.mul_(x)
+    return part
+
+
 def writes_expanded(x):
     y = torch.ones(1).expand(3)
     y.add_(1)  # here
@@ -613,6 +619,7 @@ REFUSED = [
     (reads_memory, (torch.ones(3),), ["data_ptr", "memory"]),
     (assigns_data, (torch.ones(3),), [".data", "copy_"]),
     (reads_grad, (torch.ones(3),), [".grad", "argument"]),
+    (writes_detached, (GRAD,), ["input 0", "detached", "lose the gradient of that write", "clone()"]),
     (writes_expanded, (torch.ones(3),), ["add_ writes to an", "(3,)", "clone()"]),
     (resizes, (torch.ones(3),), ["size", "new tensor"]),
     (requires_grad_inside, (ONE.clone(),), ["gets another size, stride", "new tensor"]),

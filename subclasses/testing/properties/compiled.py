@@ -93,7 +93,9 @@ def _views(s: Subject, *names: str) -> list[Case]:
 
 @promise(
     "a view must share its storage with its base (see the promise `views`), and a class with rules for views needs one "
-    "for as_strided, with which PyTorch remakes a view of an argument; the outer storage offset must fit",
+    "for as_strided, with which PyTorch remakes a view of an argument by its sizes and strides; the outer storage "
+    "offset must fit, and so must the strides: a rule for a view that changes metadata alone needs an `outer` that "
+    "gives them",
     cases=lambda s: _views(s, "x.view(x.shape)", "x[1:]", "x.transpose(0, -1)", "x.unsqueeze(0)"),
 )
 @torch.no_grad()
