@@ -50,6 +50,7 @@ def test_int8_is_predicted_to_reach_its_goals_at_decode():
         assert row.unit == gpu_predicted.UNIT and "predicted" in row.unit
 
 
+@pytest.mark.slow
 @cuda_build
 def test_a_jagged_step_is_predicted_to_cost_its_fill():
     from bench.gpu_rows import JAGGED, Scale

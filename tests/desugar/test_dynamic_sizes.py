@@ -318,6 +318,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("calls", CALLS, ids=str)
 @pytest.mark.parametrize("cls", [torch.Tensor, Pair, Nested])
 @pytest.mark.parametrize("name", CUTS)

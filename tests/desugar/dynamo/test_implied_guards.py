@@ -185,6 +185,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("grad", [False, True])
 @pytest.mark.parametrize("name", CHANGES)
 def test_changes_are_noticed(mesh, name, grad):

@@ -223,6 +223,7 @@ def test_two_programs_of_one_function_have_lines_of_their_own(script, tmp_path):
     assert "1 <lambda>, x.size(0) = 2:" in done.stderr and "2 <lambda>, x.size(0) = any:" in done.stderr
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize(
     ("ending", "code", "says"),
     [

@@ -92,6 +92,7 @@ READ = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", ["eager", "desugar", "inside", "stock, inside"])
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("made", MADE)

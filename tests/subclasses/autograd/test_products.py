@@ -97,6 +97,7 @@ def gradients_of(fn, read, way, *, create_graph=False):
     return found
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("read", READ)
 @pytest.mark.parametrize("product", PRODUCTS)

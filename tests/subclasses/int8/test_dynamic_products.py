@@ -51,6 +51,7 @@ def assert_same(got, expected):
     assert torch.equal(got.nan_to_num(), expected.nan_to_num())
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.usefixtures("_instructions")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scales", [1, 40])
@@ -77,6 +78,7 @@ ROWS = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.usefixtures("_instructions")
 @pytest.mark.parametrize("dtype", DTYPES[:2])
 @pytest.mark.parametrize("rows", [1, 3, 12])
