@@ -174,8 +174,8 @@ def _compile(function: CapturedFunction, inputs: Inputs, backend: Backend) -> tu
 def _trace(function: CapturedFunction, inputs: Inputs, backend: Backend) -> Traced:
     """Runs the function twice: to discover the structure of its results, and to trace it.
 
-    A run may find that a symbolic size is a number or another symbol, and another run then records the one for the
-    other. Such a run changes the assumptions about sizes, and both are made again under these.
+    A run may add assumptions about sizes by which a symbol is a number. The first run then records the symbol, and the
+    traced one the number: they seem to differ, and both are made again under the new assumptions.
     """
     while True:
         with stage("discover"):

@@ -108,10 +108,15 @@ def has_bfloat16() -> bool:
     return hasattr(library(), "rows_bfloat16")
 
 
+def _threads(work: int, of_each: int) -> int:
+    """Returns how many threads share so much work, where each needs ``of_each`` of it to be worth waking."""
+    return max(1, min(torch.get_num_threads(), work // of_each))
+
+
 def _call(name: str, x: Tensor, qdata: Tensor, y: Tensor) -> Tensor:
     """Calls a product of a contiguous matrix ``x`` with a contiguous int8 matrix."""
     rows, (height, width) = y.shape[0], qdata.shape
-    threads = max(1, min(torch.get_num_threads(), rows * height * width // WORK))
+    threads = _threads(rows * height * width, WORK)
     kernel = getattr(library(), name)
     kernel(x.data_ptr(), qdata.data_ptr(), y.data_ptr(), rows, height, width, threads)
     return y
@@ -145,6 +150,11 @@ def integers_times_rows(x: Tensor, qdata: Tensor) -> Tensor:
     return _call("rows_int8", x, qdata, x.new_empty(x.shape[0], qdata.shape[0], dtype=torch.int32))
 
 
+def takes_integers(qdata: Tensor) -> bool:
+    """Whether the library multiplies integers by a matrix: contiguous, of whole vectors."""
+    return qdata.is_contiguous() and qdata.shape[1] % INTEGERS_MULTIPLE == 0 and library() is not None
+
+
 def can_convert(qdata: Tensor) -> bool:
     """Whether :func:`to_bfloat16` takes a matrix."""
     return qdata.stride(1) == 1 and qdata.shape[1] % MULTIPLE == 0 and library() is not None
@@ -153,7 +163,7 @@ def can_convert(qdata: Tensor) -> bool:
 def to_bfloat16(qdata: Tensor, out: Tensor) -> Tensor:
     """Writes an int8 matrix to a contiguous one of bfloat16, in a third of the time of ``copy_``."""
     height, width = qdata.shape
-    threads = max(1, min(torch.get_num_threads(), height * width // WORK))
+    threads = _threads(height * width, WORK)
     convert = library().convert_bfloat16  # type: ignore[union-attr]
     convert(qdata.data_ptr(), qdata.stride(0), out.data_ptr(), height, width, threads)
     return out
@@ -172,7 +182,7 @@ def dynamic_rows(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
     """
     (rows, width), height = x.shape, qdata.shape[0]
     y = x.new_empty(rows, height)
-    threads = max(1, min(torch.get_num_threads(), rows * height * width // WORK))
+    threads = _threads(rows * height * width, WORK)
     multiply = getattr(library(), f"dynamic_{NAMES[x.dtype]}")
     pointers = x.data_ptr(), qdata.data_ptr(), y.data_ptr(), scale.data_ptr()
     multiply(*pointers, int(scale.shape[0] != 1), rows, height, width, threads)
@@ -183,7 +193,7 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Quantizes each row of a contiguous matrix in float32 or bfloat16; returns the integers and the scales."""
     rows, width = x.shape
     q, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty(rows, dtype=torch.float32)
-    threads = max(1, min(torch.get_num_threads(), rows * width // WORK_OF_PASSES))
+    threads = _threads(rows * width, WORK_OF_PASSES)
     quantize = getattr(library(), f"quantize_{NAMES[x.dtype]}")
     quantize(x.data_ptr(), q.data_ptr(), scales.data_ptr(), rows, width, threads)
     return q, scales
@@ -197,7 +207,7 @@ def scale_sums(sums: Tensor, row_scales: Tensor, scale: Tensor, dtype: torch.dty
     """
     height, rows = sums.shape
     y = sums.new_empty(rows, height, dtype=dtype)
-    threads = max(1, min(torch.get_num_threads(), rows * height // WORK_OF_PASSES))
+    threads = _threads(rows * height, WORK_OF_PASSES)
     multiply, step = getattr(library(), f"scale_{NAMES[dtype]}"), int(scale.shape[0] != 1)
     pointers = sums.data_ptr(), row_scales.data_ptr(), scale.data_ptr()
     multiply(*pointers, step, y.data_ptr(), rows, height, threads)

@@ -22,10 +22,8 @@ def takes(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
         and scale.dtype is torch.float32
         and scale.shape[1] == 1
         and isinstance(qdata.shape[1], int)  # what is asked of a symbol becomes a guard
-        and qdata.shape[1] % cpu_kernels.INTEGERS_MULTIPLE == 0
         and qdata.numel() > integers.SMALL
-        and qdata.is_contiguous()
-        and cpu_kernels.library() is not None
+        and cpu_kernels.takes_integers(qdata)
     )
 
 
@@ -40,7 +38,7 @@ def dynamic_product(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
     """
     if x.shape[0] == 0:
         return x.new_empty(0, qdata.shape[0])
-    if not _takes_own(qdata):  # a package on another machine
+    if not cpu_kernels.takes_integers(qdata):  # a package on another machine
         return _by_torch(x, qdata, scale)
     values = (x if x.dtype in cpu_kernels.NAMES else x.float()).contiguous()
     scale = scale.contiguous()
@@ -52,11 +50,6 @@ def dynamic_product(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:
 
 
 register_product(dynamic_product, lambda x: x.dtype)
-
-
-def _takes_own(qdata: Tensor) -> bool:
-    whole = qdata.shape[1] % cpu_kernels.INTEGERS_MULTIPLE == 0 and qdata.is_contiguous()
-    return whole and cpu_kernels.library() is not None
 
 
 def _by_torch(x: Tensor, qdata: Tensor, scale: Tensor) -> Tensor:

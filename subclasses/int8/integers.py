@@ -59,8 +59,7 @@ register_product(integer_product, lambda a: torch.int32)
 
 
 def _takes_own(a: Tensor, b: Tensor) -> bool:
-    whole = a.shape[1] % cpu_kernels.INTEGERS_MULTIPLE == 0
-    return whole and a.is_contiguous() and b.is_contiguous() and cpu_kernels.library() is not None
+    return a.is_contiguous() and cpu_kernels.takes_integers(b)
 
 
 def _int_mm(a: Tensor, b: Tensor) -> Tensor:
