@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction  # the class of the nodes of autograd functions
+from torch.autograd.graph import _engine_run_backward  # Python calls the engine here
 from torch.utils._python_dispatch import (
     # The active dispatch modes, which a higher-order op calls before any subclass.
     _get_current_dispatch_mode_stack as _dispatch_modes,
@@ -312,6 +314,27 @@ set_version_counters = torch._C._autograd._unsafe_set_version_counter  # type: i
 
 # Whether the backward that runs in this thread may run again (`retain_graph`).
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
+
+
+def is_called_by_engine(*, formulas: bool) -> bool:
+    """Whether the autograd engine calls the op that is dispatched, and no Python code that runs in a backward.
+
+    Args:
+        formulas: whether PyTorch's formula for an op counts too, and not only the sum of what an autograd function
+            returned and another gradient.
+    """
+    if not in_backward():
+        return False
+    # The engine adds what a node returned while that node is the current one.
+    if not (formulas or isinstance(torch._C._current_autograd_node(), BackwardCFunction)):
+        return False
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
+        frame = frame.f_back  # type: ignore[assignment]
+    # In a thread of the engine there is no frame behind it.
+    return frame is not None and (
+        frame.f_back is None or frame.f_back.f_code is _engine_run_backward.__code__
+    )
 
 
 def in_formula() -> bool:

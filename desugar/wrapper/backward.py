@@ -8,7 +8,7 @@ its compiled graph and builds the gradients of the arguments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -102,7 +102,7 @@ class VariantEmitter:
             ]
             items = self.emit_unwrapping(arrived, self.emit_check(tangents, arrived))
             self._emit_zeros(variant, items)
-            self._emit_gradients(variant, items, [(tangents[number], value) for number, value in arrived])
+            self._emit_gradients(variant, items)
 
     def emit_check(self, tangents: dict[int, str], arrived: list[tuple[int, Value]]) -> dict[int, str]:
         """Emits the check that gradients match the traced ones; others go to the fallback.
@@ -241,9 +241,7 @@ class VariantEmitter:
                 size = self.plan.size_reads.get(source.index) or repr(tuple(fake.size()))
                 self.out.writeline(f"{items[source.index]} = {zeros_expression(self.out, fake, size)}")
 
-    def _emit_gradients(
-        self, variant: Variant, items: dict[int, str], arrived: Sequence[tuple[str, Value]]
-    ) -> None:
+    def _emit_gradients(self, variant: Variant, items: dict[int, str]) -> None:
         out = self.out
         if any(self.plan.reads.get(source, "").startswith("saved") for source in variant.sources):
             note_skipped_check(out, "type, dtype and size of what was saved: the compiled forward made it")
@@ -270,27 +268,10 @@ class VariantEmitter:
                 gradient = emit_value(out, value, lambda slot: gradients[slot], f"d{number}")
                 if number in self.plan.primal_reads:
                     out.writeline(f"{gradient}.__dict__[{PRIMAL!r}] = {self.plan.primal_reads[number]}")
-                self._emit_mark(gradient, value, arrived)
                 returned.append(gradient)
             else:
                 returned.append("None")
         out.writeline(f"return {', '.join(returned)}")
-
-    def _emit_mark(self, gradient: str, value: Value, arrived: Sequence[tuple[str, Value]]) -> None:
-        """Takes the mark of a cotangent from a gradient if none that arrived has one: a caller may make them so."""
-        out = self.out
-        if not _is_markable(value) or value_layout(value.context) is value.context:
-            return
-        unmarked = [
-            f"{name}._layout is {out.bind(value_layout(tangent.context), 'layout')}"
-            for name, tangent in arrived
-            if _is_markable(tangent)
-        ]
-        if unmarked:
-            out.writeline(f"if {' and '.join(unmarked)}:")
-            out.writeline(
-                f"    {gradient}.__dict__['_layout'] = {out.bind(value_layout(value.context), 'layout')}"
-            )
 
 
 def _is_markable(value: Value) -> TypeGuard[Wrapper]:

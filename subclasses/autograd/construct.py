@@ -251,8 +251,8 @@ def _versions(inners: list[Tensor | None]) -> list[int]:
     return [0 if t is None or t.is_inference() else t._version for t in inners]
 
 
-# The attribute of a cotangent that holds its primal, and that of one which the caller of a backward made as a value.
-PRIMAL, GIVEN = "_primal", "_given"
+# The attribute of a cotangent that holds its primal.
+PRIMAL = "_primal"
 
 
 class Primal:

@@ -372,11 +372,6 @@ def _is_cotangent(t: Tensor) -> bool:
     return layout is not None and layout.cotangent
 
 
-def is_unmarked(cotangent: Any) -> bool:
-    """Whether a caller of a backward made a cotangent as a value: PyTorch's formula takes it for one."""
-    return type(cotangent)._marks_cotangents and not _is_cotangent(cotangent)
-
-
 # ---- cotangents --------------------------------------------------------------------------------------------
 
 
@@ -386,7 +381,7 @@ def by_inner_tensors(results: Sequence[Any], cotangents: Sequence[Any]) -> tuple
     given: list[Any] = []
     for x, cotangent in zip(results, cotangents, strict=True):
         history = x.__dict__.get(HISTORY)
-        if history is None or type(cotangent) is not type(x) or is_unmarked(cotangent):
+        if history is None or type(cotangent) is not type(x):
             roots.append(x)
             given.append(cotangent)
             continue

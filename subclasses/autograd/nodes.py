@@ -28,11 +28,11 @@ from subclasses._torch import (
 )
 from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import keeps_graph, set_version_counters
-from subclasses.autograd.construct import GIVEN, cotangent_like, is_differentiable, make_leaf, unwrap
+from subclasses.autograd.construct import cotangent_like, is_differentiable, make_leaf, unwrap
+from subclasses.autograd.given import TAKES_GRADIENTS, with_marked_gradients
 from subclasses.autograd.history import (
     History,
     check_unwritten,
-    is_unmarked,
     opened,
     replace_tensors,
     rule_parts,
@@ -41,7 +41,6 @@ from subclasses.autograd.history import (
 )
 from subclasses.errors import DispatchError
 from subclasses.layout import HISTORY, OPEN
-from subclasses.spec.values import with_inners
 
 Call = Callable[..., Any]
 
@@ -50,6 +49,8 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Calls a function without a rule, and gives each value that a rule made in it a node of its own."""
     if func in _WATCHING:
         _check_not_read(args[0])
+    if func in TAKES_GRADIENTS and not torch.compiler.is_dynamo_compiling():
+        args, kwargs = with_marked_gradients(func, args, kwargs)
     out = call_unruled(func, types, args, kwargs)
     if torch.compiler.is_dynamo_compiling():
         return out  # the ops run, and settle, where its graph is traced
@@ -109,8 +110,8 @@ class MadeByRule(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Returns the cotangent for PyTorch's formula, or one for each source by the rule."""
         (cotangent,) = cotangents
-        if type(cotangent) is not ctx.cls or is_unmarked(cotangent):
-            return _as_given(cotangent), None, *(None for _ in range(ctx.count))
+        if type(cotangent) is not ctx.cls:
+            return cotangent, None, *(None for _ in range(ctx.count))
         made = ctx.made
         if made is None:
             raise RuntimeError(
@@ -120,15 +121,6 @@ class MadeByRule(torch.autograd.Function):
         if not keeps_graph():
             ctx.made = None
         return None, None, *cotangents
-
-
-def _as_given(cotangent: Any) -> Any:
-    """Returns a cotangent, in an alias that says so if the caller of the backward made it as a value of the class."""
-    if not hasattr(type(cotangent), "__spec__"):
-        return cotangent
-    given = with_inners(cotangent, [cotangent.__dict__[n] for n in type(cotangent).__spec__.attributes])
-    given.__dict__[GIVEN] = True
-    return given
 
 
 class _Parts:

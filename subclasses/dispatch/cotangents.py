@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, in_backward
-from subclasses._torch_tracing import in_formula
-from subclasses.autograd.construct import GIVEN, PRIMAL, as_cotangent, is_differentiable
+from subclasses._torch_tracing import in_formula, is_called_by_engine
+from subclasses.autograd.construct import PRIMAL, as_cotangent, is_differentiable
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout
@@ -92,6 +92,23 @@ def with_cotangent_arithmetic(
     return plan
 
 
+def with_marked_sums(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the plan of ``add``: what the engine adds are gradients, also where an autograd function made them.
+
+    A function's backward may return a value of the class, made by its constructor, and so may a caller give one. The
+    latter is marked where it is given, except to a class without rules, of which PyTorch asks no functions. Its
+    formulas, on the other hand, add values of a class with rules alone.
+    """
+
+    def plan(x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        both = isinstance(x, cls) and isinstance(other, cls)
+        if both and is_called_by_engine(formulas=not (cls._has_function_rules or cls._keeps_history)):
+            x, other = (v if is_cotangent(v) else as_cotangent(v) for v in (x, other))
+        return run(x, other, *args, **kwargs)
+
+    return plan
+
+
 def with_marked_results(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a rule of a class that marks cotangents, so that what it computes from a gradient is one.
 
@@ -111,20 +128,16 @@ def with_marked_results(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]
             if marked:
                 _mark(cls, out, args)
                 return out
-        if represents and in_backward():
-            if any(isinstance(x, cls) and GIVEN in x.__dict__ for x in args):
-                _note_given(cls, out)
-            elif any(isinstance(x, Tensor) and not isinstance(x, cls) for x in args) and in_formula():
-                return _represented(cls, out)
+        if (
+            represents
+            and in_backward()
+            and any(isinstance(x, Tensor) and not isinstance(x, cls) for x in args)
+            and in_formula()
+        ):
+            return _represented(cls, out)
         return out
 
     return plan
-
-
-def _note_given(cls: Any, out: Any) -> None:
-    for x in out if isinstance(out, list | tuple) else (out,):
-        if isinstance(x, cls):
-            x.__dict__[GIVEN] = True
 
 
 def _represented(cls: Any, out: Any) -> Any:

@@ -34,7 +34,7 @@ from subclasses.dispatch.aliasing import (
     write_into,
     write_plain,
 )
-from subclasses.dispatch.cotangents import with_cotangent_arithmetic, with_marked_results
+from subclasses.dispatch.cotangents import with_cotangent_arithmetic, with_marked_results, with_marked_sums
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rule_errors import is_of_operator
@@ -52,6 +52,7 @@ aten = torch.ops.aten
 Call = Callable[..., Any]
 
 
+_SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})  # by which the engine adds two gradients
 # What such an op leaves does not depend on what was there.
 _OVERWRITING = frozenset({aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
 
@@ -75,6 +76,8 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
         plan = plan._replace(run=with_training(cls, op, plan.run))
     elif cls.__spec__.fallback != "map":
         plan = plan._replace(run=with_cotangent_arithmetic(cls, op, plan.run, "rule" in plan.step))
+    if op in _SUMS and cls._marks_cotangents:
+        plan = plan._replace(run=with_marked_sums(cls, plan.run))
     if plan.step != "rule":
         plan = plan._replace(run=with_sharding(cls, op, plan.run))
     if op in COPYING_OPS:

@@ -206,7 +206,7 @@ def test_a_missing_derivative_is_named_with_the_way_around_it():
     held = torch.ones(2, requires_grad=True)
     result = Relu(held).relu()
     with pytest.raises(DispatchError, match=r"threshold_backward.*registered for the function.*unwrap"):
-        result.backward(Relu(torch.ones(2)))
+        result.backward(torch.ones(2))
     Relu(held).relu().held.sum().backward()  # the rule's own derivative
     assert held.grad.tolist() == [1.0, 1.0]
     held.grad = None

@@ -1,0 +1,59 @@
+"""Gradients of the class that a caller of a backward makes, or a hook returns, marked as the cotangents that they are.
+
+A gradient of a value has the derivatives by its inner tensors, whoever made it. What the constructor gives is not
+marked, and what is computed from it, in a hook or where two of them are added, would be the arithmetic of values.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses.autograd.construct import as_cotangent, construct, is_recorded, unwrap
+from subclasses.layout import cotangent_layout
+from subclasses.spec.values import dynamic_ints
+
+# The functions that take gradients, with the place and the name of the argument.
+_TAKING: dict[Any, tuple[int, str]] = {
+    Tensor.backward: (1, "gradient"),
+    torch.autograd.backward: (1, "grad_tensors"),
+    torch.autograd.grad: (2, "grad_outputs"),
+}
+TAKES_GRADIENTS = frozenset({*_TAKING, Tensor.register_hook})
+
+
+def with_marked_gradients(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of one of these functions, with each gradient of a class that marks them marked."""
+    if func is Tensor.register_hook:
+        return (args[0], *map(_marking, args[1:])), {name: _marking(hook) for name, hook in kwargs.items()}
+    place, name = _TAKING[func]
+    if name in kwargs:
+        return args, {**kwargs, name: _marked(kwargs[name])}
+    return (*args[:place], *map(_marked, args[place : place + 1]), *args[place + 1 :]), kwargs
+
+
+def _marking(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(hook)
+    def marking(gradient: Any) -> Any:
+        return _marked(hook(gradient))
+
+    return marking
+
+
+def _marked(given: Any) -> Any:
+    if isinstance(given, list | tuple):
+        return [_marked(g) for g in given]
+    if not (isinstance(given, Tensor) and hasattr(type(given), "__spec__")):
+        return given
+    layout, cls = given.__dict__["_layout"], type(given)
+    if layout.cotangent or not cls._marks_cotangents:  # type: ignore[attr-defined]
+        return given
+    if not is_recorded(given):
+        return as_cotangent(given)
+    return construct(cotangent_layout(layout), dynamic_ints(given), *unwrap(given, cls.__spec__.attributes))  # type: ignore[attr-defined]

@@ -1,0 +1,188 @@
+"""A gradient of the class is a cotangent, whoever made it: a caller, a hook, or an autograd function."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+import subclasses
+from subclasses import TensorSubclass, inner
+
+aten = torch.ops.aten
+
+DOORS = {
+    "eager": lambda fn: fn,
+    "stock": lambda fn: torch.compile(fn, backend="aot_eager"),
+    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
+    "desugar.compile": lambda fn: desugar.compile(fn, backend="eager", strict=True),
+}
+
+
+def pair_class(fallback, *, ruled=True):
+    """A class of two numbers, with a rule that mixes them unless it is not to have one."""
+    members = {"materialize": lambda self: self.first * self.second} if fallback == "materialize" else {}
+    annotations = {"first": Tensor, "second": Tensor}
+    Pair = type(TensorSubclass)(
+        "Pair",
+        (TensorSubclass,),
+        {"__annotations__": annotations, "first": inner(), "second": inner(), **members},
+        fallback=fallback,
+    )
+    if ruled:
+
+        @Pair.implements(aten.sinh)
+        def rule(func, x):
+            return Pair(x.first * x.second, x.first.sin())
+
+    return Pair
+
+
+def given_to(door, Pair, give, op=torch.sinh):
+    """The gradients of the inner tensors by ``give``, which gets the result and what it is made of."""
+    inners = [torch.tensor([v], requires_grad=True) for v in (2.0, 5.0)]
+    return give(DOORS[door](op)(Pair(*inners)), inners, Pair)
+
+
+def expected(scale=1.0):
+    first, second = (torch.tensor([v], requires_grad=True) for v in (2.0, 5.0))
+    return torch.autograd.grad(scale * (first * second + first.sin()), (first, second))
+
+
+def by_grad(y, inners, Pair):
+    return torch.autograd.grad(y, inners, Pair(torch.ones(1), torch.ones(1)))
+
+
+def by_a_list(y, inners, Pair):
+    return torch.autograd.grad([y], inners, grad_outputs=[Pair(torch.ones(1), torch.ones(1))])
+
+
+def by_backward(y, inners, Pair):
+    y.backward(Pair(torch.ones(1), torch.ones(1)))
+    return [t.grad for t in inners]
+
+
+def by_backward_of_several(y, inners, Pair):
+    torch.autograd.backward((y,), (Pair(torch.ones(1), torch.ones(1)),))
+    return [t.grad for t in inners]
+
+
+def by_a_hook(y, inners, Pair):
+    handle = y.register_hook(lambda g: Pair(g.first.clamp(-1, 1), g.second.clamp(-1, 1)))
+    first, second = y.unwrap()
+    found = torch.autograd.grad(3 * (first.sum() + second.sum()), inners, retain_graph=True)
+    handle.remove()
+    thrice = torch.autograd.grad(3 * (first.sum() + second.sum()), inners)
+    assert [(t / f).item() for t, f in zip(thrice, found, strict=True)] == pytest.approx([3, 3])
+    return found
+
+
+def by_a_function(y, inners, Pair):
+    class Clamped(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.detach().clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return Pair(g.first.clamp(-1, 1), g.second.clamp(-1, 1))
+
+    first, second = Clamped.apply(y).unwrap()
+    return torch.autograd.grad(3 * (first.sum() + second.sum()), inners)
+
+
+GIVES = [by_grad, by_a_list, by_backward, by_backward_of_several, by_a_hook, by_a_function]
+
+
+@pytest.mark.parametrize("fallback", ["map", "views", "materialize"])
+@pytest.mark.parametrize("give", GIVES)
+@pytest.mark.parametrize("door", DOORS)
+def test_it_takes_the_derivative_of_the_rule(door, give, fallback):
+    torch.testing.assert_close(tuple(given_to(door, pair_class(fallback), give)), expected())
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_hook_reads_a_cotangent(door):
+    """What it scales are derivatives, and not the number that a value represents."""
+    seen = []
+
+    def give(y, inners, Pair):
+        y.register_hook(lambda g: (seen.append(g._layout.cotangent), g * 2)[1])
+        return by_grad(y, inners, Pair)
+
+    torch.testing.assert_close(given_to(door, pair_class("materialize"), give), expected(2.0))
+    assert seen == [True]
+
+
+@pytest.mark.parametrize("door", ["eager", "stock", "desugar.compile"])
+@pytest.mark.parametrize("ruled", [False, True])
+@pytest.mark.parametrize("fallback", ["views", "materialize"])
+def test_two_of_them_are_added_by_inner_tensors(fallback, ruled, door):
+    def give(results, inners, Pair):
+        gradients = [Pair(torch.tensor([v]), torch.tensor([v + 1])) for v in (1.0, 10.0)]
+        return torch.autograd.grad(results, inners, gradients)
+
+    found = given_to(door, pair_class(fallback, ruled=ruled), give, op=lambda x: [x.clone(), x.clone()])
+    assert [g.item() for g in found] == [11, 13]
+
+
+def test_what_functions_return_is_added_by_inner_tensors():
+    """Also where the class says what a sum of values is."""
+    Pair = pair_class("views", ruled=False)
+    Pair.implements(subclasses.arithmetic)(lambda func, x, y: Pair(x.first * y.first, x.second * y.second))
+
+    class Ten(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.detach().clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return Pair(torch.tensor([10.0]), torch.tensor([20.0]))
+
+    inners = [torch.tensor([v], requires_grad=True) for v in (2.0, 5.0)]
+    x = Pair(*inners)
+    total = sum(t for y in (Ten.apply(x), Ten.apply(x), Ten.apply(x)) for t in y.unwrap())
+    assert [g.item() for g in torch.autograd.grad(total, inners)] == [30, 60]
+
+
+@pytest.mark.parametrize("ruled", [False, True])
+def test_the_gradient_of_a_leaf_grows_by_inner_tensors(ruled):
+    x = pair_class("materialize", ruled=ruled)(torch.ones(1), torch.ones(1)).requires_grad_()
+    for _ in range(3):
+        x.clone().backward(type(x)(torch.tensor([2.0]), torch.tensor([3.0])))
+    assert (x.grad.first.item(), x.grad.second.item()) == (6, 9)
+
+
+def test_a_gradient_stays_a_function_of_what_it_is_made_of():
+    """For a derivative of the derivative by the gradient, which forward-mode tangents are made of."""
+    Pair = pair_class("materialize")
+    inners = [torch.tensor([v], requires_grad=True) for v in (2.0, 5.0)]
+    weights = [torch.tensor([v], requires_grad=True) for v in (1.0, 1.0)]
+    y = Pair(*inners).sinh()
+    found = torch.autograd.grad(y, inners, Pair(*weights), create_graph=True)
+    (by_first, by_second) = torch.autograd.grad(found[0], weights)
+    assert by_first.item() == 5 and by_second.item() == pytest.approx(torch.tensor(2.0).cos().item())
+
+
+def test_what_was_given_is_left_as_it_is():
+    Pair = pair_class("materialize")
+    given = Pair(torch.ones(1), torch.ones(1))
+    inners = [torch.tensor([v], requires_grad=True) for v in (2.0, 5.0)]
+    Pair(*inners).sinh().backward(given)
+    assert not given._layout.cotangent and torch.equal(given + 0, torch.ones(1))
+
+
+def test_a_sum_of_values_in_a_backward_is_one_of_values():
+    """A forward that runs again, and the code of an autograd function, compute with values."""
+    Pair = pair_class("materialize")
+
+    def fn(first, second):
+        x = Pair(first, second)
+        return (x + x.clone()).sin().sum()
+
+    inners = [torch.tensor([v], requires_grad=True) for v in (2.0, 5.0)]
+    want = torch.autograd.grad(fn(*inners), inners)
+    got = torch.autograd.grad(torch.utils.checkpoint.checkpoint(fn, *inners, use_reentrant=False), inners)
+    torch.testing.assert_close(got, want)
