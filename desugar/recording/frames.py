@@ -1,4 +1,4 @@
-"""What Dynamo did with the functions it was given: compilations, graph breaks, and what ran in eager mode instead."""
+"""What Dynamo did with the functions it was given: compilations, graph breaks, and what was not compiled."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Frames:
         graphs: The number of graphs that compute something.
         recompiles: `function: the guard that failed`, for each compilation after the first one.
         breaks: `file:line: why`, for each graph break.
-        eager: `function ran in eager mode: why, file:line`, for each function that was to be compiled and was not. What
-            such a function calls may still be compiled.
+        eager: `function was not compiled: why, file:line`, for each function that was to be. It ran in eager mode, or
+            raised where `fullgraph=True` asked for that. What such a function calls may still be compiled.
     """
 
     graphs: int = 0
@@ -64,7 +64,7 @@ class Watch:
                 map(_describe_break, reasons[self._broken if self._broken <= len(reasons) else 0 :])
             ),
             eager=unique(
-                f"{m.co_name or names.get(_frame(m), 'a function')} ran in eager mode: {_why_eager(m)}"
+                f"{m.co_name or names.get(_frame(m), 'a function')} was not compiled: {_why_eager(m)}"
                 for m in frames
                 if m.fail_reason
             ),
@@ -92,7 +92,8 @@ def _frame(metric: Any) -> str:
 
 
 def _guard(reason: str) -> str:
-    """Returns the guard of a reason such as `0/0: tensor 'x' size mismatch at index 0`."""
+    """Returns the guard of a reason such as `0/0: n == 1  # if n > 1:  # script.py:6 in step`."""
+    reason = reason.partition("  # ")[0]
     return first_line(reason).partition(": ")[2] or first_line(reason)
 
 

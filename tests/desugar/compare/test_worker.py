@@ -156,6 +156,19 @@ def test_recompiles_are_told_in_the_words_of_a_report():
     )
 
 
+def test_the_guard_of_a_branch_is_told_without_the_line_that_it_came_from():
+    def step(x, n):
+        return x * n if n > 2 else x + n
+
+    counter = ways.Counter()
+    torch.compiler.reset()
+    compiled = torch.compile(step, backend="eager")
+    with counter.counting():
+        compiled(torch.ones(2), 1)
+        compiled(torch.ones(2), 3)
+    assert counter.found.recompiles == ("step: n: expected 1",)
+
+
 def test_recompiles_of_a_module_name_its_parameters():
     torch.compiler.reset()
     linear = torch.nn.Linear(2, 2)
