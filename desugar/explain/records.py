@@ -340,8 +340,8 @@ class Report(Record):
         versions: Names and versions of what ran it.
         seconds: How long it ran.
         predictions: For each compiled call, if a device was named.
-        not_compiled: Functions that were to be compiled and were not, each with the reason; stock's, too. They ran in eager
-            mode, or raised where `fullgraph=True` asked for that.
+        not_compiled: Functions that were to be compiled and were not, each with the reason; stock's, too. They ran in
+            eager mode, or raised where `fullgraph=True` asked for that.
         breaks: Where graphs broke, each line with the reason.
     """
 
