@@ -164,8 +164,9 @@ def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> N
         try:
             hash(value)
         except TypeError as error:
+            place, part = _find_unhashable(f"{cls}.{name}", value)
             raise TypeError(
-                f"{cls}.{name}: expected hashable metadata, got {_describe(value)}; use a tuple or a frozen dataclass"
+                f"{place}: expected hashable metadata, got {_describe(part)}; use a tuple or a frozen dataclass"
             ) from error
         if (changeable := find_changeable(value)) is not None:
             raise TypeError(
@@ -214,6 +215,21 @@ def _find_symbol(value: Any) -> Any:
     if isinstance(value, tuple):
         return next((s for part in value if (s := _find_symbol(part)) is not None), None)
     return value if isinstance(value, tuple(_SYMBOLS)) else None
+
+
+def _find_unhashable(place: str, value: Any) -> tuple[str, Any]:
+    """Returns the innermost part of metadata that has no hash, in tuples and frozen dataclasses, with its place."""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, tuple):
+        parts = [(f"{place}[{i}]", part) for i, part in enumerate(value)]
+    elif dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        parts = [(f"{place}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    for part in parts:
+        try:
+            hash(part[1])
+        except TypeError:
+            return _find_unhashable(*part)
+    return place, value
 
 
 def is_unlike(value: object, kinds: tuple[type, ...]) -> bool:

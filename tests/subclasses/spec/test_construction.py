@@ -139,7 +139,16 @@ WRONG = {
         "ByIdentity",
     ),
     "equality by identity": (lambda: Tagged(S, tag=(OwnHash(),)), TypeError, "OwnHash"),
-    "unhashable inside": (lambda: Tagged(S, tag=([0],)), TypeError, "Tagged.tag: expected hashable metadata"),
+    "unhashable inside": (
+        lambda: Tagged(S, tag=(1, [0])),
+        TypeError,
+        "Tagged.tag[1]: expected hashable metadata, got [0] of type list",
+    ),
+    "unhashable in a frozen dataclass": (
+        lambda: Tagged(S, tag=(Holder([0]),)),
+        TypeError,
+        "Tagged.tag[0].inside: expected hashable metadata, got [0] of type list",
+    ),
     "negative": (
         lambda: Tagged(S, length=-1),
         ValueError,
