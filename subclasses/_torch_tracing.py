@@ -337,6 +337,22 @@ def is_called_by_engine(*, formulas: bool) -> bool:
     )
 
 
+def is_called_by_transform() -> bool:
+    """Whether a transform of ``torch.func`` calls the op that is dispatched, and no rule for a function does."""
+    if in_backward():
+        return False
+    # A transform hides itself from what it calls, so that only the frames tell.
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "__torch_function__":
+        if frame.f_globals.get("__name__") in _TRANSFORMS:
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+_TRANSFORMS = frozenset({"torch._functorch.vmap", "torch._functorch.eager_transforms"})
+
+
 def in_formula() -> bool:
     """Whether an op is part of a derivative by PyTorch, not of Python code that the engine calls in a backward.
 

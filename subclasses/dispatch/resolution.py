@@ -40,6 +40,7 @@ from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rule_errors import is_of_operator
 from subclasses.dispatch.rule_results import describe, with_results_of
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
+from subclasses.dispatch.rules_above import with_rules_above
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
@@ -72,12 +73,9 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if isinstance(op, HigherOrderOperator):
         return Plan("higher-order", higher_order_run(cls, op))
     plan = _plan_before_fallback(cls, op) or Plan(fallback_step(cls, op), fallback_run(cls, op))
-    if cls.__spec__.trainable:
-        plan = plan._replace(run=with_training(cls, op, plan.run))
-    elif cls.__spec__.fallback != "map":
-        plan = plan._replace(run=with_cotangent_arithmetic(cls, op, plan.run, "rule" in plan.step))
-    if op in _SUMS and cls._marks_cotangents:
-        plan = plan._replace(run=with_marked_sums(cls, plan.run))
+    if plan.step in ("map", "views"):
+        plan = plan._replace(run=with_rules_above(cls, op, plan.run))
+    plan = plan._replace(run=_with_gradients(cls, op, plan))
     if plan.step != "rule":
         plan = plan._replace(run=with_sharding(cls, op, plan.run))
     if op in COPYING_OPS:
@@ -94,6 +92,16 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
         )
         plan = plan._replace(run=made)
     return plan
+
+
+def _with_gradients(cls: Any, op: OpOverload, plan: Plan) -> Call:
+    """Returns what a plan runs, beside what an op means for cotangents and for Parameters."""
+    run = plan.run
+    if cls.__spec__.trainable:
+        run = with_training(cls, op, run)
+    elif cls.__spec__.fallback != "map":
+        run = with_cotangent_arithmetic(cls, op, run, "rule" in plan.step)
+    return with_marked_sums(cls, run) if op in _SUMS and cls._marks_cotangents else run
 
 
 def find_step(cls: Any, op: OpOverload) -> str:
