@@ -315,6 +315,57 @@ def in_formula():
     assert not _torch_tracing.in_formula()
 
 
+def is_called_by_engine():
+    """For the sum of two gradients, and for formulas if they count; not for what a function's backward computes."""
+    seen = []
+
+    class Seen(TensorSubclass):
+        held: torch.Tensor = inner()
+
+    @Seen.implements(aten.add.Tensor, aten.mul.Tensor)
+    def _(func, *operands):
+        seen.append((func, *(_torch_tracing.is_called_by_engine(formulas=f) for f in (False, True))))
+        return Seen(func(*(t.held if isinstance(t, Seen) else t for t in operands)))
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.detach().clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return Seen(torch.ones(2)) * torch.ones(2)
+
+    x = Seen(torch.ones(2, requires_grad=True))
+    sum(t.sum() for y in (Function.apply(x), Function.apply(x)) for t in y.unwrap()).backward()
+    assert [s for s in seen if s[0] is aten.mul.Tensor] == [(aten.mul.Tensor, False, False)] * 2
+    assert not any(_torch_tracing.is_called_by_engine(formulas=f) for f in (False, True))
+    plain = torch.ones(2, requires_grad=True)
+    (plain * Seen(torch.ones(2))).backward(torch.ones(2))  # the formula multiplies the gradient
+    assert seen[-1] == (aten.mul.Tensor, False, True)
+
+
+def is_called_by_transform():
+    """For an op on what an op returned in a transform; the first one is called with a value, and its rule asked."""
+    seen = []
+
+    class Seen(TensorSubclass, fallback="map"):
+        held: torch.Tensor = inner()
+
+    def note(func, *operands):
+        seen.append(_torch_tracing.is_called_by_transform())
+        return Seen(func(*(t.held if isinstance(t, Seen) else t for t in operands)))
+
+    Seen.implements(aten.mul.Tensor)(note)
+    x, plain = Seen(torch.ones(3)), torch.ones(3)
+    torch.vmap(lambda t: x * t * 3)(torch.ones(2, 3))
+    assert seen == [False, True]
+    torch.func.jvp(lambda t: x * t * 3, (plain,), (plain,))
+    assert any(seen[3:])
+    (x * plain * 3).held.sum()
+    assert seen[-2:] == [False, False]
+
+
 def is_tracing():
     """In the backend of a compiled function, and where a rule is run for its graph."""
     seen = []
@@ -836,6 +887,8 @@ CHECKS = {
     "in_backward": in_backward,
     "in_formula": in_formula,
     "BackwardCFunction": in_formula,
+    "is_called_by_engine": is_called_by_engine,
+    "is_called_by_transform": is_called_by_transform,
     "is_tracing": is_tracing,
     "in_dual_level": in_dual_level,
     "is_compiling_here": is_compiling_here,
