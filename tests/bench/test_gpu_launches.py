@@ -95,7 +95,7 @@ def without_a_device(monkeypatch, recorded):
     monkeypatch.setattr(torch.Tensor, "backward", backward)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @cuda_build
 @pytest.mark.parametrize("name", gpu.MEASURES)
 @pytest.mark.filterwarnings("ignore")

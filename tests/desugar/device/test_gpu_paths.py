@@ -46,7 +46,7 @@ def multiply(x, w):
     return F.linear(x, w)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("size", [4096, 8192])
 @pytest.mark.parametrize("batch", [1, 2, 16, 64])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -82,7 +82,7 @@ BLOCKS = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("batch", [1, 2, 16, 64])
 @pytest.mark.parametrize("blocks", BLOCKS)
 @torch.no_grad()

@@ -92,7 +92,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", CHANGES)
 @pytest.mark.parametrize("declared", [False, True])
 def test_changes_are_noticed(name, declared):
@@ -171,7 +171,7 @@ HELD = {
 }
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("name", HELD)
 def test_what_is_held_by_others_is_looked_at(name, monkeypatch):
     """Of these no dictionary of the module says that they have changed, nor do they change any of it."""

@@ -31,7 +31,7 @@ ROUNDING = ("values", "keyword_arguments", "gradients", "inner_gradients", "nest
 
 
 # Cases of a normal run: what lies between two of them is put to the test with the slow ones.
-NORMAL = {("row", True), ("dynamic", True), ("asymmetric groups", False)}
+NORMAL = {("row", True), ("dynamic", False)}
 CASES = [(variant, compiled) for variant in VARIANTS for compiled in {False, variant in COMPILED}]
 
 

@@ -42,7 +42,7 @@ def test_from_tensors_collates(kind):
     check_batches(list(DataLoader(ROWS, batch_size=2, collate_fn=COLLATE[kind])))
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("start", START)
 def test_from_tensors_collates_in_workers(kind, start):
     loader = DataLoader(
@@ -85,7 +85,7 @@ def make_and_send(kind: str, outgoing: Any, received: Any) -> None:
     received.wait(60)
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("start", START)
 def test_a_queue_shares_memory(kind, start):
     context = mp.get_context(start)

@@ -128,6 +128,7 @@ EVERY_PAIR = [
 ]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(("dtype", "shape"), EVERY_PAIR, ids=str)
 def test_a_right_class_breaks_nothing_in_any_dtype_and_shape(dtype, shape):
     check(
