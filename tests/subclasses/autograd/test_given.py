@@ -45,6 +45,21 @@ def given_to(door, Pair, give, op=torch.sinh):
     return give(DOORS[door](op)(Pair(*inners)), inners, Pair)
 
 
+def copy_whose_gradient_is(gradient):
+    """An autograd function that copies; its backward returns this of what arrives."""
+
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.detach().clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return gradient(g)
+
+    return Copy.apply
+
+
 def expected(scale=1.0):
     first, second = (torch.tensor([v], requires_grad=True) for v in (2.0, 5.0))
     return torch.autograd.grad(scale * (first * second + first.sin()), (first, second))
@@ -79,16 +94,8 @@ def by_a_hook(y, inners, Pair):
 
 
 def by_a_function(y, inners, Pair):
-    class Clamped(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.detach().clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return Pair(g.first.clamp(-1, 1), g.second.clamp(-1, 1))
-
-    first, second = Clamped.apply(y).unwrap()
+    clamped = copy_whose_gradient_is(lambda g: Pair(g.first.clamp(-1, 1), g.second.clamp(-1, 1)))
+    first, second = clamped(y).unwrap()
     return torch.autograd.grad(3 * (first.sum() + second.sum()), inners)
 
 
@@ -132,18 +139,10 @@ def test_what_functions_return_is_added_by_inner_tensors():
     Pair = pair_class("views", ruled=False)
     Pair.implements(subclasses.arithmetic)(lambda func, x, y: Pair(x.first * y.first, x.second * y.second))
 
-    class Ten(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.detach().clone()
-
-        @staticmethod
-        def backward(ctx, g):
-            return Pair(torch.tensor([10.0]), torch.tensor([20.0]))
-
+    ten = copy_whose_gradient_is(lambda g: Pair(torch.tensor([10.0]), torch.tensor([20.0])))
     inners = [torch.tensor([v], requires_grad=True) for v in (2.0, 5.0)]
     x = Pair(*inners)
-    total = sum(t for y in (Ten.apply(x), Ten.apply(x), Ten.apply(x)) for t in y.unwrap())
+    total = sum(t for y in (ten(x), ten(x), ten(x)) for t in y.unwrap())
     assert [g.item() for g in torch.autograd.grad(total, inners)] == [30, 60]
 
 
