@@ -339,15 +339,18 @@ def is_called_by_engine(*, formulas: bool) -> bool:
 
 def is_called_by_transform() -> bool:
     """Whether a transform of ``torch.func`` calls the op that is dispatched, and no rule for a function does."""
-    if in_backward():
-        return False
     # A transform hides itself from what it calls, so that only the frames tell.
-    frame = sys._getframe(1)
+    return not in_backward() and any(f.f_globals.get("__name__") in _TRANSFORMS for f in _frames_above_dispatch())
+
+
+def _frames_above_dispatch() -> Iterator[Any]:
+    """Yields what calls an op, up to a rule for a function: frames, and of what Dynamo traces its record of a frame."""
+    frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_function__":
-        if frame.f_globals.get("__name__") in _TRANSFORMS:
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+        yield frame
+        # Dynamo runs an op with fake tensors, and interprets the frames that call it.
+        is_traced = frame.f_code.co_name == "get_fake_value" and frame.f_globals.get("__name__") == "torch._dynamo.utils"
+        frame = frame.f_locals["tx"] if is_traced else getattr(frame, "f_back", None) or getattr(frame, "parent", None)
 
 
 _TRANSFORMS = frozenset({"torch._functorch.vmap", "torch._functorch.eager_transforms"})

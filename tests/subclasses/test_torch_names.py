@@ -364,6 +364,10 @@ def is_called_by_transform():
     assert any(seen[3:])
     (x * plain * 3).held.sum()
     assert seen[-2:] == [False, False]
+    seen.clear()
+    # Dynamo runs the ops with fake tensors, in no frame of the transform..
+    torch.compile(lambda x: torch.vmap(lambda t: x * t * 3)(torch.ones(2, 3)).held, backend="eager", fullgraph=True)(x)
+    assert seen == [False, True, False, False]
 
 
 def is_tracing():

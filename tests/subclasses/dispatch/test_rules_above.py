@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import desugar
 from subclasses import DispatchError, TensorSubclass, inner
 
 X = torch.arange(6.0).reshape(2, 3)
@@ -37,36 +38,61 @@ CALLS = {
     "jvp": lambda f: torch.func.jvp(f, (X[1],), (torch.ones(3),)),
     "jacrev": lambda f: torch.func.jacrev(f)(X[1]),
 }
+DOORS = {
+    "eager": lambda fn: fn,
+    "stock": lambda fn: torch.compile(fn, backend="aot_eager"),
+    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
+    "desugar.compile": lambda fn: desugar.compile(fn, backend="eager"),
+}
+doors = pytest.mark.parametrize("door", DOORS)
 
 
+@doors
 @pytest.mark.parametrize("call", CALLS)
-def test_an_op_of_a_ruled_function_is_refused_in_a_transform(call):
+def test_an_op_of_a_ruled_function_is_refused_in_a_transform(call, door):
     value = pair()(torch.tensor([1.0, 2.0, 4.0]), torch.zeros(3))
     words = (
         r"aten.std.correction on a Pair inside of a transform .*implements\(torch.ops.aten.std.correction\)"
     )
     with pytest.raises(DispatchError, match=words):
-        CALLS[call](lambda x: (value * x).std())
+        DOORS[door](lambda value: CALLS[call](lambda x: (value * x).std()))(value)
 
 
-def test_the_rule_that_the_error_names_is_asked():
+@doors
+def test_the_rule_that_the_error_names_is_asked(door):
     Pair = pair()
     Pair.implements(torch.ops.aten.std.correction)(
         lambda func, x, *args, **kwargs: (x.plus - x.minus).abs().mean(*args[:1])
     )
     value = Pair(torch.tensor([1.0, 2.0, 4.0]), torch.zeros(3))
-    found = torch.vmap(lambda x: (value * x).std())(X)
+    found = DOORS[door](lambda value: torch.vmap(lambda x: (value * x).std())(X))(value)
     torch.testing.assert_close(found, torch.stack([(value * x).std() for x in X]))
 
 
-def test_a_value_from_outside_asks_its_rule_inside():
+@doors
+def test_a_value_from_outside_asks_its_rule_inside(door):
     value = pair()(torch.tensor([1.0, 2.0, 6.0]), torch.zeros(3))
-    assert torch.vmap(lambda x: x.sum() * value.std())(X).tolist() == [9, 36]
+    found = DOORS[door](lambda value: torch.vmap(lambda x: x.sum() * value.std())(X))(value)
+    assert found.tolist() == [9, 36]
 
 
-def test_other_ops_are_mapped_in_a_transform():
+@doors
+def test_a_rule_may_map_the_op_of_its_own_function(door):
+    Pair = pair()
+
+    @Pair.implements(torch.var)
+    def rule(func, x, *args, **kwargs):
+        return torch.ops.aten.var.correction(x, None).plus * 2
+
+    value = Pair(torch.tensor([1.0, 2.0, 6.0]), torch.zeros(3))
+    found = DOORS[door](lambda value: torch.vmap(lambda x: x.sum() * value.var())(X))(value)
+    torch.testing.assert_close(found, X.sum(1) * value.plus.var() * 2)
+
+
+@doors
+def test_other_ops_are_mapped_in_a_transform(door):
     value = pair()(torch.tensor([1.0, 2.0, 4.0]), torch.zeros(3))
-    found = torch.vmap(lambda x: (value * x).sin())(X)
+    found = DOORS[door](lambda value: torch.vmap(lambda x: (value * x).sin())(X))(value)
     torch.testing.assert_close(found.plus, (value.plus * X).sin())
 
 
