@@ -340,7 +340,9 @@ def is_called_by_engine(*, formulas: bool) -> bool:
 def is_called_by_transform() -> bool:
     """Whether a transform of ``torch.func`` calls the op that is dispatched, and no rule for a function does."""
     # A transform hides itself from what it calls, so that only the frames tell.
-    return not in_backward() and any(f.f_globals.get("__name__") in _TRANSFORMS for f in _frames_above_dispatch())
+    return not in_backward() and any(
+        f.f_globals.get("__name__") in _TRANSFORMS for f in _frames_above_dispatch()
+    )
 
 
 def _frames_above_dispatch() -> Iterator[Any]:
@@ -349,8 +351,13 @@ def _frames_above_dispatch() -> Iterator[Any]:
     while frame is not None and frame.f_code.co_name != "__torch_function__":
         yield frame
         # Dynamo runs an op with fake tensors, and interprets the frames that call it.
-        is_traced = frame.f_code.co_name == "get_fake_value" and frame.f_globals.get("__name__") == "torch._dynamo.utils"
-        frame = frame.f_locals["tx"] if is_traced else getattr(frame, "f_back", None) or getattr(frame, "parent", None)
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == (
+            "torch._dynamo.utils",
+            "get_fake_value",
+        ):
+            frame = frame.f_locals["tx"]
+        else:
+            frame = getattr(frame, "f_back", None) or getattr(frame, "parent", None)
 
 
 _TRANSFORMS = frozenset({"torch._functorch.vmap", "torch._functorch.eager_transforms"})

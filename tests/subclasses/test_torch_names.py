@@ -365,8 +365,10 @@ def is_called_by_transform():
     (x * plain * 3).held.sum()
     assert seen[-2:] == [False, False]
     seen.clear()
-    # Dynamo runs the ops with fake tensors, in no frame of the transform..
-    torch.compile(lambda x: torch.vmap(lambda t: x * t * 3)(torch.ones(2, 3)).held, backend="eager", fullgraph=True)(x)
+    # Dynamo runs the ops with fake tensors, in no frame of the transform.
+    torch.compile(
+        lambda x: torch.vmap(lambda t: x * t * 3)(torch.ones(2, 3)).held, backend="eager", fullgraph=True
+    )(x)
     assert seen == [False, True, False, False]
 
 

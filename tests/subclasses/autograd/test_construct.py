@@ -222,7 +222,9 @@ def test_a_plain_cotangent_and_a_value_written_to_since():
 def test_a_sum_that_is_to_be_differentiated_again_is_refused():
     data, factor = leaves(3, ())
     x = Scaled(data, factor)
-    with pytest.raises(DispatchError, match=r"with create_graph=True cannot add: let both read inner tensors"):
+    with pytest.raises(
+        DispatchError, match=r"with create_graph=True cannot add: let both read inner tensors"
+    ):
         torch.autograd.grad((x.unwrap("data_") ** 2).sum() + (x * x).sum(), data, create_graph=True)
 
 

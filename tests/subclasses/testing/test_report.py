@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from importlib.metadata import version
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +19,7 @@ from subclasses.testing.report import LINES, WIDTH, Report
 from tests.subclasses.testing.byhand import Tagged
 
 aten = torch.ops.aten
+ROOT = Path(__file__).parents[3]
 
 
 def fits(report):
@@ -95,6 +100,18 @@ def test_torchaos_int8_tensor_fits_one_screen(options):
     assert fits(report) and holds_all(report)
     assert options or "such as reference=lambda x: x.dequantize()" in str(report)
     assert "- metadata, nested_outside" in str(report)
+    if options and version("torchao") == "0.18.0":  # of which the page tells
+        assert tell_of_torchao() == (len(report.of("kept")), {o.promise.name for o in report.of("broken")})
+
+
+def tell_of_torchao():
+    """Returns how many promises torchao's class keeps, and the names of those that it breaks, by the page."""
+    _, section = (ROOT / "docs/conformance.md").read_text().split("## torchao's `Int8Tensor`")
+    kept, broken = re.search(r"finds (\d+) promises kept and (\d+) broken", section).groups()
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    names = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert len(names) == int(broken)
+    return int(kept), names
 
 
 # ---- the screen --------------------------------------------------------------------------------------------
