@@ -351,15 +351,13 @@ def _frames_above_dispatch() -> Iterator[Any]:
     while frame is not None and frame.f_code.co_name != "__torch_function__":
         yield frame
         # Dynamo runs an op with fake tensors, and interprets the frames that call it.
-        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == (
-            "torch._dynamo.utils",
-            "get_fake_value",
-        ):
+        if (frame.f_globals.get("__name__"), frame.f_code.co_name) == _FAKE_RUN:
             frame = frame.f_locals["tx"]
         else:
             frame = getattr(frame, "f_back", None) or getattr(frame, "parent", None)
 
 
+_FAKE_RUN = ("torch._dynamo.utils", "get_fake_value")
 _TRANSFORMS = frozenset({"torch._functorch.vmap", "torch._functorch.eager_transforms"})
 
 
