@@ -3,7 +3,7 @@
     python -m bench.gpu_predicted            # writes bench/results/gpu-predicted.json and .md, which docs/gpu.md shows
 
 It needs PyTorch's CUDA build (`make bench-gpu-predicted TORCH=2.15.0`), no driver and no GPU. All times are
-*predicted* by the roofline of the device's data sheet and by assumed costs of launches (`desugar.device.roofline`);
+*predicted* by the roofline of the device's data sheet and by assumed costs of launches (`desugar.prediction.roofline`);
 none was measured. `make bench-gpu` measures the same subjects where there is a GPU, and writes both columns.
 """
 
@@ -24,9 +24,9 @@ from bench import gpu_decode, gpu_rows
 from bench.report import Row, load_rows, print_rows, save_rows
 from bench.subjects import KINDS, copy_function, double
 from bench.timing import Timing
-from desugar.device import DEVICES, Way, predict
-from desugar.device.fake import check_installation
-from desugar.device.predicting import OURS, STOCK
+from desugar.prediction import DEVICES, Way, predict
+from desugar.prediction.fake import check_installation
+from desugar.prediction.predicting import OURS, STOCK
 from examples._language_model import LanguageModel, dense, jagged
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import PaddedTensor

@@ -3,8 +3,9 @@
     python -m bench.predictions              # writes bench/results/predictions.json and .md
 
 Inductor compiles functions whose time is that of moving memory. Their bytes are counted as those of kernels on a GPU
-are (`desugar.device.traffic`), and divided by the bandwidth of this machine, which a copy measures in the same rounds.
-A CPU reads a line of memory before it writes to it, a GPU does not: here, what is written and not read counts twice.
+are (`desugar.prediction.traffic`), and divided by the bandwidth of this machine, which a copy measures in the same
+rounds. A CPU reads a line of memory before it writes to it, a GPU does not: here, what is written and not read counts
+twice.
 
 The error is how far the predicted time is off the measured one. It holds for the counting of bytes, not for a device:
 caches, launches and the speed of memory differ. A kernel that moves no more bytes a second when its operands fit into
@@ -29,7 +30,7 @@ from bench.report import Row, print_rows, save_rows
 from bench.subjects import copy_function
 from bench.timing import Timing, describe_machine, time_side_by_side
 from desugar._torch_device_patches import noting_host_kernels
-from desugar.device.traffic import count_kernel
+from desugar.prediction.traffic import count_kernel
 
 RESULTS = Path(__file__).parent / "results"
 COPY = "copy"

@@ -15,8 +15,8 @@ from desugar import _torch as private
 from desugar.backends import graphs
 from desugar.backends.base import Backend, GraphKind
 from desugar.backends.parallel_build import PendingKernels, expected_tangents
-from desugar.frontend.autocast import autocast_state, is_autocast
-from desugar.frontend.inputs import Inputs
+from desugar.flatten.autocast import autocast_state, is_autocast
+from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import copy_graph
 from desugar.ir.outputs import Outputs, held_positions, store_positions, token_positions, written_slots
 from desugar.ir.stages import FromForward, Graphs, Split, Traced

@@ -26,7 +26,7 @@ from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
 from subclasses.higher_order.values import is_declared
 from subclasses.layout import Layout, has_values
-from subclasses.loading import check_by_constructor
+from subclasses.load_checks import check_by_constructor
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
 from subclasses.spec.fields import dynamic, inner, static
 from subclasses.spec.undeclared import check_undeclared

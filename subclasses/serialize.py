@@ -2,7 +2,7 @@
 
 A value is pickled as its class, its inner tensors and its metadata by name. A class may therefore gain a field with a
 default later, and old files still load. torch pickles the inner tensors itself, so shared storages stay shared. What a
-file says is checked by :mod:`subclasses.loading`.
+file says is checked by :mod:`subclasses.load_checks`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import warn_if_has_hooks
 
-from subclasses import loading
+from subclasses import load_checks
 from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.layout import cotangent_layout
@@ -39,8 +39,8 @@ def _metadata(x: Any) -> dict[str, Any]:
 
 def _extra_attributes(x: Any) -> dict[str, Any]:
     """Returns attributes that the user or torch set on the value, such as the mark of an ``nn.Parameter``."""
-    own = loading.own_attributes(type(x).__spec__)
-    return {k: v for k, v in x.__dict__.items() if k not in own and not k.startswith(loading.OF_DYNAMO)}
+    own = load_checks.own_attributes(type(x).__spec__)
+    return {k: v for k, v in x.__dict__.items() if k not in own and not k.startswith(load_checks.OF_DYNAMO)}
 
 
 def _dynamic_dims(x: Any) -> dict[str, list[int]]:
@@ -77,7 +77,7 @@ def reduce(x: Any) -> tuple[Any, ...]:
     warn_if_has_hooks(x)
     extras = _extra_attributes(x)
     if extras and not is_compiling_here():
-        loading.check_extras(type(x), extras)
+        load_checks.check_extras(type(x), extras)
     flags = {"requires_grad": x.requires_grad, "cotangent": x._layout.cotangent}
     flags["dynamic_dims"] = _dynamic_dims(x)
     return rebuild, (type(x), _present_inners(x), _metadata(x), flags, extras)
@@ -101,13 +101,13 @@ def rebuild(
     """
     checked = not is_compiling_here()  # Dynamo traces copy.copy, of a value that exists
     if checked:
-        loading.check_arguments(cls, inners, metadata, flags, extras)
+        load_checks.check_arguments(cls, inners, metadata, flags, extras)
     with torch.no_grad():
         if checked:
-            loading.check_fields(cls, inners, metadata)
+            load_checks.check_fields(cls, inners, metadata)
         x = cls._new(cls, *(inners.get(n) for n in cls.__spec__.inner_names), **metadata)
     if checked:
-        loading.check_dynamic_dims(x, flags.get("dynamic_dims", {}))
+        load_checks.check_dynamic_dims(x, flags.get("dynamic_dims", {}))
     if flags["cotangent"]:
         x.__dict__["_layout"] = cotangent_layout(x._layout)
     if extras:  # Dynamo traces copy.copy and rejects an update with an empty dict

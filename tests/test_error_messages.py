@@ -21,7 +21,7 @@ import desugar
 import subclasses
 from desugar import DesugarError
 from desugar.backends.choose import choose_backend
-from desugar.dynamo.specialize import Specialized
+from desugar.dynamo.variants import Specialized
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, constant, dynamic, inner, static
 from subclasses.ragged import JaggedTensor
 from subclasses.testing import ConformanceError, check

@@ -24,7 +24,7 @@ from desugar.backends.base import Backend, GraphKind
 from desugar.backends.inductor import inductor_backend
 from desugar.backends.vector_isa import tried_when_asked
 from desugar.errors import PackageError
-from desugar.frontend.storage_offsets import input_storage_offsets
+from desugar.flatten.storage_offsets import input_storage_offsets
 from desugar.ir.calling import Argument, Calling, Computed, Known, Passed
 from desugar.ir.fx_utils import clone_aliased_results, copy_graph, fake_inputs, output_nodes, result_names
 

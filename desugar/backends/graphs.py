@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from desugar import _torch as private
 from desugar.backends.base import Backend, CompiledGraph, GraphKind
-from desugar.frontend.fakes import same_ints
+from desugar.flatten.fakes import same_ints
 from desugar.ir.fx_utils import fake_inputs
 
 

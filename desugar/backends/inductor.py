@@ -14,7 +14,7 @@ from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.kernel_libraries import ATTRIBUTE, recorded
 from desugar.backends.parallel_build import PendingKernels, postpone_kernels
 from desugar.backends.vector_isa import tried_when_asked
-from desugar.frontend.storage_offsets import input_storage_offsets
+from desugar.flatten.storage_offsets import input_storage_offsets
 from desugar.ir.fx_utils import clone_aliased_results, output_nodes, result_names
 from desugar.passes.verify import rechecks_enabled
 

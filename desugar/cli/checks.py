@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 
 from desugar.backends.choose import choose_backend
-from desugar.device.devices import find_device
-from desugar.device.fake import check_installation
+from desugar.prediction.devices import find_device
+from desugar.prediction.fake import check_installation
 
 
 def check_writable(*paths: Path | None) -> None:

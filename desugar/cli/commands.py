@@ -22,10 +22,10 @@ from desugar.cli.checks import check_backend, check_device, check_outputs
 from desugar.cli.doctor import examine
 from desugar.cli.progress import progress
 from desugar.cli.script import run_script, show_error
+from desugar.compare.import_names import TargetError, find_arguments, find_factory, find_target, inputs_beside
 from desugar.compare.records import Request
 from desugar.compare.run import Plan
 from desugar.compare.subject import make_module
-from desugar.compare.targets import TargetError, find_arguments, find_factory, find_target, inputs_beside
 from desugar.errors import DesugarError
 from desugar.explain.api import Explanation, explain as explain_function
 from desugar.explain.diff import compare_reports

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from desugar.cli.progress import progress
 from desugar.compare.script import ScriptCalls
-from desugar.device.script import CompiledCalls
 from desugar.explain.collector import Collector
 from desugar.explain.records import Report
+from desugar.prediction.script import CompiledCalls
 
 
 def run_script(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from desugar import _torch as private
-from desugar.frontend.fakes import fixed_extents
+from desugar.flatten.fakes import fixed_extents
 from desugar.ir.values import inner_names, is_wrapper
 from subclasses._torch_distributed import dtensor_spec
 from subclasses.handwritten import LOCAL, DTensorContext, is_dtensor

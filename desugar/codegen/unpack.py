@@ -1,7 +1,7 @@
 """Emits the text that unwraps the arguments of a program.
 
 Before a program is called, its arguments are known to have the traced types, layouts and sizes: Dynamo's guards have
-matched, or a lookup by these properties found the program (:mod:`desugar.dynamo.specialize`). So the text reads
+matched, or a lookup by these properties found the program (:mod:`desugar.dynamo.variants`). So the text reads
 attributes and checks nothing.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from desugar.frontend.inputs import Inputs
+from desugar.flatten.inputs import Inputs
 from desugar.ir.storage import whole_storage
 from desugar.ir.values import Plain, Value, Wrapper
 from desugar.recording.listeners import note_skipped_check

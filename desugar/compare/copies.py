@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
+from desugar.compare.import_names import Call
 from desugar.compare.outcome import copy_parts, leaves_of, parts_of, shared_memory
-from desugar.compare.targets import Call
 from desugar.ir.values import is_wrapper
 
 

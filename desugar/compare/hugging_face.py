@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from desugar.compare.targets import Call, TargetError
+from desugar.compare.import_names import Call, TargetError
 from subclasses.errors import one_of
 
 PREFIX = "hf:"

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from desugar import _torch as private
+from desugar.compare.child_process import Failure, serve
 from desugar.compare.records import Request
-from desugar.compare.serve import Failure, serve
 
-PRELOADED = ("desugar.compare.serve", *private.COMPILER_MODULES)
+PRELOADED = ("desugar.compare.child_process", *private.COMPILER_MODULES)
 _CLEAN_UP = 2.0  # seconds that a process has for it
 _LAST_WORDS = 300  # characters of what a process printed last
 

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from desugar.device.records import Prediction
-from desugar.ir.record import Record, find_named
+from desugar.ir.record_base import Record, find_named
+from desugar.prediction.records import Prediction
 
 
 @dataclass(frozen=True, slots=True)

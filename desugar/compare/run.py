@@ -14,7 +14,7 @@ from desugar.compare.processes import Process, WayFailed, started
 from desugar.compare.records import Comparison, Request, Spread, Verdict, Way
 from desugar.compare.ways import EAGER, WAYS
 from desugar.compare.worker import Observed, Started
-from desugar.device.records import Prediction
+from desugar.prediction.records import Prediction
 
 TURN = 2e-3  # seconds; a shorter call is repeated in its turn
 BUDGET = 30.0  # seconds that all turns may take, if that leaves LEAST rounds

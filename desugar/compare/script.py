@@ -25,15 +25,15 @@ import torch
 from torch import nn
 
 from desugar import _torch as private
+from desugar.compare.child_process import describe_error
+from desugar.compare.compiled_functions import Owner, Owners
 from desugar.compare.copies import NoCopy, bytes_of, copy_call, restored
+from desugar.compare.import_names import Call
 from desugar.compare.judge import judge
 from desugar.compare.meters import synchronize, time_turn
 from desugar.compare.outcome import Outcome, leaves_of
-from desugar.compare.owners import Owner, Owners
 from desugar.compare.records import Spread, Verdict
-from desugar.compare.serve import describe_error
 from desugar.compare.subject import SEED, Subject, seed
-from desugar.compare.targets import Call
 from desugar.compare.ways import EAGER
 from desugar.compare.worker import make_step, observe_calls
 from desugar.compare.worth import sum_up

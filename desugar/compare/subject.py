@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from desugar import _torch as private
 from desugar.api import uncompiled
 from desugar.compare import hugging_face
+from desugar.compare.import_names import Call, TargetError, find_calls, find_target, inputs_beside, needed_by
 from desugar.compare.outcome import leaves_of, tangent_of
 from desugar.compare.records import Request
-from desugar.compare.targets import Call, TargetError, find_calls, find_target, inputs_beside, needed_by
 from desugar.user_code import is_library_file
 
 SEED = 0

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from desugar.compare.records import Comparison, Spread, Way
 from desugar.compare.ways import EAGER, stock_backend
-from desugar.device.records import Prediction, Way as PredictedWay
 from desugar.explain.text import bytes_text, count, duration
+from desugar.prediction.records import Prediction, Way as PredictedWay
 
 Table = list[tuple[str, ...]]  # the first row is the header
 _MOST = 5  # recompiles and graph breaks of a way that are listed

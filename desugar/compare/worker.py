@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from desugar.compare import ways
+from desugar.compare.import_names import Call, TargetError
 from desugar.compare.judge import judge
 from desugar.compare.meters import describe_machine, peak_since, time_turn
 from desugar.compare.outcome import Outcome, argument_names, copy_parts, record_outcome
 from desugar.compare.records import Programs, Request, Verdict
 from desugar.compare.subject import SEED, Subject, find_subject, seed
-from desugar.compare.targets import Call, TargetError
-from desugar.device.predicting import predict
+from desugar.prediction.predicting import predict
 from desugar.recording.frames import count_compilations
 
 WARM_UPS = 3

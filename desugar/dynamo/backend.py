@@ -23,11 +23,11 @@ from desugar.dynamo.inner_assignment import break_at_assignments
 from desugar.dynamo.profiling import with_profiler_name
 from desugar.dynamo.property_getters import trace_properties
 from desugar.dynamo.saved_programs import save_program
-from desugar.dynamo.specialize import Specialized
+from desugar.dynamo.variants import Specialized
 from desugar.errors import DesugarError
-from desugar.frontend.fakes import Fakes, check_memory
-from desugar.frontend.inputs import Inputs, StaticNeeded
-from desugar.frontend.rule_state import guard_state, state_read_by_rules
+from desugar.flatten.fakes import Fakes, check_memory
+from desugar.flatten.inputs import Inputs, StaticNeeded
+from desugar.flatten.rule_state import guard_state, state_read_by_rules
 from desugar.pipeline import build_program
 from desugar.program import Program
 from desugar.recording.listeners import Caller, Recording, caller

@@ -17,7 +17,7 @@ from torch import nn
 
 from desugar import _torch as private
 from desugar.dynamo.mode_failures import describe_modes
-from desugar.dynamo.user_values import (
+from desugar.dynamo.source_values import (
     UNKNOWN,
     compare_metadata,
     find_value,
@@ -25,7 +25,7 @@ from desugar.dynamo.user_values import (
     unless_unknown,
     value_named,
 )
-from desugar.frontend.rule_state import PREFIX, RuleState
+from desugar.flatten.rule_state import PREFIX, RuleState
 from desugar.ir.values import Wrapper
 from desugar.program import Program
 from desugar.recording.listeners import Caller

@@ -15,7 +15,7 @@ from desugar import _torch as private
 from desugar.ir.values import is_wrapper
 from subclasses import TensorSubclass
 from subclasses.adoption.contexts import guards_names
-from subclasses.adoption.reads import flattens_to_constants
+from subclasses.adoption.flatten_purity import flattens_to_constants
 
 # Dynamo's options for the functions that `desugar.compile` compiles.
 _DYNAMO_OPTIONS = {

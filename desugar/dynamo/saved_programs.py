@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 from desugar import _torch as private
 from desugar.backends.choose import choose_backend
 from desugar.errors import DesugarError
-from desugar.frontend.autocast import autocast_state, restore_autocast
-from desugar.frontend.fakes import Fakes
-from desugar.frontend.inputs import Inputs
-from desugar.frontend.stand_ins import stand_ins
+from desugar.flatten.autocast import autocast_state, restore_autocast
+from desugar.flatten.fakes import Fakes
+from desugar.flatten.inputs import Inputs
+from desugar.flatten.placeholders import make_placeholders
 from desugar.ir.values import Flat
 from desugar.pipeline import build_program
 from desugar.program import Program
@@ -58,7 +58,7 @@ class SavedProgram:
             program = build_program(
                 refuse,
                 inputs,
-                stand_ins(inputs, content["inference"]),
+                make_placeholders(inputs, content["inference"]),
                 backend,
                 _refuse,
                 PackedPlace(content["program"]),

@@ -14,11 +14,11 @@ _GUARDS = 1.0  # seconds in which guards may be timed
 
 if TYPE_CHECKING:
     from desugar.backends.base import Backend
-    from desugar.device.devices import Device
-    from desugar.device.records import Prediction
     from desugar.dynamo.entry import Calls
     from desugar.explain.guards import TakenGuards
     from desugar.explain.records import Cost, GuardTimes, Program
+    from desugar.prediction.devices import Device
+    from desugar.prediction.records import Prediction
     from desugar.recording.listeners import Recording
 
 
@@ -27,7 +27,7 @@ class Explanation:
 
     Attributes:
         program: The record that everything is shown from (`desugar.explain.records.Program`).
-        prediction: What the call would run on a device (`desugar.device.Prediction`); None if no device was named.
+        prediction: What the call would run on a device (`desugar.prediction.Prediction`); None if no device was named.
     """
 
     def __init__(self, program: Program, prediction: Prediction | None = None) -> None:
@@ -93,13 +93,13 @@ def explain(
     measure the cost of a call, the compiled program is run on the arguments of the graph, unless it writes to them.
 
     With a `device`, nothing is run. The call is also traced with fake tensors on that device, compiled for it by
-    Inductor and Triton, and its kernels, bytes and time are *predicted* (`desugar.device.predict`). This needs
+    Inductor and Triton, and its kernels, bytes and time are *predicted* (`desugar.prediction.predict`). This needs
     PyTorch's CUDA build, but no GPU and no driver.
 
     Args:
         fn: A function or module, or what `desugar.compile` made of one.
         *args: The call's arguments; they are not changed.
-        device: A device of `desugar.device.DEVICES`, such as "h100". A parameter of the function that has this name
+        device: A device of `desugar.prediction.DEVICES`, such as "h100". A parameter of the function that has this name
             can only be passed by position, or by a `functools.partial`.
         **kwargs: Those by name.
 
@@ -120,7 +120,7 @@ def explain(
     dynamic = None if calls is None else calls.backend.dynamic
     if device is None:
         return Explanation(_explain(fn, backend, dynamic, args, kwargs))
-    from desugar.device.predicting import predict
+    from desugar.prediction.predicting import predict
 
     prediction = predict(fn, args, kwargs, device=device, dynamic=dynamic)
     record = _explain(fn, backend, dynamic, args, kwargs, no_cost="a device was named, so nothing is run")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from desugar.explain.arguments import describe_inputs, describe_results, describe_symbols
 from desugar.explain.effects import describe_aliasing, describe_mutation, describe_saved
 from desugar.explain.graphs import describe_graph, describe_ops, describe_place, describe_sources
-from desugar.explain.leaves import describe_inputs, describe_results, describe_symbols
-from desugar.explain.left_out import describe_left_out
 from desugar.explain.names import Names
 from desugar.explain.records import FailedGuard, Materialized, Program
+from desugar.explain.skipped_checks import describe_left_out
 from desugar.recording.listeners import Recording
 from desugar.recording.user_names import function_name
 from desugar.user_code import Line

@@ -16,13 +16,13 @@ from typing import Any
 import torch
 
 from desugar import _torch as private, _torch_guards
-from desugar.explain.apart import name_apart
 from desugar.explain.collect import collect_program, merge_materialized
 from desugar.explain.cost import Meter, attach_meter
 from desugar.explain.guard_times import Budget, time_taken_guards
 from desugar.explain.guards import TakenGuards, take_guards
-from desugar.explain.left_out import describe_left_out
+from desugar.explain.labels import name_apart
 from desugar.explain.records import GuardTimes, Materialized, Program, Report
+from desugar.explain.skipped_checks import describe_left_out
 from desugar.recording.frames import Frames, Watch, watch_frames
 from desugar.recording.listeners import Recording, SkippedCheck, current, listen
 from desugar.recording.user_names import function_name

@@ -14,7 +14,7 @@ import torch
 from torch import SymInt, Tensor
 
 from desugar.explain.records import Cost
-from desugar.frontend.fakes import hint
+from desugar.flatten.fakes import hint
 from desugar.ir.outputs import Outputs
 from desugar.program import Program
 

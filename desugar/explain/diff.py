@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 from desugar.explain.read import ProgramFacts, ReportFacts
-from desugar.ir.record import Record
+from desugar.ir.record_base import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from desugar.explain.leaves import dtype_text, extent_text
+from desugar.explain.arguments import dtype_text, extent_text
 from desugar.explain.names import Names
 from desugar.explain.records import Saved
-from desugar.frontend.fakes import hint
+from desugar.flatten.fakes import hint
 from desugar.ir.stages import FromForward, FromInput
 from desugar.ir.values import Same, Value, View, inner_names, is_wrapper, paths_of
 from subclasses.layout import field_name

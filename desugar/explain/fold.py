@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from desugar.explain.records import Graph, Guard, GuardTimes, Leaf, OuterOp, Program
-from desugar.explain.runs import Run, find_runs
-from desugar.ir.record import Record
+from desugar.explain.repeats import Run, find_runs
+from desugar.ir.record_base import Record
 
 _INDEX = re.compile(r"\[(\d+)\]")
 _NODE = re.compile(r"(?<![\w.])([A-Za-z_]\w*?)(?:_\d+)?(?![\w.])")  # PyTorch numbers the nodes of one op

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from desugar.explain.runs import Run
+from desugar.explain.repeats import Run
 
 _LONG = 240  # characters of a line; a call of hundreds of arguments is longer
 _HEAD, _TAIL = 140, 60

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from desugar.device.records import Kernel, Prediction, Stage, Way
 from desugar.explain.text import bytes_text, count, duration
+from desugar.prediction.records import Kernel, Prediction, Stage, Way
 
 _MOST = 12  # kernels of a stage that a terminal is shown, those that take the longest
 _OPS = 6  # ops of a kernel that are named

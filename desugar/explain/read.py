@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from desugar.ir.record import Record
+from desugar.ir.record_base import Record
 from subclasses.errors import one_of
 
 _ADDRESS = re.compile(r"_\d{9,}_c\d+\b")  # `_139918512325792_c4`: an id and the number of the compilation

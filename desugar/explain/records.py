@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from desugar.ir.record import Record
+from desugar.ir.record_base import Record
 
 if TYPE_CHECKING:
-    from desugar.device.records import Prediction
+    from desugar.prediction.records import Prediction
 
 # ---------------------------------------------------------------------------------------- what went in and out
 

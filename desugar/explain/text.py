@@ -20,7 +20,7 @@ from desugar.explain.records import (
     Saved,
     Worth,
 )
-from desugar.explain.runs import Run
+from desugar.explain.repeats import Run
 
 _MOST = 20  # fallbacks that a terminal is shown
 _MOST_GUARDS = 100  # and guards; each module and parameter has some

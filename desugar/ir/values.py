@@ -20,7 +20,7 @@ from desugar.errors import DesugarError
 from desugar.ir.handwritten_classes import is_plainly_built
 from subclasses import TensorSubclass
 from subclasses._torch import is_traceable_wrapper_subclass
-from subclasses.adoption.reads import flattens_to_constants
+from subclasses.adoption.flatten_purity import flattens_to_constants
 from subclasses.handwritten import flatten_handwritten, unflatten
 from subclasses.layout import field_name
 

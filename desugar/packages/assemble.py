@@ -11,10 +11,10 @@ from torch import Tensor
 
 from desugar.backends.base import CompiledGraph
 from desugar.errors import PackageError, SignatureError
-from desugar.frontend.fakes import Fakes
-from desugar.frontend.inputs import Inputs, Origin
-from desugar.frontend.stand_ins import stand_ins
-from desugar.ir.described import Described, Unknown
+from desugar.flatten.fakes import Fakes
+from desugar.flatten.inputs import Inputs, Origin
+from desugar.flatten.placeholders import make_placeholders
+from desugar.ir.abstract_values import Described, Unknown
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import Graphs, Interface, Split
 from desugar.ir.values import Flat, Value, View, Wrapper, slots_of
@@ -68,7 +68,7 @@ def assemble(record: ProgramRecord, load: LoadGraph) -> Assembled:
     inputs = _inputs_of(record, hints)
     interface = _interface_of(record, hints)
     split = _split_of(record, hints)
-    leaves = stand_ins(inputs, set(record.inference))
+    leaves = make_placeholders(inputs, set(record.inference))
     parts = Parts(inputs, interface, leaves, load(record.forward), split, otherwise=_refuse_sharing)
     wrapped = emit_program(parts)
     scope, table = wrapped.out.namespace, None

@@ -24,10 +24,10 @@ from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import has_frame, raise_own
 from desugar.dynamo.guard_filter import dynamo_context
 from desugar.errors import PackageError
-from desugar.frontend.inputs import Inputs
+from desugar.flatten.inputs import Inputs
 from desugar.ir.values import Constant
 from desugar.packages.manifest.structure import Flattened, flatten_call
-from desugar.packages.probes import run_on_probes
+from desugar.packages.provenance import run_on_probes
 from desugar.program import Program
 from desugar.recording.listeners import Caller, called_by
 from desugar.store.programs import Stored

@@ -24,7 +24,6 @@ from desugar.ir.values import (
     is_wrapper,
 )
 from desugar.packages.capture import Captured, Placeholder, as_expression
-from desugar.packages.facts import Symbols, Weights
 from desugar.packages.leaves import (
     context_record,
     declared_names,
@@ -56,7 +55,8 @@ from desugar.packages.manifest.records import (
     UnusedLeaf,
 )
 from desugar.packages.manifest.structure import flatten
-from desugar.packages.probes import Probe, ProbeInt
+from desugar.packages.provenance import Probe, ProbeInt
+from desugar.packages.tensor_facts import Symbols, Weights
 from desugar.tracing.inner_views import InnerReplay
 from desugar.tracing.view_replays import ViewReplay, return_base
 

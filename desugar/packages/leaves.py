@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from desugar.errors import PackageError
 from desugar.ir.values import dynamic_names as names_of_dynamics, inner_names, is_wrapper, take_apart
-from desugar.packages.facts import Symbols
 from desugar.packages.manifest.expressions import Symbol
 from desugar.packages.manifest.records import (
     IntLeaf,
@@ -20,6 +19,7 @@ from desugar.packages.manifest.records import (
     WeightRecord,
     WrapperLeaf,
 )
+from desugar.packages.tensor_facts import Symbols
 from subclasses.handwritten import DTensorContext, OpaqueContext
 from subclasses.layout import Layout
 

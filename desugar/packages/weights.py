@@ -19,7 +19,7 @@ from subclasses import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.handwritten import unflatten
 from subclasses.layout import field_name
-from subclasses.loading import check_fields
+from subclasses.load_checks import check_fields
 
 
 def find_weights(

@@ -30,7 +30,7 @@ RECHECK_VARIABLE = "DESUGAR_RECHECK"
 
 
 def rechecks_enabled() -> bool:
-    """Whether wrappers compiled now contain the checks that guards make unnecessary (`desugar.codegen.rechecks`)."""
+    """Whether wrappers compiled now have the checks that guards make unnecessary (`desugar.codegen.debug_checks`)."""
     return os.environ.get(RECHECK_VARIABLE, "0") not in ("", "0")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from desugar.frontend.rule_state import is_authors
+from desugar.flatten.rule_state import is_authors
 from desugar.store.pickling import CannotStore
 from subclasses import TensorSubclass
 from subclasses.dispatch.rules import all_rules

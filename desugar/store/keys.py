@@ -26,9 +26,9 @@ from torch import Tensor, fx
 
 import subclasses
 from desugar import _torch as private
-from desugar.frontend.autocast import autocast_state
-from desugar.frontend.inputs import Inputs
-from desugar.frontend.rule_state import StateRead
+from desugar.flatten.autocast import autocast_state
+from desugar.flatten.inputs import Inputs
+from desugar.flatten.rule_state import StateRead
 from desugar.ir.values import Same, Value, View, Wrapper, describe, is_wrapper
 from desugar.passes.verify import rechecks_enabled
 from desugar.store.code import describe_code

@@ -21,8 +21,8 @@ from torch import Tensor, fx
 from desugar import _torch as private
 from desugar.backends import kernel_libraries
 from desugar.backends.base import Backend, CompiledGraph, run_eagerly
-from desugar.frontend.inputs import Inputs
-from desugar.frontend.rule_state import StateRead
+from desugar.flatten.inputs import Inputs
+from desugar.flatten.rule_state import StateRead
 from desugar.ir.stages import Graphs, Interface, Split, presence_bits
 from desugar.ir.values import View
 from desugar.recording.listeners import has_listeners

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private
-from desugar.frontend.inputs import Inputs, is_traced
-from desugar.frontend.storage_offsets import depends_on_offset
+from desugar.flatten.inputs import Inputs, is_traced
+from desugar.flatten.storage_offsets import depends_on_offset
 from desugar.ir.pytree import flatten
 from desugar.ir.values import Plain, Same, Value, Wrapper, is_constructed, wrap_value
 from desugar.recording.ops import current_op_recorder

@@ -25,8 +25,8 @@ from torch.fx.graph import CodeGen
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.frontend.inputs import Inputs, StaticNeeded
-from desugar.frontend.storage_offsets import views_larger_elements
+from desugar.flatten.inputs import Inputs, StaticNeeded
+from desugar.flatten.storage_offsets import views_larger_elements
 from desugar.ir.fx_utils import read_sizes_early
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import GradientCall, LeafFunction, Traced

@@ -16,8 +16,8 @@ from torch import SymInt, Tensor, fx
 
 from desugar import _torch as private
 from desugar.errors import DesugarError, user_line
-from desugar.frontend.fakes import check_nested
-from desugar.frontend.inputs import is_traced
+from desugar.flatten.fakes import check_nested
+from desugar.flatten.inputs import is_traced
 from desugar.ir.fx_utils import autograd_nodes, find_random_op, tangent_dependencies
 from desugar.ir.pytree import tensor_leaves
 from desugar.ir.values import Constant, Plain, Wrapper, is_wrapper, paths_of, slots_of, wrap_value
@@ -33,7 +33,7 @@ from desugar.tracing.run import (
 from subclasses import TensorSubclass
 
 if TYPE_CHECKING:
-    from desugar.frontend.inputs import Inputs
+    from desugar.flatten.inputs import Inputs
     from desugar.ir.outputs import Outputs
     from desugar.tracing.run import Run
 

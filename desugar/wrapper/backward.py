@@ -17,10 +17,10 @@ from torch import Tensor
 
 from desugar.backends.base import CompiledGraph
 from desugar.codegen.build_values import emit_constant, emit_graph_call, emit_value, zeros_expression
-from desugar.codegen.rechecks import emit_recheck, expect_plain
+from desugar.codegen.debug_checks import emit_recheck, expect_plain
 from desugar.codegen.runtime import placed, restride, settle, tensor_guards
 from desugar.codegen.text import join_saved, targets_of, tuple_of
-from desugar.frontend.fakes import hint, is_symbolic
+from desugar.flatten.fakes import hint, is_symbolic
 from desugar.ir.stages import BackwardInput, FromTangent, Interface, presence_bits
 from desugar.ir.values import Constant, Plain, Value, Wrapper, paths_of, take_apart
 from desugar.recording.listeners import note_skipped_check

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from desugar.codegen.unpack import Names
-from desugar.frontend.fakes import is_symbolic
-from desugar.frontend.inputs import Inputs
+from desugar.flatten.fakes import is_symbolic
+from desugar.flatten.inputs import Inputs
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Interface, Split
 from desugar.ir.values import Constant, Value, Wrapper, paths_of
 from subclasses import TensorSubclass

@@ -22,7 +22,7 @@ from desugar import _torch as private
 from desugar.backends import graphs
 from desugar.backends.base import Backend, CompiledGraph, GraphKind, run_eagerly
 from desugar.backends.parallel_build import PrecompiledGraphs
-from desugar.frontend.autocast import autocast_state, is_autocast
+from desugar.flatten.autocast import autocast_state, is_autocast
 from desugar.ir.fx_utils import copy_graph, fake_inputs, output_items, output_nodes
 from desugar.ir.stages import BackwardInput, FromTangent, Split
 from desugar.ir.values import Plain, Wrapper, slots_of

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from desugar.codegen.runtime import are_batched
 from desugar.errors import DesugarError
-from desugar.frontend.autocast import AutocastState, restore_autocast
-from desugar.frontend.inputs import Inputs
+from desugar.flatten.autocast import AutocastState, restore_autocast
+from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import autograd_nodes
 from desugar.ir.pytree import result_leaves
 from desugar.ir.stages import LeafFunction, Split

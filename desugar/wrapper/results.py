@@ -8,9 +8,9 @@ from typing import Any
 
 from desugar.backends.base import CompiledGraph
 from desugar.codegen.build_values import ReadSlot, emit_value
-from desugar.codegen.rechecks import Expected, emit_recheck, expect_plain
+from desugar.codegen.debug_checks import Expected, emit_recheck, expect_plain
 from desugar.codegen.unpack import Names
-from desugar.frontend.inputs import Inputs
+from desugar.flatten.inputs import Inputs
 from desugar.ir.outputs import Outputs
 from desugar.ir.stages import Interface, Split
 from desugar.ir.values import Constant, Plain, Same, Slot, Value, View, Wrapper

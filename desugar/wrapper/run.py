@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from desugar.codegen.build_values import ReadSlot, emit_constant, emit_graph_call, emit_ints
-from desugar.codegen.rechecks import Expected, emit_recheck
+from desugar.codegen.debug_checks import Expected, emit_recheck
 from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
 from desugar.codegen.text import negated, tuple_of
 from desugar.codegen.unpack import Names, emit_unpacking

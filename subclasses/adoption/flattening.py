@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subclasses._torch import DisableTorchFunctionSubclass
 from subclasses.adoption.contexts import freeze, intern_context, is_constant, thaw
-from subclasses.adoption.reads import How, Reads, find_reads, join
+from subclasses.adoption.flatten_purity import How, Reads, find_reads, join
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 

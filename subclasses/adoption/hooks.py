@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from subclasses.adoption.contexts import ADOPTED, is_adopted, is_constant
+from subclasses.adoption.flatten_purity import flattens_to_constants
 from subclasses.adoption.flattening import Adoption, thawing_unflatten
-from subclasses.adoption.reads import flattens_to_constants
 from subclasses.base import TensorSubclass
 from subclasses.errors import SpecError, one_of
 from subclasses.generate.compile_cache import stable_hash

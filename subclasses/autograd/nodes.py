@@ -29,7 +29,6 @@ from subclasses._torch import (
 from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import keeps_graph, set_version_counters
 from subclasses.autograd.construct import cotangent_like, is_differentiable, make_leaf, unwrap
-from subclasses.autograd.given import TAKES_GRADIENTS, with_marked_gradients
 from subclasses.autograd.history import (
     History,
     check_unwritten,
@@ -39,6 +38,7 @@ from subclasses.autograd.history import (
     run_again,
     watched_view_error,
 )
+from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, with_marked_gradients
 from subclasses.errors import DispatchError
 from subclasses.layout import HISTORY, OPEN
 

@@ -40,11 +40,11 @@ from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rule_errors import is_of_operator
 from subclasses.dispatch.rule_results import describe, with_results_of
 from subclasses.dispatch.rules import find_op_rule, find_tag_rule
-from subclasses.dispatch.rules_above import with_rules_above
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import takes_lists, with_training
+from subclasses.dispatch.transform_conflicts import with_rules_above
 from subclasses.errors import DispatchError, one_of
 from subclasses.higher_order.dispatch import higher_order_run
 

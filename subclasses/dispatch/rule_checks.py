@@ -27,7 +27,7 @@ from subclasses._torch import (
 from subclasses.dispatch.families import Family
 from subclasses.dispatch.schema import ops_of_packet
 from subclasses.errors import SpecError
-from subclasses.spec.endings import returns_nothing
+from subclasses.spec.return_analysis import returns_nothing
 
 # ---- what torch can ask for --------------------------------------------------------------------------------
 

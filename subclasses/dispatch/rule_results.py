@@ -17,7 +17,7 @@ from torch.overrides import resolve_name
 from subclasses._torch import DisableTorchFunctionSubclass, is_composite
 from subclasses.dispatch.schema import op_facts
 from subclasses.errors import DispatchError, one_of
-from subclasses.spec.endings import may_return_none
+from subclasses.spec.return_analysis import may_return_none
 from subclasses.spec.values import with_inners
 
 Rule = Callable[..., Any]

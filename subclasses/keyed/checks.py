@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError, one_of
-from subclasses.loading import check_unwrapped, has_data
+from subclasses.load_checks import check_unwrapped, has_data
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.checks import GREATEST_BOUND, check_bound
 

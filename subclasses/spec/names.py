@@ -8,7 +8,7 @@ import types
 from torch import Tensor
 
 from subclasses.errors import SpecError
-from subclasses.spec.endings import returns_nothing
+from subclasses.spec.return_analysis import returns_nothing
 
 # Methods that torch itself calls on any tensor.
 CALLED_BY_TORCH = frozenset(

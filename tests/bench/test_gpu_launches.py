@@ -16,8 +16,8 @@ from bench import gpu, gpu_calls, gpu_decode, gpu_int8, gpu_predicted, gpu_rows,
 from bench.report import Row
 from bench.timing import Timing
 from desugar import _torch
-from desugar.device import fake_device
-from tests.desugar.device.needs import cuda_build
+from desugar.prediction import fake_device
+from tests.desugar.prediction.needs import cuda_build
 
 SERVING = gpu_decode.Serving(dim=64, heads=2, layers=1, longest=64, bucket=32, stride=16)
 SCALE = gpu_rows.Scale(dim=64, heads=2, layers=1, width=32, batch=4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bench import gpu_predicted, predictions
-from tests.desugar.device.needs import MISSING, cuda_build
+from tests.desugar.prediction.needs import MISSING, cuda_build
 
 
 @pytest.mark.filterwarnings("ignore:dynamo_pgo force disabled")

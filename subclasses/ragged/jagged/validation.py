@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import one_of
-from subclasses.loading import check_unwrapped, has_data
+from subclasses.load_checks import check_unwrapped, has_data
 from subclasses.ragged.checks import check_bound, is_traced
 
 # ---- shapes ----------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError, one_of
-from subclasses.loading import check_unwrapped, has_data
+from subclasses.load_checks import check_unwrapped, has_data
 from subclasses.ragged.checks import is_traced
 
 UNMERGE = "unmerge them by x.unflatten(0, (B, T))"

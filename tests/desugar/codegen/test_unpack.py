@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from desugar.codegen.unpack import emit_unpacking
-from desugar.frontend.fakes import Fakes
-from desugar.frontend.inputs import Inputs
+from desugar.flatten.fakes import Fakes
+from desugar.flatten.inputs import Inputs
 from subclasses.codegen.emitter import Emitter
 from tests.desugar.classes import EVERY, Nested, Pair, make
 

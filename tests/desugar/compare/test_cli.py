@@ -106,8 +106,8 @@ def test_with_inductor_a_training_step_is_right_and_starts_twice(tmp_path):
 
 @pytest.mark.slow
 def test_a_device_is_predicted(run):
-    from desugar.device.devices import find_device
-    from desugar.device.fake import check_installation
+    from desugar.prediction.devices import find_device
+    from desugar.prediction.fake import check_installation
 
     try:
         check_installation(find_device("h100"))

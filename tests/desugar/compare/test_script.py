@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import desugar
-from desugar.compare import owners, script as module
+from desugar.compare import compiled_functions, script as module
 from desugar.compare.script import ScriptCalls
 from desugar.dynamo.backend import dynamo_backend
 from desugar.explain.collector import Collector
@@ -181,14 +181,14 @@ def test_what_cannot_be_made_again_says_why():
 
 
 def test_a_way_that_fails_or_differs_does_not_hide_the_others(monkeypatch):
-    real = owners.compile_way
+    real = compiled_functions.compile_way
 
     def compile_way(way, fn, backend, **more):
         if way == "torch.compile":
             return lambda x: 1 / 0
         return real(way, (lambda x: fn(x) + 1) if way == "desugar.compile" else fn, backend, **more)
 
-    monkeypatch.setattr(owners, "compile_way", compile_way)
+    monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
     twice = compiled(lambda x: x * 2)
     (program,) = reported(lambda: twice(torch.ones(2)))
     assert program.worth.ways[1] == ("torch.compile", None) and program.worth.ways[2][1] > 0
@@ -215,13 +215,13 @@ def test_equal_calls_that_compile_again_are_told():
 
 
 def test_the_options_of_the_script_are_kept(monkeypatch):
-    asked, real = [], owners.compile_way
+    asked, real = [], compiled_functions.compile_way
 
     def compile_way(way, fn, backend, **more):
         asked.append((backend, more))
         return real(way, fn, "eager")
 
-    monkeypatch.setattr(owners, "compile_way", compile_way)
+    monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
     fn = desugar.compile(lambda x: x * 2, dynamic=False, options={"epilogue_fusion": True})
     reported(lambda: fn(torch.ones(2)))
     assert asked == [("inductor", {"dynamic": False, "options": {"epilogue_fusion": True}})] * 3
@@ -366,13 +366,13 @@ def test_two_functions_behind_torch_compile_are_told_apart():
 
 
 def test_a_mode_behind_torch_compile_is_kept(monkeypatch):
-    asked, real = [], owners.compile_way
+    asked, real = [], compiled_functions.compile_way
 
     def compile_way(way, fn, backend, **more):
         asked.append((backend, more))
         return real(way, fn, "eager")
 
-    monkeypatch.setattr(owners, "compile_way", compile_way)
+    monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
     fn = torch.compile(lambda x: x.sin() * 2, backend="desugar", mode="max-autotune-no-cudagraphs")
     reported(lambda: fn(torch.ones(2)))
     assert asked == [("inductor", {"mode": "max-autotune-no-cudagraphs"})] * 3

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from desugar.compare import hugging_face
+from desugar.compare.import_names import TargetError
 from desugar.compare.records import Request
 from desugar.compare.subject import find_subject
-from desugar.compare.targets import TargetError
 
 SUBJECTS = str(Path(__file__).parent / "subjects.py")
 

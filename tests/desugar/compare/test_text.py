@@ -9,7 +9,7 @@ from desugar.compare.records import Comparison, Programs, Request, Spread, Verdi
 from desugar.compare.run import with_times
 from desugar.compare.text import render, spread_text, table_of
 from desugar.compare.ways import BACKEND, DIRECT, EAGER, STOCK
-from desugar.device.records import Prediction, Way as PredictedWay
+from desugar.prediction.records import Prediction, Way as PredictedWay
 
 
 def comparison(**changes):

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from desugar.compare import ways
+from desugar.compare.child_process import Failure, answer
+from desugar.compare.import_names import TargetError
 from desugar.compare.judge import judge
 from desugar.compare.meters import describe_machine, peak_since
 from desugar.compare.records import Request
-from desugar.compare.serve import Failure, answer
 from desugar.compare.subject import find_subject
-from desugar.compare.targets import TargetError
 from desugar.compare.worker import Worker, observe_calls
 
 SUBJECTS = str(Path(__file__).parent / "subjects.py")

@@ -14,7 +14,7 @@ from torch import nn
 
 import desugar
 from desugar.dynamo.guard_failures import Failure, in_words
-from desugar.dynamo.user_values import UNKNOWN, find_value, short
+from desugar.dynamo.source_values import UNKNOWN, find_value, short
 from desugar.recording.listeners import listen
 from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor

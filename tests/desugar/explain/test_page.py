@@ -11,10 +11,10 @@ import subprocess
 import pytest
 
 import desugar
-from desugar.device.records import Prediction, Way
 from desugar.explain.api import Explanation
 from desugar.explain.records import Program, Report
 from desugar.explain.render import embed, render_page
+from desugar.prediction.records import Prediction, Way
 from tests.desugar.explain.subjects import layer, make_weight, make_x
 
 VOID = {"meta", "link", "input", "br", "hr", "img"}

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import desugar
 from desugar.ir.handwritten_classes import is_plainly_built
-from subclasses.adoption.reads import flattens_to_constants
+from subclasses.adoption.flatten_purity import flattens_to_constants
 from tests.desugar.classes import Halves, Tagged, TwoTensor, make
 from tests.desugar.judge import judge
 

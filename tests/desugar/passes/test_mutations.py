@@ -6,7 +6,7 @@ import torch
 
 import desugar
 from desugar.backends.choose import choose_backend
-from desugar.dynamo.specialize import Specialized
+from desugar.dynamo.variants import Specialized
 from desugar.ir.fx_utils import copy_graph, output_nodes
 from desugar.ir.stages import FromForward, FromInput
 from tests.desugar.classes import Nested, Pair, TwoTensor, make, plain_parts

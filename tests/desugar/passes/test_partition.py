@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import desugar
-from desugar.frontend.fakes import hint
+from desugar.flatten.fakes import hint
 from desugar.ir.fx_utils import output_nodes
 from desugar.ir.stages import FromForward, FromInput, FromTangent
 from tests.desugar.classes import EVERY, Pair, TwoTensor, make

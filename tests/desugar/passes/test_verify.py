@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import fx
 
-from desugar.frontend.fakes import Fakes
-from desugar.frontend.inputs import Inputs
+from desugar.flatten.fakes import Fakes
+from desugar.flatten.inputs import Inputs
 from desugar.ir.fx_utils import output_nodes, set_outputs
 from desugar.ir.outputs import store_positions
 from desugar.ir.stages import FromForward, FromInput, FromTangent

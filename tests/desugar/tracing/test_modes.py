@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from desugar import DesugarError
-from desugar.frontend.autocast import autocast_state, is_autocast, restore_autocast
+from desugar.flatten.autocast import autocast_state, is_autocast, restore_autocast
 from desugar.tracing.modes import tracing_modes, without_saved_tensor_hooks
 
 # ---- saved-tensor hooks --------------------------------------------------------------------------------------

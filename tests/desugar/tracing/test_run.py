@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from desugar import _torch as private
-from desugar.frontend.fakes import Fakes
-from desugar.frontend.inputs import Inputs
+from desugar.flatten.fakes import Fakes
+from desugar.flatten.inputs import Inputs
 from desugar.ir.values import Plain, Wrapper
 from desugar.tracing.modes import tracing_modes
 from desugar.tracing.run import assigned_inners, changed_slots, from_functional, identity

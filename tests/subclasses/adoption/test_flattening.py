@@ -13,7 +13,7 @@ from torch import Tensor
 
 import subclasses
 from subclasses.adoption.contexts import ADOPTED, ConstantDict, ConstantList, intern_context
-from subclasses.adoption.reads import How
+from subclasses.adoption.flatten_purity import How
 from tests.subclasses.adoption import by_hand
 from tests.subclasses.adoption.by_hand import Options, Settings
 

@@ -1,0 +1,268 @@
+"""Fake tensors for the plain inner tensors of a call, and the symbols of their sizes.
+
+The trace sees, for each plain tensor of a call, a fake tensor with the same dtype, device, size and stride. A size that
+may change from call to call is a symbol. Two sizes that are equal in this call only by chance get separate symbols
+(`duck_shape=False`), so that the program also takes calls where they differ. The shape environment records what the
+trace assumes of the symbols (equal, at least 2, divisible by 8, ...), and `size_guards` returns these assumptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor
+
+from desugar import _torch as private
+from desugar.errors import DesugarError
+from desugar.ir.abstract_values import is_unknown
+from desugar.ir.values import inner_names, is_wrapper
+from subclasses._torch import disabled_torch_function_impl
+from subclasses.errors import one_of
+
+# -------------------------------------------------------------------------------------------- making fakes
+
+
+@dataclass(frozen=True, slots=True)
+class SizeSymbol:
+    """A symbolic int of the trace and the text that reads its value at run time (`t3.size(0)`)."""
+
+    value: SymInt
+    text: str
+
+
+@dataclass(slots=True)
+class Fakes:
+    """Makes fake tensors and symbols in one shape environment, and records their sources for the guards.
+
+    Attributes:
+        env: The shape environment.
+        mode: The fake mode.
+        guarded: (name, fake tensor or symbolic int) for each source that guards may name.
+        origin_of: Name of a source -> its :class:`~desugar.flatten.inputs.Origin`, which finds the real object at run
+            time.
+        symbols: Symbol -> the first size, stride, offset or int that has it.
+        offsets_matter: Whether the function reads a storage offset (:mod:`desugar.flatten.storage_offsets`).
+    """
+
+    env: Any = field(default_factory=lambda: private.ShapeEnv(duck_shape=False, specialize_zero_one=True))
+    mode: Any = None
+    guarded: list[tuple[str, Any]] = field(default_factory=list)
+    origin_of: dict[str, Any] = field(default_factory=dict)
+    symbols: dict[Any, SizeSymbol] = field(default_factory=dict)
+    offsets_matter: bool = False
+
+    def __post_init__(self) -> None:
+        if self.mode is None:
+            self.mode = private.FakeTensorMode(shape_env=self.env)
+
+    def tensor(self, real: Tensor, name: str, *, is_dynamic: bool = False) -> Tensor:
+        """Makes a fake of a plain tensor, without autograd metadata.
+
+        Args:
+            real: A strided plain tensor.
+            name: The name of the tensor in guards (`a3.values`).
+            is_dynamic: Whether its sizes are symbols.
+
+        Raises:
+            DesugarError: The tensor is of a kind that the pass does not support (sparse, quantized, lazily conjugated).
+        """
+        check_plain(real)
+        source = private.LocalSource(name)
+        # Torch makes a symbol for the value of a tensor of one element, which no guard here covers.
+        if real.dim() or real.storage_offset():
+            settings = {"symbolic_context": symbolic_context(real.dim(), is_dynamic), "source": source}
+        else:
+            settings = {"static_shapes": True}
+        with torch.no_grad():
+            fake = self.mode.from_tensor(bare_alias(real), **settings)
+        fake.item_memo = None
+        self.guarded.append((name, fake))
+        for dim, extent in enumerate(fake.size()):
+            self._note(extent, f"{name}.size({dim})")
+        for dim, extent in enumerate(fake.stride()):
+            self._note(extent, f"{name}.stride({dim})")
+        self._note(fake.storage_offset(), f"{name}.storage_offset()")
+        return fake
+
+    def integer(self, value: int, name: str) -> int | SymInt:
+        """Makes a symbol for an int that may change from call to call; like sizes, 0 and 1 stay constants."""
+        source = private.LocalSource(name)
+        symbol = self.env.create_symbol(value, source=source, dynamic_dim=private.DimDynamic.DYNAMIC)
+        symbolic = self.env.create_symintnode(symbol, hint=value, source=source)
+        self.guarded.append((name, symbolic))
+        self._note(symbolic, name)
+        return symbolic
+
+    def canonical(self, extent: SymInt) -> SymInt:
+        """Returns the symbol that the trace replaced this one with when it found the two equal; else `extent` itself.
+
+        Inductor names the input after it.
+        """
+        node = extent.node
+        if node._expr == node.expr:
+            return extent
+        return node.shape_env.create_symintnode(node.expr, hint=node.hint)
+
+    def _note(self, extent: int | SymInt, text: str) -> None:
+        if not isinstance(extent, SymInt):
+            return
+        expression = extent.node.expr
+        if expression.is_symbol and expression not in self.symbols:
+            self.symbols[expression] = SizeSymbol(extent, text)
+
+
+def bare_alias(real: Tensor) -> Tensor:
+    """Returns a tensor over the same memory that has no autograd state.
+
+    The result is not a view, not a parameter, not part of an autograd graph, and has no `.grad`.
+    """
+    if not real._is_view() and not real.requires_grad and type(real) is Tensor and real.grad is None:
+        return real
+    with torch.no_grad():
+        blank = torch.empty(0, dtype=real.dtype, device=real.device)
+        return blank.set_(real.untyped_storage(), real.storage_offset(), real.size(), real.stride())
+
+
+def check_nested(leaf: object) -> None:
+    """Raises `DesugarError` for one of PyTorch's nested tensors, whose sizes a layout cannot describe."""
+    if isinstance(leaf, Tensor) and leaf.is_nested:
+        raise DesugarError(
+            "expected strided tensors, got one of PyTorch's nested tensors, whose sizes are not ints",
+            instead="pass or return its values and offsets, or a JaggedTensor (subclasses.ragged)",
+        )
+
+
+def check_plain(real: Tensor) -> None:
+    """Raises `DesugarError` for a plain tensor that is not an ordinary strided one."""
+    unsupported = None
+    check_nested(real)
+    if real.layout is not torch.strided:
+        unsupported = f"a {real.layout} tensor"
+    elif real.is_quantized:
+        unsupported = "a quantized tensor"
+    elif real.is_conj() or real.is_neg():
+        unsupported = "a lazily conjugated or negated tensor"
+    if unsupported:
+        raise DesugarError(
+            f"expected strided tensors, got {unsupported}",
+            instead="convert it first (to_dense(), dequantize(), resolve_conj(), resolve_neg(), to_padded_tensor())",
+        )
+    check_class(real)
+
+
+def check_class(real: Tensor) -> None:
+    """Raises `DesugarError` for a tensor that a program cannot use because of its class.
+
+    Such a tensor belongs to a functorch transform that has ended, or its class has no `__tensor_flatten__` and has a
+    `__torch_function__`, which a program would not call.
+    """
+    if private.is_dead_tensor_wrapper(real):
+        raise DesugarError(
+            "an argument is a tensor of a functorch transform that has ended",
+            instead="pass its detach(), or return tensors from the transformed function",
+        )
+    cls = type(real)
+    if cls is not Tensor and cls.__torch_function__ is not disabled_torch_function_impl:
+        raise DesugarError(
+            f"expected plain tensors and wrapper subclasses, got {one_of(cls)}: its class cannot be flattened "
+            "(no __tensor_flatten__) and has a __torch_function__, which a program would not call",
+            instead="pass x.as_subclass(torch.Tensor) and make the result one of the class again",
+        )
+
+
+def check_memory(leaves: Iterable[Any]) -> None:
+    """Raises `DesugarError` for a lazily negated tensor, inner tensors included.
+
+    The memory of such a tensor holds the negated values, and a compiled graph would read them.
+    """
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            continue
+        if is_wrapper(leaf):
+            check_memory(getattr(leaf, name) for name in inner_names(leaf))
+        elif leaf.is_neg():
+            raise DesugarError(
+                f"expected tensors with their values in memory, got a lazily negated one of size {tuple(leaf.shape)} "
+                "(the imag of a conjugated tensor, for instance)",
+                instead="call resolve_neg() on it before the compiled function",
+                stock_is_wrong=True,
+            )
+
+
+def symbolic_context(ndim: int, is_dynamic: bool) -> Any:
+    """Returns PyTorch's symbolic context for a tensor whose sizes are all symbols, or all constants."""
+    kind = private.DimDynamic.DYNAMIC if is_dynamic else private.DimDynamic.STATIC
+    return private.StatelessSymbolicContext(dynamic_sizes=[kind] * ndim)
+
+
+# -------------------------------------------------------------------------------------------------- guards
+
+
+@dataclass(frozen=True, slots=True)
+class SizeGuards:
+    """The assumptions of a trace about its symbols, as guards of PyTorch's shape environment.
+
+    Attributes:
+        env: The shape environment.
+        expression: The guards as an expression; None if the trace assumed nothing.
+        origins: The origin of each argument of the expression, in the order that the environment expects.
+    """
+
+    env: Any
+    expression: str | None
+    origins: tuple[Any, ...]
+
+    def hold(self, leaves: Sequence[Any]) -> bool:
+        """Returns whether the guards hold for the argument leaves of another call."""
+        if self.expression is None:
+            return True
+        try:
+            found = [origin.find(leaves) for origin in self.origins]
+            return bool(self.env.evaluate_guards_expression(self.expression, found))
+        except ZeroDivisionError:  # the expression divides by a size that is 0 in this call
+            return False
+
+
+def size_guards(fakes: Fakes) -> SizeGuards:
+    """Returns the guards on the symbols in the arguments of a trace."""
+    symbolic = [(name, fake) for name, fake in fakes.guarded if is_symbolic(fake)]
+    expression = None
+    if symbolic:
+        expression = fakes.env.produce_guards_expression([fake for _, fake in symbolic], ignore_static=False)
+    return SizeGuards(fakes.env, expression, tuple(fakes.origin_of[name] for name, _ in symbolic))
+
+
+def fixed_extents(extents: Sequence[Any]) -> list[int | None]:
+    """Returns sizes or strides in the form that the C++ check of tensors expects: None in place of a symbol."""
+    return [None if is_unknown(extent) else extent for extent in extents]
+
+
+def is_symbolic(fake: Any) -> bool:
+    """Returns whether an int is a symbol, or a fake tensor has one in its size, stride or storage offset."""
+    if isinstance(fake, Tensor):
+        extents: Sequence[Any] = (*fake.size(), *fake.stride(), fake.storage_offset())
+        return any(map(is_unknown, extents))
+    return is_unknown(fake)
+
+
+def hint(extent: Any) -> int:
+    """Returns the value that an int had in the traced call.
+
+    For an unbacked int, which depends on data, every symbol in it counts as 64.
+    """
+    if not isinstance(extent, SymInt):
+        return extent
+    known, expression = extent.node.hint, extent.node.expr
+    return int(expression.xreplace(dict.fromkeys(expression.free_symbols, 64))) if known is None else known
+
+
+def same_ints(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Returns whether two sizes or strides have the same expressions; adds no guard."""
+    return [_expression(extent) for extent in one] == [_expression(extent) for extent in other]
+
+
+def _expression(extent: Any) -> Any:
+    return extent.node.expr if isinstance(extent, SymInt) else extent

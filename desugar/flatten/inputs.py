@@ -1,0 +1,396 @@
+"""The inputs of a program: arguments and captured tensors, flattened into plain tensors and symbolic ints.
+
+Flattening is the first step of the pass. The plain tensors inside a tensor subclass replace it; a plain tensor that
+occurs twice, in any wrappers, becomes one input. A tensor that the function gets from elsewhere than its arguments (a
+parameter, a closure cell, a global) is *captured*: when the function first uses it, it becomes an input that the
+program holds by reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor, nn
+
+from desugar import _torch as private
+from desugar.errors import DesugarError
+from desugar.flatten.fakes import Fakes, check_class, check_nested, is_symbolic, symbolic_context
+from desugar.ir.storage import whole_storage
+from desugar.ir.values import (
+    Constant,
+    Flat,
+    Int,
+    Plain,
+    Same,
+    Slot,
+    Value,
+    Wrapper,
+    inner_names,
+    is_wrapper,
+    requires_grad,
+    slots_of,
+    unwrap_value,
+    wrap_value,
+)
+from subclasses import TensorSubclass
+from subclasses.errors import one_of
+
+# -------------------------------------------------------------------------------------------------- inputs
+
+
+class StaticNeeded(Exception):
+    """Raised where a trace needs constant sizes: a zero gradient or shared memory would be recorded with them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The source of an input slot at run time.
+
+    Attributes:
+        leaf: Index of the input leaf; -1 where the slot holds a symbol or the base of overlapping tensors.
+        path: Attribute path from the leaf to the plain tensor or int.
+        text: For a symbol, an expression over the names that a program gives its arguments (`a0.values.size(0)`).
+    """
+
+    leaf: int
+    path: tuple[str, ...]
+    text: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The leaf and its attribute path as text, with the name that a program gives its argument (`a0.values`)."""
+        return ".".join([f"a{self.leaf}", *self.path])
+
+    def field(self, name: str) -> Origin:
+        """Returns the origin of an attribute of this object."""
+        return Origin(self.leaf, (*self.path, name))
+
+    def find(self, leaves: Sequence[Any]) -> Any:
+        """Returns the object at this origin, from the argument leaves of a call."""
+        return functools.reduce(getattr, self.path, leaves[self.leaf])
+
+
+@dataclass(slots=True)
+class Inputs:
+    """All inputs of one program.
+
+    Attributes:
+        fakes: The fake mode, the symbols and the guards.
+        is_dynamic: Whether sizes and dynamic ints of the arguments are symbols.
+        values: One value per input leaf: argument leaves first, then captured tensors.
+        captured: The captured tensors, in the order of their values.
+        flat: Real plain tensors and symbolic ints, by input slot.
+        fake_items: Input slot -> fake tensor or symbolic int.
+        origins: Input slot -> its source at run time.
+        num_arguments: How many of `values` are argument leaves.
+        bases: Input slot of a whole storage -> input slots of the tensors in it; a mutated one overlaps another.
+        assumes_no_overlap: The trace treats inputs as if they shared no memory; the wrapper checks that at each call.
+        is_sealed: The first run is over, so every captured tensor and every generator is known.
+        first_leaf: Id of each tensor among the arguments -> index of the first leaf that is this tensor.
+        parameters: Indices of the argument leaves that are an `nn.Parameter`.
+        generators: The generators that the function passed to random functions.
+        made_tensors: References to the tensors that torch functions returned in the runs.
+    """
+
+    fakes: Fakes
+    is_dynamic: bool = False
+    values: list[Value] = field(default_factory=list)
+    captured: list[Tensor] = field(default_factory=list)
+    flat: Flat = field(default_factory=Flat)
+    fake_items: dict[int, Any] = field(default_factory=dict)
+    origins: dict[int, Origin] = field(default_factory=dict)
+    num_arguments: int = 0
+    bases: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    assumes_no_overlap: bool = False
+    first_leaf: dict[int, int] = field(default_factory=dict)
+    is_sealed: bool = False
+    parameters: set[int] = field(default_factory=set)
+    generators: list[torch.Generator] = field(default_factory=list)
+    made_tensors: list[weakref.ref[Tensor]] = field(default_factory=list)
+
+    def add_arguments(self, leaves: list[object]) -> None:
+        """Flattens the argument leaves, and adds an input slot for every symbol.
+
+        A compiled graph reads each symbol from a placeholder; without one the symbol would be unbound.
+        """
+        first = self.first_leaf
+        for number, leaf in enumerate(leaves):
+            if isinstance(leaf, nn.Parameter):
+                self.parameters.add(number)
+            if isinstance(leaf, Tensor) and first.setdefault(id(leaf), number) != number:
+                self.values.append(Same("input", first[id(leaf)]))
+            else:
+                self._add(leaf, dynamic=self.is_dynamic)
+        for symbol in self.fakes.symbols.values():
+            self._integer(symbol.value, symbol.text)
+        self.num_arguments = len(self.values)
+
+    def add_captured(self, tensor: Tensor) -> Value:
+        """Makes a captured tensor an input that the program holds by reference, with constant sizes.
+
+        Raises:
+            DesugarError: The first run did not capture it, so the function makes a new tensor in each run.
+        """
+        if self.is_sealed:
+            raise DesugarError(
+                f"{one_of(type(tensor))} of size {tuple(tensor.shape)} is made inside the function in a way "
+                "that torch does not see (torch.from_numpy, torch.frombuffer, torch.Tensor(...), a class's own code)",
+                instead="make it outside the function, or with torch.tensor(...)",
+            )
+        self.captured.append(tensor)
+        if id(tensor) in self.first_leaf:  # the tensor is an argument, too
+            self.values.append(Same("input", self.first_leaf[id(tensor)]))
+            return self.values[-1]
+        return self._add(tensor, dynamic=False)
+
+    def note_generator(self, generator: torch.Generator) -> None:
+        """Records a random number generator, which is a constant of the program.
+
+        Raises:
+            DesugarError: The first run did not use it, so the function makes a new generator in each run.
+        """
+        if any(generator is known for known in self.generators):
+            return
+        if self.is_sealed:
+            raise DesugarError(
+                "a torch.Generator is made inside the function; a program would keep using the one of the trace",
+                instead="make it outside the function",
+                stock_is_wrong=True,
+            )
+        self.generators.append(generator)
+
+    def add_faked(self, leaves: list[Any], fake_leaves: list[Any], names: Sequence[str]) -> None:
+        """Flattens the argument leaves with the fakes that Dynamo made; Dynamo's guards cover them.
+
+        An inner tensor that two arguments share in this call may be two tensors in the next. So each occurrence of a
+        tensor is a separate input. The exception is an attribute of an argument that Dynamo passes as an argument
+        (`x.values`): it is that inner tensor in every call, and shares its slot.
+
+        Args:
+            leaves: The arguments.
+            fake_leaves: Their fakes.
+            names: Dynamo's names for them.
+        """
+        self.assumes_no_overlap = True
+        values: dict[int, Value] = {}
+        for number in sorted(range(len(leaves)), key=lambda n: not is_wrapper(leaves[n])):
+            if isinstance(leaves[number], nn.Parameter):
+                self.parameters.add(number)
+            origin = self._find_in_other_argument(number, names)
+            slot = None if origin is None or is_wrapper(leaves[number]) else self._slot_of(origin)
+            if slot is None:
+                values[number] = self._add_fake(leaves[number], fake_leaves[number], number, ())
+            else:
+                values[number] = Plain(slot, leaves[number].requires_grad, leaves[number].is_leaf)
+        self.values += [values[number] for number in range(len(leaves))]
+        self.num_arguments = len(self.values)
+
+    def _find_in_other_argument(self, number: int, names: Sequence[str]) -> Origin | None:
+        """Returns the origin of an argument that is an attribute of another argument, judged by their names."""
+        parts = names[number].split(".") if number < len(names) else []
+        for length in range(len(parts) - 1, 0, -1):
+            owner = ".".join(parts[:length])
+            if owner in names:
+                return Origin(names.index(owner), tuple(parts[length:]))
+        return None
+
+    def _slot_of(self, origin: Origin) -> int | None:
+        return next((slot for slot, known in self.origins.items() if known == origin), None)
+
+    def _add_fake(self, leaf: Any, fake: Any, number: int, path: tuple[str, ...]) -> Value:
+        """Adds the plain tensors and symbols of an argument leaf, or of its inner tensor at an attribute path.
+
+        Raises:
+            DesugarError: The pass does not support such a tensor, or the fake is of another class.
+        """
+        if (
+            isinstance(fake, SymInt) and fake.node.expr.is_number
+        ):  # a symbol that was specialized to a constant
+            return Constant(int(fake))
+        if isinstance(fake, SymInt):
+            extent = self._integer(fake, f"a{number}")
+            return Constant(None, extent.index) if isinstance(extent, Slot) else Constant(extent)
+        if not isinstance(fake, Tensor):
+            return Constant(fake)
+        check_nested(leaf)
+        value = unwrap_value(fake, Flat())
+        name = ".".join([f"a{number}", *path])
+        if isinstance(value, Plain):
+            check_class(leaf)
+            slot = (
+                self.flat.tensor(leaf) if id(leaf) not in self.flat.tensor_ids else self.flat.duplicate(leaf)
+            )
+            self.fake_items[slot] = fake.detach() if slot != self.flat.tensor(leaf) else fake
+            self.origins[slot] = Origin(number, path)
+            self._add_extents(fake, name)
+            return Plain(slot, leaf.requires_grad and not path, leaf.is_leaf)
+        assert isinstance(value, Wrapper)
+        if type(fake) is not type(leaf):
+            raise DesugarError(
+                f"{type(leaf).__name__}.__tensor_unflatten__ returns {one_of(type(fake))}",
+                instead=f"define it in {type(leaf).__name__}, and return one of that class",
+            )
+        inner = tuple(
+            (field, self._add_fake(getattr(leaf, field), getattr(fake, field), number, (*path, field)))
+            for field, _ in value.inner
+        )
+        dynamics = tuple(
+            (field, self._integer(getattr(fake, field), f"{name}.{field}")) for field, _ in value.dynamics
+        )
+        size, stride = self._add_extents(fake, name)
+        return replace(
+            value,
+            inner=inner,
+            dynamics=dynamics,
+            size=size,
+            stride=stride,
+            requires_grad=leaf.requires_grad,
+            is_leaf=leaf.is_leaf,
+        )
+
+    def _add_extents(self, fake: Tensor, name: str) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
+        """Adds input slots for the symbols in a fake's size and stride, and returns that size and stride."""
+        size = tuple(self._integer(extent, f"{name}.size({dim})") for dim, extent in enumerate(fake.size()))
+        stride = tuple(
+            self._integer(extent, f"{name}.stride({dim})") for dim, extent in enumerate(fake.stride())
+        )
+        return size, stride
+
+    def add_base(self, slots: tuple[int, ...]) -> None:
+        """Makes the storage of overlapping tensors an input; the trace then takes these tensors as views of it.
+
+        Args:
+            slots: The input slots of the tensors.
+
+        Raises:
+            DesugarError: The tensors have different dtypes, or one requires grad.
+            StaticNeeded: Their sizes are symbolic.
+        """
+        reals, fakes = ([items[slot] for slot in slots] for items in (self.flat.items, self.fake_items))
+        grads = any(requires_grad(v) and not {*slots_of(v)}.isdisjoint(slots) for v in self.values)
+        if grads or len({real.dtype for real in reals}) > 1:
+            sizes = [tuple(real.shape) for real in reals]
+            raise DesugarError(
+                f"tensors of sizes {sizes} share memory, and one of them is changed in place",
+                instead="pass one of them, or clones",
+                stock_is_wrong=True,
+            )
+        if any(map(is_symbolic, fakes)):
+            raise StaticNeeded
+        base = self.flat.duplicate(whole_storage(reals[0]))
+        self.fake_items[base] = self.fakes.tensor(self.flat.items[base], f"storage{base}")
+        self.origins[base] = Origin(-1, ())
+        self.bases[base] = slots
+
+    @property
+    def base_slots(self) -> dict[int, int]:
+        """Input slot -> input slot of the storage that it is a view of."""
+        return {slot: base for base, slots in self.bases.items() for slot in slots}
+
+    @property
+    def has_symbols(self) -> bool:
+        """Whether a size, stride or int of the inputs is a symbol."""
+        return any(origin.text is not None for origin in self.origins.values())
+
+    def primals(self) -> list[Any]:
+        """Returns the arguments of the traced graph: fake tensors and symbolic ints, by input slot."""
+        return [self.fake_items[slot] for slot in range(len(self.flat.items))]
+
+    def release_arguments(self) -> None:
+        """Drops the real tensors of the call, which the program would otherwise keep alive."""
+        self.flat.release()
+
+    def rebuild(self, value: Value, items: list[Any]) -> Any:
+        """Builds the leaf that `value` describes from plain tensors (fake or functional), and sets `requires_grad`."""
+        leaf = wrap_value(value, items)
+        if isinstance(value, Plain | Wrapper) and value.requires_grad:
+            leaf.requires_grad_()
+        return leaf
+
+    # .................................................................................... flattening a leaf
+
+    def _add(self, leaf: object, *, dynamic: bool) -> Value:
+        number = len(self.values)
+        check_nested(leaf)
+        value = unwrap_value(leaf, self.flat)
+        if isinstance(leaf, Tensor):
+            value = self._fakeify(value, leaf, Origin(number, ()), dynamic)
+        self.values.append(value)
+        return value
+
+    def _fakeify(self, value: Value, real: Any, origin: Origin, dynamic: bool) -> Value:
+        """Makes fakes of the plain tensors in a value, and symbols for its dynamic ints and outer sizes."""
+        if isinstance(value, Plain):
+            if value.index not in self.fake_items:
+                self.fake_items[value.index] = self.fakes.tensor(real, origin.name, is_dynamic=dynamic)
+                self.fakes.origin_of[origin.name] = origin
+                self.origins[value.index] = origin
+            return value
+        assert isinstance(value, Wrapper)
+        inner = tuple(
+            (name, self._fakeify(part, getattr(real, name), origin.field(name), dynamic))
+            for name, part in value.inner
+        )
+        dynamics = tuple(
+            (name, self._dynamic_int(getattr(real, name), origin.field(name), dynamic))
+            for name, _ in value.dynamics
+        )
+        size, stride = self._outer_extents(value, real, origin, dynamic)
+        return replace(value, inner=inner, dynamics=dynamics, size=size, stride=stride)
+
+    def _dynamic_int(self, number: int, origin: Origin, dynamic: bool) -> Int:
+        if not dynamic:
+            return number
+        symbol = self.fakes.integer(number, origin.name)
+        self.fakes.origin_of[origin.name] = origin
+        return self._integer(symbol, origin.name) if isinstance(symbol, SymInt) else symbol
+
+    def _outer_extents(
+        self, value: Wrapper, real: Tensor, origin: Origin, dynamic: bool
+    ) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
+        """Returns the outer size and stride of a wrapper: new symbols for a dynamic one of a handwritten class.
+
+        A declared class computes its outer size from its inner tensors, so it needs no symbols.
+        """
+        if not dynamic or real.dim() == 0 or issubclass(value.cls, TensorSubclass):
+            return value.size, value.stride
+        sizes, strides, _ = self.fakes.env.create_symbolic_sizes_strides_storage_offset(
+            real, private.LocalSource(origin.name), symbolic_context=symbolic_context(real.dim(), dynamic)
+        )
+        with self.fakes.mode:
+            outer = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
+        self.fakes.guarded.append((origin.name, outer))
+        self.fakes.origin_of[origin.name] = origin
+        size = tuple(self._integer(s, f"{origin.name}.size({d})") for d, s in enumerate(sizes))
+        return size, tuple(self._integer(s, f"{origin.name}.stride({d})") for d, s in enumerate(strides))
+
+    def _integer(self, extent: Any, text: str) -> Int:
+        """Returns the input slot of a symbol; a constant or a derived int (a stride that sizes determine) unchanged.
+
+        Args:
+            extent: A size, stride or other int.
+            text: The expression that reads it at run time.
+        """
+        if isinstance(extent, SymInt) and not extent.node.expr.is_symbol:
+            return extent  # type: ignore[return-value]
+        known = self.flat.integer(extent)
+        if isinstance(known, Slot) and known.index not in self.fake_items:
+            self.fake_items[known.index] = self.fakes.canonical(extent)
+            self.origins[known.index] = Origin(-1, (), text)
+        return known
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Returns whether a tensor belongs to a trace: it or an inner tensor is fake, functional or functorch's."""
+    if isinstance(tensor, (private.FunctionalTensor, private.FakeTensor)):
+        return True
+    if private.is_functional_tensor(tensor) or private.is_functorch_wrapped_tensor(tensor):
+        return True
+    if not is_wrapper(tensor):
+        return False
+    return any(is_traced(getattr(tensor, name)) for name in inner_names(tensor))

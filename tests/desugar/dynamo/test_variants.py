@@ -1,0 +1,129 @@
+"""Programs for calls that Dynamo has not looked at: shared memory, and functions that differentiate others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from desugar.backends.choose import choose_backend
+from desugar.dynamo.variants import MAX_PROGRAMS, Specialized, facts_of, offsets_of
+from tests.desugar.classes import EVERY, Pair, TwoTensor, make
+from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
+
+
+def specialized(fn):
+    graph = torch.fx.symbolic_trace(lambda x: x)
+    return Specialized(lambda leaves: (fn(*leaves),), choose_backend("eager"), "", graph, ())
+
+
+@pytest.mark.parametrize("cls", EVERY)
+def test_equal_calls_have_equal_facts(cls):
+    assert facts_of([make(cls, 2, 6), 3, "text"]) == facts_of([make(cls, 2, 6), 3, "text"])
+    wider, grad = facts_of([make(cls, 2, 8)]), facts_of([make(cls, 2, 6, grad=True)])
+    assert facts_of([make(cls, 2, 6)]).structure == wider.structure != grad.structure
+    assert facts_of([make(cls, 2, 6)]).extents != wider.extents
+
+
+def test_shared_memory_is_a_fact():
+    a, b = torch.zeros(4), torch.zeros(4)
+    facts = [
+        facts_of([Pair(a, b), Pair(torch.zeros(4), torch.zeros(4))]),
+        facts_of([Pair(a, b), Pair(a, torch.zeros(4))]),
+        facts_of([Pair(a, b), Pair(b, a)]),
+        facts_of([a[:3], a[1:]]),
+        facts_of([a[:3], a[:3]]),
+        facts_of([a[:3], b[1:]]),
+    ]
+    assert len({fact.structure for fact in facts}) == len(facts)
+    assert offsets_of([a[2:], Pair(a[1:], b[3:])]) == (2, 1, 3)
+
+
+def test_minus_zero_is_another_constant():
+    assert facts_of([0.0]) != facts_of([-0.0]) and facts_of([1]) != facts_of([True])
+
+
+def test_other_sizes_make_one_more_program():
+    compiled = specialized(lambda x, y: x * y)
+    for n in (3, 4, 5, 6):
+        x, y = make(TwoTensor, n, 4), torch.randn(4)
+        (got,) = compiled(x, y)
+        assert_same_values([got], [x * y])
+    assert len(compiled.entries) == 2
+
+
+def test_other_modes_make_other_programs():
+    compiled, x = specialized(lambda x: x * 2), torch.ones(3, requires_grad=True)
+    for around in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        for _ in range(2):
+            with around():
+                (got,) = compiled(x)
+            assert got.requires_grad == (around is torch.enable_grad)
+    assert len(compiled.entries) == 3
+
+
+def test_beyond_the_limit_the_function_itself_runs():
+    compiled = specialized(lambda x, n: x * n)
+    for n in range(MAX_PROGRAMS + 2):
+        assert compiled(torch.ones(2), n)[0][0] == n
+    assert len(compiled.entries) == MAX_PROGRAMS
+
+
+# ---- through both doors --------------------------------------------------------------------------------------
+
+
+def write(x, y):
+    x.add_(1)
+    return y * 2
+
+
+def apart():
+    return make(Pair, 4), make(Pair, 4)
+
+
+def shared():
+    a, b = torch.arange(4.0), torch.arange(4.0)
+    return Pair(a, b), Pair(b, a)
+
+
+def overlapping():
+    a, b = torch.arange(5.0), torch.arange(5.0)
+    return Pair(a[:4], b[:4]), Pair(a[1:], b[1:])
+
+
+def crossed():
+    a = torch.arange(8.0)
+    return Pair(a[:4], a[4:]), Pair(a[4:], a[2:6])
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+def test_one_function_in_every_pattern(way):
+    compiled = way(write)
+    for args in (apart, shared, overlapping, crossed, apart, crossed, shared, overlapping):
+        judge(write, args, compiled)
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+def test_an_inner_tensor_read_after_a_write(way):
+    def fn(x):
+        x.mul_(2)
+        y = x.a + 1
+        x.add_(1)
+        return y, x.a * 3, x * 1
+
+    judge(fn, lambda: (make(TwoTensor, 3),), way(fn), calls=2)
+
+
+@pytest.mark.parametrize("way", [by_pass, by_dynamo])
+def test_overlapping_arguments_that_require_grad_are_refused(way):
+    def fn(x, y):
+        x.mul_(2)
+        return y * 3
+
+    def args():
+        leaf = TwoTensor(torch.arange(5.0), torch.arange(5.0)).requires_grad_()
+        base = leaf * 1
+        return base[:4], base[1:]
+
+    compiled = way(fn)
+    with pytest.raises(RuntimeError, match="share memory, and one of them is changed in place"):
+        compiled(*args())

@@ -1,0 +1,112 @@
+"""The engine in Python gives what PyTorch's gives, on the CPU."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from desugar.prediction.autograd_engine import grad, note_materializing
+
+
+class Scaled(torch.autograd.Function):
+    """Has a constant among its arguments, two results, and a gradient that is None."""
+
+    @staticmethod
+    def forward(ctx, x, factor, w):
+        ctx.save_for_backward(x, w)
+        ctx.factor = factor
+        return x * w * factor, x + 1
+
+    @staticmethod
+    def backward(ctx, g, h):
+        x, w = ctx.saved_tensors
+        return g * w * ctx.factor + h, None, (g * x * ctx.factor).sum(0)
+
+
+class Lazy(torch.autograd.Function):
+    """Gets None for a result whose gradient is missing."""
+
+    @staticmethod
+    def forward(ctx, x):
+        note_materializing(ctx, False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, g, h):
+        return g * 2 if h is None else g * 2 + h * 3
+
+
+def leaves():
+    torch.manual_seed(0)
+    return torch.randn(5, 4, requires_grad=True), torch.randn(4, requires_grad=True)
+
+
+def broadcasting(x, w):
+    return ((x + w) * w).sum()
+
+
+def python_function(x, w):
+    return Scaled.apply(x, 3.0, w)[0].square().sum()
+
+
+def missing_gradient(x, w):
+    return (Lazy.apply(x)[0] * w).sum()
+
+
+def other_dtype(x, w):
+    return (x.double() * w).sum()
+
+
+def shared(x, w):
+    y = x * w
+    return (y * y + y.softmax(-1)).sum() + F.layer_norm(y, (4,), w).sum()
+
+
+def splits(x, w):
+    first, second = x.split([2, 3])
+    return (first * w).sum() + second.exp().sum()
+
+
+@pytest.mark.parametrize("fn", [broadcasting, python_function, missing_gradient, other_dtype, shared, splits])
+def test_gradients_are_those_of_pytorch(fn):
+    x, w = leaves()
+    expected = torch.autograd.grad(fn(x, w), (x, w))
+    for found, wanted in zip(grad(fn(x, w), (x, w)), expected, strict=True):
+        assert found.dtype == wanted.dtype
+        torch.testing.assert_close(found, wanted)
+
+
+def test_gradients_of_a_module_with_given_cotangents():
+    x, _ = leaves()
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 3))
+    y, g = model(x), torch.randn(5, 3)
+    inputs = [x, *model.parameters()]
+    torch.testing.assert_close(grad([y], inputs, [g]), torch.autograd.grad(y, inputs, g, retain_graph=True))
+
+
+def test_gradients_of_what_is_no_leaf_and_through_it():
+    x, w = leaves()
+    y = x * w
+    z = (y * y).sum()
+    by_y, by_x = grad(z, (y, x))
+    torch.testing.assert_close(by_y, 2 * y.detach())
+    torch.testing.assert_close(by_x, (2 * y * w).detach())
+
+
+def test_second_derivatives():
+    x, _ = leaves()
+    (first,) = grad((x**3).sum(), x, create_graph=True)
+    torch.testing.assert_close(grad(first.sum(), x)[0], 6 * x.detach())
+
+
+def test_an_input_without_part_is_refused_or_none():
+    x, w = leaves()
+    with pytest.raises(RuntimeError, match="allow_unused=True"):
+        grad(x.sum(), (x, w))
+    assert grad(x.sum(), (x, w), allow_unused=True)[1] is None
+
+
+def test_what_is_not_supported_says_so():
+    x, _ = leaves()
+    with pytest.raises(NotImplementedError, match="is_grads_batched"):
+        grad(x.sum(), x, is_grads_batched=True)

@@ -1,0 +1,92 @@
+"""Which callable of `torch.compile` is being called, as a backend finds it."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from desugar._torch_compiled_calls import compiled_call
+
+
+class Net(nn.Module):
+    def forward(self, x, *, by=2):
+        return x * by
+
+    def method(self, x):
+        return x + 1
+
+
+def free(x, *, by=2):
+    return x * by
+
+
+NET, LINEAR = Net(), nn.Linear(2, 2)
+
+
+def calls_of(run):
+    """What is found while `run(backend)` compiles."""
+    found = []
+
+    def backend(graph, inputs):
+        found.append(compiled_call())
+        return graph.forward
+
+    run(backend)
+    assert found
+    return found
+
+
+WHAT = {
+    "a function": free,
+    "a module": NET,
+    "a method": NET.method,
+    "a forward": NET.forward,
+    "a module of torch": LINEAR,
+}
+
+
+@pytest.mark.parametrize("what", WHAT.values(), ids=WHAT)
+def test_what_was_compiled_and_its_arguments(what):
+    x, kwargs = torch.ones(2), {} if what in (NET.method, LINEAR) else {"by": 3}
+    (call,) = calls_of(lambda backend: torch.compile(what, backend=backend)(x, **kwargs))
+    assert call.what == what and call.args[0] is x and call.kwargs == kwargs
+    assert callable(call.backend)
+
+
+def test_graphs_of_one_call_have_its_arguments():
+    def breaks(x):
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+    first, rest = calls_of(lambda backend: torch.compile(breaks, backend=backend)(torch.ones(2)))
+    assert first.args is rest.args and first.what is rest.what is breaks
+
+
+def test_the_innermost_one_is_found():
+    def run(backend):
+        inner = torch.compile(free, backend=backend)
+
+        @torch._dynamo.disable(recursive=False)
+        def in_eager_mode(x):
+            return inner(x)
+
+        @torch.compile(backend=lambda graph, inputs: graph.forward)
+        def outer(x):
+            return in_eager_mode(x)
+
+        outer(torch.ones(2))
+
+    (call,) = calls_of(run)
+    assert call.what is free
+
+
+def test_there_is_none_outside_of_calls():
+    seen = [compiled_call()]
+    thread = threading.Thread(target=lambda: seen.append(compiled_call()))
+    thread.start()
+    thread.join()
+    assert seen == [None, None]
