@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import linecache
 import math
 import os
 import sys
@@ -26,6 +27,8 @@ import pytest
 import torch
 import torch._dynamo.guards
 from hypothesis import HealthCheck, settings
+from torch.fx._symbolic_trace import _Patcher
+from torch.fx.experimental.proxy_tensor import PythonKeyTracer
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 # What only measures or logs a compilation, and takes more than half of its time. Dynamo writes to more memory than the
@@ -33,6 +36,18 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 # write out every graph.
 torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
 torch._logging._internal.trace_log.propagate = True
+
+
+def _patch_method(self: Any, cls: type, *args: Any, **kwargs: Any) -> None:
+    """Leaves `nn.Module` as it is for a tracer that calls modules as they are and asks nothing of their attributes.
+
+    A patch of it makes Python look up anew what it knows of all modules' classes, of which there are thousands.
+    """
+    if type(sys._getframe(1).f_locals["self"]) is not PythonKeyTracer:
+        _patch(self, cls, *args, **kwargs)
+
+
+_patch, _Patcher.patch_method = _Patcher.patch_method, _patch_method
 
 settings.register_profile(
     "desugar",
@@ -50,6 +65,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
+        elif "examples/classes/" in item.nodeid and item.name.startswith(("test_compiled_", "test_dynamic_sh")):
+            # What compilers do is tried of each class by the kit, in a normal run of half of the classes.
+            item.add_marker(pytest.mark.sweep(2))
+            sweeps[item.name].append(item)
     for cases in sweeps.values():
         (each,) = cases[0].get_closest_marker("sweep").args  # type: ignore[union-attr]
         # In an order without regard to how the parameters vary, and the same in every run.
@@ -67,6 +86,7 @@ def pytest_collection_finish() -> None:
     """Takes the tests and what they imported, millions of objects, out of what each collection of garbage looks at."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)  # a compilation makes as many objects in a moment, and most of them stay
 
 
 def _keep_record(init: Callable[..., None]) -> Callable[..., None]:
@@ -105,3 +125,5 @@ def _same_start():
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
     _drop_symbols()
+    for name in [name for name in linecache.cache if name.startswith("<eval_with_key>")]:
+        del linecache.cache[name]  # torch.fx keeps the text of each graph, and a compilation looks for new ones

@@ -62,9 +62,8 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize(
-    "door", [pytest.param(door, marks=[pytest.mark.slow] * (door != "desugar.compile")) for door in DOORS]
-)
+@pytest.mark.sweep(8)
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", IDIOMS)
 def test_idiom(name, door):
     check_idiom(name, door, EXPECTED.get(name))

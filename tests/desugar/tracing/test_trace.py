@@ -66,6 +66,7 @@ def test_without_gradients(cls, around):
     )
 
 
+@pytest.mark.sweep(2)
 @classes
 @pytest.mark.parametrize("missing", [[0], [1], [2], [0, 2], [0, 1, 2]], ids=str)
 def test_missing_tangents(cls, missing):

@@ -142,6 +142,7 @@ COMPILED = {
 }  # fmt: skip
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "eager"])
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_as_in_eager_mode(name, way):
