@@ -65,7 +65,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
-        elif "examples/classes/" in item.nodeid and item.name.startswith(("test_compiled_", "test_dynamic_sh")):
+        elif "examples/classes/" in item.nodeid and item.name.startswith(
+            ("test_compiled_", "test_dynamic_sh")
+        ):
             # What compilers do is tried of each class by the kit, in a normal run of half of the classes.
             item.add_marker(pytest.mark.sweep(2))
             sweeps[item.name].append(item)
@@ -126,4 +128,6 @@ def _same_start():
         torch.compiler.reset()
     _drop_symbols()
     for name in [name for name in linecache.cache if name.startswith("<eval_with_key>")]:
-        del linecache.cache[name]  # torch.fx keeps the text of each graph, and a compilation looks for new ones
+        del linecache.cache[
+            name
+        ]  # torch.fx keeps the text of each graph, and a compilation looks for new ones

@@ -742,6 +742,7 @@ ELSEWHERE = {
     ),
     "the gradient of a custom autograd.Function is to be differentiated, and torch.compile records its "
     "backward without gradients": ("tests/desugar/test_custom_ops.py", "is to be differentiated"),
+    f"{AGAIN}and": ("tests/desugar/wrapper/test_backward.py", "has been assigned since"),
     f"{AGAIN}and its argument": ("tests/test_error_messages.py", "its argument 1 is gone"),
     "requires grad although gradients are off around the call": (
         "tests/desugar/tracing/test_trace.py",

@@ -34,6 +34,7 @@ from desugar.ir.values import (
     Value,
     View,
     Wrapper,
+    paths_of,
     plain_parts,
     renumber,
     slots_of,
@@ -309,11 +310,12 @@ class _ResultUnwrapper:
                     rises.append((number, (), rise))
                 counted.update(slots_of(source.value) if isinstance(source.value, Plain) else ())
                 if isinstance(source.value, Wrapper):
-                    for name, part in source.value.inner:
-                        if isinstance(part, Plain) and part.index not in counted:
-                            counted.add(part.index)
-                            rise = self.run.items[part.index]._version - self.run.versions[part.index]
-                            rises.append((number, (name,), rise))
+                    for slot, path in paths_of(source.value):
+                        if slot not in counted:
+                            counted.add(slot)
+                            rises.append(
+                                (number, path, self.run.items[slot]._version - self.run.versions[slot])
+                            )
         return tuple(rises)
 
 

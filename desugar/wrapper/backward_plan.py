@@ -27,6 +27,7 @@ class BackwardPlan:
             result.
         primals: Expressions in the forward of arguments whose gradients may be added to plain ones.
         leaves: Input leaf -> index in `saved`, for leaves that are saved themselves.
+        inner: (input leaf, attribute path, index in `saved`) of each inner tensor of an input that is saved.
         reads: Backward input -> expression in the backward.
         size_reads: Tangent slot -> expression of its size in the backward.
         companion_reads: (result leaf, attribute path) -> expression of a companion in the backward.
@@ -39,18 +40,23 @@ class BackwardPlan:
     companions: list[str] = field(default_factory=list)
     primals: list[str] = field(default_factory=list)
     leaves: dict[int, int] = field(default_factory=dict)
+    inner: list[tuple[int, tuple[str, ...], int]] = field(default_factory=list)
     reads: dict[BackwardInput, str] = field(default_factory=dict)
     size_reads: dict[int, str] = field(default_factory=dict)
     companion_reads: dict[tuple[int, tuple[str, ...]], str] = field(default_factory=dict)
     primal_reads: dict[int, str] = field(default_factory=dict)
 
-    def save(self, source: BackwardInput, obj: str, path: Sequence[str]) -> int:
-        """Saves an object whose attribute `path` is a backward input; returns the object's index in `saved`."""
+    def save(self, source: BackwardInput, obj: str) -> int:
+        """Saves an object that is a backward input; returns its index in `saved`."""
+        index = self.keep(obj)
+        self.reads[source] = f"saved[{index}]"
+        return index
+
+    def keep(self, obj: str) -> int:
+        """Saves an object; returns its index in `saved`."""
         if obj not in self.saved:
             self.saved.append(obj)
-        index = self.saved.index(obj)
-        self.reads[source] = ".".join([f"saved[{index}]", *path])
-        return index
+        return self.saved.index(obj)
 
     def save_int(self, source: BackwardInput, text: str) -> None:
         """Saves an int that is a backward input."""
@@ -76,9 +82,9 @@ class ForwardNames:
 def plan_backward(inputs: Inputs, traced: Interface, partitioned: Split, names: ForwardNames) -> BackwardPlan:
     """Decides for each backward input which object the forward saves and how the backward reads it.
 
-    A tensor inside an input or a result is read through the outer tensor. So autograd checks the version counter of
-    the tensor that the user may write to. A plain tensor inside an input that the function mutates is saved itself,
-    because the version counter of the input rises after the forward.
+    An inner tensor is saved itself, as eager mode does: autograd checks its version counter, and what the user assigns
+    to the outer tensor later changes nothing. The outer tensor of an input is saved too, for a backward that runs the
+    function again, unless the function mutates it: its version counter rises after the forward.
     """
     plan = BackwardPlan()
     input_paths, output_paths = first_paths(inputs.values), first_paths(traced.outputs.values)
@@ -87,21 +93,25 @@ def plan_backward(inputs: Inputs, traced: Interface, partitioned: Split, names: 
     for source in partitioned.backward_inputs:
         match source:
             case FromInput(index) if input_paths.get(index, (None,))[0] in mutated:
-                plan.save(source, names.inputs.slots[index], ())
+                plan.save(source, names.inputs.slots[index])
             case FromInput(index) if isinstance(inputs.fake_items[index], Tensor):
                 leaf, path = input_paths[index]
-                plan.leaves[leaf] = plan.save(source, names.inputs.leaves[leaf], path)
+                if path:
+                    plan.inner.append((leaf, path, plan.save(source, names.inputs.slots[index])))
+                else:
+                    plan.leaves[leaf] = plan.save(source, names.inputs.leaves[leaf])
             case FromInput(index):
                 plan.save_int(source, names.inputs.slots[index])
             case FromForward(index) if index < traced.num_forward and returned[index] in output_paths:
                 leaf, path = output_paths[returned[index]]
-                plan.save(source, names.leaves[leaf], path)
+                plan.save(source, names.results[index] if path else names.leaves[leaf])
             case FromForward(index) if isinstance(partitioned.forward_outputs[index], Tensor):
-                plan.save(source, names.results[index], ())
+                plan.save(source, names.results[index])
             case FromForward(index):
                 plan.save_int(source, names.results[index])
             case FromTangent():
                 pass
+    plan.leaves |= {leaf: plan.keep(names.inputs.leaves[leaf]) for leaf, _, _ in plan.inner}
     _plan_tangents(plan, traced, names.leaves)
     _plan_primals(plan, traced, inputs.values, names.inputs)
     return plan

@@ -14,6 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class RecomputePlan:
     Attributes:
         saves: Whether the forward saves a tensor; autograd then checks that saved tensors are alive and unchanged.
         saved: Input leaf -> index among the saved tensors, for leaves that are saved themselves.
+        inner: (input leaf, attribute path, index among the saved tensors) of each saved inner tensor of an input.
         referred: Argument leaves that are neither saved nor in the autograd graph; weakly referenced.
         held: Input leaves that are referenced strongly if they are non-leaves of autograd: eager mode keeps their
             history alive, too.
@@ -69,6 +71,7 @@ class RecomputePlan:
 
     saves: bool
     saved: Mapping[int, int]
+    inner: tuple[tuple[int, tuple[str, ...], int], ...]
     referred: tuple[int, ...]
     held: frozenset[int]
     kept: frozenset[int]
@@ -91,6 +94,7 @@ def plan_recompute(parts: Parts, plan: BackwardPlan) -> RecomputePlan:
     return RecomputePlan(
         bool(plan.saved),
         plan.leaves,
+        tuple(plan.inner),
         referred,
         frozenset(differentiable & sources),
         frozenset(kept),
@@ -194,7 +198,7 @@ class Recompute:
         """Returns the argument leaves of the call, unchanged since.
 
         Raises:
-            DesugarError: An argument is gone or was changed in place.
+            DesugarError: An argument is gone, or was changed in place or by an assignment to one of its fields.
         """
         plan = self.plan
         saved = ctx.saved_tensors if plan.saves else ()
@@ -209,6 +213,13 @@ class Recompute:
                     leaves.append(plan.constants[n])
                 case _:
                     leaves.append(self._recover_tensor(n, ctx, saved))
+        for n, path, index in plan.inner:
+            if not _is_same(attrgetter(".".join(path))(leaves[n]), saved[index]):
+                raise DesugarError(
+                    f"this backward has to run the function again, and {'.'.join(path)!r} of its argument {n} has been "
+                    "assigned since",
+                    instead="assign it after the backward, or pass a new value",
+                )
         live = [*leaves, *self.inputs.captured]
         for n, version in zip(plan.versioned, getattr(ctx, "versions", ()), strict=True):
             if live[n]._version != version:
@@ -241,6 +252,11 @@ class Recompute:
 
 
 # ------------------------------------------------------------------------------------------------- helpers
+
+
+def _is_same(part: Tensor, saved: Tensor) -> bool:
+    """Returns whether an inner tensor is the saved one; where hooks have packed it, a copy comes back."""
+    return part is saved or (part.shape == saved.shape and torch.equal(part, saved))
 
 
 def _has_no_dims(value: Value, leaf: Any) -> bool:

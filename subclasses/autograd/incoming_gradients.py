@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import skip_frames
 from subclasses.autograd.construct import as_cotangent, construct, is_recorded, unwrap
 from subclasses.layout import cotangent_layout
 from subclasses.spec.values import dynamic_ints
@@ -44,6 +45,10 @@ def _marking(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return _marked(hook(gradient))
 
     return marking
+
+
+# Dynamo would compile the frame where a compiled function's graph ends at a backward.
+skip_frames(_marking(print))
 
 
 def _marked(given: Any) -> Any:

@@ -62,7 +62,7 @@ EXPECTED = {
 }
 
 
-@pytest.mark.sweep(8)
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("name", IDIOMS)
 def test_idiom(name, door):

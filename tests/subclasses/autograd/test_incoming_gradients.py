@@ -185,3 +185,47 @@ def test_a_sum_of_values_in_a_backward_is_one_of_values():
     want = torch.autograd.grad(fn(*inners), inners)
     got = torch.autograd.grad(torch.utils.checkpoint.checkpoint(fn, *inners, use_reentrant=False), inners)
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_backward_inside_of_a_compiled_function_meets_a_parameter(door):
+    class LowRank(TensorSubclass, fallback="materialize", trainable=True):
+        left: Tensor = inner()
+        right: Tensor = inner()
+
+        @staticmethod
+        def outer(left, right):
+            return subclasses.Outer((left.shape[0], right.shape[1]))
+
+        def materialize(self):
+            return self.left @ self.right
+
+    layer = torch.nn.Linear(3, 4, bias=False)
+    layer.weight = torch.nn.Parameter(LowRank(torch.ones(4, 2), torch.ones(2, 3)))
+    optimizer, x = torch.optim.SGD(layer.parameters(), lr=0.1), torch.ones(2, 3)
+
+    def step(x):
+        optimizer.zero_grad()
+        layer(x).sum().backward()
+        optimizer.step()
+        return layer.weight.left.detach().clone()
+
+    # strict=True would refuse what Dynamo leaves to eager mode here.
+    compiled = desugar.compile(step, backend="eager") if door == "desugar.compile" else DOORS[door](step)
+    assert [compiled(x)[0, 0].item() for _ in range(2)] == pytest.approx([0.4, 0.28])
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_hook_is_called_by_a_backward_inside_of_a_compiled_function(door):
+    Pair = pair_class("views", ruled=False)
+
+    def step(first):
+        x = Pair(first, first.detach() * 2)
+        x.register_hook(lambda g: Pair(g.first * 3, g.second))
+        x.unwrap("first").sum().backward()
+        return first.grad
+
+    first = torch.ones(2, requires_grad=True)
+    assert (DOORS[door] if door != "desugar.compile" else lambda f: desugar.compile(f, backend="eager"))(
+        step
+    )(first).tolist() == [3, 3]
