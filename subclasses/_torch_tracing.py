@@ -316,6 +316,9 @@ set_version_counters = torch._C._autograd._unsafe_set_version_counter  # type: i
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
 
 
+_ADDED_TO = (BackwardCFunction, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
+
+
 def is_called_by_engine(*, formulas: bool) -> bool:
     """Whether the autograd engine calls the op that is dispatched, and no Python code that runs in a backward.
 
@@ -325,8 +328,8 @@ def is_called_by_engine(*, formulas: bool) -> bool:
     """
     if not in_backward():
         return False
-    # The engine adds what a node returned while that node is the current one.
-    if not (formulas or isinstance(torch._C._current_autograd_node(), BackwardCFunction)):
+    # The engine adds what a node returned while that node is the current one, and to `.grad` in a node for that.
+    if not (formulas or isinstance(torch._C._current_autograd_node(), _ADDED_TO)):
         return False
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_dispatch__":

@@ -223,11 +223,28 @@ def _differ(one: Any, other: Any) -> bool:
 # ---- materialize -------------------------------------------------------------------------------------------
 
 
+def _strided_like(x: Any, plain: Tensor) -> Tensor:
+    return torch.empty_strided(x.size(), x.stride(), dtype=plain.dtype, device=plain.device)
+
+
+# Ops whose arguments follow from the strides that the outer tensor shows; `reshape` asks for `view` by them.
+_BY_STRIDES = frozenset(
+    {
+        torch.ops.aten.view.default,
+        torch.ops.aten.view_copy.default,
+        torch.ops.aten._unsafe_view.default,
+        torch.ops.aten._reshape_alias.default,
+        *STRIDED_OPS,
+    }
+)
+
+
 def _materialize(cls: Any, op: OpOverload) -> Call:
     facts = op_facts(op)
     written_indices = (*facts.written, *undeclared_writes(op))
     hint, is_message = _hint(cls, op), _is_message(op)
-    run = with_lazy_bits(functools.partial(_run_replaced, cls, op, _materialized))
+    represented = _in_shown_order if op in _BY_STRIDES else _materialized
+    run = with_lazy_bits(functools.partial(_run_replaced, cls, op, represented))
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         strict_mode.check_materialize(cls, op)
@@ -249,6 +266,16 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
 
 def _materialized(x: Any) -> Tensor:
     return x.materialize().resolve_conj().resolve_neg()
+
+
+def _in_shown_order(x: Any) -> Tensor:
+    """Returns what a value represents, with the strides and the offset that the value shows to who asks for a view."""
+    plain = _materialized(x)
+    if plain.stride() == x.stride() and plain.storage_offset() == x.storage_offset():
+        return plain
+    if x.is_contiguous():
+        return plain.clone(memory_format=torch.contiguous_format)
+    return plain if any(s == 0 for s in x.stride()) else _strided_like(x, plain).copy_(plain)
 
 
 def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:

@@ -343,6 +343,12 @@ def is_called_by_engine():
     plain = torch.ones(2, requires_grad=True)
     (plain * Seen(torch.ones(2))).backward(torch.ones(2))  # the formula multiplies the gradient
     assert seen[-1] == (aten.mul.Tensor, False, True)
+    leaf = Seen(torch.ones(2)).requires_grad_()
+    leaf.grad, count = Seen(torch.ones(2)), len(seen)
+    leaf.unwrap(
+        "held"
+    ).sum().backward()  # a node of its own adds to `.grad`: gradients, of which no rule is asked
+    assert leaf.grad.held.tolist() == [2, 2] and len(seen) == count
 
 
 def is_called_by_transform():

@@ -229,3 +229,15 @@ def test_a_hook_is_called_by_a_backward_inside_of_a_compiled_function(door):
     assert (DOORS[door] if door != "desugar.compile" else lambda f: desugar.compile(f, backend="eager"))(
         step
     )(first).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("ruled", [False, True])
+@pytest.mark.parametrize("fallback", ["materialize", "map"])
+def test_a_gradient_that_was_assigned_is_added_to(fallback, ruled, door):
+    Pair = pair_class(fallback, ruled=ruled)
+    x = Pair(torch.tensor([2.0]), torch.tensor([3.0])).requires_grad_()
+    x.grad = Pair(torch.tensor([10.0]), torch.tensor([20.0]))
+    y = DOORS[door](lambda x: x.unwrap("first") * x.unwrap("second"))(x)
+    y.sum().backward()
+    assert [x.grad.first.item(), x.grad.second.item()] == [13, 22]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import DispatchError, SpecError, TensorSubclass, inner, static
+import desugar
+from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
 
 
 def declare(function):
@@ -108,3 +109,55 @@ def test_a_copy_between_values_with_other_metadata_says_what_differs(fallback):
     words = r"copy_\.default of Unit\(unit='s'\) to Unit\(unit='m'\).* do not change"
     with pytest.raises(DispatchError, match=words):
         Unit(torch.ones(2)).copy_(Unit(torch.ones(2), unit="s"))
+
+
+# ---- strides of what a value represents --------------------------------------------------------------------
+
+
+class Turned(TensorSubclass, fallback="materialize"):
+    """Shows a contiguous tensor, and represents one with other strides."""
+
+    held: Tensor = inner(ndim=2)
+
+    @staticmethod
+    def outer(held):
+        return Outer((held.shape[1], held.shape[0]))
+
+    def materialize(self):
+        return self.held.t()
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x.reshape(-1),
+        lambda x: x.flatten(),
+        lambda x: x.view(-1),
+        lambda x: x.view(3, 2, 1),
+        lambda x: x.as_strided((2, 2), (2, 1)),
+        lambda x: torch.as_strided_copy(x, (2,), (2,), 1),
+        lambda x: torch.einsum("oi,oi->", x, x),
+    ],
+)
+@pytest.mark.parametrize(
+    "door", [lambda fn: fn, lambda fn: desugar.compile(fn, backend="eager", fullgraph=True)]
+)
+def test_a_view_goes_by_the_strides_that_the_value_shows(fn, door):
+    held = torch.arange(6.0).reshape(2, 3)
+    assert Turned(held).is_contiguous() and not Turned(held).materialize().is_contiguous()
+    torch.testing.assert_close(door(fn)(Turned(held)), fn(held.t().contiguous()))
+
+
+def test_a_view_goes_by_strides_that_are_not_contiguous():
+    class Columns(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner(ndim=2)
+
+        @staticmethod
+        def outer(held):
+            return Outer(held.shape, stride=(1, held.shape[0]))
+
+        def materialize(self):
+            return self.held * 1
+
+    held = torch.arange(6.0).reshape(2, 3)
+    assert Columns(held).as_strided((6,), (1,)).tolist() == held.t().flatten().tolist()
