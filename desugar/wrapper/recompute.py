@@ -246,7 +246,8 @@ class Recompute:
         if leaf is None:
             raise DesugarError(
                 f"this backward has to run the function again, and its argument {n} is gone",
-                instead="keep the arguments until the backward has run",
+                instead="keep the arguments until the backward has run; if the code around this function made it, as "
+                "before a graph break, compile that code with it, or take second derivatives in eager mode",
             )
         return leaf
 

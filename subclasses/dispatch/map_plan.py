@@ -216,11 +216,14 @@ def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
     if any(facts.arguments[i].keyword for i in facts.written):
         raise DispatchError(
             f"{op} would write {one_of(cls)} into a plain tensor, which is passed as out= and holds only one value; "
-            f"leave out= out, or pass {one_of(cls)}"
+            f"leave out= out, or pass {one_of(cls)}. A DataLoader with workers passes it where it collates: give it a "
+            "collate_fn, such as torch.stack"
         )
+    whole = "x.materialize()" if cls.__spec__.has_materialize else "an inner tensor"  # type: ignore[attr-defined]
     fields = ", ".join("t" for _ in cls.__spec__.inners)  # type: ignore[attr-defined]
     raise DispatchError(
-        f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value. If it is the gradient of a "
+        f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value; write {whole} there, or "
+        f"use the functional op. If it is the gradient of a "
         f"plain tensor t: an op on t and {one_of(cls)} computed it; t has a plain gradient if the op takes "
         f"{cls.__name__}({fields}) in place of t"
     )
