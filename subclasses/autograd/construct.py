@@ -94,7 +94,7 @@ class Construct(torch.autograd.Function):
             primal = cls._wrap(ctx.layout, *ctx.saved_tensors, *ctx.dynamics)
             grads = wrap_cotangent(primal, cotangent, ctx.needs_input_grad[2:]).unwrap()
         else:
-            raise DispatchError(_PLAIN_COTANGENT.format(cls=cls.__name__))
+            raise DispatchError(PLAIN_COTANGENT.format(cls=cls.__name__))
         return None, None, *(g if d else None for g, d in zip(grads, ctx.differentiable, strict=True))
 
 
@@ -135,7 +135,7 @@ def wrap_cotangent(primal: Any, cotangent: Tensor, used: Sequence[bool] = ()) ->
     return found
 
 
-_PLAIN_COTANGENT = (
+PLAIN_COTANGENT = (
     "{cls}: a plain tensor arrived as the cotangent of a {cls}. Define `wrap_cotangent(self, cotangent)`, which "
     "returns it as a {cls}, or register a rule above autograd (on the Python-level function) for the op that made it"
 )

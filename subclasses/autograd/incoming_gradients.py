@@ -7,14 +7,21 @@ marked, and what is computed from it, in a hook or where two of them are added, 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from subclasses._torch import skip_frames
-from subclasses.autograd.construct import as_cotangent, construct, is_recorded, unwrap
+from subclasses.autograd.construct import (
+    PLAIN_COTANGENT,
+    as_cotangent,
+    construct,
+    is_recorded,
+    unwrap,
+)
+from subclasses.errors import DispatchError
 from subclasses.layout import cotangent_layout
 from subclasses.spec.values import dynamic_ints
 
@@ -34,9 +41,29 @@ def with_marked_gradients(
     if func is Tensor.register_hook:
         return (args[0], *map(_marking, args[1:])), {name: _marking(hook) for name, hook in kwargs.items()}
     place, name = _TAKING[func]
+    given = kwargs[name] if name in kwargs else args[place] if len(args) > place else None
+    outputs = args[0] if args else kwargs.get("tensors", kwargs.get("outputs"))
+    for output, gradient in zip(_listed(outputs), _listed(given), strict=False):
+        _check_fits(output, gradient)
     if name in kwargs:
-        return args, {**kwargs, name: _marked(kwargs[name])}
+        return args, {**kwargs, name: _marked(given)}
     return (*args[:place], *map(_marked, args[place : place + 1]), *args[place + 1 :]), kwargs
+
+
+def _listed(given: Any) -> Sequence[Any]:
+    return given if isinstance(given, list | tuple) else (given,)
+
+
+def _check_fits(output: Any, gradient: Any) -> None:
+    """Raises DispatchError for a plain gradient of a value that represents no plain tensor.
+
+    A formula that multiplies it by another value would compute a value, which is no gradient.
+    """
+    cls = type(output)
+    if type(gradient) is not Tensor or not (isinstance(output, Tensor) and hasattr(cls, "__spec__")):
+        return
+    if cls.__spec__.fallback != "map" and not cls._saves_inners:
+        raise DispatchError(PLAIN_COTANGENT.format(cls=cls.__name__))
 
 
 def _marking(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:

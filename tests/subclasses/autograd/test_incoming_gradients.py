@@ -8,7 +8,7 @@ from torch import Tensor
 
 import desugar
 import subclasses
-from subclasses import TensorSubclass, inner
+from subclasses import DispatchError, TensorSubclass, inner
 
 aten = torch.ops.aten
 
@@ -241,3 +241,38 @@ def test_a_gradient_that_was_assigned_is_added_to(fallback, ruled, door):
     y = DOORS[door](lambda x: x.unwrap("first") * x.unwrap("second"))(x)
     y.sum().backward()
     assert [x.grad.first.item(), x.grad.second.item()] == [13, 22]
+
+
+class Line(TensorSubclass, fallback="views"):
+    """Coefficients in a hidden dim: it represents no plain tensor, so that no plain tensor is its gradient."""
+
+    coefficients: Tensor = inner()
+
+    @staticmethod
+    def outer(coefficients):
+        return subclasses.Outer(coefficients.shape[:-1])
+
+
+@Line.implements(aten.mul.Tensor)
+def multiply(func, x, y):
+    x, y = (t.coefficients if isinstance(t, Line) else t.unsqueeze(-1) for t in (x, y))
+    return Line(x * y)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize(
+    "give",
+    [
+        lambda y, t, g: torch.autograd.grad(y, t, g),
+        lambda y, t, g: torch.autograd.grad(outputs=[y], inputs=[t], grad_outputs=(g,)),
+        lambda y, t, g: torch.autograd.backward([y], grad_tensors=[g]),
+        lambda y, t, g: y.backward(g),
+    ],
+)
+def test_a_plain_gradient_of_a_value_that_represents_none_is_refused(give, door):
+    """The formula of a product would multiply it by the other value, and what is no gradient would arrive."""
+    t = torch.ones(2, 3, requires_grad=True)
+    y = DOORS[door](lambda x: x * x)(Line(t))
+    with pytest.raises(DispatchError, match=r"a plain tensor arrived as the cotangent of a Line"):
+        give(y, t, torch.ones(2))
+    assert t.grad is None
