@@ -37,8 +37,10 @@ from desugar.ir.values import (
     Plain,
     Value,
     Wrapper,
+    read_int,
     renumber,
     requires_grad,
+    slots_of,
     unwrap_value,
     wrap_value,
 )
@@ -319,6 +321,10 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
             if not all_inner and not is_differentiable(fake):
                 return Constant(None, index)
             return Plain(flat.tensor(tangent_like(fake)))
+        case Wrapper() if _has_plain_tangents(value, outputs):
+            size = [read_int(n, outputs.items) for n in value.size]
+            fake = torch.empty(size, dtype=value.dtype, device=value.device)
+            return Plain(flat.tensor(from_functional(fake)))
         case Wrapper():
             is_handwritten = not issubclass(value.cls, TensorSubclass)
             inner = tuple(
@@ -334,6 +340,15 @@ def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: boo
                 f"a tensor subclass that requires grad holds {value!r}, which has no gradient",
                 instead="detach the result, or return its inner tensors",
             )
+
+
+def _has_plain_tangents(value: Wrapper, outputs: Outputs) -> bool:
+    """Whether a value represents a plain tensor and holds none with a gradient, so that its own gradient is plain."""
+    return (
+        issubclass(value.cls, TensorSubclass)
+        and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
+        and not any(is_differentiable(outputs.items[slot]) for slot in slots_of(value))
+    )
 
 
 def is_differentiable(tensor: Tensor) -> bool:

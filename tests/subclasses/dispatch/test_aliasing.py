@@ -350,6 +350,8 @@ def test_a_plain_operand_that_cannot_take_it():
     total = torch.zeros(3)
     with pytest.raises(RuntimeError, match=r"the result has the shape \(2, 3\), and the operand .* has 3"):
         total.add_(Doubled(torch.ones(2, 3)))
-    with pytest.raises(DispatchError, match=r"holds only one value; write .* there, or use the functional op"):
+    with pytest.raises(
+        DispatchError, match=r"holds only one value; write .* there, or use the functional op"
+    ):
         total.add_(Pair(torch.ones(3), torch.ones(3)))
     assert total.tolist() == [0, 0, 0]
