@@ -1,4 +1,4 @@
-"""Results that hold integers alone: their own gradient is plain, and the formula of the op goes on from there."""
+"""Tangents of results that hold integers alone: plain, so that the formula of the op goes on from there."""
 
 from __future__ import annotations
 

@@ -1,0 +1,136 @@
+"""Makes the tangents of a joint graph: what kind of tensor the gradient of each result is, and how it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from desugar.errors import DesugarError
+from desugar.ir.outputs import Outputs
+from desugar.ir.values import Constant, Flat, Plain, Value, Wrapper, read_int, slots_of, wrap_value
+from desugar.tracing.run import from_functional
+from subclasses import TensorSubclass
+from subclasses.handwritten import DTensorContext
+from subclasses.layout import cotangent_layout
+
+
+def make_tangents(
+    results: Sequence[tuple[int, Value]], outputs: Outputs
+) -> tuple[tuple[tuple[int, Value], ...], tuple[Tensor, ...]]:
+    """Returns values and fake tensors of the tangents of output leaves.
+
+    The tangent of a declared subclass shares the output's non-differentiable inner tensors (offsets, int8 data). Only
+    the differentiable ones are inputs of the backward; the value refers to the others by output slot. A value that
+    represents a plain tensor and holds no differentiable one has a plain tangent, as in eager mode.
+
+    Args:
+        results: (output leaf, value) of each result that requires grad.
+        outputs: The outputs of the function.
+
+    Returns:
+        (output leaf, value) of each tangent, and the fake tensors by tangent slot.
+
+    Raises:
+        DesugarError: The tangent would be a sparse tensor, or would hold something without a gradient.
+    """
+    flat, tangents = Flat(), []
+    for number, value in results:
+        tangents.append((number, _tangent_value(value, outputs, flat, all_inner=False)))
+    return tuple(tangents), tuple(flat.items)
+
+
+def mark_tangent(value: Value) -> Value:
+    """Marks a tangent as a cotangent, as those that autograd makes are.
+
+    Eager mode adds and scales these one inner tensor at a time, whatever the class's rules say.
+    """
+    if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
+        return value
+    cls: Any = value.cls
+    return replace(value, context=cotangent_layout(value.context)) if cls._marks_cotangents else value  # type: ignore[arg-type]
+
+
+def _tangent_value(value: Value, outputs: Outputs, flat: Flat, *, all_inner: bool) -> Value:
+    match value:
+        case Plain(index):
+            fake = outputs.items[index]
+            if fake.layout is not torch.strided:
+                raise DesugarError(
+                    "a result that requires grad is a sparse tensor",
+                    instead="return its values and indices, or to_dense() of what is detached",
+                )
+            if not all_inner and not is_differentiable(fake):
+                return Constant(None, index)
+            return Plain(flat.tensor(tangent_like(fake)))
+        case Wrapper() if _has_plain_tangents(value, outputs):
+            size = [read_int(n, outputs.items) for n in value.size]
+            fake = torch.empty(size, dtype=value.dtype, device=value.device)
+            return Plain(flat.tensor(from_functional(fake)))
+        case Wrapper():
+            is_handwritten = not issubclass(value.cls, TensorSubclass)
+            inner = tuple(
+                (name, _tangent_value(part, outputs, flat, all_inner=is_handwritten))
+                for name, part in value.inner
+            )
+            context = value.context
+            if isinstance(context, DTensorContext):
+                context = context.of_tangent()
+            return replace(value, inner=inner, context=context, requires_grad=False)
+        case _:
+            raise DesugarError(
+                f"a tensor subclass that requires grad holds {value!r}, which has no gradient",
+                instead="detach the result, or return its inner tensors",
+            )
+
+
+def _has_plain_tangents(value: Wrapper, outputs: Outputs) -> bool:
+    """Whether a value represents a plain tensor and holds none with a gradient, so that its own gradient is plain."""
+    return (
+        issubclass(value.cls, TensorSubclass)
+        and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
+        and not any(is_differentiable(outputs.items[slot]) for slot in slots_of(value))
+    )
+
+
+def is_differentiable(tensor: Tensor) -> bool:
+    """Whether a tensor's dtype has gradients."""
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def tangent_like(fake: Tensor) -> Tensor:
+    """Returns a fake tangent: with the output's strides if the output is dense, else contiguous."""
+    with torch.no_grad():
+        tangent = torch.empty_like(fake)
+    return from_functional(tangent)
+
+
+def build_tangent(value: Value, items: Sequence[Any], output: Any, output_items: Sequence[Any]) -> Any:
+    """Builds the traced tangent of an output leaf.
+
+    Args:
+        value: The value of the tangent.
+        items: The tangent inputs, by tangent slot.
+        output: The output leaf, which provides the sizes and the dynamic ints.
+        output_items: The tensors of the outputs by output slot, which provide the non-differentiable inner tensors.
+    """
+    if isinstance(value, Plain):
+        return items[value.index]
+    if isinstance(value, Constant):
+        assert value.index is not None
+        return output_items[value.index]
+    assert isinstance(value, Wrapper)
+    inner = {
+        name: build_tangent(part, items, getattr(output, name), output_items) for name, part in value.inner
+    }
+    live = replace(
+        value,
+        inner=tuple((name, Plain(n)) for n, name in enumerate(inner)),
+        size=tuple(output.size()),
+        stride=tuple(output.stride()),
+        dynamics=tuple((name, getattr(output, name)) for name, _ in value.dynamics),
+    )
+    return wrap_value(live, [*inner.values()])
