@@ -270,6 +270,10 @@ class Primal:
         except RuntimeError:  # an inference tensor has no version
             self.versions = _versions(inners)
 
+    def is_modified(self) -> bool:
+        """Whether an inner tensor was modified in place since."""
+        return _versions(self.inners) != self.versions
+
     def wrap_cotangent(self, plain: Tensor) -> Any:
         """Converts a plain cotangent of the value to one of its class.
 
@@ -277,7 +281,7 @@ class Primal:
             DispatchError: an inner tensor was modified in place after it was unwrapped.
         """
         cls = self.layout.cls
-        if _versions(self.inners) != self.versions:
+        if self.is_modified():
             raise DispatchError(
                 f"{cls.__name__}: a plain cotangent needs the inner tensors that unwrap() gave, and one of them "
                 f"was modified by an in-place operation since"

@@ -17,6 +17,7 @@ from subclasses._torch import (
 )
 from subclasses._torch_tracing import size_inner_dtensors
 from subclasses.autograd import construct, materialize
+from subclasses.autograd.materialized_parameters import call_materializing
 from subclasses.autograd.nodes import call_and_settle
 from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
@@ -131,7 +132,9 @@ def _generated_globals(
     return {
         "_Cls": cls,
         "_as_cotangent": construct.as_cotangent,
-        "_call_unruled": call_and_settle,
+        "_call_unruled": call_materializing
+        if spec.trainable and spec.fallback == "materialize"
+        else call_and_settle,
         "_coerce_tangent": construct.coerce_tangent,
         "_construct": construct.construct,
         "_functions": functions,

@@ -199,6 +199,9 @@ def test_a_missing_derivative_is_named_with_the_way_around_it():
     class Relu(TensorSubclass):
         held: Tensor = inner(differentiable=True)
 
+        def wrap_cotangent(self, cotangent):
+            return Relu(cotangent)
+
     @Relu.implements(aten.relu)
     def below(func, x):
         return Relu(func(x.held))

@@ -1,0 +1,63 @@
+"""Functions that materialize a Parameter: their backward needs the inner tensors that it had then.
+
+The plain gradient of such a function reaches the Parameter, and is led on through ``materialize`` there, with the inner
+tensors of that moment. PyTorch's formulas save what was materialized, and do not see a write to an inner tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import is_recording
+from subclasses.autograd.construct import Primal
+from subclasses.autograd.nodes import call_and_settle
+from subclasses.errors import DispatchError, one_of
+from subclasses.spec.values import HOOKS
+
+
+def call_materializing(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a function without a rule; its backward is refused once a Parameter that it materialized has changed."""
+    out = call_and_settle(func, types, args, kwargs)
+    if not torch.compiler.is_dynamo_compiling():
+        nodes = {node for x in (out if isinstance(out, list | tuple) else (out,)) if (node := _node_of(x))}
+        for x in _parameters_in((*args, *kwargs.values())) if nodes else ():
+            check = _check_of(x)
+            for node in nodes:
+                node.register_prehook(check)
+    return out
+
+
+def _node_of(x: Any) -> Any:
+    return x.grad_fn if type(x) is Tensor else None
+
+
+def _parameters_in(values: Sequence[Any]) -> list[Any]:
+    """Returns the Parameters that convert their gradients and get one, also in lists."""
+    found: list[Any] = []
+    for x in values:
+        if isinstance(x, list | tuple):
+            found += _parameters_in(x)
+        elif isinstance(x, Tensor) and HOOKS in x.__dict__ and is_recording(x):
+            found.append(x)
+    return found
+
+
+def _check_of(x: Any) -> Callable[[Any], None]:
+    """Returns the hook of a node: it raises DispatchError if the Parameter is not what it was in the forward."""
+    primal, held, names = Primal(x), x.__dict__, type(x).__spec__.attributes
+
+    def check(_gradients: Any) -> None:
+        is_same = all(held[name] is t for name, t in zip(names, primal.inners, strict=True))
+        if not is_same or primal.is_modified():
+            cls = primal.layout.cls
+            raise DispatchError(
+                f"the gradient of a Parameter goes through {cls.__name__}.materialize() with the inner tensors of the "
+                f"forward, and one of them has been modified in place or assigned since, as by an optimizer's step; "
+                f"run the backward before that, or give {one_of(cls)} a rule for the function that reads x.unwrap()"
+            )
+
+    return check
