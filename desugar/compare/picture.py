@@ -51,9 +51,10 @@ def save_picture(comparison: Comparison, path: Path) -> None:
 
 def _title(comparison: Comparison) -> str:
     machine = dict(comparison.machine)
+    target = comparison.request.target.rpartition("/")[2]  # a script by its name, not by where it lies
     what = "a training step" if comparison.request.train else "a call"
     return (
-        f"{comparison.request.target}, {what}, {comparison.request.backend}    "
+        f"{target}, {what}, {comparison.request.backend}    "
         f"torch {machine.get('torch')}, {machine.get('CPU')}, threads {machine.get('threads')}"
     )
 
