@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import apply_function
 from subclasses._torch_tracing import leave_in_graph
-from subclasses.autograd.construct import is_recorded, open_wrapper
+from subclasses.autograd.construct import is_differentiable, is_recorded, open_wrapper
 from subclasses.errors import DispatchError
 from subclasses.spec.construction import check_materialized
 
@@ -21,7 +22,10 @@ def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any],
     @leave_in_graph  # Dynamo cannot take an argument apart as this does
     def run(self: Any) -> Tensor:
         _check_not_cotangent(self)
-        return _checked(self, materialize(open_wrapper(self)))
+        inners = [self.__dict__[name] for name in type(self).__spec__.attributes]
+        if any(is_differentiable(t) for t in inners):
+            return _checked(self, materialize(open_wrapper(self)))
+        return _checked(self, apply_function(_Represented, self, materialize))
 
     @functools.wraps(materialize)
     def differentiable(self: Any) -> Tensor:
@@ -35,6 +39,27 @@ def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any],
 
     differentiable.__dict__[_MADE_DIFFERENTIABLE] = True
     return differentiable
+
+
+class _Represented(torch.autograd.Function):
+    """What a value without differentiable inner tensors represents; its gradient is plain, as that of any op on it."""
+
+    @staticmethod
+    def forward(x: Any, materialize: Callable[[Any], Tensor]) -> Tensor:
+        return materialize(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps nothing: the gradient is that of the result."""
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Any, materialize: Any) -> tuple[Tensor, None]:
+        """Materializes a value from outside of a transform: a wrapper itself is never batched."""
+        return apply_function(_Represented, x, materialize), None
 
 
 def _check_not_cotangent(x: Any) -> None:
