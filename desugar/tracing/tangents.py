@@ -1,4 +1,9 @@
-"""Makes the tangents of a joint graph: what kind of tensor the gradient of each result is, and how it is built."""
+"""Gradients in a joint graph: of which kind that of each result is and how it is built; those of Parameters.
+
+An op that materializes a Parameter of a trainable class has a plain gradient. A hook of the Parameter converts it to
+one of the class, by its inner tensors, which may have been written to since the forward. In a program the conversion is
+a part of the backward graph, by the inner tensors that the forward saw.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.ir.outputs import Outputs
 from desugar.ir.values import Constant, Flat, Plain, Value, Wrapper, read_int, slots_of, wrap_value
 from desugar.tracing.run import from_functional
 from subclasses import TensorSubclass
+from subclasses.autograd.construct import as_cotangent, wrap_cotangent
 from subclasses.handwritten import DTensorContext
 from subclasses.layout import cotangent_layout
 
@@ -91,8 +98,8 @@ def _has_plain_tangents(value: Wrapper, outputs: Outputs) -> bool:
     """Whether a value represents a plain tensor and holds none with a gradient, so that its own gradient is plain."""
     return (
         issubclass(value.cls, TensorSubclass)
-        and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
         and not any(is_differentiable(outputs.items[slot]) for slot in slots_of(value))
+        and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
     )
 
 
@@ -134,3 +141,17 @@ def build_tangent(value: Value, items: Sequence[Any], output: Any, output_items:
         dynamics=tuple((name, getattr(output, name)) for name, _ in value.dynamics),
     )
     return wrap_value(live, [*inner.values()])
+
+
+def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:
+    """Returns the gradient of a Parameter as one of its class, if the class converts plain ones.
+
+    Args:
+        leaf: The Parameter, in the trace.
+        gradient: Its gradient; None if it has none.
+    """
+    cls: Any = type(leaf)
+    converts = issubclass(cls, TensorSubclass) and cls.__spec__.trainable and cls._saves_inners
+    if gradient is None or not converts or not isinstance(gradient, private.FunctionalTensor):
+        return gradient
+    return as_cotangent(wrap_cotangent(leaf, gradient))

@@ -45,9 +45,14 @@ from desugar.tracing.effect_tokens import end_effects, start_effects
 from desugar.tracing.functionalize import check_rng
 from desugar.tracing.modes import tracing_modes
 from desugar.tracing.outputs import Result, unwrap_result
-from desugar.tracing.parameter_gradients import as_gradient_of_parameter
 from desugar.tracing.run import InputLeaf, Run, changed_slots, from_functional, identity, storages_of
-from desugar.tracing.tangents import build_tangent, is_differentiable, make_tangents, mark_tangent
+from desugar.tracing.tangents import (
+    as_gradient_of_parameter,
+    build_tangent,
+    is_differentiable,
+    make_tangents,
+    mark_tangent,
+)
 from subclasses import DispatchError
 from subclasses.autograd.history import by_inner_tensors
 
