@@ -20,7 +20,7 @@ from desugar.ir.outputs import Outputs
 from desugar.ir.values import Constant, Flat, Plain, Value, Wrapper, read_int, slots_of, wrap_value
 from desugar.tracing.run import from_functional
 from subclasses import TensorSubclass
-from subclasses.autograd.construct import as_cotangent, wrap_cotangent
+from subclasses.autograd.construct import PRIMAL, Primal, as_cotangent, wrap_cotangent
 from subclasses.handwritten import DTensorContext
 from subclasses.layout import cotangent_layout
 
@@ -140,7 +140,21 @@ def build_tangent(value: Value, items: Sequence[Any], output: Any, output_items:
         stride=tuple(output.stride()),
         dynamics=tuple((name, getattr(output, name)) for name, _ in value.dynamics),
     )
-    return wrap_value(live, [*inner.values()])
+    tangent = wrap_value(live, [*inner.values()])
+    if meets_plain_gradients(value):
+        tangent.__dict__[PRIMAL] = Primal(output)
+    return tangent
+
+
+def meets_plain_gradients(value: Value | None) -> bool:
+    """Returns whether a gradient of this class is plain where another use of the same value makes it.
+
+    The gradient of a function that reads inner tensors has the value's class; that of an op which materializes the
+    value is plain, and converted by the inner tensors (`Primal`).
+    """
+    if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
+        return False
+    return value.cls._saves_inners and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
 
 
 def as_gradient_of_parameter(leaf: Any, gradient: Tensor | None) -> Any:

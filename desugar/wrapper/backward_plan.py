@@ -12,7 +12,7 @@ from desugar.flatten.fakes import is_symbolic
 from desugar.flatten.inputs import Inputs
 from desugar.ir.stages import BackwardInput, FromForward, FromInput, FromTangent, Interface, Split
 from desugar.ir.values import Constant, Value, Wrapper, paths_of
-from subclasses import TensorSubclass
+from desugar.tracing.tangents import meets_plain_gradients
 
 
 @dataclass(slots=True)
@@ -123,17 +123,6 @@ def _plan_primals(plan: BackwardPlan, traced: Interface, values: Sequence[Value]
         if isinstance(values[number], Wrapper) and meets_plain_gradients(value):
             plan.primal_reads[number] = f"ctx.primals[{len(plan.primals)}]"
             plan.primals.append(inputs.leaves[number])
-
-
-def meets_plain_gradients(value: Value | None) -> bool:
-    """Returns whether a gradient of this class is plain where another use of the same value makes it.
-
-    The gradient of a function that reads inner tensors has the value's class; that of an op which materializes the
-    value is plain, and converted by the inner tensors (`Primal`).
-    """
-    if not (isinstance(value, Wrapper) and issubclass(value.cls, TensorSubclass)):
-        return False
-    return value.cls._saves_inners and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
 
 
 def _plan_tangents(plan: BackwardPlan, traced: Interface, leaves: Mapping[int, str]) -> None:

@@ -29,8 +29,9 @@ from desugar.ir.pytree import result_leaves
 from desugar.ir.stages import LeafFunction, Split
 from desugar.ir.storage import base_of
 from desugar.ir.values import Constant, Plain, Same, Value, View, Wrapper
+from desugar.tracing.tangents import meets_plain_gradients
 from desugar.wrapper.backward import differentiable_leaves
-from desugar.wrapper.backward_plan import BackwardPlan, first_paths, meets_plain_gradients
+from desugar.wrapper.backward_plan import BackwardPlan, first_paths
 from desugar.wrapper.results import Parts
 from subclasses.autograd.history import by_inner_tensors
 

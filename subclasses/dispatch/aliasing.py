@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, return_and_correct_aliasing, set_storage_of, storage_key
+from subclasses.autograd.construct import is_differentiable
 from subclasses.dispatch.schema import OpFacts, op_facts
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import describe_metadata, field_name
@@ -76,7 +77,11 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
             return out
         for i, one in zip(facts.returned, out if len(facts.returned) > 1 else (out,), strict=True):
             if i is not None:
-                check_kept(cls, op, words, argument(facts, args, kwargs, i), one)
+                target = argument(facts, args, kwargs, i)
+                check_kept(cls, op, words, target, one)
+                if isinstance(target, cls):  # to which inner tensors it wrote is not seen below autograd
+                    parts = list(_innermost(target))
+                    bump_versions([t for t in parts if is_differentiable(t)] or parts)
         return out
 
     return plan
@@ -209,9 +214,19 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     for a, _ in pairs[1:]:  # the first one raises before it is written to
         if may_overlap(a) and a.numel() > 1:
             a.new_zeros(1).expand(2).copy_(a.new_zeros(2))  # raises what writing to it would
+    pairs = [(a, b) for a, b in pairs if not _is_in_place(a, b)]
     for a, b in pairs:
         a.copy_(b)
     bump_versions([a for a, _ in pairs])
+
+
+def _is_in_place(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one size are the same elements of the same memory; where a rule passes one on."""
+    return (
+        storage_key(a) == storage_key(b)
+        and (a.dtype, a.stride(), a.storage_offset()) == (b.dtype, b.stride(), b.storage_offset())
+        and not (a.is_conj() or b.is_conj() or a.is_neg() or b.is_neg())
+    )
 
 
 def write_plain(op: OpOverload, target: Tensor, value: Tensor, *, is_out: bool) -> None:

@@ -200,7 +200,7 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
     shown = [f"{one_of(type(v))}" + " cotangent" * is_cotangent(v) for v in (x, other)]
     if in_backward():
         mend = (
-            "Part of the function reads inner tensors with unwrap() and part uses the value as a whole"
+            "Part of the function reads inner tensors with unwrap(), or returns the value, and part uses it as a whole"
             + ", which a backward with create_graph=True cannot add" * torch.is_grad_enabled()
             + ": let both read inner tensors"
         )

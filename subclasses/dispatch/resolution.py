@@ -34,7 +34,13 @@ from subclasses.dispatch.aliasing import (
     write_into,
     write_plain,
 )
-from subclasses.dispatch.cotangents import with_cotangent_arithmetic, with_marked_results, with_marked_sums
+from subclasses.dispatch.cotangents import (
+    ADDITIVE_OPS,
+    SCALING_OPS,
+    with_cotangent_arithmetic,
+    with_marked_results,
+    with_marked_sums,
+)
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rule_errors import is_of_operator
@@ -53,6 +59,7 @@ aten = torch.ops.aten
 Call = Callable[..., Any]
 
 
+_OF_GRADIENTS = (*ADDITIVE_OPS, *SCALING_OPS, aten.sum.default, aten.sum.dim_IntList)  # which formulas apply
 _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})  # by which the engine adds two gradients
 # What such an op leaves does not depend on what was there.
 _OVERWRITING = frozenset({aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
@@ -113,10 +120,13 @@ def find_step(cls: Any, op: OpOverload) -> str:
 def marks_cotangents(cls: Any) -> bool:
     """Whether cotangents of a class are marked, because its ``+`` may not add inner tensors, or does not exist.
 
-    A mapped class adds inner tensors. So do the rules of a class that says so with ``_adds_inner_tensors``, which may
-    then add values of different metadata too.
+    A mapped class adds inner tensors, unless a rule of the author says what an op of a vector space, or the sum to
+    which the gradient of a broadcast operand leads, means for values. The rules of a class that says so with
+    ``_adds_inner_tensors`` add inner tensors too; they may add values of different metadata.
     """
-    return cls.__spec__.fallback != "map" and not cls._adds_inner_tensors
+    if cls._adds_inner_tensors:
+        return False
+    return cls.__spec__.fallback != "map" or any(find_op_rule(cls, op) is not None for op in _OF_GRADIENTS)
 
 
 def _plan_before_fallback(cls: Any, op: OpOverload) -> Plan | None:

@@ -276,3 +276,64 @@ def test_a_plain_gradient_of_a_value_that_represents_none_is_refused(give, door)
     with pytest.raises(DispatchError, match=r"a plain tensor arrived as the cotangent of a Line"):
         give(y, t, torch.ones(2))
     assert t.grad is None
+
+
+def turning_class(*ops):
+    """A mapped class with rules for ops that formulas of derivatives apply to cotangents, which mean something else."""
+
+    class Turn(TensorSubclass, fallback="map"):
+        cosine: Tensor = inner()
+        sine: Tensor = inner()
+
+    def rule(func, x, *others, **options):
+        if func in (aten.add.Tensor, aten.sub.Tensor) and all(isinstance(y, Turn) for y in others):
+            (y,) = others
+            return Turn(x.cosine * y.cosine - x.sine * y.sine, x.cosine * y.sine + x.sine * y.cosine)
+        if func is aten.neg.default:
+            return Turn(x.cosine.clone(), -x.sine)
+        if func in (aten.sum.default, aten.sum.dim_IntList):
+            return Turn(x.cosine.prod(), x.sine.prod())
+        return NotImplemented
+
+    for op in ops:
+        Turn.implements(op)(rule)
+    return Turn
+
+
+TURNS = {
+    "two fields": (lambda x: 3 * x.unwrap("cosine") + 5 * x.unwrap("sine"), [3, 5]),
+    "used twice": (lambda x: 2 * (x * 1).unwrap("cosine") + (x * 3).unwrap("sine"), [2, 3]),
+    "one minus": (lambda x: (1 - x).unwrap("cosine") + 2 * (1 - x).unwrap("sine"), [-1, -2]),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("how", TURNS)
+@pytest.mark.parametrize("op", [aten.add.Tensor, aten.neg.default, aten.sum], ids=str)
+def test_cotangents_of_a_mapped_class_are_no_values_either(op, how, door):
+    Turn, (fn, wanted) = turning_class(op), TURNS[how]
+    a, b = torch.tensor([1.0], requires_grad=True), torch.tensor([2.0], requires_grad=True)
+    found = torch.autograd.grad(DOORS[door](lambda a, b: fn(Turn(a, b)))(a, b).sum(), (a, b))
+    assert [g.item() for g in found] == wanted
+    parameter = torch.nn.Parameter(Turn(torch.tensor([1.0]), torch.tensor([2.0])))
+    for times in (1, 2):
+        DOORS[door](fn)(parameter).sum().backward()
+        gradient = parameter.grad
+        assert [gradient.cosine.item(), gradient.sine.item()] == [times * g for g in wanted]
+
+
+@pytest.mark.parametrize("door", [door for door in DOORS if door != "stock"])
+@pytest.mark.parametrize("returned", [lambda x: x, lambda x: x.clone(), lambda x: x.detach()])
+def test_a_value_that_is_used_as_a_whole_may_be_a_result(returned, door):
+    Pair = pair_class("materialize", ruled=False)
+
+    def fn(first, second):
+        x = Pair(first, second)
+        return (x * 3).sum(), returned(x)
+
+    sides = []
+    for f in (DOORS[door](fn), fn):
+        first, second = torch.tensor([2.0], requires_grad=True), torch.tensor([3.0], requires_grad=True)
+        plain, x = f(first, second)
+        sides.append(torch.autograd.grad(plain + (x * 2).sum() + 0 * first.sum(), (first, second)))
+    assert sides[0] == sides[1]
