@@ -376,7 +376,8 @@ print(y.raw[0, 0].item(), counters["aot_autograd"]["autograd_cache_hit"])
 """
 
 
-@pytest.mark.parametrize("how", ["adopt", pytest.param("as it is", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["adopt", "as it is"])
 def test_a_second_process_runs_the_code_that_the_class_has_now(how, tmp_path):
     (tmp_path / "call.py").write_text(textwrap.dedent(CALL))
     environment = {
@@ -455,6 +456,7 @@ options = {}
 
 
 # In processes of their own, for other tests use these classes as they are.
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("made", "mended"),
     [(TWO, {"serialization"}), (INT8, {"metadata", "compiled_nesting", "nested_outside"})],

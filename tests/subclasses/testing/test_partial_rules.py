@@ -41,6 +41,7 @@ def _(func, x, dim=None, keepdim=False, dtype=None):
     return DropsTheDim(x.one.sum(dim, dtype=dtype), x.other.sum(dim, dtype=dtype))
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("cls", "call"), [(SquaresEach, "x * x is not"), (DropsTheDim, r"x.sum(-1, keepdim=True) has shape [4]")]
 )

@@ -66,6 +66,7 @@ def test_a_mapped_class_whose_ops_are_not_those_on_each_inner_tensor_needs_a_ref
 # ---- classes of others -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("options", [{}, {"reference": lambda x: (x.a, x.b)}], ids=["bare", "reference"])
 def test_two_tensor_fits_one_screen(options):
     report = examine(lambda: TwoTensor(torch.randn(4, 6), torch.randn(4, 6)), paths={}, **options)
