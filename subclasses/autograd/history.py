@@ -145,7 +145,8 @@ def _written_error(cls: Any) -> DispatchError:
     return DispatchError(
         f"{one_of(cls)} that a rule made: its inner tensors are read where autograd records, and it, or what it "
         f"was computed from, was written to in place since; read them before the write, or compute the value by ops "
-        f"that write nothing, such as torch.where and torch.cat"
+        f"that write nothing, such as torch.where and torch.cat. If a rule of {cls.__name__} wrote, as one for add_, "
+        f"give the rule to the op that writes nothing, as add: the form in place follows from it, and may be read"
     )
 
 
