@@ -118,6 +118,24 @@ def test_rules_that_were_not_tried_are_named_and_ops_tries_them():
     assert outcome(ops=ops).state == "kept"
 
 
+def test_ops_that_write_are_compiled_on_values_of_their_own():
+    class Written(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return self.held * 1
+
+    @Written.implements(aten.add_.Tensor, aten.mul_.Tensor)
+    def write(func, x, y):
+        func(x.held, y)
+        return x
+
+    paths = {"torch.compile": lambda fn: torch.compile(fn, backend="eager", fullgraph=True)}
+    ops = {op: lambda x: (x, torch.full((4, 6), 2.0)) for op in (aten.add_.Tensor, aten.mul_.Tensor)}
+    report = examine(lambda: Written(torch.ones(4, 6)), ops=ops, paths=paths)
+    assert {"compiled_values", "rules_tried"} <= {o.promise.name for o in report.of("kept")}
+
+
 def test_a_rule_with_raw_inner_tensors_loses_gradients_and_is_caught():
     class Raw(TensorSubclass):
         held: Tensor = inner()
