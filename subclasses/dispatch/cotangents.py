@@ -9,6 +9,7 @@ that would materialize a marked value is refused, since a cotangent represents n
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, in_backward
 from subclasses._torch_tracing import in_formula, is_called_by_engine
-from subclasses.autograd.construct import PRIMAL, as_cotangent, is_differentiable
+from subclasses.autograd.construct import PRIMAL, as_cotangent, is_differentiable, with_layout
 from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import cotangent_layout
+from subclasses.layout import cotangent_layout, value_layout
 from subclasses.spec.values import with_inners
 
 aten = torch.ops.aten
@@ -105,6 +106,26 @@ def with_marked_sums(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         if both and is_called_by_engine(formulas=not (cls._has_function_rules or cls._keeps_history)):
             x, other = (v if is_cotangent(v) else as_cotangent(v) for v in (x, other))
         return run(x, other, *args, **kwargs)
+
+    return plan
+
+
+def with_mapped_cotangents(
+    cls: Any, run: Callable[..., Any], make_mapped: Callable[[], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """Wraps the plan of a mapped class: a formula of PyTorch's applies an op to the inner tensors of a cotangent.
+
+    Such formulas are those of ops that are mapped; what a rule computed has the derivatives of its own ops.
+    """
+    made = functools.cache(make_mapped)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        if not (any(is_cotangent(x) for x in args) and in_formula()):
+            return run(*args, **kwargs)
+        values = [with_layout(x, value_layout(x._layout)) if is_cotangent(x) else x for x in args]
+        out = made()(*values, **kwargs)
+        _mark(cls, out, args)
+        return out
 
     return plan
 

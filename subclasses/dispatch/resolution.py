@@ -38,6 +38,7 @@ from subclasses.dispatch.cotangents import (
     ADDITIVE_OPS,
     SCALING_OPS,
     with_cotangent_arithmetic,
+    with_mapped_cotangents,
     with_marked_results,
     with_marked_sums,
 )
@@ -108,7 +109,17 @@ def _with_gradients(cls: Any, op: OpOverload, plan: Plan) -> Call:
         run = with_training(cls, op, run)
     elif cls.__spec__.fallback != "map":
         run = with_cotangent_arithmetic(cls, op, run, "rule" in plan.step)
-    return with_marked_sums(cls, run) if op in _SUMS and cls._marks_cotangents else run
+    if op in _SUMS and cls._marks_cotangents:
+        run = with_marked_sums(cls, run)
+    if cls.__spec__.fallback == "map" and cls._marks_cotangents and _takes_one(op):
+        run = with_mapped_cotangents(cls, run, lambda: fallback_run(cls, op))
+    return run
+
+
+def _takes_one(op: OpOverload) -> bool:
+    """Whether an op writes nothing and takes no lists of tensors, as those that formulas apply to cotangents."""
+    facts = op_facts(op)
+    return not facts.written and all(a.kind != "tensors" for a in facts.arguments)
 
 
 def find_step(cls: Any, op: OpOverload) -> str:
