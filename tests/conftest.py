@@ -7,6 +7,7 @@ import gc
 import linecache
 import math
 import os
+import re
 import sys
 import weakref
 import zlib
@@ -58,6 +59,13 @@ settings.register_profile(
 settings.load_profile("desugar")
 
 
+# Promises of the kit, and where it is run.
+_COMPILED = ("test_compiled_", "test_dynamic_sh")
+_IS_OF_A_SHIPPED_CLASS = re.compile(
+    r"tests/(examples/|subclasses/ragged/test_padded_conformance).*::Test"
+).match
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m "not slow"` is applied
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the cases of a sweep that a normal run leaves out, and skips what needs a GPU where there is none."""
@@ -65,9 +73,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
-        elif "examples/classes/" in item.nodeid and item.name.startswith(
-            ("test_compiled_", "test_dynamic_sh")
-        ):
+        elif _IS_OF_A_SHIPPED_CLASS(item.nodeid) and item.name.startswith(_COMPILED):
             # What compilers do is tried of each class by the kit, in a normal run of half of the classes.
             item.add_marker(pytest.mark.sweep(2))
             sweeps[item.name].append(item)
