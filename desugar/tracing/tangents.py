@@ -20,7 +20,7 @@ from desugar.ir.outputs import Outputs
 from desugar.ir.values import Constant, Flat, Plain, Value, Wrapper, read_int, slots_of, wrap_value
 from desugar.tracing.run import from_functional
 from subclasses import TensorSubclass
-from subclasses.autograd.construct import PRIMAL, Primal, as_cotangent, wrap_cotangent
+from subclasses.autograd.construct import PRIMAL, Primal, as_cotangent, is_differentiable, wrap_cotangent
 from subclasses.handwritten import DTensorContext
 from subclasses.layout import cotangent_layout
 
@@ -101,11 +101,6 @@ def _has_plain_tangents(value: Wrapper, outputs: Outputs) -> bool:
         and not any(is_differentiable(outputs.items[slot]) for slot in slots_of(value))
         and value.cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
     )
-
-
-def is_differentiable(tensor: Tensor) -> bool:
-    """Whether a tensor's dtype has gradients."""
-    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
 def tangent_like(fake: Tensor) -> Tensor:

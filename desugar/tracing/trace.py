@@ -49,11 +49,11 @@ from desugar.tracing.run import InputLeaf, Run, changed_slots, from_functional, 
 from desugar.tracing.tangents import (
     as_gradient_of_parameter,
     build_tangent,
-    is_differentiable,
     make_tangents,
     mark_tangent,
 )
 from subclasses import DispatchError
+from subclasses.autograd.construct import is_differentiable
 from subclasses.autograd.history import by_inner_tensors
 
 # ------------------------------------------------------------------------------------- running the function

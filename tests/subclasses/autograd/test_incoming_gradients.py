@@ -11,6 +11,7 @@ from torch import Tensor
 import desugar
 import subclasses
 from subclasses import DispatchError, TensorSubclass, inner
+from tests.subclasses.subjects import LowRank
 
 aten = torch.ops.aten
 
@@ -191,17 +192,6 @@ def test_a_sum_of_values_in_a_backward_is_one_of_values():
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_backward_inside_of_a_compiled_function_meets_a_parameter(door):
-    class LowRank(TensorSubclass, fallback="materialize", trainable=True):
-        left: Tensor = inner()
-        right: Tensor = inner()
-
-        @staticmethod
-        def outer(left, right):
-            return subclasses.Outer((left.shape[0], right.shape[1]))
-
-        def materialize(self):
-            return self.left @ self.right
-
     layer = torch.nn.Linear(3, 4, bias=False)
     layer.weight = torch.nn.Parameter(LowRank(torch.ones(4, 2), torch.ones(2, 3)))
     optimizer, x = torch.optim.SGD(layer.parameters(), lr=0.1), torch.ones(2, 3)

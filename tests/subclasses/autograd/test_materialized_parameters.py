@@ -5,23 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import desugar
-from subclasses import DispatchError, Outer, TensorSubclass, inner
-
-
-class LowRank(TensorSubclass, fallback="materialize", trainable=True):
-    left: Tensor = inner()
-    right: Tensor = inner()
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0], right.shape[1]))
-
-    def materialize(self):
-        return self.left @ self.right
-
+from subclasses import DispatchError
+from tests.subclasses.subjects import LowRank
 
 X = torch.ones(1, 2)
 
