@@ -28,6 +28,7 @@ from subclasses._torch import (
 )
 from subclasses.autograd import construct
 from subclasses.autograd.construct import is_differentiable, unwrap
+from subclasses.autograd.history_errors import watched_view_error, written_error
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN
 from subclasses.spec.values import map_tensors, tensors_in, with_inners
@@ -77,7 +78,7 @@ class History:
         if self.is_view and is_watched(x):
             raise watched_view_error(type(x))
         if _versions((x,))[0] != self.own or self.parts == {}:
-            raise _written_error(type(x))
+            raise written_error(type(x))
         if self.parts is None:
             _derive(x)
         held, parts = x.__dict__, self.parts or {}
@@ -138,30 +139,13 @@ def _version(t: Tensor) -> int:
 def check_unwritten(history: History, cls: Any) -> None:
     """Raises DispatchError if an operand was written to since the op ran."""
     if _versions(history.operands)[0] != history.versions:
-        raise _written_error(cls)
-
-
-def _written_error(cls: Any) -> DispatchError:
-    return DispatchError(
-        f"{one_of(cls)} that a rule made: its inner tensors are read where autograd records, and it, or what it "
-        f"was computed from, was written to in place since; read them before the write, or compute the value by ops "
-        f"that write nothing, such as torch.where and torch.cat. If a rule of {cls.__name__} wrote, as one for add_, "
-        f"give the rule to the op that writes nothing, as add: the form in place follows from it, and may be read"
-    )
+        raise written_error(cls)
 
 
 def is_watched(x: Any) -> bool:
     """Whether a tensor has a hook, or retains its gradient."""
     with DisableTorchFunctionSubclass():
         return bool(hooks_of(x)) or x.retains_grad
-
-
-def watched_view_error(cls: Any) -> DispatchError:
-    """Returns the error for a view that a rule made, whose node does not see what reads its inner tensors."""
-    return DispatchError(
-        f"{one_of(cls)} that a rule made as a view: its inner tensors are read, and a hook (register_hook, "
-        f"retain_grad) on the view would not see their gradients; register it on view.clone(), and use that"
-    )
 
 
 def _length(t: Tensor) -> int:

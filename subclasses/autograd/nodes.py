@@ -36,8 +36,8 @@ from subclasses.autograd.history import (
     replace_tensors,
     rule_parts,
     run_again,
-    watched_view_error,
 )
+from subclasses.autograd.history_errors import unknown_gradient_error, watched_view_error
 from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, with_marked_gradients
 from subclasses.errors import DispatchError
 from subclasses.layout import HISTORY, OPEN
@@ -77,19 +77,29 @@ def _check_not_read(x: Any) -> None:
 def _settle(x: Any) -> None:
     """Makes a node for a value from how it was made; a view keeps PyTorch's, which follows writes to its base."""
     history = x.__dict__[HISTORY]
-    if (
-        history is OPEN
-        or history.is_view
-        or history.parts == {}
-        or not any_requires_grad(x)
-        or is_exporting()
-    ):
+    if history is OPEN or history.is_view or not any_requires_grad(x) or is_exporting():
         return
-    made = _Call(history) if history.parts is None else _Parts(history.parts)
     with DisableTorchFunctionSubclass():
-        if x._is_view():
-            return
-        del x.__dict__[HISTORY]
+        base = x._base if x._is_view() else None
+    if base is not None:
+        _settle_base(base)
+        return
+    if history.parts == {}:
+        _add_node(x, _Unknown())  # its history stays, which refuses to read inner tensors
+        return
+    del x.__dict__[HISTORY]
+    _add_node(x, _Call(history) if history.parts is None else _Parts(history.parts))
+
+
+def _settle_base(base: Any) -> None:
+    """Makes a node for a value that was written to through a view by a rule; PyTorch's formula is behind it."""
+    history = base.__dict__.get(HISTORY)
+    if isinstance(history, History) and history.parts == {}:
+        _add_node(base, _Unknown())
+
+
+def _add_node(x: Any, made: Any) -> None:
+    with DisableTorchFunctionSubclass():
         version = x._version
         apply_function(MadeByRule, x, made, *made.sources)
         set_version_counters((x,), (version,))
@@ -121,6 +131,15 @@ class MadeByRule(torch.autograd.Function):
         if not keeps_graph():
             ctx.made = None
         return None, None, *cotangents
+
+
+class _Unknown:
+    """A value that a rule wrote to in a way whose derivative by inner tensors is not known."""
+
+    sources = ()
+
+    def pull_back(self, cotangent: Any) -> list[Any]:
+        raise unknown_gradient_error(type(cotangent))
 
 
 class _Parts:

@@ -439,3 +439,59 @@ def test_training_by_a_loss_of_inner_tensors(compiled):
         (desugar.compile(loss, backend="eager") if compiled else loss)(parameter).backward()
         optimizer.step()
     torch.testing.assert_close(parameter.detach().log, before - 1)
+
+
+DOORS = {
+    "eager": lambda f: f,
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+}
+
+
+def writes_through_a_view(a, b):
+    z = Log(a) * 1
+    z[0].add_(Log(b)[1])
+    return z
+
+
+def writes_by_its_own_rule(a, b):
+    z = Log(a) * 1
+    z.pow_(b)
+    return z
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("write", [writes_through_a_view, writes_by_its_own_rule])
+def test_an_unknown_write_has_no_derivative_by_inner_tensors(write, door):
+    """AOTAutograd ends its graph where the reading is refused, and would have the cotangent of a class to lead on."""
+
+    def f(a, b):
+        return write(a, b).unwrap("log").sum()
+
+    a, b = (numbers(2, 2).requires_grad_() for _ in range(2))
+    with pytest.raises(Exception, match="in place") as caught:
+        DOORS[door](f)(a, b).backward()
+    assert isinstance(caught.value, DispatchError) or "DispatchError" in str(caught.value)
+    assert a.grad is None
+    assert b.grad is None
+
+
+@pytest.mark.parametrize("door", ["eager", "desugar"])
+@pytest.mark.parametrize("write", [writes_through_a_view, writes_by_its_own_rule])
+def test_an_unknown_write_has_a_derivative_as_a_whole(write, door):
+    a, b = (numbers(2, 2).requires_grad_() for _ in range(2))
+    written = DOORS[door](lambda a, b: write(a, b).sin().sum())
+    written(a, b).backward()
+    plain = [t.detach().clone().requires_grad_() for t in (a, b)]
+    u, v = plain[0].exp(), plain[1].exp()
+    value = torch.cat([(u[0] + v[1])[None], u[1:]]) if write is writes_through_a_view else u ** plain[1]
+    value.sin().sum().backward()
+    torch.testing.assert_close([a.grad, b.grad], [t.grad for t in plain])
+
+
+def test_a_gradient_of_the_class_at_an_unknown_write_is_an_error():
+    x = writes_by_its_own_rule(numbers(2).requires_grad_(), 2)
+    with pytest.raises(
+        DispatchError, match=r"to which a rule wrote in place.*give the rule to the op that writes nothing"
+    ):
+        x.backward(Log(torch.ones(2, dtype=torch.float64)))
