@@ -77,7 +77,6 @@ bench-gpu-predicted: $(VENV)/.has-bench
 
 docs: $(VENV)/.has-docs
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
-	$(BIN)/python -m sphinx -W --keep-going -q -b doctest docs docs/_build/doctest
 
 lint: $(VENV)/.has-dev
 	$(BIN)/ruff format --check .

@@ -128,7 +128,11 @@ def _drop_symbols() -> None:
 @pytest.fixture(autouse=True)
 def _same_start():
     """Seeds torch, and drops what Dynamo compiled for another test."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(
+        0
+    )  # torch.manual_seed keeps a stack of the caller for each kind of device
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
     yield
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import doctest
+
+from subclasses.codegen import emitter
 from subclasses.codegen.emitter import Emitter
+
+
+def test_the_example_of_the_docstring():
+    assert doctest.testmod(emitter).attempted > 0
+    assert doctest.testmod(emitter).failed == 0
 
 
 def test_lines_and_indentation():
