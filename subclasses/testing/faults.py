@@ -37,7 +37,9 @@ def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.Funct
         with Attempt():
             run()
     finally:
-        sys.setprofile(before)
+        sys.setprofile(before if callable(before) else None)
+        if hasattr(before, "enable"):  # cProfile's, which is no function
+            before.enable()
     return [(key, rule) for key, rule in functions_of(s.cls) if rule.__code__ in codes]
 
 

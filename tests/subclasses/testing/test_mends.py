@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import cProfile
 import functools
+import pstats
+import sys
 
 import pytest
 import torch
@@ -268,6 +271,20 @@ def test_a_planted_fault_is_mended_by_what_the_report_says(fault):
         assert all(word in outcome.mend for word in words), outcome.mend
     for outcome in outcomes(right, *promises):
         assert outcome.state == "kept", outcome
+
+
+def test_a_profiler_goes_on_where_the_kit_looks_for_the_rules_at_fault():
+    wrong, _, promises, _ = next(planted for planted in PLANTED.values() if planted[0] is Detached)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        (outcome, *_) = outcomes(wrong, *promises)
+        assert sys.getprofile() is profiler
+        functools.reduce(int.__add__, [1, 2])  # a call to see
+    finally:
+        profiler.disable()
+    assert outcome.state == "broken" and "Detached" in outcome.mend
+    assert any("reduce" in name for _, _, name in pstats.Stats(profiler).stats)
 
 
 def test_a_rule_that_was_not_tried_is_named_if_it_loses_gradients():
