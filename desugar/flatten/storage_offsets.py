@@ -8,12 +8,15 @@ does one of these, the offsets of its inputs are part of the signature.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 
 from desugar.ir.storage import storage_of
+
+if TYPE_CHECKING:
+    from desugar.flatten.inputs import Inputs
 
 # Ops and functions with an offset from the start of the storage -> the position of that argument.
 _OPS = {
@@ -21,7 +24,7 @@ _OPS = {
     torch.ops.aten.as_strided_copy.default: 3,
     torch.ops.aten.as_strided_scatter.default: 4,
 }
-_FUNCTIONS = {
+OFFSET_POSITIONS = {
     torch.as_strided: 3,
     Tensor.as_strided: 3,
     Tensor.as_strided_: 3,
@@ -34,12 +37,17 @@ _FUNCTIONS = {
 }
 
 
-def depends_on_offset(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Returns whether a call of a torch function depends on the storage offset of its tensor argument."""
-    if func is Tensor.storage_offset:
-        return True
-    position = _FUNCTIONS.get(func)
-    return position is not None and (len(args) > position or kwargs.get("storage_offset") is not None)
+def note_offset_read(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Notes that a function reads the storage offset of a tensor."""
+    inputs.fakes.offsets_matter = True
+    return func, args
+
+
+def note_offset_given(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Notes that a view begins at a given offset from the start of the storage."""
+    if len(args) > OFFSET_POSITIONS[func] or kwargs.get("storage_offset") is not None:
+        inputs.fakes.offsets_matter = True
+    return func, args
 
 
 def views_larger_elements(graph: fx.GraphModule) -> bool:

@@ -13,15 +13,13 @@ from torch.overrides import TorchFunctionMode
 
 from desugar import _torch as private
 from desugar.flatten.inputs import Inputs, is_traced
-from desugar.flatten.storage_offsets import depends_on_offset
 from desugar.ir.pytree import flatten
 from desugar.ir.values import Plain, Same, Value, Wrapper, is_constructed, wrap_value
 from desugar.recording.ops import current_op_recorder
 from desugar.tracing import unsupported
 from desugar.tracing.checkpointing import run_op
-from desugar.tracing.decompositions import match_eager_mode
+from desugar.tracing.op_table import HANDLERS
 from desugar.tracing.run import Detached, InputLeaf, Storages, storages_of
-from desugar.tracing.scalar_indexing import index_by_scalars
 
 _DETACH = (Tensor.detach, torch.detach, torch.ops.aten.detach, torch.ops.aten.detach.default)
 
@@ -59,17 +57,13 @@ class Capture(TorchFunctionMode):
 
     def call(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Calls a torch function, with captured tensors replaced by inputs of the graph."""
-        unsupported.check_attribute(func)
         call: Any = (args, kwargs)
         args, kwargs = optree.tree_map(self.replace_leaf, call, none_is_leaf=True)
-        func, args = index_by_scalars(func, args)
-        self.inputs.fakes.offsets_matter |= depends_on_offset(func, args, kwargs)
-        unsupported.check_retain_grad(func, args)
+        if (handler := HANDLERS.get(func)) is not None:
+            func, args = handler(func, args, kwargs, self.inputs)
         unsupported.check_write(func, args, kwargs)
-        unsupported.check_sparse(func, args, kwargs, self.inputs.made_tensors)
         if isinstance(generator := kwargs.get("generator"), torch.Generator):
             self.inputs.note_generator(generator)
-        func, args = match_eager_mode(func, args, kwargs)
         result = run_op(func, args, kwargs)
         if func in _DETACH:
             self.detached[id(result)] = Detached(result, args[0])

@@ -9,28 +9,34 @@ A trace uses the decompositions. They differ in three places:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+if TYPE_CHECKING:
+    from desugar.flatten.inputs import Inputs
+
+RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
-def match_eager_mode(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Returns a function and arguments that do what `func` does in eager mode; returns other calls unchanged."""
-    if func is F.dropout or func is torch.dropout:
-        return (_return_input if _drops_nothing(*args, **kwargs) else func), args
-    if func is F.multilabel_margin_loss:
-        return multilabel_margin_loss, args
-    if func not in _RECURRENT:
-        return func, args
+def keep_undropped(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Replaces a dropout that drops nothing by its argument."""
+    return (_return_input if _drops_nothing(*args, **kwargs) else func), args
+
+
+def ignore_later_targets(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Replaces `multilabel_margin_loss` by one that ignores what follows a -1."""
+    return multilabel_margin_loss, args
+
+
+def drop_between_layers(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Replaces recurrent layers with dropout by calls of one layer each."""
     if func is torch.lstm:
         args = (_require_grad(args[0]), *args[1:])
-    num_layers, dropout, train = args[
-        -5:-2
-    ]  # Dynamo breaks the graph at packed sequences, whose arguments differ
+    # Dynamo breaks the graph at packed sequences, whose arguments differ.
+    num_layers, dropout, train = args[-5:-2]
     if kwargs or not (train and dropout and num_layers > 1):
         return func, args
     return _each_layer, (func, *args)

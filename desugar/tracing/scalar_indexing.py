@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,10 +11,13 @@ from desugar import _torch as private
 from subclasses import TensorSubclass
 from subclasses._torch import disabled_torch_function_impl
 
+if TYPE_CHECKING:
+    from desugar.flatten.inputs import Inputs
+
 _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-def index_by_scalars(func: Any, args: Any) -> tuple[Any, Any]:
+def index_by_scalars(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
     """Replaces the tensor `i` in `x[i]`, `x[1:i]` and `x[i] = y` by its value; returns other calls unchanged.
 
     `x[...]` accepts no symbol that depends on data as an index, so each such index becomes a `select`. A mask of dtype
@@ -23,8 +26,6 @@ def index_by_scalars(func: Any, args: Any) -> tuple[Any, Any]:
     Returns:
         The function to call and its arguments.
     """
-    if func is not Tensor.__getitem__ and func is not Tensor.__setitem__:
-        return func, args
     x, index, *value = args
     parts = index if type(index) is tuple else (index,)
     if not value and any(map(_is_byte_mask, parts)):

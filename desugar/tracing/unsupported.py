@@ -41,7 +41,6 @@ _USE_EAGER = "run this part in eager mode, outside the compiled function"
 
 # ------------------------------------------------------------------------------------------ during a run
 
-_DATA, _GRAD = Tensor.data, Tensor.grad
 _OPERATORS = "setitem iadd isub imul itruediv ifloordiv imod ipow iand ior ixor ilshift irshift"
 _IN_PLACE = frozenset(f"__{name}__" for name in _OPERATORS.split())
 # Their names end in an underscore, and they write no data.
@@ -50,56 +49,60 @@ _NO_WRITE = frozenset(
 )
 
 
-def check_attribute(func: Any) -> None:
-    """Raises for an assignment to `.data`, and for any access to `.grad`: a trace cannot follow them."""
-    attribute, verb = getattr(func, "__self__", None), getattr(func, "__name__", None)
-    if attribute is _DATA and verb == "__set__":
-        raise DesugarError(
-            ".data of a tensor is assigned inside the function",
-            where=user_line(),
-            instead="write tensor.copy_(...) under torch.no_grad(), or assign outside the compiled function",
-            stock_is_wrong=True,
-        )
-    if attribute is _GRAD and verb in ("__get__", "__set__", "__delete__"):
-        raise DesugarError(
-            ".grad of a tensor is used inside the function; a trace does not know it",
-            where=user_line(),
-            instead="pass the gradient as an argument, or " + _USE_EAGER,
-        )
+def refuse_data(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Raises for an assignment to `.data`, which a trace cannot follow."""
+    raise DesugarError(
+        ".data of a tensor is assigned inside the function",
+        where=user_line(),
+        instead="write tensor.copy_(...) under torch.no_grad(), or assign outside the compiled function",
+        stock_is_wrong=True,
+    )
 
 
-def check_retain_grad(func: Any, args: tuple[Any, ...]) -> None:
+def refuse_grad(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Raises for any access to `.grad`, which a trace cannot follow."""
+    raise DesugarError(
+        ".grad of a tensor is used inside the function; a trace does not know it",
+        where=user_line(),
+        instead="pass the gradient as an argument, or " + _USE_EAGER,
+    )
+
+
+def check_retain_grad(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
     """Raises for `retain_grad` on a traced tensor: no backward sets its `.grad`."""
-    if func is Tensor.retain_grad and not args[0].is_leaf:
+    if not args[0].is_leaf:
         raise DesugarError(
             "retain_grad() is called inside the function on a tensor that the function makes",
             where=user_line(),
             instead="use torch.autograd.grad inside and return the gradient, or " + _USE_EAGER,
         )
+    return func, args
 
 
 _COMPRESSED = [f"sparse_{name}_tensor" for name in ("csr", "csc", "bsr", "bsc", "compressed")]
 _FROM_COMPRESSED_PARTS = frozenset(getattr(torch, name) for name in _COMPRESSED)
 _TO_COMPRESSED = frozenset(getattr(Tensor, f"to_sparse_{name}") for name in ("csr", "csc", "bsr", "bsc"))
 _STOCK_LOSES_SPARSE = torch.__version__ < "2.15"  # stock loses the gradient silently
-_SPARSE = {torch.sparse_coo_tensor, Tensor.sparse_mask, *_FROM_COMPRESSED_PARTS, *_TO_COMPRESSED}
+SPARSE = frozenset(
+    {
+        torch.sparse_coo_tensor,
+        Tensor.sparse_mask,
+        Tensor.to_sparse,
+        Tensor.to_dense,
+        *_FROM_COMPRESSED_PARTS,
+        *_TO_COMPRESSED,
+    }
+)
 
 
-def check_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Any]) -> None:
-    """Raises for a call that makes or reads a sparse tensor if gradients may flow through it: a trace loses them.
-
-    Args:
-        func: A torch function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        made: Weak references to the tensors that the function has made so far.
-    """
+def check_sparse(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Raises for a call that makes or reads a sparse tensor if gradients may flow through it: a trace loses them."""
     by_layout = func is Tensor.to_sparse and bool(kwargs)
-    if func not in _SPARSE and not by_layout and func is not Tensor.to_dense:
-        return
+    if func is Tensor.to_sparse and not by_layout:
+        return func, args
     used = tensor_leaves((args, kwargs))
     if func is Tensor.to_dense:  # a functional tensor calls it on its `elem`, which has no autograd metadata
-        alive = [tensor for ref in made if (tensor := ref()) is not None]
+        alive = [tensor for ref in inputs.made_tensors if (tensor := ref()) is not None]
         used = [tensor for tensor in alive if getattr(tensor, "elem", None) is args[0]]
     # Autograd in a trace does not support the compressed layouts at all.
     compressed = by_layout or func in _TO_COMPRESSED
@@ -112,6 +115,7 @@ def check_sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], made:
             + _USE_EAGER,
             stock_is_wrong=_STOCK_LOSES_SPARSE,
         )
+    return func, args
 
 
 def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

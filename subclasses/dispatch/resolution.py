@@ -42,6 +42,7 @@ from subclasses.dispatch.cotangents import (
     with_marked_results,
     with_marked_sums,
 )
+from subclasses.dispatch.detach import in_one_step
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rule_errors import is_of_operator
@@ -83,9 +84,11 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     plan = _plan_before_fallback(cls, op) or Plan(fallback_step(cls, op), fallback_run(cls, op))
     if plan.step in ("map", "views"):
         plan = plan._replace(run=with_rules_above(cls, op, plan.run))
+    chosen = plan.run
     plan = plan._replace(run=_with_gradients(cls, op, plan))
     if plan.step != "rule":
         plan = plan._replace(run=with_sharding(cls, op, plan.run))
+    is_each_inner = plan.step == "structure" and plan.run is chosen
     if op in COPYING_OPS:
         plan = plan._replace(run=with_marks(cls, op, plan.run))
     if op_facts(op).viewed:
@@ -99,6 +102,8 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
             plan.run, is_rule=is_rule and not facts.written, is_view=bool(facts.viewed), writes=writes
         )
         plan = plan._replace(run=made)
+    if op is aten.detach.default and is_each_inner:
+        plan = plan._replace(run=in_one_step(cls, plan.run))
     return plan
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
 
-from subclasses._torch import OpOverload, in_backward, owns_memory
+from subclasses._torch import OpOverload, in_backward
 from subclasses.dispatch.aliasing import with_aliasing, write_into
-from subclasses.dispatch.per_inner import differentiable_names, records
+from subclasses.dispatch.detach import own_gradients
+from subclasses.dispatch.per_inner import records
 from subclasses.errors import DispatchError, one_of
 from subclasses.spec.collect import InnerField
 from subclasses.spec.values import GRADIENT, PART, POINT, RANKS, is_point, map_inners
@@ -219,18 +219,6 @@ COPYING_OPS = frozenset(
 )
 
 
-def _own_gradients(gradient: Any, kept: Any) -> None:
-    """Gives what autograd keeps as `.grad`, by `detach()`, memory of its own, as it does for plain tensors.
-
-    The gradients of two inner tensors may be one tensor, and what writes to one would write to the other.
-    """
-    for name in differentiable_names(gradient):
-        t = gradient.__dict__[name]
-        # Both values hold a tensor with that memory; the first one's is held by this variable, too.
-        if t.__class__ is Tensor and (0 in t.stride() or not owns_memory(t, references=2, tensors=2)):
-            kept.__dict__[name] = t.clone()
-
-
 def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
     """Wraps a plan so that a copy of a point is a point; but not what autograd records as computed from it.
 
@@ -243,7 +231,7 @@ def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
         out = run(x, *args, **kwargs)
         if type(out) is type(x):
             if trainable and op is aten.detach.default and in_backward():
-                _own_gradients(x, out)
+                own_gradients(x, out)
             marked = is_point(x) and (trainable or x.requires_grad or POINT in x.__dict__)
             if marked and (op is aten.detach.default or not records((x,))):
                 out.__dict__[POINT] = True

@@ -5,12 +5,13 @@ from __future__ import annotations
 from bench.walk import walk_calls
 
 
-def test_a_second_call_enters_hardly_any_module():
+def test_a_second_call_enters_three_modules():
     first, second = walk_calls()
     assert first.order[0] == "desugar.dynamo.entry"
     assert set(first.order) >= {"desugar.pipeline", "desugar.tracing.trace", "desugar.wrapper.run"}
-    assert len(first.order) <= 80
+    assert len(first.order) <= 76
+    assert first.moves <= 940
     # Graphs that run as they are, and the class's detach() when autograd keeps the gradient.
-    assert len(second.order) <= 8
-    assert second.moves <= 17
+    assert len(second.order) <= 3
+    assert second.moves <= 5
     assert not any(name.startswith(("desugar.tracing", "desugar.dynamo")) for name in second.order)
