@@ -270,5 +270,5 @@ def _static_slots(inputs: Inputs) -> list[int]:
     return [
         slot
         for slot, origin in inputs.origins.items()
-        if origin.text is None and origin.leaf >= inputs.num_arguments
+        if not origin.is_symbol and origin.leaf >= inputs.num_arguments
     ]

@@ -21,6 +21,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "2")
 os.environ.setdefault("TORCH_WARM_POOL", "0")
 
+# Dynamo collects garbage after each compilation: all objects of a worker, for the few that a test makes.
+os.environ.setdefault("TORCH_DYNAMO_RUN_GC_AFTER_COMPILE", "0")
+
 # Every test traces anew; those of the store switch it on.
 os.environ.setdefault("DESUGAR_STORE", "0")
 

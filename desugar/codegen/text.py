@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-
-_OPERAND = r"[\w.]+(?:\([\w., ]*\))?"
-_SIMPLE = re.compile(rf"({_OPERAND}) (is|==) ([\w.]+|'\w*'|\"\w*\")")
-_NOT = re.compile(rf"not ({_OPERAND})")
-_CALL = re.compile(_OPERAND)
 
 
 def tuple_of(items: Iterable[object]) -> str:
@@ -21,16 +15,6 @@ def targets_of(names: Iterable[str]) -> str:
     """Returns the left side of an assignment that unpacks a sequence: `a, b` or `(a,)`."""
     texts = list(names)
     return f"({texts[0]},)" if len(texts) == 1 else ", ".join(texts)
-
-
-def negated(condition: str) -> str:
-    """Returns the negation of a condition: `a is not b` for `a is b`, `not (...)` only where it is necessary."""
-    if simple := _SIMPLE.fullmatch(condition):
-        left, operator, right = simple.groups()
-        return f"{left} {'is not' if operator == 'is' else '!='} {right}"
-    if bare := _NOT.fullmatch(condition):
-        return bare.group(1)
-    return f"not {condition}" if _CALL.fullmatch(condition) else f"not ({condition})"
 
 
 def join_saved(arguments: Sequence[str], count: int) -> list[str]:

@@ -48,9 +48,11 @@ def emit_unpacking(out: Emitter, inputs: Inputs, parameters: Sequence[str]) -> N
         read_storage = out.bind(whole_storage, "whole_storage")
         out.writeline(f"{names.slots[base]} = {read_storage}({names.slots[slots[0]]})")
     for slot, origin in inputs.origins.items():
-        if origin.text is not None:
+        if origin.is_symbol:
             names.slots[slot] = out.fresh_name(f"s{slot}")
-            out.writeline(f"{names.slots[slot]} = {origin.text}")
+            out.writeline(
+                f"{names.slots[slot]} = {origin.expression(names.leaves[origin.leaf], *origin.path)}"
+            )
     return names
 
 

@@ -11,9 +11,8 @@ from desugar import _torch as private
 from desugar.ir.values import Same, Value, View, paths_of
 from desugar.recording.listeners import Recording
 from desugar.user_code import line_of_node
-from subclasses.layout import RAW, field_name
+from subclasses.layout import field_name
 
-_PARAMETER = re.compile(r"\ba(\d+)\b")  # the name of an argument in generated text
 _EXTENT = re.compile(r"\.(size|stride)\(\d+\)$")
 
 
@@ -61,13 +60,10 @@ class Names:
         found = []
         for slot in range(len(self.inputs.flat.items)):
             origin = self.inputs.origins[slot]
-            if origin.text is not None:
-                text = origin.text.replace(f".{RAW}", ".")
-                found.append(_PARAMETER.sub(lambda found: self.of("input", int(found[1])), text))
-            elif slot in self.inputs.bases:
+            if slot in self.inputs.bases:
                 found.append("the memory that some arguments share")
             else:
-                found.append(self.of("input", origin.leaf, *origin.path))
+                found.append(origin.expression(self.of("input", origin.leaf, *origin.path)))
         return found
 
     def arguments(self, *, captured: bool) -> dict[str, Value]:

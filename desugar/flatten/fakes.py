@@ -17,6 +17,7 @@ from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
+from desugar.flatten.origins import Origin
 from desugar.ir.abstract_values import is_unknown
 from desugar.ir.values import inner_names, is_wrapper
 from subclasses._torch import disabled_torch_function_impl
@@ -27,10 +28,10 @@ from subclasses.errors import one_of
 
 @dataclass(frozen=True, slots=True)
 class SizeSymbol:
-    """A symbolic int of the trace and the text that reads its value at run time (`t3.size(0)`)."""
+    """A symbolic int of the trace, and where its value is at run time."""
 
     value: SymInt
-    text: str
+    origin: Origin
 
 
 @dataclass(slots=True)
@@ -40,17 +41,14 @@ class Fakes:
     Attributes:
         env: The shape environment.
         mode: The fake mode.
-        guarded: (name, fake tensor or symbolic int) for each source that guards may name.
-        origin_of: Name of a source -> its :class:`~desugar.flatten.inputs.Origin`, which finds the real object at run
-            time.
+        guarded: (origin, fake tensor or symbolic int) for each source that guards may name.
         symbols: Symbol -> the first size, stride, offset or int that has it.
         offsets_matter: Whether the function reads a storage offset (:mod:`desugar.flatten.storage_offsets`).
     """
 
     env: Any = field(default_factory=lambda: private.ShapeEnv(duck_shape=False, specialize_zero_one=True))
     mode: Any = None
-    guarded: list[tuple[str, Any]] = field(default_factory=list)
-    origin_of: dict[str, Any] = field(default_factory=dict)
+    guarded: list[tuple[Origin, Any]] = field(default_factory=list)
     symbols: dict[Any, SizeSymbol] = field(default_factory=dict)
     offsets_matter: bool = False
 
@@ -58,19 +56,19 @@ class Fakes:
         if self.mode is None:
             self.mode = private.FakeTensorMode(shape_env=self.env)
 
-    def tensor(self, real: Tensor, name: str, *, is_dynamic: bool = False) -> Tensor:
+    def tensor(self, real: Tensor, origin: Origin, *, is_dynamic: bool = False) -> Tensor:
         """Makes a fake of a plain tensor, without autograd metadata.
 
         Args:
             real: A strided plain tensor.
-            name: The name of the tensor in guards (`a3.values`).
+            origin: Where the tensor is at run time, by which guards name it.
             is_dynamic: Whether its sizes are symbols.
 
         Raises:
             DesugarError: The tensor is of a kind that the pass does not support (sparse, quantized, lazily conjugated).
         """
         check_plain(real)
-        source = private.LocalSource(name)
+        source = private.LocalSource(origin.name)
         # Torch makes a symbol for the value of a tensor of one element, which no guard here covers.
         if real.dim() or real.storage_offset():
             settings = {"symbolic_context": symbolic_context(real.dim(), is_dynamic), "source": source}
@@ -79,21 +77,21 @@ class Fakes:
         with torch.no_grad():
             fake = self.mode.from_tensor(bare_alias(real), **settings)
         fake.item_memo = None
-        self.guarded.append((name, fake))
+        self.guarded.append((origin, fake))
         for dim, extent in enumerate(fake.size()):
-            self._note(extent, f"{name}.size({dim})")
+            self._note(extent, origin.integer("size", dim))
         for dim, extent in enumerate(fake.stride()):
-            self._note(extent, f"{name}.stride({dim})")
-        self._note(fake.storage_offset(), f"{name}.storage_offset()")
+            self._note(extent, origin.integer("stride", dim))
+        self._note(fake.storage_offset(), origin.integer("storage_offset"))
         return fake
 
-    def integer(self, value: int, name: str) -> int | SymInt:
+    def integer(self, value: int, origin: Origin) -> int | SymInt:
         """Makes a symbol for an int that may change from call to call; like sizes, 0 and 1 stay constants."""
-        source = private.LocalSource(name)
+        source = private.LocalSource(origin.name)
         symbol = self.env.create_symbol(value, source=source, dynamic_dim=private.DimDynamic.DYNAMIC)
         symbolic = self.env.create_symintnode(symbol, hint=value, source=source)
-        self.guarded.append((name, symbolic))
-        self._note(symbolic, name)
+        self.guarded.append((origin, symbolic))
+        self._note(symbolic, origin.integer())
         return symbolic
 
     def canonical(self, extent: SymInt) -> SymInt:
@@ -106,12 +104,12 @@ class Fakes:
             return extent
         return node.shape_env.create_symintnode(node.expr, hint=node.hint)
 
-    def _note(self, extent: int | SymInt, text: str) -> None:
+    def _note(self, extent: int | SymInt, origin: Origin) -> None:
         if not isinstance(extent, SymInt):
             return
         expression = extent.node.expr
         if expression.is_symbol and expression not in self.symbols:
-            self.symbols[expression] = SizeSymbol(extent, text)
+            self.symbols[expression] = SizeSymbol(extent, origin)
 
 
 def bare_alias(real: Tensor) -> Tensor:
@@ -213,7 +211,7 @@ class SizeGuards:
 
     env: Any
     expression: str | None
-    origins: tuple[Any, ...]
+    origins: tuple[Origin, ...]
 
     def hold(self, leaves: Sequence[Any]) -> bool:
         """Returns whether the guards hold for the argument leaves of another call."""
@@ -228,11 +226,11 @@ class SizeGuards:
 
 def size_guards(fakes: Fakes) -> SizeGuards:
     """Returns the guards on the symbols in the arguments of a trace."""
-    symbolic = [(name, fake) for name, fake in fakes.guarded if is_symbolic(fake)]
+    symbolic = [(origin, fake) for origin, fake in fakes.guarded if is_symbolic(fake)]
     expression = None
     if symbolic:
         expression = fakes.env.produce_guards_expression([fake for _, fake in symbolic], ignore_static=False)
-    return SizeGuards(fakes.env, expression, tuple(fakes.origin_of[name] for name, _ in symbolic))
+    return SizeGuards(fakes.env, expression, tuple(origin for origin, _ in symbolic))
 
 
 def fixed_extents(extents: Sequence[Any]) -> list[int | None]:

@@ -8,7 +8,6 @@ program holds by reference.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from torch import SymInt, Tensor, nn
 from desugar import _torch as private
 from desugar.errors import DesugarError
 from desugar.flatten.fakes import Fakes, check_class, check_nested, is_symbolic, symbolic_context
+from desugar.flatten.origins import Origin
 from desugar.ir.storage import whole_storage
 from desugar.ir.values import (
     Constant,
@@ -45,34 +45,6 @@ from subclasses.errors import one_of
 
 class StaticNeeded(Exception):
     """Raised where a trace needs constant sizes: a zero gradient or shared memory would be recorded with them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The source of an input slot at run time.
-
-    Attributes:
-        leaf: Index of the input leaf; -1 where the slot holds a symbol or the base of overlapping tensors.
-        path: Attribute path from the leaf to the plain tensor or int.
-        text: For a symbol, an expression over the names that a program gives its arguments (`a0.values.size(0)`).
-    """
-
-    leaf: int
-    path: tuple[str, ...]
-    text: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The leaf and its attribute path as text, with the name that a program gives its argument (`a0.values`)."""
-        return ".".join([f"a{self.leaf}", *self.path])
-
-    def field(self, name: str) -> Origin:
-        """Returns the origin of an attribute of this object."""
-        return Origin(self.leaf, (*self.path, name))
-
-    def find(self, leaves: Sequence[Any]) -> Any:
-        """Returns the object at this origin, from the argument leaves of a call."""
-        return functools.reduce(getattr, self.path, leaves[self.leaf])
 
 
 @dataclass(slots=True)
@@ -127,7 +99,7 @@ class Inputs:
             else:
                 self._add(leaf, dynamic=self.is_dynamic)
         for symbol in self.fakes.symbols.values():
-            self._integer(symbol.value, symbol.text)
+            self._integer(symbol.value, symbol.origin)
         self.num_arguments = len(self.values)
 
     def add_captured(self, tensor: Tensor) -> Value:
@@ -213,21 +185,21 @@ class Inputs:
         ):  # a symbol that was specialized to a constant
             return Constant(int(fake))
         if isinstance(fake, SymInt):
-            extent = self._integer(fake, f"a{number}")
+            extent = self._integer(fake, Origin(number).integer())
             return Constant(None, extent.index) if isinstance(extent, Slot) else Constant(extent)
         if not isinstance(fake, Tensor):
             return Constant(fake)
         check_nested(leaf)
         value = unwrap_value(fake, Flat())
-        name = ".".join([f"a{number}", *path])
+        origin = Origin(number, path)
         if isinstance(value, Plain):
             check_class(leaf)
             slot = (
                 self.flat.tensor(leaf) if id(leaf) not in self.flat.tensor_ids else self.flat.duplicate(leaf)
             )
             self.fake_items[slot] = fake.detach() if slot != self.flat.tensor(leaf) else fake
-            self.origins[slot] = Origin(number, path)
-            self._add_extents(fake, name)
+            self.origins[slot] = origin
+            self._add_extents(fake, origin)
             return Plain(slot, leaf.requires_grad and not path, leaf.is_leaf)
         assert isinstance(value, Wrapper)
         if type(fake) is not type(leaf):
@@ -240,9 +212,10 @@ class Inputs:
             for field, _ in value.inner
         )
         dynamics = tuple(
-            (field, self._integer(getattr(fake, field), f"{name}.{field}")) for field, _ in value.dynamics
+            (field, self._integer(getattr(fake, field), origin.field(field).integer()))
+            for field, _ in value.dynamics
         )
-        size, stride = self._add_extents(fake, name)
+        size, stride = self._add_extents(fake, origin)
         return replace(
             value,
             inner=inner,
@@ -253,11 +226,11 @@ class Inputs:
             is_leaf=leaf.is_leaf,
         )
 
-    def _add_extents(self, fake: Tensor, name: str) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
+    def _add_extents(self, fake: Tensor, origin: Origin) -> tuple[tuple[Int, ...], tuple[Int, ...]]:
         """Adds input slots for the symbols in a fake's size and stride, and returns that size and stride."""
-        size = tuple(self._integer(extent, f"{name}.size({dim})") for dim, extent in enumerate(fake.size()))
-        stride = tuple(
-            self._integer(extent, f"{name}.stride({dim})") for dim, extent in enumerate(fake.stride())
+        size, stride = (
+            tuple(self._integer(extent, origin.integer(method, dim)) for dim, extent in enumerate(extents))
+            for method, extents in (("size", fake.size()), ("stride", fake.stride()))
         )
         return size, stride
 
@@ -283,8 +256,8 @@ class Inputs:
         if any(map(is_symbolic, fakes)):
             raise StaticNeeded
         base = self.flat.duplicate(whole_storage(reals[0]))
-        self.fake_items[base] = self.fakes.tensor(self.flat.items[base], f"storage{base}")
-        self.origins[base] = Origin(-1, ())
+        origin = self.origins[base] = Origin(-1, (f"storage{base}",))
+        self.fake_items[base] = self.fakes.tensor(self.flat.items[base], origin)
         self.bases[base] = slots
 
     @property
@@ -295,7 +268,7 @@ class Inputs:
     @property
     def has_symbols(self) -> bool:
         """Whether a size, stride or int of the inputs is a symbol."""
-        return any(origin.text is not None for origin in self.origins.values())
+        return any(origin.is_symbol for origin in self.origins.values())
 
     def primals(self) -> list[Any]:
         """Returns the arguments of the traced graph: fake tensors and symbolic ints, by input slot."""
@@ -319,7 +292,7 @@ class Inputs:
         check_nested(leaf)
         value = unwrap_value(leaf, self.flat)
         if isinstance(leaf, Tensor):
-            value = self._fakeify(value, leaf, Origin(number, ()), dynamic)
+            value = self._fakeify(value, leaf, Origin(number), dynamic)
         self.values.append(value)
         return value
 
@@ -327,8 +300,7 @@ class Inputs:
         """Makes fakes of the plain tensors in a value, and symbols for its dynamic ints and outer sizes."""
         if isinstance(value, Plain):
             if value.index not in self.fake_items:
-                self.fake_items[value.index] = self.fakes.tensor(real, origin.name, is_dynamic=dynamic)
-                self.fakes.origin_of[origin.name] = origin
+                self.fake_items[value.index] = self.fakes.tensor(real, origin, is_dynamic=dynamic)
                 self.origins[value.index] = origin
             return value
         assert isinstance(value, Wrapper)
@@ -346,9 +318,8 @@ class Inputs:
     def _dynamic_int(self, number: int, origin: Origin, dynamic: bool) -> Int:
         if not dynamic:
             return number
-        symbol = self.fakes.integer(number, origin.name)
-        self.fakes.origin_of[origin.name] = origin
-        return self._integer(symbol, origin.name) if isinstance(symbol, SymInt) else symbol
+        symbol = self.fakes.integer(number, origin)
+        return self._integer(symbol, origin.integer()) if isinstance(symbol, SymInt) else symbol
 
     def _outer_extents(
         self, value: Wrapper, real: Tensor, origin: Origin, dynamic: bool
@@ -364,24 +335,23 @@ class Inputs:
         )
         with self.fakes.mode:
             outer = torch.empty_strided(sizes, strides, dtype=real.dtype, device=real.device)
-        self.fakes.guarded.append((origin.name, outer))
-        self.fakes.origin_of[origin.name] = origin
-        size = tuple(self._integer(s, f"{origin.name}.size({d})") for d, s in enumerate(sizes))
-        return size, tuple(self._integer(s, f"{origin.name}.stride({d})") for d, s in enumerate(strides))
+        self.fakes.guarded.append((origin, outer))
+        size = tuple(self._integer(s, origin.integer("size", d)) for d, s in enumerate(sizes))
+        return size, tuple(self._integer(s, origin.integer("stride", d)) for d, s in enumerate(strides))
 
-    def _integer(self, extent: Any, text: str) -> Int:
+    def _integer(self, extent: Any, origin: Origin) -> Int:
         """Returns the input slot of a symbol; a constant or a derived int (a stride that sizes determine) unchanged.
 
         Args:
             extent: A size, stride or other int.
-            text: The expression that reads it at run time.
+            origin: Where it is at run time.
         """
         if isinstance(extent, SymInt) and not extent.node.expr.is_symbol:
             return extent  # type: ignore[return-value]
         known = self.flat.integer(extent)
         if isinstance(known, Slot) and known.index not in self.fake_items:
             self.fake_items[known.index] = self.fakes.canonical(extent)
-            self.origins[known.index] = Origin(-1, (), text)
+            self.origins[known.index] = origin
         return known
 
 

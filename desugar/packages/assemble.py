@@ -12,7 +12,8 @@ from torch import Tensor
 from desugar.backends.base import CompiledGraph
 from desugar.errors import PackageError, SignatureError
 from desugar.flatten.fakes import Fakes
-from desugar.flatten.inputs import Inputs, Origin
+from desugar.flatten.inputs import Inputs
+from desugar.flatten.origins import Origin
 from desugar.flatten.placeholders import make_placeholders
 from desugar.ir.abstract_values import Described, Unknown
 from desugar.ir.outputs import Outputs
@@ -194,7 +195,7 @@ def _inputs_of(record: ProgramRecord, hints: Sequence[int]) -> Inputs:
         fakes,
         values=[with_layouts(value) for value in record.values],
         fake_items=items,
-        origins={origin.slot: Origin(-1, (), _origin_text(origin)) for origin in record.origins},
+        origins={origin.slot: _origin(origin) for origin in record.origins},
         num_arguments=len(record.values),
         assumes_no_overlap=True,
         is_sealed=True,
@@ -207,9 +208,8 @@ def _inputs_of(record: ProgramRecord, hints: Sequence[int]) -> Inputs:
 _NO_MODE = object()  # a described program is not traced
 
 
-def _origin_text(origin: OriginRecord) -> str:
-    text = ".".join([f"a{origin.leaf}", *origin.path])
-    return f"{text}.{origin.method}({origin.dim})" if origin.method else text
+def _origin(record: OriginRecord) -> Origin:
+    return Origin(record.leaf, record.path, record.method, record.dim if record.method else None)
 
 
 def _item(fact: Fact, hints: Sequence[int]) -> Any:

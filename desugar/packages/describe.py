@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -11,6 +10,7 @@ from torch import SymInt, Tensor
 
 from desugar import _torch as private
 from desugar.errors import PackageError
+from desugar.flatten.origins import Origin as InputOrigin
 from desugar.ir.outputs import Outputs
 from desugar.ir.storage import base_of
 from desugar.ir.values import (
@@ -59,8 +59,6 @@ from desugar.packages.provenance import Probe, ProbeInt
 from desugar.packages.tensor_facts import Symbols, Weights
 from desugar.tracing.inner_views import InnerReplay
 from desugar.tracing.view_replays import ViewReplay, return_base
-
-_ORIGIN = re.compile(r"a(\d+)((?:\.\w+)*?)(?:\.(size|stride)\((\d+)\))?")
 
 # ---------------------------------------------------------------------------------------------- the program
 
@@ -373,15 +371,12 @@ def _known_int(extent: Any) -> Int:
     return Slot(0) if isinstance(extent, SymInt) else extent
 
 
-def _origins(origins: dict[int, Any]) -> Iterator[Origin]:
+def _origins(origins: dict[int, InputOrigin]) -> Iterator[Origin]:
     for slot, origin in origins.items():
-        if origin.text is None:
-            continue
-        found = _ORIGIN.fullmatch(origin.text)
-        if found is None:
-            raise PackageError(f"the program reads {origin.text}, which a package cannot")
-        leaf, path, method, dim = found.groups()
-        yield Origin(slot, int(leaf), tuple(path.split(".")[1:]), method or "", int(dim or 0))
+        if origin.method == "storage_offset":
+            raise PackageError(f"the program reads {origin.name}.storage_offset(), which a package cannot")
+        if origin.method is not None:
+            yield Origin(slot, origin.leaf, origin.path, origin.method, origin.dim or 0)
 
 
 def _reads_attribute(name: str) -> PackageError:

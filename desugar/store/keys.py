@@ -18,6 +18,7 @@ import sys
 import time
 import types
 from collections.abc import Iterable, Iterator
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def key_of(graph: fx.GraphModule, inputs: Inputs, backend: Any, read: Iterable[S
             inputs.primals(),
             [str(item.storage_offset()) for item in inputs.primals() if isinstance(item, Tensor)],
             [(type(value).__name__, describe(value), _flags(value)) for value in inputs.values],
-            [(origin.leaf, origin.path, origin.text) for _, origin in sorted(inputs.origins.items())],
+            [astuple(origin) for _, origin in sorted(inputs.origins.items())],
             sorted(inputs.parameters),
             [(_name(cls), fingerprint(cls)) for cls in classes],
             describe_code(classes, [static for value in inputs.values for static in _statics_of(value)]),

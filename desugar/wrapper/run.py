@@ -14,7 +14,7 @@ from torch import Tensor
 from desugar.codegen.build_values import ReadSlot, emit_constant, emit_graph_call, emit_ints
 from desugar.codegen.debug_checks import Expected, emit_recheck
 from desugar.codegen.runtime import check_inference_mode, note_versions, raise_versions
-from desugar.codegen.text import negated, tuple_of
+from desugar.codegen.text import tuple_of
 from desugar.codegen.unpack import Names, emit_unpacking
 from desugar.ir.outputs import unread_positions, written_slots
 from desugar.ir.storage import are_apart
@@ -92,18 +92,16 @@ def _emit_unguarded_checks(out: Emitter, parts: Parts, names: Names, parameters:
     """
     if parts.otherwise is None:
         return
-    conditions = [*_no_overlap_conditions(out, parts, names), *_offset_conditions(parts, names)]
-    conditions += _whole_size_conditions(out, parts, names)
-    if conditions:
-        is_one = len(conditions) == 1
-        mismatch = negated(conditions[0]) if is_one else f"not ({' and '.join(conditions)})"
-        out.writeline(f"if {mismatch}:")
+    differences = [*_overlaps(out, parts, names), *_other_offsets(parts, names)]
+    differences += _other_whole_sizes(out, parts, names)
+    if differences:
+        out.writeline(f"if {' or '.join(differences)}:")
         with out.indent():
             out.writeline(f"return {out.bind(parts.otherwise, 'another_program')}({', '.join(parameters)})")
 
 
-def _no_overlap_conditions(out: Emitter, parts: Parts, names: Names) -> list[str]:
-    """Returns the condition that no mutated tensor shares memory with another tensor; none if that is certain."""
+def _overlaps(out: Emitter, parts: Parts, names: Names) -> list[str]:
+    """Returns the condition that a mutated tensor shares memory with another tensor; none if none can."""
     inputs = parts.inputs
     written = written_slots(inputs.values, parts.outputs)
     tensors = [n for n, item in inputs.fake_items.items() if isinstance(item, Tensor)]
@@ -111,30 +109,30 @@ def _no_overlap_conditions(out: Emitter, parts: Parts, names: Names) -> list[str
         return []
     mutated = tuple_of(names.slots[n] for n in tensors if n in written)
     others = tuple_of(names.slots[n] for n in tensors if n not in written)
-    return [f"{out.bind(are_apart, 'are_apart')}({mutated}, {others})"]
+    return [f"not {out.bind(are_apart, 'are_apart')}({mutated}, {others})"]
 
 
-def _offset_conditions(parts: Parts, names: Names) -> list[str]:
-    """Returns the conditions that tensors have the traced storage offsets, if the function depends on them."""
+def _other_offsets(parts: Parts, names: Names) -> list[str]:
+    """Returns the conditions that tensors have other storage offsets than the traced ones, if these matter."""
     inputs = parts.inputs
     if not inputs.fakes.offsets_matter:
         return []
     offsets = {n: item.storage_offset() for n, item in inputs.fake_items.items() if isinstance(item, Tensor)}
     return [
-        f"{names.slots[n]}.storage_offset() == {offset}"
+        f"{names.slots[n]}.storage_offset() != {offset}"
         for n, offset in offsets.items()
         if isinstance(offset, int)
     ]
 
 
-def _whole_size_conditions(out: Emitter, parts: Parts, names: Names) -> list[str]:
-    """Returns the conditions that DTensors have the traced sizes; Dynamo guards those of the local tensors.
+def _other_whole_sizes(out: Emitter, parts: Parts, names: Names) -> list[str]:
+    """Returns the conditions that DTensors have other sizes than the traced ones; Dynamo guards those of local tensors.
 
     Two sizes of an uneven tensor have the same part on some ranks.
     """
     leaves = enumerate(parts.inputs.values)
     found = [place for leaf, value in leaves for place in _dtensors_in(names.leaves[leaf], value)]
-    return [condition for name, value in found for condition in _extent_conditions(out, name, value)]
+    return [condition for name, value in found for condition in _other_extents(out, name, value)]
 
 
 def _dtensors_in(name: str, value: Value) -> Iterator[tuple[str, Wrapper]]:
@@ -146,14 +144,14 @@ def _dtensors_in(name: str, value: Value) -> Iterator[tuple[str, Wrapper]]:
         yield from _dtensors_in(f"{name}.{field}", part)
 
 
-def _extent_conditions(out: Emitter, name: str, value: Wrapper) -> Iterator[str]:
+def _other_extents(out: Emitter, name: str, value: Wrapper) -> Iterator[str]:
     if all(isinstance(extent, int) for extent in (*value.size, *value.stride)):
         meta = value.context.spec_of(value.size, value.stride).tensor_meta
-        yield f"{name}._spec.tensor_meta == {out.bind(meta, 'meta')}"
+        yield f"{name}._spec.tensor_meta != {out.bind(meta, 'meta')}"
         return
     for method, extents in (("size", value.size), ("stride", value.stride)):
         constants = {dim: extent for dim, extent in enumerate(extents) if isinstance(extent, int)}
-        yield from (f"{name}.{method}({dim}) == {extent}" for dim, extent in constants.items())
+        yield from (f"{name}.{method}({dim}) != {extent}" for dim, extent in constants.items())
 
 
 def _emit_inference_check(out: Emitter, parts: Parts, names: Names) -> None:

@@ -10,6 +10,7 @@ import desugar
 from desugar.errors import DesugarError
 from desugar.flatten.fakes import Fakes, bare_alias, check_plain, hint, is_symbolic, size_guards
 from desugar.flatten.inputs import Inputs
+from desugar.flatten.origins import Origin
 from tests.desugar.classes import Labeled
 
 # ---- fakes ---------------------------------------------------------------------------------------------------
@@ -30,7 +31,7 @@ from tests.desugar.classes import Labeled
     ids=lambda t: f"{tuple(t.shape)}-{t.dtype}",
 )
 def test_a_fake_has_the_facts_of_the_real_tensor(real):
-    fake = Fakes().tensor(real, "t0")
+    fake = Fakes().tensor(real, Origin(0))
     assert (fake.size(), fake.stride(), fake.dtype) == (real.size(), real.stride(), real.dtype)
     assert fake.device == real.device and fake.storage_offset() == real.storage_offset()
     assert not fake.requires_grad and not is_symbolic(fake)
@@ -38,14 +39,11 @@ def test_a_fake_has_the_facts_of_the_real_tensor(real):
 
 def test_sizes_that_are_equal_by_chance_have_symbols_of_their_own():
     fakes = Fakes()
-    x, y = (fakes.tensor(torch.ones(4, 4), name, is_dynamic=True) for name in ("t0", "t1"))
+    x, y = (fakes.tensor(torch.ones(4, 4), Origin(leaf), is_dynamic=True) for leaf in (0, 1))
     symbols = [extent.node.expr for extent in (*x.size(), *y.size())]
     assert len(set(symbols)) == 4
-    assert [fakes.symbols[s].text for s in symbols] == [
-        "t0.size(0)",
-        "t0.size(1)",
-        "t1.size(0)",
-        "t1.size(1)",
+    assert [fakes.symbols[s].origin for s in symbols] == [
+        Origin(leaf, (), "size", dim) for leaf in (0, 1) for dim in (0, 1)
     ]
     assert [hint(extent) for extent in x.size()] == [4, 4] and hint(3) == 3
 
@@ -53,10 +51,10 @@ def test_sizes_that_are_equal_by_chance_have_symbols_of_their_own():
 @pytest.mark.parametrize("extent", [0, 1])
 def test_zero_and_one_stay_constants(extent):
     fakes = Fakes()
-    assert not is_symbolic(fakes.tensor(torch.ones(extent, 1), "t0", is_dynamic=True))
+    assert not is_symbolic(fakes.tensor(torch.ones(extent, 1), Origin(0), is_dynamic=True))
     assert (
-        not isinstance(fakes.integer(extent, "n0"), SymInt)
-        or not fakes.integer(extent, "n0").node.expr.free_symbols
+        not isinstance(fakes.integer(extent, Origin(1)), SymInt)
+        or not fakes.integer(extent, Origin(1)).node.expr.free_symbols
     )
 
 
