@@ -164,7 +164,8 @@ def owns_memory(t: torch.Tensor, references: int, tensors: int) -> bool:
     return _storage_references(t.untyped_storage()._cdata) <= tensors + 1
 
 
-_set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded  # type: ignore[attr-defined]
+is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # type: ignore[attr-defined]
+set_excluded = torch._C._dispatch_tls_set_dispatch_key_excluded  # type: ignore[attr-defined]
 _conjugate, _negative = torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative  # type: ignore[attr-defined]
 
 
@@ -175,20 +176,23 @@ def with_lazy_bits(run: Callable[..., Any]) -> Callable[..., Any]:
     sets such a bit itself, such as ``linalg_pinv``, would be silently wrong without them. Setting the two keys takes a
     third of the time of a guard object.
     """
-    is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # type: ignore[attr-defined]
 
     def run_with_lazy_bits(*args: Any, **kwargs: Any) -> Any:
         if not is_excluded(_conjugate):
             return run(*args, **kwargs)
-        _set_excluded(_conjugate, False)
-        _set_excluded(_negative, False)
+        set_excluded(_conjugate, False)
+        set_excluded(_negative, False)
         try:
             return run(*args, **kwargs)
         finally:
-            _set_excluded(_conjugate, True)
-            _set_excluded(_negative, True)
+            set_excluded(_conjugate, True)
+            set_excluded(_negative, True)
 
     return run_with_lazy_bits
+
+
+# With this key, views share the version counter of their base; PyTorch disables it before ``__torch_dispatch__``.
+VIEWS_KEY = torch._C.DispatchKey.ADInplaceOrView  # type: ignore[attr-defined]
 
 
 # The keys that are disabled below autograd: autograd itself and the tracking of views and in-place ops.
@@ -207,14 +211,13 @@ def autograd_enabled() -> Any:
 
 # Whether a dispatch key is disabled for this thread, and whether a tensor requires grad without a call of its class's
 # __torch_function__, which costs four times as much.
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # type: ignore[attr-defined]
 any_requires_grad = torch._C._any_requires_grad  # type: ignore[attr-defined]
 _autograd_key = torch._C.DispatchKey.AutogradFunctionality  # type: ignore[attr-defined]
 
 
 def is_recording(
     x: torch.Tensor,
-    is_excluded: Any = _is_excluded,
+    is_excluded: Any = is_excluded,
     key: Any = _autograd_key,
     is_grad_enabled: Any = torch.is_grad_enabled,
     any_requires_grad: Any = any_requires_grad,

@@ -393,6 +393,6 @@ def coerce_tangent(x: Any, expected: Any, expected_type: type | None) -> Any:
 
 
 def with_layout(x: Any, layout: Layout) -> Any:
-    """Returns a value with the same inner tensors and another layout."""
-    inners = [x.__dict__[n] for n in type(x).__spec__.attributes]
-    return type(x)._wrap(layout, *inners, *dynamic_ints(x))
+    """Returns a value with the same inner tensors and another layout; a function of it, where autograd records."""
+    inners = unwrap(x, type(x).__spec__.attributes)
+    return construct(layout, dynamic_ints(x), *inners)

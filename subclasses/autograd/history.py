@@ -242,7 +242,7 @@ class _Read(torch.autograd.Function):
 # ---- keeping it --------------------------------------------------------------------------------------------
 
 
-def with_history(run: Call, *, is_rule: bool, is_view: bool, writes: bool) -> Call:
+def with_history(run: Call, *, is_rule: bool, is_view: bool) -> Call:
     """Wraps the plan of an op so that each value that it makes of others knows how.
 
     Args:
@@ -250,25 +250,19 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, writes: bool) -> Ca
         is_rule: whether it is a rule of the author. Any other plan computes each inner tensor from that one inner
             tensor of its operands, as PyTorch's formula does with cotangents; it matters only behind a rule.
         is_view: whether the op returns views.
-        writes: whether it is a rule that writes to its first operand, whose derivative is not known then.
     """
-    by_rule, is_grad_enabled = is_rule or writes, torch.is_grad_enabled
+    is_grad_enabled = torch.is_grad_enabled
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         if not is_grad_enabled():
             return run(*args, **kwargs)
         operands = tensors_in(args, kwargs)
-        if not _is_kept(operands, by_rule=by_rule):
+        if not is_kept(operands, by_rule=is_rule):
             return run(*args, **kwargs)
         if any(t.__dict__.get(HISTORY) is OPEN for t in operands):  # a rule that runs again calls another one
             with autograd_enabled():
                 return _open(run(*args, **kwargs))
         out = run(*args, **kwargs)
-        if writes:
-            if hasattr(type(operands[0]), "__spec__"):
-                _forget(operands[0])
-                _forget_base(operands[0])
-            return out
         for number, one in enumerate(out) if isinstance(out, list | tuple) else ((None, out),):
             is_made = hasattr(type(one), "__spec__") and not any(one is t for t in operands)
             if is_made and (is_rule or HISTORY not in one.__dict__):
@@ -291,13 +285,25 @@ def keep_history(x: Any, history: History) -> None:
             _derive(x)
 
 
-def run_derived(run: Call, target: Any, args: Any, kwargs: Any) -> tuple[Any, Callable[[Any], None]]:
-    """Runs a rule for an op that writes to a value; returns the value to write and what attaches its history."""
-    if not (torch.is_grad_enabled() and _is_kept(tensors_in(args, kwargs), by_rule=True)):
+def run_derived(
+    run: Call, target: Any, args: Any, kwargs: Any, *, overwrites: bool = False
+) -> tuple[Any, Callable[[Any], None]]:
+    """Runs a rule for an op that writes to a value; returns the value to write and what attaches its history.
+
+    Args:
+        run: the rule, of the op itself or of the op that writes nothing.
+        target: the value.
+        args: the arguments of the op.
+        kwargs: its keyword arguments.
+        overwrites: whether the result does not depend on what is there.
+    """
+    if not (torch.is_grad_enabled() and is_kept(tensors_in(args, kwargs), by_rule=True)):
         return run(*args, **kwargs), _keep_nothing
 
     def open_one(t: Any) -> Any:
-        return _with_copies(_open_value(t)) if t is target else _open_value(t)
+        if t is not target:
+            return _open_value(t)
+        return _with_copies(t if overwrites else _open_value(t))
 
     with autograd_enabled():
         found = run(*map_tensors(args, open_one), **map_tensors(kwargs, open_one))
@@ -305,9 +311,11 @@ def run_derived(run: Call, target: Any, args: Any, kwargs: Any) -> tuple[Any, Ca
             return found.detach() if isinstance(found, Tensor) else found, _keep_nothing
         parts = dict(zip(names := type(found).__spec__.attributes, unwrap(found, names), strict=True))
     value = with_inners(found, [t if t is None else t.detach() for t in parts.values()])
+    is_known = any(t is not None and t.requires_grad for t in parts.values())
+    is_known &= not any(map(_is_written_unseen, parts.values()))
 
     def attach(target: Any) -> None:
-        target.__dict__[HISTORY] = History(target, None, parts, version=_written(target))
+        target.__dict__[HISTORY] = History(target, None, parts if is_known else {}, version=_written(target))
         _forget_base(target)
 
     return value, attach
@@ -320,6 +328,11 @@ def _with_copies(x: Any) -> Any:
     return opened(
         x, [t.clone() if is_differentiable(t) else t for t in map(x.__dict__.get, x.__spec__.attributes)]
     )
+
+
+def _is_written_unseen(part: Any) -> bool:
+    """Whether an inner tensor is a copy to which a rule wrote where autograd does not record, as under no_grad()."""
+    return part is not None and type(part.grad_fn).__name__ == "CloneBackward0" and _version(part) > 0
 
 
 def _forget(target: Any) -> None:
@@ -341,7 +354,7 @@ def _keep_nothing(target: Any) -> None:
     pass
 
 
-def _is_kept(operands: Sequence[Any], *, by_rule: bool) -> bool:
+def is_kept(operands: Sequence[Any], *, by_rule: bool) -> bool:
     """Whether autograd records an op on values, by a rule or behind one."""
     for t in operands:
         if HISTORY in t.__dict__:

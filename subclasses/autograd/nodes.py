@@ -57,10 +57,11 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if isinstance(out, Tensor):
         if HISTORY in out.__dict__:
             _settle(out)
-    elif isinstance(out, list | tuple):
-        for x in out:
-            if isinstance(x, Tensor) and HISTORY in x.__dict__:
-                _settle(x)
+        return out
+    made = args[:1] if func is Tensor.__setitem__ else out
+    for x in made if isinstance(made, list | tuple) else ():
+        if isinstance(x, Tensor) and HISTORY in x.__dict__:
+            _settle(x)
     return out
 
 

@@ -13,7 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, return_and_correct_aliasing, set_storage_of, storage_key
+from subclasses._torch import (
+    VIEWS_KEY,
+    OpOverload,
+    is_excluded,
+    return_and_correct_aliasing,
+    set_excluded,
+    set_storage_of,
+    storage_key,
+)
 from subclasses.autograd.construct import is_differentiable
 from subclasses.dispatch.schema import OpFacts, op_facts
 from subclasses.errors import DispatchError, one_of
@@ -34,6 +42,13 @@ def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]
         return correct(facts, args, kwargs, run(*args, **kwargs))
 
     return plan
+
+
+def holds_plain(x: Any) -> bool:
+    """Whether the innermost tensors of a value are plain ones, and not those of a trace."""
+    while (layout := x.__dict__.get("_layout")) is not None:
+        x = x.__dict__[layout.present[0]]
+    return x.__class__ in PLAIN
 
 
 def alias_views(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
@@ -116,18 +131,43 @@ def argument(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], index:
     return args[index] if index < len(args) else kwargs.get(facts.arguments[index].name)
 
 
-def with_normal_views(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps ``run`` so that in inference mode a view of a normal tensor is normal and shares its version counter."""
+def with_versions_of_base(op: OpOverload, run: Callable[..., Any], *, is_copy: bool) -> Callable[..., Any]:
+    """Wraps ``run`` so that a view shares the version counter of its base, and each inner tensor that of its own.
+
+    What autograd saved of a view's inner tensors is then known to be stale after a write to the base. In inference
+    mode, a view of a normal tensor is normal.
+
+    Args:
+        op: the op.
+        run: its plan.
+        is_copy: whether the plan returns no views of inner tensors.
+    """
     facts = op_facts(op)
-    index = facts.viewed[0][0]
+    index, is_inference_mode = facts.viewed[0][0], torch.is_inference_mode_enabled
 
     def plan(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_inference_mode_enabled() and not argument(facts, args, kwargs, index).is_inference():
+        base = args[index] if index < len(args) else argument(facts, args, kwargs, index)
+        if is_inference_mode() and not base.is_inference():
             with torch.inference_mode(False), torch.no_grad():
                 return run(*args, **kwargs)
-        return run(*args, **kwargs)
+        if is_copy or not (is_excluded(VIEWS_KEY) and holds_plain(base)):
+            return run(*args, **kwargs)
+        set_excluded(VIEWS_KEY, False)
+        try:
+            out = run(*args, **kwargs)
+        finally:
+            set_excluded(VIEWS_KEY, True)
+        if out.__class__ is base.__class__:
+            return out
+        return [_untracked(one, base) for one in out] if isinstance(out, list) else _untracked(out, base)
 
     return plan
+
+
+def _untracked(out: Any, base: Any) -> Any:
+    """Returns a result, or an alias of one that may be tracked as a view already, as PyTorch is about to do."""
+    is_new = out.__class__ is base.__class__ or not isinstance(out, Tensor)
+    return out if is_new else torch.ops.aten.alias.default(out)
 
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})

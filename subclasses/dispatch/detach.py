@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import in_backward, owns_memory, set_storage_of
+from subclasses._torch import VIEWS_KEY, in_backward, is_excluded, owns_memory, set_excluded, set_storage_of
+from subclasses.dispatch.aliasing import holds_plain
 
 aten = torch.ops.aten
 
@@ -35,10 +36,18 @@ def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         layout = held["_layout"]
         if layout.nested:
             return run(x)
-        inners = [None if (t := held[name]) is None else detach(t) for name in attributes]
+        is_gradient = trainable and in_backward()
+        shares = not is_gradient and holds_plain(x) and is_excluded(VIEWS_KEY)
+        if shares:
+            set_excluded(VIEWS_KEY, False)
+        try:
+            inners = [None if (t := held[name]) is None else detach(t) for name in attributes]
+        finally:
+            if shares:
+                set_excluded(VIEWS_KEY, True)
         out = wrap(layout, *inners, *[held[name] for name in dynamics])
         set_storage_of(out, x)
-        if trainable and in_backward():
+        if is_gradient:
             own_gradients(x, out)
         return out
 

@@ -24,13 +24,13 @@ from subclasses._torch import (
     python_decomposition,
     with_lazy_bits,
 )
-from subclasses.autograd.history import run_derived, with_history
+from subclasses.autograd.history import is_kept, run_derived, with_history
 from subclasses.dispatch import structural
 from subclasses.dispatch.aliasing import (
     with_aliasing,
     with_counted_writes,
     with_kept_writes,
-    with_normal_views,
+    with_versions_of_base,
     write_into,
     write_plain,
 )
@@ -47,7 +47,7 @@ from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.rule_errors import is_of_operator
 from subclasses.dispatch.rule_results import describe, with_results_of
-from subclasses.dispatch.rules import find_op_rule, find_tag_rule
+from subclasses.dispatch.rules import find_op_rule, find_tag_rule, has_pointwise_rules
 from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
@@ -55,6 +55,7 @@ from subclasses.dispatch.training import takes_lists, with_training
 from subclasses.dispatch.transform_conflicts import with_rules_above
 from subclasses.errors import DispatchError, one_of
 from subclasses.higher_order.dispatch import higher_order_run
+from subclasses.spec.values import tensors_in
 
 aten = torch.ops.aten
 
@@ -63,8 +64,8 @@ Call = Callable[..., Any]
 
 _OF_GRADIENTS = (*ADDITIVE_OPS, *SCALING_OPS, aten.sum.default, aten.sum.dim_IntList)  # which formulas apply
 _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})  # by which the engine adds two gradients
-# What such an op leaves does not depend on what was there.
-_OVERWRITING = frozenset({aten.copy_.default, aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
+# Their derivative is zero, of PyTorch's formula and of a rule.
+_FILLING = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
 
 
 class Plan(NamedTuple):
@@ -92,14 +93,16 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if op in COPYING_OPS:
         plan = plan._replace(run=with_marks(cls, op, plan.run))
     if op_facts(op).viewed:
-        plan = plan._replace(run=with_normal_views(op, plan.run))
+        plan = plan._replace(run=with_versions_of_base(op, plan.run, is_copy=plan.step == "materialize"))
     if op_facts(op).written:
         plan = plan._replace(run=with_counted_writes(cls, op, plan.run))
     if cls._keeps_history and op is not aten.detach.default:
         facts, is_rule = op_facts(op), plan.step in ("rule", "tag rule")
-        writes = is_rule and facts.written == (0,) and op not in _OVERWRITING
+        by_rules = is_rule or (plan.step == "map" and _formula_asks_rules(cls, op))
         made = with_history(
-            plan.run, is_rule=is_rule and not facts.written, is_view=bool(facts.viewed), writes=writes
+            _derive_write(cls, op, plan) if by_rules and facts.written == (0,) else plan.run,
+            is_rule=by_rules and not facts.written,
+            is_view=bool(facts.viewed),
         )
         plan = plan._replace(run=made)
     if op is aten.detach.default and is_each_inner:
@@ -119,6 +122,15 @@ def _with_gradients(cls: Any, op: OpOverload, plan: Plan) -> Call:
     if cls.__spec__.fallback == "map" and cls._marks_cotangents and _takes_one(op):
         run = with_mapped_cotangents(cls, run, lambda: fallback_run(cls, op))
     return run
+
+
+def _formula_asks_rules(cls: Any, op: OpOverload) -> bool:
+    """Whether PyTorch's formula for a mapped op may compute with values by rules, which need not act on inner tensors.
+
+    The formula for a view does not compute with values, and that for a pointwise op only by pointwise ops and sums.
+    """
+    is_pointwise = torch.Tag.pointwise in (functional_counterpart(op) or op).tags
+    return not op_facts(op).viewed and (not is_pointwise or cls._marks_cotangents or has_pointwise_rules(cls))
 
 
 def _takes_one(op: OpOverload) -> bool:
@@ -227,6 +239,27 @@ def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
     return None
 
 
+def _derive_write(cls: Any, op: OpOverload, plan: Plan) -> Call:
+    """Wraps the plan of an op that writes: where autograd records, it runs on copies, and its result is written.
+
+    What runs on copies is the rule, or of a mapped op the one that writes nothing.
+    """
+    rule, functional = find_op_rule(cls, op), functional_counterpart(op)
+    if op in _FILLING or (rule is None and functional is None):
+        return plan.run
+
+    @functools.cache
+    def derive() -> Call:
+        run = fallback_run(cls, functional) if rule is None else _run_rule(cls, op, rule)  # type: ignore[arg-type]
+        return _write_result(cls, op, run, write=write_into, overwrites=op is aten.copy_.default)
+
+    def run(x: Any, *args: Any, **kwargs: Any) -> Any:
+        is_recorded = torch.is_grad_enabled() and is_kept(tensors_in((x, *args), kwargs), by_rule=True)
+        return (derive() if is_recorded and isinstance(x, cls) else plan.run)(x, *args, **kwargs)
+
+    return run
+
+
 def _decompose(op: OpOverload) -> Call:
     """Returns a plan that decomposes a composite op, which is dispatched in inference mode only."""
 
@@ -241,10 +274,12 @@ def _decompose(op: OpOverload) -> Call:
 # ---- the steps ---------------------------------------------------------------------------------------------
 
 
-def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
+def _write_result(
+    cls: Any, op: OpOverload, run: Call, *, write: Call | None = None, overwrites: bool = False
+) -> Call:
     facts, ruled = op_facts(op), find_op_rule(cls, aten.copy_.default)
-    # A rule for copy_ defines how every derived op writes to the class.
-    write = write_into if ruled is None else lambda _, x, value: ruled(aten.copy_.default, x, value)
+    if write is None:  # a rule for copy_ defines how every derived op writes to the class
+        write = write_into if ruled is None else lambda _, x, value: ruled(aten.copy_.default, x, value)
     # An in-place op names its target as its functional counterpart does; an out= op has additional parameters.
     out = [facts.arguments[i].name for i in facts.written if facts.arguments[i].keyword]
 
@@ -252,7 +287,7 @@ def _write_result(cls: Any, op: OpOverload, run: Call) -> Call:
         targets = [kwargs.pop(n) for n in out] or [args[i] for i in facts.written]
         keep = None
         if cls._keeps_history and len(targets) == 1:
-            value, keep = run_derived(run, targets[0], args, kwargs)
+            value, keep = run_derived(run, targets[0], args, kwargs, overwrites=overwrites)
         else:
             value = run(*args, **kwargs)
         if value is NotImplemented:

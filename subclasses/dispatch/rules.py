@@ -261,6 +261,13 @@ def has_op_rules(cls: type) -> bool:
     return any(b.overloads or b.packets or b.families or b.tags for b in books)
 
 
+def has_pointwise_rules(cls: type) -> bool:
+    """Whether a class or a base of it has a rule for a pointwise op, by which formulas for other ops may compute."""
+    books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
+    ops = [op for b in books for op in (*b.overloads, *b.packets, *b.families)]
+    return any(b.tags for b in books) or any(torch.Tag.pointwise in op.tags for op in ops)
+
+
 def is_named(cls: type, function: Any) -> bool:
     """Whether a rule names this Python-level function itself."""
     return any(BOOK in vars(b) and function in vars(b)[BOOK].functions for b in cls.__mro__)

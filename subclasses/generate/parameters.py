@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from subclasses._torch import hooks_of, is_traceable_wrapper_subclass, set_hooks
-from subclasses.autograd.construct import is_differentiable, with_layout
+from subclasses.autograd.construct import construct, is_differentiable, unwrap, with_layout
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import cotangent_layout, value_layout
+from subclasses.layout import cotangent_layout, value_layout, with_nested
 from subclasses.spec.collect import InnerField
-from subclasses.spec.values import GRADIENT, HOOKS, POINT, with_inners
+from subclasses.spec.values import GRADIENT, HOOKS, POINT, dynamic_ints
 
 
 def become_parameter(x: Any, value: bool) -> None:
@@ -144,15 +144,19 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
 
 def mark_gradient(grad: Any, held: dict[str, Any]) -> Any:
     """Returns a gradient of a point with these attributes that the arithmetic of optimizers recognizes."""
-    nested = {name: _convert_inner(grad.__dict__[name], held[name]) for name, _ in held["_layout"].nested}
-    if type(grad)._marks_gradients and not nested:
+    if type(grad)._marks_gradients and not held["_layout"].nested:
         return grad if grad._layout.cotangent else with_layout(grad, cotangent_layout(grad._layout))
-    inners = [nested.get(n, grad.__dict__[n]) for n in type(grad).__spec__.attributes]
-    alias = with_inners(grad, inners)
+    names = type(grad).__spec__.attributes
+    parts = dict(zip(names, unwrap(grad, names), strict=True))
+    parts |= {name: _convert_inner(parts[name], held[name]) for name, _ in held["_layout"].nested}
+    inners = [*parts.values()]
+    layout = with_nested(grad._layout, *inners)
     if type(grad)._marks_gradients:
-        return with_layout(alias, cotangent_layout(held["_layout"]))
-    alias.__dict__[GRADIENT] = True
-    return alias
+        layout = cotangent_layout(held["_layout"])
+    marked = construct(layout, dynamic_ints(grad), *inners)
+    if not type(grad)._marks_gradients:
+        marked.__dict__[GRADIENT] = True
+    return marked
 
 
 def _convert_inner(grad: Any, x: Any) -> Any:
