@@ -124,7 +124,7 @@ def run_again(cls: type, run: Call, args: Any, kwargs: Any) -> Any:
 def _versions(*groups: Sequence[Any]) -> list[list[int]]:
     """The versions of values and of their inner tensors: autograd counts writes to the former, rules to the latter."""
     with DisableTorchFunctionSubclass():
-        return [[_version(t) for x in tensors for t in _held(x)] for tensors in groups]
+        return [[version_of(t) for x in tensors for t in _held(x)] for tensors in groups]
 
 
 def _held(x: Any) -> list[Any]:
@@ -132,7 +132,8 @@ def _held(x: Any) -> list[Any]:
     return [x] if spec is None else [x, *(t for n in spec.attributes if (t := x.__dict__[n]) is not None)]
 
 
-def _version(t: Tensor) -> int:
+def version_of(t: Tensor) -> int:
+    """Returns how often a tensor was written to; 0 for one that does not count it."""
     return 0 if t.is_inference() else t._version
 
 
@@ -175,7 +176,7 @@ def _is_underived(t: Tensor) -> bool:
 
 def _open(value: Any) -> Any:
     """Replaces each value of a declared class in the arguments by an open wrapper."""
-    return map_tensors(value, _open_value)
+    return map_tensors(value, open_value)
 
 
 def replace_tensors(value: Any, new: dict[int, Any]) -> Any:
@@ -183,7 +184,8 @@ def replace_tensors(value: Any, new: dict[int, Any]) -> Any:
     return map_tensors(value, lambda t: new.get(id(t), t))
 
 
-def _open_value(value: Any) -> Any:
+def open_value(value: Any) -> Any:
+    """Replaces a value of a declared class by an open wrapper; returns any other tensor unchanged."""
     spec, history = getattr(type(value), "__spec__", None), value.__dict__.get(HISTORY)
     if spec is None or history is OPEN:
         return value
@@ -283,75 +285,6 @@ def keep_history(x: Any, history: History) -> None:
     if history.length > _LONGEST:
         with autograd_enabled():
             _derive(x)
-
-
-def run_derived(
-    run: Call, target: Any, args: Any, kwargs: Any, *, overwrites: bool = False
-) -> tuple[Any, Callable[[Any], None]]:
-    """Runs a rule for an op that writes to a value; returns the value to write and what attaches its history.
-
-    Args:
-        run: the rule, of the op itself or of the op that writes nothing.
-        target: the value.
-        args: the arguments of the op.
-        kwargs: its keyword arguments.
-        overwrites: whether the result does not depend on what is there.
-    """
-    if not (torch.is_grad_enabled() and is_kept(tensors_in(args, kwargs), by_rule=True)):
-        return run(*args, **kwargs), _keep_nothing
-
-    def open_one(t: Any) -> Any:
-        if t is not target:
-            return _open_value(t)
-        return _with_copies(t if overwrites else _open_value(t))
-
-    with autograd_enabled():
-        found = run(*map_tensors(args, open_one), **map_tensors(kwargs, open_one))
-        if not hasattr(type(found), "__spec__"):
-            return found.detach() if isinstance(found, Tensor) else found, _keep_nothing
-        parts = dict(zip(names := type(found).__spec__.attributes, unwrap(found, names), strict=True))
-    value = with_inners(found, [t if t is None else t.detach() for t in parts.values()])
-    is_known = any(t is not None and t.requires_grad for t in parts.values())
-    is_known &= not any(map(_is_written_unseen, parts.values()))
-
-    def attach(target: Any) -> None:
-        target.__dict__[HISTORY] = History(target, None, parts if is_known else {}, version=_written(target))
-        _forget_base(target)
-
-    return value, attach
-
-
-def _with_copies(x: Any) -> Any:
-    """Returns an open wrapper around copies, which a rule's ops may save: what they are copies of is written to."""
-    if not hasattr(type(x), "__spec__"):
-        return x
-    return opened(
-        x, [t.clone() if is_differentiable(t) else t for t in map(x.__dict__.get, x.__spec__.attributes)]
-    )
-
-
-def _is_written_unseen(part: Any) -> bool:
-    """Whether an inner tensor is a copy to which a rule wrote where autograd does not record, as under no_grad()."""
-    return part is not None and type(part.grad_fn).__name__ == "CloneBackward0" and _version(part) > 0
-
-
-def _forget(target: Any) -> None:
-    """Notes that a rule wrote to a value in a way whose derivative is not known."""
-    keep_history(target, History(target, None, {}, version=_written(target)))
-
-
-def _written(target: Any) -> int:
-    """The version of a value after the op that writes to it, which PyTorch counts when it is done."""
-    return target._version + 1
-
-
-def _forget_base(target: Any) -> None:
-    if target._is_view():
-        _forget(target._base)
-
-
-def _keep_nothing(target: Any) -> None:
-    pass
 
 
 def is_kept(operands: Sequence[Any], *, by_rule: bool) -> bool:

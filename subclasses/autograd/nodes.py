@@ -95,8 +95,10 @@ def _settle(x: Any) -> None:
 def _settle_base(base: Any) -> None:
     """Makes a node for a value that was written to through a view by a rule; PyTorch's formula is behind it."""
     history = base.__dict__.get(HISTORY)
-    if isinstance(history, History) and history.parts == {}:
-        _add_node(base, _Unknown())
+    if isinstance(history, History) and history.made is None and history.parts is not None:
+        if history.parts:
+            del base.__dict__[HISTORY]
+        _add_node(base, _Parts(history.parts) if history.parts else _Unknown())
 
 
 def _add_node(x: Any, made: Any) -> None:

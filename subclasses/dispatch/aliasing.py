@@ -15,6 +15,7 @@ from torch import Tensor
 
 from subclasses._torch import (
     VIEWS_KEY,
+    DisableTorchFunctionSubclass,
     OpOverload,
     is_excluded,
     return_and_correct_aliasing,
@@ -26,7 +27,7 @@ from subclasses.autograd.construct import is_differentiable
 from subclasses.dispatch.schema import OpFacts, op_facts
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import describe_metadata, field_name
-from subclasses.spec.values import differ, dynamic_ints, known_to_differ
+from subclasses.spec.values import differ, dynamic_ints, known_to_differ, with_inners
 
 
 def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,7 +132,9 @@ def argument(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], index:
     return args[index] if index < len(args) else kwargs.get(facts.arguments[index].name)
 
 
-def with_versions_of_base(op: OpOverload, run: Callable[..., Any], *, is_copy: bool) -> Callable[..., Any]:
+def with_versions_of_base(
+    op: OpOverload, run: Callable[..., Any], *, is_copy: bool, by_rule: bool
+) -> Callable[..., Any]:
     """Wraps ``run`` so that a view shares the version counter of its base, and each inner tensor that of its own.
 
     What autograd saved of a view's inner tensors is then known to be stale after a write to the base. In inference
@@ -141,6 +144,7 @@ def with_versions_of_base(op: OpOverload, run: Callable[..., Any], *, is_copy: b
         op: the op.
         run: its plan.
         is_copy: whether the plan returns no views of inner tensors.
+        by_rule: whether it is a rule of the author, which may have called another op on the value.
     """
     facts = op_facts(op)
     index, is_inference_mode = facts.viewed[0][0], torch.is_inference_mode_enabled
@@ -157,7 +161,7 @@ def with_versions_of_base(op: OpOverload, run: Callable[..., Any], *, is_copy: b
             out = run(*args, **kwargs)
         finally:
             set_excluded(VIEWS_KEY, True)
-        if out.__class__ is base.__class__:
+        if out.__class__ is base.__class__ and not by_rule:
             return out
         return [_untracked(one, base) for one in out] if isinstance(out, list) else _untracked(out, base)
 
@@ -165,9 +169,18 @@ def with_versions_of_base(op: OpOverload, run: Callable[..., Any], *, is_copy: b
 
 
 def _untracked(out: Any, base: Any) -> Any:
-    """Returns a result, or an alias of one that may be tracked as a view already, as PyTorch is about to do."""
-    is_new = out.__class__ is base.__class__ or not isinstance(out, Tensor)
-    return out if is_new else torch.ops.aten.alias.default(out)
+    """Returns a result, or another one like it if it is tracked as a view already, as PyTorch is about to do."""
+    if not isinstance(out, Tensor):
+        return out
+    if out.__class__ is not base.__class__:
+        return torch.ops.aten.alias.default(out)
+    with DisableTorchFunctionSubclass():
+        if not out._is_view():
+            return out
+    new = with_inners(out, [out.__dict__[n] for n in type(out).__spec__.attributes])
+    set_storage_of(new, base)
+    new.__dict__.update(out.__dict__)
+    return new
 
 
 PLAIN = frozenset({Tensor, torch.nn.Parameter})

@@ -24,7 +24,8 @@ from subclasses._torch import (
     python_decomposition,
     with_lazy_bits,
 )
-from subclasses.autograd.history import is_kept, run_derived, with_history
+from subclasses.autograd.derived_writes import run_derived
+from subclasses.autograd.history import is_kept, with_history
 from subclasses.dispatch import structural
 from subclasses.dispatch.aliasing import (
     with_aliasing,
@@ -93,7 +94,11 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if op in COPYING_OPS:
         plan = plan._replace(run=with_marks(cls, op, plan.run))
     if op_facts(op).viewed:
-        plan = plan._replace(run=with_versions_of_base(op, plan.run, is_copy=plan.step == "materialize"))
+        plan = plan._replace(
+            run=with_versions_of_base(
+                op, plan.run, is_copy=plan.step == "materialize", by_rule="rule" in plan.step
+            )
+        )
     if op_facts(op).written:
         plan = plan._replace(run=with_counted_writes(cls, op, plan.run))
     if cls._keeps_history and op is not aten.detach.default:

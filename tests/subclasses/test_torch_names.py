@@ -792,6 +792,31 @@ def with_lazy_bits():
     assert _torch.with_lazy_bits(lambda: 3)() == 3
 
 
+def view_tracking():
+    """Below autograd a view has a counter of its own, unless its key is enabled again."""
+    seen = []
+
+    class Asked(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            t, versions = torch.ones(2), []
+            assert _torch.is_excluded(_torch.VIEWS_KEY)
+            for excluded in (True, False):
+                _torch.set_excluded(_torch.VIEWS_KEY, excluded)
+                try:
+                    view = aten.alias.default(t)
+                    torch.autograd.graph.increment_version(t)
+                    versions.append(view._version - t._version)
+                finally:
+                    _torch.set_excluded(_torch.VIEWS_KEY, True)
+            seen.append(versions)
+            return func(*args, **(kwargs or {}))
+
+    with Asked():
+        torch.ones(2).sin()
+    assert [-1, 0] in seen
+    assert not _torch.is_excluded(_torch.VIEWS_KEY)
+
+
 def is_composed():
     assert _torch.is_composed(aten.add.Scalar)
     assert not _torch.is_composed(aten.mm.default)
@@ -851,6 +876,9 @@ CHECKS = {
     "keeps_graph": keeps_graph,
     "with_lazy_bits": with_lazy_bits,
     "is_composed": is_composed,
+    "VIEWS_KEY": view_tracking,
+    "is_excluded": view_tracking,
+    "set_excluded": view_tracking,
     "owns_memory": owns_memory,
     "HigherOrderOperator": higher_order_type,
     "TreeSpec": trees,

@@ -1,0 +1,139 @@
+"""Writes to values by rules, and their derivatives.
+
+Where autograd records, the rule runs on an open wrapper around copies, and what it made is written to the value. The
+copies are differentiable functions of the operands then. For a view they are views of copies of its base::
+
+    base  --copy-->  its inner tensors  --the same view, a copy-->  open wrapper  --the rule-->  what it wrote
+                            ^                                                                      |
+                            ---------------------------- written there, too ----------------------
+
+so that the base, and each other view of it, has the derivative of what was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import autograd_enabled, storage_key
+from subclasses.autograd.construct import is_differentiable, unwrap
+from subclasses.autograd.history import History, is_kept, keep_history, open_value, opened, version_of
+from subclasses.errors import DispatchError
+from subclasses.spec.values import map_tensors, tensors_in, with_inners
+
+Call = Callable[..., Any]
+
+
+def run_derived(
+    run: Call, target: Any, args: Any, kwargs: Any, *, overwrites: bool = False
+) -> tuple[Any, Callable[[Any], None]]:
+    """Runs a rule for an op that writes to a value; returns the value to write and what attaches its history.
+
+    Args:
+        run: the rule, of the op itself or of the op that writes nothing.
+        target: the value.
+        args: the arguments of the op.
+        kwargs: its keyword arguments.
+        overwrites: whether the result does not depend on what is there.
+    """
+    if not (torch.is_grad_enabled() and is_kept(tensors_in(args, kwargs), by_rule=True)):
+        return run(*args, **kwargs), _keep_nothing
+    copies = _Copies()
+
+    def open_one(t: Any) -> Any:
+        if t is not target:
+            return open_value(t)
+        return copies.of(t, overwrites)
+
+    with autograd_enabled():
+        found = run(*map_tensors(args, open_one), **map_tensors(kwargs, open_one))
+        if not hasattr(type(found), "__spec__"):
+            return found.detach() if isinstance(found, Tensor) else found, _keep_nothing
+        parts = dict(zip(names := type(found).__spec__.attributes, unwrap(found, names), strict=True))
+        copies.write(parts)
+    value = with_inners(found, [t if t is None else t.detach() for t in parts.values()])
+    is_known = not any(map(_is_written_unseen, [*parts.values(), *copies.whole.values()]))
+
+    def attach(target: Any) -> None:
+        _attach(target, parts if is_known else {})
+        if target._is_view():
+            _attach(target._base, copies.whole if is_known else {})
+
+    return value, attach
+
+
+def _attach(x: Any, parts: dict[str, Any]) -> None:
+    """Attaches the inner tensors after a write; none of which is known where none has a derivative."""
+    is_known = any(t is not None and t.requires_grad for t in parts.values())
+    # The version after the op, which PyTorch counts when it is done.
+    parts = parts if is_known else {}
+    keep_history(x, History(x, None, parts, version=x._version + 1, is_view=is_known and x._is_view()))
+
+
+@dataclass(slots=True)
+class _Copies:
+    """Copies of the inner tensors of a value, to which a rule writes.
+
+    Attributes:
+        views: for a view, its inner tensors as views of copies of those of its base.
+        whole: these copies, by attribute; empty if they are not known.
+    """
+
+    views: dict[str, Tensor] = field(default_factory=dict)
+    whole: dict[str, Any] = field(default_factory=dict)
+
+    def of(self, x: Any, overwrites: bool) -> Any:
+        """Returns an open wrapper around copies, which a rule's ops may save: what they are copies of is written to."""
+        if not hasattr(type(x), "__spec__"):
+            return x
+        if x._is_view():
+            self._view(x, x._base)
+        names = type(x).__spec__.attributes
+        source = {n: self.views.get(n, t) for n, t in x.__dict__.items()}
+        if not (self.views or overwrites):
+            source = open_value(x).__dict__
+        return opened(x, [t.clone() if is_differentiable(t) else t for t in map(source.get, names)])
+
+    def _view(self, x: Any, base: Any) -> None:
+        """Makes the view of copies of the base, if that view is one of each inner tensor in its place."""
+        if type(base) is not type(x):
+            return
+        try:
+            held = open_value(base).__dict__
+        except DispatchError:
+            return  # what was written before has no derivative
+        names = [n for n in type(x).__spec__.attributes if is_differentiable(held[n])]
+        whole = {n: held[n].clone() for n in names}
+        if all(_is_in_place(x.__dict__[n], base.__dict__[n], whole[n]) for n in names):
+            self.whole = whole
+            self.views = {n: _same_view(x.__dict__[n], base.__dict__[n], whole[n]) for n in names}
+
+    def write(self, parts: dict[str, Any]) -> None:
+        """Writes what a rule made to the copies of the base."""
+        for name, view in self.views.items():
+            view.copy_(parts[name])
+
+
+def _is_in_place(view: Any, base: Any, copy: Any) -> bool:
+    """Whether a tensor is a view of another, and a copy of that lies in memory as it does."""
+    is_plain = not hasattr(type(view), "__spec__") and view.layout is torch.strided
+    return (
+        is_plain and storage_key(view) == storage_key(base) and tuple(copy.stride()) == tuple(base.stride())
+    )
+
+
+def _same_view(view: Any, base: Any, copy: Any) -> Tensor:
+    return copy.as_strided(view.size(), view.stride(), view.storage_offset() - base.storage_offset())
+
+
+def _is_written_unseen(part: Any) -> bool:
+    """Whether an inner tensor is a copy to which a rule wrote where autograd does not record, as under no_grad()."""
+    return part is not None and type(part.grad_fn).__name__ == "CloneBackward0" and version_of(part) > 0
+
+
+def _keep_nothing(target: Any) -> None:
+    pass
