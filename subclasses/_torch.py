@@ -191,14 +191,10 @@ def with_lazy_bits(run: Callable[..., Any]) -> Callable[..., Any]:
     return run_with_lazy_bits
 
 
-# With this key, views share the version counter of their base; PyTorch disables it before ``__torch_dispatch__``.
+# The keys that are disabled below autograd: autograd itself and the tracking of views and in-place ops, with which views
+# share the version counter of their base.
 VIEWS_KEY = torch._C.DispatchKey.ADInplaceOrView  # type: ignore[attr-defined]
-
-
-# The keys that are disabled below autograd: autograd itself and the tracking of views and in-place ops.
-_autograd_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality).add(  # type: ignore[attr-defined]
-    torch._C.DispatchKey.ADInplaceOrView  # type: ignore[attr-defined]
-)
+_autograd_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality).add(VIEWS_KEY)  # type: ignore[attr-defined]
 
 
 def autograd_enabled() -> Any:

@@ -100,11 +100,8 @@ class Construct(torch.autograd.Function):
 
 def _is_base(base: Any, cls: Any) -> bool:
     """Whether a class is a declared base of another with the same inner tensors, whose method may return one of it."""
-    return (
-        issubclass(cls, base)
-        and getattr(base, "__spec__", None) is not None
-        and (base.__spec__.attributes == cls.__spec__.attributes)
-    )
+    spec = getattr(base, "__spec__", None)
+    return issubclass(cls, base) and spec is not None and spec.attributes == cls.__spec__.attributes
 
 
 def wrap_cotangent(primal: Any, cotangent: Tensor, used: Sequence[bool] = ()) -> Any:
@@ -174,15 +171,19 @@ def make_leaf(t: Tensor, create_graph: bool) -> Tensor:
 def cotangent_like(x: Any, given: Sequence[Tensor | None]) -> Any:
     """Constructs a cotangent of a value from those of its inner tensors, with zeros for each that is None."""
     cls, held = type(x), [x.__dict__[n] for n in type(x).__spec__.attributes]
-    parts = [
-        t if not is_differentiable(t) else torch.zeros_like(t) if g is None else _without_lazy_bits(g)  # type: ignore[arg-type]
-        for t, g in zip(held, given, strict=True)
-    ]
+    parts = [_zero_like(t) if g is None else _without_lazy_bits(g) for t, g in zip(held, given, strict=True)]
     layout = cotangent_layout(x._layout) if cls._marks_cotangents else x._layout
     cotangent = construct(layout, dynamic_ints(x), *parts)
     if cls._saves_inners:
         cotangent.__dict__[PRIMAL] = Primal(x)
     return cotangent
+
+
+def _zero_like(t: Any) -> Any:
+    if not is_differentiable(t):
+        return t
+    names = type(t).__spec__.attributes if hasattr(type(t), "__spec__") else None
+    return torch.zeros_like(t) if names is None else cotangent_like(t, [None] * len(names))
 
 
 class Unwrap(torch.autograd.Function):
@@ -231,7 +232,7 @@ class Unwrap(torch.autograd.Function):
             return None, None
         parts: dict[str, Any] = dict(zip(ctx.names, map(_without_lazy_bits, cotangents), strict=True))
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
-        parts |= {n: torch.zeros_like(t) for n, t in ctx.likes.items() if parts.get(n) is None}
+        parts |= {n: _zero_like(t) for n, t in ctx.likes.items() if parts.get(n) is None}
         layout, cls = ctx.layout, ctx.layout.cls
         if cls._marks_cotangents:
             layout = cotangent_layout(layout)

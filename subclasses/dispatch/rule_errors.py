@@ -20,7 +20,7 @@ from torch.overrides import resolve_name
 
 from subclasses._torch import OpOverload, schema_of
 from subclasses.dispatch.rule_results import describe
-from subclasses.dispatch.rules import all_rules
+from subclasses.dispatch.rules import all_rules, family_of
 from subclasses.errors import one_of
 
 # What the operators of Python call, without the underscores of in-place and special methods.
@@ -70,10 +70,7 @@ def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -
                 ) from None
         elif (said := _ARGUMENTS.match(str(error))) and _is_of_a_call(error, named):
             kind = RuntimeError if is_of_operator(func) else TypeError
-            raise kind(
-                f"{name} on {one_of(cls)}: its rule {said[1]}; a rule takes the arguments of its op{_shown(func)}, of "
-                f"which those with a default are passed only where they differ from it"
-            ) from error
+            raise kind(f"{name} on {one_of(cls)}: its rule {said[1]}; {_signature_of(cls, func)}") from error
         elif is_of_operator(func) and not any(words in str(error) for words in _NOT_TAKEN):
             raised = next((f.f_code for f in _frames_inside(error) if f.f_code in named), None)
             if raised is not None:
@@ -135,6 +132,16 @@ _ARGUMENTS = re.compile(r"[\w.<>]+\(\) ((?:got an unexpected keyword|got multipl
 def _is_of_a_call(error: BaseException, named: dict[types.CodeType, str]) -> bool:
     """Whether an error was raised by the call of a rule, and not inside of the author's code."""
     return not any(f.f_code in named for f in _frames_inside(error))
+
+
+def _signature_of(cls: Any, func: Any) -> str:
+    """Returns what a rule for a function is called with, in words."""
+    if isinstance(func, OpOverload) and (family := family_of(cls, func)) is not None:
+        return f"a rule for subclasses.{family.name} is called as {family.call}"
+    return (
+        f"a rule takes the arguments of its op{_shown(func)}, of which those with a default are passed only where they "
+        f"differ from it"
+    )
 
 
 def _shown(func: Any) -> str:

@@ -26,7 +26,7 @@ from subclasses._torch import (
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
 from subclasses.dispatch.aliasing import check_kept
-from subclasses.dispatch.families import Family
+from subclasses.dispatch.families import Family, arithmetic, comparisons, reductions
 from subclasses.dispatch.keyword_names import Taken, taken_by, with_keyword_names
 from subclasses.dispatch.rule_checks import is_a_function_of_tensors
 from subclasses.dispatch.rule_results import Rule, describe, with_result, with_results_of
@@ -253,6 +253,20 @@ def all_rules(cls: type) -> list[tuple[Any, Rule]]:
     books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
     tables = [s for b in books for s in (b.overloads, b.packets, b.families, b.functions, b.tags)]
     return [item for table in tables for item in table.items()]
+
+
+def family_of(cls: type, op: OpOverload) -> Family | None:
+    """Returns the family whose rule applies to an op; None if another rule, or none, does."""
+    book = next(
+        (vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b) and _is_ruled(vars(b)[BOOK], op)), None
+    )
+    if book is None or op in book.overloads or op in book.packets:
+        return None
+    return next((f for f in (arithmetic, comparisons, reductions) if op in f.entries), None)
+
+
+def _is_ruled(book: RuleBook, op: OpOverload) -> bool:
+    return op in book.overloads or op in book.packets or op in book.families
 
 
 def has_op_rules(cls: type) -> bool:

@@ -84,6 +84,7 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "x @ x.mT": lambda x: x @ x.mT,
     "plain @ x": lambda x: like(x, 3, x.shape[-2]) @ x,
     "F.linear(plain, x)": lambda x: F.linear(like(x, 3, x.shape[1]), x),
+    "F.linear(plain, x, bias)": lambda x: F.linear(like(x, 3, x.shape[1]), x, like(x, x.shape[0])),
     "F.linear(x, plain, bias)": lambda x: F.linear(x, like(x, 3, x.shape[-1]), like(x, 3)),
     "F.layer_norm(x)": lambda x: F.layer_norm(x, (x.shape[-1],)),
     "F.embedding(i, x)": lambda x: F.embedding(_zeros(x), x),

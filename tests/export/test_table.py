@@ -11,6 +11,7 @@ from tests.export.cases import CASES, MISFIT
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # it compiles each case ahead of time
 def test_the_page_shows_what_torch_export_does():
     found = table.emit_section({name: table.outcomes(name) for name in CASES})
     assert table.read_section(table.PAGE.read_text()) == found, "python -m tests.export.table writes it"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import desugar
+import subclasses
 from subclasses import DispatchError, TensorSubclass, inner
 
 aten = torch.ops.aten
@@ -138,6 +139,26 @@ def test_a_rule_without_an_argument_of_its_op_is_told_which_it_takes():
         TypeError, match=r"softplus\.default on a Short: its rule takes 2 positional arguments but 3"
     ):
         torch.nn.functional.softplus(x, 2)
+
+
+def test_a_rule_of_a_family_is_told_how_the_family_calls_it():
+    class Short(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+
+    @Short.implements(subclasses.reductions)
+    def _(func, x, dim, keepdim):
+        return Short(func(x.held, dim, keepdim=keepdim))
+
+    x = Short(torch.ones(2, 2))
+    assert x.sum(0).held.tolist() == [2.0, 2.0]
+    words = (
+        r"'dtype'; a rule for subclasses\.reductions is called as rule\(func, x, dim, keepdim, \*\*kwargs\)$"
+    )
+    with pytest.raises(TypeError, match=words):
+        x.sum(0, dtype=torch.float64)
+    Short.implements(aten.sum)(lambda func, x, dim: Short(func(x.held, dim)))
+    with pytest.raises(TypeError, match="a rule takes the arguments of its op"):
+        x.sum(0, dtype=torch.float64)
 
 
 def test_a_materialize_that_calls_itself_is_named():

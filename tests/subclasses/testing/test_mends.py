@@ -216,6 +216,12 @@ PLANTED = {
         ["materialize_gradients"],
         ["compute with the tensor itself, not with .detach()", "skip={'materialize_gradients'}"],
     ),
+    "a view by a rule for a function": (
+        ruled(torch.t, lambda func, x: type(x)(x.unwrap()[0].t())),
+        ruled(aten.t, lambda func, x: type(x)(x.held.t())),
+        ["views"],
+        ["give the rule to the op, as torch.ops.aten.t", "reads as x.held"],
+    ),
     "an op on self": (Whole, Base, ["round_trip", "deepcopy"], ["compute with the fields (self.held)"]),
     "a rule that detaches": (
         ruled(F.linear, detached),

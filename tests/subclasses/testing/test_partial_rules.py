@@ -41,9 +41,25 @@ def _(func, x, dim=None, keepdim=False, dtype=None):
     return DropsTheDim(x.one.sum(dim, dtype=dtype), x.other.sum(dim, dtype=dtype))
 
 
+class DropsTheBias(Halves):
+    """A weight whose rule for a layer forgets the bias."""
+
+
+@DropsTheBias.implements(torch.nn.functional.linear)
+def _(func, x, w, bias=None):
+    if not isinstance(w, Halves):
+        return Halves.unruled(func, x, w, bias)
+    return func(x, sum(w.unwrap()))
+
+
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(
-    ("cls", "call"), [(SquaresEach, "x * x is not"), (DropsTheDim, r"x.sum(-1, keepdim=True) has shape [4]")]
+    ("cls", "call"),
+    [
+        (SquaresEach, "x * x is not"),
+        (DropsTheDim, r"x.sum(-1, keepdim=True) has shape [4]"),
+        (DropsTheBias, "F.linear(plain, x, bias) is not"),
+    ],
 )
 def test_a_rule_that_is_right_for_some_calls_is_found(cls, call):
     report = examine(lambda: cls(torch.randn(4, 6), torch.randn(4, 6)), paths={})
