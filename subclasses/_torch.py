@@ -191,8 +191,8 @@ def with_lazy_bits(run: Callable[..., Any]) -> Callable[..., Any]:
     return run_with_lazy_bits
 
 
-# The keys that are disabled below autograd: autograd itself and the tracking of views and in-place ops, with which views
-# share the version counter of their base.
+# The keys that are disabled below autograd: autograd itself, and the tracking of in-place ops and views, with which a
+# view shares the version counter of its base.
 VIEWS_KEY = torch._C.DispatchKey.ADInplaceOrView  # type: ignore[attr-defined]
 _autograd_keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality).add(VIEWS_KEY)  # type: ignore[attr-defined]
 
