@@ -28,8 +28,8 @@ def unknown_gradient_error(cls: Any) -> DispatchError:
 def _instead(cls: Any) -> str:
     return (
         f"compute the value by ops that write nothing, such as torch.where and torch.cat. If a rule of "
-        f"{cls.__name__} wrote, as one for add_, give the rule to the op that writes nothing, as add: the form in "
-        f"place follows from it, and may be read"
+        f"{cls.__name__} wrote, let it write to inner tensors where autograd records, not under torch.no_grad() or "
+        f"to .data"
     )
 
 

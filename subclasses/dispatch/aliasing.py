@@ -177,7 +177,7 @@ def _untracked(out: Any, base: Any) -> Any:
     with DisableTorchFunctionSubclass():
         if not out._is_view():
             return out
-    new = with_inners(out, [out.__dict__[n] for n in type(out).__spec__.attributes])
+    new = with_inners(out, [out.__dict__[n] for n in base.__spec__.attributes])
     set_storage_of(new, base)
     new.__dict__.update(out.__dict__)
     return new

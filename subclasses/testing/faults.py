@@ -31,7 +31,8 @@ _CUTS = ("detach", "data", "no_grad", "inference_mode", "numpy", "item", "tolist
 
 def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.FunctionType]]:
     """The rules of a declared class, and its ``materialize``, that a call runs, by what they are for."""
-    codes, before = set[Any](), sys.getprofile()
+    codes = set[Any]()
+    before: Any = sys.getprofile()
     sys.setprofile(lambda frame, event, arg: codes.add(frame.f_code))
     try:
         with Attempt():
