@@ -104,11 +104,11 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
 
 
 def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
-    """Raises DispatchError if an op that writes to ``target`` returned a tensor that shares no memory with it."""
+    """Raises DispatchError if an op that writes to ``target`` returned a tensor with memory that ``target`` has not."""
     if result is target or not isinstance(target, cls) or not isinstance(result, Tensor):
         return
-    held = {storage_key(t) for t in _innermost(target)}
-    if held.isdisjoint(storage_key(t) for t in _innermost(result)):
+    held, parts = {storage_key(t) for t in _innermost(target)}, list(_innermost(result))
+    if not held.issuperset(storage_key(t) for t in [t for t in parts if is_differentiable(t)] or parts):
         field = cls.__spec__.inners[0].name
         raise DispatchError(
             f"{op} on {one_of(cls)}: {words} returned a value with memory of its own, in place of the {cls.__name__} "

@@ -28,6 +28,7 @@ from subclasses.autograd.derived_writes import run_derived
 from subclasses.autograd.history import is_kept, with_history
 from subclasses.dispatch import structural
 from subclasses.dispatch.aliasing import (
+    check_kept,
     with_aliasing,
     with_counted_writes,
     with_kept_writes,
@@ -255,7 +256,7 @@ def _derive_write(cls: Any, op: OpOverload, plan: Plan) -> Call:
 
     @functools.cache
     def derive() -> Call:
-        run = fallback_run(cls, functional) if rule is None else _run_rule(cls, op, rule)  # type: ignore[arg-type]
+        run = fallback_run(cls, functional) if rule is None else _run_writing_rule(cls, op, rule)  # type: ignore[arg-type]
         return _write_result(cls, op, run, write=write_into, overwrites=op is aten.copy_.default)
 
     def run(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -263,6 +264,17 @@ def _derive_write(cls: Any, op: OpOverload, plan: Plan) -> Call:
         return (derive() if is_recorded and isinstance(x, cls) else plan.run)(x, *args, **kwargs)
 
     return run
+
+
+def _run_writing_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
+    run = _run_rule(cls, op, rule)
+
+    def checked(x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = run(x, *args, **kwargs)
+        check_kept(cls, op, f"the rule {describe(rule)}", x, out)
+        return out if out is NotImplemented else x  # in which it wrote, whatever it returned
+
+    return checked
 
 
 def _decompose(op: OpOverload) -> Call:

@@ -12,6 +12,7 @@ from subclasses._torch_tracing import find_methods, record_readings
 from subclasses.autograd import construct
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
+from subclasses.layout import HISTORY, OPEN
 from subclasses.spec.collect import InnerField
 from subclasses.spec.constants import constants_of
 from subclasses.spec.construction import raise_no_conversion, raise_not_a_tensor
@@ -69,8 +70,11 @@ def set_field(x: Any, name: str, value: Any) -> None:
         raise AttributeError(
             f"{cls.__name__}.{name} is metadata and constant; construct a new {cls.__name__}"
         )
-    name = field.name
-    if isinstance(value, Tensor) and value.requires_grad:
+    name, is_open = (
+        field.name,
+        x.__dict__.get(HISTORY) is OPEN,
+    )  # whose inner tensors are differentiable, in a rule
+    if isinstance(value, Tensor) and value.requires_grad and not is_open:
         raise ValueError(
             f"{cls.__name__}.{name}: inner tensors are stored raw and never require grad; assign .detach(), or "
             f"construct a new {cls.__name__} to be differentiable in it"
@@ -90,7 +94,7 @@ def set_field(x: Any, name: str, value: Any) -> None:
                 f"{cls.__name__}.{name}: would change the outer {what} from {getattr(x, what)} to "
                 f"{getattr(new, what)}; construct a new {cls.__name__}"
             )
-    x.__dict__[field.attribute] = new.__dict__[field.attribute]
+    x.__dict__[field.attribute] = value if is_open else new.__dict__[field.attribute]
     x.__dict__["_layout"] = new._layout
 
 

@@ -126,6 +126,46 @@ def test_a_new_value_in_place_of_the_written_one_is_refused(op, rule):
         write(ruled(key, LOST[rule]))
 
 
+def written_beside_a_kept_one(grad):
+    class Counted(TensorSubclass, fallback="map"):
+        number: Tensor = inner()
+        count: Tensor = inner(dtype=torch.int64)
+
+    @Counted.implements(aten.sub_.Tensor)
+    def _(func, x, y, alpha=1):
+        return Counted(x.number - y, x.count)
+
+    leaf = torch.ones(2, requires_grad=grad)
+    return Counted(leaf * 1, torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_new_value_that_shares_an_inner_tensor_of_ints_is_refused(grad):
+    x = written_beside_a_kept_one(grad)
+    with pytest.raises(DispatchError, match=r"returned a value with memory of its own.*x\.number\.copy_"):
+        x.sub_(torch.ones(2))
+    assert x.detach().number.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_rule_that_assigns_inner_tensors(grad):
+    class Assigned(TensorSubclass, fallback="map"):
+        number: Tensor = inner()
+
+    @Assigned.implements(aten.mul_.Tensor)
+    def _(func, x, y):
+        x.number = x.number * y
+        return x
+
+    leaf = torch.full((2,), 3.0, requires_grad=grad)
+    x = Assigned(leaf * 1)
+    assert x.mul_(2 * leaf) is x
+    assert x.detach().number.tolist() == [18, 18]
+    if grad:
+        (gradient,) = torch.autograd.grad(x.unwrap("number").sum(), leaf)
+        assert gradient.tolist() == [12, 12]
+
+
 @pytest.mark.parametrize("rule", WRITTEN)
 @pytest.mark.parametrize("op", OPS)
 def test_what_was_written_is_returned_in_any_form(op, rule):
@@ -133,6 +173,19 @@ def test_what_was_written_is_returned_in_any_form(op, rule):
     x = ruled(key, WRITTEN[rule])
     write(x)
     assert x.number.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("rule", WRITTEN)
+@pytest.mark.parametrize("op", ["an op", "an operator"])
+def test_what_was_written_has_a_gradient_in_any_form(op, rule):
+    key, write = OPS[op]
+    x = ruled(key, WRITTEN[rule])
+    leaf = x.number.requires_grad_()
+    x = type(x)(leaf * 1)
+    write(x)
+    assert x.detach().number.tolist() == [2.0, 2.0]
+    (gradient,) = torch.autograd.grad(x.unwrap("number").sum(), leaf)
+    assert gradient.tolist() == [2.0, 2.0]
 
 
 @pytest.mark.parametrize(
