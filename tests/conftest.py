@@ -77,8 +77,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("sweep"):
             sweeps[item.nodeid.partition("[")[0]].append(item)
         elif _IS_OF_A_SHIPPED_CLASS(item.nodeid) and item.name.startswith(_COMPILED):
-            # What compilers do is tried of each class by the kit, in a normal run of half of the classes.
-            item.add_marker(pytest.mark.sweep(2))
+            # What compilers do is tried of each class by the kit, in a normal run of a third of the classes.
+            item.add_marker(pytest.mark.sweep(3))
             sweeps[item.name].append(item)
     for cases in sweeps.values():
         (each,) = cases[0].get_closest_marker("sweep").args  # type: ignore[union-attr]
