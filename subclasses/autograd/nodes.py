@@ -78,12 +78,14 @@ def _check_not_read(x: Any) -> None:
 def _settle(x: Any) -> None:
     """Makes a node for a value from how it was made; a view keeps PyTorch's, which follows writes to its base."""
     history = x.__dict__[HISTORY]
-    if history is OPEN or history.is_view or not any_requires_grad(x) or is_exporting():
+    if history is OPEN or not any_requires_grad(x) or is_exporting():
         return
     with DisableTorchFunctionSubclass():
         base = x._base if x._is_view() else None
     if base is not None:
         _settle_base(base)
+        return
+    if history.is_view:
         return
     if history.parts == {}:
         _add_node(x, _Unknown())  # its history stays, which refuses to read inner tensors

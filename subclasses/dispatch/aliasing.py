@@ -48,6 +48,8 @@ def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]
 def holds_plain(x: Any) -> bool:
     """Whether the innermost tensors of a value are plain ones, and not those of a trace."""
     while (layout := x.__dict__.get("_layout")) is not None:
+        if not layout.present:
+            return False
         x = x.__dict__[layout.present[0]]
     return x.__class__ in PLAIN
 

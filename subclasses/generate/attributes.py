@@ -70,10 +70,8 @@ def set_field(x: Any, name: str, value: Any) -> None:
         raise AttributeError(
             f"{cls.__name__}.{name} is metadata and constant; construct a new {cls.__name__}"
         )
-    name, is_open = (
-        field.name,
-        x.__dict__.get(HISTORY) is OPEN,
-    )  # whose inner tensors are differentiable, in a rule
+    name = field.name
+    is_open = x.__dict__.get(HISTORY) is OPEN  # a rule runs on it, and its inner tensors are differentiable
     if isinstance(value, Tensor) and value.requires_grad and not is_open:
         raise ValueError(
             f"{cls.__name__}.{name}: inner tensors are stored raw and never require grad; assign .detach(), or "

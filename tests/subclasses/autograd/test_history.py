@@ -496,6 +496,17 @@ def writes_by_its_own_rule(a, b):
 
 
 @pytest.mark.parametrize("door", DOORS)
+def test_what_was_written_through_a_view_is_read_of_a_result(door):
+    """The result of a graph has PyTorch's own node, and asks for the cotangent of its class."""
+    a, b = (numbers(2, 2).requires_grad_() for _ in range(2))
+    read = DOORS[door](writes_through_a_view)(a, b).unwrap("log")
+    plain = torch.stack([torch.logaddexp(a[0], b[1]), a[1]])
+    torch.testing.assert_close(read, plain)
+    gradients = [torch.autograd.grad(t.sin().sum(), (a, b)) for t in (read, plain)]
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize("door", DOORS)
 @pytest.mark.parametrize("target", ["what an op made", "a new value", "twice"])
 def test_a_rule_that_writes_is_derived(target, door):
     """It runs on copies, as the rule for a form that writes nothing would."""

@@ -8,34 +8,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from subclasses import TensorSubclass, dynamic, inner, static
+from subclasses import Outer, TensorSubclass, inner, static
 from subclasses.dispatch import resolution
+from tests.subclasses.subjects import Int8Weight, Pair, Tagged
 
 detach = torch.ops.aten.detach.default
 
 
-class Mapped(TensorSubclass, fallback="map"):
-    first: Tensor = inner()
-    second: Tensor = inner()
-
-
-class Weight(TensorSubclass, fallback="materialize", size_from="codes", dtype_from="scale"):
-    codes: Tensor = inner(dtype=torch.int8)
-    scale: Tensor = inner()
-    shift: Tensor | None = inner(optional=True)
-    axis: int = static(default=0)
-    rows: int = dynamic(default=3)
-
-    def materialize(self):
-        return self.codes * self.scale + (0 if self.shift is None else self.shift)
-
-
 def mapped():
-    return Mapped(torch.randn(3, 2), torch.randn(3, 2))
+    return Pair(torch.randn(3, 2), torch.randn(3, 2))
 
 
-def weight(shift=None):
-    return Weight(torch.ones(3, 2, dtype=torch.int8), torch.rand(1, 2), shift, axis=1, rows=7)
+def weight(zero=None):
+    return Int8Weight(torch.ones(3, 2, dtype=torch.int8), torch.rand(1, 2), zero, axis=1)
+
+
+def without_inner_tensors():
+    class Sized(TensorSubclass):
+        held: Tensor | None = inner(optional=True)
+        rows: int = static(default=2)
+
+        @staticmethod
+        def outer(held, rows):
+            return Outer((rows,), dtype=torch.float32, device=torch.device("cpu"))
+
+    return Sized(None, rows=3)
 
 
 def noted():
@@ -52,11 +49,13 @@ MADE = {
     "mapped": mapped,
     "no optional inner tensor": weight,
     "an optional inner tensor": lambda: weight(torch.rand(3, 1)),
-    "nested": lambda: Mapped(mapped(), mapped()),
+    "metadata": lambda: Tagged(torch.randn(3), tag="t", length=4),
+    "no inner tensor": without_inner_tensors,
+    "nested": lambda: Pair(mapped(), mapped()),
     "a Parameter": of_a_parameter,
     "a copy of a Parameter": lambda: of_a_parameter().detach(),
-    "one tensor twice": lambda: Mapped(*[torch.randn(2)] * 2),
-    "empty": lambda: Mapped(torch.randn(0, 2), torch.randn(0, 2)),
+    "one tensor twice": lambda: Pair(*[torch.randn(2)] * 2),
+    "empty": lambda: Pair(torch.randn(0, 2), torch.randn(0, 2)),
     "noted": noted,
 }
 
@@ -114,8 +113,8 @@ def test_few_other_functions_of_ours_are_called():
 @pytest.mark.parametrize("same", [True, False])
 def test_a_gradient_that_autograd_keeps_has_memory_of_its_own(same):
     x = mapped().requires_grad_()
-    gradient = Mapped(*[torch.ones(3, 2)] * 2) if same else Mapped(torch.ones(3, 2), torch.ones(3, 2))
+    gradient = Pair(*[torch.ones(3, 2)] * 2) if same else Pair(torch.ones(3, 2), torch.ones(3, 2))
     (x * 1).backward(gradient)
-    x.grad.first.mul_(3)
-    assert x.grad.second.eq(1).all()
-    assert gradient.first.eq(1).all()
+    x.grad.a.mul_(3)
+    assert x.grad.b.eq(1).all()
+    assert gradient.a.eq(1).all()
