@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import (
 )
 
 from subclasses._torch import (
+    any_requires_grad,
     current_transform,
     disable_current_modes,
     fake_mode,
@@ -305,6 +306,15 @@ def in_dual_level(forward_ad: str) -> str:
     """
     # Every level sets it; there is no other way to ask.
     return f"{forward_ad}._current_level >= 0"
+
+
+def is_differentiated(*tensors: torch.Tensor | None) -> bool:
+    """Whether a derivative may be asked of what is done with tensors now: gradients, tangents, transforms."""
+    return (
+        (torch.is_grad_enabled() and any_requires_grad(*tensors))
+        or torch.autograd.forward_ad._current_level >= 0
+        or current_transform() is not None
+    )
 
 
 # ---- the backward ------------------------------------------------------------------------------------------

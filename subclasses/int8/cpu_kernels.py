@@ -103,6 +103,12 @@ def has_avx512() -> bool:
 
 
 @functools.cache
+def has_tiles() -> bool:
+    """Whether the processor multiplies tiles of bfloat16 numbers (AMX), which oneDNN uses."""
+    return getattr(torch.cpu, "get_capabilities", dict)().get("amx_bf16") is True
+
+
+@functools.cache
 def has_bfloat16() -> bool:
     """Whether the library multiplies bfloat16 by integers, in sums of float32."""
     return hasattr(library(), "rows_bfloat16")

@@ -11,18 +11,21 @@ import torch
 from torch import Tensor
 
 from subclasses.int8 import affine, cpu_kernels, integers
-from subclasses.int8.ops import define_op, register_product
+from subclasses.int8.ops import define_op, is_traced, register_product
 
 
 def takes(x: Tensor, qdata: Tensor, scale: Tensor) -> bool:
-    """Whether :func:`dynamic_product` is for a product on this machine: a large, contiguous matrix of whole vectors."""
+    """Whether :func:`dynamic_product` is for a product on this machine: a contiguous matrix of whole vectors.
+
+    A compiler's own kernels take less time for a small matrix.
+    """
     return (
         x.device.type == "cpu"
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
         and scale.dtype is torch.float32
         and scale.shape[1] == 1
         and isinstance(qdata.shape[1], int)  # what is asked of a symbol becomes a guard
-        and qdata.numel() > integers.SMALL
+        and (qdata.numel() > integers.SMALL or not is_traced(x))
         and cpu_kernels.takes_integers(qdata)
     )
 

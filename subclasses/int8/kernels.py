@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses._torch import current_transform
-from subclasses._torch_tracing import is_compiling_here
 from subclasses.int8 import affine, cpu_kernels, dynamic_products, products
 from subclasses.int8.avx2 import has_words, is_avx2, row_times_int8
 from subclasses.int8.integers import multiply_on_cpu
+from subclasses.int8.ops import apply, is_traced
 
 # Requirements of the CUDA kernel: more than 16 rows, and extents that are multiples of 8.
 CUDA_ROWS, CUDA_MULTIPLE = 17, 8
@@ -54,13 +54,13 @@ def float_times_int8(x: Tensor, w: Rows) -> Tensor:
     """Returns ``x @ w.T`` in the dtype of ``x``; differentiable in ``x`` and the scale."""
     if _is_one_row(x, w):
         return _one_row(x, w)
-    rows = x.reshape(num_rows(x), x.shape[-1])
+    rows = x if x.dim() == 2 else x.reshape(num_rows(x), x.shape[-1])
     if _is_few_rows_on_cuda(rows, w):
         return _few_rows_on_cuda(rows, w).reshape(*x.shape[:-1], w.qdata.shape[0])
     # A sum of unscaled products may overflow float16.
     scales_sums = w.scale.shape[1] == 1 and x.dtype is not torch.float16
     y = products.multiply(rows, w.qdata, None if scales_sums else w.scale, w.zero_point)
-    y = y.reshape(*x.shape[:-1], w.qdata.shape[0])
+    y = y if rows is x else y.reshape(*x.shape[:-1], w.qdata.shape[0])
     return (y * w.scale.reshape(-1)).to(x.dtype) if scales_sums else y
 
 
@@ -135,11 +135,6 @@ def _few_rows_on_cuda(x: Tensor, w: Rows) -> Tensor:
     from subclasses.int8.cuda_products import int8_rows  # needs Triton
 
     return int8_rows(x.contiguous(), w.qdata, w.scale, w.zero_point)
-
-
-def is_traced(x: Tensor) -> bool:
-    """Whether ops are being traced to a graph, which a compiler may fuse."""
-    return is_compiling_here() or type(x) not in (Tensor, torch.nn.Parameter)
 
 
 # ---- integers times integers -------------------------------------------------------------------------------
@@ -248,8 +243,7 @@ def _unscaled(x: Tensor, qdata: Tensor, scale: Tensor, zero_point: Any, activati
 
 def dynamic_linear(x: Tensor, w: Rows, activation: str, symmetric: bool) -> Tensor:
     """Returns ``x @ w.T`` for a matrix of floats that is quantized dynamically."""
-    # Forward-mode AD sets no requires_grad, and works under no_grad: nothing could be tested that spares this.
-    return DynamicLinear.apply(x, *w, (activation, symmetric))  # type: ignore[return-value]
+    return apply(DynamicLinear, x, *w, (activation, symmetric))
 
 
 def _quantized_linear(x: Tensor, w: Rows, activation: str, symmetric: bool) -> Tensor:

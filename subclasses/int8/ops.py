@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import apply_function
+from subclasses._torch_tracing import is_compiling_here, is_differentiated
+
 Op = Callable[..., Tensor]
 
 
@@ -57,3 +60,16 @@ def register_product(op: Any, result_dtype: Callable[[Tensor], torch.dtype]) -> 
 
     torch.library.register_fake(op.name(), fake)
     torch.library.register_vmap(op.name(), rule)
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether ops are being traced to a graph, which a compiler may fuse."""
+    return is_compiling_here() or type(x) not in (Tensor, torch.nn.Parameter)
+
+
+def apply(function: type[torch.autograd.Function], x: Tensor, *args: Any) -> Any:
+    """Calls an autograd function of floats and a matrix, or its forward where nothing may ask for a derivative."""
+    tensors = [t for t in args if isinstance(t, Tensor)]
+    if is_traced(x) or is_differentiated(x, *tensors):
+        return apply_function(function, x, *args)
+    return function.forward(x, *args)

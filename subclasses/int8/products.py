@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from subclasses.int8 import affine, cpu_kernels
-from subclasses.int8.ops import define_op, register_product
+from subclasses.int8.ops import apply, define_op, register_product
 
 PART_BYTES = 2**22  # floats that are converted at a time
 SMALL = 2**15  # entries of a matrix; up to here calling the op costs more time than it saves
@@ -37,8 +37,8 @@ def int8_product(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Ten
     if 0 in (*x.shape, *qdata.shape):
         return x.new_zeros(x.shape[0], qdata.shape[0])
     for kernel in KERNELS:
-        is_for = x.dtype in kernel.dtypes and x.shape[0] <= kernel.rows and kernel.is_for()
-        if is_for and kernel.takes(qdata, scale, zero_point):
+        fits = x.shape[0] <= kernel.rows and qdata.numel() <= kernel.entries
+        if fits and x.dtype in kernel.dtypes and kernel.is_for() and kernel.takes(qdata, scale, zero_point):
             return kernel.multiply(x, qdata, scale, zero_point)
     raise TypeError(f"int8_product: expected floats of 16, 32 or 64 bits, got {x.dtype}")
 
@@ -89,6 +89,11 @@ def _in_parts(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor
     return torch.cat(products, 1) if x.element_size() < 4 else torch.cat(products).t().contiguous()
 
 
+def _at_once(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
+    """Converts the whole matrix to floats, which fit into the cache, and multiplies."""
+    return F.linear(x, _convert(qdata, scale, zero_point, x.new_empty(0)))
+
+
 def _convert(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None, memory: Tensor) -> Tensor:
     """Dequantizes a part of a matrix to the dtype of ``memory``, which our own kernel writes to, where there is one."""
     rows = qdata if qdata.stride(1) == 1 else qdata.t()
@@ -137,6 +142,7 @@ class Kernel(NamedTuple):
         rows: up to so many rows of floats.
         takes: whether it multiplies by a matrix with this scale and zero point.
         is_for: whether it is for this processor.
+        entries: of matrices of up to so many numbers.
     """
 
     multiply: Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
@@ -144,6 +150,7 @@ class Kernel(NamedTuple):
     rows: float
     takes: Takes
     is_for: Callable[[], bool] = lambda: True
+    entries: float = float("inf")
 
 
 def _takes_rows(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None) -> bool:
@@ -164,27 +171,50 @@ def _takes_packed(qdata: Tensor, scale: Tensor | None, zero_point: Tensor | None
     return scale is None and zero_point is None and cpu_kernels.is_whole(qdata)
 
 
+def _takes_all(*weight: Tensor | None) -> bool:
+    return True
+
+
 def _lacks_bfloat16() -> bool:
     return not cpu_kernels.has_bfloat16()
 
 
+def _has_tiles() -> bool:
+    return cpu_kernels.has_tiles()
+
+
+def _lacks_tiles() -> bool:
+    return not cpu_kernels.has_tiles()
+
+
 ANY = float("inf")
-WIDE, HALF = (torch.float32, torch.float16), (torch.bfloat16,)
+FLOAT, HALF = (torch.float32,), (torch.bfloat16,)
+WIDE = *FLOAT, torch.float16
 # The first one that takes a product multiplies. Limits are where the next one took less time for 4096 by 4096 numbers
 # (`python -m bench.int8_kernels`): more rows are limited by arithmetic, and a product of a converted part reads each
 # converted number more often.
 KERNELS = (
-    Kernel(_by_rows, WIDE, ANY, _takes_rows, cpu_kernels.has_avx512),
+    # Where processors multiply tiles, a small matrix is in the cache as floats too, and more rows pay for conversion.
+    Kernel(_by_rows, WIDE, 24, _takes_rows),
+    Kernel(_by_columns, WIDE, 24, _takes_columns),
+    Kernel(_at_once, FLOAT, ANY, _takes_all, _has_tiles, entries=2**18),
     Kernel(_by_rows, WIDE, 48, _takes_rows),
-    Kernel(_by_columns, WIDE, ANY, _takes_columns, cpu_kernels.has_avx512),
     Kernel(_by_columns, WIDE, 48, _takes_columns),
-    Kernel(_by_rows, HALF, 32, _takes_rows),
-    Kernel(_by_columns, HALF, 24, _takes_columns),
+    Kernel(_by_rows, WIDE, 96, _takes_rows, cpu_kernels.has_avx512),
+    Kernel(_by_columns, WIDE, 96, _takes_columns, cpu_kernels.has_avx512),
+    Kernel(_at_once, FLOAT, ANY, _takes_all, _has_tiles, entries=2**20),
+    Kernel(_by_rows, WIDE, ANY, _takes_rows, cpu_kernels.has_avx512),
+    Kernel(_by_columns, WIDE, ANY, _takes_columns, cpu_kernels.has_avx512),
+    Kernel(_by_rows, HALF, 8, _takes_rows),
+    Kernel(_by_rows, HALF, 32, _takes_rows, _lacks_tiles),
+    Kernel(_by_columns, HALF, 12, _takes_columns),
+    Kernel(_by_columns, HALF, 24, _takes_columns, _lacks_tiles),
     # Without instructions for bfloat16, oneDNN's products of bfloat16 take three times as long as ours of float32.
     Kernel(_by_rows, HALF, ANY, _takes_rows, _lacks_bfloat16),
     Kernel(_by_columns, HALF, ANY, _takes_columns, _lacks_bfloat16),
-    Kernel(_packed, HALF, 16, _takes_packed),
-    Kernel(_in_parts, (torch.float64, *WIDE, *HALF), ANY, lambda *weight: True),
+    Kernel(_packed, HALF, 16, _takes_packed, _lacks_tiles),
+    Kernel(_at_once, HALF, ANY, _takes_all, entries=PART_BYTES // 2),
+    Kernel(_in_parts, (torch.float64, *WIDE, *HALF), ANY, _takes_all),
 )
 
 
@@ -240,5 +270,4 @@ def multiply(x: Tensor, qdata: Tensor, scale: Tensor | None, zero_point: Tensor 
     """Returns ``int8_product``, on any device; differentiable in ``x`` and ``scale``, forward and backward."""
     if x.device.type != "cpu" or qdata.numel() <= SMALL:
         return F.linear(x, to_floats(qdata, scale, zero_point, x.dtype))
-    # Forward-mode AD sets no requires_grad, and works under no_grad: nothing could be tested that spares this.
-    return Int8Product.apply(x, qdata, scale, zero_point)  # type: ignore[return-value]
+    return apply(Int8Product, x, qdata, scale, zero_point)

@@ -407,6 +407,17 @@ def in_dual_level():
     assert [*seen, ask()] == [False, True, True, False]
 
 
+def is_differentiated():
+    """By gradients where they are on, in a level of tangents, in a transform."""
+    x, w = torch.ones(1), torch.ones(1, requires_grad=True)
+    assert not _torch_tracing.is_differentiated(x, None) and _torch_tracing.is_differentiated(x, w, None)
+    with torch.no_grad():
+        assert not _torch_tracing.is_differentiated(w)
+        with torch.autograd.forward_ad.dual_level():
+            assert _torch_tracing.is_differentiated(x)
+    assert torch.vmap(lambda t: t * _torch_tracing.is_differentiated(t))(x).item() == 1
+
+
 def any_requires_grad():
     """Of several tensors; without a call of the class's ``__torch_function__``."""
     x = torch.ones(1, requires_grad=True)
@@ -934,6 +945,7 @@ CHECKS = {
     "is_called_by_transform": is_called_by_transform,
     "is_tracing": is_tracing,
     "in_dual_level": in_dual_level,
+    "is_differentiated": is_differentiated,
     "is_compiling_here": is_compiling_here,
     "canonicalize_dim": canonicalize_dim,
     "any_requires_grad": any_requires_grad,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import apply_function
 from subclasses.ragged.segments import Segments
 
 
@@ -23,7 +24,7 @@ def without_gradient_at_holes(
     place = max(ragged_dim - 1, 0)
     # A mask needs no width. It is made here, above autograd, where a trace sees the offsets.
     exists = Segments(offsets, lengths, values.size(place), 0).exists
-    return ExistingEntries.apply(values, exists, place)
+    return apply_function(ExistingEntries, values, exists, place)
 
 
 class ExistingEntries(torch.autograd.Function):

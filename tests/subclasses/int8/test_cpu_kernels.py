@@ -152,35 +152,55 @@ for rows in (1, 2, 3, 9):
 def chosen(x, q, scale=None, zero_point=None):
     """The name of the kernel that multiplies, by the table."""
     for kernel in products.KERNELS:
-        fits = x.dtype in kernel.dtypes and x.shape[0] <= kernel.rows and kernel.is_for()
-        if fits and kernel.takes(q, scale, zero_point):
+        fits = x.dtype in kernel.dtypes and x.shape[0] <= kernel.rows and q.numel() <= kernel.entries
+        if fits and kernel.is_for() and kernel.takes(q, scale, zero_point):
             return kernel.multiply.__name__
     return None
 
 
-def test_which_kernel_is_chosen():
+@pytest.fixture(params=[False, True], ids=["without tiles", "with tiles"])
+def has_tiles(request, monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: request.param)
+    return request.param
+
+
+def test_which_kernel_is_chosen(has_tiles):
     q, scale, groups = random_integers(64, 128), torch.rand(64, 1), torch.rand(64, 4)
     x = torch.randn(4, 128)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        whole = has_tiles and dtype is torch.float32
+        rest = "_at_once" if whole or dtype is torch.bfloat16 else "_in_parts"
         assert chosen(x.to(dtype), q) == chosen(x.to(dtype), q, scale) == "_by_rows"
         assert chosen(torch.randn(4, 64).to(dtype), q.t()) == "_by_columns"
-        assert chosen(x.to(dtype), q, groups) == "_in_parts"
-        assert chosen(x.to(dtype), q, scale, random_integers(64, 1)) == "_in_parts"
-        assert chosen(x[:, :100].to(dtype), q[:, :100]) == "_in_parts"
+        assert chosen(x.to(dtype), q, groups) == rest
+        assert chosen(x.to(dtype), q, scale, random_integers(64, 1)) == rest
+        assert chosen(x[:, :100].to(dtype), q[:, :100]) == rest
     assert chosen(x.double(), q) == "_in_parts"
 
 
+def test_rows_of_which_the_converted_matrix_pays(has_tiles):
+    small, large = random_integers(256, 256), random_integers(1024, 1056)
+    own = "_at_once" if has_tiles else "_by_rows"
+    assert chosen(torch.randn(24, 256), small) == "_by_rows" and chosen(torch.randn(49, 256), small) == own
+    assert chosen(torch.randn(300, 1056), large) == "_by_rows"
+    assert chosen(torch.randn(16, 256).bfloat16(), small) == own
+    assert chosen(torch.randn(16, 1056).bfloat16(), large) == ("_at_once" if has_tiles else "_by_rows")
+
+
 def test_many_rows_of_bfloat16(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
     q, x = random_integers(64, 128), torch.randn(300, 128).bfloat16()
     monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: True)
-    assert chosen(x[:32], q) == "_by_rows" and chosen(x, q) == "_in_parts"
+    assert chosen(x[:32], q) == "_by_rows" and chosen(x, q) == "_at_once"
     monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: False)
     assert chosen(x, q) == "_by_rows"
 
 
-def test_few_rows_of_bfloat16_without_the_library(without_library):
+def test_few_rows_of_bfloat16_without_the_library(without_library, monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
     q, x = random_integers(64, 128), torch.randn(17, 128).bfloat16()
-    assert chosen(x[:16], q) == "_packed" and chosen(x, q) == chosen(x.float(), q) == "_in_parts"
+    assert chosen(x[:16], q) == "_packed" and chosen(x, q) == "_at_once"
+    assert chosen(x.double(), q) == "_in_parts"
 
 
 def test_other_dtypes_are_refused():
