@@ -310,6 +310,7 @@ def in_dual_level(forward_ad: str) -> str:
 
 def is_differentiated(*tensors: torch.Tensor | None) -> bool:
     """Whether a derivative may be asked of what is done with tensors now: gradients, tangents, transforms."""
+    # Every level of tangents sets the number; there is no other way to ask.
     return (
         (torch.is_grad_enabled() and any_requires_grad(*tensors))
         or torch.autograd.forward_ad._current_level >= 0
