@@ -3,9 +3,9 @@
     python -m bench.int8_kernels            # a minute; writes bench/results/int8-kernels.*
     ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m bench.int8_kernels --name int8-kernels-avx2
 
-The limits in `subclasses/int8/products.py` and `integers.py` are from this table. A figure is the processor time of the
-thread in the fastest tenth of the calls, so that it means something on a machine that others use too. The matrix fits
-into the cache: what counts is arithmetic, not the memory.
+The limits in `products.py` and `integers.py` of `subclasses/int8/matmul/` are from this table. A figure is the
+processor time of the thread in the fastest tenth of the calls, so that it means something on a machine that others use
+too. The matrix fits into the cache: what counts is arithmetic, not the memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from bench.report import Row, print_rows, save_rows
 from bench.timing import Timing, describe_machine
-from subclasses.int8 import cpu_kernels, integers, products
+from subclasses.int8.matmul import cpu_kernels, integers, products
 
 HEIGHT, WIDTH, ROWS, ROUNDS = 1024, 4096, (1, 4, 16, 32, 64, 256), 20
 RESULTS = Path(__file__).parent / "results"

@@ -9,9 +9,9 @@ from subclasses import __version__ as __version__
 
 if TYPE_CHECKING:
     from desugar.api import compile, trace
-    from desugar.packages.capture import call
     from desugar.packages.load import Package, load
     from desugar.packages.save import save
+    from desugar.packages.saving.capture import call
     from desugar.program import Program
 
 __all__ = [

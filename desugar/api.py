@@ -20,7 +20,7 @@ from desugar.backends.base import Backend
 from desugar.backends.choose import check_options, choose_backend
 from desugar.dynamo import backend as dynamo
 from desugar.dynamo.entry import Calls, Entry, has_frame, raise_own
-from desugar.dynamo.guard_filter import dynamo_context
+from desugar.dynamo.implied_guards import dynamo_context
 from desugar.errors import DesugarError
 from desugar.program import Program
 from desugar.recording.listeners import Caller, called_by

@@ -28,11 +28,11 @@ from desugar.recording import listeners
 from desugar.recording.graph_text import WRAPPER_FILE, forget_texts, forget_with, graph_texts
 from desugar.recording.listeners import stage
 from desugar.store.programs import Place, Stored
-from desugar.tracing.effect_tokens import sink_tokens
-from desugar.tracing.python_floats import replace_floats
+from desugar.tracing.python_numbers import replace_floats
+from desugar.tracing.side_effects import sink_tokens
 from desugar.tracing.trace import discover, trace_graph
 from desugar.tracing.unsupported import OtherStructure, check_same_structure
-from desugar.tracing.view_replays import has_unknown_views
+from desugar.tracing.views import has_unknown_views
 from desugar.wrapper.backward_variants import BackwardVariants
 from desugar.wrapper.recompute import CapturedFunction
 from desugar.wrapper.results import Parts

@@ -2,9 +2,9 @@
 
 from subclasses.adoption.hooks import adopt
 from subclasses.base import TensorSubclass
-from subclasses.coverage import Coverage, coverage
-from subclasses.dispatch.families import arithmetic, comparisons, reductions
+from subclasses.dispatch.coverage import Coverage, coverage
 from subclasses.errors import DispatchError, SpecError
+from subclasses.rules.families import arithmetic, comparisons, reductions
 from subclasses.spec.constants import constant
 from subclasses.spec.fields import Outer, dynamic, inner, static
 from subclasses.strict_mode import strict

@@ -310,12 +310,9 @@ def in_dual_level(forward_ad: str) -> str:
 
 def is_differentiated(*tensors: torch.Tensor | None) -> bool:
     """Whether a derivative may be asked of what is done with tensors now: gradients, tangents, transforms."""
+    has_gradient = torch.is_grad_enabled() and any_requires_grad(*tensors)
     # Every level of tangents sets the number; there is no other way to ask.
-    return (
-        (torch.is_grad_enabled() and any_requires_grad(*tensors))
-        or torch.autograd.forward_ad._current_level >= 0
-        or current_transform() is not None
-    )
+    return has_gradient or torch.autograd.forward_ad._current_level >= 0 or current_transform() is not None
 
 
 # ---- the backward ------------------------------------------------------------------------------------------
@@ -385,3 +382,17 @@ def in_formula() -> bool:
     # A forward runs again while a saved tensor is unpacked, and saves what it computes by hooks of its own.
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
     return hooks is None or hooks[0].__module__ != "torch.utils.checkpoint"
+
+
+def build_library(source: str, folder: str, name: str, flags: list[str]) -> None:
+    """Builds ``folder/name.so`` from a C++ file, for this processor and with the OpenMP that torch uses.
+
+    Raises:
+        RuntimeError: No compiler was found, or it failed.
+    """
+    # Inductor's own way to its compiler: cpp_extension needs ninja, and compiles all of PyTorch's headers.
+    from torch._inductor.cpp_builder import CppBuilder, CppTorchOptions
+    from torch._inductor.cpu_vec_isa import invalid_vec_isa  # -march=native has the flags for vectors
+
+    options = CppTorchOptions(vec_isa=invalid_vec_isa, include_pytorch=False, extra_flags=flags)
+    CppBuilder(name, source, options, folder).build()

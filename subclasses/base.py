@@ -18,17 +18,17 @@ from torch import Tensor
 from subclasses._torch import OpOverload, OpOverloadPacket, call_unruled, is_tracing
 from subclasses._torch_export import desugar_exported
 from subclasses.autograd import construct
-from subclasses.dispatch.rule_checks import check_key, check_rule
-from subclasses.dispatch.rules import BOOK, RuleBook, is_decomposed, registration
 from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError, one_of
 from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
 from subclasses.higher_order.values import is_declared
 from subclasses.layout import Layout, has_values
-from subclasses.load_checks import check_by_constructor
+from subclasses.rules.checks import check_key, check_rule
+from subclasses.rules.registry import BOOK, RuleBook, is_decomposed, registration
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
 from subclasses.spec.fields import dynamic, inner, static
+from subclasses.spec.load_checks import check_by_constructor
 from subclasses.spec.undeclared import check_undeclared
 
 RuleType = TypeVar("RuleType", bound=Callable[..., Any])

@@ -2,7 +2,7 @@
 
 A value is pickled as its class, its inner tensors and its metadata by name. A class may therefore gain a field with a
 default later, and old files still load. torch pickles the inner tensors itself, so shared storages stay shared. What a
-file says is checked by :mod:`subclasses.load_checks`.
+file says is checked by :mod:`subclasses.spec.load_checks`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import warn_if_has_hooks
 
-from subclasses import load_checks
 from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.layout import cotangent_layout
+from subclasses.spec import load_checks
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.values import with_inners
 

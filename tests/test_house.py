@@ -18,6 +18,7 @@ PRIVATE_NAMES = [path for package in PACKAGES for path in (ROOT / package).glob(
 # A file that grows past this usually hides two ideas; the aim is 80 to 180 lines.
 MAX_LINES = 400
 MAX_MEDIAN = 200
+MAX_MODULES = 12  # of a folder
 
 # ---- reading the sources -----------------------------------------------------------------------------------
 
@@ -106,6 +107,12 @@ def test_there_is_one_exec():
 def test_file_is_small(path):
     lines = len(path.read_text().splitlines())
     assert lines <= MAX_LINES, f"{name_of(path)} has {lines} lines: which two ideas does it hide?"
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in sources()}), ids=name_of)
+def test_a_folder_has_few_modules(folder):
+    modules = [path for path in folder.glob("*.py") if path.name != "__init__.py"]
+    assert len(modules) <= MAX_MODULES
 
 
 def test_most_files_are_smaller():

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("subclasses", "desugar")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ASSETS = {f"desugar/explain/assets/{name}" for name in ("cards.js", "page.css", "page.html", "page.js")}
-ASSETS |= {"subclasses/int8/cpu_kernels.cpp"}
+ASSETS |= {"subclasses/int8/matmul/cpu_kernels.cpp"}
 LEFT_BEHIND = (".*", "__pycache__", "*.egg-info", "build", "dist", "_build", "demo-out", "results")
 
 # ---- building and installing -------------------------------------------------------------------------------

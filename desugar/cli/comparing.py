@@ -14,13 +14,13 @@ import typer
 
 from desugar.cli.checks import check_backend, check_outputs
 from desugar.cli.progress import progress
-from desugar.compare import hugging_face, picture, text
+from desugar.compare import picture, subject, text
 from desugar.compare.processes import WayFailed
 from desugar.compare.records import Comparison, Request
+from desugar.compare.replay.worth import sum_up
 from desugar.compare.run import Plan, compare
 from desugar.compare.text import Table
 from desugar.compare.ways import DIRECT, EAGER, OURS, STOCK
-from desugar.compare.worth import sum_up
 from desugar.explain.records import Worth
 
 
@@ -67,8 +67,8 @@ def check_target(request: Request, png: Path | None) -> None:
     if request.train and request.no_grad:
         raise typer.BadParameter("--train needs gradients and --no-grad has none; expected one of them")
     try:
-        if request.target.startswith(hugging_face.PREFIX):
-            hugging_face.check_available()
+        if request.target.startswith(subject.PREFIX):
+            subject.check_available()
         if png is not None:
             picture.check_available()
     except ValueError as error:

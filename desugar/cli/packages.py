@@ -13,8 +13,8 @@ from torch import Tensor
 
 from desugar.errors import PackageError, SignatureError
 from desugar.ir.values import dynamic_names, inner_names, is_wrapper
-from desugar.packages.assemble import layout_of_record
 from desugar.packages.load import Package, load
+from desugar.packages.loading.assemble import layout_of_record
 from desugar.packages.manifest.records import (
     ConstantLeaf,
     IntLeaf,

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from desugar.cli.progress import progress
-from desugar.compare.script import ScriptCalls
+from desugar.compare.replay.script import ScriptCalls
 from desugar.explain.collector import Collector
 from desugar.explain.records import Report
 from desugar.prediction.script import CompiledCalls

@@ -1,8 +1,13 @@
-"""The function that is compared, the arguments of its calls, and the state that calls may change."""
+"""The function that is compared, the arguments of its calls, and the state that calls may change.
+
+It may be a small model of a Hugging Face architecture: random weights, nothing is downloaded.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import inspect
 import random
 import sys
@@ -15,11 +20,11 @@ from torch import Tensor, nn
 
 from desugar import _torch as private
 from desugar.api import uncompiled
-from desugar.compare import hugging_face
 from desugar.compare.import_names import Call, TargetError, find_calls, find_target, inputs_beside, needed_by
 from desugar.compare.outcome import leaves_of, tangent_of
 from desugar.compare.records import Request
 from desugar.user_code import is_library_file
+from subclasses.errors import one_of
 
 SEED = 0
 
@@ -71,9 +76,9 @@ def find_subject(request: Request) -> Subject:
         TargetError: It names nothing that can be compared.
     """
     seed()
-    if request.target.startswith(hugging_face.PREFIX):
-        model = hugging_face.build_model(request.target, train=request.train)
-        make = _seeded(lambda: hugging_face.make_calls(model, train=request.train))
+    if request.target.startswith(PREFIX):
+        model = build_model(request.target, train=request.train)
+        make = _seeded(lambda: make_calls(model, train=request.train))
         return Subject(model, make, request.train, request.no_grad)
     module, found = find_target(request.target)
     name = request.target.rpartition(":")[2].rpartition(".")[2]
@@ -197,3 +202,135 @@ def _variables_of(fn: Any) -> dict[str, Any]:
 def _tensors_of(module: nn.Module, prefix: str) -> Iterator[tuple[str, Any]]:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         yield f"{prefix}{name}", tensor
+
+
+# ---- models of Hugging Face --------------------------------------------------------------------------------
+
+PREFIX = "hf:"
+VOCABULARY, BATCH, LENGTH, IMAGE, SAMPLES = 256, 2, 16, 32, 4000
+
+# Each configuration gets those sizes whose names it has.
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "n_embd": 64,
+    "d_model": 64,
+    "intermediate_size": 128,
+    "d_ff": 128,
+    "encoder_ffn_dim": 128,
+    "decoder_ffn_dim": 128,
+    "num_hidden_layers": 2,
+    "num_layers": 2,
+    "n_layer": 2,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "num_decoder_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_heads": 4,
+    "n_head": 4,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "head_dim": 16,
+    "d_kv": 16,
+    "max_position_embeddings": 64,
+    "n_positions": 64,
+    "image_size": IMAGE,
+    "patch_size": 8,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+}
+# The auto classes to try, the first that knows the configuration; a model with a head has a loss.
+_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForImageClassification",
+    "AutoModel",
+)
+
+
+def check_available() -> None:
+    """Raises a TargetError if transformers is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise TargetError(
+            f"a target {PREFIX}MODEL_TYPE needs transformers, which is not installed: "
+            "pip install 'desugar[models]'"
+        )
+
+
+def build_model(target: str, *, train: bool) -> nn.Module:
+    """Returns a small model of an architecture, in training mode, or in eval mode with frozen parameters.
+
+    Args:
+        target: `hf:` and a model type, such as `hf:llama`.
+        train: Whether it is going to be trained.
+
+    Raises:
+        TargetError: transformers is not installed, has no such model type, or builds no model of these sizes.
+    """
+    check_available()
+    transformers = importlib.import_module("transformers")
+    config = _config(transformers, target.removeprefix(PREFIX))
+    for name in _CLASSES:
+        cls = getattr(transformers, name)
+        if type(config) in cls._model_mapping:
+            break
+    else:
+        raise TargetError(f"transformers has no model for {target}; expected one of {', '.join(_CLASSES)}")
+    try:
+        model = cls.from_config(config)
+    except (ValueError, TypeError, RuntimeError, ImportError, AttributeError) as error:
+        raise TargetError(
+            f"{target} cannot be built at a small size ({type(error).__name__}: {str(error).splitlines()[0]}): "
+            "write a function that makes the model, and name it as MODULE:FUNCTION"
+        ) from error
+    return model.train(train).requires_grad_(train)
+
+
+def _config(transformers: Any, model_type: str) -> Any:
+    known = transformers.CONFIG_MAPPING
+    if model_type not in known:
+        near = [name for name in known if model_type.split("-")[0].lower() in name][:8]
+        shown = ", ".join(near or ("bert", "gpt2", "llama", "t5", "vit"))
+        raise TargetError(
+            f"transformers has no model type {model_type!r}; expected a type, not a checkpoint: {shown}, ..."
+        )
+    config = known[model_type]()
+    for name, value in SIZES.items():
+        if hasattr(config, name):
+            with contextlib.suppress(AttributeError, NotImplementedError):  # a property of another size
+                setattr(config, name, value)
+    config.use_cache = False
+    if config.is_encoder_decoder:
+        config.decoder_start_token_id = SIZES["decoder_start_token_id"]
+    return config
+
+
+def make_calls(model: Any, *, train: bool) -> list[Call]:
+    """Returns the arguments of two calls, of different batch sizes; in training with labels, if it takes them."""
+    return [((), _arguments(model, batch, train)) for batch in (BATCH, BATCH + 1)]
+
+
+def _arguments(model: Any, batch: int, train: bool) -> dict[str, Any]:
+    tokens = torch.randint(3, VOCABULARY, (batch, LENGTH))
+    match model.main_input_name:
+        case "pixel_values":
+            channels = getattr(model.config, "num_channels", 3)
+            return {"pixel_values": torch.randn(batch, channels, IMAGE, IMAGE)}
+        case "input_values":
+            return {"input_values": torch.randn(batch, SAMPLES)}
+        case "input_ids":
+            arguments: dict[str, Any] = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        case other:
+            raise TargetError(
+                f"{one_of(type(model))} takes {other}, which has no default here: write functions that make "
+                "the model and its inputs, and name them as MODULE:FUNCTION and --inputs"
+            )
+    if train and not type(model).__name__.endswith("Model"):
+        arguments["labels"] = tokens
+    elif model.config.is_encoder_decoder:
+        arguments["decoder_input_ids"] = tokens
+    return arguments

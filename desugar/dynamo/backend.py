@@ -18,10 +18,9 @@ from torch import Tensor, fx
 from desugar import _torch as private
 from desugar.backends.base import Backend
 from desugar.backends.choose import choose_backend
+from desugar.dynamo.attributes import break_at_assignments, trace_properties
 from desugar.dynamo.guard_failures import describe_failure, note_program
-from desugar.dynamo.inner_assignment import break_at_assignments
 from desugar.dynamo.profiling import with_profiler_name
-from desugar.dynamo.property_getters import trace_properties
 from desugar.dynamo.saved_programs import save_program
 from desugar.dynamo.variants import Specialized
 from desugar.errors import DesugarError

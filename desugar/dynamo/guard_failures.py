@@ -2,7 +2,8 @@
 
 Dynamo reports the text of the first guard that fails. Some of these texts hold both values. Others hold the guard
 alone; then this module reads the actual value from the call's frame. The text of a guard on the metadata of a tensor
-subclass names no tensor; then this module compares the layouts of the earlier program and of the call.
+subclass names no tensor; then this module compares the layouts of the earlier program and of the call. Dynamo names
+the modes that changed without values: the present value is that of the call; that of a switch was the other one before.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
 from desugar import _torch as private
-from desugar.dynamo.mode_failures import describe_modes
 from desugar.dynamo.source_values import (
     UNKNOWN,
     compare_metadata,
@@ -304,3 +305,47 @@ _PATTERNS: list[tuple[re.Pattern[str], Callable[[re.Match[str], Failure], str | 
     (re.compile(r"(?=.*(?:size\(\)|stride\(\)|[<>%]))(?:[^'\"]|\['[^']*'\])+$"), _sizes),
     (re.compile(rf"({_PATH.pattern}) == (.+)$"), _equal),
 ]
+
+
+# ---- modes of PyTorch --------------------------------------------------------------------------------------
+
+_AUTOCAST = re.compile(r"autocast\((\w+)\)_(enabled|dtype)")
+
+_READERS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "grad_mode": ("gradients", torch.is_grad_enabled),
+    "autocast_cache_enabled": ("cache of autocast", torch.is_autocast_cache_enabled),
+    "deterministic_algorithms": ("deterministic algorithms", torch.are_deterministic_algorithms_enabled),
+    "deterministic_algorithms_warn_only": (
+        "deterministic algorithms only warn",
+        torch.is_deterministic_algorithms_warn_only_enabled,
+    ),
+    "num_threads": ("number of threads", torch.get_num_threads),
+    "default_dtype": ("default dtype", torch.get_default_dtype),
+}
+
+
+def describe_modes(names: str) -> str:
+    """Returns what differs.
+
+    Args:
+        names: Dynamo's names of the modes, separated by spaces.
+    """
+    return "; ".join(map(_describe, names.split()))
+
+
+def _describe(name: str) -> str:
+    found = _AUTOCAST.fullmatch(name)
+    if found is not None and found[2] == "enabled":
+        return _values(f"autocast on {found[1]}", torch.is_autocast_enabled(found[1]))
+    if found is not None:
+        return _values(f"dtype of autocast on {found[1]}", torch.get_autocast_dtype(found[1]))
+    if name in _READERS:
+        words, read = _READERS[name]
+        return _values(words, read())
+    return f"another mode: {name}"
+
+
+def _values(words: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return f"{words}: expected {'off' if value else 'on'}, got {'on' if value else 'off'}"
+    return f"{words}: expected another value, got {str(value).removeprefix('torch.')}"

@@ -15,7 +15,7 @@ _GUARDS = 1.0  # seconds in which guards may be timed
 if TYPE_CHECKING:
     from desugar.backends.base import Backend
     from desugar.dynamo.entry import Calls
-    from desugar.explain.guards import TakenGuards
+    from desugar.explain.collecting.guards import TakenGuards
     from desugar.explain.records import Cost, GuardTimes, Program
     from desugar.prediction.devices import Device
     from desugar.prediction.records import Prediction
@@ -147,10 +147,10 @@ def _explain(
     """The record of one call, compiled for the purpose; its cost is measured unless a reason not to is given."""
     from desugar._torch_guards import watch_guards
     from desugar.api import capture
-    from desugar.explain.collect import collect_program
-    from desugar.explain.cost import measure_cost
-    from desugar.explain.guard_times import Budget, time_taken_guards
-    from desugar.explain.guards import take_guards
+    from desugar.explain.collecting.collect import collect_program
+    from desugar.explain.collecting.cost import measure_cost
+    from desugar.explain.collecting.guard_times import Budget, time_taken_guards
+    from desugar.explain.collecting.guards import take_guards
     from desugar.recording.listeners import listen, resumed
 
     found: list[tuple[Program, TakenGuards, Callable[[], Cost | str]]] = []

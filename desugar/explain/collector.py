@@ -16,13 +16,12 @@ from typing import Any
 import torch
 
 from desugar import _torch as private, _torch_guards
-from desugar.explain.collect import collect_program, merge_materialized
-from desugar.explain.cost import Meter, attach_meter
-from desugar.explain.guard_times import Budget, time_taken_guards
-from desugar.explain.guards import TakenGuards, take_guards
-from desugar.explain.labels import name_apart
+from desugar.explain.collecting.collect import collect_program, describe_left_out, merge_materialized
+from desugar.explain.collecting.cost import Meter, attach_meter
+from desugar.explain.collecting.guard_times import Budget, time_taken_guards
+from desugar.explain.collecting.guards import TakenGuards, take_guards
+from desugar.explain.collecting.labels import name_apart
 from desugar.explain.records import GuardTimes, Materialized, Program, Report
-from desugar.explain.skipped_checks import describe_left_out
 from desugar.recording.frames import Frames, Watch, watch_frames
 from desugar.recording.listeners import Recording, SkippedCheck, current, listen
 from desugar.recording.user_names import function_name

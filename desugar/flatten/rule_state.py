@@ -32,8 +32,8 @@ from torch import Tensor, fx
 from desugar import _torch as private
 from desugar.user_code import is_users_file
 from subclasses import TensorSubclass
-from subclasses.dispatch.rules import all_rules
 from subclasses.layout import Layout
+from subclasses.rules.registry import all_rules
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 _CONTAINERS = (tuple, list, dict)

@@ -16,11 +16,12 @@ from desugar import _torch as private
 from desugar.errors import PackageError, SignatureError
 from desugar.ir.calling import Passed
 from desugar.packages.archive import Archive
-from desugar.packages.assemble import assemble
-from desugar.packages.checks import Checking
-from desugar.packages.entry import LEFT, Callee, build_entry, build_runner
-from desugar.packages.guards import Guards, WeightGuards, plain_leaves
-from desugar.packages.libraries import library_call
+from desugar.packages.loading.assemble import assemble
+from desugar.packages.loading.checks import Checking
+from desugar.packages.loading.entry import LEFT, Callee, build_entry, build_runner
+from desugar.packages.loading.guards import Guards, WeightGuards, plain_leaves
+from desugar.packages.loading.libraries import library_call
+from desugar.packages.loading.weights import find_weights
 from desugar.packages.manifest.classes import find_classes
 from desugar.packages.manifest.machine import check_machine
 from desugar.packages.manifest.reading import Reader
@@ -36,7 +37,6 @@ from desugar.packages.manifest.records import (
 )
 from desugar.packages.manifest.structure import match, paths_of, signature_of
 from desugar.packages.manifest.validate import check_manifest
-from desugar.packages.weights import find_weights
 
 
 def load(
@@ -127,7 +127,7 @@ class _NativeGraphs:
 
 
 def _compiled_graphs(archive: Archive) -> Callable[[ProgramRecord], Callable[[GraphRecord], Any]]:
-    from desugar.packages.recompile import RecompiledGraphs  # imports Inductor
+    from desugar.packages.loading.recompile import RecompiledGraphs  # imports Inductor
 
     return RecompiledGraphs(archive.graphs()).of
 

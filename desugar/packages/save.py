@@ -21,9 +21,6 @@ from desugar.ir.stages import presence_bits
 from desugar.ir.values import plain_parts
 from desugar.packages import graph_text
 from desugar.packages.archive import checksum_of, file_digest, write_archive
-from desugar.packages.capture import Call, Captured, capture_call
-from desugar.packages.describe import Description
-from desugar.packages.leaves import describe_weight
 from desugar.packages.manifest.classes import classes_in, describe_classes
 from desugar.packages.manifest.codec import Writer
 from desugar.packages.manifest.machine import this_machine
@@ -36,7 +33,10 @@ from desugar.packages.manifest.records import (
     ProgramRecord,
     WeightRecord,
 )
-from desugar.packages.tensor_facts import Weights
+from desugar.packages.saving.capture import Call, Captured, capture_call
+from desugar.packages.saving.describe import Description
+from desugar.packages.saving.leaves import describe_weight
+from desugar.packages.saving.tensor_facts import Weights
 
 
 def save(  # noqa: PLR0913 - a contract, and options of `compile`

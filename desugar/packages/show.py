@@ -8,7 +8,7 @@ from typing import Any
 
 from desugar.errors import PackageError
 from desugar.packages.archive import Archive, file_digest
-from desugar.packages.guards import plain_leaves
+from desugar.packages.loading.guards import plain_leaves
 from desugar.packages.manifest.expressions import Extent, text_of
 from desugar.packages.manifest.reading import Reader
 from desugar.packages.manifest.records import (

@@ -25,8 +25,8 @@ from desugar.user_code import Line, find_line
 from subclasses import TensorSubclass, strict_mode
 from subclasses._torch import OpOverload, is_traceable_wrapper_subclass_type
 from subclasses.dispatch.resolution import find_step
-from subclasses.dispatch.rules import collect_function_rules, describe, find_op_rule
 from subclasses.errors import DispatchError
+from subclasses.rules.registry import collect_function_rules, describe, find_op_rule
 
 # Keys of a node's metadata: the number of the op that the node came from; whether it belongs to that op's backward.
 OP = "desugar_op"

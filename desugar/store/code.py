@@ -21,9 +21,9 @@ import torch
 from desugar.flatten.rule_state import is_authors
 from desugar.store.pickling import CannotStore
 from subclasses import TensorSubclass
-from subclasses.dispatch.rules import all_rules
 from subclasses.errors import one_of
 from subclasses.generate.compile_cache import describe_value
+from subclasses.rules.registry import all_rules
 
 # Packages whose functions depend on their arguments, on releases, and on settings that the key has.
 _KNOWN = (

@@ -12,7 +12,7 @@ import torch
 
 from desugar import _torch as private
 from desugar.errors import DesugarError
-from desugar.tracing.functionalize import functional_mode
+from desugar.tracing.side_effects import functional_mode
 from desugar.user_code import find_line_of
 
 # ----------------------------------------------------------------------------------------------------- modes

@@ -2,6 +2,12 @@
 
 A handler gets a call and the inputs of the program. It returns the function to call and its arguments; it raises
 `DesugarError` for what a trace cannot follow, and notes in the inputs what the program depends on.
+
+A trace uses PyTorch's decompositions. They differ from the eager kernels in three places:
+
+- Dropout that drops nothing returns a copy; eager mode returns the argument.
+- Recurrent layers apply no dropout between layers in training.
+- `multilabel_margin_loss` counts the targets after a -1.
 """
 
 from __future__ import annotations
@@ -15,19 +21,111 @@ from torch import Tensor
 
 from desugar.flatten.inputs import Inputs
 from desugar.flatten.storage_offsets import OFFSET_POSITIONS, note_offset_given, note_offset_read
-from desugar.tracing.decompositions import (
-    RECURRENT,
-    drop_between_layers,
-    ignore_later_targets,
-    keep_undropped,
-)
-from desugar.tracing.scalar_indexing import index_by_scalars
+from desugar.tracing.python_numbers import index_by_scalars
 from desugar.tracing.unsupported import SPARSE, check_retain_grad, check_sparse, refuse_data, refuse_grad
 
 Handler = Callable[[Any, Any, Any, Inputs], tuple[Any, Any]]
 
 _data: Any = Tensor.data
 _grad: Any = Tensor.grad
+
+# ---- decompositions ----------------------------------------------------------------------------------------
+
+RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+
+
+def keep_undropped(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Replaces a dropout that drops nothing by its argument."""
+    return (_return_input if _drops_nothing(*args, **kwargs) else func), args
+
+
+def ignore_later_targets(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Replaces `multilabel_margin_loss` by one that ignores what follows a -1."""
+    return multilabel_margin_loss, args
+
+
+def drop_between_layers(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any, Any]:
+    """Replaces recurrent layers with dropout by calls of one layer each."""
+    if func is torch.lstm:
+        args = (_require_grad(args[0]), *args[1:])
+    # Dynamo breaks the graph at packed sequences, whose arguments differ.
+    num_layers, dropout, train = args[-5:-2]
+    if kwargs or not (train and dropout and num_layers > 1):
+        return func, args
+    return _each_layer, (func, *args)
+
+
+def _drops_nothing(
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    train: bool | None = None,  # the op's name for `training`
+) -> bool:
+    return p == 0 or (0 < p <= 1 and not (training if train is None else train))
+
+
+def _return_input(input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    return input
+
+
+def multilabel_margin_loss(
+    input: Tensor,
+    target: Tensor,
+    size_average: bool | None = None,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+) -> Tensor:
+    """Computes `torch.nn.functional.multilabel_margin_loss`; ignores the targets after the first -1 of a row."""
+    if size_average is not None or reduce is not None:
+        reduction = "none" if reduce is False else "sum" if size_average is False else "mean"
+    if input.dim() == 0:
+        input, target = input.unsqueeze(0), target.unsqueeze(0)
+    is_label = (target == -1).cumsum(-1) == 0
+    labels = target.masked_fill(~is_label, 0)
+    is_other = input.new_zeros(input.shape).scatter_add(-1, labels, is_label.to(input.dtype)) == 0
+    margins = (1 - input.gather(-1, labels).unsqueeze(-1) + input.unsqueeze(-2)).clamp_min(0)
+    counted = is_label.unsqueeze(-1) & is_other.unsqueeze(-2)
+    loss = margins.masked_fill(~counted, 0).sum((-2, -1)) / input.shape[-1]
+    return loss if reduction == "none" else getattr(loss, reduction)()
+
+
+def _require_grad(tensor: Tensor) -> Tensor:
+    """Returns the tensor with `requires_grad` set: PyTorch's decomposition of lstm looks at no other argument."""
+    must_set = torch.is_grad_enabled() and not tensor.requires_grad
+    return tensor.detach().requires_grad_() if must_set else tensor
+
+
+def _each_layer(  # noqa: PLR0913 - the op's own arguments
+    func: Any,
+    x: Tensor,
+    hidden: Any,
+    params: Any,
+    has_biases: bool,
+    num_layers: int,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """Runs the layers one after the other, with dropout between them as in the eager kernels."""
+    has_two_states = isinstance(hidden, list | tuple)  # lstm: hidden and cell state
+    states = [state.chunk(num_layers) for state in (hidden if has_two_states else (hidden,))]
+    x = x.transpose(0, 1) if batch_first else x
+    num_params, new_states = len(params) // num_layers, []
+    for n in range(num_layers):
+        x = F.dropout(x, dropout) if n else x
+        layer_states = [state[n] for state in states]
+        layer_params = params[n * num_params : (n + 1) * num_params]
+        layer_hidden = layer_states if has_two_states else layer_states[0]
+        x, *new = func(x, layer_hidden, layer_params, has_biases, 1, 0.0, train, bidirectional, False)
+        new_states.append(new)
+    x = x.transpose(0, 1) if batch_first else x
+    return x, *(torch.cat(parts) for parts in zip(*new_states, strict=True))
+
+
+# ---- the table ---------------------------------------------------------------------------------------------
 
 HANDLERS: dict[Any, Handler] = {
     _data.__set__: refuse_data,

@@ -40,9 +40,8 @@ from desugar.ir.values import (
     slots_of,
     unwrap_value,
 )
-from desugar.tracing.inner_views import InnerReplay, find_inner
 from desugar.tracing.run import Run, assigned_inners, changed_slots, from_functional, identity
-from desugar.tracing.view_replays import DetachedReplay, ViewReplay, return_base, view_as
+from desugar.tracing.views import DetachedReplay, InnerReplay, ViewReplay, find_inner, return_base, view_as
 
 # ----------------------------------------------------------------------------------------------- unwrapping
 

@@ -39,18 +39,20 @@ from desugar.ir.values import (
     unwrap_value,
 )
 from desugar.recording.ops import record_backward, record_ops
-from desugar.tracing import nonlinear_gradients, unsupported
+from desugar.tracing import unsupported
 from desugar.tracing.captured_tensors import Capture, build_input_leaf, to_functional
-from desugar.tracing.effect_tokens import end_effects, start_effects
-from desugar.tracing.functionalize import check_rng
 from desugar.tracing.modes import tracing_modes
 from desugar.tracing.outputs import Result, unwrap_result
 from desugar.tracing.run import InputLeaf, Run, changed_slots, from_functional, identity, storages_of
+from desugar.tracing.side_effects import check_rng, end_effects, start_effects
 from desugar.tracing.tangents import (
     as_gradient_of_parameter,
     build_tangent,
     make_tangents,
     mark_tangent,
+    record_backward_calls,
+    recorded_tensors,
+    resolve_calls,
 )
 from subclasses import DispatchError
 from subclasses.autograd.construct import is_differentiable
@@ -181,7 +183,7 @@ def trace_graph(
             graph = recorder.trace(decompositions)
     if inputs.has_symbols and graph.graph.find_nodes(op="call_function", target=_ZEROS):
         raise StaticNeeded  # the graph records such zeros with this call's sizes, not with its symbols
-    calls = nonlinear_gradients.resolve_calls(graph, recorder.calls)
+    calls = resolve_calls(graph, recorder.calls)
     unsupported.check_constants(graph)
     inputs.fakes.offsets_matter |= views_larger_elements(graph)
     read_sizes_early(graph)
@@ -257,7 +259,7 @@ class _Recorder:
                 instead="make parameters outside the function, where their gradients can be seen, or detach the result",
             )
         results, cotangents = by_inner_tensors([leaves[number] for number, _ in self.tangents], cotangents)
-        with record_backward(results), nonlinear_gradients.record_backward_calls(results) as self.calls:
+        with record_backward(results), record_backward_calls(results) as self.calls:
             roots = [run.input_leaves[number].root for number in differentiable]
             gradients = torch.autograd.grad(results, roots, cotangents, allow_unused=True)
         flat, in_use = Flat(), {identity(item) for item in (*run.items, *items)}
@@ -266,7 +268,7 @@ class _Recorder:
             gradient = as_gradient_of_parameter(leaf, found) if number in self.inputs.parameters else found
             value = None if gradient is None else unwrap_gradient(gradient, flat, in_use)
             self.grads.append((number, value))
-        return [*map(from_functional, flat.items), *nonlinear_gradients.recorded_tensors(self.calls)]
+        return [*map(from_functional, flat.items), *recorded_tensors(self.calls)]
 
 
 def unwrap_gradient(gradient: Tensor, flat: Flat, in_use: set[int]) -> Value:

@@ -21,7 +21,6 @@ from desugar.flatten.inputs import is_traced
 from desugar.ir.fx_utils import autograd_nodes, find_random_op, tangent_dependencies
 from desugar.ir.pytree import tensor_leaves
 from desugar.ir.values import Constant, Plain, Wrapper, is_wrapper, paths_of, slots_of, wrap_value
-from desugar.tracing.functionalize import check_target
 from desugar.tracing.run import (
     assigned_inners,
     changed_slots,
@@ -30,6 +29,7 @@ from desugar.tracing.run import (
     identity,
     storages_of,
 )
+from desugar.tracing.side_effects import check_target
 from subclasses import TensorSubclass
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def check_sparse(func: Any, args: Any, kwargs: Any, inputs: Inputs) -> tuple[Any
 
 
 def check_write(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises for a mutation that functionalization replays incorrectly (:mod:`desugar.tracing.functionalize`)."""
+    """Raises for a mutation that functionalization replays incorrectly (:mod:`desugar.tracing.side_effects`)."""
     for target in _mutated_arguments(func, args, kwargs):
         check_target(getattr(func, "__name__", str(func)), target)
 

@@ -31,7 +31,7 @@ from desugar.passes.verify import check_pruned
 from desugar.recording.graph_text import WRAPPER_FILE, forget_with, graph_texts
 from desugar.recording.listeners import stage
 from desugar.store.programs import Place
-from desugar.tracing.nonlinear_gradients import may_differ_without
+from desugar.tracing.tangents import may_differ_without
 from desugar.wrapper.autograd_function import EmittedFunction
 from desugar.wrapper.backward import Variant, VariantEmitter, variant_name
 from desugar.wrapper.direct_calls import call_directly, replace_backward

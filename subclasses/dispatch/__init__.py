@@ -1,1 +1,1 @@
-"""How a class runs an op: resolution, rules, schemas, aliasing, fallbacks."""
+"""How a class runs an op: resolution, and what runs an op without a rule: mapping, fallbacks, sharding, training."""

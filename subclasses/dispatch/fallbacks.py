@@ -3,6 +3,9 @@
 ``"map"`` runs the op once for each inner tensor, as straight-line code if the schema allows it, and in a general form
 for ops with lists of tensors. ``"views"`` does the same for ops that compute nothing, and no other op.
 ``"materialize"`` runs the op on materialized values. ``"error"`` raises an error that says how to add a rule.
+
+Ops on wrappers take no part in forward-mode differentiation (``torch.autograd.forward_ad``): an op reaches a wrapper
+below autograd, where a tangent of an inner tensor would be dropped without a word.
 """
 
 from __future__ import annotations
@@ -12,20 +15,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from subclasses import strict_mode
-from subclasses._torch import OpOverload, in_backward, is_composed, with_lazy_bits
+from subclasses._torch import OpOverload, autograd_enabled, in_backward, is_composed, with_lazy_bits
 from subclasses._torch_distributed import is_work, joint_work
-from subclasses.dispatch.aliasing import argument, bump_versions, resize_outer, with_aliasing
-from subclasses.dispatch.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, raise_writes_plain
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes
-from subclasses.dispatch.schema import op_facts, undeclared_writes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
-from subclasses.dispatch.write_checks import differ, is_tried_first, try_first
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import describe_metadata
+from subclasses.layout import RAW, describe_metadata
+from subclasses.ops.aliasing import argument, bump_versions, resize_outer, with_aliasing
+from subclasses.ops.cotangents import NO_DERIVATIVE, check_no_cotangents
+from subclasses.ops.schema import op_facts, undeclared_writes
+from subclasses.ops.write_checks import differ, is_tried_first, try_first
 from subclasses.spec.values import with_inners
 
 Call = Callable[..., Any]
@@ -322,3 +326,30 @@ def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{type(value).__name__}{list(value.shape)}"
     return type(value).__name__
+
+
+# ---- forward-mode differentiation --------------------------------------------------------------------------
+
+# It drops tangents, of plain tensors too.
+_DROPPING = torch.ops.aten.detach.default
+
+
+def check_no_tangents(cls: Any, func: Any, args: Any, kwargs: Any) -> None:
+    """Raises DispatchError if an inner tensor of an operand is a dual tensor; asked in a dual level only."""
+    if func is _DROPPING:
+        return
+    for x in wrappers_in(cls, (args, kwargs or {})):
+        for name in x._layout.present:
+            t = x.__dict__[name]
+            if type(t) is Tensor and _has_tangent(t):
+                raise DispatchError(
+                    f"{func} on {one_of(cls)} whose {name.removeprefix(RAW)} is a dual tensor of torch.autograd."
+                    f"forward_ad: an op on the value would lose the tangent; compute with x.unwrap() or "
+                    f"x.materialize(), in a rule for the function if need be, or differentiate with "
+                    f"torch.autograd.grad"
+                )
+
+
+def _has_tangent(t: Tensor) -> bool:
+    with autograd_enabled():  # where an op on a wrapper is dispatched, tensors tell nothing of it
+        return forward_ad.unpack_dual(t).tangent is not None

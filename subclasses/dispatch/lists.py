@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from subclasses._torch import OpOverload, is_traceable_wrapper_subclass_type
-from subclasses.dispatch.aliasing import PLAIN, argument, bump_versions, may_overlap
-from subclasses.dispatch.cotangents import is_cotangent
 from subclasses.dispatch.map_plan import check_alike, raise_writes_plain
 from subclasses.dispatch.per_inner import (
     check_not_traced,
@@ -27,9 +25,11 @@ from subclasses.dispatch.per_inner import (
     records,
     remade,
 )
-from subclasses.dispatch.schema import OpFacts, op_facts
-from subclasses.dispatch.write_checks import check_sizes, one_element
 from subclasses.layout import cotangent_layout
+from subclasses.ops.aliasing import PLAIN, argument, bump_versions, may_overlap
+from subclasses.ops.cotangents import is_cotangent
+from subclasses.ops.schema import OpFacts, op_facts
+from subclasses.ops.write_checks import check_sizes, one_element
 from subclasses.spec.values import POINT, is_point
 
 

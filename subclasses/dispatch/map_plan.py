@@ -27,11 +27,11 @@ import torch
 from subclasses._torch import OpOverload, cpp_callable, set_storage_of
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
-from subclasses.dispatch.aliasing import bump_versions
-from subclasses.dispatch.schema import Argument, OpFacts, op_facts
-from subclasses.dispatch.write_checks import differ, is_tried_first, try_first
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import are_alike, describe_metadata, with_nested
+from subclasses.ops.aliasing import bump_versions
+from subclasses.ops.schema import Argument, OpFacts, op_facts
+from subclasses.ops.write_checks import differ, is_tried_first, try_first
 from subclasses.spec.collect import InnerField, SubclassSpec
 from subclasses.spec.values import dynamic_ints
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload
-from subclasses.dispatch.aliasing import argument
-from subclasses.dispatch.schema import functional_counterpart_of_view, op_facts
 from subclasses.errors import DispatchError, one_of
+from subclasses.ops.aliasing import argument
+from subclasses.ops.schema import functional_counterpart_of_view, op_facts
 from subclasses.spec.collect import SubclassSpec
 
 aten = torch.ops.aten

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, is_tracing
 from subclasses.autograd.construct import is_differentiable
-from subclasses.dispatch.cotangents import is_cotangent, mixed_error
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import are_alike
+from subclasses.ops.cotangents import is_cotangent, mixed_error
 from subclasses.spec.values import GRADIENT, RANKS, dynamic_ints, is_point, with_inners
 
 

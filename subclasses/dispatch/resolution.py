@@ -27,7 +27,14 @@ from subclasses._torch import (
 from subclasses.autograd.derived_writes import run_derived
 from subclasses.autograd.history import is_kept, with_history
 from subclasses.dispatch import structural
-from subclasses.dispatch.aliasing import (
+from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
+from subclasses.dispatch.map_plan import raise_writes_plain
+from subclasses.dispatch.sharding import with_sharding
+from subclasses.dispatch.structural import COPYING_OPS, with_marks
+from subclasses.dispatch.training import takes_lists, with_training
+from subclasses.errors import DispatchError, one_of
+from subclasses.higher_order.dispatch import higher_order_run
+from subclasses.ops.aliasing import (
     check_kept,
     with_aliasing,
     with_counted_writes,
@@ -36,7 +43,7 @@ from subclasses.dispatch.aliasing import (
     write_into,
     write_plain,
 )
-from subclasses.dispatch.cotangents import (
+from subclasses.ops.cotangents import (
     ADDITIVE_OPS,
     SCALING_OPS,
     with_cotangent_arithmetic,
@@ -44,19 +51,12 @@ from subclasses.dispatch.cotangents import (
     with_marked_results,
     with_marked_sums,
 )
-from subclasses.dispatch.detach import in_one_step
-from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
-from subclasses.dispatch.map_plan import raise_writes_plain
-from subclasses.dispatch.rule_errors import is_of_operator
-from subclasses.dispatch.rule_results import describe, with_results_of
-from subclasses.dispatch.rules import find_op_rule, find_tag_rule, has_pointwise_rules
-from subclasses.dispatch.schema import functional_counterpart, op_facts
-from subclasses.dispatch.sharding import with_sharding
-from subclasses.dispatch.structural import COPYING_OPS, with_marks
-from subclasses.dispatch.training import takes_lists, with_training
-from subclasses.dispatch.transform_conflicts import with_rules_above
-from subclasses.errors import DispatchError, one_of
-from subclasses.higher_order.dispatch import higher_order_run
+from subclasses.ops.detach import in_one_step
+from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.rules.errors import is_of_operator
+from subclasses.rules.registry import find_op_rule, find_tag_rule, has_pointwise_rules
+from subclasses.rules.results import describe, with_results_of
+from subclasses.rules.transform_conflicts import with_rules_above
 from subclasses.spec.values import tensors_in
 
 aten = torch.ops.aten

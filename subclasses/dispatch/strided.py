@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from subclasses._torch import OpOverload
-from subclasses.dispatch.aliasing import with_aliasing
-from subclasses.dispatch.rules import all_rules
-from subclasses.dispatch.schema import op_facts
 from subclasses.errors import DispatchError
+from subclasses.ops.aliasing import with_aliasing
+from subclasses.ops.schema import op_facts
+from subclasses.rules.registry import all_rules
 from subclasses.spec.values import with_inners
 
 aten = torch.ops.aten

@@ -13,10 +13,10 @@ from typing import Any, NoReturn
 import torch
 
 from subclasses._torch import OpOverload, in_backward
-from subclasses.dispatch.aliasing import with_aliasing, write_into
-from subclasses.dispatch.detach import own_gradients
 from subclasses.dispatch.per_inner import records
 from subclasses.errors import DispatchError, one_of
+from subclasses.ops.aliasing import with_aliasing, write_into
+from subclasses.ops.detach import own_gradients
 from subclasses.spec.collect import InnerField
 from subclasses.spec.values import GRADIENT, PART, POINT, RANKS, is_point, map_inners
 

@@ -28,8 +28,6 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, call_unruled, foreach_norm
 from subclasses.autograd.construct import PRIMAL
-from subclasses.dispatch.aliasing import argument, bump_versions
-from subclasses.dispatch.cotangents import is_cotangent, wrap_plain_cotangent
 from subclasses.dispatch.lists import run_lists
 from subclasses.dispatch.per_inner import (
     check_not_traced,
@@ -41,10 +39,12 @@ from subclasses.dispatch.per_inner import (
     remade,
     run_per_inner,
 )
-from subclasses.dispatch.rules import find_op_rule, is_named
-from subclasses.dispatch.schema import functional_counterpart, op_facts
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout
+from subclasses.ops.aliasing import argument, bump_versions
+from subclasses.ops.cotangents import is_cotangent, wrap_plain_cotangent
+from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.rules.registry import find_op_rule, is_named
 from subclasses.spec.values import POINT, is_point
 
 aten = torch.ops.aten

@@ -16,7 +16,7 @@ from subclasses import serialize
 from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
 from subclasses._torch_tracing import in_dual_level
 from subclasses.codegen.emitter import Emitter
-from subclasses.dispatch.forward_mode import check_no_tangents
+from subclasses.dispatch.fallbacks import check_no_tangents
 from subclasses.generate import fsdp
 from subclasses.generate.attributes import SPECIAL_ATTRIBUTES
 from subclasses.generate.shape_text import emit_shape_checks

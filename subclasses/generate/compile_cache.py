@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
-from subclasses.dispatch.rules import all_rules
 from subclasses.layout import Layout, layout_of
+from subclasses.rules.registry import all_rules
 from subclasses.spec.constants import constants_of
 
 # ---- values ------------------------------------------------------------------------------------------------

@@ -21,8 +21,6 @@ from subclasses.autograd.materialized_parameters import call_materializing
 from subclasses.autograd.nodes import call_and_settle
 from subclasses.codegen.build import build_functions
 from subclasses.dispatch import resolution
-from subclasses.dispatch.rule_errors import raise_from_rule
-from subclasses.dispatch.rules import all_rules, collect_function_rules, has_op_rules
 from subclasses.dispatch.training import beside_training
 from subclasses.dispatch.views import view_functions
 from subclasses.generate.attributes import DynamicDims, install_fields, set_field
@@ -30,6 +28,8 @@ from subclasses.generate.class_text import emit_class
 from subclasses.generate.compile_cache import stable_hash
 from subclasses.generate.unseen import UnseenNames
 from subclasses.layout import Layout, intern_layout, nested_layouts
+from subclasses.rules.errors import raise_from_rule
+from subclasses.rules.registry import all_rules, collect_function_rules, has_op_rules
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.construction import check_statics, concrete

@@ -20,7 +20,7 @@ from typing import Any
 
 from torch import Tensor
 
-from subclasses.dispatch.rules import all_rules, describe
+from subclasses.rules.registry import all_rules, describe
 
 # A local variable, or one of an enclosing function.
 _LOAD_VARIABLE = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from subclasses.base import TensorSubclass
-from subclasses.int8.linear_modules import adapters_in, is_conv1d, is_linear
 from subclasses.int8.tensor import Int8Tensor
 
 # ---- granularity -------------------------------------------------------------------------------------------
@@ -304,3 +304,33 @@ def _bytes(t: Tensor) -> int:
     if isinstance(t, TensorSubclass):
         return sum(_bytes(part) for part in (t.__dict__[name] for name in t._layout.present))
     return t.numel() * t.element_size()
+
+
+# ---- which modules are linear layers -----------------------------------------------------------------------
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether a module is a linear layer, but not the output layer of ``nn.MultiheadAttention``."""
+    if is_conv1d(layer):
+        return True
+    return isinstance(layer, nn.Linear) and not isinstance(layer, NonDynamicallyQuantizableLinear)
+
+
+def is_conv1d(layer: nn.Module) -> bool:
+    """Whether a module is a ``Conv1D`` of transformers: a linear layer with a weight of size ``[inputs, outputs]``."""
+    transformers: Any = sys.modules.get("transformers.pytorch_utils")
+    return transformers is not None and isinstance(layer, transformers.Conv1D)
+
+
+def adapters_in(module: nn.Module) -> set[nn.Module]:
+    """Returns the modules that peft adds beside frozen layers: they are to train, so they stay floats.
+
+    A layer of peft names its adapters in ``adapter_layer_names``.
+    """
+    return {
+        part
+        for layer in module.modules()
+        for name in getattr(layer, "adapter_layer_names", ())
+        if isinstance(adapter := getattr(layer, name, None), nn.Module)
+        for part in adapter.modules()
+    }

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses.int8 import affine, blocks, kernels
+from subclasses.int8 import affine, blocks
+from subclasses.int8.matmul import kernels
 from subclasses.int8.tensor import Activation, Int8Tensor
 
 # ---- linear ------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError, one_of
-from subclasses.load_checks import check_unwrapped, has_data
 from subclasses.ragged import JaggedTensor
 from subclasses.ragged.checks import GREATEST_BOUND, check_bound
+from subclasses.spec.load_checks import check_unwrapped, has_data
 
 _NAME = "KeyedJaggedTensor"
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from subclasses._torch import OpOverload, OpOverloadPacket, TorchDispatchMode, is_composite, schema_of
 from subclasses.autograd.python_functions import python_functions, twins
-from subclasses.dispatch.rules import BOOK, RuleBook
-from subclasses.dispatch.schema import Argument, op_facts, ops_of_packet
+from subclasses.ops.schema import Argument, op_facts, ops_of_packet
+from subclasses.rules.registry import BOOK, RuleBook
 from subclasses.testing.errors import Attempt
 from subclasses.testing.property import Case
 from subclasses.testing.subject import Subject

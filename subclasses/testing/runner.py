@@ -10,8 +10,8 @@ from typing import Any, Unpack
 
 from subclasses.errors import one_of
 from subclasses.testing import op_infos
-from subclasses.testing.causes import mend_of
 from subclasses.testing.errors import Attempt, Broken, Skipped, refusal, shown, succeeds
+from subclasses.testing.faults import mend_of
 from subclasses.testing.properties import (
     compiled,
     copies,

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.base import TensorSubclass
-from subclasses.dispatch.rules import all_rules
 from subclasses.errors import one_of
+from subclasses.rules.registry import all_rules
 from subclasses.testing.errors import Refused, Skipped, refusal, shown, succeeds
 
 Factory = Callable[[], Tensor]

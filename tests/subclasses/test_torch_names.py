@@ -23,7 +23,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from subclasses import TensorSubclass, _torch, _torch_cpp, _torch_distributed, _torch_tracing, inner
+from subclasses import TensorSubclass, _torch, _torch_distributed, _torch_tracing, inner
 from tests.subclasses.subjects import Hostile, Nested, Pair, make_pair
 
 aten = torch.ops.aten
@@ -874,11 +874,11 @@ def build_library():
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "answer.cpp"
         source.write_text('extern "C" int answer() { return ANSWER; }')
-        _torch_cpp.build_library(str(source), folder, "built", ["-DANSWER=42"])
+        _torch_tracing.build_library(str(source), folder, "built", ["-DANSWER=42"])
         assert ctypes.CDLL(str(Path(folder) / "built.so")).answer() == 42
         source.write_text("an error")
         with pytest.raises(RuntimeError):
-            _torch_cpp.build_library(str(source), folder, "other", [])
+            _torch_tracing.build_library(str(source), folder, "other", [])
 
 
 CHECKS = {
@@ -982,7 +982,7 @@ CHECKS = {
 }
 
 
-MODULES = (_torch, _torch_cpp, _torch_distributed, _torch_tracing)
+MODULES = (_torch, _torch_distributed, _torch_tracing)
 
 
 @pytest.mark.parametrize("name", CHECKS)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from subclasses._torch_tracing import leave_in_graph
-from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError
+from subclasses.ops.aliasing import bump_versions
 from subclasses.ragged import checks
 
 # Which value another one shares its values with, and who shares those of a root. Not kept on the values themselves,

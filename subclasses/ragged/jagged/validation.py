@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import one_of
-from subclasses.load_checks import check_unwrapped, has_data
 from subclasses.ragged.checks import check_bound, is_traced
+from subclasses.spec.load_checks import check_unwrapped, has_data
 
 # ---- shapes ----------------------------------------------------------------------------------------------------
 

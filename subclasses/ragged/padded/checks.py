@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError, one_of
-from subclasses.load_checks import check_unwrapped, has_data
 from subclasses.ragged.checks import is_traced
+from subclasses.spec.load_checks import check_unwrapped, has_data
 
 UNMERGE = "unmerge them by x.unflatten(0, (B, T))"
 UNPAD_BATCH = "x.to_jagged(), or a batch that is not padded, has no such limit"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from subclasses.dispatch.aliasing import bump_versions
 from subclasses.errors import DispatchError
+from subclasses.ops.aliasing import bump_versions
 from subclasses.ragged.base import is_ragged, name_of, shown
 from subclasses.ragged.jagged.operands import check_lengths_match
 from subclasses.ragged.padded.buckets import widen

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass, storage_key
-from subclasses.dispatch.rules import describe
 from subclasses.layout import RAW
+from subclasses.rules.registry import describe
 from subclasses.testing.cases import VIEWS, applicable, argument_cases, refuses, stand_ins
 from subclasses.testing.compare import leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken

@@ -8,9 +8,8 @@ import torch
 
 from subclasses._torch import OpOverload, OpOverloadPacket
 from subclasses.testing.cases import accepted, functional_cases
-from subclasses.testing.causes import functions_of, missing_part, rule_that_raised
 from subclasses.testing.errors import Attempt, Broken, Skipped
-from subclasses.testing.faults import cut_of, rules_run
+from subclasses.testing.faults import cut_of, functions_of, missing_part, rule_that_raised, rules_run
 from subclasses.testing.property import promise
 from subclasses.testing.reach import missed_rules
 from subclasses.testing.subject import Subject

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from desugar.compare import hugging_face
+from desugar.compare import subject
 from desugar.compare.import_names import TargetError
 from desugar.compare.records import Request
 from desugar.compare.subject import find_subject
@@ -88,7 +88,7 @@ def test_a_small_model_is_built_and_called(model_type, train):
 def test_an_unknown_model_type_names_others():
     pytest.importorskip("transformers", reason="needs transformers")
     with pytest.raises(TargetError, match=r"not a checkpoint: .*llama"):
-        hugging_face.build_model("hf:llama-7b", train=False)
+        subject.build_model("hf:llama-7b", train=False)
 
 
 COMPILED = """

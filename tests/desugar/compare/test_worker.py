@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from desugar.compare import ways
-from desugar.compare.child_process import Failure, answer
 from desugar.compare.import_names import TargetError
 from desugar.compare.judge import judge
 from desugar.compare.meters import describe_machine, peak_since
+from desugar.compare.processes import Failure, answer
 from desugar.compare.records import Request
 from desugar.compare.subject import find_subject
 from desugar.compare.worker import Worker, observe_calls

@@ -7,7 +7,7 @@ import torch
 
 import desugar
 from desugar import _torch as private
-from desugar.dynamo.guard_filter import has_fixed_metadata, has_fixed_names
+from desugar.dynamo.implied_guards import has_fixed_metadata, has_fixed_names
 from subclasses import TensorSubclass, inner, static
 from tests.desugar.classes import Pair, Tagged, TwoTensor, make
 

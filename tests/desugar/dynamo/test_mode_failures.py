@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import desugar
-from desugar.dynamo.mode_failures import describe_modes
+from desugar.dynamo.guard_failures import describe_modes
 from desugar.recording.listeners import listen
 
 

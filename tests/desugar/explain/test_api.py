@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import desugar
-from desugar.explain.graphs import kind_of
+from desugar.explain.collecting.graphs import kind_of
 from desugar.explain.records import Guard, Report, Worth
 from desugar.explain.render import render_rich
 from desugar.explain.text import percent, render_report_text, render_text

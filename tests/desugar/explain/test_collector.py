@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import desugar
+from desugar.explain.collecting.cost import Meter
 from desugar.explain.collector import Collector
-from desugar.explain.cost import Meter
 from desugar.explain.records import FailedGuard, Materialized, Report
 from desugar.explain.text import render_report_text
 from subclasses import strict_mode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import desugar
-from desugar.packages import recompile
+from desugar.packages.loading import recompile
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import desugar
 from desugar.cli.commands import app
-from desugar.packages import recompile
+from desugar.packages.loading import recompile
 from tests.desugar.packages.test_inference import Block, rows
 
 

@@ -14,7 +14,8 @@ from torch import nn
 
 import desugar
 from desugar import PackageError, SignatureError
-from desugar.packages import archive, recompile
+from desugar.packages import archive
+from desugar.packages.loading import recompile
 from desugar.packages.manifest import machine
 from desugar.packages.manifest.records import Machine
 from tests.desugar.packages.test_inference import Block, rows

@@ -10,7 +10,7 @@ from torch import nn
 
 import desugar
 from desugar import PackageError, SignatureError
-from desugar.packages import recompile
+from desugar.packages.loading import recompile
 from tests.desugar.packages.test_inference import check, rows
 
 

@@ -10,7 +10,7 @@ from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 import desugar
 from desugar import DesugarError
 from desugar.ir.fx_utils import output_nodes
-from desugar.tracing.effect_tokens import Tokens, sink_tokens
+from desugar.tracing.side_effects import Tokens, sink_tokens
 from tests.desugar.classes import Pair
 from tests.desugar.judge import by_dynamo, by_pass, judge
 

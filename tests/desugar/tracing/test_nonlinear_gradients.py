@@ -10,7 +10,7 @@ import torch
 import desugar
 from desugar import DesugarError
 from desugar.dynamo.backend import dynamo_backend
-from desugar.tracing.nonlinear_gradients import may_differ_without
+from desugar.tracing.tangents import may_differ_without
 from tests.desugar.classes import TwoTensor
 
 

@@ -20,9 +20,9 @@ from subclasses.int8 import (
     Int8WeightOnlyConfig,
     PerGroup,
     PerTensor,
-    kernels,
     quantize_,
 )
+from subclasses.int8.matmul import kernels
 
 BLOCKS = [None, (8, 16), (1, 4), (2, 16), (4, 8)]
 

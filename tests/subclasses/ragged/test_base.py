@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from subclasses.autograd.python_functions import twins
-from subclasses.dispatch.rule_checks import check_key, check_rule
 from subclasses.ragged import JaggedTensor, PaddedTensor, register
 from subclasses.ragged.base import RaggedTensor
+from subclasses.rules.checks import check_key, check_rule
 
 
 def documented() -> list[str]:

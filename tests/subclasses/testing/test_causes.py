@@ -9,7 +9,7 @@ from torch import Tensor
 
 from subclasses import TensorSubclass, inner
 from subclasses.testing import examine
-from subclasses.testing.causes import mend_of
+from subclasses.testing.faults import mend_of
 
 aten = torch.ops.aten
 TABLE = torch.linspace(-1, 1, 16)

@@ -1,0 +1,116 @@
+"""What Dynamo does with attributes of tensor subclasses in a graph that is compiled with this backend.
+
+It traces the getters of properties, and an assignment to an inner tensor is a graph break. For other backends Dynamo's
+behaviour does not change.
+
+Dynamo evaluates a property of an argument before its graph runs, like an attribute, and makes the result a separate
+input of the graph. If the graph mutates what the property is computed from, that input has the old value. Dynamo also
+treats its sizes as unrelated to the argument's sizes, and recompiles for each new one. Therefore Dynamo traces the
+getter like any other function.
+
+Dynamo assigns an attribute after its graph has run, and no node of the graph represents the assignment. So later ops
+on the tensor subclass in the same graph would use the old inner tensor. Therefore an assignment to an inner tensor or
+to metadata ends the graph: the assignment runs between two graphs, and the second graph sees the new value.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+from torch import Tensor
+
+from desugar import _torch as private
+from subclasses import TensorSubclass
+from subclasses._torch import is_traceable_wrapper_subclass
+
+# ---- properties --------------------------------------------------------------------------------------------
+
+
+def trace_properties(backend: Callable[..., Any]) -> None:
+    """Makes Dynamo trace the getters of tensor subclass properties in the graphs for `backend`."""
+    private.after_import_of("TensorVariable", functools.partial(_patch_reads, backend))
+
+
+def _patch_reads(backend: Callable[..., Any], tensor_variable: Any) -> None:
+    evaluate = tensor_variable.dynamic_getattr
+
+    @functools.wraps(evaluate)
+    def dynamic_getattr(self: Any, tx: Any, name: str) -> Any:
+        getter = _getter_of(wrapper_of(self), name)
+        if getter is None or backend_of(tx.output) is not backend:
+            return evaluate(self, tx, name)
+        source = None
+        if self.source is not None:
+            source = private.AttrSource(private.AttrSource(private.TypeSource(self.source), name), "fget")
+        return private.VariableTracker.build(tx, getter, source).call_function(tx, [self], {})
+
+    tensor_variable.dynamic_getattr = dynamic_getattr
+
+
+def _getter_of(value: Tensor | None, name: str) -> Callable[..., Any] | None:
+    """Returns the getter of a property that the author of a wrapper class wrote, else None.
+
+    Dynamo handles the properties of `Tensor` and of PyTorch's own subclasses itself.
+    """
+    if value is None or hasattr(Tensor, name) or type(value).__module__.startswith("torch."):
+        return None
+    found = inspect.getattr_static(type(value), name, None)
+    return found.fget if isinstance(found, property) and isinstance(found.fget, FunctionType) else None
+
+
+# ---- assignments -------------------------------------------------------------------------------------------
+
+
+def break_at_assignments(backend: Callable[..., Any]) -> None:
+    """Makes Dynamo break the graphs for `backend` at an assignment to an inner tensor or to metadata."""
+    private.after_import_of("SideEffects", functools.partial(_patch_assignments, backend))
+
+
+def _patch_assignments(backend: Callable[..., Any], side_effects: Any) -> None:
+    original = side_effects.store_attr
+
+    @functools.wraps(original)
+    def store_attr(effects: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> None:
+        value = wrapper_of(item)
+        if (
+            value is not None
+            and _is_part(value, name)
+            and backend_of(effects.output_graph_weakref()) is backend
+        ):
+            kind = type(value).__name__
+            private.unimplemented(
+                gb_type="desugar: assigning to a part of a tensor subclass",
+                context=f"{kind}.{name} = ...",
+                explanation=f"Dynamo's graph does not record that {name} of a {kind} is replaced, so later ops would "
+                f"use the old {name}.",
+                hints=[f"Without fullgraph=True the graph ends here, and the next one sees the new {name}."],
+            )
+        original(effects, item, name, *args, **kwargs)
+
+    side_effects.store_attr = store_attr
+
+
+def wrapper_of(item: Any) -> Tensor | None:
+    """Returns the fake value of a Dynamo variable if it is a traceable wrapper subclass, else None."""
+    proxy = getattr(item, "proxy", None)
+    value = proxy.node.meta.get("example_value") if proxy is not None else None
+    return value if isinstance(value, Tensor) and is_traceable_wrapper_subclass(value) else None  # type: ignore[return-value]
+
+
+def _is_part(value: Tensor, name: str) -> bool:
+    """Returns whether a wrapper already has an attribute in its `__dict__`, or among its inner tensors or fields.
+
+    The pass does not see other attributes.
+    """
+    fields = value.__spec__.inner_names if isinstance(value, TensorSubclass) else ()
+    return name in value.__dict__ or name in fields or name in value.__tensor_flatten__()[0]  # type: ignore[attr-defined]
+
+
+def backend_of(graph: Any) -> object:
+    """Returns the backend function that compiles a graph under construction."""
+    compiler = inspect.unwrap(graph.compiler_fn) if graph is not None else None
+    return getattr(compiler, "compiler_fn", compiler)

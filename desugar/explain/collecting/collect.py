@@ -1,0 +1,92 @@
+"""Makes the record of one compilation."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from desugar.explain.collecting.arguments import describe_inputs, describe_results, describe_symbols
+from desugar.explain.collecting.effects import describe_aliasing, describe_mutation, describe_saved
+from desugar.explain.collecting.graphs import describe_graph, describe_ops, describe_place, describe_sources
+from desugar.explain.collecting.names import Names
+from desugar.explain.records import FailedGuard, LeftOut, Materialized, Program
+from desugar.recording.listeners import Recording, SkippedCheck
+from desugar.recording.user_names import function_name
+from desugar.user_code import Line
+
+
+def collect_program(recording: Recording, backend: str = "") -> Program:
+    """The record of a compilation that has just ended, without guards, calls and costs, which come later.
+
+    Args:
+        recording: The compilation, with its inputs still there.
+        backend: The name of the backend that compiled the graphs.
+    """
+    stages: Counter[str] = Counter()
+    for stage, seconds in recording.stages:  # a stage may have run again
+        stages[stage] += seconds  # type: ignore[assignment]
+    head = {
+        "name": function_name(recording.fn, recording.graph),
+        "reason": recording.reason,
+        "backend": backend,
+        "seconds": recording.seconds,
+        "failed": (recording.failed,) if recording.failed else (),
+        "failures": (FailedGuard.of(recording.failed),) if recording.failed else (),
+        "stages": tuple(stages.items()),
+        "sources": describe_sources(op.line for op in recording.ops),
+    }
+    program = recording.program
+    if program is None or recording.inputs is None:
+        return Program(**head, error=str(recording.error or "not finished"))
+    names = Names(recording)
+    saved = tuple(describe_saved(program.variants, names))
+    slots = names.slots()
+    graphs = [describe_graph("forward", program.forward, slots)]
+    if program.backward is not None:
+        sources = {one.name: one.source.removeprefix("input ") for one in saved}
+        nodes = program.backward.graph.find_nodes(op="placeholder")
+        given = [sources.get(node.name, "a gradient") for node in nodes]
+        graphs.append(describe_graph("backward", program.backward, given))
+    return Program(
+        **head,
+        inputs=describe_inputs(names, captured=False),
+        captured=describe_inputs(names, captured=True),
+        outputs=describe_results(names),
+        aliasing=tuple(describe_aliasing(names, recording.args)),
+        mutation=tuple(describe_mutation(names)),
+        symbols=describe_symbols(names, slots),
+        ops=describe_ops(recording.ops, program.joint),
+        graphs=tuple(graphs),
+        saved=saved,
+        saved_bytes=sum(one.nbytes for one in saved),
+        wrapper=program.source,
+        left_out=tuple(describe_left_out(program.source, recording.skipped)),
+        materialized=merge_materialized(recording.materialized, traced=True),
+    )
+
+
+def merge_materialized(
+    found: Iterable[tuple[str, str, Line | None]], *, traced: bool
+) -> tuple[Materialized, ...]:
+    """Materializing fallbacks; those of one op on one line are counted together."""
+    counts = Counter(found)
+    return tuple(
+        Materialized(cls, op, describe_place(line), number, traced)
+        for (cls, op, line), number in counts.items()
+    )
+
+
+# ---- skipped checks ----------------------------------------------------------------------------------------
+
+
+def describe_left_out(text: str, skipped: Mapping[str, SkippedCheck]) -> Iterator[LeftOut]:
+    """The skipped checks that a generated text names, by line.
+
+    Args:
+        text: The generated text.
+        skipped: The comments that its compilation wrote, with what they say.
+    """
+    for number, line in enumerate(text.splitlines()):
+        found = skipped.get(line.strip())
+        if found is not None:
+            yield LeftOut(number, found.check, found.proof)

@@ -1,0 +1,102 @@
+"""Aliasing and mutation as sentences, and the tensors that are saved for the backward."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from desugar.explain.collecting.arguments import dtype_text, extent_text
+from desugar.explain.collecting.names import Names
+from desugar.explain.records import Saved
+from desugar.flatten.fakes import hint
+from desugar.ir.stages import FromForward, FromInput
+from desugar.ir.values import Same, Value, View, inner_names, is_wrapper, paths_of
+from subclasses.layout import field_name
+
+# ---------------------------------------------------------------------------------------------------- aliasing
+
+
+def with_inner(named: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Named live leaves, then the inner tensors of those that are wrappers, level by level."""
+    waiting = list(named)
+    for name, leaf in waiting:  # which grows
+        yield name, leaf
+        if is_wrapper(leaf):
+            waiting += [(f"{name}.{field_name(field)}", getattr(leaf, field)) for field in inner_names(leaf)]
+
+
+def describe_aliasing(names: Names, leaves: Sequence[Any]) -> Iterator[str]:
+    """Which tensors share memory: in the call that was compiled, among the inputs, between inputs and results."""
+    places: dict[int, list[str]] = {}
+    for name, leaf in with_inner([(names.of("input", n), leaf) for n, leaf in enumerate(leaves)]):
+        if isinstance(leaf, Tensor) and not is_wrapper(leaf):
+            places.setdefault(id(leaf), []).append(name)
+    yield from _shared(places, "are one tensor in this call")
+    for number, value in enumerate(names.inputs.values):
+        if isinstance(value, Same):
+            yield f"{names.of('input', number)} is the same object as {names.of('input', value.index)}"
+    yield from _shared(names.places, "are one tensor: one input of the graph")
+    for slots in names.inputs.bases.values():
+        several = " and ".join(names.places[slot][0] for slot in slots)
+        yield f"{several} overlap in one storage, which is written to: the storage is an input, they are views of it"
+    for name, value in names.results().items():
+        yield from _aliases_of_result(name, value, names)
+
+
+def _aliases_of_result(name: str, value: Value, names: Names) -> Iterator[str]:
+    match value:
+        case Same():
+            yield f"{name} is the very object {names.of_source(value)}"
+        case View():
+            yield f"{name} is a view of {names.of_source(value)}"
+    for slot, path in paths_of(value):
+        if slot in names.outputs.inputs:
+            source = names.place(names.outputs.inputs[slot], "of an input")
+            yield f"{'.'.join([name, *map(field_name, path)])} is the tensor {source}"
+
+
+def _shared(places: dict[int, list[str]], how: str) -> Iterator[str]:
+    return (f"{' and '.join(names)} {how}" for names in places.values() if len(names) > 1)
+
+
+def describe_mutation(names: Names) -> Iterator[str]:
+    """What the function changes, and how the program does it."""
+    outputs = names.outputs
+    for leaf, _ in outputs.writes:
+        yield f"{names.of('input', leaf)} is written to; copy_ after the graph, so that autograd records it"
+    for slot, _ in outputs.stores:
+        yield f"{names.place(slot, f'input {slot}')} is written to; the graph stores its new value"
+    for leaf, name, _ in outputs.assigns:
+        yield f"{names.of('input', leaf, name)} is replaced by another tensor"
+    for leaf, path, rise in outputs.versions:
+        yield f"the version counter of {names.of('input', leaf, *path)} rises by {rise}, as in eager mode"
+
+
+# ------------------------------------------------------------------------------------------- for the backward
+
+
+def describe_saved(variants: Any, names: Names) -> Iterator[Saved]:
+    """What the backward reads, and from where."""
+    if variants is None:
+        return
+    partitioned = variants.partitioned
+    nodes = partitioned.backward.graph.find_nodes(op="placeholder")
+    for node, source in zip(nodes, partitioned.backward_inputs, strict=True):
+        fake, nbytes = node.meta["val"], 0
+        match source:
+            case FromInput() | FromForward() if not isinstance(fake, Tensor):
+                yield Saved(node.name, "a size", (), "int", 0)
+                continue
+            case FromInput(index):
+                origin = f"input {names.place(index, str(index))}"
+            case FromForward(index) if index < partitioned.num_forward:
+                origin = "a result"
+            case FromForward():
+                origin = "an intermediate"
+                nbytes = math.prod(map(hint, fake.size())) * fake.element_size()  # at the sizes of the call
+            case _:
+                continue
+        yield Saved(node.name, origin, tuple(map(extent_text, fake.size())), dtype_text(fake), nbytes)

@@ -1,0 +1,142 @@
+"""The weights of a package: read from its file, or supplied."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from desugar.errors import PackageError, SignatureError
+from desugar.ir.values import plain_parts
+from desugar.packages.archive import Archive
+from desugar.packages.loading.assemble import layout_of_record
+from desugar.packages.loading.checks import Checking
+from desugar.packages.loading.guards import plain_leaves
+from desugar.packages.manifest.records import Manifest, TensorLeaf, WeightRecord, WrapperLeaf
+from subclasses import TensorSubclass
+from subclasses.errors import one_of
+from subclasses.handwritten import unflatten
+from subclasses.layout import field_name
+from subclasses.spec.load_checks import check_fields
+
+
+def find_weights(
+    archive: Archive, manifest: Manifest, state: Mapping[str, Tensor | nn.Module] | nn.Module | None
+) -> dict[str, Tensor]:
+    """Returns the weights by name: those of the file, or those that are given.
+
+    Raises:
+        PackageError: The file has none or is damaged, or those that are given do not fit.
+    """
+    if state is None:
+        with torch.no_grad():
+            return {record.name: _read_weight(archive, manifest, record) for record in manifest.weights}
+    given = _tensors_of(state)
+    for record in manifest.weights:
+        _check_tied(record, given)
+    missing = [record.name for record in manifest.weights if record.name not in given]
+    if missing:
+        raise PackageError(
+            f"state lacks {len(missing)} of the {len(manifest.weights)} weights: {', '.join(missing[:5])}; it has "
+            f"{', '.join(list(given)[:5])}"
+        )
+    found = {record.name: given[record.name] for record in manifest.weights}
+    for record in manifest.weights:
+        _check_weight(record, found[record.name])
+        if manifest.is_training and found[record.name].requires_grad and not record.leaf.requires_grad:
+            raise PackageError(
+                f"weight {record.name} requires grad, and did not when the package was saved: call "
+                "requires_grad_(False), or save it again"
+            )
+    return found
+
+
+def _check_tied(record: WeightRecord, given: dict[str, Tensor]) -> None:
+    """Raises `PackageError` if the names of a tied weight are of different tensors; adds one that is there."""
+    found = {name: given[name] for name in (record.name, *record.aliases) if name in given}
+    if found:
+        (first, weight), *others = found.items()
+        for name, other in others:
+            if other is not weight and not _are_equal(weight, other):
+                raise PackageError(
+                    f"{first} and {name} were one weight when the package was saved, and state has two: tie them, or "
+                    f"save the package again"
+                )
+        given.setdefault(record.name, weight)
+
+
+def _are_equal(a: Any, b: Any) -> bool:
+    """Whether two weights hold the same numbers, as those of a `state_dict` do, which are tensors of their own."""
+    if type(a) is not type(b) or not isinstance(a, Tensor) or a.size() != b.size() or a.dtype != b.dtype:
+        return False
+    parts = zip(plain_parts(a), plain_parts(b), strict=False)
+    return all(x.size() == y.size() and x.dtype == y.dtype and torch.equal(x, y) for x, y in parts)
+
+
+def _tensors_of(state: Mapping[str, Tensor | nn.Module] | nn.Module) -> dict[str, Tensor]:
+    if isinstance(state, nn.Module):
+        parameters = dict(state.named_parameters(remove_duplicate=False))
+        return parameters | dict(state.named_buffers(remove_duplicate=False))
+    found: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, nn.Module):
+            found |= {f"{name}.{inner}": tensor for inner, tensor in _tensors_of(value).items()}
+        else:
+            found[name] = value
+    return found
+
+
+def _check_weight(record: WeightRecord, tensor: Any) -> None:
+    if not isinstance(tensor, Tensor):
+        raise PackageError(f"weight {record.name}: expected a tensor, got {one_of(type(tensor))}")
+    leaf = record.leaf
+    expected = leaf.cls.__name__ if isinstance(leaf, WrapperLeaf) else "plain tensor"
+    checking = Checking((), (), (), is_training=True)
+    try:
+        checking.check_weight(leaf, tensor, f"weight {record.name}")
+    except SignatureError as error:
+        raise PackageError(f"{error} (a {expected} was saved)") from error
+
+
+def _read_weight(archive: Archive, manifest: Manifest, record: WeightRecord) -> Tensor:
+    if len(record.data) != len(list(plain_leaves([record.leaf]))):
+        raise PackageError(
+            f"{archive.path} has no weights: it was saved with weights=False; pass state=, a module or tensors by name"
+        )
+    numbers = iter(record.data)
+    tensor = _build_weight(archive, record.leaf, numbers, record.name)
+    requires_grad = record.leaf.requires_grad and manifest.is_training
+    if record.is_parameter and isinstance(record.leaf, WrapperLeaf) and not requires_grad:
+        # What nn.Parameter does with a wrapper, without its detach(): PyTorch imports sympy to dispatch that.
+        tensor._is_param = True  # type: ignore[attr-defined]
+        return tensor
+    if record.is_parameter:
+        return nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad) if requires_grad else tensor
+
+
+def _build_weight(
+    archive: Archive, leaf: TensorLeaf | WrapperLeaf, numbers: Iterator[tuple[int, int]], name: str
+) -> Tensor:
+    if isinstance(leaf, TensorLeaf):
+        number, checksum = next(numbers)
+        return archive.weight(number, leaf.facts, checksum)
+    inner = {attribute: _build_weight(archive, part, numbers, name) for attribute, part in leaf.inner}
+    layout = layout_of_record(leaf.context)
+    if issubclass(leaf.cls, TensorSubclass):
+        _ask_class(leaf, inner, name)
+        inner |= {f"_{field}_carrier": torch.empty((extent, 0)) for field, extent in leaf.dynamics}  # type: ignore[arg-type, call-overload]
+    return unflatten(leaf.cls, inner, layout, tuple(leaf.size), tuple(leaf.stride))  # type: ignore[no-any-return, arg-type]
+
+
+def _ask_class(leaf: WrapperLeaf, inner: dict[str, Tensor], name: str) -> None:
+    """Raises `PackageError` if a class does not take such fields; its constructor would not, either."""
+    cls: Any = leaf.cls
+    statics = dict(zip((field.name for field in cls.__spec__.statics), leaf.context.statics, strict=True))
+    fields = {field_name(attribute): tensor for attribute, tensor in inner.items()}
+    try:
+        check_fields(cls, fields, statics | dict(leaf.dynamics))
+    except (TypeError, ValueError) as error:
+        raise PackageError(f"weight {name}: {error}") from error

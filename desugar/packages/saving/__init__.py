@@ -1,0 +1,1 @@
+"""What saving a package asks: a call is captured, and described as a record of the manifest."""

@@ -1,0 +1,267 @@
+"""Captures one call of a function as one program, and finds out how its Python is tied to it.
+
+Dynamo makes a graph of the function, and code that takes the arguments apart, calls the graph and builds the result. A
+package has no use for that code, which is Python of this process. So it is run once, here, with stand-ins for what the
+graph returns: where they end up in the result is its structure. Where the graph's inputs come from, Dynamo's names for
+them tell. A function that changes objects other than tensors is refused, since no graph has these changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from desugar import _torch as private
+from desugar.api import find_target, with_own_code
+from desugar.backends.base import Backend, CompiledGraph
+from desugar.dynamo import backend as dynamo
+from desugar.dynamo.entry import has_frame, raise_own
+from desugar.dynamo.implied_guards import dynamo_context
+from desugar.errors import PackageError
+from desugar.flatten.inputs import Inputs
+from desugar.ir.values import Constant
+from desugar.packages.manifest.structure import Flattened, flatten_call
+from desugar.packages.saving.provenance import run_on_probes
+from desugar.program import Program
+from desugar.recording.listeners import Caller, called_by
+from desugar.store.programs import Stored
+from subclasses.codegen.build import build_functions
+from subclasses.codegen.emitter import Emitter
+
+_PATH = re.compile(r"(?:\.\w+)*")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The arguments of a call, for :func:`desugar.save`; :func:`call` makes one."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def call(*args: Any, **kwargs: Any) -> Call:
+    """Returns the arguments of a call, for :func:`desugar.save`."""
+    return Call(args, kwargs)
+
+
+class Capturing:
+    """The place of a program that becomes part of a package: it keeps what the stages made.
+
+    Attributes:
+        stored: The program without its wrapper.
+        inputs: Its flattened arguments.
+        inference: Input slots of tensors made in inference mode.
+        backwards: Which gradients arrive -> the compiled backward.
+    """
+
+    def __init__(self) -> None:
+        self.stored: Stored | None = None
+        self.inputs: Inputs | None = None
+        self.inference: frozenset[int] = frozenset()
+        self.backwards: dict[tuple[bool, ...], CompiledGraph] = {}
+
+    def load(self, inputs: Inputs) -> None:
+        """Returns None, since the program is not compiled yet."""
+
+    def save(self, program: Stored, inputs: Inputs) -> None:
+        """Keeps the program."""
+        self.stored, self.inputs = program, inputs
+        items = enumerate(inputs.flat.items)
+        self.inference = frozenset(n for n, item in items if isinstance(item, Tensor) and item.is_inference())
+
+    def load_backward(self, present: tuple[bool, ...], graph: Callable[[], fx.GraphModule]) -> None:
+        """Returns None, since no backward is compiled yet."""
+
+    def save_backward(self, present: tuple[bool, ...], compiled: CompiledGraph) -> None:
+        """Keeps a backward."""
+        self.backwards[present] = compiled
+
+
+class Placeholder(int):
+    """Stands for a number that the graph returns."""
+
+
+@dataclass(slots=True)
+class Captured:
+    """One captured call.
+
+    Attributes:
+        flattened: The arguments.
+        program: The program.
+        place: What the stages made.
+        sources: Dynamo's source of each input of the graph.
+        examples: The inputs of the graph in this call.
+        fakes: Argument leaf -> its fake in Dynamo's mode, for those that Dynamo looked at.
+        leaf_sources: Argument leaf -> Dynamo's expression of it.
+        facts: Dynamo's expressions of the objects whose values it guards.
+        duplicated: Argument leaves that are also something else.
+        standins: The stand-ins of what the program returned.
+        result: What the call returned, with stand-ins.
+    """
+
+    flattened: Flattened
+    program: Program = field(init=False)
+    place: Capturing = field(default_factory=Capturing)
+    sources: list[Any] = field(default_factory=list)
+    examples: list[Any] = field(default_factory=list)
+    fakes: dict[int, Any] = field(default_factory=dict)
+    leaf_sources: dict[int, str] = field(default_factory=dict)
+    facts: list[str] = field(default_factory=list)
+    duplicated: set[int] = field(default_factory=set)
+    standins: list[Any] = field(default_factory=list)
+    result: Any = None
+
+    def locate(self, text: str) -> tuple[int, tuple[str, ...]] | None:
+        """Returns the argument leaf, and the attributes from it on, that an expression of Dynamo's names.
+
+        None for an expression that names something else.
+        """
+        for number, name in self.flattened.names().items():
+            if name == as_expression(text):
+                return number, ()
+        for number, known in self.leaf_sources.items():
+            path = text.removeprefix(known)
+            if text.startswith(known) and _PATH.fullmatch(path):
+                return number, tuple(path.split(".")[1:])
+        return None
+
+
+def capture_call(fn: Any, given: Call, backend: Backend, dynamic: bool | None) -> Captured:
+    """Captures a call of a function, without running it: no tensor and no object is changed.
+
+    Raises:
+        PackageError: The function cannot be one program that knows nothing of this process.
+        DesugarError: The pass does not support the function.
+        torch._dynamo.exc.Unsupported: Dynamo cannot capture the function as one graph.
+    """
+    try:
+        signature = inspect.signature(fn.forward if isinstance(fn, nn.Module) else fn)
+    except ValueError as error:
+        raise TypeError(
+            f"Python does not know the parameters of {_name(fn)}: wrap it in a function, and save that"
+        ) from error
+    captured = Captured(flatten_call(signature, given.args, given.kwargs))
+    target, bound = find_target(fn)
+    if isinstance(fn, nn.Module) or not has_frame(target) or _is_skipped(target):
+        target, bound = _call_of(fn, captured.flattened), ()
+
+    def compile_graph(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        captured.sources = private.input_sources(graph)
+        captured.examples = list(inputs)
+        _check_sources(captured)
+        captured.program = dynamo.compile_graph(graph, inputs, backend, captured.place)
+        _note_fakes(captured)
+        captured.standins = [_stand_in(value) for value in captured.program.outputs]
+        return lambda *leaves: tuple(captured.standins)
+
+    function = with_own_code(target)
+    context = dynamo_context(compile_graph, True, dynamic)
+    try:
+        with called_by(Caller(fn, "saved in a package")), _without_side_effects():
+            context(function)(*bound, *given.args, **given.kwargs)
+    except private.BackendCompilerFailed as error:
+        raise_own(error)
+    except RuntimeError as error:
+        if "converted to Scalar" in str(error):
+            raise PackageError(
+                f"the result of {_name(fn)} holds a number that is computed from sizes or ints: return it as a tensor"
+            ) from error
+        if "side effects happened" not in str(error):
+            raise
+        raise PackageError(
+            f"{_name(fn)} changes objects besides tensors ({str(error).partition('double check: ')[2][:300]}), and a "
+            "package has no objects: return what it computes instead"
+        ) from error
+    if not captured.sources and not hasattr(captured, "program"):
+        raise PackageError(f"{_name(fn)} computes nothing with tensors: there is no program to save")
+    captured.result = run_on_probes(function, bound, captured.flattened)
+    return captured
+
+
+def _is_skipped(target: Any) -> bool:
+    """Whether Dynamo skips the frame of a function: one of torch, or what a decorator made of another function."""
+    return hasattr(target, "__wrapped__") or str(target.__module__).partition(".")[0] == "torch"
+
+
+def _call_of(module: Any, flattened: Flattened) -> Callable[..., Any]:
+    """Returns a function that calls a module or another object, with a parameter for each argument that was passed."""
+    passed = {name for name, _ in flattened.arguments}
+    out, parameters, arguments = Emitter(), [], []
+    out.reserve(*passed)
+    module_name = out.fresh_name("module")
+    for parameter in flattened.parameters:
+        if parameter.name in passed:
+            prefix = {"rest": "*", "keywords": "**"}.get(parameter.kind, "")
+            parameters.append(f"{prefix}{parameter.name}")
+            by_name = parameter.kind == "keyword" or (parameter.is_optional and parameter.kind == "either")
+            is_before_rest = any(one.kind == "rest" and one.name in passed for one in flattened.parameters)
+            keyword = f"{parameter.name}=" if by_name and not is_before_rest else prefix
+            arguments.append(f"{keyword}{parameter.name}")
+    out.writeline(f"def make({module_name}):")
+    with out.indent():
+        out.writeline(f"def call({', '.join(parameters)}):")
+        with out.indent():
+            out.writeline(f"return {module_name}({', '.join(arguments)})")
+        out.writeline("return call")
+    return build_functions(out.source, out.namespace, filename=f"<call of {_name(module)}>")["make"](module)  # type: ignore[no-any-return]
+
+
+def _without_side_effects() -> Any:
+    """Makes Dynamo refuse a function that changes Python objects; floats and ints of arguments are constants."""
+    patches = {"side_effect_replay_policy": "error", "replay_side_effects": False, "specialize_float": True}
+    patches |= {"automatic_dynamic_shapes": False}
+    return private.dynamo_config.patch(**patches)
+
+
+def _check_sources(captured: Captured) -> None:
+    if any(source is None for source in captured.sources):
+        raise PackageError(
+            "an input of the graph has no name: pass the tensors that the function uses as arguments"
+        )
+
+
+def _note_fakes(captured: Captured) -> None:
+    """Notes the fakes and the names of the argument leaves that Dynamo looked at."""
+    context = private.TracingContext.try_get()
+    _note_duplicates(captured, context)
+    captured.facts += [
+        private.source_name(source) for source in private.facts_read(context) if source is not None
+    ]
+    for number, leaf in enumerate(captured.flattened.leaves):
+        if isinstance(leaf, Tensor) and leaf in context.tensor_to_context:
+            known = context.tensor_to_context[leaf]
+            captured.leaf_sources[number] = private.source_name(known.tensor_source)
+            captured.fakes[number] = context.fake_mode.from_tensor(
+                leaf, symbolic_context=known, source=known.tensor_source
+            )
+
+
+def _note_duplicates(captured: Captured, context: Any) -> None:
+    """Notes the argument leaves that Dynamo found to be one object with something that is no argument leaf."""
+    names = {text: number for number, text in captured.flattened.names().items()}
+    for pair in private.duplicate_sources(context):
+        numbers = [names.get(as_expression(private.source_name(source))) for source in pair]
+        if None in numbers:
+            captured.duplicated.update(number for number in numbers if number is not None)
+
+
+def as_expression(name: str) -> str:
+    """Returns a name of Dynamo's as an expression over parameters: `x[0]` for `L['x'][0]`."""
+    return re.sub(r"^L\['(\w+)'\]", r"\1", name)
+
+
+def _stand_in(value: Any) -> Any:
+    if isinstance(value, Constant):
+        return Placeholder(0) if value.index is not None else value.value
+    with torch.inference_mode(False):
+        return torch.empty(0)
+
+
+def _name(fn: Any) -> str:
+    return getattr(fn, "__qualname__", type(fn).__name__)

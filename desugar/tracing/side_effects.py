@@ -1,0 +1,204 @@
+"""Side effects in a graph: mutations that functionalization replays incorrectly are rejected; effect tokens.
+
+A write to an expanded tensor: functionalization sums the writes of all elements that share one memory location. A write
+to an unfolded tensor: functionalization fills the elements between the windows of `unfold` with zeros. RNG reseeding is
+rejected too.
+
+Ops with other side effects, linear algebra that raises for a singular matrix and custom ops, PyTorch wraps in
+`with_effects`, which takes a token and returns one; the tokens keep the ops in order. Here the graph makes the first
+token. The last token is a hidden result of the function, so that the partitioner keeps the ops in the forward. After
+the split, `_sink_tokens` takes the last token and returns nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import optree
+import torch
+from torch import Tensor, fx
+
+from desugar import _torch as private
+from desugar.errors import DesugarError, user_line
+from desugar.ir.fx_utils import output_nodes, set_outputs
+from desugar.ir.values import plain_parts
+
+
+def check_target(name: str, target: Tensor) -> None:
+    """Raises if an op is about to write to an expanded or unfolded tensor.
+
+    Args:
+        name: The op's name, for the message.
+        target: The tensor that the op writes to.
+
+    Raises:
+        DesugarError: Several elements of the tensor share one memory location, or `unfold` made it.
+    """
+    extents = zip(target.size(), target.stride(), strict=True)
+    repeats = any(isinstance(stride, int) and stride == 0 and size != 1 for size, stride in extents)
+    if repeats or any(_is_unfolded(part) for part in plain_parts(target)):
+        how = "expanded" if repeats else "unfolded"
+        raise DesugarError(
+            f"{name} writes to an {how} tensor of size {tuple(target.shape)}",
+            where=user_line(),
+            instead="write to the tensor that it is a view of, or to a clone()",
+            stock_is_wrong=True,
+        )
+
+
+def _is_unfolded(tensor: Any) -> bool:
+    if not isinstance(tensor, private.FunctionalTensor):
+        return False
+    return any("unfold" in type(view).__name__ for view in private.get_view_meta_sequence(tensor.elem))
+
+
+def functional_mode() -> Any:
+    """Returns a `FunctionalTensorMode` that also checks what a class's own `__torch_dispatch__` writes to."""
+    return _checking_mode_class()()
+
+
+@functools.cache
+def _checking_mode_class() -> type:
+    class CheckingFunctionalMode(private.FunctionalTensorMode):
+        supports_higher_order_operators = True
+
+        def __enter__(self) -> Any:
+            # Dynamo may have run the function's `manual_seed` already; with a new seed, a second call is noticed.
+            torch.default_generator.manual_seed(secrets.randbits(63))
+            self.rng = _rng_state()
+            return super().__enter__()
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            schema = getattr(func, "_schema", None)
+            if schema is None:  # a higher-order op registers its functions by the exact type of a mode
+                return func.python_key_table[private.FunctionalTensorMode](self, *args, **(kwargs or {}))
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                check_rng(self.rng)
+            if (rule := _rule_for_mode(func)) is not None:
+                check_rng(self.rng)  # the rule enters this mode again
+                return rule(self, func, types, args, kwargs or {})
+            if not schema.is_mutable or torch.Tag.inplace_view in func.tags:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            targets = _mutated_arguments(func, args, kwargs or {})
+            for target in targets:
+                check_target(str(func), target)
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            if not _counts_versions(func):
+                torch.autograd.graph.increment_version(targets)
+            return result
+
+    return CheckingFunctionalMode
+
+
+def _rule_for_mode(func: Any) -> Any:
+    """Returns what runs in place of a custom op in `FunctionalTensorMode`; PyTorch asks by the exact type of a mode."""
+    if func.namespace in ("aten", "prims"):
+        return None
+    return private.find_torch_dispatch_rule(func, private.FunctionalTensorMode)
+
+
+def _rng_state() -> tuple[int, Tensor]:
+    with private.disable_current_modes(), private.DisableTorchFunction():
+        return torch.default_generator.initial_seed(), torch.default_generator.get_state()
+
+
+def _initial_state(seed: int) -> Tensor:
+    return torch.Generator().manual_seed(seed).get_state()
+
+
+def check_rng(before: tuple[int, Tensor]) -> None:
+    """Raises if the function has reseeded the default generator.
+
+    Ops on fake tensors draw no random numbers, so a trace does not advance the generator. Another thread may draw
+    numbers during the trace: the seed then stays the same, and the state differs from that of a new seed.
+
+    Args:
+        before: Seed and state of the generator before the function ran.
+
+    Raises:
+        DesugarError: The seed or the state has changed.
+    """
+    seed, state = _rng_state()
+    with private.disable_current_modes(), private.DisableTorchFunction():
+        if seed == before[0] and torch.equal(state, before[1]):
+            return
+        has_other_threads = threading.active_count() > 1
+        if seed == before[0] and has_other_threads and not torch.equal(state, _initial_state(seed)):
+            return
+    raise DesugarError(
+        "the function sets the state of the random number generator (torch.manual_seed, set_rng_state)",
+        where=user_line(),
+        instead="seed outside the compiled function, or pass a torch.Generator",
+        stock_is_wrong=True,
+    )
+
+
+def _mutated_arguments(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Returns the functional tensors that an op mutates, according to its schema."""
+    targets = []
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            written: Any = args[number] if number < len(args) else kwargs.get(argument.name)
+            leaves = optree.tree_leaves(written, none_is_leaf=True)
+            targets += [target for target in leaves if isinstance(target, private.FunctionalTensor)]
+    return targets
+
+
+@functools.cache
+def _counts_versions(func: Any) -> bool:
+    """Whether autograd increments the version counters of the tensors that an op writes to.
+
+    Otherwise the op's own kernel increments them in eager mode, as for `torch._foreach_mul_` and most custom ops.
+    Nothing increments those of the buffers that `batch_norm` writes to.
+    """
+    is_counted = func.namespace == "aten" and not func.__name__.startswith(("_foreach_", "_fused_", "_amp_"))
+    return is_counted or private.has_kernel(func.name(), "ADInplaceOrView")
+
+
+# ---- effect tokens -----------------------------------------------------------------------------------------
+
+
+class Tokens(dict[Any, Tensor]):
+    """Kind of effect -> its last token; makes the first token on first access."""
+
+    def __contains__(self, kind: object) -> bool:
+        return True
+
+    def __missing__(self, kind: Any) -> Tensor:
+        self[kind] = token = torch.ops.prims._make_token.default()
+        return token
+
+
+def start_effects() -> Tokens:
+    """Allows ops with side effects in the current trace from now on; returns the tokens."""
+    tokens = Tokens()
+    private.detect_infra_mode(private.ModeKey.FUNCTIONAL)._tokens = tokens
+    return tokens
+
+
+def end_effects() -> None:
+    """Forbids ops with side effects from now on: those of a backward have no place in the forward's order."""
+    private.detect_infra_mode(private.ModeKey.FUNCTIONAL)._tokens = {}
+
+
+def sink_tokens(graph: fx.GraphModule, positions: Sequence[int]) -> None:
+    """Consumes the last tokens inside the graph.
+
+    Args:
+        graph: The graph; changed in place.
+        positions: Positions of the outputs that are tokens; these outputs become None.
+    """
+    if not positions:
+        return
+    outputs = output_nodes(graph)
+    (end,) = graph.graph.find_nodes(op="output")
+    with graph.graph.inserting_before(end):
+        sink = graph.graph.call_function(
+            torch.ops.prims._sink_tokens.default, ([outputs[position] for position in positions],)
+        )
+    sink.meta["val"] = None
+    set_outputs(graph, [None if n in set(positions) else node for n, node in enumerate(outputs)])

@@ -1,0 +1,89 @@
+"""``coverage(Cls)``: reports how a class runs each aten op, without running any op."""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from subclasses._torch import OpOverload, all_aten_ops
+from subclasses.dispatch.resolution import find_step
+from subclasses.errors import DispatchError, SpecError
+from subclasses.ops.schema import op_facts
+
+# In order of precedence. The first word of a step is its kind.
+KINDS = (
+    *("rule", "derived", "structure", "tag", "decomposition"),
+    *("map", "views", "materialize", "error", "ambiguous"),
+)
+OWN_KINDS = ("rule", "derived", "tag", "ambiguous")
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Result of :func:`coverage`; ``print`` shows it as a table.
+
+    Attributes:
+        name: the name of the class.
+        steps: for each op, such as ``"aten.add.Tensor"``, the resolution step that applies:
+            ``"rule"``, ``"derived from aten.add.Tensor (rule)"``, ``"structure"``, ``"tag rule"``,
+            ``"decomposition"``, or the class's fallback ``"map"``, ``"views"``, ``"materialize"`` or
+            ``"error"``;
+            ``"ambiguous"`` where two equally specific rules apply.
+    """
+
+    name: str
+    steps: dict[str, str]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of ops for each kind of step; kinds without ops are omitted."""
+        found = Counter(step.split()[0] for step in self.steps.values())
+        return {kind: found[kind] for kind in KINDS if found[kind]}
+
+    def ops(self, kind: str) -> list[str]:
+        """Returns the ops that a kind of step runs.
+
+        Raises:
+            ValueError: the kind does not exist.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"expected a kind of step in {KINDS}, got {kind!r}")
+        return [op for op, step in self.steps.items() if step.split()[0] == kind]
+
+    def __str__(self) -> str:
+        """Returns one line for each kind, and the names of the ops that the class itself has rules for."""
+        lines = [f"{self.name}: {len(self.steps)} ops of aten"]
+        for kind, count in self.counts.items():
+            lines.append(f"  {kind:<14}{count:>6}")
+            if kind in OWN_KINDS:
+                own = [op for op in self.ops(kind) if not self.steps[op].endswith("(decomposition)")]
+                names = " ".join(op.removeprefix("aten.") for op in own)
+                lines += textwrap.wrap(names, 100, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        return "\n".join(lines)
+
+
+def coverage(cls: Any) -> Coverage:
+    """Reports, for every op of ``torch.ops.aten`` that takes a tensor, how a class runs it.
+
+    Rules for Python-level functions run before any op is dispatched and are not included.
+
+    Raises:
+        SpecError: ``cls`` is not a declared class.
+    """
+    if not isinstance(cls, type) or not hasattr(cls, "__spec__"):
+        raise SpecError(f"coverage() takes a class declared with TensorSubclass, got {cls!r}")
+    return Coverage(cls.__name__, {str(op): _step(cls, op) for op in all_aten_ops() if takes_tensors(op)})
+
+
+def takes_tensors(op: OpOverload) -> bool:
+    """Whether an op has a tensor argument; other ops never reach a subclass."""
+    return any(a.kind != "other" for a in op_facts(op).arguments)
+
+
+def _step(cls: Any, op: OpOverload) -> str:
+    try:
+        return find_step(cls, op)
+    except DispatchError:
+        return "ambiguous"

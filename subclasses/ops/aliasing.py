@@ -1,0 +1,335 @@
+"""View and in-place semantics, derived from an op's schema.
+
+Below autograd an op on a wrapper returns a new wrapper. If the schema declares a result to be a view, the result shares
+the storage of its argument, so that AOTAutograd and version counters see the alias. If the schema declares that an
+argument is written and returned, that argument itself is returned. Other ops have no overhead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import (
+    VIEWS_KEY,
+    DisableTorchFunctionSubclass,
+    OpOverload,
+    is_excluded,
+    return_and_correct_aliasing,
+    set_excluded,
+    set_storage_of,
+    storage_key,
+)
+from subclasses.autograd.construct import is_differentiable
+from subclasses.errors import DispatchError, one_of
+from subclasses.layout import describe_metadata, field_name
+from subclasses.ops.schema import OpFacts, op_facts
+from subclasses.spec.values import differ, dynamic_ints, known_to_differ, with_inners
+
+
+def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps ``run`` so that its results follow the view and in-place semantics of the schema of ``op``."""
+    facts = op_facts(op)
+    if facts.functional:
+        return run
+    if facts.changes_metadata:
+        return lambda *args, **kwargs: return_and_correct_aliasing(op, args, kwargs, run(*args, **kwargs))
+    correct = return_written if facts.written else alias_views
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        return correct(facts, args, kwargs, run(*args, **kwargs))
+
+    return plan
+
+
+def holds_plain(x: Any) -> bool:
+    """Whether the innermost tensors of a value are plain ones, and not those of a trace."""
+    while (layout := x.__dict__.get("_layout")) is not None:
+        if not layout.present:
+            return False
+        x = x.__dict__[layout.present[0]]
+    return x.__class__ in PLAIN
+
+
+def alias_views(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
+    """Gives each view the storage of its base argument; a result of another class is a copy and stays unchanged."""
+    outs = out if len(facts.returns) > 1 else (out,)
+    if out is NotImplemented:
+        return out
+    for i, j in facts.viewed:
+        base = argument(facts, args, kwargs, i)
+        for view in outs[j] if isinstance(outs[j], list | tuple) else (outs[j],):
+            if type(view) is type(base) and view is not base:
+                set_storage_of(view, base)
+    return out
+
+
+def return_written(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> Any:
+    """Returns the written arguments themselves for the results that the schema ties to them."""
+    if out is NotImplemented or not facts.returns:
+        return out
+    outs = out if len(facts.returns) > 1 else (out,)
+    back = [
+        o if i is None else argument(facts, args, kwargs, i)
+        for i, o in zip(facts.returned, outs, strict=True)
+    ]
+    return back[0] if len(back) == 1 else tuple(back)
+
+
+def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the rule of an op that writes, so that a result with memory of its own is an error: it would be lost.
+
+    Raises:
+        DispatchError: the rule, which ``words`` describe, returned a new value in place of the one to write to.
+    """
+    facts = op_facts(op)
+    if not any(i is not None for i in facts.returned):
+        return run
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        out = run(*args, **kwargs)
+        if out is NotImplemented:
+            return out
+        for i, one in zip(facts.returned, out if len(facts.returned) > 1 else (out,), strict=True):
+            if i is not None:
+                target = argument(facts, args, kwargs, i)
+                check_kept(cls, op, words, target, one)
+                if isinstance(target, cls):  # to which inner tensors it wrote is not seen below autograd
+                    parts = list(_innermost(target))
+                    bump_versions([t for t in parts if is_differentiable(t)] or parts)
+        return out
+
+    return plan
+
+
+def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
+    """Raises DispatchError if an op that writes to ``target`` returned a tensor with memory that ``target`` has not."""
+    if result is target or not isinstance(target, cls) or not isinstance(result, Tensor):
+        return
+    held, parts = {storage_key(t) for t in _innermost(target)}, list(_innermost(result))
+    if not held.issuperset(storage_key(t) for t in [t for t in parts if is_differentiable(t)] or parts):
+        field = cls.__spec__.inners[0].name
+        raise DispatchError(
+            f"{op} on {one_of(cls)}: {words} returned a value with memory of its own, in place of the {cls.__name__} "
+            f"to write to; write to its inner tensors, as x.{field}.copy_(...) does, and return x; or give the rule to "
+            f"the form of the op that writes nothing, if there is one, from which this form follows"
+        )
+
+
+def _innermost(x: Any) -> Iterable[Tensor]:
+    """Yields the plain tensors inside of a value of a declared class, or the tensor itself."""
+    layout = x.__dict__.get("_layout")
+    if layout is None:
+        yield x
+        return
+    for name in layout.present:
+        yield from _innermost(x.__dict__[name])
+
+
+def argument(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], index: int) -> Any:
+    """Returns the argument at an index of the schema, passed by position or by keyword."""
+    return args[index] if index < len(args) else kwargs.get(facts.arguments[index].name)
+
+
+def with_versions_of_base(
+    op: OpOverload, run: Callable[..., Any], *, is_copy: bool, by_rule: bool
+) -> Callable[..., Any]:
+    """Wraps ``run`` so that a view shares the version counter of its base, and each inner tensor that of its own.
+
+    What autograd saved of a view's inner tensors is then known to be stale after a write to the base. In inference
+    mode, a view of a normal tensor is normal.
+
+    Args:
+        op: the op.
+        run: its plan.
+        is_copy: whether the plan returns no views of inner tensors.
+        by_rule: whether it is a rule of the author, which may have called another op on the value.
+    """
+    facts = op_facts(op)
+    index, is_inference_mode = facts.viewed[0][0], torch.is_inference_mode_enabled
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        base = args[index] if index < len(args) else argument(facts, args, kwargs, index)
+        if is_inference_mode() and not base.is_inference():
+            with torch.inference_mode(False), torch.no_grad():
+                return run(*args, **kwargs)
+        if is_copy or not (is_excluded(VIEWS_KEY) and holds_plain(base)):
+            return run(*args, **kwargs)
+        set_excluded(VIEWS_KEY, False)
+        try:
+            out = run(*args, **kwargs)
+        finally:
+            set_excluded(VIEWS_KEY, True)
+        if out.__class__ is base.__class__ and not by_rule:
+            return out
+        return [_untracked(one, base) for one in out] if isinstance(out, list) else _untracked(out, base)
+
+    return plan
+
+
+def _untracked(out: Any, base: Any) -> Any:
+    """Returns a result, or another one like it if it is tracked as a view already, as PyTorch is about to do."""
+    if not isinstance(out, Tensor):
+        return out
+    if out.__class__ is not base.__class__:
+        return torch.ops.aten.alias.default(out)
+    with DisableTorchFunctionSubclass():
+        if not out._is_view():
+            return out
+    new = with_inners(out, [out.__dict__[n] for n in base.__spec__.attributes])
+    set_storage_of(new, base)
+    new.__dict__.update(out.__dict__)
+    return new
+
+
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+def may_overlap(t: Tensor) -> bool:
+    """Whether elements of a plain tensor share memory, as those of an expanded one do; few ops write to it."""
+    return t.__class__ in PLAIN and t.layout is torch.strided and 0 in t.stride() and t.numel() > 0
+
+
+# ---- writing -----------------------------------------------------------------------------------------------
+
+
+def bump_versions(tensors: Sequence[Tensor | None]) -> None:
+    """Bumps the version counters of inner tensors, as eager mode does for the tensor that an op writes to.
+
+    Below autograd nothing else bumps them, and autograd would not notice that a tensor saved by :meth:`unwrap` changed.
+    """
+    for t in tensors:
+        if t is not None and not t.is_inference():
+            torch.autograd.graph.increment_version(t)
+
+
+def with_counted_writes(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the plan of an op that writes to the elements of lists, whose versions autograd leaves to the kernel."""
+    facts = op_facts(op)
+    lists = [i for i in facts.written if facts.arguments[i].kind == "tensors"]
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        out = run(*args, **kwargs)
+        if out is not NotImplemented:
+            for i in lists:
+                bump_versions([t for t in argument(facts, args, kwargs, i) if isinstance(t, cls)])
+        return out
+
+    return plan if lists else run
+
+
+def resize_outer(written: Any, cls: Any) -> None:
+    """Updates the outer size of a wrapper after an ``out=`` op resized its inner tensors."""
+    if isinstance(written, cls):
+        spec = cls.__spec__
+        values = [written.__dict__[n] for n in (*spec.attributes, *(f.name for f in spec.dynamics))]
+        new = cls._wrap(written._layout, *values)
+        if new.shape != written.shape:
+            # torch's own setter, which takes over size and stride and leaves the inner tensors.
+            object.__setattr__(written, "data", new)
+
+
+_FOR_OPTIMIZERS = (
+    "; an optimizer, which writes so, updates each inner tensor of a class declared with trainable=True"
+)
+
+
+def write_into(op: OpOverload, target: Any, value: Any) -> None:
+    """Copies a result into a wrapper, one inner tensor at a time.
+
+    Raises:
+        DispatchError: the result has another class, other metadata, or inner tensors of other sizes or, unless the op
+            is a copy, of dtypes that in-place ops do not cast.
+    """
+    cls = type(target)
+    if type(value) is not cls or value._layout is not target._layout:
+        raise DispatchError(
+            f"{op}: cannot write {_describe(value)} into {_describe(target)}; use the functional op"
+            f"{_FOR_OPTIMIZERS if op is torch.ops.aten.add_.Tensor and not cls.__spec__.trainable else ''}"
+        )
+    spec = cls.__spec__
+    named = [(n, target.__dict__[n], value.__dict__[n]) for n in spec.attributes]
+    pairs = [(a, b) for _, a, b in named if a is not None and a is not b]
+    if (
+        known_to_differ(target.shape, value.shape)
+        or any(map(differ, dynamic_ints(target), dynamic_ints(value)))
+        or any(a.shape != b.shape for a, b in pairs)
+    ):
+        raise _sizes_error(op, target, value)
+    if op is not torch.ops.aten.copy_.default:
+        for name, a, b in named:
+            if a is not None and not torch.can_cast(b.dtype, a.dtype):
+                raise DispatchError(
+                    f"{op}: result type {b.dtype} of {field_name(name)!r} can't be cast to the {a.dtype} of "
+                    f"{one_of(cls)}; use the functional op"
+                )
+    for a, _ in pairs[1:]:  # the first one raises before it is written to
+        if may_overlap(a) and a.numel() > 1:
+            a.new_zeros(1).expand(2).copy_(a.new_zeros(2))  # raises what writing to it would
+    pairs = [(a, b) for a, b in pairs if not _is_in_place(a, b)]
+    for a, b in pairs:
+        a.copy_(b)
+    bump_versions([a for a, _ in pairs])
+
+
+def _is_in_place(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one size are the same elements of the same memory; where a rule passes one on."""
+    return (
+        storage_key(a) == storage_key(b)
+        and (a.dtype, a.stride(), a.storage_offset()) == (b.dtype, b.stride(), b.storage_offset())
+        and not (a.is_conj() or b.is_conj() or a.is_neg() or b.is_neg())
+    )
+
+
+def write_plain(op: OpOverload, target: Tensor, value: Tensor, *, is_out: bool) -> None:
+    """Copies a plain result into a plain tensor, which keeps its own dtype, as in torch.
+
+    The tensor that is passed as ``out=`` takes over the size of the result; an operand that is written to has it.
+
+    Args:
+        op: the op that writes.
+        target: the tensor that it writes to.
+        value: what it writes.
+        is_out: whether ``target`` is passed as ``out=``.
+
+    Raises:
+        RuntimeError: the dtype of the result is not cast to that of the target, or the operand has another size.
+    """
+    of = "out=" if is_out else "the operand that it writes to"
+    if not torch.can_cast(value.dtype, target.dtype):
+        raise RuntimeError(f"{op}: result type {value.dtype} can't be cast to the {target.dtype} of {of}")
+    if target.shape != value.shape:
+        if not is_out:
+            raise RuntimeError(
+                f"{op}: the result has the shape {_show(value.shape)}, and {of} has {_show(target.shape)}"
+            )
+        target.resize_(value.shape)
+    target.copy_(value)
+
+
+def _sizes_error(op: OpOverload, target: Any, value: Any) -> DispatchError:
+    """Returns the error for a value whose outer size, dynamic ints or inner tensors' sizes differ; names the first."""
+    spec = type(target).__spec__
+    sizes = [("size", target.shape, value.shape)]
+    sizes += [(f.name, (target.__dict__[f.name],), (value.__dict__[f.name],)) for f in spec.dynamics]
+    pairs = [(f.name, target.__dict__[f.attribute], value.__dict__[f.attribute]) for f in spec.inners]
+    sizes += [(f"size of {name}", a.shape, b.shape) for name, a, b in pairs if a is not None]
+    what, wanted, got = next(entry for entry in sizes if entry[1] != entry[2])
+    return DispatchError(
+        f"{op}: cannot write {one_of(type(value))} into one of another {what}: expected {_show(wanted)}, got "
+        f"{_show(got)}; a functional op, such as x + y for x += y, makes a new value"
+    )
+
+
+def _show(sizes: Any) -> str:
+    return str(tuple(sizes)) if len(sizes) != 1 else str(sizes[0])
+
+
+def _describe(x: Any) -> str:
+    layout = x.__dict__.get("_layout") if isinstance(x, Tensor) else None
+    if layout is not None:
+        return describe_metadata(layout)
+    return "a plain tensor" if type(x) is Tensor else one_of(type(x))

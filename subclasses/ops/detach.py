@@ -1,0 +1,69 @@
+"""``detach``, which autograd calls for each gradient that it keeps, and optimizers for each Parameter: in one step.
+
+The steps of :mod:`resolution <subclasses.dispatch.resolution>` serve any op and any call. For a class to which
+``detach`` means nothing but that of each inner tensor, this is what they come to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import VIEWS_KEY, in_backward, is_excluded, owns_memory, set_excluded, set_storage_of
+from subclasses.ops.aliasing import holds_plain
+
+aten = torch.ops.aten
+
+
+def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the plan of ``detach`` for most values of a class; ``run`` is asked for others.
+
+    Others are values that carry marks, as a Parameter and its copies do, or hold values of other classes, and normal
+    values in inference mode.
+    """
+    spec, trainable = cls.__spec__, cls.__spec__.trainable
+    attributes, dynamics = spec.attributes, [f.name for f in spec.dynamics]
+    unmarked = len(attributes) + len(dynamics) + 1  # and the layout
+    detach, wrap, is_inference_mode = aten.detach.default, cls._wrap, torch.is_inference_mode_enabled
+
+    def plan(x: Any) -> Any:
+        held = x.__dict__
+        if len(held) != unmarked or x.__class__ is not cls or is_inference_mode():
+            return run(x)
+        layout = held["_layout"]
+        if layout.nested:
+            return run(x)
+        is_gradient = trainable and in_backward()
+        shares = not is_gradient and holds_plain(x) and is_excluded(VIEWS_KEY)
+        if shares:
+            set_excluded(VIEWS_KEY, False)
+        try:
+            inners = [None if (t := held[name]) is None else detach(t) for name in attributes]
+        finally:
+            if shares:
+                set_excluded(VIEWS_KEY, True)
+        out = wrap(layout, *inners, *[held[name] for name in dynamics])
+        set_storage_of(out, x)
+        if is_gradient:
+            own_gradients(x, out)
+        return out
+
+    return plan
+
+
+def own_gradients(gradient: Any, kept: Any) -> None:
+    """Gives what autograd keeps as `.grad`, by `detach()`, memory of its own, as it does for plain tensors.
+
+    The gradients of two inner tensors may be one tensor, and what writes to one would write to the other.
+    """
+    held = gradient.__dict__
+    for name in gradient._layout.present:
+        t = held[name]
+        if t.__class__ is not Tensor or not (t.is_floating_point() or t.is_complex()):
+            continue
+        # Both values hold a tensor with that memory; the first one's is held by this variable, too.
+        if 0 in t.stride() or not owns_memory(t, references=2, tensors=2):
+            kept.__dict__[name] = t.clone()

@@ -1,0 +1,329 @@
+"""The rules of a class: registration, and which of several rules applies.
+
+Each class has a :class:`RuleBook` of its own. A rule is looked up along the MRO, nearest base first. Two rules that are
+equally near (on two unrelated bases, or for two tags of one op) raise an error that names both.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import (
+    OpOverload,
+    OpOverloadPacket,
+    call_unruled,
+    is_composite,
+    schema_of,
+)
+from subclasses.autograd.intercept import check_interceptable, intercept_packet
+from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
+from subclasses.errors import DispatchError, SpecError
+from subclasses.ops.aliasing import check_kept
+from subclasses.ops.schema import ops_of_packet
+from subclasses.rules.checks import is_a_function_of_tensors
+from subclasses.rules.families import Family, arithmetic, comparisons, reductions
+from subclasses.rules.keyword_names import Taken, taken_by, with_keyword_names
+from subclasses.rules.results import Rule, describe, with_result, with_results_of
+
+
+@dataclass
+class RuleBook:
+    """The rules registered on one class.
+
+    Attributes:
+        overloads: rules for a single ``OpOverload``.
+        packets: rules for a whole packet, stored under each of its functional overloads.
+        families: rules for a family of ops, adapted to each op of it.
+        functions: rules for Python-level functions that the author named.
+        implied: the same rules for functions equivalent to those.
+        composite: functions that call a composite op with a rule, and the packet of that op.
+        tags: rules for all ops with a ``torch.Tag``.
+    """
+
+    overloads: dict[OpOverload, Rule] = field(default_factory=dict)
+    packets: dict[OpOverload, Rule] = field(default_factory=dict)
+    families: dict[OpOverload, Rule] = field(default_factory=dict)
+    functions: dict[Any, Rule] = field(default_factory=dict)
+    implied: dict[Any, Rule] = field(default_factory=dict)
+    composite: dict[Any, OpOverloadPacket] = field(default_factory=dict)
+    tags: dict[torch.Tag, Rule] = field(default_factory=dict)
+
+
+BOOK = "_rulebook"
+
+
+# ---- registration ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def registration(cls: type, refresh: Callable[[], None]) -> Iterator[Callable[[tuple[Any, ...], Rule], None]]:
+    """Yields a function that registers a rule under keys, then refreshes the class; an error rolls all back."""
+    before: RuleBook = vars(cls)[BOOK]
+    tables = {f.name: dict(getattr(before, f.name)) for f in fields(RuleBook)}
+    setattr(cls, BOOK, RuleBook(**tables))
+    try:
+        yield functools.partial(register_rule, cls)
+        refresh()
+    except BaseException:
+        setattr(cls, BOOK, before)
+        refresh()
+        raise
+
+
+def register_rule(cls: type, keys: tuple[Any, ...], rule: Rule) -> None:
+    """Registers a rule under keys: ops, packets, families, tags or Python-level functions.
+
+    ``check_key`` accepted each key, and ``check_rule`` the rule for it.
+
+    Raises:
+        SpecError: the class already has a rule for a key, or it is a composite op that cannot be intercepted.
+    """
+    book: RuleBook = vars(cls)[BOOK]
+    functions: dict[Any, Rule] = {}
+    kept: dict[Rule, Rule] = {}
+    taken = taken_by(rule)
+    for key in keys:
+        if isinstance(key, OpOverload):
+            _register_ops(cls, book, book.overloads, [key], rule)
+        elif isinstance(key, OpOverloadPacket):
+            _register_ops(cls, book, book.packets, ops_of_packet(key), rule)
+        elif isinstance(key, Family):
+            for op, adapt in key.entries.items():
+                _add(cls, book.families, op, adapt(rule))
+        elif isinstance(key, torch.Tag):
+            _add(cls, book.tags, key, rule)
+        else:
+            functions[key] = _for_function(cls, key, rule, taken, kept)
+            _add(cls, book.functions, key, functions[key])
+    for key, adapted in functions.items():
+        _register_implied(cls, book, key, adapted)
+
+
+def _for_function(cls: type, key: Any, rule: Rule, taken: Taken | None, kept: dict[Rule, Rule]) -> Rule:
+    """Returns a rule as it is called for a Python-level function; `kept` has the rules that check what they write."""
+    if is_a_function_of_tensors(key):
+        rule = with_result(cls, key, rule)
+    rule = with_keyword_names(cls, key, rule, taken)
+    if not _is_in_place(key):
+        return rule
+    return kept.get(rule) or kept.setdefault(rule, _keeping_writes(cls, rule))
+
+
+def _register_implied(cls: Any, book: RuleBook, key: Any, rule: Rule) -> None:
+    """Registers the rule of a function for those that are the same operation and have no rule of their own."""
+    found = [twin for twin in twins(key) if twin not in book.functions]
+    if found:
+        # A function in Python may call its equivalent: torch.split calls Tensor.split, whose rule it would be again.
+        named = rule if isinstance(key, types.FunctionType) else _called_with(key, rule)
+        for twin in found:
+            if _REFUSES in getattr(book.implied.get(twin), "__dict__", {}):
+                del book.implied[twin]
+            book.implied.setdefault(twin, named)
+    for in_place in in_place_forms(key) if cls.__spec__.fallback == "map" else ():
+        book.implied.setdefault(in_place, _refused_in_place(cls, key, in_place))
+
+
+def _is_in_place(key: Any) -> bool:
+    """Whether a function is a method such as ``Tensor.add_``."""
+    name = getattr(key, "__name__", "")
+    return name.endswith("_") and not name.endswith("__") and getattr(Tensor, name, None) is key
+
+
+def _keeping_writes(cls: type, rule: Rule) -> Rule:
+    """Returns a rule for in-place methods that is an error where what it returns has memory of its own."""
+
+    @functools.wraps(rule)
+    def keeping(func: Any, *args: Any, **kwargs: Any) -> Any:
+        out = rule(func, *args, **kwargs)
+        if args and not torch.compiler.is_dynamo_compiling():
+            check_kept(cls, f"Tensor.{func.__name__}", f"the rule {describe(rule)}", args[0], out)
+        return out
+
+    return keeping
+
+
+def _called_with(key: Any, rule: Rule) -> Rule:
+    """Returns a rule that is called with the function that the author named, whichever equivalent one was called.
+
+    ``x + y`` calls ``Tensor.add``, and a rule for several functions compares with ``torch.add``.
+    """
+
+    @functools.wraps(rule)
+    def named(func: Any, *args: Any, **kwargs: Any) -> Any:
+        return rule(key, *args, **kwargs)
+
+    return named
+
+
+def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
+    """Returns the rule of ``x += y`` for a mapped class whose author wrote what ``x + y`` means, and not this.
+
+    Running it on each inner tensor, as the fallback does, would mean something else. Optimizers do that, without
+    gradients, and are let through.
+    """
+    packets: list[Any] = [getattr(torch.ops.aten, n, None) for n in (in_place.__name__, key.__name__)]
+    ops = [getattr(p, o) for p in packets if p is not None for o in p.overloads()]
+
+    def refused(func: Any, *args: Any, **kwargs: Any) -> Any:
+        found = next(type(x) for x in (*args, *kwargs.values()) if isinstance(x, cls))
+        if not torch.is_grad_enabled() or any(find_op_rule(found, op) is not None for op in ops):
+            return call_unruled(func, (found,), args, kwargs)
+        raise DispatchError(
+            f"{cls.__name__} has a rule for {key.__name__} and none for Tensor.{in_place.__name__}: write x = x + y "
+            f"for x += y, or add one with @{cls.__name__}.implements(torch.Tensor.{in_place.__name__})"
+        )
+
+    refused.__dict__[_REFUSES] = True
+    return refused
+
+
+_REFUSES = "_refuses"
+
+
+def _register_ops(cls: type, book: RuleBook, table: Any, ops: list[OpOverload], rule: Rule) -> None:
+    """Registers a rule under ops, and marks the functions that call composite ones for interception."""
+    composite = [op for op in ops if is_composite(op)]
+    if len(composite) == len(ops):
+        for op in composite:
+            check_interceptable(cls, op)
+    for op in ops:
+        _add(cls, table, op, rule)
+    for op in composite:
+        # The op itself too: a composite op called with a wrapper is decomposed before dispatch like any other call.
+        functions = (*python_functions(op), op, op.overloadpacket)
+        book.composite.update((function, op.overloadpacket) for function in functions)
+
+
+def is_decomposed(op: OpOverload | OpOverloadPacket) -> bool:
+    """Whether PyTorch decomposes an op, or an overload of a packet, before dispatch."""
+    ops = [op] if isinstance(op, OpOverload) else [getattr(op, name) for name in op.overloads()]
+    return all(is_composite(op) for op in ops if len(ops) == 1 or not schema_of(op).is_mutable)
+
+
+def _add(cls: type, table: dict[Any, Rule], key: Any, rule: Rule) -> None:
+    if key in table:
+        raise SpecError(
+            f"{cls.__name__} has two rules for {key}: {describe(table[key])} and {describe(rule)}; remove one"
+        )
+    table[key] = rule
+
+
+# ---- finding -----------------------------------------------------------------------------------------------
+
+
+def find_rule(cls: type, tables: tuple[str, ...], key: Any) -> Rule | None:
+    """Returns the rule of the nearest base, from the first of its tables with one; raises if two are equally near."""
+    found = {b: r for b in cls.__mro__ if (r := _own_rule(b, tables, key)) is not None}
+    nearest = [b for b in found if not any(o is not b and issubclass(o, b) for o in found)]
+    rules = list(dict.fromkeys(found[b] for b in nearest))
+    if len(rules) > 1:
+        raise _ambiguity_error(cls, key, rules)
+    return rules[0] if rules else None
+
+
+def _own_rule(base: type, tables: tuple[str, ...], key: Any) -> Rule | None:
+    book = vars(base).get(BOOK)
+    rules = (getattr(book, table).get(key) for table in tables if book is not None)
+    return next((rule for rule in rules if rule is not None), None)
+
+
+def find_op_rule(cls: type, op: OpOverload) -> Rule | None:
+    """Returns the rule for exactly this op; on one class the overload precedes the packet, and that the family."""
+    return find_rule(cls, ("overloads", "packets", "families"), op)
+
+
+def find_tag_rule(cls: type, op: OpOverload) -> Rule | None:
+    """Returns the rule for a tag of this op; raises DispatchError if two of its tags have different rules."""
+    rules = list(dict.fromkeys(r for tag in op.tags if (r := find_rule(cls, ("tags",), tag)) is not None))
+    if len(rules) > 1:
+        raise _ambiguity_error(cls, op, rules)
+    return rules[0] if rules else None
+
+
+def all_rules(cls: type) -> list[tuple[Any, Rule]]:
+    """Returns every rule on a class or its bases, with its op, function or tag."""
+    books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
+    tables = [s for b in books for s in (b.overloads, b.packets, b.families, b.functions, b.tags)]
+    return [item for table in tables for item in table.items()]
+
+
+def family_of(cls: type, op: OpOverload) -> Family | None:
+    """Returns the family whose rule applies to an op; None if another rule, or none, does."""
+    book = next(
+        (vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b) and _is_ruled(vars(b)[BOOK], op)), None
+    )
+    if book is None or op in book.overloads or op in book.packets:
+        return None
+    return next((f for f in (arithmetic, comparisons, reductions) if op in f.entries), None)
+
+
+def _is_ruled(book: RuleBook, op: OpOverload) -> bool:
+    return op in book.overloads or op in book.packets or op in book.families
+
+
+def has_op_rules(cls: type) -> bool:
+    """Whether a class or a base of it has a rule below autograd."""
+    books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
+    return any(b.overloads or b.packets or b.families or b.tags for b in books)
+
+
+def has_pointwise_rules(cls: type) -> bool:
+    """Whether a class or a base of it has a rule for a pointwise op, by which formulas for other ops may compute."""
+    books = [vars(b)[BOOK] for b in cls.__mro__ if BOOK in vars(b)]
+    ops = [op for b in books for op in (*b.overloads, *b.packets, *b.families)]
+    return any(b.tags for b in books) or any(torch.Tag.pointwise in op.tags for op in ops)
+
+
+def is_named(cls: type, function: Any) -> bool:
+    """Whether a rule names this Python-level function itself."""
+    return any(BOOK in vars(b) and function in vars(b)[BOOK].functions for b in cls.__mro__)
+
+
+def collect_function_rules(cls: type) -> dict[Any, Rule]:
+    """Returns the applicable rule for each Python-level function.
+
+    On one class a rule that names the function takes precedence over an implied one.
+    """
+    table: dict[Any, Rule] = {}
+    books: list[RuleBook] = [vars(b)[BOOK] for b in reversed(cls.__mro__) if BOOK in vars(b)]
+    for book in books:
+        find = functools.cache(functools.partial(_find_checked, cls))
+        table |= {f: intercept_packet(p, find) for f, p in book.composite.items()}
+        rules = book.implied | book.functions
+        # One base has one rule for a function.
+        table |= rules if len(books) == 1 else {f: _unless_ambiguous(cls, f, r) for f, r in rules.items()}
+    return table
+
+
+def _find_checked(cls: type, op: OpOverload) -> Rule | None:
+    rule = find_op_rule(cls, op)
+    return None if rule is None else with_results_of(cls, op, rule)
+
+
+def _unless_ambiguous(cls: type, function: Any, rule: Rule) -> Rule:
+    """Returns the rule, or a rule that raises if another base has an equally near one."""
+    try:
+        find_rule(cls, ("functions", "implied"), function)
+    except DispatchError as error:
+        text = str(error)
+
+        def ambiguous(func: Any, *args: Any, **kwargs: Any) -> Any:
+            raise DispatchError(text)
+
+        return ambiguous
+    return rule
+
+
+def _ambiguity_error(cls: type, key: Any, rules: list[Rule]) -> DispatchError:
+    both = " and ".join(describe(r) for r in rules)
+    return DispatchError(
+        f"{cls.__name__}: two rules apply to {key}, equally specific: {both}; give {cls.__name__} its own"
+    )

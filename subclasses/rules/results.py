@@ -1,0 +1,250 @@
+"""What a rule returns: as many tensors as the op has results, of the size that it promises, none an operand itself.
+
+PyTorch takes what a rule returns as the op's results without a look.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import resolve_name
+
+from subclasses._torch import DisableTorchFunctionSubclass, is_composite
+from subclasses.errors import DispatchError, one_of
+from subclasses.ops.schema import op_facts
+from subclasses.spec.return_analysis import may_return_none
+from subclasses.spec.values import with_inners
+
+Rule = Callable[..., Any]
+Finish = Callable[[Any, tuple[Any, ...]], Any]  # (what a rule returned, its operands) -> the result
+Refuse = Callable[[tuple[Any, ...], dict[str, Any]], None]
+
+
+def with_result(cls: type, key: Any, rule: Rule) -> Rule:
+    """Returns a rule whose result is checked if a way through it ends without one, as an ``if`` without ``else`` does.
+
+    Raises:
+        DispatchError: from the rule, if it returns None.
+    """
+    if not may_return_none(rule):
+        return rule
+    name = resolve_name(key) or key
+
+    @functools.wraps(rule)
+    def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
+        out = rule(func, *args, **kwargs)
+        if out is None:
+            raise _result_error(cls, name, rule, out, "callers expect a result")
+        return out
+
+    return checked
+
+
+def with_refusal(rule: Rule, refuse: Refuse) -> Rule:
+    """Returns a rule that asks ``refuse`` before it returns NotImplemented."""
+
+    @functools.wraps(rule)
+    def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
+        out = rule(func, *args, **kwargs)
+        if out is NotImplemented:
+            refuse(args, kwargs)
+        return out
+
+    return checked
+
+
+def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) -> Rule:
+    """Returns a rule for an op with one tensor as its result, of which nothing else is taken but NotImplemented.
+
+    Raises:
+        DispatchError: from the rule, if it returns something else.
+    """
+
+    @functools.wraps(rule)
+    def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
+        out = rule(func, *args, **kwargs)
+        if isinstance(out, Tensor):
+            return finish(out, args)
+        if out is NotImplemented:
+            refuse(args, kwargs)
+            return out
+        mend = _mend_of_one(cls, out)
+        raise _result_error(cls, op, rule, out, "the op has one tensor as its result", mend)
+
+    return checked
+
+
+def with_tensors(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) -> Rule:
+    """Returns a rule for an op with several tensors, or a list of them, as its results, whose number is checked.
+
+    Raises:
+        DispatchError: from the rule, if it returns something else than so many in a tuple or list.
+    """
+    kinds = op_facts(op).returns
+    count = None if kinds == ("tensors",) else len(kinds)
+
+    @functools.wraps(rule)
+    def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
+        out = rule(func, *args, **kwargs)
+        if _are_tensors(out, count):
+            return finish(out, args)
+        if out is NotImplemented:
+            refuse(args, kwargs)
+            return out
+        expected = "a list of tensors" if count is None else f"{count} tensors"
+        mend = "return them in a tuple, or NotImplemented where the class has no answer"
+        raise _result_error(cls, op, rule, out, f"the op has {expected} as its result", mend)
+
+    return checked
+
+
+def _are_tensors(out: Any, count: int | None) -> bool:
+    return isinstance(out, list | tuple) and (
+        len(out) == count if count is not None else all(isinstance(t, Tensor) for t in out)
+    )
+
+
+def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args, kwargs: None) -> Rule:
+    """Returns a rule for an op whose results are checked as far as the op says what they are.
+
+    Args:
+        cls: the class.
+        op: the op.
+        rule: its rule.
+        refuse: called with the arguments for which the rule returned NotImplemented.
+    """
+    facts = op_facts(op)
+    kinds, finish = facts.returns, _as_they_are
+    # What an op writes to is its result, and a rule for a composite op runs above autograd.
+    if not (facts.written or is_composite(op)):
+        # Rows combine by their lengths: the size of a ragged value is a bound.
+        is_sized = kinds == ("tensor",) and torch.Tag.pointwise in op.tags and not cls._adds_inner_tensors
+        finish = _broadcast_result(cls, op, rule) if is_sized else new_result
+    if kinds == ("tensor",):
+        return with_tensor(cls, op, rule, finish, refuse)
+    if kinds == ("tensors",) or (len(kinds) > 1 and set(kinds) == {"tensor"}):
+        return with_tensors(cls, op, rule, finish, refuse)
+    return with_refusal(with_result(cls, op, rule) if kinds else rule, refuse)
+
+
+def _as_they_are(out: Any, args: tuple[Any, ...]) -> Any:
+    return out
+
+
+# ---- results that are no operands ------------------------------------------------------------------------------------
+
+
+def new_result(out: Any, args: tuple[Any, ...]) -> Any:
+    """Returns what a rule returned, with a new tensor for each that is an operand itself.
+
+    PyTorch sets the derivative of the op on what a rule returns, and would replace that of the operand.
+    """
+    if isinstance(out, list | tuple):
+        return type(out)(new_result(x, args) for x in out)
+    for operand in args:
+        if operand is out or (isinstance(operand, list | tuple) and any(x is out for x in operand)):
+            return _alias(out) if isinstance(out, Tensor) else out
+    return out
+
+
+def _alias(x: Any) -> Any:
+    if hasattr(type(x), "__spec__"):
+        return with_inners(x, [x.__dict__[name] for name in type(x).__spec__.attributes])
+    return torch.ops.aten.alias.default(x)
+
+
+def _broadcast_result(cls: type, op: Any, rule: Rule) -> Finish:
+    """Returns a check of what a rule for a pointwise op returned: the size has to be that of its operands, broadcast.
+
+    Raises:
+        DispatchError: from the check, if it has another size.
+    """
+
+    def finish(out: Any, args: tuple[Any, ...]) -> Any:
+        if out is NotImplemented:
+            return out
+        with (
+            DisableTorchFunctionSubclass()
+        ):  # reading a size is quick where no function of the class is asked
+            size = out.shape
+            for n in size:
+                if n.__class__ is not int:
+                    return new_result(out, args)  # comparing symbols would guard on them
+            for x in args:
+                if isinstance(x, Tensor) and (x is out or x.shape != size):
+                    break
+            else:
+                return out
+            sizes = [x.shape for x in args if isinstance(x, Tensor)]
+        if _fits(size, sizes):
+            return new_result(out, args)
+        shown = " and ".join(str(tuple(s)) for s in sizes)
+        raise DispatchError(
+            f"{op} on {one_of(cls)}: the rule {describe(rule)} returned {one_of(type(out))} of size {tuple(size)} for "
+            f"{shown}; return one of the size to which the operands broadcast"
+        )
+
+    return finish
+
+
+def _fits(size: Any, operands: list[Any]) -> bool:
+    """Whether operands of these sizes may broadcast to a size."""
+    if len(size) != max(map(len, operands), default=0):
+        return False
+    for place in range(1, len(size) + 1):
+        extents = {s[-place] for s in operands if len(s) >= place}
+        if all(type(n) is int for n in extents) and size[-place] != max(extents - {1}, default=1):
+            return False
+    return True
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+_ENDS = (
+    "end each way through it with `return ...`, or with `return NotImplemented` where the class has no answer"
+)
+
+
+def _mend_of_one(cls: Any, out: Any) -> str:
+    """Returns what to return in place of a number or of several tensors, where an op has one tensor as its result."""
+    if isinstance(out, bool | int | float | complex):
+        field = cls.__spec__.inners[0].name
+        return (
+            f"return a tensor: leave out .item(), behind which gradients are lost, or return torch.tensor({out!r}), on "
+            f"the device of x.{field}"
+        )
+    if isinstance(out, list | tuple) and all(isinstance(t, Tensor) for t in out):
+        names = ", ".join(cls.__spec__.inner_names)
+        return f"return one tensor: if these are inner tensors, a value made of them, {cls.__name__}({names})"
+    return _ENDS
+
+
+def _result_error(
+    cls: type, name: Any, rule: Rule, out: Any, expected: str, mend: str = _ENDS
+) -> DispatchError:
+    return DispatchError(
+        f"{name} on {one_of(cls)}: the rule {describe(rule)} returned {_show(out)} for these arguments, and "
+        f"{expected}; {_ENDS if out is None else mend}"
+    )
+
+
+def _show(out: Any) -> str:
+    if out is None:
+        return "None"
+    if isinstance(out, list | tuple):
+        return f"a {type(out).__name__} of {len(out)}"
+    return one_of(type(out))
+
+
+def describe(rule: Rule) -> str:
+    """Returns a rule's qualified name and the file and line of its definition."""
+    rule = inspect.unwrap(rule)
+    code = getattr(rule, "__code__", None)
+    where = f" ({code.co_filename}:{code.co_firstlineno})" if code else ""
+    return f"{getattr(rule, '__qualname__', rule)}{where}"

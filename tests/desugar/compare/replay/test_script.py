@@ -1,0 +1,378 @@
+"""Calls of a script are made again in other ways after it has ended, and the script runs as ever."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import desugar
+from desugar.compare.replay import compiled_functions, script as module
+from desugar.compare.replay.script import ScriptCalls
+from desugar.dynamo.backend import dynamo_backend
+from desugar.explain.collector import Collector
+
+
+@pytest.fixture(autouse=True)
+def _short(monkeypatch):
+    monkeypatch.setattr(module, "_BUDGET", 0.05)
+
+
+def reported(run):
+    """The programs of a report on what a function runs, each call made again."""
+    calls = ScriptCalls()
+    collector = Collector(calls.keep)
+    with collector.collecting():
+        run()
+    return calls.compare(collector.report("a script")).programs
+
+
+def compiled(fn):
+    return desugar.compile(fn, backend="eager")
+
+
+def test_a_call_is_timed_in_three_ways():
+    @compiled
+    def scaled(x, *, by):
+        return x.sin() * by
+
+    (program,) = reported(lambda: scaled(torch.ones(3), by=2))
+    ways = dict(program.worth.ways)
+    assert list(ways) == ["eager", "torch.compile", "desugar.compile"] and all(t > 0 for t in ways.values())
+    assert program.worth.verdict == "2 calls compared; torch.compile: right; desugar.compile: right"
+    assert program.worth.answer.startswith(("yes, ", "no, ", "hardly, ")) and program.calls == 1
+
+
+def test_each_call_that_compiled_is_made_again_in_the_modes_that_it_had():
+    seen = []
+
+    @compiled
+    def noted(x):
+        return x * 2 if torch.is_grad_enabled() else x * 3
+
+    def run():
+        noted(torch.ones(2, requires_grad=True))
+        with torch.no_grad():
+            noted(torch.ones(3))
+        with torch.autocast("cpu", torch.bfloat16):
+            noted(torch.ones(4, 5, requires_grad=True))
+        seen.append(len(noted.programs))
+
+    programs = reported(run)
+    assert len(programs) == seen[0] == 3
+    assert ["backward" in program.worth.verdict for program in programs] == [True, False, True]
+    assert all("desugar.compile: right" in program.worth.verdict for program in programs)
+
+
+def test_arguments_and_state_are_left_as_the_script_left_them(capsys):
+    net = nn.BatchNorm1d(3)
+    total, written = torch.zeros(3), []
+
+    @compiled
+    def step(total, x):
+        y = net(x)
+        total.add_(y.detach().sum(0).abs() + 1)
+        return y.sum()
+
+    def run():
+        step(total, torch.randn(5, 3)).backward()
+        written.append(
+            (total.clone(), net.running_mean.clone(), net.weight.grad.clone(), torch.get_rng_state())
+        )
+
+    (program,) = reported(run)
+    assert "desugar.compile: right" in program.worth.verdict
+    found = (total, net.running_mean, net.weight.grad, torch.get_rng_state())
+    assert all(map(torch.equal, found, written[0]))
+    assert net.num_batches_tracked == 1
+
+
+def test_a_module_with_dropout_is_compared_with_equal_numbers():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    run = desugar.compile(net)
+    (program,) = reported(lambda: run(torch.ones(2, 4)).sum().backward())
+    assert "torch.compile: right; desugar.compile: right; each a step of a training" in program.worth.verdict
+
+
+def test_random_results_of_ones_own_are_not_compared():
+    numbers = iter(range(10_000))
+
+    @compiled
+    def counted(x):
+        return x + float(next(numbers))
+
+    (program, *_) = reported(lambda: counted(torch.ones(2)))
+    assert "unknown (eager mode does not do the same twice)" in (
+        program.worth.verdict if program.worth else program.no_worth
+    )
+
+
+def test_a_branch_between_graphs_is_made_again_and_a_print_is_not(capsys):
+    @compiled
+    def branch(x):
+        return x * 2 if x.sum() > 0 else x * 3
+
+    @compiled
+    def prints(x):
+        y = x * 2
+        print("between")
+        return y * 3
+
+    def run():
+        branch(torch.ones(2))
+        prints(torch.ones(2))
+
+    first, rest, *printing = reported(run)
+    assert "2 programs together" in first.worth.verdict
+    assert (
+        rest.worth is None
+        and rest.no_worth == "it belongs to the call of program 1, which is timed as a whole"
+    )
+    assert len(printing) == 2
+    for program in printing:
+        assert program.worth is None and 'print("between")' in program.no_worth
+    assert capsys.readouterr().out == "between\n"
+
+
+def test_a_break_before_the_first_graph_counts_too(capsys):
+    @compiled
+    def prints_first(x):
+        print("before")
+        return x * 3
+
+    (program,) = reported(lambda: prints_first(torch.ones(2)))
+    assert program.worth is None and 'print("before")' in program.no_worth
+    assert capsys.readouterr().out == "before\n"
+
+
+def test_what_cannot_be_made_again_says_why():
+    @torch.compile(backend=lambda graph, inputs: dynamo_backend(graph, inputs, options={"backend": "eager"}))
+    def of_stock(x):
+        return x * 2
+
+    @compiled
+    def aliases(x, y):
+        return x + y
+
+    gone = [torch.ones(2)]
+
+    @compiled
+    def once(x):
+        return x + gone[0]
+
+    own = desugar.compile(lambda x: x - 1, backend=lambda graph, inputs: graph)
+
+    def run():
+        base = torch.ones(4)
+        of_stock(base)
+        aliases(base[1:], base[:-1])
+        once(torch.ones(2))
+        gone.clear()
+        own(base)
+
+    reasons = [program.no_worth for program in reported(run)]
+    assert reasons[0].startswith(
+        "it was compiled outside of a call of what desugar.compile or torch.compile("
+    )
+    assert reasons[1] == "its arguments share memory, and copies of them would not"
+    assert reasons[2].startswith("made again after the script's end, it raised IndexError")
+    assert reasons[3] == "its backend is a function of the script's"
+
+
+def test_a_way_that_fails_or_differs_does_not_hide_the_others(monkeypatch):
+    real = compiled_functions.compile_way
+
+    def compile_way(way, fn, backend, **more):
+        if way == "torch.compile":
+            return lambda x: 1 / 0
+        return real(way, (lambda x: fn(x) + 1) if way == "desugar.compile" else fn, backend, **more)
+
+    monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
+    twice = compiled(lambda x: x * 2)
+    (program,) = reported(lambda: twice(torch.ones(2)))
+    assert program.worth.ways[1] == ("torch.compile", None) and program.worth.ways[2][1] > 0
+    assert "torch.compile: error (ZeroDivisionError: division by zero); desugar.compile: wrong (" in (
+        program.worth.verdict
+    )
+    assert program.worth.answer == "no, desugar.compile does not do what eager mode does"
+
+
+def test_equal_calls_that_compile_again_are_told():
+    log = []
+
+    @compiled
+    def grows(x):
+        log.append(1)
+        return x * len(log)
+
+    (program,) = reported(lambda: grows(torch.ones(2)))
+    found = program.worth.verdict if program.worth else program.no_worth
+    assert "equal calls were compiled again and again" in found and "unknown" in found
+    assert program.worth is None or program.worth.answer == (
+        "unknown, equal calls were compiled again and again"
+    )
+
+
+def test_the_options_of_the_script_are_kept(monkeypatch):
+    asked, real = [], compiled_functions.compile_way
+
+    def compile_way(way, fn, backend, **more):
+        asked.append((backend, more))
+        return real(way, fn, "eager")
+
+    monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
+    fn = desugar.compile(lambda x: x * 2, dynamic=False, options={"epilogue_fusion": True})
+    reported(lambda: fn(torch.ones(2)))
+    assert asked == [("inductor", {"dynamic": False, "options": {"epilogue_fusion": True}})] * 3
+
+
+# ---- behind torch.compile -------------------------------------------------------------------------------------
+
+
+def behind(fn, **more):
+    return torch.compile(fn, backend="desugar", options={"backend": "eager"}, **more)
+
+
+OURS = 'backend="desugar"'
+
+
+class Doubler(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x, *, by=2):
+        return x * self.weight * by
+
+    def method(self, x):
+        return x + self.weight
+
+
+def test_calls_behind_torch_compile_are_made_again():
+    net = Doubler()
+    function = behind(lambda x, *, by: x.sin() * by)
+    module_, method, built_in = behind(net), behind(net.method), behind(nn.Linear(3, 2))
+
+    def run():
+        function(torch.ones(3), by=2)
+        module_(torch.ones(3), by=3).sum().backward()
+        method(torch.ones(3))
+        with torch.no_grad():
+            built_in(torch.ones(4, 3))
+
+    programs = reported(run)
+    assert [list(dict(p.worth.ways)) for p in programs] == [["eager", "torch.compile", OURS]] * 4
+    assert all(seconds > 0 for p in programs for _, seconds in p.worth.ways)
+    for program, train in zip(programs, (False, True, True, False), strict=True):
+        told = program.worth.verdict
+        assert told.startswith(f"2 calls compared; torch.compile: right; {OURS}: right")
+        assert ("backward" in told) == train
+    assert torch.equal(net.weight.grad, torch.full((3,), 3.0)), "as the script left it"
+
+
+def test_a_compiled_modules_state_is_as_the_script_left_it():
+    net = nn.BatchNorm1d(3)
+    compiled_, written = behind(net), []
+
+    def run():
+        compiled_(torch.randn(5, 3)).sum().backward()
+        written.append([net.running_mean.clone(), net.weight.grad.clone(), torch.get_rng_state()])
+
+    (program,) = reported(run)
+    assert f"{OURS}: right" in program.worth.verdict
+    assert all(map(torch.equal, [net.running_mean, net.weight.grad, torch.get_rng_state()], written[0]))
+    assert net.num_batches_tracked == 1
+
+
+class Counting(nn.Module):
+    """Each call changes a buffer; `act` and `step` are compiled where they are written, so that self is an argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.register_buffer("seen", torch.zeros(3))
+
+    def forward(self, x):
+        self.seen += 1
+        return x * self.weight + self.seen
+
+    @torch.compile(backend="desugar", options={"backend": "eager"})
+    def act(self, x):
+        return self.forward(x)
+
+
+class Trainer:
+    def __init__(self, net):
+        self.net, self.total = net, torch.zeros(3)
+
+    def step(self, x):
+        self.total.add_(1)
+        return self.net(x) + self.total
+
+
+@pytest.mark.parametrize("door", ["a method", "an argument", "an argument of ours", "a trainer's method"])
+def test_modules_among_the_arguments_are_as_the_script_left_them(door):
+    net = Counting()
+    trainer = Trainer(net)
+
+    def call(net, x):
+        return net(x)
+
+    ways = {
+        "a method": lambda: net.act,
+        "an argument": lambda: lambda x: behind(call)(net, x),
+        "an argument of ours": lambda: lambda x: compiled(call)(net, x),
+        "a trainer's method": lambda: behind(trainer.step),
+    }
+    (program,) = reported(lambda: ways[door]()(torch.ones(3)).sum().backward())
+    assert program.worth.verdict.count(": right") == 2, program.worth.verdict
+    assert net.seen.tolist() == [1, 1, 1] and net.weight.grad.tolist() == [1, 1, 1]
+    assert trainer.total.tolist() == [float(door == "a trainer's method")] * 3
+
+
+def test_broken_calls_behind_torch_compile(capsys):
+    @behind
+    def branch(x):
+        return x * 2 if x.sum() > 0 else x * 3
+
+    @behind
+    def prints(x):
+        print("before")
+        return x * 3
+
+    def run():
+        branch(torch.ones(2))
+        prints(torch.ones(2))
+
+    first, rest, printing = reported(run)
+    assert "2 programs together" in first.worth.verdict
+    assert rest.no_worth == "it belongs to the call of program 1, which is timed as a whole"
+    assert printing.worth is None and 'print("before")' in printing.no_worth
+    assert capsys.readouterr().out == "before\n"
+
+
+def test_two_functions_behind_torch_compile_are_told_apart():
+    """Each is compiled anew once, and its calls have its own options."""
+    one, other = behind(lambda x: x * 2), behind(lambda x: x * 3, dynamic=False)
+
+    def run():
+        for n in (3, 4):
+            one(torch.ones(n))
+            other(torch.ones(n))
+
+    programs = reported(run)
+    assert len(programs) == 4 and all(f"{OURS}: right" in p.worth.verdict for p in programs)
+
+
+def test_a_mode_behind_torch_compile_is_kept(monkeypatch):
+    asked, real = [], compiled_functions.compile_way
+
+    def compile_way(way, fn, backend, **more):
+        asked.append((backend, more))
+        return real(way, fn, "eager")
+
+    monkeypatch.setattr(compiled_functions, "compile_way", compile_way)
+    fn = torch.compile(lambda x: x.sin() * 2, backend="desugar", mode="max-autotune-no-cudagraphs")
+    reported(lambda: fn(torch.ones(2)))
+    assert asked == [("inductor", {"mode": "max-autotune-no-cudagraphs"})] * 3

@@ -1,0 +1,176 @@
+"""Writes to tensors that stand for one element several times, and random numbers."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from desugar import DesugarError
+from desugar.tracing.modes import tracing_modes
+from desugar.tracing.side_effects import check_target, functional_mode, plain_parts
+from tests.desugar.classes import Nested, Pair, TwoTensor, make
+from tests.desugar.idioms.running import DOORS
+from tests.desugar.judge import by_pass, judge
+from tests.desugar.refusing import assert_wrong_everywhere, strictly, unlooked_at
+
+EVERY_DOOR = pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"]])
+
+# ---- writes --------------------------------------------------------------------------------------------------
+
+
+class Column(Tensor):
+    """Holds one column and shows it as a matrix of two equal ones; writes through an expanded view of its own."""
+
+    column: Tensor
+
+    @staticmethod
+    def __new__(cls, column):
+        return torch.Tensor._make_wrapper_subclass(cls, (*column.shape, 2), dtype=column.dtype)
+
+    def __init__(self, column):
+        self.column = column
+
+    def __tensor_flatten__(self):
+        return ["column"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, context, size, stride):
+        return Column(inner["column"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        def whole(leaf):
+            return leaf.column.unsqueeze(-1).expand(*leaf.shape) if isinstance(leaf, cls) else leaf
+
+        result = func(*tree_map(whole, args), **tree_map(whole, kwargs or {}))
+        return args[0] if func._schema.is_mutable else result
+
+
+def test_a_write_by_the_class_itself_is_refused():
+    assert_wrong_everywhere(
+        lambda x: x.zero_(), lambda: (Column(torch.ones(3)),), "writes to an expanded tensor"
+    )
+
+
+def test_reading_is_not():
+    judge(lambda x: x + 1, lambda: (Column(torch.arange(3.0)),))
+
+
+def test_shapes_in_place_are_not_writes():
+    judge(lambda x: x.expand(2, 3).t_() + 1, lambda: (torch.arange(3.0),))
+
+
+@pytest.mark.parametrize("size", [(2, 3), (1, 3), (0, 3), ()])
+def test_what_stands_for_itself_may_be_written(size):
+    check_target("zero_", torch.ones(size))
+    check_target("zero_", torch.ones(3).expand(1, 3))
+
+
+def test_what_does_not_is_refused():
+    with pytest.raises(DesugarError, match=r"zero_ writes to an expanded tensor of size \(2, 3\)") as caught:
+        check_target("zero_", torch.ones(3).expand(2, 3))
+    assert caught.value.stock_is_wrong
+
+
+def test_plain_parts():
+    x = make(Nested, 2, 3)
+    assert all(type(part) is Tensor for part in plain_parts(x)) and len(plain_parts(x)) > 1
+    assert plain_parts(x.detach())[0] is not x
+    pair = Pair(torch.ones(2), torch.zeros(2))
+    assert plain_parts(pair) == [pair.a, pair.b]
+
+
+def test_the_watching_mode_is_the_functional_one():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+    assert isinstance(functional_mode(), FunctionalTensorMode)
+    with tracing_modes(FakeTensorMode()), pytest.raises(DesugarError, match=r"aten\.zero_"):
+        torch.ops.aten.zero_(torch.ops.aten.expand(torch.ones(3), (2, 3)))
+
+
+# ---- random numbers ------------------------------------------------------------------------------------------
+
+
+def seeded(x):
+    torch.manual_seed(3)
+    return x + torch.rand(3)
+
+
+def seeded_and_restored(x):
+    state = torch.get_rng_state()
+    torch.manual_seed(3)
+    out = torch.nn.functional.dropout(x, 0.5)
+    torch.set_rng_state(state)
+    return out
+
+
+def seeded_for_others(x):
+    torch.manual_seed(3)
+    return x + 1
+
+
+def drawn_from_a_fresh_generator(x):
+    return x + torch.rand(3, generator=torch.Generator().manual_seed(1))
+
+
+SEEDED = [seeded, seeded_and_restored, seeded_for_others, drawn_from_a_fresh_generator]
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("cls", [Tensor, TwoTensor])
+@pytest.mark.parametrize("fn", SEEDED)
+def test_a_seed_inside(fn, cls, door):
+    compiled = judge(fn, lambda: (make(cls, 3),), way=door, calls=3)
+    x, states = make(cls, 3), []
+    for function in (fn, compiled):
+        torch.manual_seed(7)
+        function(x)
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("fn", SEEDED)
+def test_a_seed_where_dynamo_does_not_look_is_refused_or_right(fn, door):
+    inside = unlooked_at(fn)
+    compiled, state = door(lambda x: inside(x) * 1), torch.get_rng_state()
+    for _ in range(3):
+        torch.set_rng_state(state)
+        want = fn(torch.ones(3))
+        torch.set_rng_state(state)
+        try:
+            got = compiled(torch.ones(3))
+        except (DesugarError, torch._dynamo.exc.BackendCompilerFailed):
+            continue
+        assert torch.equal(got, want)
+
+
+@EVERY_DOOR
+def test_a_generator_from_outside(door):
+    generator = torch.Generator().manual_seed(1)
+    compiled = door(lambda x: x + torch.rand(3, generator=generator))
+    got = [compiled(torch.ones(3)) for _ in range(3)]
+    generator.manual_seed(1)
+    assert all(torch.equal(one, torch.ones(3) + torch.rand(3, generator=generator)) for one in got)
+
+
+def test_another_thread_that_draws_numbers_is_no_seed():
+    stop = threading.Event()
+
+    def draw():
+        while not stop.is_set():
+            torch.rand(1)
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    try:
+        for size in range(1, 9):
+            by_pass(lambda x: torch.rand_like(x) + x, strict=True)(torch.ones(size))
+    finally:
+        stop.set()
+        thread.join()

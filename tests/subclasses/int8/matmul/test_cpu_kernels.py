@@ -1,0 +1,208 @@
+"""The kernels of our own: values, their library, what is done where it cannot be built, and which kernel is chosen."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from subclasses.int8.matmul import cpu_kernels, integers, products
+
+pytestmark = pytest.mark.skipif(
+    torch.backends.cpu.get_cpu_capability() not in cpu_kernels.FLAGS,
+    reason="the kernels are for x86 with AVX2",
+)
+
+SIZES = [(32, 32), (64, 96), (160, 64), (96, 416)]
+
+
+def random_integers(*size):
+    return torch.randint(-128, 128, size, dtype=torch.int8)
+
+
+# ---- values ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def dtypes():
+    return (torch.float32, torch.bfloat16) if cpu_kernels.has_bfloat16() else (torch.float32,)
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 7, 16, 33, 70])
+def test_products_of_floats(rows, height, width, dtypes):
+    q = random_integers(height, width)
+    for dtype in dtypes:
+        x, g = torch.randn(rows, width).to(dtype), torch.randn(rows, height).to(dtype)
+        got, expected = cpu_kernels.times_rows(x, q), x.double() @ q.double().t()
+        assert got.dtype is torch.float32 and (got - expected).norm() < 1e-6 * expected.norm()
+        got, expected = cpu_kernels.times_columns(g, q), g.double() @ q.double()
+        assert got.dtype is torch.float32 and (got - expected).norm() < 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 33])
+@pytest.mark.parametrize(("height", "width"), [(1, 64), (7, 192), (100, 512)])
+def test_products_of_integers_are_exact(rows, height, width):
+    for x, q in (
+        (random_integers(rows, width), random_integers(height, width)),
+        (random_integers(rows, width).fill_(-128), random_integers(height, width).fill_(-128)),
+        (random_integers(rows, width).fill_(127), random_integers(height, width).fill_(-128)),
+    ):
+        assert torch.equal(cpu_kernels.integers_times_rows(x, q), x.int() @ q.int().t())
+
+
+def test_all_int8_numbers_become_bfloat16():
+    q = torch.arange(-128, 128, dtype=torch.int8).repeat(3, 1)
+    for part in (q, q[:, 32:96], q[1:2]):
+        assert torch.equal(
+            cpu_kernels.to_bfloat16(part, torch.empty(part.shape, dtype=torch.bfloat16)), part.bfloat16()
+        )
+
+
+def test_numbers_that_are_not_finite_stay_so():
+    for dtype in (torch.float32, torch.bfloat16):
+        x, q = torch.ones(2, 64, dtype=dtype), torch.ones(32, 64, dtype=torch.int8)
+        x[0, 5], x[1, 6] = float("inf"), float("nan")
+        y = products.int8_product(x, q, None, None)
+        assert y[0].isposinf().all() and y[1].isnan().all()
+
+
+def test_threads_share_the_work(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "WORK", 1)
+    threads, (x, q, g) = (
+        torch.get_num_threads(),
+        (torch.randn(5, 96), random_integers(160, 96), torch.randn(5, 160)),
+    )
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            torch.testing.assert_close(cpu_kernels.times_rows(x, q), x @ q.float().t(), rtol=1e-4, atol=1e-3)
+            torch.testing.assert_close(cpu_kernels.times_columns(g, q), g @ q.float(), rtol=1e-4, atol=1e-3)
+    finally:
+        torch.set_num_threads(threads)
+
+
+# ---- the library -------------------------------------------------------------------------------------------
+
+
+def test_it_is_built_once_and_only_its_file_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "made"))
+    cpu_kernels.library.__wrapped__()
+    (file,) = (tmp_path / "made").iterdir()
+    written = file.stat().st_mtime_ns
+    monkeypatch.setattr(cpu_kernels, "_build", None)  # is not asked
+    assert cpu_kernels.library.__wrapped__() is not None and file.stat().st_mtime_ns == written
+
+
+@pytest.fixture
+def without_library(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "library", lambda: None)
+    monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: False)
+
+
+def test_without_a_compiler_pytorchs_kernels_multiply(tmp_path, monkeypatch, caplog):
+    def fail(*args):
+        raise RuntimeError("no compiler was found")
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cpu_kernels._torch_tracing, "build_library", fail)
+    with caplog.at_level(logging.WARNING, "subclasses"):
+        assert cpu_kernels.library.__wrapped__() is None
+    assert "no compiler was found" in caplog.text and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of PyTorch's _int_mm
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_without_the_library(dtype, without_library):
+    for rows in (1, 16, 40):
+        x, q, scale = torch.randn(rows, 64).to(dtype), random_integers(96, 64), torch.rand(96, 1)
+        for scale_or_none in (None, scale):
+            got = products.int8_product(x / 64, q, scale_or_none, None).double()
+            expected = (x / 64).double() @ (q.double() * (1 if scale_or_none is None else scale)).t()
+            assert (got - expected).norm() < 6 * torch.finfo(dtype).eps * expected.norm()
+    a, b = random_integers(3, 64), random_integers(32, 64)
+    assert torch.equal(integers.integer_product(a, b), a.int() @ b.int().t())
+
+
+def test_the_library_for_avx2():
+    """A processor with AVX-512 runs the kernels for AVX2, too."""
+    script = """
+import torch
+from subclasses.int8 import cpu_kernels
+assert cpu_kernels.library() is not None and not cpu_kernels.has_bfloat16() and not cpu_kernels.has_avx512()
+q = torch.randint(-128, 128, (96, 64), dtype=torch.int8)
+for rows in (1, 2, 3, 9):
+    x, g, a = torch.randn(rows, 64), torch.randn(rows, 96), torch.randint(-128, 128, (rows, 64), dtype=torch.int8)
+    torch.testing.assert_close(cpu_kernels.times_rows(x, q), x @ q.float().t(), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(cpu_kernels.times_columns(g, q), g @ q.float(), rtol=1e-4, atol=1e-3)
+    assert torch.equal(cpu_kernels.integers_times_rows(a, q), a.int() @ q.int().t())
+    assert torch.equal(cpu_kernels.to_bfloat16(q, torch.empty(96, 64, dtype=torch.bfloat16)), q.bfloat16())
+"""
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "avx2"}
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True, timeout=300)
+
+
+# ---- the choice --------------------------------------------------------------------------------------------
+
+
+def chosen(x, q, scale=None, zero_point=None):
+    """The name of the kernel that multiplies, by the table."""
+    for kernel in products.KERNELS:
+        fits = x.dtype in kernel.dtypes and x.shape[0] <= kernel.rows and q.numel() <= kernel.entries
+        if fits and kernel.is_for() and kernel.takes(q, scale, zero_point):
+            return kernel.multiply.__name__
+    return None
+
+
+@pytest.fixture(params=[False, True], ids=["without tiles", "with tiles"])
+def has_tiles(request, monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: request.param)
+    return request.param
+
+
+def test_which_kernel_is_chosen(has_tiles):
+    q, scale, groups = random_integers(64, 128), torch.rand(64, 1), torch.rand(64, 4)
+    x = torch.randn(4, 128)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        whole = has_tiles and dtype is torch.float32
+        rest = "_at_once" if whole or dtype is torch.bfloat16 else "_in_parts"
+        assert chosen(x.to(dtype), q) == chosen(x.to(dtype), q, scale) == "_by_rows"
+        assert chosen(torch.randn(4, 64).to(dtype), q.t()) == "_by_columns"
+        assert chosen(x.to(dtype), q, groups) == rest
+        assert chosen(x.to(dtype), q, scale, random_integers(64, 1)) == rest
+        assert chosen(x[:, :100].to(dtype), q[:, :100]) == rest
+    assert chosen(x.double(), q) == "_in_parts"
+
+
+def test_rows_of_which_the_converted_matrix_pays(has_tiles):
+    small, large = random_integers(256, 256), random_integers(1024, 1056)
+    own = "_at_once" if has_tiles else "_by_rows"
+    assert chosen(torch.randn(24, 256), small) == "_by_rows" and chosen(torch.randn(49, 256), small) == own
+    assert chosen(torch.randn(300, 1056), large) == "_by_rows"
+    assert chosen(torch.randn(16, 256).bfloat16(), small) == own
+    assert chosen(torch.randn(16, 1056).bfloat16(), large) == ("_at_once" if has_tiles else "_by_rows")
+
+
+def test_many_rows_of_bfloat16(monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
+    q, x = random_integers(64, 128), torch.randn(300, 128).bfloat16()
+    monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: True)
+    assert chosen(x[:32], q) == "_by_rows" and chosen(x, q) == "_at_once"
+    monkeypatch.setattr(cpu_kernels, "has_bfloat16", lambda: False)
+    assert chosen(x, q) == "_by_rows"
+
+
+def test_few_rows_of_bfloat16_without_the_library(without_library, monkeypatch):
+    monkeypatch.setattr(cpu_kernels, "has_tiles", lambda: False)
+    q, x = random_integers(64, 128), torch.randn(17, 128).bfloat16()
+    assert chosen(x[:16], q) == "_packed" and chosen(x, q) == "_at_once"
+    assert chosen(x.double(), q) == "_in_parts"
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(TypeError, match=r"expected floats of 16, 32 or 64 bits, got torch\.int32"):
+        products.int8_product(torch.ones(2, 32, dtype=torch.int32), random_integers(32, 32), None, None)

@@ -1,0 +1,120 @@
+"""`detach` in one step does what the steps of the resolution do."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from subclasses import Outer, TensorSubclass, inner, static
+from subclasses.dispatch import resolution
+from tests.subclasses.subjects import Int8Weight, Pair, Tagged
+
+detach = torch.ops.aten.detach.default
+
+
+def mapped():
+    return Pair(torch.randn(3, 2), torch.randn(3, 2))
+
+
+def weight(zero=None):
+    return Int8Weight(torch.ones(3, 2, dtype=torch.int8), torch.rand(1, 2), zero, axis=1)
+
+
+def without_inner_tensors():
+    class Sized(TensorSubclass):
+        held: Tensor | None = inner(optional=True)
+        rows: int = static(default=2)
+
+        @staticmethod
+        def outer(held, rows):
+            return Outer((rows,), dtype=torch.float32, device=torch.device("cpu"))
+
+    return Sized(None, rows=3)
+
+
+def noted():
+    x = mapped()
+    x.__dict__["note"] = 1
+    return x
+
+
+def of_a_parameter():
+    return nn.Parameter(mapped())
+
+
+MADE = {
+    "mapped": mapped,
+    "no optional inner tensor": weight,
+    "an optional inner tensor": lambda: weight(torch.rand(3, 1)),
+    "metadata": lambda: Tagged(torch.randn(3), tag="t", length=4),
+    "no inner tensor": without_inner_tensors,
+    "nested": lambda: Pair(mapped(), mapped()),
+    "a Parameter": of_a_parameter,
+    "a copy of a Parameter": lambda: of_a_parameter().detach(),
+    "one tensor twice": lambda: Pair(*[torch.randn(2)] * 2),
+    "empty": lambda: Pair(torch.randn(0, 2), torch.randn(0, 2)),
+    "noted": noted,
+}
+
+
+@pytest.mark.parametrize("mode", ["normal", "inference"])
+@pytest.mark.parametrize("made", MADE)
+def test_it_is_that_of_all_steps(made, mode, monkeypatch):
+    x = MADE[made]()
+    with torch.inference_mode(mode == "inference"):
+        found = x.detach()
+    monkeypatch.setattr(resolution, "in_one_step", lambda cls, run: run)
+    slow = resolution.choose_plan(type(x), detach).run
+    monkeypatch.undo()
+    assert slow.__qualname__ != resolution.choose_plan(type(x), detach).run.__qualname__
+    monkeypatch.setitem(type(x).__torch_dispatch__.__func__.__globals__["_plans"], detach, slow)
+    with torch.inference_mode(mode == "inference"):
+        expected = x.detach()
+    assert found.__dict__.keys() == expected.__dict__.keys()
+    for name in x._layout.present:
+        one, other = found.__dict__[name], expected.__dict__[name]
+        assert torch.equal(one, other) if type(one) is Tensor else type(one) is type(other)
+        assert one is not x.__dict__[name]
+        if type(one) is Tensor:
+            assert one.data_ptr() == x.__dict__[name].data_ptr()
+    assert found._layout is x._layout is expected._layout
+    assert found.is_inference() == expected.is_inference()
+    assert not found.requires_grad
+    assert found.untyped_storage()._cdata == x.untyped_storage()._cdata
+    version = x._version
+    with torch.no_grad():
+        found.copy_(found.clone())
+    assert (found._version, x._version) == (version + 1, version + 1)
+
+
+def test_few_other_functions_of_ours_are_called():
+    x, called = mapped(), []
+    x.detach()
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_globals.get("__name__", "").startswith("subclasses."):
+            called.append((frame.f_globals["__name__"], frame.f_code.co_name))
+
+    sys.setprofile(note)
+    try:
+        x.detach()
+    finally:
+        sys.setprofile(None)
+    assert {module for module, _ in called} <= {
+        "subclasses.ops.detach",
+        "subclasses.ops.aliasing",
+        "subclasses._torch",
+    }
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_a_gradient_that_autograd_keeps_has_memory_of_its_own(same):
+    x = mapped().requires_grad_()
+    gradient = Pair(*[torch.ones(3, 2)] * 2) if same else Pair(torch.ones(3, 2), torch.ones(3, 2))
+    (x * 1).backward(gradient)
+    x.grad.a.mul_(3)
+    assert x.grad.b.eq(1).all()
+    assert gradient.a.eq(1).all()

@@ -1,0 +1,315 @@
+"""Rules for families: each expression reaches the rule with the operands as they are written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+import subclasses
+from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from subclasses.rules.families import Family
+
+aten = torch.ops.aten
+
+DOORS = {
+    "eager": lambda fn: fn,
+    "stock": lambda fn: torch.compile(fn, backend="aot_eager", fullgraph=True),
+    "desugar.compile": lambda fn: desugar.compile(fn, backend="eager", fullgraph=True, strict=True),
+}
+
+
+class Held(TensorSubclass):
+    """Stands for its inner tensor, so that the plain tensor is the judge."""
+
+    held: Tensor = inner()
+
+    def materialize(self) -> Tensor:
+        return self.held
+
+
+def held(x):
+    return x.held if isinstance(x, Held) else x
+
+
+CALLS: list[tuple] = []
+
+
+@Held.implements(subclasses.arithmetic, subclasses.comparisons)
+def combine(func, x, y):
+    CALLS.append((func, x, y))
+    return Held(func(*(t if isinstance(t, Tensor) else torch.as_tensor(t) for t in map(held, (x, y)))))
+
+
+@Held.implements(subclasses.reductions)
+def reduce(func, x, dim, keepdim, **kwargs):
+    CALLS.append((func, dim, keepdim, kwargs))
+    return func(x.held, dim, keepdim=keepdim, **kwargs)
+
+
+PLAIN = torch.tensor([[0.5, -2.0, 3.0], [1.5, 4.0, -1.0]])
+TWO = {
+    "x + 2": lambda x: x + 2,
+    "2 + x": lambda x: 2 + x,
+    "x - 2": lambda x: x - 2,
+    "2 - x": lambda x: 2 - x,
+    "x * 2": lambda x: x * 2,
+    "2 * x": lambda x: 2 * x,
+    "x / 2": lambda x: x / 2,
+    "2 / x": lambda x: 2 / x,
+    "x - x": lambda x: x - x * 3,
+    "plain - x": lambda x: PLAIN - x,
+    "x / plain": lambda x: x / PLAIN,
+    "plain / x": lambda x: PLAIN / x,
+    "-x": lambda x: -x,
+    "reciprocal": lambda x: x.reciprocal(),
+    "sub alpha": lambda x: x.sub(x * 2, alpha=3),
+    "add alpha": lambda x: torch.add(PLAIN, x, alpha=2),
+    "rsub": lambda x: torch.rsub(x, 5, alpha=2),
+    "rsub of tensors": lambda x: torch.rsub(x, PLAIN),
+    "by a number in a tensor": lambda x: x * torch.tensor(3.0),
+    "broadcast": lambda x: x - torch.ones(3),
+    "x == 3": lambda x: x == 3,
+    "x != plain": lambda x: x != PLAIN,
+    "1 < x": lambda x: x > 1,
+    "x <= 1": lambda x: x <= 1,
+    "plain >= x": lambda x: x <= PLAIN,
+    "lt": lambda x: torch.lt(x, 0.5),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", TWO)
+def test_two_operands(name, door):
+    got = DOORS[door](TWO[name])(Held(PLAIN.clone()))
+    assert type(got) is Held
+    torch.testing.assert_close(got.held, TWO[name](PLAIN))
+
+
+def test_the_operands_stand_as_in_the_expression():
+    x = Held(PLAIN)
+    for run, func, left in (
+        (lambda: 2 - x, torch.sub, 2),
+        (lambda: 1 / x, torch.div, 1),
+        (lambda: PLAIN - x, torch.sub, PLAIN),
+        (lambda: x - 2, torch.sub, x),
+        (lambda: x > 3, torch.gt, x),
+    ):
+        CALLS.clear()
+        run()
+        assert CALLS[0][0] is func and (CALLS[0][1] is left or CALLS[0][1] == left)
+
+
+def scale(x):
+    y = x * 1
+    y -= 1
+    y *= x
+    y /= 2
+    y += PLAIN
+    y.neg_()
+    return y
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_in_place_forms_follow(door):
+    got = DOORS[door](scale)(Held(PLAIN.clone()))
+    torch.testing.assert_close(got.held, scale(PLAIN.clone()))
+
+
+def test_out_forms_follow():
+    x, out = Held(PLAIN), Held(torch.empty(2, 3))
+    assert torch.sub(x, 2, out=out) is out
+    torch.testing.assert_close(out.held, PLAIN - 2)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_gradients(door):
+    def fn(x):
+        return (2 / x - (3 - x) * x).sum(0)
+
+    mine, theirs = PLAIN.clone().requires_grad_(), PLAIN.clone().requires_grad_()
+    DOORS[door](fn)(Held(mine)).sum().backward()
+    fn(theirs).sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+REDUCED = {
+    "sum": (lambda x: x.sum(), (0, 1)),
+    "sum of a dim": (lambda x: x.sum(-1), (1,)),
+    "sum of two": (lambda x: x.sum((1, 0), keepdim=True), (0, 1)),
+    "sum of none": (lambda x: x.sum([]), (0, 1)),
+    "mean": (lambda x: x.mean(), (0, 1)),
+    "mean of a dim": (lambda x: torch.mean(x, 0, keepdim=True), (0,)),
+    "amax": (lambda x: x.amax(), (0, 1)),
+    "amin": (lambda x: x.amin(-2), (0,)),
+    "max": (lambda x: x.max(), (0, 1)),
+    "min": (lambda x: torch.min(x), (0, 1)),
+    "logsumexp": (lambda x: torch.logsumexp(x, 1), (1,)),
+    "any": (lambda x: x.any(), (0, 1)),
+    "all": (lambda x: torch.all(x, 1), (1,)),
+    "all of two": (lambda x: torch.all(x, (0, 1)), (0, 1)),
+    "var": (lambda x: x.var(), (0, 1)),
+    "std": (lambda x: x.std(1, correction=0), (1,)),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("name", REDUCED)
+def test_reductions(name, door):
+    run, dims = REDUCED[name]
+    CALLS.clear()
+    got = DOORS[door](run)(Held(PLAIN.clone()))
+    torch.testing.assert_close(got, run(PLAIN))
+    assert {call[1] for call in CALLS} == {dims}
+
+
+def test_options_that_were_given_arrive():
+    CALLS.clear()
+    torch.testing.assert_close(Held(PLAIN).sum(dtype=torch.float64), PLAIN.sum(dtype=torch.float64))
+    assert [(torch.sum, (0, 1), False, {"dtype": torch.float64})] == CALLS
+    assert Held(torch.tensor(3.0)).sum().item() == 3 and Held(torch.ones(0, 2)).sum(0).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("dim", [2, -3, (0, 0), (1, -1), [0, 5]])
+@pytest.mark.parametrize("name", ["sum", "mean", "amax", "any", "all", "logsumexp", "std", "var"])
+def test_dims_that_a_plain_tensor_refuses(name, dim):
+    with pytest.raises((IndexError, RuntimeError)) as refused:
+        getattr(PLAIN, name)(dim)
+    for door in DOORS.values():
+        with pytest.raises(type(refused.value)) as caught:
+            door(lambda x: getattr(x, name)(dim))(Held(PLAIN))
+        assert str(refused.value).partition("(")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("dims", [(), []])
+def test_no_dims(dims):
+    for name in ("any", "all", "sum", "amax", "mean"):
+        got = getattr(Held(PLAIN), name)(dims)
+        torch.testing.assert_close(got, getattr(PLAIN, name)(dims))
+    scalar = Held(torch.tensor(3.0))
+    assert [scalar.sum(d).item() for d in (0, -1, (0,))] == [3, 3, 3]
+    with pytest.raises(IndexError, match=r"expected to be in range of \[-1, 0\], but got 1"):
+        scalar.sum(1)
+
+
+def test_keepdim_by_place_is_no_variance_of_another_kind():
+    """The third argument of ``torch.std`` is ``unbiased``: a rule that passes keepdim there is told so."""
+
+    class ByPlace(TensorSubclass):
+        held: Tensor = inner()
+
+    @ByPlace.implements(subclasses.reductions)
+    def rule(func, x, dim, keepdim, **kwargs):
+        return func(x.held, dim, keepdim, **kwargs)
+
+    assert torch.equal(ByPlace(PLAIN).sum(1), PLAIN.sum(1))
+    for name in ("std", "var"):
+        with pytest.raises(TypeError, match="correction=int"):
+            getattr(ByPlace(PLAIN), name)()
+
+
+# ---- registration ------------------------------------------------------------------------------------------
+
+
+def test_a_rule_for_an_op_precedes_that_of_its_family_in_any_order():
+    for first in (True, False):
+        Own = type("Own", (TensorSubclass,), {"__annotations__": {"held": Tensor}, "held": inner()})
+
+        def family(func, x, y, Own=Own):
+            return "family"
+
+        def own(func, x, y, Own=Own):
+            return Own(x.held + 100)
+
+        if first:
+            Own.implements(aten.mul.Tensor)(own)
+        Own.implements(subclasses.arithmetic)(lambda func, x, y, Own=Own: Own(x.held + 1))
+        if not first:
+            Own.implements(aten.mul)(own)
+        x = Own(torch.zeros(1))
+        assert (x * 2).held.item() == 100 and (x + 2).held.item() == 1
+        with pytest.raises(SpecError, match=r"Own has two rules for aten\.add\.Tensor"):
+            Own.implements(subclasses.arithmetic)(family)
+
+
+def test_a_rule_of_a_child_precedes_that_of_its_base():
+    Child = type("Child", (Held,), {})
+    Child.implements(subclasses.arithmetic)(lambda func, x, y: Child(x.held * 0))
+    assert (Child(PLAIN) + 1).held.count_nonzero() == 0
+    assert type(Held(PLAIN) + 1) is Held
+
+
+def test_coverage_tells_of_it():
+    steps = subclasses.coverage(Held).steps
+    assert steps["aten.rsub.Scalar"] == "rule" and steps["aten.reciprocal.default"] == "rule"
+    assert steps["aten.sub_.Tensor"].startswith("derived from aten.sub.Tensor")
+    with pytest.raises(DispatchError, match=r"no rule for aten\.exp"):
+        Held(PLAIN).exp()
+
+
+@pytest.mark.parametrize(
+    ("family", "rule"),
+    [
+        (subclasses.arithmetic, lambda func, x: x),
+        (subclasses.comparisons, lambda func, x, y, z: x),
+        (subclasses.reductions, lambda func, x: x),
+    ],
+)
+def test_a_rule_that_cannot_take_the_operands(family, rule):
+    Own = type("Own", (TensorSubclass,), {"__annotations__": {"held": Tensor}, "held": inner()})
+    with pytest.raises(SpecError, match=f"the rule for the family {family.name}"):
+        Own.implements(family)(rule)
+    assert "rule" not in {*subclasses.coverage(Own).steps.values()}
+
+
+def test_every_op_of_a_family_exists_and_is_in_no_other():
+    families = [subclasses.arithmetic, subclasses.comparisons, subclasses.reductions]
+    ops = [op for family in families for op in family.entries]
+    assert len(ops) == len(set(ops)) and all(isinstance(f, Family) for f in families)
+
+
+# ---- what a rule does not take ------------------------------------------------------------------------------
+
+
+class Some(TensorSubclass):
+    """Rules that take nothing."""
+
+    held: Tensor = inner()
+
+
+@Some.implements(subclasses.arithmetic, subclasses.reductions, aten.cos)
+def untaken(func, *args, **kwargs):
+    return NotImplemented
+
+
+@pytest.mark.parametrize("call", [lambda x: x.max(), lambda x: x.sum(0), torch.cos, lambda x: x.cos_()])
+def test_what_a_rule_does_not_take_is_an_error_that_names_the_rule(call):
+    words = r"aten\.\w+\.\w+ on a Some: the rule untaken \(.*test_families.py:\d+\) returned NotImplemented"
+    with pytest.raises(DispatchError, match=words):
+        call(Some(torch.ones(2)))
+
+
+def test_operators_leave_it_to_python():
+    class Other:
+        def __rsub__(self, x):
+            return "asked"
+
+    x = Some(torch.ones(2))
+    assert x - Other() == "asked"
+    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for /=: 'Some' and 'int'"):
+        x /= 2
+    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for /: 'int' and 'Some'"):
+        2 / x
+
+
+def test_a_class_on_the_other_side_is_asked():
+    class Right(TensorSubclass):
+        held: Tensor = inner()
+
+    @Right.implements(aten.hypot)
+    def _(func, x, y):
+        return y.held
+
+    Some.implements(aten.hypot)(untaken)
+    assert torch.hypot(Some(torch.ones(2)), Right(torch.full((2,), 3.0))).tolist() == [3, 3]

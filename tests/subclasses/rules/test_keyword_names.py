@@ -1,0 +1,98 @@
+"""Rules whose parameters have other names than those of PyTorch's functions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import desugar
+from subclasses import SpecError, TensorSubclass, inner
+from subclasses.rules.keyword_names import taken_by, with_keyword_names
+
+DOORS = {
+    "eager": lambda fn: fn,
+    "stock": lambda fn: torch.compile(fn, backend="eager", fullgraph=True),
+    "desugar": lambda fn: desugar.compile(fn, backend="eager", fullgraph=True),
+}
+
+
+class Held(TensorSubclass):
+    """Rules that return plain tensors."""
+
+    held: Tensor = inner()
+
+
+@Held.implements(F.linear)
+def _(func, x, w, b=None):
+    return func(x, w.unwrap("held"), b)
+
+
+@Held.implements(torch.sum)
+def _(func, value, axes=None, keep=False):
+    return func(value.unwrap("held"), dim=axes, keepdim=keep)
+
+
+@Held.implements(torch.argmax)
+def _(func, value, axis=None, keep=False):
+    return func(value.held, axis, keep)
+
+
+@Held.implements(F.softmax)
+def _(func, value, along):
+    return func(value.unwrap("held"), dim=along)
+
+
+X = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+CALLS = {
+    "the last": lambda w: F.linear(X, weight=w),
+    "in another order": lambda w: F.linear(bias=X[0], weight=w, input=X),
+    "after a default": lambda w: torch.argmax(w, keepdim=True),
+    "of a method": lambda w: w.sum(dim=1),
+    "of a method, two": lambda w: w.sum(keepdim=True, dim=1),
+    "of the first": lambda w: torch.sum(input=w, dim=0),
+    "of a function in Python": lambda w: F.softmax(w, dim=1),
+    "all, of a function in Python": lambda w: F.softmax(input=w, dim=0),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("call", CALLS)
+def test_keywords_come_by_position(call, door):
+    torch.testing.assert_close(DOORS[door](CALLS[call])(Held(X)), CALLS[call](X))
+
+
+def test_what_the_rule_has_no_place_for_is_an_error():
+    with pytest.raises(TypeError, match=r"^torch\.sum on a Held: .*unexpected keyword argument 'dtype'"):
+        torch.sum(Held(X), dtype=torch.float64)
+    with pytest.raises(TypeError, match=r"softmax on a Held: .*unexpected keyword argument 'dtype'"):
+        F.softmax(Held(X), dim=1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        lambda func, input, weight, bias=None: input,
+        lambda func, *args, **kwargs: args,
+        lambda func, x, **kwargs: x,
+    ],
+)
+def test_rules_that_take_them_are_called_as_they_are(rule):
+    assert with_keyword_names(Held, F.linear, rule, taken_by(rule)) is rule
+
+
+def test_errors_name_the_authors_code():
+    class Failing(TensorSubclass):
+        held: Tensor = inner()
+
+    @Failing.implements(torch.add)
+    def refuse(func, one, two):
+        raise TypeError("of the author")
+
+    with pytest.raises(
+        RuntimeError, match=r"the rule .*refuse \(.*test_keyword_names\.py:\d+\) raised TypeError"
+    ):
+        Failing(torch.ones(2)) + 1
+    with pytest.raises(SpecError, match=r"two rules for .*refuse \(.*test_keyword_names\.py:\d+\) and"):
+        Failing.implements(torch.add)(lambda func, one, two: one)
