@@ -21,6 +21,7 @@ from torch import Tensor
 from subclasses._torch import apply_function, autograd_enabled, is_recording
 from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import leave_in_graph
+from subclasses.autograd.history_errors import fitting
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN, RAW, Layout, cotangent_layout
 from subclasses.spec.values import dynamic_ints, known_to_differ, with_inners
@@ -63,14 +64,14 @@ class Construct(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         """Saves the inner tensors only if a plain cotangent may need them."""
         ctx.layout, ctx.dynamics, *inners = inputs
-        ctx.differentiable = [is_differentiable(t) for t in inners]
+        ctx.sizes = [t.shape if is_differentiable(t) else None for t in inners]  # type: ignore[union-attr]
         ctx.set_materialize_grads(False)
         cls = ctx.layout.cls
         if cls._saves_inners and not cls.__spec__.has_materialize:
             # Only the size and dtype are read: without `materialize`, pulling back does not use the contents.
             inners = [
-                t.new_empty(()).expand(t.shape) if d else t
-                for t, d in zip(inners, ctx.differentiable, strict=True)
+                t if size is None else t.new_empty(()).expand(size)
+                for t, size in zip(inners, ctx.sizes, strict=True)
             ]
         ctx.save_for_backward(*(inners if cls._saves_inners else ()))
 
@@ -84,18 +85,18 @@ class Construct(torch.autograd.Function):
         (cotangent,) = cotangents
         cls = ctx.layout.cls
         if cotangent is None:
-            return None, None, *(None for _ in ctx.differentiable)
+            return None, None, *(None for _ in ctx.sizes)
         if isinstance(cotangent, cls):
             grads = cotangent.unwrap()
         elif cls.__spec__.fallback == "map" and not cls._saves_inners:
-            grads = [cotangent for _ in ctx.differentiable]
+            grads = [cotangent for _ in ctx.sizes]
         elif cls._saves_inners:
             # An open wrapper: its inner tensors may require grad, which a double backward needs.
             primal = cls._wrap(ctx.layout, *ctx.saved_tensors, *ctx.dynamics)
             grads = wrap_cotangent(primal, cotangent, ctx.needs_input_grad[2:]).unwrap()
         else:
             raise DispatchError(PLAIN_COTANGENT.format(cls=cls.__name__))
-        return None, None, *(g if d else None for g, d in zip(grads, ctx.differentiable, strict=True))
+        return None, None, *fitting(cls, cls.__spec__.attributes, grads, ctx.sizes)
 
 
 def _is_base(base: Any, cls: Any) -> bool:

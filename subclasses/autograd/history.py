@@ -29,6 +29,7 @@ from subclasses._torch import (
 from subclasses.autograd import construct
 from subclasses.autograd.construct import is_differentiable, unwrap
 from subclasses.autograd.history_errors import watched_view_error, written_error
+from subclasses.autograd.random_numbers import refuse_random_numbers
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN
 from subclasses.spec.values import map_tensors, tensors_in, with_inners
@@ -112,7 +113,8 @@ class History:
 def run_again(cls: type, run: Call, args: Any, kwargs: Any) -> Any:
     """Runs a call for its derivative; an error of the rule says so, for it did not come when the op ran."""
     try:
-        return run(*args, **kwargs)
+        with refuse_random_numbers(cls):
+            return run(*args, **kwargs)
     except Exception as error:
         error.add_note(
             f"A rule of {cls.__name__} ran again, for its derivative, on operands whose inner tensors require grad. "
@@ -244,7 +246,7 @@ class _Read(torch.autograd.Function):
 # ---- keeping it --------------------------------------------------------------------------------------------
 
 
-def with_history(run: Call, *, is_rule: bool, is_view: bool) -> Call:
+def with_history(run: Call, *, is_rule: bool, is_view: bool, is_random: bool = False) -> Call:
     """Wraps the plan of an op so that each value that it makes of others knows how.
 
     Args:
@@ -252,6 +254,7 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool) -> Call:
         is_rule: whether it is a rule of the author. Any other plan computes each inner tensor from that one inner
             tensor of its operands, as PyTorch's formula does with cotangents; it matters only behind a rule.
         is_view: whether the op returns views.
+        is_random: whether the op draws random numbers, others each time it runs.
     """
     is_grad_enabled = torch.is_grad_enabled
 
@@ -263,7 +266,11 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool) -> Call:
             return run(*args, **kwargs)
         if any(t.__dict__.get(HISTORY) is OPEN for t in operands):  # a rule that runs again calls another one
             with autograd_enabled():
-                return _open(run(*args, **kwargs))
+                found = run(*_open(args), **_open(kwargs))
+            _check_reaches(found, operands)
+            return _open(found)
+        if is_random:
+            return _derived_at_once(run, args, kwargs)
         out = run(*args, **kwargs)
         for number, one in enumerate(out) if isinstance(out, list | tuple) else ((None, out),):
             is_made = hasattr(type(one), "__spec__") and not any(one is t for t in operands)
@@ -277,6 +284,37 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool) -> Call:
         return out
 
     return plan
+
+
+def _check_reaches(found: Any, operands: Sequence[Any]) -> None:
+    """Raises DispatchError if a rule computes a plain tensor from a whole operand and from another tensor.
+
+    PyTorch's formula takes the place of what autograd recorded inside: the operand's inner tensors would get nothing.
+    """
+    is_plain = isinstance(found, Tensor) and not hasattr(type(found), "__spec__")
+    if is_plain and any(not hasattr(type(t), "__spec__") and t.requires_grad for t in operands):
+        cls = next(type(t) for t in operands if t.__dict__.get(HISTORY) is OPEN)
+        raise DispatchError(
+            f"a rule of {cls.__name__} runs an op on a whole operand that is {one_of(cls)}, and the inner tensors of "
+            f"that operand would get no gradient; compute with its fields, or with what its materialize() returns"
+        )
+
+
+def _derived_at_once(run: Call, args: Any, kwargs: Any) -> Any:
+    """Runs a call where autograd records, on open wrappers, since it would compute something else the next time."""
+    with autograd_enabled():
+        found = run(*_open(args), **_open(kwargs))
+
+    def closed(t: Any) -> Any:
+        if not hasattr(type(t), "__spec__"):
+            return t.detach()
+        parts = dict(zip(names := type(t).__spec__.attributes, unwrap(t, names), strict=True))
+        value = with_inners(t, [None if i is None else i.detach() for i in parts.values()])
+        if any(i is not None and i.requires_grad for i in parts.values()):
+            keep_history(value, History(value, None, parts))
+        return value
+
+    return map_tensors(found, closed)
 
 
 def keep_history(x: Any, history: History) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from subclasses.errors import DispatchError, one_of
+from subclasses.layout import field_name
+from subclasses.spec.values import known_to_differ
 
 
 def written_error(cls: Any) -> DispatchError:
@@ -23,6 +26,25 @@ def unknown_gradient_error(cls: Any) -> DispatchError:
         f"there, and asks for the gradient of each result by its inner tensors; desugar.compile does not. "
         f"Otherwise, {_instead(cls)}"
     )
+
+
+def fitting(cls: Any, names: Sequence[str], gradients: Iterable[Any], sizes: Iterable[Any]) -> list[Any]:
+    """Returns the gradients by inner tensors, None for those without a size.
+
+    Raises:
+        DispatchError: a gradient has another size than its inner tensor; autograd would sum what it can broadcast.
+    """
+    found = [g if s is not None else None for g, s in zip(gradients, sizes, strict=True)]
+    for name, g, size in zip(names, found, sizes, strict=True):
+        if g is not None and known_to_differ(g.shape, size):
+            raise DispatchError(
+                f"{one_of(cls)}: the gradient by its inner tensor {field_name(name)} of size {tuple(size)} has size "
+                f"{tuple(g.shape)}. It is from PyTorch's formula for an op, a view in most cases, which ran on each "
+                f"inner tensor alike and does not fit this one. Write a rule for the derivative that the formula "
+                f"calls, such as torch.ops.aten.select_backward.default, or read inner tensors of the view before the "
+                f"value that it is a view of is written to"
+            )
+    return found
 
 
 def _instead(cls: Any) -> str:

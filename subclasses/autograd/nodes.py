@@ -37,7 +37,7 @@ from subclasses.autograd.history import (
     rule_parts,
     run_again,
 )
-from subclasses.autograd.history_errors import unknown_gradient_error, watched_view_error
+from subclasses.autograd.history_errors import fitting, unknown_gradient_error, watched_view_error
 from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, with_marked_gradients
 from subclasses.errors import DispatchError
 from subclasses.layout import HISTORY, OPEN
@@ -155,7 +155,8 @@ class _Parts:
         self.sources = [parts[n] for n in self.names]
 
     def pull_back(self, cotangent: Any) -> list[Any]:
-        return [*unwrap(cotangent, tuple(self.names))]
+        sizes = [t.shape for t in self.sources]
+        return fitting(type(cotangent), self.names, unwrap(cotangent, tuple(self.names)), sizes)
 
 
 class _Call:

@@ -46,10 +46,13 @@ from subclasses.ops.aliasing import (
 from subclasses.ops.cotangents import (
     ADDITIVE_OPS,
     SCALING_OPS,
+    with_anomaly_check,
     with_cotangent_arithmetic,
     with_mapped_cotangents,
     with_marked_results,
     with_marked_sums,
+    with_summed_cotangents,
+    with_wrapped_sums,
 )
 from subclasses.ops.detach import in_one_step
 from subclasses.ops.schema import functional_counterpart, op_facts
@@ -64,7 +67,8 @@ aten = torch.ops.aten
 Call = Callable[..., Any]
 
 
-_OF_GRADIENTS = (*ADDITIVE_OPS, *SCALING_OPS, aten.sum.default, aten.sum.dim_IntList)  # which formulas apply
+_REDUCING = (aten.sum.default, aten.sum.dim_IntList)
+_OF_GRADIENTS = (*ADDITIVE_OPS, *SCALING_OPS, *_REDUCING)  # which formulas apply
 _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})  # by which the engine adds two gradients
 # Their derivative is zero, of PyTorch's formula and of a rule.
 _FILLING = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
@@ -109,6 +113,7 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
             _derive_write(cls, op, plan) if by_rules and facts.written == (0,) else plan.run,
             is_rule=by_rules and not facts.written,
             is_view=bool(facts.viewed),
+            is_random=torch.Tag.nondeterministic_seeded in op.tags and not facts.written,
         )
         plan = plan._replace(run=made)
     if op is aten.detach.default and is_each_inner:
@@ -125,9 +130,13 @@ def _with_gradients(cls: Any, op: OpOverload, plan: Plan) -> Call:
         run = with_cotangent_arithmetic(cls, op, run, "rule" in plan.step)
     if op in _SUMS and cls._marks_cotangents:
         run = with_marked_sums(cls, run)
+    if op in _REDUCING and cls._marks_cotangents and plan.step == "rule":
+        run = with_summed_cotangents(cls, op, run)
     if cls.__spec__.fallback == "map" and cls._marks_cotangents and _takes_one(op):
         run = with_mapped_cotangents(cls, run, lambda: fallback_run(cls, op))
-    return run
+    if op is aten.add.Tensor and cls.__spec__.fallback == "map" and cls._saves_inners:
+        run = with_wrapped_sums(cls, run)
+    return with_anomaly_check(cls, op, run)
 
 
 def _formula_asks_rules(cls: Any, op: OpOverload) -> bool:
@@ -154,13 +163,15 @@ def find_step(cls: Any, op: OpOverload) -> str:
 def marks_cotangents(cls: Any) -> bool:
     """Whether cotangents of a class are marked, because its ``+`` may not add inner tensors, or does not exist.
 
-    A mapped class adds inner tensors, unless a rule of the author says what an op of a vector space, or the sum to
-    which the gradient of a broadcast operand leads, means for values. The rules of a class that says so with
-    ``_adds_inner_tensors`` add inner tensors too; they may add values of different metadata.
+    A mapped class adds inner tensors, unless its author says what a plain cotangent means, or a rule says what an op of
+    a vector space, or the sum to which the gradient of a broadcast operand leads, means for values. The rules of a
+    class that says so with ``_adds_inner_tensors`` add inner tensors too; they may add values of different metadata.
     """
     if cls._adds_inner_tensors:
         return False
-    return cls.__spec__.fallback != "map" or any(find_op_rule(cls, op) is not None for op in _OF_GRADIENTS)
+    if cls.__spec__.fallback != "map" or cls._saves_inners:
+        return True
+    return any(find_op_rule(cls, op) is not None for op in _OF_GRADIENTS)
 
 
 def _plan_before_fallback(cls: Any, op: OpOverload) -> Plan | None:

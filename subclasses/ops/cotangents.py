@@ -110,6 +110,72 @@ def with_marked_sums(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     return plan
 
 
+def with_wrapped_sums(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the plan of ``add`` of a mapped class whose author says what a plain cotangent means for inner tensors.
+
+    Raises:
+        DispatchError: from the plan, for a sum of the engine's, if the value that the method is of is not known.
+    """
+
+    def plan(x: Any, other: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(x, cls) is not isinstance(other, cls) and is_called_by_engine(formulas=True):
+            x, other = wrap_plain_cotangent(x, other)
+            if isinstance(x, cls) is not isinstance(other, cls):
+                raise mixed_error(cls, aten.add.Tensor, x, other)
+        out = run(x, other, *args, **kwargs)
+        primal = next(
+            (v.__dict__[PRIMAL] for v in (x, other) if isinstance(v, cls) and PRIMAL in v.__dict__), None
+        )
+        if primal is not None and is_cotangent(out):
+            out.__dict__[PRIMAL] = primal
+        return out
+
+    return plan
+
+
+def with_summed_cotangents(cls: Any, op: OpOverload, rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a rule for a sum: a formula of PyTorch's that sums a cotangent sums its inner tensors.
+
+    The rule says what the sum of values is, which need not be linear in the inner tensors. A formula asks for the sum
+    of a broadcast operand's cotangent, where it is. The rule is kept where it returns a plain tensor, the gradient of
+    a plain operand, and where inner tensors have other sizes than the value.
+    """
+
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = rule(x, *args, **kwargs)
+        is_one = isinstance(x, cls) and isinstance(out, cls) and is_cotangent(x)
+        if not (is_one and in_formula() and all(t is None or t.shape == x.shape for t in _inners(x))):
+            return out
+        summed = [None if t is None else op(t, *args, **kwargs).to(t.dtype) for t in _inners(x)]
+        return with_inners(x, summed)
+
+    return plan
+
+
+def _inners(x: Any) -> list[Any]:
+    return [x.__dict__[name] for name in type(x).__spec__.attributes]
+
+
+def with_anomaly_check(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the plan of an op by which ``detect_anomaly`` asks each cotangent for NaNs: one answer for all of it."""
+    if op not in _OF_ANOMALY_CHECK:
+        return run
+
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if not (
+            isinstance(x, cls) and in_backward() and (is_cotangent(x) or not cls.__spec__.stands_for_plain)
+        ):
+            return run(x, *args, **kwargs)
+        asked = [t for t in _inners(x) if t is not None and (is_differentiable(t) or t.dtype is torch.bool)]
+        found = [op(t).any() for t in asked]
+        return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=x.device)
+
+    return plan
+
+
+_OF_ANOMALY_CHECK = frozenset({aten.isnan.default, aten._is_any_true.default})
+
+
 def with_mapped_cotangents(
     cls: Any, run: Callable[..., Any], make_mapped: Callable[[], Callable[..., Any]]
 ) -> Callable[..., Any]:
@@ -218,7 +284,10 @@ def _has_dims(other: Any) -> bool:
 
 def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
     """Returns the error for operands that are no matching cotangents and numbers."""
-    shown = [f"{one_of(type(v))}" + " cotangent" * is_cotangent(v) for v in (x, other)]
+    shown = [
+        one_of(type(v)) + " cotangent" * is_cotangent(v) if hasattr(type(v), "__spec__") else "a plain tensor"
+        for v in (x, other)
+    ]
     if in_backward():
         mend = (
             "Part of the function reads inner tensors with unwrap(), or returns the value, and part uses it as a whole"

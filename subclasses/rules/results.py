@@ -197,8 +197,8 @@ def _fits(size: Any, operands: list[Any]) -> bool:
     if len(size) != max(map(len, operands), default=0):
         return False
     for place in range(1, len(size) + 1):
-        extents = {s[-place] for s in operands if len(s) >= place}
-        if all(type(n) is int for n in extents) and size[-place] != max(extents - {1}, default=1):
+        extents = [s[-place] for s in operands if len(s) >= place]  # a symbol has no hash
+        if all(type(n) is int for n in extents) and size[-place] != max({*extents} - {1}, default=1):
             return False
     return True
 

@@ -1,0 +1,55 @@
+"""Rules that draw random numbers: a rule that runs again for its derivative would draw others."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from subclasses._torch import in_dispatch_mode
+from subclasses.errors import DispatchError, one_of
+
+
+@contextlib.contextmanager
+def refuse_random_numbers(cls: type) -> Iterator[None]:
+    """Raises DispatchError if a rule of the class draws random numbers inside, with torch's own generators."""
+    if in_dispatch_mode():  # a trace draws none, but its graph will
+        with _RefuseRandomOps(cls):
+            yield
+        return
+    before = _states()
+    yield
+    if _states() != before:
+        raise _error(cls)
+
+
+def _states() -> list[Any]:
+    """The states of the generators, of the CPU as bytes, of other devices as the number of what was drawn."""
+    state = torch.default_generator.get_state()
+    states: list[Any] = [ctypes.string_at(state.data_ptr(), state.numel())]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        states += [generator.get_offset() for generator in torch.cuda.default_generators]
+    return states
+
+
+class _RefuseRandomOps(TorchDispatchMode):
+    def __init__(self, cls: type) -> None:
+        super().__init__()
+        self.cls = cls
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise _error(self.cls)
+        return func(*args, **(kwargs or {}))
+
+
+def _error(cls: type) -> DispatchError:
+    return DispatchError(
+        f"a rule of {cls.__name__} that draws random numbers ran again, for the derivative of {one_of(cls)} by its "
+        f"inner tensors, and drew others; register the rule for the function, such as torch.mul, where it runs once "
+        f"and reads inner tensors with x.unwrap(), or draw the numbers outside and pass them as a tensor"
+    )
