@@ -35,7 +35,7 @@ _LAZY = {
     "compile": "api",
     "trace": "api",
     "Program": "program",
-    "call": "packages.capture",
+    "call": "packages.saving.capture",
     "save": "packages.save",
     "load": "packages.load",
     "Package": "packages.load",

@@ -267,8 +267,8 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, is_random: bool = F
         if any(t.__dict__.get(HISTORY) is OPEN for t in operands):  # a rule that runs again calls another one
             with autograd_enabled():
                 found = run(*_open(args), **_open(kwargs))
-            _check_reaches(found, operands)
-            return _open(found)
+                _check_reaches(found, operands)
+                return _open(found)
         if is_random:
             return _derived_at_once(run, args, kwargs)
         out = run(*args, **kwargs)

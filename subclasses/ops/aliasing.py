@@ -195,6 +195,26 @@ def may_overlap(t: Tensor) -> bool:
 
 # ---- writing -----------------------------------------------------------------------------------------------
 
+State = tuple[int, list[tuple[str, Tensor, int]]]
+
+
+def raw_state(x: Any) -> State | None:
+    """Returns the version of a declared value, and its inner tensors with theirs; None for any other argument."""
+    if not hasattr(type(x), "__spec__") or x.is_inference():
+        return None
+    held = [(n, t) for n in type(x).__spec__.attributes if is_differentiable(t := x.__dict__[n])]
+    with DisableTorchFunctionSubclass():
+        return x._version, [(n, t, 0 if t.is_inference() else t._version) for n, t in held]
+
+
+def is_written_unseen(before: State, x: Any) -> bool:
+    """Whether inner tensors were written to or assigned since, and autograd has seen no write to the value."""
+    version, inners = before
+    _, now = raw_state(x) or before
+    with DisableTorchFunctionSubclass():
+        seen = x._version != version
+    return not seen and any(t is not u or v != w for (_, t, v), (_, u, w) in zip(inners, now, strict=False))
+
 
 def bump_versions(tensors: Sequence[Tensor | None]) -> None:
     """Bumps the version counters of inner tensors, as eager mode does for the tensor that an op writes to.

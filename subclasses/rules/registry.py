@@ -19,14 +19,15 @@ from torch import Tensor
 from subclasses._torch import (
     OpOverload,
     OpOverloadPacket,
+    any_requires_grad,
     call_unruled,
     is_composite,
     schema_of,
 )
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
-from subclasses.errors import DispatchError, SpecError
-from subclasses.ops.aliasing import check_kept
+from subclasses.errors import DispatchError, SpecError, one_of
+from subclasses.ops.aliasing import check_kept, is_written_unseen, raw_state
 from subclasses.ops.schema import ops_of_packet
 from subclasses.rules.checks import is_a_function_of_tensors
 from subclasses.rules.families import Family, arithmetic, comparisons, reductions
@@ -138,13 +139,23 @@ def _is_in_place(key: Any) -> bool:
 
 
 def _keeping_writes(cls: type, rule: Rule) -> Rule:
-    """Returns a rule for in-place methods that is an error where what it returns has memory of its own."""
+    """Returns a rule for in-place methods that is an error where its writes are lost, or their gradients."""
 
     @functools.wraps(rule)
     def keeping(func: Any, *args: Any, **kwargs: Any) -> Any:
+        if not args or torch.compiler.is_dynamo_compiling():
+            return rule(func, *args, **kwargs)
+        recorded = torch.is_grad_enabled() and any_requires_grad(*args, **kwargs)
+        before = raw_state(args[0]) if recorded else None
         out = rule(func, *args, **kwargs)
-        if args and not torch.compiler.is_dynamo_compiling():
-            check_kept(cls, f"Tensor.{func.__name__}", f"the rule {describe(rule)}", args[0], out)
+        check_kept(cls, f"Tensor.{func.__name__}", f"the rule {describe(rule)}", args[0], out)
+        if before is not None and is_written_unseen(before, args[0]):
+            raise DispatchError(
+                f"Tensor.{func.__name__}: the rule {describe(rule)} wrote to inner tensors of {one_of(cls)} where "
+                f"autograd does not see it, and gradients would be lost. Register it for the op, "
+                f"@{cls.__name__}.implements(torch.ops.aten.{func.__name__}), whose writes have derivatives; or "
+                f"compute the new value and write it with x.copy_(new)"
+            )
         return out
 
     return keeping
@@ -178,11 +189,17 @@ def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
             return call_unruled(func, (found,), args, kwargs)
         raise DispatchError(
             f"{cls.__name__} has a rule for {key.__name__} and none for Tensor.{in_place.__name__}: write x = x + y "
-            f"for x += y, or add one with @{cls.__name__}.implements(torch.Tensor.{in_place.__name__})"
+            f"for x += y, or add one with @{cls.__name__}.implements({_op_or_method(in_place)})"
         )
 
     refused.__dict__[_REFUSES] = True
     return refused
+
+
+def _op_or_method(in_place: Any) -> str:
+    """Returns for what a rule that writes is registered: the op, since its writes have derivatives, if there is one."""
+    home = "torch.ops.aten" if hasattr(torch.ops.aten, in_place.__name__) else "torch.Tensor"
+    return f"{home}.{in_place.__name__}"
 
 
 _REFUSES = "_refuses"

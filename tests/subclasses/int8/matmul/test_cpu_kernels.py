@@ -132,7 +132,7 @@ def test_the_library_for_avx2():
     """A processor with AVX-512 runs the kernels for AVX2, too."""
     script = """
 import torch
-from subclasses.int8 import cpu_kernels
+from subclasses.int8.matmul import cpu_kernels
 assert cpu_kernels.library() is not None and not cpu_kernels.has_bfloat16() and not cpu_kernels.has_avx512()
 q = torch.randint(-128, 128, (96, 64), dtype=torch.int8)
 for rows in (1, 2, 3, 9):
