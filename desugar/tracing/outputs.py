@@ -42,6 +42,7 @@ from desugar.ir.values import (
 )
 from desugar.tracing.run import Run, assigned_inners, changed_slots, from_functional, identity
 from desugar.tracing.views import DetachedReplay, InnerReplay, ViewReplay, find_inner, return_base, view_as
+from subclasses._torch import is_traceable_wrapper_subclass
 
 # ----------------------------------------------------------------------------------------------- unwrapping
 
@@ -208,6 +209,10 @@ class _ResultUnwrapper:
             raise DesugarError(
                 f"a result of size {tuple(leaf.shape)} shares memory with {of} {index} without being a view of it",
                 instead="return a clone()",
+                # Of a view of a wrapper AOTAutograd returns a view of the wrapper's inner tensor, without a gradient.
+                stock_is_wrong=of == "input"
+                and leaf.requires_grad
+                and is_traceable_wrapper_subclass(own_base),
             )
         no_grad = own_base.requires_grad and leaf.grad_fn is None
         if not leaf._is_view():

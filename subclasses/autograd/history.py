@@ -302,8 +302,6 @@ def _check_reaches(found: Any, operands: Sequence[Any]) -> None:
 
 def _derived_at_once(run: Call, args: Any, kwargs: Any) -> Any:
     """Runs a call where autograd records, on open wrappers, since it would compute something else the next time."""
-    with autograd_enabled():
-        found = run(*_open(args), **_open(kwargs))
 
     def closed(t: Any) -> Any:
         if not hasattr(type(t), "__spec__"):
@@ -314,7 +312,8 @@ def _derived_at_once(run: Call, args: Any, kwargs: Any) -> Any:
             keep_history(value, History(value, None, parts))
         return value
 
-    return map_tensors(found, closed)
+    with autograd_enabled():
+        return map_tensors(run(*_open(args), **_open(kwargs)), closed)
 
 
 def keep_history(x: Any, history: History) -> None:

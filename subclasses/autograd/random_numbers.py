@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from subclasses._torch import in_dispatch_mode
+from subclasses._torch import TorchDispatchMode, in_dispatch_mode
 from subclasses.errors import DispatchError, one_of
 
 

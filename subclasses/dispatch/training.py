@@ -55,6 +55,11 @@ Call = Callable[..., Any]
 _WRITING_OPS = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
 _LIKE_OPS = frozenset({aten.zeros_like.default, aten.ones_like.default, aten.full_like.default})
 _NORMS = frozenset({torch.norm, Tensor.norm, torch.linalg.norm, torch.linalg.vector_norm})
+# Functions that multiply by what a value represents, by name; a cotangent represents nothing.
+_PRODUCTS = frozenset(
+    """addbmm addmm addmv baddbmm bilinear bmm chain_matmul conv1d conv2d conv3d dot einsum embedding embedding_bag
+    inner kron linear matmul mm multi_dot mv outer tensordot vdot vecdot __matmul__ __rmatmul__""".split()
+)
 # A result is where the first operand was, moved by the others.
 _MOVING_OPS = frozenset({aten.add.Tensor, aten.sub.Tensor, aten.addcmul.default, aten.addcdiv.default})
 
@@ -109,6 +114,8 @@ def _beside_training(cls: Any, function: Any, rule: Call, norms: frozenset[Any])
     pointwise = packet is not None and any(
         torch.Tag.pointwise in getattr(packet, o).tags for o in packet.overloads()
     )
+    if name in _PRODUCTS and cls.__spec__.stands_for_plain:
+        return _refusing_cotangents(cls, function, rule)
     if function not in norms and (not pointwise or (in_place and is_named(cls, function))):
         return rule
     belongs_to_training = is_gradient if function in norms else is_cotangent
@@ -117,6 +124,23 @@ def _beside_training(cls: Any, function: Any, rule: Call, norms: frozenset[Any])
     def ruled(func: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, Tensor) and belongs_to_training(x) for x in (*args, *kwargs.values())):
             return call_unruled(func, (cls,), args, kwargs)
+        return rule(func, *args, **kwargs)
+
+    return ruled
+
+
+def _refusing_cotangents(cls: Any, function: Any, rule: Call) -> Call:
+    """Returns the rule for a product as an error for cotangents; a formula of PyTorch's calls rules for ops alone."""
+
+    @functools.wraps(rule)
+    def ruled(func: Any, *args: Any, **kwargs: Any) -> Any:
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, cls) and is_cotangent(x):
+                raise DispatchError(
+                    f"{function.__name__} on a cotangent of {cls.__name__}, which does not represent a plain tensor: a "
+                    f"gradient, or what zeros_like, ones_like and full_like make of a Parameter, for an optimizer. For "
+                    f"a tensor like the one that a Parameter p represents, call them on p.materialize()"
+                )
         return rule(func, *args, **kwargs)
 
     return ruled

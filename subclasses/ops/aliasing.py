@@ -296,7 +296,13 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
 
 
 def _is_in_place(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one size are the same elements of the same memory; where a rule passes one on."""
+    """Whether writing one tensor to another of its size changes nothing.
+
+    They are the same elements of the same memory, where a rule passes one on, or equal integers. A write to those
+    would be an error in the backward of what saved them, as an index for example.
+    """
+    if a.device.type == "cpu" and not is_differentiable(a) and PLAIN.issuperset((a.__class__, b.__class__)):
+        return a.dtype is b.dtype and torch.equal(a, b)
     return (
         storage_key(a) == storage_key(b)
         and (a.dtype, a.stride(), a.storage_offset()) == (b.dtype, b.stride(), b.storage_offset())

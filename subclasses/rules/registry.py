@@ -153,8 +153,7 @@ def _keeping_writes(cls: type, rule: Rule) -> Rule:
             raise DispatchError(
                 f"Tensor.{func.__name__}: the rule {describe(rule)} wrote to inner tensors of {one_of(cls)} where "
                 f"autograd does not see it, and gradients would be lost. Register it for the op, "
-                f"@{cls.__name__}.implements(torch.ops.aten.{func.__name__}), whose writes have derivatives; or "
-                f"compute the new value and write it with x.copy_(new)"
+                f"@{cls.__name__}.implements(torch.ops.aten.{func.__name__}), whose writes have derivatives"
             )
         return out
 

@@ -398,3 +398,32 @@ def test_a_class_is_told_of_views_that_are_taken_again():
     x = Telling(torch.arange(6.0)).requires_grad_()
     view, _ = by_pass(lambda x: (x[2:], x * 2))(x)
     assert [(base is x, seen is view) for base, seen in told] == [(True, True)]
+
+
+# ---- a plain view of a wrapper -----------------------------------------------------------------------------
+
+
+class Series(TensorSubclass):
+    """A row of it is a plain tensor."""
+
+    v: Tensor = inner(differentiable=True)
+
+    def wrap_cotangent(self, cotangent):
+        return Series(cotangent)
+
+
+@Series.implements(torch.ops.aten.select.int)
+def _(func, x, dim, index):
+    return func(x.v, dim, index)
+
+
+@pytest.mark.parametrize("way", ["desugar", "inside"])
+def test_a_plain_view_of_a_wrapper_made_inside_keeps_its_gradient_or_is_refused(way):
+    """AOTAutograd returns it without one."""
+    run = {
+        "desugar": lambda f: desugar.compile(f, backend="eager"),
+        "inside": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
+    }[way](lambda s: Series(s)[1])
+    with pytest.raises(Exception, match=r"without being a view of it\n.*\n.*return a clone"):
+        run(torch.ones(3, 2, requires_grad=True))
+    assert torch.equal(run(torch.ones(3, 2)), torch.ones(2))

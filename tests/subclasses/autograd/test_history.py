@@ -562,3 +562,71 @@ def test_a_gradient_of_the_class_at_an_unknown_write_is_an_error():
         match=r"to which a rule wrote in place.*where autograd records, not under torch.no_grad",
     ):
         x.backward(Log(torch.ones(2, 2, dtype=torch.float64)))
+
+
+# ---- what would be silently wrong --------------------------------------------------------------------------
+
+
+class Product(TensorSubclass, fallback="materialize"):
+    """Two factors; its rule computes with the other operand as a whole."""
+
+    v: Tensor = inner()
+    g: Tensor = inner()
+
+    def materialize(self):
+        return self.v * self.g
+
+
+@Product.implements(aten.mul)
+def _(func, x, y):
+    if isinstance(x, Product):
+        return Product(x.v * y, x.g.clone())
+    return func(x, y.materialize())
+
+
+@pytest.mark.parametrize("way", [lambda f: f, lambda f: desugar.compile(f, backend="eager")])
+def test_a_rule_that_computes_with_a_whole_operand_is_refused(way):
+    v, w = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    run = way(lambda v, w: (Product(v, torch.ones(3)) * Product(w, torch.ones(3))).materialize().sum())
+    with pytest.raises(Exception, match=r"runs an op on a whole operand.*compute with its fields"):
+        run(v, w).backward()
+    run = way(lambda v, w: (Product(v, torch.ones(3)) * w).materialize().sum())
+    run(v, w).backward()
+    assert torch.equal(v.grad, torch.ones(3)) and torch.equal(w.grad, torch.ones(3))
+
+
+class Rows(TensorSubclass, fallback="views"):
+    """Samples by row and channel, and a gain for each row."""
+
+    samples: Tensor = inner(differentiable=True)
+    gain: Tensor = inner(differentiable=True)
+
+
+@Rows.implements(aten.select.int)
+def _(func, x, dim, index):
+    return Rows(func(x.samples, dim, index), x.gain)
+
+
+@Rows.implements(aten.mul.Tensor)
+def _(func, x, y):
+    return Rows(func(x.samples, y), func(x.gain, y))
+
+
+@pytest.mark.parametrize("channels", [3, 4])
+def test_a_formula_that_does_not_fit_an_inner_tensor_is_refused(channels):
+    """Autograd would sum a gradient of size (3, 3) to one of size (3,)."""
+    samples, gain = torch.rand(3, channels, requires_grad=True), torch.rand(3, requires_grad=True)
+    x = Rows(samples * 1, gain * 1)
+    view = x[:, 0]
+    x.mul_(2.0)
+    first, second = view.unwrap()
+    with pytest.raises(
+        DispatchError, match=r"gain of size \(3,\) has size \(3, [34]\).*Write a rule for the derivative"
+    ):
+        (first * second).sum().backward()
+
+
+def test_in_stock_programs_too():
+    call = torch.compile(lambda s, g: Rows(s, g)[:, 0], backend="aot_eager")
+    with pytest.raises(Exception, match="Write a rule for the derivative"):
+        call(torch.rand(3, 3, requires_grad=True), torch.rand(3, requires_grad=True))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 import desugar
-from subclasses import DispatchError, SpecError, TensorSubclass, inner, static
+from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
 from subclasses._torch import hooks_of
 from subclasses.layout import cotangent_layout
 from tests.subclasses.subjects import LowRank, Scaled
@@ -641,3 +641,45 @@ def test_a_step_between_forward_and_backward_is_noticed(kind, step, compiled):
         STEPS[step](parameter)
     with pytest.raises(RuntimeError, match="modified"):
         late.backward()
+
+
+# ---- a cotangent is no matrix ------------------------------------------------------------------------------
+
+
+class Factors(TensorSubclass, fallback="materialize", trainable=True):
+    """A product of two matrices, with a rule for products with it."""
+
+    left: Tensor = inner()
+    right: Tensor = inner()
+
+    @staticmethod
+    def outer(left, right):
+        return Outer((left.shape[0], right.shape[1]))
+
+    def materialize(self):
+        return self.left @ self.right
+
+
+@Factors.implements(torch.matmul)
+def _(func, x, w):
+    left, right = w.unwrap()
+    return (x @ left) @ right
+
+
+STATES = {
+    "ones_like": torch.ones_like,
+    "full_like": lambda p: p * torch.full_like(p, 2.0),
+    "zeros_like": lambda p: torch.zeros_like(p) + 1,
+}
+
+
+@pytest.mark.parametrize(
+    "way", [lambda f: f, lambda f: desugar.compile(f, backend="eager")], ids=["eager", "desugar"]
+)
+@pytest.mark.parametrize("state", STATES)
+def test_a_state_of_an_optimizer_is_no_factor_of_a_product(state, way):
+    p = nn.Parameter(Factors(torch.randn(3, 2), torch.randn(2, 3)))
+    with pytest.raises(Exception, match=r"matmul on a cotangent of Factors.*call them on p\.materialize\(\)"):
+        way(lambda p: torch.ones(1, 3) @ STATES[state](p))(p)
+    got = way(lambda p: torch.ones(1, 3) @ torch.ones_like(p.materialize()))(p)
+    torch.testing.assert_close(got, torch.full((1, 3), 3.0))

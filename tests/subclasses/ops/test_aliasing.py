@@ -355,3 +355,37 @@ def test_a_plain_operand_that_cannot_take_it():
     ):
         total.add_(Pair(torch.ones(3), torch.ones(3)))
     assert total.tolist() == [0, 0, 0]
+
+
+# ---- integers beside what is written -----------------------------------------------------------------------
+
+
+class Indexed(TensorSubclass):
+    """Its rule copies the integers, so that no result shares memory with an operand."""
+
+    v: Tensor = inner(differentiable=True)
+    index: Tensor = inner(dtype=torch.int64)
+
+    def wrap_cotangent(self, cotangent):
+        return Indexed(cotangent, self.index)
+
+
+@Indexed.implements(aten.mul)
+def _(func, x, y):
+    return Indexed(func(x.v, y), x.index.clone())
+
+
+@pytest.mark.parametrize(
+    "made", [lambda s: Indexed(s * 1, torch.arange(3)), lambda s: Indexed(s, torch.arange(3)) * 1.0]
+)
+def test_equal_integers_are_not_written(made):
+    """What saved them for its backward would be an error."""
+    s = torch.ones(3, requires_grad=True)
+    x = made(s)
+    index = x.index
+    y = torch.rand(3)[index] * x.v
+    before = index._version
+    x.mul_(2.0)
+    assert x.index is index and index._version == before
+    (x.v.sum() + y.sum() * 0).backward()
+    assert torch.equal(s.grad, torch.full((3,), 2.0))

@@ -634,3 +634,59 @@ def test_a_rule_that_is_registered_late_is_seen_by_what_was_compiled(backend):
     assert stock(x).tolist() == direct(x).tolist() == [2.0, 2.0]
     cls.implements(torch.add)(lambda func, x, y: x.unwrap("held") * 100)
     assert stock(x).tolist() == direct(x).tolist() == (x + 0).tolist() == [100.0, 100.0]
+
+
+# ---- rules for in-place functions --------------------------------------------------------------------------
+
+
+def declare_written(rule):
+    class Written(TensorSubclass, fallback="map"):
+        v: Tensor = inner()
+
+    @Written.implements(torch.mul)
+    def _(func, x, y):
+        return Written(x.unwrap("v") * y)
+
+    Written.implements(torch.Tensor.mul_)(rule)
+    return Written
+
+
+def write_raw(func, x, y):
+    x.v.mul_(y)
+    return x
+
+
+def assign(func, x, y):
+    x.v = (x.v * y).detach()
+    return x
+
+
+@pytest.mark.parametrize("rule", [write_raw, assign])
+def test_a_write_that_autograd_does_not_see_is_an_error(rule):
+    cls = declare_written(rule)
+    s, y = torch.ones(2, requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
+    with pytest.raises(DispatchError, match=rf"{rule.__name__}.*would be lost.*torch.ops.aten.mul_\)"):
+        cls(s * 1).mul_(y)
+    for operand in (y.detach(), 3.0):  # where autograd records nothing, it is right
+        x = cls(torch.ones(2))
+        assert x.mul_(operand) is x and torch.equal(x.v, torch.ones(2) * operand)
+    with torch.no_grad():
+        assert torch.equal(cls(s * 1).mul_(y).v, y)
+
+
+def test_the_rule_for_the_op_that_the_error_advises():
+    class Advised(TensorSubclass, fallback="map"):
+        v: Tensor = inner()
+
+    @Advised.implements(torch.mul)
+    def _(func, x, y):
+        return Advised(x.unwrap("v") * y)
+
+    s, y = torch.ones(2, requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
+    with pytest.raises(DispatchError, match=r"implements\(torch\.ops\.aten\.mul_\)"):
+        Advised(s * 1).mul_(y)
+    Advised.implements(aten.mul_)(write_raw)
+    x = Advised(s * 1)
+    x.mul_(y)
+    (x.unwrap("v") * 1).sum().backward()
+    assert torch.equal(s.grad, y.detach()) and torch.equal(y.grad, torch.ones(2))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import desugar
 import subclasses
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner
 
 aten = torch.ops.aten
 
@@ -232,3 +232,29 @@ def test_sizes_that_change_are_not_compared():
     for rows in (2, 3, 5):
         assert call(Cut(torch.ones(rows, 3)), torch.ones(rows, 1)).held.shape == (rows, 3)
     assert len(call.programs) == 1
+
+
+class Wide(TensorSubclass, fallback="materialize"):
+    """Its width is a dynamic int."""
+
+    held: Tensor = inner()
+    width: int = dynamic()
+
+    @staticmethod
+    def outer(held, width):
+        return Outer((held.shape[0], width))
+
+    def materialize(self):
+        return self.held[:, None].expand(-1, self.width) * 1
+
+
+@Wide.implements(aten.mul.Tensor)
+def of_wide_values(func, x, y):
+    return func(*(t.materialize() if isinstance(t, Wide) else t for t in (x, y)))
+
+
+def test_a_symbolic_size_that_is_broadcast():
+    call = desugar.compile(lambda x, v: x * v, backend="eager", fullgraph=True)
+    for width in (8, 9):
+        got = call(Wide(torch.ones(4), width=width), torch.arange(1.0, 1 + width))
+        torch.testing.assert_close(got, torch.arange(1.0, 1 + width).expand(4, width))
