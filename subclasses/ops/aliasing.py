@@ -161,6 +161,10 @@ def with_versions_of_base(
         set_excluded(VIEWS_KEY, False)
         try:
             out = run(*args, **kwargs)
+        except RuntimeError as error:
+            if _STRIDES not in str(error):
+                raise
+            raise _strides_error(op, base) from error
         finally:
             set_excluded(VIEWS_KEY, True)
         if out.__class__ is base.__class__ and not by_rule:
@@ -168,6 +172,17 @@ def with_versions_of_base(
         return [_untracked(one, base) for one in out] if isinstance(out, list) else _untracked(out, base)
 
     return plan
+
+
+_STRIDES = "view size is not compatible with input tensor's size and stride"
+
+
+def _strides_error(op: OpOverload, base: Any) -> RuntimeError:
+    """Returns the error for a view that the strides of an inner tensor do not allow, as `reshape` may ask for."""
+    return RuntimeError(
+        f"{op} on {one_of(type(base))}: {_STRIDES}, of one of its inner tensors. A reshape goes by the strides that "
+        f"the value shows; call it on x.clone(memory_format=torch.contiguous_format)"
+    )
 
 
 def _untracked(out: Any, base: Any) -> Any:
@@ -344,9 +359,12 @@ def _sizes_error(op: OpOverload, target: Any, value: Any) -> DispatchError:
     pairs = [(f.name, target.__dict__[f.attribute], value.__dict__[f.attribute]) for f in spec.inners]
     sizes += [(f"size of {name}", a.shape, b.shape) for name, a, b in pairs if a is not None]
     what, wanted, got = next(entry for entry in sizes if entry[1] != entry[2])
+    mend = "a functional op, such as x + y for x += y, makes a new value"
+    if op is torch.ops.aten.copy_.default:
+        mend = "use the other value itself, as load_state_dict(state, assign=True) does"
     return DispatchError(
         f"{op}: cannot write {one_of(type(value))} into one of another {what}: expected {_show(wanted)}, got "
-        f"{_show(got)}; a functional op, such as x + y for x += y, makes a new value"
+        f"{_show(got)}; {mend}"
     )
 
 

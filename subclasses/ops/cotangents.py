@@ -297,7 +297,8 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
     elif cls.__spec__.trainable:
         mend = (
             "A step of an optimizer takes Parameters, their gradients as a backward makes them, what torch.zeros_like "
-            "gives for a Parameter, and numbers"
+            "gives for a Parameter, and numbers; make another value a Parameter first, as "
+            "torch.nn.Parameter(value, requires_grad=False)"
         )
     else:
         mend = (

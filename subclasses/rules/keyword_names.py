@@ -1,8 +1,8 @@
 """Arguments by keyword, for rules whose parameters have names of the author's own.
 
 ``F.linear(x, weight=w)`` passes a keyword ``weight``, and the rule may call that parameter ``w``. Such arguments are
-passed by position, in the order of PyTorch's parameters. A rule that has all of their names, or takes ``**kwargs``, is
-called with what the caller wrote.
+passed by position, in the order of PyTorch's parameters. A rule that has all of their names is called with what the
+caller wrote; so is one that takes ``**kwargs``, except for the parameters that it requires.
 """
 
 from __future__ import annotations
@@ -32,10 +32,19 @@ class Parameters(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """What a rule takes after the function: the names of its parameters, and how many arguments by position."""
+    """What a rule takes after the function.
+
+    Attributes:
+        names: The names of its parameters.
+        count: How many arguments by position.
+        required: The names of those by position that it requires.
+        is_open: Whether it takes any keyword.
+    """
 
     names: frozenset[str]
     count: float
+    required: tuple[str, ...] = ()
+    is_open: bool = False
 
 
 def with_keyword_names(cls: type, key: Any, rule: Rule, taken: Taken | None) -> Rule:
@@ -45,6 +54,8 @@ def with_keyword_names(cls: type, key: Any, rule: Rule, taken: Taken | None) -> 
     """
     if taken is None:
         return rule
+    if taken.is_open:
+        return _with_required(key, rule, taken)
     forms = [form for form in _forms(key) if not taken.names.issuperset(form.names)]
     if not forms:
         return rule
@@ -57,24 +68,51 @@ def with_keyword_names(cls: type, key: Any, rule: Rule, taken: Taken | None) -> 
                 break
         return rule(func, *args, **kwargs)
 
+    return _showing(renamed, rule)
+
+
+def _showing(wrapper: Rule, rule: Rule) -> Rule:
     # What looks for the author's code does not find it in a partial.
-    renamed.__wrapped__ = rule.func if isinstance(rule, functools.partial) else rule  # type: ignore[attr-defined]
-    return renamed
+    wrapper.__wrapped__ = rule.func if isinstance(rule, functools.partial) else rule  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _with_required(key: Any, rule: Rule, taken: Taken) -> Rule:
+    """Returns a rule with ``**kwargs`` that gets by position what it requires and the caller passed by keyword."""
+    forms, required = list(_forms(key)), taken.required
+    if not (forms and required):
+        return rule
+
+    @functools.wraps(rule)
+    def filled(func: Any, *args: Any, **kwargs: Any) -> Any:
+        missing = required[len(args) :]
+        if missing and not kwargs.keys() >= set(missing):
+            for names, _ in forms:
+                wanted = names[len(args) : len(required)]
+                if len(wanted) == len(missing) and kwargs.keys() >= set(wanted):
+                    args, kwargs = (*args, *[kwargs[n] for n in wanted]), kwargs.copy()
+                    for name in wanted:
+                        del kwargs[name]
+                    break
+        return rule(func, *args, **kwargs)
+
+    return _showing(filled, rule)
 
 
 def taken_by(rule: Rule) -> Taken | None:
-    """Returns what a rule takes; None if it takes all keywords, or does not say."""
+    """Returns what a rule takes; None if it does not say."""
     try:
         parameters = list(inspect.signature(rule).parameters.values())[1:]
     except (TypeError, ValueError):
         return None
     kinds = [p.kind for p in parameters]
-    if inspect.Parameter.VAR_KEYWORD in kinds:
-        return None
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    count = sum(p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters)
+    placed = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY)]
     return Taken(
-        frozenset(p.name for p in named), float("inf") if inspect.Parameter.VAR_POSITIONAL in kinds else count
+        frozenset(p.name for p in named),
+        float("inf") if inspect.Parameter.VAR_POSITIONAL in kinds else len(placed),
+        tuple(p.name for p in placed if p.default is p.empty),
+        inspect.Parameter.VAR_KEYWORD in kinds,
     )
 
 

@@ -34,6 +34,7 @@ class Promise:
         mend: advice for a class that breaks it.
         check: ``check(subject)``, or ``check(subject, case)`` if there are cases.
         cases: makes the cases for a class.
+        declared: advice for a declared class, where that of a class written by hand does not fit.
     """
 
     name: str
@@ -41,6 +42,11 @@ class Promise:
     mend: str
     check: Callable[..., None]
     cases: Callable[[Subject], Iterable[Case]] | None = None
+    declared: str = ""
+
+    def mend_for(self, s: Subject) -> str:
+        """Returns the advice for a class."""
+        return self.declared if s.declared and self.declared else self.mend
 
     def run(self, s: Subject) -> None:
         """Checks a class."""
@@ -51,10 +57,12 @@ class Promise:
 
 
 def promise(
-    mend: str, cases: Callable[[Subject], Iterable[Case]] | None = None
+    mend: str, cases: Callable[[Subject], Iterable[Case]] | None = None, declared: str = ""
 ) -> Callable[[Callable[..., None]], Promise]:
     """Makes a :class:`Promise` of the decorated function."""
-    return lambda check: Promise(check.__name__, (check.__doc__ or "").splitlines()[0], mend, check, cases)
+    return lambda check: Promise(
+        check.__name__, (check.__doc__ or "").splitlines()[0], mend, check, cases, declared
+    )
 
 
 def run_cases(s: Subject, cases: Iterable[Case], check: Callable[[Subject, Case], None]) -> None:

@@ -94,7 +94,12 @@ class Report:
 def _cause(outcome: Outcome) -> str:
     """What two promises have in common that one fault breaks: an error below the kit's own, or the advice."""
     error = next((e for e in chain(outcome.error) if not isinstance(e, Broken)), None)
-    return outcome.mend if error is None or outcome.mend != outcome.promise.mend else shown(error)
+    promise = outcome.promise
+    return (
+        outcome.mend
+        if error is None or outcome.mend not in (promise.mend, promise.declared)
+        else shown(error)
+    )
 
 
 def _grouped(pairs: Iterable[tuple[str, Outcome]]) -> list[list[Outcome]]:

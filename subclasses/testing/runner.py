@@ -72,12 +72,12 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
         case Skipped():
             return Outcome(promise, "skipped", str(error), refused=refused)
         case Broken(mend=mend):
-            mend = mend_of(error, s.cls, s.is_own) or mend or promise.mend
+            mend = mend_of(error, s.cls, s.is_own) or mend or promise.mend_for(s)
             return Outcome(promise, "broken", str(error), mend, refused, error)
     message = refusal(error)
     if message is not None:
         return Outcome(promise, "kept", refused=(*refused, message))
-    mend = mend_of(error, s.cls, s.is_own) or promise.mend
+    mend = mend_of(error, s.cls, s.is_own) or promise.mend_for(s)
     return Outcome(promise, "broken", shown(error), mend, refused, error)
 
 

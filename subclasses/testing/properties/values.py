@@ -153,7 +153,9 @@ LAZY: dict[str, Callable[[Any], Any]] = {
 @promise(
     "within __torch_dispatch__ PyTorch does not look at the lazy bits of inner tensors (its issue 130646): resolve "
     "them (t.resolve_conj().resolve_neg()) at construction and after _conj and _neg_view, or hand them on to the "
-    "outer tensor"
+    "outer tensor",
+    declared="correct the rules that ran: their results for conjugated or negated operands are not those for the same "
+    "numbers without the lazy bits, or they drop a sign",
 )
 def lazy_bits(s: Subject) -> None:
     """Conjugate and negative bits are kept, on a value and on its inner tensors."""

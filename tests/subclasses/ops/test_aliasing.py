@@ -8,7 +8,7 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 import desugar
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError, TensorSubclass, dynamic, inner
 from tests.subclasses.subjects import Nested, Pair, assert_same, make_pair
 
 aten = torch.ops.aten
@@ -389,3 +389,29 @@ def test_equal_integers_are_not_written(made):
     assert x.index is index and index._version == before
     (x.v.sum() + y.sum() * 0).backward()
     assert torch.equal(s.grad, torch.full((3,), 2.0))
+
+
+# ---- messages ----------------------------------------------------------------------------------------------
+
+
+def test_a_reshape_that_an_inner_tensor_cannot_view():
+    x = Pair(torch.rand(3, 4), torch.rand(4, 3).t())
+    with pytest.raises(RuntimeError, match=r"of one of its inner tensors.*x\.clone\(memory_format"):
+        x.reshape(-1)
+    flat = x.clone(memory_format=torch.contiguous_format).reshape(-1)
+    assert torch.equal(flat.b, x.b.reshape(-1))
+
+
+class Counted(TensorSubclass):
+    held: Tensor = inner()
+    count: int = dynamic()
+
+
+def test_a_state_that_does_not_fit_says_how_to_load_it():
+    module, other = torch.nn.Module(), torch.nn.Module()
+    for m, count in ((module, 2), (other, 3)):
+        m.register_buffer("held", Counted(torch.ones(3), count=count))
+    with pytest.raises(RuntimeError, match=r"another count: expected 2, got 3; .*assign=True"):
+        module.load_state_dict(other.state_dict())
+    module.load_state_dict(other.state_dict(), assign=True)
+    assert module.held.count == 3

@@ -75,11 +75,45 @@ def test_what_the_rule_has_no_place_for_is_an_error():
     [
         lambda func, input, weight, bias=None: input,
         lambda func, *args, **kwargs: args,
-        lambda func, x, **kwargs: x,
+        lambda func, x=None, **kwargs: x,
     ],
 )
 def test_rules_that_take_them_are_called_as_they_are(rule):
     assert with_keyword_names(Held, F.linear, rule, taken_by(rule)) is rule
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, y: torch.matmul(x, y),
+        lambda x, y: torch.matmul(x, other=y),
+        lambda x, y: torch.matmul(input=x, other=y),
+        lambda x, y: x.matmul(other=y),
+    ],
+)
+def test_a_rule_that_takes_all_keywords_gets_what_it_requires(call):
+    class Factor(TensorSubclass):
+        held: Tensor = inner()
+
+    @Factor.implements(torch.matmul)
+    def rule(func, one, two, **options):
+        assert not options
+        return func(one.unwrap("held"), two)
+
+    x, y = torch.rand(2, 3), torch.rand(3, 4)
+    assert torch.equal(call(Factor(x), y), x @ y)
+
+
+def test_a_rule_that_takes_all_keywords_gets_the_others():
+    class Factor(TensorSubclass):
+        held: Tensor = inner()
+
+    @Factor.implements(torch.matmul)
+    def rule(func, one, two, **options):
+        return options
+
+    out = torch.empty(2, 4)
+    assert torch.matmul(Factor(torch.rand(2, 3)), other=torch.rand(3, 4), out=out) == {"out": out}
 
 
 def test_errors_name_the_authors_code():

@@ -388,3 +388,67 @@ def test_a_rule_for_an_op_is_confirmed_by_differences():
 
 def test_a_rule_above_autograd_is_confirmed_by_differences():
     assert _inner_gradients(_interval(torch.neg, _turned_above)).state == "kept"
+
+
+# ---- advice for declared classes ---------------------------------------------------------------------------
+
+
+class Symmetric(TensorSubclass, fallback="materialize"):
+    """A matrix of sums; its transpose is a copy."""
+
+    column: Tensor = inner()
+
+    @staticmethod
+    def outer(column):
+        return Outer((column.shape[0], column.shape[0]))
+
+    def materialize(self):
+        return self.column[:, None] + self.column
+
+
+@Symmetric.implements(torch.transpose, torch.t)
+def _(func, x, *dims):
+    return Symmetric(x.unwrap("column").clone())
+
+
+class Shifted(TensorSubclass, fallback="views"):
+    """Its rule for slices returns too much."""
+
+    held: Tensor = inner()
+
+
+@Shifted.implements(aten.slice.Tensor)
+def _(func, x, *args, **kwargs):
+    return Shifted(x.held[:])
+
+
+class Series(TensorSubclass, fallback="views"):
+    """A row of it is a plain view of its inner tensor."""
+
+    held: Tensor = inner()
+
+
+@Series.implements(aten.select.int)
+def _(func, x, *args):
+    return func(x.held, *args)
+
+
+def broken_by(make, promise, **options):
+    report = examine(make, paths={}, **options)
+    return next((o for o in report.outcomes if o.promise.name == promise and o.state == "broken"), None)
+
+
+def test_a_copy_in_place_of_a_view_may_be_kept():
+    found = broken_by(lambda: Symmetric(torch.randn(5)), "views")
+    assert "skip={'views', 'writes_to_views'}" in found.mend
+    assert broken_by(lambda: Symmetric(torch.randn(5)), "views", skip={"views", "writes_to_views"}) is None
+
+
+def test_a_declared_class_gets_no_advice_about_dispatch():
+    found = broken_by(lambda: Shifted(torch.randn(4, 8)), "views", reference=lambda x: x.held)
+    assert "correct the rule for this op" in found.mend and "__torch_dispatch__" not in found.mend
+
+
+def test_a_plain_view_is_no_copy():
+    found = broken_by(lambda: Series(torch.randn(4, 8)), "views")
+    assert found is None or "is a copy of type" not in found.detail
