@@ -28,7 +28,7 @@ from subclasses._torch import (
 )
 from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import keeps_graph, set_version_counters
-from subclasses.autograd.construct import cotangent_like, is_differentiable, make_leaf, unwrap
+from subclasses.autograd.construct import Primal, cotangent_like, is_differentiable, make_leaf, unwrap
 from subclasses.autograd.history import (
     History,
     check_unwritten,
@@ -117,6 +117,9 @@ class MadeByRule(torch.autograd.Function):
     def forward(ctx: Any, x: Any, made: Any, *sources: Tensor) -> Any:
         """Returns the value itself; its grad_fn is this node from now on."""
         ctx.made, ctx.cls, ctx.count = made, type(x), len(sources)
+        # PyTorch's formula would compute with the plain cotangent and values, which represent no plain tensors.
+        is_wrapped = ctx.cls._saves_inners and not ctx.cls.__spec__.stands_for_plain
+        ctx.primal = Primal(x) if is_wrapped and not isinstance(made, _Unknown) else None
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(x)
         return x
@@ -125,6 +128,8 @@ class MadeByRule(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
         """Returns the cotangent for PyTorch's formula, or one for each source by the rule."""
         (cotangent,) = cotangents
+        if ctx.primal is not None and cotangent is not None and type(cotangent) is not ctx.cls:
+            cotangent = ctx.primal.wrap_cotangent(cotangent)
         if type(cotangent) is not ctx.cls:
             return cotangent, None, *(None for _ in range(ctx.count))
         made = ctx.made

@@ -630,3 +630,63 @@ def test_in_stock_programs_too():
     call = torch.compile(lambda s, g: Rows(s, g)[:, 0], backend="aot_eager")
     with pytest.raises(Exception, match="Write a rule for the derivative"):
         call(torch.rand(3, 3, requires_grad=True), torch.rand(3, requires_grad=True))
+
+
+class Beside(TensorSubclass):
+    """Numbers, and others beside them that are no part of what it sums to."""
+
+    a: Tensor = inner(differentiable=True)
+    b: Tensor = inner(differentiable=True)
+
+    def wrap_cotangent(self, cotangent):
+        return Beside(cotangent, torch.zeros_like(self.b))
+
+
+@Beside.implements(torch.Tag.pointwise)
+def _(func, *args, **kwargs):
+    x = next(t for t in args if isinstance(t, Beside))
+    return Beside(func(*(t.a if isinstance(t, Beside) else t for t in args), **kwargs), x.b.clone())
+
+
+@Beside.implements(aten.sum)
+def _(func, x, *args, **kwargs):
+    return func(x.a, *args, **kwargs)
+
+
+ON_NUMBERS = {
+    "abs": lambda x, w: x.abs(),
+    "tanh": lambda x, w: x.tanh(),
+    "by itself": lambda x, w: x * x,
+    "by a tensor": lambda x, w: x * w,
+    "twice": lambda x, w: (x * w).exp() * x,
+    "in place": lambda x, w: (x * 1.0).mul_(w),
+}
+
+
+@pytest.mark.parametrize(
+    "way", [lambda f: f, lambda f: desugar.compile(f, backend="eager")], ids=["eager", "desugar"]
+)
+@pytest.mark.parametrize("made", ["leaf", "result"])
+@pytest.mark.parametrize("name", ON_NUMBERS)
+def test_a_plain_cotangent_is_wrapped_before_the_rule_is_derived(name, made, way):
+    """PyTorch's formula would compute with the plain gradient and the value, whose second tensor is no gradient."""
+    call = ON_NUMBERS[name]
+    a, b, w = (torch.rand(3, requires_grad=True) for _ in range(3))
+
+    def run(a, b, w):
+        x = Beside(a, b)
+        return call(x if made == "leaf" else x * 1.0, w).sum()
+
+    got = torch.autograd.grad(way(run)(a, b, w), (a, b, w), allow_unused=True)
+    expected = torch.autograd.grad(call(a, w).sum(), (a, w), allow_unused=True)
+    torch.testing.assert_close(got[0], expected[0])
+    assert got[1] is None or not got[1].any()
+    if expected[1] is not None:
+        torch.testing.assert_close(got[2], expected[1])
+
+
+def test_second_derivatives_of_a_wrapped_cotangent():
+    a, p = (torch.tensor([1.0, 2.0], requires_grad=True) for _ in range(2))
+    (first,) = torch.autograd.grad((Beside(a, torch.ones(2)) ** 3).sum(), a, create_graph=True)
+    (expected,) = torch.autograd.grad((p**3).sum(), p, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(first.sum(), a), torch.autograd.grad(expected.sum(), p))
