@@ -205,6 +205,7 @@ KERNELS = (
     Kernel(_by_columns, WIDE, 96, _takes_columns, cpu_kernels.has_avx512),
     Kernel(_at_once, FLOAT, ANY, _takes_all, _has_tiles, entries=2**20),
     Kernel(_by_rows, WIDE, ANY, _takes_rows, cpu_kernels.has_avx512),
+    Kernel(_in_parts, FLOAT, ANY, _takes_columns, _has_tiles),
     Kernel(_by_columns, WIDE, ANY, _takes_columns, cpu_kernels.has_avx512),
     Kernel(_by_rows, HALF, 8, _takes_rows),
     Kernel(_by_rows, HALF, 32, _takes_rows, _lacks_tiles),

@@ -183,6 +183,7 @@ def test_rows_of_which_the_converted_matrix_pays(has_tiles):
     own = "_at_once" if has_tiles else "_by_rows"
     assert chosen(torch.randn(24, 256), small) == "_by_rows" and chosen(torch.randn(49, 256), small) == own
     assert chosen(torch.randn(300, 1056), large) == "_by_rows"
+    assert chosen(torch.randn(300, 1024), large.t()) == ("_in_parts" if has_tiles else "_by_columns")
     assert chosen(torch.randn(16, 256).bfloat16(), small) == own
     assert chosen(torch.randn(16, 1056).bfloat16(), large) == ("_at_once" if has_tiles else "_by_rows")
 
