@@ -452,3 +452,31 @@ def test_a_declared_class_gets_no_advice_about_dispatch():
 def test_a_plain_view_is_no_copy():
     found = broken_by(lambda: Series(torch.randn(4, 8)), "views")
     assert found is None or "is a copy of type" not in found.detail
+
+
+class Narrow(TensorSubclass, fallback="materialize"):
+    """Its rules join along the first dim, and compute in single precision, whatever they are asked."""
+
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held * 2
+
+
+@Narrow.implements(aten.cat)
+def _(func, tensors, dim=0):
+    return Narrow(func([t.held for t in tensors]))
+
+
+@Narrow.implements(aten.mul.Tensor)
+def _(func, x, y):
+    if isinstance(x, Narrow) and not isinstance(y, Tensor):
+        return Narrow(func(x.held.float(), y))
+    return func(*(t.materialize() if isinstance(t, Narrow) else t for t in (x, y)))
+
+
+def test_a_dropped_dim_and_a_lost_dtype_are_found():
+    found = broken_by(
+        lambda: Narrow(torch.randn(4, 6)), "keyword_arguments", reference=lambda x: x.materialize()
+    )
+    assert "torch.cat([x, x], -1)" in found.detail and "x.double() * 2" in found.detail
