@@ -30,7 +30,16 @@ Structural = Callable[..., Any]
 
 def _map_op(op: OpOverload) -> Structural:
     """Returns a plan that runs an op on every inner tensor."""
-    return lambda x, *args, **kwargs: map_inners(x, lambda _, t: op(t, *args, **kwargs))
+    return lambda x, *args, **kwargs: map_inners(x, lambda _, t: op(t, *args, **_fitting(t, kwargs)))
+
+
+_RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
+
+
+def _fitting(t: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Leaves a memory format that tensors of another number of dims have out of the options of a copy."""
+    rank = _RANKS.get(options.get("memory_format"))  # type: ignore[arg-type]
+    return options if rank is None or rank == t.dim() else options | {"memory_format": torch.preserve_format}
 
 
 def _to_copy(x: Any, *, dtype: torch.dtype | None = None, device: Any = None, **kwargs: Any) -> Any:
@@ -38,7 +47,7 @@ def _to_copy(x: Any, *, dtype: torch.dtype | None = None, device: Any = None, **
         own = dtype if follows_dtype(x, field, t) else None
         if field.device == "any":
             return aten._to_copy.default(t, dtype=own)
-        return aten._to_copy.default(t, dtype=own, device=device, **kwargs)
+        return aten._to_copy.default(t, dtype=own, device=device, **_fitting(t, kwargs))
 
     return map_inners(x, change)
 
@@ -49,7 +58,7 @@ def _empty_like(x: Any, *, dtype: torch.dtype | None = None, **kwargs: Any) -> A
         if not (t.is_floating_point() or t.is_complex()):
             return _copy_to_device(t, field, kwargs)
         own = dtype if follows_dtype(x, field, t) else None
-        return aten.empty_like.default(t, dtype=own, **kwargs)
+        return aten.empty_like.default(t, dtype=own, **_fitting(t, kwargs))
 
     return map_inners(x, change)
 

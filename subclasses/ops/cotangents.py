@@ -314,7 +314,13 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
 def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
     """Raises DispatchError if a value to be materialized is marked as a cotangent."""
     if any(x._layout.cotangent for x in wrappers):
-        if op.overloadpacket.__name__.endswith("_backward"):
+        name = op.overloadpacket.__name__
+        if name.removesuffix("_backward") in _VIEWS_WITH_DERIVATIVES:
+            mend = (
+                f"it is the derivative of a view by your rule: add a rule for it with @{cls.__name__}.implements("
+                f"torch.ops.aten.{name}), which puts the inner tensors of a cotangent at their place among zeros"
+            )
+        elif name.endswith("_backward"):
             mend = f"{NO_DERIVATIVE}; or add a rule with @{cls.__name__}.implements(torch.ops.{op})"
         else:
             mend = "read its inner tensors instead"
@@ -325,6 +331,7 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
         )
 
 
+_VIEWS_WITH_DERIVATIVES = ("slice", "select", "diagonal", "unfold")
 # The way out for a class without a rule for what an op's derivative calls.
 NO_DERIVATIVE = (
     "it is the derivative of another op, and is not asked for if the rule of that one is registered for the "

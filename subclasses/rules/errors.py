@@ -99,10 +99,12 @@ def _raise_for_constants(cls: Any, func: Any, error: AssertionError) -> None:
     outside |= {name: frame.f_locals.get(name) for name in code.co_freevars}
     tensors = [name for name, value in outside.items() if isinstance(value, Tensor)]
     what = f"the tensor {tensors[0]}" if tensors else "a tensor"
+    # A module's name may be that of an attribute of Tensor, such as T.
+    name = next((n for n in tensors if not hasattr(Tensor, n)), "table")
     raise RuntimeError(
         f"{resolve_name(func) or func} on {one_of(cls)}: {named[code]} computes with {what} {FROM_OUTSIDE}, "
-        f"which a compiler cannot take for a constant; write `{(tensors or ['table'])[0]} = constant([...])` in the "
-        f"class body and read it from the class, or make it an inner tensor"
+        f"which a compiler cannot take for a constant; write `{name} = constant([...])` in the "
+        f"class body and read it as self.{name}, or make it an inner tensor"
     ) from error
 
 

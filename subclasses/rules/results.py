@@ -58,6 +58,10 @@ def with_refusal(rule: Rule, refuse: Refuse) -> Rule:
     return checked
 
 
+class WrongResultError(DispatchError):
+    """A rule returned what its op cannot have as a result: a fault, where a class that refuses a call has none."""
+
+
 def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) -> Rule:
     """Returns a rule for an op with one tensor as its result, of which nothing else is taken but NotImplemented.
 
@@ -228,7 +232,7 @@ def _mend_of_one(cls: Any, out: Any) -> str:
 def _result_error(
     cls: type, name: Any, rule: Rule, out: Any, expected: str, mend: str = _ENDS
 ) -> DispatchError:
-    return DispatchError(
+    return WrongResultError(
         f"{name} on {one_of(cls)}: the rule {describe(rule)} returned {_show(out)} for these arguments, and "
         f"{expected}; {_ENDS if out is None else mend}"
     )

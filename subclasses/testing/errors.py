@@ -13,6 +13,8 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 from typing import Any
 
+from subclasses.rules.results import WrongResultError
+
 # ---- errors of a property function -------------------------------------------------------------------------
 
 
@@ -92,7 +94,7 @@ def refusal(error: BaseException | None, is_own: Callable[[FrameType], bool] | N
     """
     for one in chain(error):
         text = " ".join(str(one).split())
-        if isinstance(one, Broken):
+        if isinstance(one, Broken | WrongResultError):
             return None
         by_type = isinstance(one, NotImplementedError) or type(one).__name__ in _COMPILER_REFUSES
         by_type = by_type or (is_own is not None and _is_deliberate(one, is_own))

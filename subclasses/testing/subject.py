@@ -255,7 +255,10 @@ class Subject:
     def _modules(self) -> set[str]:
         """The modules of the functions of the class."""
         members = [getattr(m, "__func__", m) for b in self.own_bases for m in vars(b).values()]
-        return {m.__globals__.get("__name__", "") for m in members if inspect.isfunction(m)} - {""}
+        declared = (
+            {b.__module__ for b in self.own_bases} if self.declared else set()
+        )  # its rules are beside it
+        return declared | {m.__globals__.get("__name__", "") for m in members if inspect.isfunction(m)} - {""}
 
     def refuses(self, what: str, error: BaseException | None, *, deliberate: bool = True) -> bool:
         """Whether an error is a clean refusal, which is then noted.

@@ -244,7 +244,16 @@ def dynamic_shapes(s: Subject) -> None:
         raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
     calls = [(f"size number {i}", factory) for i, factory in enumerate(factories)]
     # A class may specialize on sizes: one program is asked for where the author says that sizes vary.
-    _check_in_turn(s, calls, compiles=2 if s.options.get("sizes") else None)
+    first, second, *others = [s.make(factory).shape for factory in factories]
+    asks = s.options.get("sizes") and all(_vary_alike(first, second, other) for other in others)
+    _check_in_turn(s, calls, compiles=2 if asks else None)
+
+
+def _vary_alike(first: torch.Size, second: torch.Size, other: torch.Size) -> bool:
+    """Whether a size differs from the first one in no other dims than the second, at which a program became dynamic."""
+    return len(first) == len(second) == len(other) and all(
+        m != n or m == k for m, n, k in zip(first, second, other, strict=True)
+    )
 
 
 def _check_in_turn(s: Subject, calls: Sequence[tuple[str, Factory]], compiles: int | None = None) -> None:

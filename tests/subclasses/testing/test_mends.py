@@ -480,3 +480,78 @@ def test_a_dropped_dim_and_a_lost_dtype_are_found():
         lambda: Narrow(torch.randn(4, 6)), "keyword_arguments", reference=lambda x: x.materialize()
     )
     assert "torch.cat([x, x], -1)" in found.detail and "x.double() * 2" in found.detail
+
+
+class Tupled(Base):
+    pass
+
+
+@Tupled.implements(aten.mul.Tensor)
+def _(func, x, y):
+    return (Tupled(func(*(t.held if isinstance(t, Tupled) else t for t in (x, y)))),)
+
+
+def test_a_rule_that_returns_a_tuple_is_no_refusal():
+    found = broken_by(lambda: Tupled(torch.randn(4, 6)), "values")
+    assert "returned" in found.detail and "one tensor" in found.detail
+
+
+class Unit(TensorSubclass):
+    """Refuses by a ValueError, as the guide says, and has no methods of its own."""
+
+    held: Tensor = inner()
+
+
+@Unit.implements(aten.add.Tensor)
+def _(func, x, y):
+    if not (isinstance(x, Unit) and isinstance(y, Unit)):
+        raise ValueError("expected values of one unit")
+    return Unit(func(x.held, y.held))
+
+
+def test_a_rule_that_refuses_by_a_value_error_keeps_its_promises():
+    assert broken_by(lambda: Unit(torch.randn(4, 6)), "values") is None
+
+
+class Both(TensorSubclass, fallback="map"):
+    a: Tensor = inner()
+    b: Tensor = inner()
+
+
+@pytest.mark.parametrize("last", [(7, 6), (7, 8)])
+def test_sizes_that_vary_in_another_dim_at_last_are_no_fault(last):
+    """A plain tensor makes a new program for them too."""
+
+    def make(*size):
+        return lambda: Both(torch.randn(size), torch.randn(size))
+
+    report = examine(make(4, 6), sizes=[make(5, 6), make(*last)])
+    assert "dynamic_shapes" not in report.broken
+
+
+class Ranked(TensorSubclass, fallback="materialize"):
+    """Inner tensors of unlike rank."""
+
+    gray: Tensor = inner()
+    color: Tensor = inner()
+
+    @staticmethod
+    def outer(gray, color):
+        return Outer((gray.shape[0], 3, *gray.shape[1:]))
+
+    def materialize(self):
+        return torch.cat([self.gray[:, None], self.color], 1)
+
+
+@pytest.mark.parametrize("convert", ["to", "clone", "empty_like"])
+def test_a_memory_format_that_an_inner_tensor_cannot_have(convert):
+    x = Ranked(torch.rand(2, 4, 5), torch.rand(2, 2, 4, 5))
+    run = {
+        "to": lambda x: x.to(torch.float64, memory_format=torch.channels_last),
+        "clone": lambda x: x.clone(memory_format=torch.channels_last),
+        "empty_like": lambda x: torch.empty_like(x, memory_format=torch.channels_last),
+    }[convert]
+    got = run(x)
+    assert type(got) is Ranked and got.shape == (2, 3, 4, 5)
+    if convert != "empty_like":
+        torch.testing.assert_close(got.materialize(), x.materialize().to(got.dtype))
