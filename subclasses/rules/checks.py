@@ -18,12 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import get_ignored_functions, get_overridable_functions
 
-from subclasses._torch import (
-    HigherOrderOperator,
-    OpOverload,
-    OpOverloadPacket,
-    schema_of,
-)
+from subclasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket, schema_of
 from subclasses.errors import SpecError
 from subclasses.ops.schema import ops_of_packet
 from subclasses.rules.families import Family
@@ -259,6 +254,12 @@ def _takes_all(signature: inspect.Signature) -> bool:
 
 
 def _check_arguments(cls: type, key: Any, rule: Callable[..., Any], signature: inspect.Signature) -> None:
+    names = _parameters_taken_for_func(key, [*signature.parameters])
+    if names:
+        raise SpecError(
+            f"{cls.__name__}: the rule for {_name(key)} is {_name(rule)}{signature}, whose first parameter is that of "
+            f"{_name(key)}; a rule takes the function before its arguments: def rule(func, {', '.join(names)})"
+        )
     calls = list(_calls(key))
     if calls and not any(_binds(signature, args, kwargs) for _, args, kwargs in calls):
         shown = " or ".join(dict.fromkeys(_show_call(called) for called, _, _ in calls[:3]))
@@ -267,6 +268,24 @@ def _check_arguments(cls: type, key: Any, rule: Callable[..., Any], signature: i
             f"*args, **kwargs) with the arguments of {shown}; those with a default are passed only where they differ "
             f"from it, so the rule gives them a default too"
         )
+
+
+_FUNC = frozenset({"func", "function", "fn", "f", "op", "_", "_func"})
+
+
+def _parameters_taken_for_func(key: Any, names: list[str]) -> list[str]:
+    """Returns the parameters of a key if a rule has one of its names in the same place, and none for the function."""
+    if not names or names[0] in _FUNC:
+        return []
+    called = key if isinstance(key, types.FunctionType) else next(iter(_calls(key)), (key,))[0]
+    of_key: list[str] = []
+    if isinstance(called, types.FunctionType):
+        of_key = [*inspect.signature(called).parameters]
+    elif isinstance(called, OpOverload):
+        of_key = [a.name for a in schema_of(called).arguments if not a.kwarg_only]
+    is_shifted = any(one == other for one, other in zip(names[1:], of_key, strict=False))
+    in_place = any(one == other for one, other in zip(names[1:], of_key[1:], strict=False))
+    return of_key if in_place and not is_shifted else []
 
 
 def _has_results(key: Any) -> bool:

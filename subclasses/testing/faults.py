@@ -151,7 +151,7 @@ def mend_of(error: BaseException | None, cls: type, is_own: IsOwn = lambda frame
         is_own: whether a frame runs code of a class that was written by hand.
     """
     for one in chain(error):
-        for find in (_other_operand, _unexpected_keyword, _foreign_tensor, _endless):
+        for find in (_other_operand, _unexpected_keyword, _foreign_tensor, _endless, _materialize):
             if mend := find(one, cls):
                 return mend
         if mend := _own_accident(one, cls, is_own):
@@ -172,6 +172,16 @@ def _other_operand(error: BaseException, cls: type) -> str | None:
     if not hasattr(cls, name) and name not in cls.__spec__.names:  # type: ignore[attr-defined]
         return None
     return _reads_any_operand(describe(rule), name, cls)
+
+
+def _materialize(error: BaseException, cls: type) -> str | None:
+    """``materialize`` returns something else than the value shows."""
+    if f"{cls.__name__}.materialize: expected" not in str(error):
+        return None
+    return (
+        "correct materialize(): it returns a plain tensor of the size, dtype and device that the value shows; or say "
+        "with size_from=, dtype_from= or `outer` what the value shows"
+    )
 
 
 def _reads_any_operand(where: str, name: str, cls: type) -> str:

@@ -270,3 +270,19 @@ def test_a_rule_that_forgets_its_return_is_refused(key):
 )
 def test_a_rule_that_may_return_nothing(key, rule):
     fresh().implements(key)(rule)
+
+
+@pytest.mark.parametrize(
+    ("key", "rule", "call"),
+    [
+        (F.linear, lambda x, w, bias=None: x, r"def rule\(func, input, weight, bias\)"),
+        (torch.ops.aten.mul.Tensor, lambda x, other: x, r"def rule\(func, self, other\)"),
+    ],
+)
+def test_a_rule_without_a_parameter_for_the_function(key, rule, call):
+    class Box(TensorSubclass):
+        held: Tensor = inner()
+
+    with pytest.raises(SpecError, match=f"a rule takes the function before its arguments: {call}"):
+        Box.implements(key)(rule)
+    Box.implements(key)(lambda fun, x, other=None, bias=None: x)  # names of its own

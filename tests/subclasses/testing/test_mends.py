@@ -555,3 +555,34 @@ def test_a_memory_format_that_an_inner_tensor_cannot_have(convert):
     assert type(got) is Ranked and got.shape == (2, 3, 4, 5)
     if convert != "empty_like":
         torch.testing.assert_close(got.materialize(), x.materialize().to(got.dtype))
+
+
+def test_what_is_no_fault_of_a_class():
+    class Local(TensorSubclass, fallback="materialize"):
+        """Not picklable; and its materialize() has other strides than the value."""
+
+        raw: Tensor = inner()
+
+        def materialize(self):
+            return (self.raw * 1).t().contiguous().t()
+
+    report = examine(lambda: Local(torch.randn(4, 6)), paths={}, reference=lambda x: x.materialize())
+    assert not {"serialization", "own_memory"} & {*report.broken}
+    skipped = next(o for o in report.outcomes if o.promise.name == "serialization")
+    assert "declare it in a module" in skipped.detail
+
+
+class Larger(TensorSubclass, fallback="materialize"):
+    """Its materialize() returns another size than the value shows."""
+
+    gray: Tensor = inner()
+    color: Tensor = inner()
+
+    def materialize(self):
+        return torch.cat([self.gray[:, None], self.color], 1)
+
+
+def test_a_materialize_of_another_size_has_one_mend():
+    report = examine(lambda: Larger(torch.randn(4, 3), torch.randn(4, 2, 3)), paths={})
+    mends = {o.mend for o in report.of("broken") if "materialize: expected" in o.detail}
+    assert len(mends) == 1 and "correct materialize()" in mends.pop()
