@@ -343,8 +343,20 @@ def is_called_by_engine():
     sum(t.sum() for y in (Function.apply(x), Function.apply(x)) for t in y.unwrap()).backward()
     assert [s for s in seen if s[0] is aten.mul.Tensor] == [(aten.mul.Tensor, False, False)] * 2
     assert not any(_torch_tracing.is_called_by_engine(formulas=f) for f in (False, True))
+
+    class Standing(TensorSubclass, fallback="materialize"):
+        held: torch.Tensor = inner()
+
+        def materialize(self):
+            return self.held * 1
+
+    @Standing.implements(aten.mul.Tensor)
+    def _(func, *operands):
+        seen.append((func, *(_torch_tracing.is_called_by_engine(formulas=f) for f in (False, True))))
+        return Standing(func(*(t.held if isinstance(t, Standing) else t for t in operands)))
+
     plain = torch.ones(2, requires_grad=True)
-    (plain * Seen(torch.ones(2))).backward(torch.ones(2))  # the formula multiplies the gradient
+    (plain * Standing(torch.ones(2))).backward(torch.ones(2))  # the formula multiplies the gradient
     assert seen[-1] == (aten.mul.Tensor, False, True)
     leaf = Seen(torch.ones(2)).requires_grad_()
     leaf.grad, count = Seen(torch.ones(2)), len(seen)
