@@ -41,21 +41,20 @@ def who_asks() -> str:
     # None has a hook that a class could define for this. Views of any class ask here: the common case ends at once.
     if sys.modules.keys().isdisjoint(_MODULES):
         return ""
-    of_fsdp = getattr(sys.modules.get(_FSDP), "__dict__", None)
-    frame = sys._getframe(1)
-    for _ in range(_FRAMES):
-        frame = frame.f_back  # type: ignore[assignment]
-        if frame is None or (name := frame.f_code.co_name) in _NOT_ASKING:
+    for frame in _callers():
+        name = frame.f_code.co_name
+        if name in _NOT_ASKING:
             return ""
-        if frame.f_globals is of_fsdp:
+        module = frame.f_globals.get("__name__")
+        if module == _FSDP:
             return "fsdp"
-        if name in _ASKING and frame.f_globals.get("__name__") == _ASKING[name][0]:
+        if name in _ASKING and module == _ASKING[name][0]:
             return _ASKING[name][1]
     return ""
 
 
 # Functions of a class, and the one that calls its `materialize`: what they run means what it always means.
-_NOT_ASKING = frozenset({"fsdp_pre_all_gather", "fsdp_post_all_gather", "materialize_apart"})
+_NOT_ASKING = ("fsdp_pre_all_gather", "fsdp_post_all_gather", "materialize_apart")
 # What takes the rows of a tensor that another rank saved or asks for; what joins the parts of a DTensor, and what
 # returns its local tensor.
 _ASKING = {
@@ -64,7 +63,6 @@ _ASKING = {
     "forward": ("torch.distributed.tensor._api", "dtensor"),
 }
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param"
-_FRAMES = 16  # as many as are between FSDP2 and the plan for an op
 _MODULES = (_FSDP, *(module for module, _ in _ASKING.values()))
 
 
@@ -207,9 +205,9 @@ class _GradientOfPart:
 
 
 def _callers() -> Iterator[Any]:
-    """Yields the frames around an op, from the innermost."""
+    """Yields the frames around an op, from the innermost; as many as are between FSDP2 and the plan for an op."""
     frame = sys._getframe(2)
-    for _ in range(_FRAMES):
+    for _ in range(16):
         if frame is None:
             return
         yield frame

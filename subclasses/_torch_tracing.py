@@ -308,9 +308,9 @@ def in_dual_level(forward_ad: str) -> str:
     return f"{forward_ad}._current_level >= 0"
 
 
-def is_differentiated(*tensors: torch.Tensor | None) -> bool:
+def is_differentiated(*arguments: Any) -> bool:
     """Whether a derivative may be asked of what is done with tensors now: gradients, tangents, transforms."""
-    has_gradient = torch.is_grad_enabled() and any_requires_grad(*tensors)
+    has_gradient = torch.is_grad_enabled() and any_requires_grad(*arguments)
     # Every level of tangents sets the number; there is no other way to ask.
     return has_gradient or torch.autograd.forward_ad._current_level >= 0 or current_transform() is not None
 

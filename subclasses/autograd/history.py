@@ -29,7 +29,7 @@ from subclasses._torch import (
 from subclasses.autograd import construct
 from subclasses.autograd.construct import is_differentiable, unwrap
 from subclasses.autograd.history_errors import watched_view_error, written_error
-from subclasses.autograd.random_numbers import refuse_random_numbers
+from subclasses.autograd.random_numbers import run_without_random_numbers
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN
 from subclasses.spec.values import map_tensors, tensors_in, with_inners
@@ -113,8 +113,7 @@ class History:
 def run_again(cls: type, run: Call, args: Any, kwargs: Any) -> Any:
     """Runs a call for its derivative; an error of the rule says so, for it did not come when the op ran."""
     try:
-        with refuse_random_numbers(cls):
-            return run(*args, **kwargs)
+        return run_without_random_numbers(cls, run, args, kwargs)
     except Exception as error:
         error.add_note(
             f"A rule of {cls.__name__} ran again, for its derivative, on operands whose inner tensors require grad. "

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,17 +12,20 @@ from subclasses._torch import TorchDispatchMode, in_dispatch_mode
 from subclasses.errors import DispatchError, one_of
 
 
-@contextlib.contextmanager
-def refuse_random_numbers(cls: type) -> Iterator[None]:
-    """Raises DispatchError if a rule of the class draws random numbers inside, with torch's own generators."""
-    if in_dispatch_mode():  # a trace draws none, but its graph will
-        with _RefuseRandomOps(cls):
-            yield
-        return
-    before = _states()
-    yield
-    if _states() != before:
-        raise _error(cls)
+def run_without_random_numbers(cls: type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Runs a call.
+
+    Raises:
+        DispatchError: A rule of the class draws random numbers in it, with torch's own generators.
+    """
+    if not in_dispatch_mode():  # a trace draws none, but its graph will
+        before = _states()
+        out = run(*args, **kwargs)
+        if _states() == before:
+            return out
+        # Another thread may have drawn: generators are those of the process, and a mode is that of this thread.
+    with _RefuseRandomOps(cls):
+        return run(*args, **kwargs)
 
 
 def _states() -> list[Any]:

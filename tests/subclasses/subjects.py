@@ -9,9 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import desugar
 from subclasses import Outer, TensorSubclass, dynamic, inner, static
 
 aten = torch.ops.aten
+
+
+# The ways to call a function of values.
+MODES = {
+    "eager": lambda f: f,
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+    "inside": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
+}
 
 
 class Pair(TensorSubclass, fallback="map"):

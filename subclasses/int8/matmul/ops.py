@@ -69,7 +69,6 @@ def is_traced(x: Tensor) -> bool:
 
 def apply(function: type[torch.autograd.Function], x: Tensor, *args: Any) -> Any:
     """Calls an autograd function of floats and a matrix, or its forward where nothing may ask for a derivative."""
-    tensors = [t for t in args if isinstance(t, Tensor)]
-    if is_traced(x) or is_differentiated(x, *tensors):
+    if is_traced(x) or is_differentiated(x, *args):
         return apply_function(function, x, *args)
     return function.forward(x, *args)

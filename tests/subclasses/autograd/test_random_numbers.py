@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import desugar
 from subclasses import DispatchError, TensorSubclass, inner
+from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
-
-MODES = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-    "inside": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-}
 
 
 class Mapped(TensorSubclass, fallback="map"):
@@ -119,3 +114,22 @@ def test_the_error_is_ours_in_eager_mode():
     a = torch.ones(8, requires_grad=True)
     with pytest.raises(DispatchError, match="pass them as a tensor"):
         (Rounded(a) * 3.0).a.sum().backward()
+
+
+def test_another_thread_may_draw_meanwhile():
+    """Generators are those of the process: their state alone does not tell who drew."""
+    drawn = []
+
+    class Beside(TensorSubclass):
+        a: Tensor = inner(differentiable=True)
+
+    @Beside.implements(aten.mul.Tensor)
+    def _(func, x, y):
+        thread = threading.Thread(target=lambda: drawn.append(torch.rand(1)))
+        thread.start()
+        thread.join()
+        return Beside(func(x.a, y))
+
+    a = torch.ones(8, requires_grad=True)
+    (Beside(a) * 3.0).a.sum().backward()
+    assert torch.equal(a.grad, torch.full((8,), 3.0)) and len(drawn) > 1

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 import desugar
-from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
+from subclasses import DispatchError, SpecError, TensorSubclass, inner, static
 from subclasses._torch import hooks_of
 from subclasses.layout import cotangent_layout
 from tests.subclasses.subjects import LowRank, Scaled
@@ -646,18 +646,8 @@ def test_a_step_between_forward_and_backward_is_noticed(kind, step, compiled):
 # ---- a cotangent is no matrix ------------------------------------------------------------------------------
 
 
-class Factors(TensorSubclass, fallback="materialize", trainable=True):
-    """A product of two matrices, with a rule for products with it."""
-
-    left: Tensor = inner()
-    right: Tensor = inner()
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0], right.shape[1]))
-
-    def materialize(self):
-        return self.left @ self.right
+class Factors(LowRank):
+    """Has a rule for products with it."""
 
 
 @Factors.implements(torch.matmul)

@@ -6,18 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-import desugar
-from subclasses import DispatchError, Outer, TensorSubclass, inner
+from subclasses import DispatchError, TensorSubclass, inner
+from tests.subclasses.subjects import MODES, LowRank
 
 aten = torch.ops.aten
-
-MODES = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-    "inside": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-}
-
 
 # ---- sums that PyTorch's formulas ask for ------------------------------------------------------------------
 
@@ -186,17 +178,6 @@ def test_detect_anomaly_finds_a_nan_in_a_cotangent(fallback, ruled, trainable, m
 
 
 def test_detect_anomaly_with_a_parameter():
-    class LowRank(TensorSubclass, fallback="materialize", trainable=True):
-        left: Tensor = inner()
-        right: Tensor = inner()
-
-        @staticmethod
-        def outer(left, right):
-            return Outer((left.shape[0], right.shape[1]))
-
-        def materialize(self):
-            return self.left @ self.right
-
     p = torch.nn.Parameter(LowRank(torch.randn(3, 2), torch.randn(2, 3)))
     with torch.autograd.set_detect_anomaly(True):
         (torch.ones(1, 3) @ p).sum().backward()
