@@ -19,10 +19,11 @@ from subclasses.codegen.emitter import Emitter
 from subclasses.dispatch.fallbacks import check_no_tangents
 from subclasses.generate import fsdp
 from subclasses.generate.attributes import SPECIAL_ATTRIBUTES
+from subclasses.generate.outer_text import emit_make_outer
 from subclasses.generate.shape_text import emit_shape_checks
 from subclasses.spec import construction
 from subclasses.spec.collect import InnerField, SubclassSpec
-from subclasses.spec.fields import MISSING, Outer
+from subclasses.spec.fields import MISSING
 from subclasses.spec.values import carrier
 
 
@@ -161,7 +162,8 @@ def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
     # Positional: size, stride, storage offset, memory format, dtype, layout, device. Keywords cost a third more.
     strided = e.bind(torch.strided, "strided")
     carriers = "".join(f", {carrier(f.name)}=None" for f in spec.dynamics)
-    e.writeline(f"def _wrap(_layout, {_wrap_arguments(spec)}{carriers}):")
+    given = "" if spec.outer_args is None else ", _given=None"
+    e.writeline(f"def _wrap(_layout, {_wrap_arguments(spec)}{carriers}{given}):")
     with e.indent():
         size, dtype = spec.size_from, spec.dtype_from
         if spec.outer_args is None:
@@ -170,7 +172,7 @@ def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
             e.writeline(f"    None, {dtype}.dtype, {strided}, {size}.device,")
             e.writeline(")")
         else:
-            _emit_make_outer(e, spec, make, strided)
+            emit_make_outer(e, spec, make, strided)
         e.writeline("_dict = _self.__dict__")
         for field in spec.inners:
             e.writeline(f"_dict[{field.attribute!r}] = {field.name}")
@@ -181,28 +183,6 @@ def emit_wrap(e: Emitter, spec: SubclassSpec) -> None:
             _emit_store_carriers(e, spec)
         e.writeline("return _self")
     e.writeline()
-
-
-def _emit_make_outer(e: Emitter, spec: SubclassSpec, make: str, strided: str) -> None:
-    """Emits the call of ``outer``, and the making of the wrapper that it describes."""
-    statics = {f.name: f"_layout.statics[{i}]" for i, f in enumerate(spec.statics)}
-    args = ", ".join(f"{a}={statics.get(a, a)}" for a in spec.outer_args or ())
-    e.writeline(f"_outer = _outer_of({args})")
-    e.writeline(f"if not isinstance(_outer, {e.bind(Outer, 'Outer')}):")
-    not_an_outer = e.bind(construction.raise_not_an_outer, "raise_not_an_outer")
-    e.writeline(f"    {not_an_outer}({spec.name!r}, _outer)")
-    e.writeline("try:")
-    with e.indent():
-        e.writeline(f"_self = {make}(")
-        e.writeline("    _Cls, _outer.size, _outer.stride, _outer.storage_offset,")
-        e.writeline(
-            f"    None, _outer.dtype or {spec.dtype_from}.dtype, {strided}, "
-            f"_outer.device or {spec.size_from}.device,"
-        )
-        e.writeline(")")
-    e.writeline("except (TypeError, RuntimeError) as _error:")
-    bad_outer = e.bind(construction.raise_bad_outer, "raise_bad_outer")
-    e.writeline(f"    {bad_outer}({spec.name!r}, _outer, _error)")
 
 
 def _emit_store_carriers(e: Emitter, spec: SubclassSpec) -> None:
@@ -241,7 +221,10 @@ def emit_flatten(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
-    """Emits ``__tensor_unflatten__``: no checks; the outer size follows from the inner tensors."""
+    """Emits ``__tensor_unflatten__``: no checks; the outer size follows from the inner tensors.
+
+    Where ``outer`` computes a size from several symbols of a compiler, the size that the compiler gives is taken.
+    """
     e.writeline("def __tensor_unflatten__(_inner_tensors, _layout, _outer_size, _outer_stride):")
     with e.indent():
         args = [
@@ -252,6 +235,8 @@ def emit_unflatten(e: Emitter, spec: SubclassSpec) -> None:
             e.writeline(f"{name} = _inner_tensors[{name!r}]")
         carriers = [carrier(f.name) for f in spec.dynamics]
         args += [*(f"{name}.size(0)" for name in carriers), *carriers]
+        if spec.outer_args is not None:
+            args.append("_given=(_outer_size, _outer_stride)")
         e.writeline(f"return _wrap(_layout, {', '.join(args)})")
     e.writeline()
 

@@ -1,0 +1,141 @@
+"""Outer sizes that a class computes from several sizes, under compilers that make symbols of them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+import desugar
+from subclasses import Outer, TensorSubclass, dynamic, inner
+
+
+class Upright(TensorSubclass, fallback="materialize"):
+    """Rows of ``top`` above rows of ``bottom``: the outer size is a sum of two sizes."""
+
+    top: Tensor = inner(ndim=2)
+    bottom: Tensor = inner(ndim=2)
+
+    @staticmethod
+    def outer(top, bottom):
+        return Outer((top.shape[0] + bottom.shape[0], top.shape[1]))
+
+    def materialize(self) -> Tensor:
+        return torch.cat([self.top, self.bottom])
+
+
+class Product(TensorSubclass, fallback="materialize"):
+    """A Kronecker product: both outer sizes are products of two sizes."""
+
+    left: Tensor = inner(ndim=2)
+    right: Tensor = inner(ndim=2)
+
+    @staticmethod
+    def outer(left, right):
+        return Outer((left.shape[0] * right.shape[0], left.shape[1] * right.shape[1]))
+
+    def materialize(self) -> Tensor:
+        return torch.einsum("ij,kl->ikjl", self.left, self.right).reshape(self.shape)  # torch.kron asks for ints
+
+
+class Longer(TensorSubclass, fallback="materialize"):
+    """Rows followed by ``more`` rows of zeros: the outer size is that of a size and a dynamic int."""
+
+    rows: Tensor = inner(ndim=2)
+    more: int = dynamic()
+
+    @staticmethod
+    def outer(rows, more):
+        return Outer((rows.shape[0] + more, rows.shape[1]))
+
+    def materialize(self) -> Tensor:
+        return torch.cat([self.rows, self.rows.new_zeros(self.more, self.rows.shape[1])])
+
+
+class Flipped(TensorSubclass, fallback="materialize"):
+    """The transpose of an upright value, whose strides are those of its transpose."""
+
+    top: Tensor = inner(ndim=2)
+    bottom: Tensor = inner(ndim=2)
+
+    @staticmethod
+    def outer(top, bottom):
+        rows, columns = top.shape[0] + bottom.shape[0], top.shape[1]
+        return Outer((columns, rows), (1, columns))
+
+    def materialize(self) -> Tensor:
+        return torch.cat([self.top, self.bottom]).t()
+
+
+@pytest.fixture(params=["desugar", "door", "stock"])
+def compile_by(request):
+    torch._dynamo.reset()
+    return {
+        "desugar": lambda f: desugar.compile(f, backend="eager", fullgraph=True),
+        "door": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}, fullgraph=True),
+        "stock": lambda f: torch.compile(f, backend="aot_eager", fullgraph=True),
+    }[request.param]
+
+
+def _parts(cls: type, m: int, n: int, p: int, q: int) -> list[Tensor]:
+    parts = [torch.randn(m, n, requires_grad=True), torch.randn(p, q if cls is Product else n, requires_grad=True)]
+    return parts[:1] if cls is Longer else parts
+
+
+def _example(cls: type, parts: list[Tensor], more: int) -> Tensor:
+    return Longer(*parts, more=more) if cls is Longer else cls(*parts)
+
+
+# Second sizes make symbols; the same outer size of other parts, equal sizes, and a size of one take their own turn.
+SIZES = [(2, 3, 4, 5), (3, 4, 5, 6), (6, 5, 4, 3), (4, 5, 6, 3), (3, 3, 3, 3), (7, 2, 9, 4)]
+
+
+@pytest.mark.parametrize("cls", [Upright, Product, Longer, Flipped])
+def test_a_size_of_several_symbols_takes_one_more_program(cls, compile_by):
+    def use(x, w):
+        return x @ w, x * 2.0, x.shape[0] + x.numel(), x.sum(1).view(x.shape[0])
+
+    compiled = compile_by(use)
+    counters.clear()
+    for sizes in SIZES:
+        x = _example(cls, _parts(cls, *sizes), sizes[2])
+        w = torch.randn(x.shape[1], 2)
+        for got, expected in zip(compiled(x, w), use(x, w), strict=True):
+            torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(expected))
+    assert counters["stats"]["unique_graphs"] == 2
+
+
+@pytest.mark.parametrize("cls", [Upright, Product, Longer, Flipped])
+def test_gradients_of_such_a_size_reach_the_inner_tensors(cls, compile_by):
+    def loss(x, w):
+        return (x @ w).square().sum() + x.sum()
+
+    compiled = compile_by(loss)
+    for sizes in SIZES:
+        parts = _parts(cls, *sizes)
+        x, twin = (_example(cls, parts, sizes[2]) for _ in range(2))
+        w = torch.randn(x.shape[1], 2)
+        got = torch.autograd.grad(compiled(x, w), parts)
+        expected = torch.autograd.grad(loss(twin, w), parts)
+        torch.testing.assert_close(got, expected)
+
+
+def test_other_parts_of_one_size(compile_by):
+    compiled = compile_by(lambda x: x + 1.0)
+    for top, bottom in ((2, 4), (3, 3), (4, 2), (5, 1), (6, 0), (4, 4)):
+        x = Upright(torch.randn(top, 3), torch.randn(bottom, 3))
+        torch.testing.assert_close(compiled(x), x.materialize() + 1.0)
+
+
+def test_such_a_value_made_in_a_compiled_function(compile_by):
+    def stack(top, bottom):
+        x = Upright(top * 2, bottom)
+        return x, x.shape[0], x @ top.t()
+
+    compiled = compile_by(stack)
+    for rows in (2, 3, 5, 4):
+        top, bottom = torch.randn(rows, 3), torch.randn(rows + 1, 3)
+        (x, size, product), (_, _, expected) = compiled(top, bottom), stack(top, bottom)
+        assert type(x) is Upright and x.shape == (2 * rows + 1, 3) and size == 2 * rows + 1
+        torch.testing.assert_close(product, expected)
