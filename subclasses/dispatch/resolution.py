@@ -46,6 +46,7 @@ from subclasses.ops.aliasing import (
 from subclasses.ops.cotangents import (
     ADDITIVE_OPS,
     SCALING_OPS,
+    with_absent_gradients,
     with_anomaly_check,
     with_cotangent_arithmetic,
     with_mapped_cotangents,
@@ -136,7 +137,7 @@ def _with_gradients(cls: Any, op: OpOverload, plan: Plan) -> Call:
         run = with_mapped_cotangents(cls, run, lambda: fallback_run(cls, op))
     if op is aten.add.Tensor and cls.__spec__.fallback == "map" and cls._saves_inners:
         run = with_wrapped_sums(cls, run)
-    return with_anomaly_check(cls, op, run)
+    return with_absent_gradients(op, with_anomaly_check(cls, op, run))
 
 
 def _formula_asks_rules(cls: Any, op: OpOverload) -> bool:

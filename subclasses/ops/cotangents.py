@@ -22,6 +22,7 @@ from subclasses.autograd.construct import PRIMAL, as_cotangent, is_differentiabl
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout, value_layout
 from subclasses.ops.aliasing import bump_versions
+from subclasses.ops.schema import op_facts
 from subclasses.spec.values import with_inners
 
 aten = torch.ops.aten
@@ -169,6 +170,25 @@ def with_anomaly_check(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Cal
         asked = [t for t in _inners(x) if t is not None and (is_differentiable(t) or t.dtype is torch.bool)]
         found = [op(t).any() for t in asked]
         return torch.stack(found).any() if found else torch.zeros((), dtype=torch.bool, device=x.device)
+
+    return plan
+
+
+def with_absent_gradients(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the plan of an op that computes gradients: of an absent gradient they are absent.
+
+    Formulas of PyTorch's for ops with several operands, such as attention, leave it to a kernel to see that the
+    gradient is absent. No kernel runs in a trace, and the op would be part of the program.
+    """
+    facts = op_facts(op)
+    gradients = [i for i, a in enumerate(facts.arguments) if a.kind == "tensor" and a.name.startswith("grad")]
+    if not gradients or not op.name().partition(".")[0].endswith("_backward") or facts.written:
+        return run
+    absent = None if len(facts.returns) == 1 else (None,) * len(facts.returns)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        is_absent = len(args) > gradients[-1] and all(args[i] is None for i in gradients)
+        return absent if is_absent else run(*args, **kwargs)
 
     return plan
 

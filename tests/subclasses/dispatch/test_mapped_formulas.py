@@ -138,3 +138,21 @@ def test_the_gradient_of_a_parameter_is_differentiated_again(nested, door):
     (d,) = torch.autograd.grad(y, p, create_graph=True)
     (y + innermost(d).sum()).backward()
     assert innermost(p.grad).item() == 27 + 18
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_attention_and_other_ops_of_several_operands(door):
+    """PyTorch's formula for attention leaves it to its kernel to see that a gradient is absent."""
+
+    def run(x, w):
+        x = F.layer_norm(x, x.shape[-1:], w[0, 0])
+        return F.conv1d(F.scaled_dot_product_attention(x, x + 1, x, is_causal=True).flatten(0, 1), w)
+
+    inners = [torch.randn(2, 3, 4, 8, requires_grad=True) for _ in range(2)]
+    weights = [torch.randn(8, 4, 8, requires_grad=True) for _ in range(2)]
+    leaves = [*inners, *weights]
+    out = DOORS[door](run)(Interval(*inners), Interval(*weights))
+    got = torch.autograd.grad(out.unwrap("low").square().sum() + out.unwrap("high").sum(), leaves)
+    low, high = (run(x, w) for x, w in zip(inners, weights, strict=True))
+    expected = torch.autograd.grad(low.square().sum() + high.sum(), leaves)
+    torch.testing.assert_close(got, expected)

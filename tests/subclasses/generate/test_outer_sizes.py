@@ -36,7 +36,9 @@ class Product(TensorSubclass, fallback="materialize"):
         return Outer((left.shape[0] * right.shape[0], left.shape[1] * right.shape[1]))
 
     def materialize(self) -> Tensor:
-        return torch.einsum("ij,kl->ikjl", self.left, self.right).reshape(self.shape)  # torch.kron asks for ints
+        return torch.einsum("ij,kl->ikjl", self.left, self.right).reshape(
+            self.shape
+        )  # torch.kron asks for ints
 
 
 class Longer(TensorSubclass, fallback="materialize"):
@@ -79,7 +81,10 @@ def compile_by(request):
 
 
 def _parts(cls: type, m: int, n: int, p: int, q: int) -> list[Tensor]:
-    parts = [torch.randn(m, n, requires_grad=True), torch.randn(p, q if cls is Product else n, requires_grad=True)]
+    parts = [
+        torch.randn(m, n, requires_grad=True),
+        torch.randn(p, q if cls is Product else n, requires_grad=True),
+    ]
     return parts[:1] if cls is Longer else parts
 
 
