@@ -21,7 +21,7 @@ from torch import Tensor
 from subclasses._torch import apply_function, autograd_enabled, is_recording
 from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import leave_in_graph
-from subclasses.autograd.history_errors import fitting
+from subclasses.autograd.history_errors import PLAIN_COTANGENT, fitting, refuse_tangents
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN, RAW, Layout, cotangent_layout
 from subclasses.spec.values import dynamic_ints, known_to_differ, with_inners
@@ -51,6 +51,8 @@ def wrap_detached(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | N
 
 class Construct(torch.autograd.Function):
     """``Cls(*inners)`` in the autograd graph; the backward returns the inner tensors of the cotangent."""
+
+    jvp = staticmethod(refuse_tangents)
 
     @staticmethod
     def forward(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
@@ -133,12 +135,6 @@ def wrap_cotangent(primal: Any, cotangent: Tensor, used: Sequence[bool] = ()) ->
     return found
 
 
-PLAIN_COTANGENT = (
-    "{cls}: a plain tensor arrived as the cotangent of a {cls}. Define `wrap_cotangent(self, cotangent)`, which "
-    "returns it as a {cls}, or register a rule above autograd (on the Python-level function) for the op that made it"
-)
-
-
 def pull_back(primal: Any, cotangent: Tensor) -> Any:
     """Converts a plain cotangent to one of the class: the VJP of ``materialize``, by :func:`torch.autograd.grad`."""
     create_graph = torch.is_grad_enabled()
@@ -189,6 +185,8 @@ def _zero_like(t: Any) -> Any:
 
 class Unwrap(torch.autograd.Function):
     """Some inner tensors as functions of the wrapper; the backward constructs a cotangent of its class."""
+
+    jvp = staticmethod(refuse_tangents)
 
     @staticmethod
     def forward(x: Any, names: tuple[str, ...]) -> tuple[Tensor, ...]:

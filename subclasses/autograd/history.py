@@ -28,7 +28,7 @@ from subclasses._torch import (
 )
 from subclasses.autograd import construct
 from subclasses.autograd.construct import is_differentiable, unwrap
-from subclasses.autograd.history_errors import watched_view_error, written_error
+from subclasses.autograd.history_errors import refuse_tangents, watched_view_error, written_error
 from subclasses.autograd.random_numbers import run_without_random_numbers
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN
@@ -224,6 +224,8 @@ def rule_parts(found: Any, cls: Any) -> dict[str, Any]:
 
 class _Read(torch.autograd.Function):
     """Inner tensors of a value, with the derivatives of what its rule computes; views, as those of Unwrap are."""
+
+    jvp = staticmethod(refuse_tangents)
 
     @staticmethod
     def forward(raw: tuple[Tensor, ...], *parts: Tensor) -> tuple[Tensor, ...]:

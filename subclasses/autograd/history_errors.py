@@ -9,6 +9,11 @@ from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
 from subclasses.spec.values import known_to_differ
 
+PLAIN_COTANGENT = (
+    "{cls}: a plain tensor arrived as the cotangent of a {cls}. Define `wrap_cotangent(self, cotangent)`, which "
+    "returns it as a {cls}, or register a rule above autograd (on the Python-level function) for the op that made it"
+)
+
 
 def written_error(cls: Any) -> DispatchError:
     """Returns the error for reading inner tensors of a value after a write to it, or to what it was computed from."""
@@ -60,4 +65,14 @@ def watched_view_error(cls: Any) -> DispatchError:
     return DispatchError(
         f"{one_of(cls)} that a rule made as a view: its inner tensors are read, and a hook (register_hook, "
         f"retain_grad) on the view would not see their gradients; register it on view.clone(), and use that"
+    )
+
+
+def refuse_tangents(ctx: Any, *tangents: Any) -> Any:
+    """Raises DispatchError: the ``jvp`` of the functions that make values and read them."""
+    raise DispatchError(
+        "a dual tensor of torch.autograd.forward_ad that requires grad too became part of a value of a declared class, "
+        "or such a value became one and was read: what connects a value with its inner tensors in the graph has no "
+        "forward derivative. Pass dual tensors that do not require grad, and compute with x.unwrap() or "
+        "x.materialize(), or differentiate with torch.autograd.grad or torch.autograd.functional.jvp"
     )

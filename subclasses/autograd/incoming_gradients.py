@@ -15,12 +15,12 @@ from torch import Tensor
 
 from subclasses._torch import skip_frames
 from subclasses.autograd.construct import (
-    PLAIN_COTANGENT,
     as_cotangent,
     construct,
     is_recorded,
     unwrap,
 )
+from subclasses.autograd.history_errors import PLAIN_COTANGENT
 from subclasses.errors import DispatchError
 from subclasses.layout import cotangent_layout
 from subclasses.spec.values import dynamic_ints

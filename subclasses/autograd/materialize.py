@@ -12,6 +12,7 @@ from torch import Tensor
 from subclasses._torch import apply_function
 from subclasses._torch_tracing import leave_in_graph
 from subclasses.autograd.construct import is_differentiable, is_recorded, open_wrapper
+from subclasses.autograd.history_errors import refuse_tangents
 from subclasses.errors import DispatchError
 from subclasses.spec.construction import check_materialized
 
@@ -43,6 +44,8 @@ def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any],
 
 class _Represented(torch.autograd.Function):
     """What a value without differentiable inner tensors represents; its gradient is plain, as that of any op on it."""
+
+    jvp = staticmethod(refuse_tangents)
 
     @staticmethod
     def forward(x: Any, materialize: Callable[[Any], Tensor]) -> Tensor:

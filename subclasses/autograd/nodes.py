@@ -37,7 +37,12 @@ from subclasses.autograd.history import (
     rule_parts,
     run_again,
 )
-from subclasses.autograd.history_errors import fitting, unknown_gradient_error, watched_view_error
+from subclasses.autograd.history_errors import (
+    fitting,
+    refuse_tangents,
+    unknown_gradient_error,
+    watched_view_error,
+)
 from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, with_marked_gradients
 from subclasses.errors import DispatchError
 from subclasses.layout import HISTORY, OPEN
@@ -112,6 +117,8 @@ def _add_node(x: Any, made: Any) -> None:
 
 class MadeByRule(torch.autograd.Function):
     """The node of a value: it takes the place of that of PyTorch's formula, which is behind it."""
+
+    jvp = staticmethod(refuse_tangents)
 
     @staticmethod
     def forward(ctx: Any, x: Any, made: Any, *sources: Tensor) -> Any:

@@ -232,7 +232,7 @@ def run_on_reference(s: Subject, case: Case) -> list[Any]:
 
 def applicable(s: Subject, table: Mapping[str, Callable[[Any], Any]]) -> list[Case]:
     """The cases that make sense for the sizes and dtype of a value: those that a plain tensor takes."""
-    cases = [Case(name, run) for name, run in table.items()]
+    cases = [Case(name, run) for name, run in callable_on(s, table).items()]
 
     @torch.no_grad()
     def takes(case: Case) -> None:
@@ -240,6 +240,16 @@ def applicable(s: Subject, table: Mapping[str, Callable[[Any], Any]]) -> list[Ca
             case.run(plain)
 
     return [case for case in cases if succeeds(takes, case)]
+
+
+def callable_on(s: Subject, table: Mapping[str, Callable[[Any], Any]]) -> dict[str, Callable[[Any], Any]]:
+    """The cases that call no method which a field of the class hides, such as ``t``."""
+    fields = s.hiding_fields()
+    return {name: run for name, run in table.items() if not fields.intersection(_names_in(run))}
+
+
+def _names_in(function: Any) -> tuple[str, ...]:
+    return function.__code__.co_names if hasattr(function, "__code__") else ()
 
 
 def stand_ins(s: Subject) -> list[Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subclasses.testing.cases import accepted, once
 from subclasses.testing.compare import check_stands_for, same_context
-from subclasses.testing.errors import Attempt, Skipped, succeeds
+from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
 from subclasses.testing.subject import Factory, Subject
 
 # ---- other sizes -------------------------------------------------------------------------------------------
@@ -89,15 +89,43 @@ def variants(s: Subject) -> list[Factory]:
     if given := s.options.get("variants"):
         return list(given)
     s.needs_flatten()
-    found = (
-        [change for change in _changes(s) if succeeds(_check_variant, s, change)][:3] if s.declared else []
-    )
+    if s.declared and not s.metadata(s.make()):
+        raise Skipped(f"{s.name} has no metadata")
+    found: list[dict[str, Any]] = []
+    wrong = ""
+    for change in _changes(s) if s.declared else ():
+        with Attempt() as attempt:
+            _check_variant(s, change)
+        if attempt.error is None:
+            found.append(change)
+        elif isinstance(attempt.error, Broken):
+            wrong = wrong or f" ({_shown(change)} was not tried: {attempt.error})"
     if not found:
-        raise Skipped("pass variants=[...], factories of values with other metadata")
-    s.derived["variants"] = ", ".join(
-        f"{name}={value!r}" for change in found for name, value in change.items()
-    )
-    return [partial(_changed, s, change) for change in found]
+        raise Skipped(f"pass variants=[...], factories of values with other metadata{wrong}")
+    s.derived["variants"] = ", ".join(map(_shown, found[:3])) + wrong
+    return [partial(_changed, s, change) for change in found[:3]]
+
+
+def _shown(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in fields.items())
+
+
+def named_variants(s: Subject) -> list[tuple[str, Factory]]:
+    """The variants with what each has other than a value of the factory, such as ``with unit='km'``.
+
+    Raises:
+        Skipped: there are none, and none can be derived.
+    """
+    names = []
+    for i, make in enumerate(variants(s)):
+        changed = _changed_fields(s, s.make(make)) if s.declared else {}
+        names.append((f"with {_shown(changed)}" if changed else f"of variants[{i}]", make))
+    return names
+
+
+def _changed_fields(s: Subject, variant: Any) -> dict[str, Any]:
+    usual = s.metadata(s.make())
+    return {name: value for name, value in s.metadata(variant).items() if usual[name] != value}
 
 
 def _changes(s: Subject) -> Iterator[dict[str, Any]]:

@@ -199,6 +199,14 @@ class Subject:
         spec = self.cls.__spec__
         return {f.name: getattr(x, f.name) for f in (*spec.statics, *spec.dynamics)}
 
+    def hiding_fields(self) -> set[str]:
+        """The fields of a declared class that hide a method of tensors."""
+        if not self.declared:
+            return set()
+        spec = self.cls.__spec__
+        names = {f.name for f in (*spec.inners, *spec.statics, *spec.dynamics)}
+        return {name for name in names if hasattr(Tensor, name)}
+
     # ---- what it stands for --------------------------------------------------------------------------------
 
     def reference(self, x: Any) -> tuple[Tensor, ...]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses.layout import RAW
 from subclasses.rules.registry import describe
-from subclasses.testing.cases import VIEWS, applicable, argument_cases, refuses, stand_ins
+from subclasses.testing.cases import VIEWS, applicable, argument_cases, callable_on, refuses, stand_ins
 from subclasses.testing.compare import leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
 from subclasses.testing.faults import harmless, rules_run
@@ -115,7 +115,7 @@ def _written_views(s: Subject) -> list[Case]:
 
     table = {
         f"y = {name}; {words}": pair(view, write)
-        for name, view in VIEWS.items()
+        for name, view in callable_on(s, VIEWS).items()
         if name != "x.expand"  # its entries share memory, and many ops do not write to such
         for words, write in WRITES.items()
     }

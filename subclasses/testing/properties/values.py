@@ -20,7 +20,8 @@ from subclasses.testing.cases import (
     run_on_reference,
 )
 from subclasses.testing.compare import check_equal, check_stands_for, leaves, value_difference
-from subclasses.testing.errors import Broken, Skipped
+from subclasses.testing.derive import named_variants
+from subclasses.testing.errors import Attempt, Broken, Skipped
 from subclasses.testing.faults import change_of, mend_write
 from subclasses.testing.property import Case, promise, run_cases
 from subclasses.testing.subject import Subject
@@ -84,6 +85,60 @@ def grad_mode(s: Subject, case: Case) -> None:
     with torch.no_grad():
         expected = case.run(s.make())
     check_equal(s, case.name, case.run(x), expected)
+
+
+# ---- other metadata ----------------------------------------------------------------------------------------
+
+
+@promise(
+    "a rule must compute with the static and dynamic fields of its operands, none of which it may take for granted; "
+    "what it has no answer to it refuses: raise subclasses.DispatchError or NotImplementedError",
+    cases=functional_cases,
+)
+@torch.no_grad()
+def other_metadata(s: Subject, case: Case) -> None:
+    """An op on a value with other metadata gives what it gives on the tensor that this value stands for."""
+    for difference, make in named_variants(s):
+        plains = [plain.clone() for plain in s.reference(s.make(make))]
+        with Attempt() as attempt:
+            expected = [case.run(plain) for plain in plains]
+        if attempt.error is None:  # the value may have another size
+            check_stands_for(s, f"{case.name} {difference}", case.run(s.make(make)), expected)
+
+
+MIXED: dict[str, Callable[[Any], Any]] = {
+    "x + y": lambda pair: pair[0] + pair[1],
+    "x - y": lambda pair: pair[0] - pair[1],
+    "x * y": lambda pair: pair[0] * pair[1],
+    "x < y": lambda pair: pair[0] < pair[1],
+    "torch.maximum(x, y)": lambda pair: torch.maximum(*pair),
+    "torch.cat([x, y])": lambda pair: torch.cat(pair),
+    "torch.stack([x, y])": lambda pair: torch.stack(pair),
+    "torch.where(x > 0, x, y)": lambda pair: torch.where(pair[0] > 0, *pair),
+    "x.clone().copy_(y)": lambda pair: pair[0].clone().copy_(pair[1]),
+    "x.clone().add_(y)": lambda pair: pair[0].clone().add_(pair[1]),
+}
+
+
+@promise(
+    "a rule for an op on two values must look at the metadata of both: convert one of them where they differ, or "
+    "refuse the op: raise subclasses.DispatchError or NotImplementedError",
+    cases=lambda s: [Case(name, run) for name, run in MIXED.items()],
+)
+@torch.no_grad()
+def mixed_metadata(s: Subject, case: Case) -> None:
+    """An op on two values of different metadata gives what it gives on the tensors that they stand for."""
+    for difference, make in named_variants(s):
+        for factories, what in (
+            ((s.factory, make), f"y {difference}"),
+            ((make, s.factory), f"x {difference}"),
+        ):
+            pairs = zip(*(s.reference(s.make(factory)) for factory in factories), strict=True)
+            with Attempt() as attempt:
+                expected = [case.run([t.clone() for t in pair]) for pair in pairs]
+            if attempt.error is None:
+                got = case.run([s.make(factory) for factory in factories])
+                check_stands_for(s, f"{case.name}, {what}", got, expected)
 
 
 # ---- randomness --------------------------------------------------------------------------------------------

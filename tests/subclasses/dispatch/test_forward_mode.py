@@ -48,6 +48,19 @@ def test_what_is_computed_above_autograd_keeps_tangents():
         assert forward_ad.unpack_dual(dropped).tangent is None
 
 
+def test_a_dual_tensor_that_requires_grad_is_refused_with_what_to_do_instead():
+    leaf = PRIMALS.clone().requires_grad_()
+    match = r"requires grad too .* torch\.autograd\.functional\.jvp"
+    with forward_ad.dual_level():
+        with pytest.raises(DispatchError, match=match):
+            Pair(forward_ad.make_dual(leaf, TANGENTS), PRIMALS)
+        x = Pair(PRIMALS, PRIMALS).requires_grad_()
+        with pytest.raises(DispatchError, match=match):
+            forward_ad.make_dual(x, Pair(TANGENTS, TANGENTS)).unwrap("a")
+    _, tangent = torch.autograd.functional.jvp(lambda t: (Pair(t, t) * 2).unwrap("a"), PRIMALS, TANGENTS)
+    assert torch.equal(tangent, 2 * TANGENTS)
+
+
 def test_a_rule_for_a_function_keeps_tangents():
     class Ruled(TensorSubclass):
         held: Tensor = inner()
