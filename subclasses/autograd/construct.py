@@ -206,19 +206,15 @@ class Unwrap(torch.autograd.Function):
         if cls is Tensor:
             return  # a transform of torch.func that does not differentiate by the value, which is inside of this
         ctx.set_materialize_grads(False)
+        spec = cls.__spec__
+        # Only the size and dtype of a differentiable one are read, so a later write to it is not an error.
+        likes = {n: t for n in spec.attributes if is_differentiable(t := held[n])}
         fixed: dict[str, Tensor] = {}
-        likes: dict[str, Tensor] = {}
-        for name in cls.__spec__.attributes:
-            t = held[name]
-            # Only the size and dtype of a differentiable one are read, so a later write to it is not an error.
-            if is_differentiable(t):
-                likes[name] = t
-            elif t is not None:
-                fixed[name] = t
-        ctx.layout, ctx.dynamics, ctx.names = held["_layout"], dynamic_ints(x), names
-        ctx.fixed, ctx.likes = tuple(fixed), likes
-        if fixed:
+        if len(likes) < len(spec.attributes):
+            fixed = {n: t for n in spec.attributes if n not in likes and (t := held[n]) is not None}
             ctx.save_for_backward(*fixed.values())
+        ctx.layout, ctx.dynamics = held["_layout"], dynamic_ints(x) if spec.dynamics else ()
+        ctx.names, ctx.fixed, ctx.likes = names, tuple(fixed), likes
         # Converts a plain cotangent that is added to this one. Dynamo does not keep such an attribute of ctx.
         ctx.primal = None
         if cls._saves_inners and not torch.compiler.is_dynamo_compiling():
@@ -328,7 +324,9 @@ def unwrap_recorded(x: Any, name: str) -> Tensor | None:
     t = x.__dict__[name]
     if not is_differentiable(t):
         return t
-    return (_unwrap_made if type(x)._keeps_history else unwrap_by_formula)(x, (name,))[0]
+    if type(x)._keeps_history:
+        return _unwrap_made(x, (name,))[0]
+    return apply_function(Unwrap, x, (name,))[0]
 
 
 @leave_in_graph  # Dynamo does not know which op made a value

@@ -1,13 +1,14 @@
 """Attributes set on a value that no compiled rule would see.
 
 PyTorch keeps any attribute that is set on a tensor, and libraries mark parameters this way. Dynamo guards what the
-compiled function itself reads. The rules of a class are different: under a compiler they run on values made of fields
-alone, so a rule finds such an attribute in eager mode and misses it in compiled code. Setting one that a rule reads
+compiled function itself reads. Rules and methods of a class are different: under a compiler they run on values made of
+fields alone, so they find such an attribute in eager mode and miss it in compiled code. Setting one that they read
 therefore warns, once for each class and name.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import functools
 import inspect
@@ -24,14 +25,17 @@ from subclasses.rules.registry import all_rules, describe
 
 # A local variable, or one of an enclosing function.
 _LOAD_VARIABLE = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")
-# Methods that run where rules run.
-_METHODS = ("materialize", "wrap_cotangent")
+_OF_EAGER_MODE = ("__repr__", "__str__", "__format__", "__init_subclass__")
+# Whose functions read no attributes of an author's, and whose marks are no attributes of theirs.
+_OF_LIBRARIES = ("torch", "subclasses")
+# Code with one of these names may read an attribute whose name is a string in it.
+_BY_NAME = frozenset({"getattr", "hasattr", "vars", "__dict__"})
 
 
 class UnseenNames:
-    """The names of attributes that rules of a class read and that are no fields, with one rule for each.
+    """The names of attributes that rules and methods of a class read and that are no fields, with one reader for each.
 
-    ``name in names`` is what generated ``__setattr__`` asks. The rules are searched at the first question.
+    ``name in names`` is what generated ``__setattr__`` asks. They are searched at the first question.
     """
 
     def __init__(self, cls: type) -> None:
@@ -43,16 +47,14 @@ class UnseenNames:
         self._readers = None
 
     def __contains__(self, name: str) -> bool:
-        if name.startswith("_"):  # torch and libraries set such names for themselves
-            return False
         if self._readers is None:
             self._readers = dict(self._search())
         return name in self._readers
 
     def _search(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        own = [getattr(self._cls, name, None) for name in _METHODS]
-        for function in (*(rule for _, rule in all_rules(self._cls)), *own):
-            for name in _names_read(function):
+        methods = [function for _, member in _members(self._cls) for function in _functions_of(member)]
+        for function in (*(rule for _, rule in all_rules(self._cls)), *methods):
+            for name in (name for code in _codes(function) for name in _names_read(code)):
                 # Assigning to a property or a constant is up to its setter.
                 has_setter = hasattr(type(inspect.getattr_static(self._cls, name, None)), "__set__")
                 if not (hasattr(Tensor, name) or has_setter):
@@ -65,32 +67,73 @@ class UnseenNames:
         """
         assert self._readers is not None, "only a name that was found is warned of"
         setter = sys._getframe(2).f_globals.get("__name__", "")
-        if setter.partition(".")[0] == "torch":
+        if setter.partition(".")[0] in _OF_LIBRARIES:
             return
         reader, cls = self._readers.pop(name), self._cls.__name__
         warnings.warn(
             f"{cls}.{name} is no field, and {describe(reader)} reads an attribute of this name: in a compiled function "
-            f"rules see values made from fields alone, without it. Declare `{name}` with static(default=...) and pass "
+            f"rules and methods see values made from fields alone, without it. Declare `{name}` with "
+            f"static(default=...) and pass "
             f"it to the constructor, {cls}(..., {name}=...)",
             stacklevel=3,
         )
 
 
-def _names_read(function: Any) -> Iterator[str]:
-    """Yields the names of attributes that a function reads of its variables, by a dot or with ``getattr``.
+def _codes(function: Any) -> Iterator[types.CodeType]:
+    """Yields the code of a function, and of the functions of its package and around it that it may call."""
+    pending, met = [function], set()
+    while pending:
+        function = pending.pop()
+        while isinstance(function, functools.partial):
+            function = function.func
+        function = getattr(function, "__wrapped__", function)
+        if not isinstance(function, types.FunctionType) or function.__code__ in met:
+            continue
+        met.add(function.__code__)
+        package = _package_of(function)
+        if package in _OF_LIBRARIES:
+            continue
+        called = []
+        for code in _nested(function.__code__):
+            yield code
+            called += [function.__globals__.get(name) for name in code.co_names]
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # it is empty
+                called.append(cell.cell_contents)
+        pending += [other for other in called if _package_of(other) == package]
+
+
+def _package_of(function: Any) -> str:
+    return str(getattr(function, "__module__", "")).partition(".")[0]
+
+
+def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _nested(constant)
+
+
+def _members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Yields what the author's classes define, with its name, but for what no compiled function calls."""
+    for base in cls.__mro__:
+        if not issubclass(Tensor, base) and _package_of(base) not in _OF_LIBRARIES:
+            yield from ((n, m) for n, m in vars(base).items() if n not in _OF_EAGER_MODE)
+
+
+def _functions_of(member: Any) -> list[Any]:
+    parts = (getattr(member, name, None) for name in ("fget", "func", "__func__"))
+    functions = [part for part in (member, *parts) if isinstance(part, types.FunctionType)]
+    return [function for function in functions if not hasattr(function, "__source__")]  # which is generated
+
+
+def _names_read(code: types.CodeType) -> Iterator[str]:
+    """Yields the names of attributes that code reads of its variables: by a dot, by ``getattr``, in ``__dict__``.
 
     Any other name in its code may belong to a module, such as ``torch.constant``, or to a result of a call.
     """
-    while isinstance(function, functools.partial):
-        function = function.func
-    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
-    pending = [code] if isinstance(code, types.CodeType) else []
-    while pending:
-        code = pending.pop()
-        instructions = list(dis.get_instructions(code))
-        for variable, read in itertools.pairwise(instructions):
-            if variable.opname in _LOAD_VARIABLE and read.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                yield str(read.argval)
-        if "getattr" in code.co_names:
-            yield from (c for c in code.co_consts if isinstance(c, str))
-        pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    for variable, read in itertools.pairwise(dis.get_instructions(code)):
+        if variable.opname in _LOAD_VARIABLE and read.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            yield str(read.argval)
+    if not _BY_NAME.isdisjoint(code.co_names):
+        yield from (c for c in code.co_consts if isinstance(c, str))

@@ -131,3 +131,63 @@ def test_fields_and_attributes_of_tensor_are_no_matter():
         x.held = torch.zeros(2)
     with pytest.raises(AttributeError, match=r"Box\.known is metadata and constant"):
         x.known = 3
+
+
+def _gained(x):
+    return x.held * x.gain
+
+
+class Mixin:
+    gain = 1
+
+    @property
+    def scaled(self):
+        return self.held * self.gain
+
+    def by_name(self):
+        return self.held * self.__dict__.get("gain", 1)
+
+
+INDIRECTLY = {
+    "a property": lambda self: self.scaled,
+    "a method": lambda self: self.by_name(),
+    "a function of the module": _gained,
+    "a function that calls one": lambda self: _gained(self) * 2,
+    "an underscore": lambda self: self.held * self._gain,
+}
+
+
+@pytest.mark.parametrize("how", INDIRECTLY)
+def test_an_attribute_that_materialize_reads_by_what_it_calls(how):
+    class Box(Mixin, TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+        _gain = 1
+        materialize = INDIRECTLY[how]
+
+    name = "_gain" if how == "an underscore" else "gain"
+    x = Box(torch.ones(2))
+    with pytest.warns(UserWarning, match=rf"Box\.{name} is no field, and .* reads an attribute of this name"):
+        setattr(x, name, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x.other = x._other = 3
+
+
+def test_what_a_method_reads_that_a_compiled_function_calls():
+    class Box(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+        gain = 1
+
+        def scaled(self):
+            return self.held * self.gain
+
+        def __repr__(self):
+            return f"Box of {self.label}"
+
+    x = Box(torch.ones(2))
+    with pytest.warns(UserWarning, match=r"Box\.gain is no field, and .*scaled .* reads"):
+        x.gain = 5
+    assert desugar.compile(lambda x: x.scaled(), backend="eager")(x).tolist() == [1, 1]  # the reason of the warning
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        x.label = "x"
