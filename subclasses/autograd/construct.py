@@ -22,6 +22,7 @@ from subclasses._torch import apply_function, autograd_enabled, is_recording
 from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import leave_in_graph
 from subclasses.autograd.history_errors import PLAIN_COTANGENT, fitting, refuse_tangents
+from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN, RAW, Layout, cotangent_layout
 from subclasses.spec.values import dynamic_ints, known_to_differ, with_inners
@@ -39,7 +40,10 @@ def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inners):
         if is_exporting():
             return layout.cls._wrap(layout, *inners, *dynamics)  # type: ignore[attr-defined]
-        return apply_function(Construct, layout, dynamics, *inners)
+        made = apply_function(Construct, layout, dynamics, *inners)
+        if in_recorded_rule():
+            keep_readable(made, inners)
+        return made
     return wrap_detached(layout, dynamics, *inners)
 
 

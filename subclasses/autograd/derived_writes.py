@@ -22,6 +22,7 @@ from torch import Tensor
 from subclasses._torch import autograd_enabled, storage_key
 from subclasses.autograd.construct import is_differentiable, unwrap
 from subclasses.autograd.history import History, is_kept, keep_history, open_value, opened, version_of
+from subclasses.autograd.rule_runs import recorded_rule
 from subclasses.errors import DispatchError
 from subclasses.spec.values import map_tensors, tensors_in, with_inners
 
@@ -49,7 +50,7 @@ def run_derived(
             return open_value(t)
         return copies.of(t, overwrites)
 
-    with autograd_enabled():
+    with autograd_enabled(), recorded_rule():
         found = run(*map_tensors(args, open_one), **map_tensors(kwargs, open_one))
         if not hasattr(type(found), "__spec__"):
             return found.detach() if isinstance(found, Tensor) else found, _keep_nothing

@@ -30,6 +30,7 @@ from subclasses.autograd import construct
 from subclasses.autograd.construct import is_differentiable, unwrap
 from subclasses.autograd.history_errors import refuse_tangents, watched_view_error, written_error
 from subclasses.autograd.random_numbers import run_without_random_numbers
+from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable, recorded_rule
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN
 from subclasses.spec.values import map_tensors, tensors_in, with_inners
@@ -113,7 +114,8 @@ class History:
 def run_again(cls: type, run: Call, args: Any, kwargs: Any) -> Any:
     """Runs a call for its derivative; an error of the rule says so, for it did not come when the op ran."""
     try:
-        return run_without_random_numbers(cls, run, args, kwargs)
+        with recorded_rule():
+            return run_without_random_numbers(cls, run, args, kwargs)
     except Exception as error:
         error.add_note(
             f"A rule of {cls.__name__} ran again, for its derivative, on operands whose inner tensors require grad. "
@@ -263,7 +265,7 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, is_random: bool = F
         if not is_grad_enabled():
             return run(*args, **kwargs)
         operands = tensors_in(args, kwargs)
-        if not is_kept(operands, by_rule=is_rule):
+        if not is_kept(operands, by_rule=is_rule or in_recorded_rule()):
             return run(*args, **kwargs)
         if any(t.__dict__.get(HISTORY) is OPEN for t in operands):  # a rule that runs again calls another one
             with autograd_enabled():
@@ -282,9 +284,19 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, is_random: bool = F
                 made = run, args, kwargs, number
                 history = History(one, made, operands=operands, version=version, is_view=is_view)
                 keep_history(one, history)
+                if in_recorded_rule():
+                    _read_at_once(one)
         return out
 
     return plan
+
+
+def _read_at_once(x: Any) -> None:
+    """Lets a rule that runs for its derivative read inner tensors of what an op made of values in it."""
+    with autograd_enabled():
+        _derive(x)
+    parts = x.__dict__[HISTORY].parts
+    keep_readable(x, [parts[n] for n in type(x).__spec__.attributes])
 
 
 def _check_reaches(found: Any, operands: Sequence[Any]) -> None:
@@ -313,7 +325,7 @@ def _derived_at_once(run: Call, args: Any, kwargs: Any) -> Any:
             keep_history(value, History(value, None, parts))
         return value
 
-    with autograd_enabled():
+    with autograd_enabled(), recorded_rule():
         return map_tensors(run(*_open(args), **_open(kwargs)), closed)
 
 

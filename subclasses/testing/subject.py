@@ -248,9 +248,13 @@ class Subject:
     def is_own(self, frame: FrameType) -> bool:
         """Whether a frame runs code of the class: of a module that defines its methods, or of one beside it."""
         name = frame.f_globals.get("__name__", "")
-        return name in self._modules or name.rpartition(".")[0] in {
-            package for module in self._modules if (package := module.rpartition(".")[0])
-        }
+        return name in self._modules or name.rpartition(".")[0] in self._packages
+
+    @functools.cached_property
+    def _packages(self) -> set[str]:
+        """The packages of its modules, and, of a package inside of others, the one around it."""
+        packages = {package for module in self._modules if (package := module.rpartition(".")[0])}
+        return packages | {p.rpartition(".")[0] for p in packages if p.count(".") > 1}
 
     @functools.cached_property
     def own_bases(self) -> list[type]:

@@ -122,7 +122,8 @@ MIXED: dict[str, Callable[[Any], Any]] = {
 
 @promise(
     "a rule for an op on two values must look at the metadata of both: convert one of them where they differ, or "
-    "refuse the op: raise subclasses.DispatchError or NotImplementedError",
+    "refuse the op: raise subclasses.DispatchError or NotImplementedError. If what a value stands for does not depend "
+    "on its metadata, as on names of dimensions: skip={'mixed_metadata'}",
     cases=lambda s: [Case(name, run) for name, run in MIXED.items()],
 )
 @torch.no_grad()

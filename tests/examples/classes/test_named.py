@@ -33,6 +33,7 @@ TestNamed = suite(
     reference=lambda x: x.values,
     sizes=[lambda n=n: make(n) for n in (5, 7)],
     variants=[lambda: make(dims=("b", "a")), lambda: make(dims=("a", "c"))],
+    skip={"mixed_metadata"},  # the reference has no names, by which values are aligned
 )
 TestRules = suite(
     make,

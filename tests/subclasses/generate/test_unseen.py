@@ -187,7 +187,10 @@ def test_what_a_method_reads_that_a_compiled_function_calls():
     x = Box(torch.ones(2))
     with pytest.warns(UserWarning, match=r"Box\.gain is no field, and .*scaled .* reads"):
         x.gain = 5
-    assert desugar.compile(lambda x: x.scaled(), backend="eager")(x).tolist() == [1, 1]  # the reason of the warning
+    assert desugar.compile(lambda x: x.scaled(), backend="eager")(x).tolist() == [
+        1,
+        1,
+    ]  # the reason of the warning
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         x.label = "x"
