@@ -60,6 +60,7 @@ from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.errors import is_of_operator
 from subclasses.rules.registry import find_op_rule, find_tag_rule, has_pointwise_rules
 from subclasses.rules.results import describe, with_results_of
+from subclasses.rules.symbolic_numbers import with_numbers
 from subclasses.rules.transform_conflicts import with_rules_above
 from subclasses.spec.values import tensors_in
 
@@ -190,6 +191,7 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
     refuse = () if is_of_operator(op) else (functools.partial(_check_refusal, cls, op, rule),)
+    rule = with_numbers(rule, describe(rule))
     run: Call = with_lazy_bits(functools.partial(with_results_of(cls, op, rule, *refuse), op))
     return with_marked_results(cls, run) if getattr(cls, "_marks_cotangents", False) else run
 

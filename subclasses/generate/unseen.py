@@ -8,9 +8,7 @@ therefore warns, once for each class and name.
 
 from __future__ import annotations
 
-import contextlib
 import dis
-import functools
 import inspect
 import itertools
 import sys
@@ -21,13 +19,12 @@ from typing import Any
 
 from torch import Tensor
 
+from subclasses.rules.author_code import OF_LIBRARIES, codes_of, package_of
 from subclasses.rules.registry import all_rules, describe
 
 # A local variable, or one of an enclosing function.
 _LOAD_VARIABLE = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")
 _OF_EAGER_MODE = ("__repr__", "__str__", "__format__", "__init_subclass__")
-# Whose functions read no attributes of an author's, and whose marks are no attributes of theirs.
-_OF_LIBRARIES = ("torch", "subclasses")
 # Code with one of these names may read an attribute whose name is a string in it.
 _BY_NAME = frozenset({"getattr", "hasattr", "vars", "__dict__"})
 
@@ -54,7 +51,7 @@ class UnseenNames:
     def _search(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         methods = [function for _, member in _members(self._cls) for function in _functions_of(member)]
         for function in (*(rule for _, rule in all_rules(self._cls)), *methods):
-            for name in (name for code in _codes(function) for name in _names_read(code)):
+            for name in (name for code in codes_of(function) for name in _names_read(code)):
                 # Assigning to a property or a constant is up to its setter.
                 has_setter = hasattr(type(inspect.getattr_static(self._cls, name, None)), "__set__")
                 if not (hasattr(Tensor, name) or has_setter):
@@ -67,7 +64,7 @@ class UnseenNames:
         """
         assert self._readers is not None, "only a name that was found is warned of"
         setter = sys._getframe(2).f_globals.get("__name__", "")
-        if setter.partition(".")[0] in _OF_LIBRARIES:
+        if setter.partition(".")[0] in OF_LIBRARIES:
             return
         reader, cls = self._readers.pop(name), self._cls.__name__
         warnings.warn(
@@ -79,45 +76,10 @@ class UnseenNames:
         )
 
 
-def _codes(function: Any) -> Iterator[types.CodeType]:
-    """Yields the code of a function, and of the functions of its package and around it that it may call."""
-    pending, met = [function], set()
-    while pending:
-        function = pending.pop()
-        while isinstance(function, functools.partial):
-            function = function.func
-        function = getattr(function, "__wrapped__", function)
-        if not isinstance(function, types.FunctionType) or function.__code__ in met:
-            continue
-        met.add(function.__code__)
-        package = _package_of(function)
-        if package in _OF_LIBRARIES:
-            continue
-        called = []
-        for code in _nested(function.__code__):
-            yield code
-            called += [function.__globals__.get(name) for name in code.co_names]
-        for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # it is empty
-                called.append(cell.cell_contents)
-        pending += [other for other in called if _package_of(other) == package]
-
-
-def _package_of(function: Any) -> str:
-    return str(getattr(function, "__module__", "")).partition(".")[0]
-
-
-def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _nested(constant)
-
-
 def _members(cls: type) -> Iterator[tuple[str, Any]]:
     """Yields what the author's classes define, with its name, but for what no compiled function calls."""
     for base in cls.__mro__:
-        if not issubclass(Tensor, base) and _package_of(base) not in _OF_LIBRARIES:
+        if not issubclass(Tensor, base) and package_of(base) not in OF_LIBRARIES:
             yield from ((n, m) for n, m in vars(base).items() if n not in _OF_EAGER_MODE)
 
 

@@ -33,6 +33,7 @@ from subclasses.rules.checks import is_a_function_of_tensors
 from subclasses.rules.families import Family, arithmetic, comparisons, reductions
 from subclasses.rules.keyword_names import Taken, taken_by, with_keyword_names
 from subclasses.rules.results import Rule, describe, with_result, with_results_of
+from subclasses.rules.symbolic_numbers import with_numbers
 
 
 @dataclass
@@ -112,7 +113,7 @@ def _for_function(cls: type, key: Any, rule: Rule, taken: Taken | None, kept: di
     """Returns a rule as it is called for a Python-level function; `kept` has the rules that check what they write."""
     if is_a_function_of_tensors(key):
         rule = with_result(cls, key, rule)
-    rule = with_keyword_names(cls, key, rule, taken)
+    rule = with_numbers(with_keyword_names(cls, key, rule, taken), describe(rule))
     if not _is_in_place(key):
         return rule
     return kept.get(rule) or kept.setdefault(rule, _keeping_writes(cls, rule))

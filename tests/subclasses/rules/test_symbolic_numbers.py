@@ -1,0 +1,114 @@
+"""Rules that ask whether an operand is a number, of which a compiler makes a symbol when it changes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from numbers import Number
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+import subclasses
+from subclasses import TensorSubclass, dynamic, inner
+
+aten = torch.ops.aten
+
+DOORS = {
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+    "torch.compile": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+}
+
+
+class Log(TensorSubclass, fallback="materialize"):
+    log: Tensor = inner()
+    count: int = dynamic(default=2)
+
+    def materialize(self):
+        return self.log.exp()
+
+
+def is_number(y):
+    return isinstance(y, Number)
+
+
+def by_float(func, x, y):
+    return Log(x.log + math.log(y)) if isinstance(y, float | int) else func(x.materialize(), y)
+
+
+def by_helper(func, x, y):
+    return Log(x.log + math.log(y)) if is_number(y) else func(x.materialize(), y)
+
+
+def by_match(func, x, y):
+    match y:
+        case float() | int():
+            return Log(x.log + math.log(y))
+    return func(x.materialize(), y)
+
+
+def by_tensor(func, x, y):
+    return func(x.materialize(), y) if isinstance(y, Tensor) else Log(x.log + y)
+
+
+def with_rule(key, rule):
+    cls = type("Ruled", (Log,), {"__doc__": "One rule."})
+    cls.implements(key)(rule)
+    return cls
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+CALLS = {
+    "a float": (lambda x, r: x * r, [3.0, 2.0, 4.0]),
+    "an int": (lambda x, r: x * r, [3, 2, 4]),
+    "a size": (lambda x, r: x * r.shape[0], [torch.ones(n) for n in (3, 2, 4)]),
+    "a dynamic int": (lambda x, r: x * x.count, [0, 0, 0]),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("rule", [by_float, by_helper, by_match])
+@pytest.mark.parametrize(
+    "key", [aten.mul.Tensor, torch.mul, subclasses.arithmetic], ids=["op", "function", "family"]
+)
+def test_a_rule_takes_the_way_that_it_takes_in_eager_mode(key, rule, call, door):
+    cls, (function, operands) = with_rule(key, rule), CALLS[call]
+    compiled = DOORS[door](function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for i, operand in enumerate(operands):
+            x = cls(torch.zeros(2), count=3 + i)
+            got, expected = compiled(x, operand), function(x, operand)
+            assert type(got) is type(expected) is Log
+            torch.testing.assert_close(got.log, expected.log)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_many_numbers(door):
+    """More than Dynamo compiles programs for."""
+    cls = with_rule(aten.mul.Tensor, by_float)
+    compiled = DOORS[door](lambda x, r: x * r)
+    with pytest.warns(
+        UserWarning, match=r"the rule by_float .* asks for int or float.*not isinstance\(y, Tensor\)"
+    ):
+        found = [compiled(cls(torch.zeros(2)), float(r)).log for r in range(1, 14)]
+    torch.testing.assert_close(found, [torch.full((2,), math.log(r)) for r in range(1, 14)])
+
+
+def test_a_rule_that_asks_for_tensors_keeps_one_program():
+    cls, met = with_rule(aten.mul.Tensor, by_tensor), []
+    compiled = desugar.compile(lambda x, r: x * r, backend="eager")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for r in (3.0, 2.0, 4.0, 5.0):
+            assert compiled(cls(torch.zeros(2)), r).log.tolist() == [r, r]
+            met.append(len(compiled.programs))
+    assert met == [1, 2, 2, 2]
