@@ -22,7 +22,7 @@ from subclasses._torch import apply_function, autograd_enabled, is_recording
 from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import leave_in_graph
 from subclasses.autograd.history_errors import PLAIN_COTANGENT, fitting, refuse_tangents
-from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable
+from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable, saved
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN, RAW, Layout, cotangent_layout
 from subclasses.spec.values import dynamic_ints, known_to_differ, with_inners
@@ -216,7 +216,7 @@ class Unwrap(torch.autograd.Function):
         fixed: dict[str, Tensor] = {}
         if len(likes) < len(spec.attributes):
             fixed = {n: t for n in spec.attributes if n not in likes and (t := held[n]) is not None}
-            ctx.save_for_backward(*fixed.values())
+            ctx.save_for_backward(*saved(fixed.values()))
         ctx.layout, ctx.dynamics = held["_layout"], dynamic_ints(x) if spec.dynamics else ()
         ctx.names, ctx.fixed, ctx.likes = names, tuple(fixed), likes
         # Converts a plain cotangent that is added to this one. Dynamo does not keep such an attribute of ctx.

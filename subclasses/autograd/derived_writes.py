@@ -22,9 +22,9 @@ from torch import Tensor
 from subclasses._torch import autograd_enabled, storage_key
 from subclasses.autograd.construct import is_differentiable, unwrap
 from subclasses.autograd.history import History, is_kept, keep_history, open_value, opened, version_of
-from subclasses.autograd.rule_runs import recorded_rule
+from subclasses.autograd.rule_runs import read_before_write, recorded_rule
 from subclasses.errors import DispatchError
-from subclasses.spec.values import map_tensors, tensors_in, with_inners
+from subclasses.spec.values import PLAIN, map_tensors, tensors_in, with_inners
 
 Call = Callable[..., Any]
 
@@ -52,6 +52,8 @@ def run_derived(
 
     with autograd_enabled(), recorded_rule():
         found = run(*map_tensors(args, open_one), **map_tensors(kwargs, open_one))
+        if copies.note_written(target, found):
+            found = run(*map_tensors(args, open_one), **map_tensors(kwargs, open_one))
         if not hasattr(type(found), "__spec__"):
             return found.detach() if isinstance(found, Tensor) else found, _keep_nothing
         parts = dict(zip(names := type(found).__spec__.attributes, unwrap(found, names), strict=True))
@@ -82,10 +84,28 @@ class _Copies:
     Attributes:
         views: for a view, its inner tensors as views of copies of those of its base.
         whole: these copies, by attribute; empty if they are not known.
+        written: those without a derivative, such as a mask, that the rule makes anew; what its ops save of them is not
+            what is written to.
     """
 
     views: dict[str, Tensor] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+
+    def note_written(self, x: Any, found: Any) -> bool:
+        """Notes what a rule makes anew; returns whether there is such a thing, and the rule is to run on copies."""
+        if type(found) is not type(x) or not hasattr(type(x), "__spec__"):
+            return False
+        for name in type(x).__spec__.attributes:
+            old, new = x.__dict__[name], found.__dict__[name]
+            if (
+                old is not None
+                and new is not old
+                and not is_differentiable(old)
+                and not holds_already(old, new)
+            ):
+                self.written.add(name)
+        return bool(self.written)
 
     def of(self, x: Any, overwrites: bool) -> Any:
         """Returns an open wrapper around copies, which a rule's ops may save: what they are copies of is written to."""
@@ -96,8 +116,10 @@ class _Copies:
         names = type(x).__spec__.attributes
         source = {n: self.views.get(n, t) for n, t in x.__dict__.items()}
         if not (self.views or overwrites):
-            source = open_value(x).__dict__
-        return opened(x, [t.clone() if is_differentiable(t) else t for t in map(source.get, names)])
+            with read_before_write():
+                source = open_value(x).__dict__
+        inners = [(n, source.get(n)) for n in names]
+        return opened(x, [t.clone() if n in self.written or is_differentiable(t) else t for n, t in inners])
 
     def _view(self, x: Any, base: Any) -> None:
         """Makes the view of copies of the base, if that view is one of each inner tensor in its place."""
@@ -138,3 +160,18 @@ def _is_written_unseen(part: Any) -> bool:
 
 def _keep_nothing(target: Any) -> None:
     pass
+
+
+def holds_already(a: Tensor, b: Tensor) -> bool:
+    """Whether writing one tensor to another of its size changes nothing.
+
+    They are the same elements of the same memory, where a rule passes one on, or equal integers. A write to those
+    would be an error in the backward of what saved them, as an index for example.
+    """
+    if a.device.type == "cpu" and not is_differentiable(a) and PLAIN.issuperset((a.__class__, b.__class__)):
+        return a.dtype is b.dtype and torch.equal(a, b)
+    return (
+        storage_key(a) == storage_key(b)
+        and (a.dtype, a.stride(), a.storage_offset()) == (b.dtype, b.stride(), b.storage_offset())
+        and not (a.is_conj() or b.is_conj() or a.is_neg() or b.is_neg())
+    )

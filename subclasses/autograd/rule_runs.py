@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 
 class _Run(threading.local):
     is_recorded = False
+    is_written = False
 
 
 _RUN = _Run()
@@ -35,6 +36,21 @@ def recorded_rule() -> Iterator[None]:
 def in_recorded_rule() -> bool:
     """Whether a rule for an op runs where autograd records, in this thread."""
     return _RUN.is_recorded
+
+
+@contextlib.contextmanager
+def read_before_write() -> Iterator[None]:
+    """Marks that a value is read which is written to next: what a backward needs of it is copied."""
+    before, _RUN.is_written = _RUN.is_written, True
+    try:
+        yield
+    finally:
+        _RUN.is_written = before
+
+
+def saved(inners: Iterable[Tensor]) -> list[Tensor]:
+    """Returns inner tensors without a derivative, such as a mask, as a backward keeps them."""
+    return [t.clone() for t in inners] if _RUN.is_written else list(inners)
 
 
 def keep_readable(x: Any, inners: Sequence[Tensor | None]) -> None:

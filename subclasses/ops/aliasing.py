@@ -24,10 +24,11 @@ from subclasses._torch import (
     storage_key,
 )
 from subclasses.autograd.construct import is_differentiable
+from subclasses.autograd.derived_writes import holds_already
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import describe_metadata, field_name
 from subclasses.ops.schema import OpFacts, op_facts
-from subclasses.spec.values import differ, dynamic_ints, known_to_differ, with_inners
+from subclasses.spec.values import PLAIN, differ, dynamic_ints, known_to_differ, with_inners
 
 
 def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,9 +201,6 @@ def _untracked(out: Any, base: Any) -> Any:
     return new
 
 
-PLAIN = frozenset({Tensor, torch.nn.Parameter})
-
-
 def may_overlap(t: Tensor) -> bool:
     """Whether elements of a plain tensor share memory, as those of an expanded one do; few ops write to it."""
     return t.__class__ in PLAIN and t.layout is torch.strided and 0 in t.stride() and t.numel() > 0
@@ -304,25 +302,10 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     for a, _ in pairs[1:]:  # the first one raises before it is written to
         if may_overlap(a) and a.numel() > 1:
             a.new_zeros(1).expand(2).copy_(a.new_zeros(2))  # raises what writing to it would
-    pairs = [(a, b) for a, b in pairs if not _is_in_place(a, b)]
+    pairs = [(a, b) for a, b in pairs if not holds_already(a, b)]
     for a, b in pairs:
         a.copy_(b)
     bump_versions([a for a, _ in pairs])
-
-
-def _is_in_place(a: Tensor, b: Tensor) -> bool:
-    """Whether writing one tensor to another of its size changes nothing.
-
-    They are the same elements of the same memory, where a rule passes one on, or equal integers. A write to those
-    would be an error in the backward of what saved them, as an index for example.
-    """
-    if a.device.type == "cpu" and not is_differentiable(a) and PLAIN.issuperset((a.__class__, b.__class__)):
-        return a.dtype is b.dtype and torch.equal(a, b)
-    return (
-        storage_key(a) == storage_key(b)
-        and (a.dtype, a.stride(), a.storage_offset()) == (b.dtype, b.stride(), b.storage_offset())
-        and not (a.is_conj() or b.is_conj() or a.is_neg() or b.is_neg())
-    )
 
 
 def write_plain(op: OpOverload, target: Tensor, value: Tensor, *, is_out: bool) -> None:

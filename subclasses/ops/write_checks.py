@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload
-from subclasses.ops.aliasing import PLAIN, argument, may_overlap
+from subclasses.ops.aliasing import argument, may_overlap
 from subclasses.ops.schema import functional_counterpart, op_facts
+from subclasses.spec.values import PLAIN
 
 
 def is_tried_first(op: OpOverload) -> bool:

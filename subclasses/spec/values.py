@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 POINT, GRADIENT, HOOKS = "_of_parameter", "_gradient", "_gradient_hooks"
 PART, RANKS = "_part", "_ranks"
 
+# The classes of tensors that hold their own memory.
+PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
 
 def is_point(x: Any) -> bool:
     """Whether a value is an ``nn.Parameter``, or a detached alias or copy of one."""
