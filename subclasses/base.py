@@ -125,6 +125,11 @@ class TensorSubclass(Tensor):
             )
         return cls._new(cls, *inners, **metadata)  # type: ignore[attr-defined]
 
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Calls the generated method, for a class body's own one that ends with ``super().__torch_dispatch__(...)``."""
+        return cls._dispatch(cls, func, types, args, kwargs)  # type: ignore[attr-defined]
+
     # ---- rules -------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -218,6 +223,15 @@ class TensorSubclass(Tensor):
                 f"{', '.join(spec.inner_names)}"
             )
         return construct.unwrap_one(self, spec.attributes[spec.inner_names.index(name)])
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Lets autograd record what is done with this tensor, in place, as for any tensor.
+
+        Raises:
+            DispatchError: this is an ``nn.Parameter``, and no optimizer could update it.
+        """
+        self.requires_grad = requires_grad
+        return self
 
     def wrap_cotangent(self, cotangent: Tensor) -> Any:
         """Converts a plain cotangent of the outer size to a cotangent of this class.

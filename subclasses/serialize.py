@@ -114,7 +114,7 @@ def rebuild(
         x.__dict__.update(extras)
         _restore_parameter(x)
     _mark_dynamic_dims(x, flags.get("dynamic_dims", {}))
-    return x.requires_grad_() if flags["requires_grad"] else x
+    return Tensor.requires_grad_(x) if flags["requires_grad"] else x
 
 
 def allow_loading(cls: type) -> None:
@@ -173,7 +173,7 @@ def deepcopy(x: Any, memo: dict[int, Any]) -> Any:
     _restore_parameter(new)
     _mark_dynamic_dims(new, _dynamic_dims(x))
     if x.requires_grad:
-        new.requires_grad_()
+        Tensor.requires_grad_(new)  # as the other one does, whether its class can be trained or not
     if x.grad is not None:
         new.grad = copy.deepcopy(x.grad, memo)
     memo[id(x)] = new

@@ -26,7 +26,7 @@ from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import RAW, describe_metadata
-from subclasses.ops.aliasing import argument, bump_versions, resize_outer, with_aliasing
+from subclasses.ops.aliasing import FOR_OPTIMIZERS, argument, bump_versions, resize_outer, with_aliasing
 from subclasses.ops.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.ops.schema import op_facts, undeclared_writes
 from subclasses.ops.write_checks import differ, is_tried_first, try_first
@@ -312,7 +312,12 @@ def _hint(cls: Any, op: OpOverload) -> str:
         instead = instead or f"; {NO_DERIVATIVE}"
     elif in_backward():
         instead = f"{instead}; {_OF_A_DERIVATIVE}"
+    if op.overloadpacket.__name__ in _OF_OPTIMIZERS and not cls.__spec__.trainable:
+        instead += FOR_OPTIMIZERS
     return f"add one with @{cls.__name__}.implements(torch.ops.{op}){instead}"
+
+
+_OF_OPTIMIZERS = frozenset({"add_", "lerp_", "addcmul_", "addcdiv_"})
 
 
 _OF_A_DERIVATIVE = (

@@ -248,6 +248,10 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
     """Emits ``__torch_dispatch__``: one table lookup, then the plan."""
     e.writeline("def __torch_dispatch__(_cls, _func, _types, _args=(), _kwargs=None):")
     with e.indent():
+        e.writeline(
+            "if _cls is not _Cls:  # super().__torch_dispatch__ of a class that inherits from this one"
+        )
+        e.writeline("    return _cls._dispatch(_cls, _func, _types, _args, _kwargs)")
         e.writeline("_plan = _plans.get(_func)")
         e.writeline("if _plan is None:")
         e.writeline("    _plan = _resolve(_func)")

@@ -63,6 +63,7 @@ def install(cls: Any, root: type) -> None:
     if names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
         setattr(cls, dynamic_dims_name, DynamicDims(names))
     cls._new = staticmethod(made["__new__"])
+    cls._dispatch = staticmethod(made["__torch_dispatch__"])
     for name, function in made.items():
         if not _is_overridden(cls, name, root):
             setattr(cls, name, _as_method(cls, name, function))

@@ -46,6 +46,19 @@ def become_parameter(x: Any, value: bool) -> None:
         check_can_train(type(x))
 
 
+def set_requires_grad(x: Any, value: bool) -> None:
+    """Implements ``x.requires_grad = value`` and ``x.requires_grad_(value)``.
+
+    Raises:
+        DispatchError: the value is an ``nn.Parameter``, and no optimizer could update it.
+    """
+    held = x.__dict__
+    if value and held.get("_is_param", False) and not x.requires_grad:
+        if not type(x).__spec__.trainable and POINT not in held and _is_real(x):
+            check_can_train(type(x))
+    object.__setattr__(x, "requires_grad", value)
+
+
 def _is_real(x: Any) -> bool:
     """Whether a value holds plain tensors, at any depth, and not those of a trace."""
     while is_traceable_wrapper_subclass(x):
@@ -77,17 +90,18 @@ def _mark_inner_points(x: Any) -> None:
 def check_can_train(cls: Any, where: str = "") -> None:
     """Raises DispatchError if no optimizer can update a Parameter of the class; the error says where one was met."""
     add = torch.ops.aten.add_.Tensor
-    step = find_step(cls, add)
-    if step not in ("materialize", "error"):
+    step, spec = find_step(cls, add), cls.__spec__
+    if step == "materialize":
+        why = "adding to what it materializes to would be lost"
+    elif step == "error":
+        why = "it has no rule for it"
+    elif "rule" in step and spec.fallback != "map" and not spec.has_materialize:
+        why = "its rule is for values, not for a gradient, whose inner tensors are derivatives"
+    else:
         return
-    why = (
-        "adding to what it materializes to would be lost"
-        if step == "materialize"
-        else "it has no rule for it"
-    )
-    names = ", ".join(f"self.{n}" for n in cls.__spec__.inner_names)
+    names = ", ".join(f"self.{n}" for n in spec.inner_names)
     way, trainable = f"make the inner tensors parameters and call {cls.__name__}({names}) in `forward`", ""
-    if not all(_holds_integers(f) for f in cls.__spec__.inners):
+    if not all(_holds_integers(f) for f in spec.inners):
         trainable = (
             "; or, if an optimizer may update each inner tensor as a parameter of its own, declare the class with "
             "trainable=True"

@@ -265,7 +265,8 @@ def resize_outer(written: Any, cls: Any) -> None:
             object.__setattr__(written, "data", new)
 
 
-_FOR_OPTIMIZERS = (
+# Ends the error for an op by which an optimizer writes to a value.
+FOR_OPTIMIZERS = (
     "; an optimizer, which writes so, updates each inner tensor of a class declared with trainable=True"
 )
 
@@ -281,7 +282,7 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     if type(value) is not cls or value._layout is not target._layout:
         raise DispatchError(
             f"{op}: cannot write {_describe(value)} into {_describe(target)}; use the functional op"
-            f"{_FOR_OPTIMIZERS if op is torch.ops.aten.add_.Tensor and not cls.__spec__.trainable else ''}"
+            f"{FOR_OPTIMIZERS if op is torch.ops.aten.add_.Tensor and not cls.__spec__.trainable else ''}"
         )
     spec = cls.__spec__
     named = [(n, target.__dict__[n], value.__dict__[n]) for n in spec.attributes]

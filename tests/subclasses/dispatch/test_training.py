@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn
 
 import desugar
-from subclasses import DispatchError, SpecError, TensorSubclass, inner, static
+from subclasses import DispatchError, SpecError, TensorSubclass, arithmetic, inner, static
 from subclasses._torch import hooks_of
 from subclasses.layout import cotangent_layout
 from tests.subclasses.subjects import LowRank, Scaled
@@ -575,14 +575,48 @@ def test_frozen_weights_are_loaded_into_a_module_that_trains():
         optimizer.step()
 
 
-def test_a_rule_for_the_functional_op_is_enough():
+def test_a_rule_for_values_is_not_enough():
+    """What an optimizer adds is a gradient, whose inner tensors are derivatives."""
+
     class Added(TensorSubclass):
         a: Tensor = inner()
 
     Added.implements(aten.add.Tensor)(
         lambda func, x, y, **kwargs: Added(func(x.a, y.a if isinstance(y, Added) else y, **kwargs))
     )
-    assert nn.Parameter(Added(torch.ones(2))).requires_grad
+    with pytest.raises(DispatchError, match="its rule is for values, not for a gradient.*trainable=True"):
+        nn.Parameter(Added(torch.ones(2)))
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        lambda layer: layer.requires_grad_(),
+        lambda layer: layer.weight.requires_grad_(True),
+        lambda layer: setattr(layer.weight, "requires_grad", True),
+    ],
+)
+def test_a_frozen_parameter_that_no_optimizer_can_update_stays_frozen(train):
+    layer = nn.Linear(3, 3)
+    layer.weight = nn.Parameter(Scaled(torch.ones(3, 3), torch.tensor(2.0)), requires_grad=False)
+    with pytest.raises(DispatchError, match=r"call Scaled\(self.data_, self.factor\) in `forward`"):
+        train(layer)
+    assert (
+        not layer.requires_grad_(False).weight.requires_grad
+        and not layer.weight.requires_grad_(False).requires_grad
+    )
+    assert Scaled(torch.ones(3, 3), torch.tensor(2.0)).requires_grad_().requires_grad  # no Parameter
+
+
+def test_an_op_that_optimizers_write_by_names_what_lets_them():
+    class Added(TensorSubclass, fallback="views"):
+        a: Tensor = inner()
+
+    Added.implements(arithmetic)(lambda func, x, y: Added(func(x.a, y.a if isinstance(y, Added) else y)))
+    with pytest.raises(
+        DispatchError, match=r"lerp_.*updates each inner tensor of a class declared with trainable=True"
+    ):
+        Added(torch.ones(2)).lerp_(Added(torch.zeros(2)), 0.5)
 
 
 def test_lists_of_a_class_with_a_rule_above_autograd():
