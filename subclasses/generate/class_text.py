@@ -278,7 +278,7 @@ def emit_function(e: Emitter, spec: SubclassSpec) -> None:
 def _emit_call_of_rule(e: Emitter, call: str, more: str = "") -> None:
     e.writeline("try:")
     e.writeline(f"    return {call}")
-    e.writeline(f"except (TypeError, RecursionError, AssertionError{more}) as _error:")
+    e.writeline(f"except (TypeError, AttributeError, RecursionError, AssertionError{more}) as _error:")
     operands = ", _args" if more else ""
     e.writeline(f"    _raise_from_rule(_cls, _func, _error{operands})")
 

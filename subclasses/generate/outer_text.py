@@ -15,7 +15,11 @@ def emit_make_outer(e: Emitter, spec: SubclassSpec, make: str, strided: str) -> 
     """Emits the call of ``outer``, and the making of the wrapper that it describes."""
     statics = {f.name: f"_layout.statics[{i}]" for i, f in enumerate(spec.statics)}
     args = ", ".join(f"{a}={statics.get(a, a)}" for a in spec.outer_args or ())
-    e.writeline(f"_outer = _outer_of({args})")
+    e.writeline("try:")
+    e.writeline(f"    _outer = _outer_of({args})")
+    e.writeline("except RuntimeError as _error:")
+    failed = e.bind(construction.raise_failed_outer, "raise_failed_outer")
+    e.writeline(f"    {failed}({spec.name!r}, _error)")
     e.writeline(f"if not isinstance(_outer, {e.bind(Outer, 'Outer')}):")
     not_an_outer = e.bind(construction.raise_not_an_outer, "raise_not_an_outer")
     e.writeline(f"    {not_an_outer}({spec.name!r}, _outer)")

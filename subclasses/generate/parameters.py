@@ -53,9 +53,9 @@ def set_requires_grad(x: Any, value: bool) -> None:
         DispatchError: the value is an ``nn.Parameter``, and no optimizer could update it.
     """
     held = x.__dict__
-    if value and held.get("_is_param", False) and not x.requires_grad:
-        if not type(x).__spec__.trainable and POINT not in held and _is_real(x):
-            check_can_train(type(x))
+    becomes_point = value and held.get("_is_param", False) and POINT not in held and not x.requires_grad
+    if becomes_point and not type(x).__spec__.trainable and _is_real(x):
+        check_can_train(type(x))
     object.__setattr__(x, "requires_grad", value)
 
 

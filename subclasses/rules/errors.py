@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from subclasses._torch import OpOverload, schema_of
+from subclasses._torch import OpOverload, in_backward, schema_of
 from subclasses.errors import one_of
 from subclasses.rules.registry import all_rules, family_of
 from subclasses.rules.results import describe
@@ -52,11 +53,9 @@ def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -
     try:
         if isinstance(error, EndlessRuleError):
             raise error
-        if isinstance(error, AssertionError):
-            _raise_for_constants(cls, func, error)
-            raise error
-        if type(error) in (RuntimeError, IndexError):
-            _raise_for_sizes(cls, func, error, operands)
+        explain = next((f for kinds, f in _EXPLAINED if isinstance(error, kinds)), None)
+        if explain is not None and not isinstance(error, RecursionError):
+            explain(cls, func, error, operands)
             raise error
         named, name = dict(_code_of(cls)), resolve_name(func) or str(func)
         if isinstance(error, RecursionError):
@@ -82,11 +81,24 @@ def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -
         del error  # its traceback holds this frame, and with it the tensors of all frames
 
 
+def _note_joined_gradients(cls: Any, func: Any, error: AttributeError, operands: Any) -> None:
+    """Notes, in an error of a rule, that PyTorch's derivative called it with plain tensors among gradients."""
+    if func in _JOINING and in_backward():
+        error.add_note(_OF_JOINED_GRADIENTS.format(cls=cls.__name__, op=func))
+
+
+_JOINING = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)
+_OF_JOINED_GRADIENTS = (
+    "{op} was called by PyTorch's derivative of split, chunk or unbind, which joins the gradients of the parts. A part "
+    "without one is a plain tensor of zeros there, of the outer size: let the rule of {cls} take it for zeros, or take "
+    "single parts by x[i] or x[i:j], whose derivatives join nothing"
+)
+
 # In the error for a tensor that a compiler has no stand-in for.
 FROM_OUTSIDE = "from outside of the class"
 
 
-def _raise_for_constants(cls: Any, func: Any, error: AssertionError) -> None:
+def _raise_for_constants(cls: Any, func: Any, error: AssertionError, operands: Any) -> None:
     """Raises RuntimeError if a compiler met a tensor that a rule or ``materialize`` took from outside of the class."""
     if "convert all Tensors to FakeTensors" not in str(error):
         return
@@ -126,6 +138,12 @@ def _raise_for_sizes(cls: Any, func: Any, error: Exception, operands: Any) -> No
                     f"the size of the value, or write a rule: @{cls.__name__}.implements(torch.ops.{func})"
                 ) from error
 
+
+_EXPLAINED: tuple[tuple[Any, Any], ...] = (
+    (AssertionError, _raise_for_constants),
+    (AttributeError, _note_joined_gradients),
+    ((RuntimeError, IndexError), _raise_for_sizes),
+)
 
 # What Python says of a call that a function cannot take.
 _ARGUMENTS = re.compile(r"[\w.<>]+\(\) ((?:got an unexpected keyword|got multiple values|takes|missing) .*)")

@@ -68,6 +68,24 @@ def raise_not_an_outer(cls: str, got: object) -> NoReturn:
     raise TypeError(f"{cls}.outer: expected an Outer, as in `return Outer(size=(...))`, got {shown}")
 
 
+def raise_failed_outer(cls: str, error: RuntimeError) -> NoReturn:
+    """Raises what ``outer`` raised, or DispatchError where it read what is in a tensor while a compiler traced it."""
+    try:
+        if type(error).__name__ not in _DATA_DEPENDENT:
+            raise error
+        raise DispatchError(
+            f"{cls}.outer reads what is in an inner tensor, as int(t.max()) does, and no compiler knows it ({error}): "
+            f"compute the size from sizes and metadata. Declare one that only the contents tell as a field, "
+            f"`length: int = dynamic()`, and pass it to the constructor"
+        ) from error
+    finally:
+        del error  # its traceback holds this frame
+
+
+# Errors of torch.fx and of fake tensors, by name: a release has them in one module or in another.
+_DATA_DEPENDENT = frozenset({"DataDependentOutputException", "GuardOnDataDependentSymNode"})
+
+
 def raise_bad_outer(cls: str, outer: object, error: Exception) -> NoReturn:
     """Raises ValueError: ``outer`` returned an Outer that describes no tensor; an error of a trace stays as it is."""
     try:

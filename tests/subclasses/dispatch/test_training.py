@@ -584,7 +584,7 @@ def test_a_rule_for_values_is_not_enough():
     Added.implements(aten.add.Tensor)(
         lambda func, x, y, **kwargs: Added(func(x.a, y.a if isinstance(y, Added) else y, **kwargs))
     )
-    with pytest.raises(DispatchError, match="its rule is for values, not for a gradient.*trainable=True"):
+    with pytest.raises(DispatchError, match=r"its rule is for values, not for a gradient.*trainable=True"):
         nn.Parameter(Added(torch.ones(2)))
 
 
