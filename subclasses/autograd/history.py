@@ -224,6 +224,16 @@ def rule_parts(found: Any, cls: Any) -> dict[str, Any]:
     return parts
 
 
+def check_derivable(cls: Any, plain: Any) -> None:
+    """Raises DispatchError if a plain tensor that a rule made for open wrappers does not depend on them."""
+    if not plain.requires_grad:
+        raise DispatchError(
+            f"a plain tensor that a rule of {cls.__name__} made: its derivative is asked for, and the rule computes it "
+            f"without one, as detach(), torch.no_grad() or integers have none; compute it with ops that have, or "
+            f"detach the result"
+        )
+
+
 class _Read(torch.autograd.Function):
     """Inner tensors of a value, with the derivatives of what its rule computes; views, as those of Unwrap are."""
 
@@ -249,7 +259,9 @@ class _Read(torch.autograd.Function):
 # ---- keeping it --------------------------------------------------------------------------------------------
 
 
-def with_history(run: Call, *, is_rule: bool, is_view: bool, is_random: bool = False) -> Call:
+def with_history(
+    run: Call, *, is_rule: bool, is_view: bool, is_random: bool = False, derives_plain: bool = False
+) -> Call:
     """Wraps the plan of an op so that each value that it makes of others knows how.
 
     Args:
@@ -258,6 +270,8 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, is_random: bool = F
             tensor of its operands, as PyTorch's formula does with cotangents; it matters only behind a rule.
         is_view: whether the op returns views.
         is_random: whether the op draws random numbers, others each time it runs.
+        derives_plain: whether plain results follow the rule too: values of the class represent no plain tensors, which
+            PyTorch's formula is about.
     """
     is_grad_enabled = torch.is_grad_enabled
 
@@ -275,6 +289,8 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, is_random: bool = F
         if is_random:
             return _derived_at_once(run, args, kwargs)
         out = run(*args, **kwargs)
+        if derives_plain:
+            out = map_tensors(out, lambda t: _not_held(t, operands))
         for number, one in enumerate(out) if isinstance(out, list | tuple) else ((None, out),):
             is_made = hasattr(type(one), "__spec__") and not any(one is t for t in operands)
             if is_made and (is_rule or HISTORY not in one.__dict__):
@@ -286,9 +302,21 @@ def with_history(run: Call, *, is_rule: bool, is_view: bool, is_random: bool = F
                 keep_history(one, history)
                 if in_recorded_rule():
                     _read_at_once(one)
+            elif derives_plain and _is_plain(one):
+                one.__dict__[HISTORY] = History(one, (run, args, kwargs, number), operands=operands)
         return out
 
     return plan
+
+
+def _is_plain(one: Any) -> bool:
+    """Whether a result of a rule is a plain tensor that has a derivative."""
+    return isinstance(one, Tensor) and not hasattr(type(one), "__spec__") and is_differentiable(one)
+
+
+def _not_held(t: Tensor, operands: Sequence[Any]) -> Tensor:
+    """Returns a tensor, or one over the same memory if a rule handed on what an operand holds."""
+    return torch.ops.aten.alias.default(t) if any(t is held for x in operands for held in _held(x)[1:]) else t
 
 
 def _read_at_once(x: Any) -> None:

@@ -15,7 +15,7 @@ The rule runs again in the backward, on open wrappers, and autograd derives that
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from subclasses._torch_tracing import keeps_graph, set_version_counters
 from subclasses.autograd.construct import Primal, cotangent_like, is_differentiable, make_leaf, unwrap
 from subclasses.autograd.history import (
     History,
+    check_derivable,
     check_unwritten,
     opened,
     replace_tensors,
@@ -60,14 +61,13 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     if torch.compiler.is_dynamo_compiling():
         return out  # the ops run, and settle, where its graph is traced
     if isinstance(out, Tensor):
-        if HISTORY in out.__dict__:
-            _settle(out)
-        return out
+        return _settled(out) if HISTORY in out.__dict__ else out
     made = args[:1] if func is Tensor.__setitem__ else out
-    for x in made if isinstance(made, list | tuple) else ():
-        if isinstance(x, Tensor) and HISTORY in x.__dict__:
-            _settle(x)
-    return out
+    if not isinstance(made, list | tuple):
+        return out
+    settled = [_settled(x) if isinstance(x, Tensor) and HISTORY in x.__dict__ else x for x in made]
+    is_same = made is not out or all(new is old for new, old in zip(settled, made, strict=True))
+    return out if is_same else type(out)(settled)
 
 
 _WATCHING = frozenset({Tensor.register_hook, Tensor.retain_grad})
@@ -78,6 +78,24 @@ def _check_not_read(x: Any) -> None:
     history = x.__dict__.get(HISTORY)
     if isinstance(history, History) and history.is_view and history.parts:
         raise watched_view_error(type(x))
+
+
+def _settled(x: Any) -> Any:
+    """Gives what a rule made its node; returns it, or a plain tensor in place of a plain one."""
+    if hasattr(type(x), "__spec__"):
+        _settle(x)
+        return x
+    history = x.__dict__.pop(HISTORY)
+    if not any_requires_grad(x) or is_exporting():
+        return x
+    made = _Call(history)
+    return apply_function(PlainByRule, _Held(x), made, *made.sources)
+
+
+class _Held(NamedTuple):
+    """A tensor that autograd does not take for an operand."""
+
+    tensor: Any
 
 
 def _settle(x: Any) -> None:
@@ -139,15 +157,39 @@ class MadeByRule(torch.autograd.Function):
             cotangent = ctx.primal.wrap_cotangent(cotangent)
         if type(cotangent) is not ctx.cls:
             return cotangent, None, *(None for _ in range(ctx.count))
-        made = ctx.made
-        if made is None:
-            raise RuntimeError(
-                "the backward of a value that a rule made ran a second time; specify retain_graph=True the first time"
-            )
-        cotangents = made.pull_back(cotangent)
-        if not keeps_graph():
-            ctx.made = None
-        return None, None, *cotangents
+        return None, None, *_pulled_back(ctx, cotangent)
+
+
+class PlainByRule(torch.autograd.Function):
+    """The node of a plain tensor that a rule made of values which represent no plain tensors."""
+
+    jvp = staticmethod(refuse_tangents)
+
+    @staticmethod
+    def forward(ctx: Any, x: _Held, made: _Call, *sources: Tensor) -> Tensor:
+        """Returns a tensor over the same memory, without the node of PyTorch's formula."""
+        ctx.made, ctx.count = made, len(sources)
+        ctx.set_materialize_grads(False)
+        return x.tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        """Returns a cotangent for each source by the rule."""
+        if cotangents[0] is None:
+            return None, None, *(None for _ in range(ctx.count))
+        return None, None, *_pulled_back(ctx, cotangents[0])
+
+
+def _pulled_back(ctx: Any, cotangent: Any) -> list[Any]:
+    made = ctx.made
+    if made is None:
+        raise RuntimeError(
+            "the backward of what a rule made ran a second time; specify retain_graph=True the first time"
+        )
+    cotangents = made.pull_back(cotangent)
+    if not keeps_graph():
+        ctx.made = None
+    return cotangents
 
 
 class _Unknown:
@@ -212,7 +254,8 @@ class _Call:
         """
         if self.error is not None:
             raise self.error
-        history, cls = self.history, type(cotangent)
+        history = self.history
+        cls = next(type(t) for t in (cotangent, *history.operands) if hasattr(type(t), "__spec__"))
         run, args, kwargs, number = history.made  # type: ignore[misc]
         check_unwritten(history, cls)
         create_graph = torch.is_grad_enabled()
@@ -223,17 +266,10 @@ class _Call:
                 for t, i in zip(self.operands, inners, strict=True)
             }
             found = run_again(cls, run, replace_tensors(args, values), replace_tensors(kwargs, values))
-            parts = rule_parts(found if number is None else found[number], cls)
-            wanted = [n for n, t in parts.items() if t is not None and t.requires_grad]
+            outputs, given = _roots(cls, found if number is None else found[number], cotangent)
             leaves = [t for i in inners for t in i if t is not None and t.requires_grad]
             grads = iter(
-                torch.autograd.grad(
-                    [parts[n] for n in wanted],
-                    leaves,
-                    unwrap(cotangent, tuple(wanted)),
-                    allow_unused=True,
-                    create_graph=create_graph,
-                )
+                torch.autograd.grad(outputs, leaves, given, allow_unused=True, create_graph=create_graph)
             )
         found = []
         for t, i in zip(self.operands, inners, strict=True):
@@ -260,3 +296,13 @@ class _Call:
         if not hasattr(type(t), "__spec__"):
             return given
         return [None if all(g is None for g in given) else cotangent_like(t, given)]
+
+
+def _roots(cls: Any, found: Any, cotangent: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Returns what to derive, of what a rule returned for open wrappers, and the cotangents of that."""
+    if not hasattr(type(cotangent), "__spec__"):
+        check_derivable(cls, found)
+        return [found], [cotangent]
+    parts = rule_parts(found, cls)
+    wanted = tuple([n for n, t in parts.items() if t is not None and t.requires_grad])
+    return [parts[n] for n in wanted], unwrap(cotangent, wanted)

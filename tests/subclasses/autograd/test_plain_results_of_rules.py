@@ -1,0 +1,165 @@
+"""Plain tensors that rules for ops make of values which represent no plain tensors: their derivative is the rule's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import desugar
+import subclasses
+from subclasses import DispatchError, TensorSubclass, inner
+
+aten = torch.ops.aten
+
+DOORS = {
+    "eager": lambda f: f,
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+    "torch.compile": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+}
+
+
+class Weighted(TensorSubclass, fallback="map"):
+    value: Tensor = inner()
+    weight: Tensor = inner()
+
+
+class Refusing(TensorSubclass):
+    value: Tensor = inner()
+    weight: Tensor = inner()
+
+
+class Converting(TensorSubclass):
+    value: Tensor = inner()
+    weight: Tensor = inner()
+
+    def wrap_cotangent(self, cotangent):
+        return Converting(cotangent, torch.zeros_like(self.weight))
+
+
+for cls in (Weighted, Refusing, Converting):
+
+    @cls.implements(subclasses.reductions)
+    def _(func, x, dim, keepdim, **kwargs):
+        if func is not torch.mean:
+            return NotImplemented
+        return (x.value * x.weight).sum(dim, keepdim=keepdim) / x.weight.sum(dim, keepdim=keepdim)
+
+    @cls.implements(aten.mm.default)
+    def _(func, x, y):
+        return func(x.value * x.weight, y)
+
+    @cls.implements(aten.frexp.Tensor)
+    def _(func, x):
+        return x.value * x.weight, x.weight.to(torch.int32)
+
+    @cls.implements(aten.relu.default)
+    def _(func, x):
+        return (x.value * x.weight).detach()
+
+    @cls.implements(aten.mul.Tensor)
+    def _(func, x, y):
+        return type(x)(x.value * y, x.weight)
+
+
+def weighted_mean(x, w, dim=None):
+    return (x * w).sum(dim) / w.sum(dim) if dim is not None else (x * w).sum() / w.sum()
+
+
+# What is done with a value and a plain tensor, and with the inner tensors and that.
+CASES = {
+    "mean": (lambda x, y: x.mean(), lambda v, w, y: weighted_mean(v, w)),
+    "mean over a dim": (lambda x, y: x.mean(1).exp(), lambda v, w, y: weighted_mean(v, w, 1).exp()),
+    "after another rule": (lambda x, y: (x * 3).mean(0), lambda v, w, y: weighted_mean(v * 3, w, 0)),
+    "a matrix product": (lambda x, y: x.mm(y), lambda v, w, y: (v * w) @ y),
+    "one of two results": (lambda x, y: torch.frexp(x).mantissa, lambda v, w, y: v * w),
+    "twice": (
+        lambda x, y: x.mm(y).sum() * x.mean(),
+        lambda v, w, y: ((v * w) @ y).sum() * weighted_mean(v, w),
+    ),
+    "written to afterwards": (lambda x, y: x.mm(y).mul_(2).add_(1), lambda v, w, y: (v * w) @ y * 2 + 1),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("cls", [Weighted, Refusing, Converting])
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_what_the_rule_computes(case, cls, door):
+    function, plain = CASES[case]
+    torch.manual_seed(0)
+    leaves = [torch.rand(3, 4, requires_grad=True), torch.rand(3, 4, requires_grad=True)]
+    y = torch.rand(4, 2, requires_grad=True)
+    compiled = DOORS[door](lambda v, w, y: function(cls(v, w), y))
+    for _ in range(2):
+        got, expected = compiled(*leaves, y), plain(*leaves, y)
+        torch.testing.assert_close(got, expected)
+        gradients = [
+            torch.autograd.grad(t.square().sum(), [*leaves, y], allow_unused=True) for t in (got, expected)
+        ]
+        torch.testing.assert_close(*gradients)
+
+
+def test_they_are_differentiated_again():
+    leaves = [torch.rand(3, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradgradcheck(lambda v, w: Refusing(v, w).mean(1), leaves)
+
+
+def test_a_module_trains():
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.value, self.weight = (nn.Parameter(torch.rand(3, 4)) for _ in range(2))
+
+        def forward(self, x):
+            return Refusing(self.value, self.weight).mm(x)
+
+    torch.manual_seed(0)
+    layer, x = Layer(), torch.rand(4, 2)
+    F.mse_loss(layer(x), torch.zeros(3, 2)).backward()
+    value, weight = (p.detach().clone().requires_grad_() for p in (layer.value, layer.weight))
+    F.mse_loss((value * weight) @ x, torch.zeros(3, 2)).backward()
+    torch.testing.assert_close((layer.value.grad, layer.weight.grad), (value.grad, weight.grad))
+
+
+def test_hooks_and_a_second_backward():
+    value, met = torch.rand(3, requires_grad=True), []
+    out = Weighted(value, torch.ones(3)).mean()
+    out.register_hook(lambda g: met.append(g.item()))
+    out.backward(retain_graph=True)
+    out.backward()
+    assert met == [1, 1] and value.grad is not None
+    torch.testing.assert_close(value.grad, torch.full((3,), 2 / 3))
+    with pytest.raises(RuntimeError, match="second time; specify retain_graph=True"):
+        out.backward()
+
+
+def test_a_rule_without_a_derivative_says_so():
+    out = torch.relu(Weighted(torch.rand(3, requires_grad=True), torch.ones(3)))
+    with pytest.raises(
+        DispatchError, match=r"a plain tensor that a rule of Weighted made.*detach the result"
+    ):
+        out.sum().backward()
+
+
+def test_an_operand_that_was_written_to_is_noticed():
+    x = Weighted(torch.rand(3), torch.ones(3)).requires_grad_() * 1
+    out = x.mean()
+    x.mul_(2)
+    with pytest.raises(DispatchError, match="was written to in place since"):
+        out.backward()
+
+
+def test_a_tensor_that_a_rule_hands_on_keeps_no_trace_of_it():
+    class Handing(TensorSubclass):
+        value: Tensor = inner()
+
+        def wrap_cotangent(self, cotangent):
+            return Handing(cotangent)
+
+    Handing.implements(aten.cos.default)(lambda func, x: x.value)
+    value = torch.rand(3, requires_grad=True)
+    x = Handing(value)
+    x.cos().sum().backward()
+    assert x.value.__dict__ == {} and value.grad is not None and value.grad.tolist() == [1, 1, 1]
