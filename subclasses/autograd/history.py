@@ -224,16 +224,6 @@ def rule_parts(found: Any, cls: Any) -> dict[str, Any]:
     return parts
 
 
-def check_derivable(cls: Any, plain: Any) -> None:
-    """Raises DispatchError if a plain tensor that a rule made for open wrappers does not depend on them."""
-    if not plain.requires_grad:
-        raise DispatchError(
-            f"a plain tensor that a rule of {cls.__name__} made: its derivative is asked for, and the rule computes it "
-            f"without one, as detach(), torch.no_grad() or integers have none; compute it with ops that have, or "
-            f"detach the result"
-        )
-
-
 class _Read(torch.autograd.Function):
     """Inner tensors of a value, with the derivatives of what its rule computes; views, as those of Unwrap are."""
 
@@ -292,21 +282,25 @@ def with_history(
         if derives_plain:
             out = map_tensors(out, lambda t: _not_held(t, operands))
         for number, one in enumerate(out) if isinstance(out, list | tuple) else ((None, out),):
-            is_made = hasattr(type(one), "__spec__") and not any(one is t for t in operands)
-            if is_made and (is_rule or HISTORY not in one.__dict__):
-                version = (
-                    operands[0]._version if is_view else 0
-                )  # PyTorch counts for a view and its base together
-                made = run, args, kwargs, number
-                history = History(one, made, operands=operands, version=version, is_view=is_view)
-                keep_history(one, history)
-                if in_recorded_rule():
-                    _read_at_once(one)
+            made = run, args, kwargs, number
+            if hasattr(type(one), "__spec__"):
+                if is_rule or HISTORY not in one.__dict__:
+                    _note(one, made, operands, is_view)
             elif derives_plain and _is_plain(one):
-                one.__dict__[HISTORY] = History(one, (run, args, kwargs, number), operands=operands)
+                one.__dict__[HISTORY] = History(one, made, operands=operands)
         return out
 
     return plan
+
+
+def _note(x: Any, made: Any, operands: Sequence[Any], is_view: bool) -> None:
+    """Attaches how a value was made, unless it is an operand itself."""
+    if any(x is t for t in operands):
+        return
+    version = operands[0]._version if is_view else 0  # PyTorch counts for a view and its base together
+    keep_history(x, History(x, made, operands=operands, version=version, is_view=is_view))
+    if in_recorded_rule():
+        _read_at_once(x)
 
 
 def _is_plain(one: Any) -> bool:

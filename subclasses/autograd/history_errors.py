@@ -76,3 +76,13 @@ def refuse_tangents(ctx: Any, *tangents: Any) -> Any:
         "forward derivative. Pass dual tensors that do not require grad, and compute with x.unwrap() or "
         "x.materialize(), or differentiate with torch.autograd.grad or torch.autograd.functional.jvp"
     )
+
+
+def check_derivable(cls: Any, plain: Any) -> None:
+    """Raises DispatchError if a plain tensor that a rule made for open wrappers does not depend on them."""
+    if not plain.requires_grad:
+        raise DispatchError(
+            f"a plain tensor that a rule of {cls.__name__} made: its derivative is asked for, and the rule computes it "
+            f"without one, as detach(), torch.no_grad() or integers have none; compute it with ops that have, or "
+            f"detach the result"
+        )

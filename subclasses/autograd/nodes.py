@@ -31,7 +31,6 @@ from subclasses._torch_tracing import keeps_graph, set_version_counters
 from subclasses.autograd.construct import Primal, cotangent_like, is_differentiable, make_leaf, unwrap
 from subclasses.autograd.history import (
     History,
-    check_derivable,
     check_unwritten,
     opened,
     replace_tensors,
@@ -39,6 +38,7 @@ from subclasses.autograd.history import (
     run_again,
 )
 from subclasses.autograd.history_errors import (
+    check_derivable,
     fitting,
     refuse_tangents,
     unknown_gradient_error,
