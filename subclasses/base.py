@@ -68,7 +68,6 @@ class TensorSubclass(Tensor):
         # Generated for each class; each has its text as ``__source__``.
         __tensor_flatten__: Any
         __tensor_unflatten__: Any
-        __torch_dispatch__: Any
 
         # Tensor declares that ops return Tensor. What an operator on a declared class returns is up to its rules and
         # its fallback; copies are values of the class, unless their dtype changes.

@@ -119,7 +119,13 @@ class _Copies:
             with read_before_write():
                 source = open_value(x).__dict__
         inners = [(n, source.get(n)) for n in names]
-        return opened(x, [t.clone() if n in self.written or is_differentiable(t) else t for n, t in inners])
+        return opened(
+            x,
+            [
+                t.clone() if t is not None and (n in self.written or is_differentiable(t)) else t
+                for n, t in inners
+            ],
+        )
 
     def _view(self, x: Any, base: Any) -> None:
         """Makes the view of copies of the base, if that view is one of each inner tensor in its place."""

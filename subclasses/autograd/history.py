@@ -278,24 +278,25 @@ def with_history(
                 return _open(found)
         if is_random:
             return _derived_at_once(run, args, kwargs)
-        out = run(*args, **kwargs)
         if derives_plain:
-            out = map_tensors(out, lambda t: _not_held(t, operands))
+            out = map_tensors(run(*args, **kwargs), lambda t: _not_held(t, operands))
+        else:
+            out = run(*args, **kwargs)
         for number, one in enumerate(out) if isinstance(out, list | tuple) else ((None, out),):
-            made = run, args, kwargs, number
-            if hasattr(type(one), "__spec__"):
-                if is_rule or HISTORY not in one.__dict__:
-                    _note(one, made, operands, is_view)
-            elif derives_plain and _is_plain(one):
-                one.__dict__[HISTORY] = History(one, made, operands=operands)
+            if hasattr(type(one), "__spec__") or derives_plain:
+                _note(one, (run, args, kwargs, number), operands, is_rule, is_view)
         return out
 
     return plan
 
 
-def _note(x: Any, made: Any, operands: Sequence[Any], is_view: bool) -> None:
-    """Attaches how a value was made, unless it is an operand itself."""
-    if any(x is t for t in operands):
+def _note(x: Any, made: Any, operands: Sequence[Any], is_rule: bool, is_view: bool) -> None:
+    """Attaches to a result how it was made, unless it is an operand itself, or a tensor without derivative."""
+    if not hasattr(type(x), "__spec__"):
+        if _is_plain(x):
+            x.__dict__[HISTORY] = History(x, made, operands=operands)
+        return
+    if any(x is t for t in operands) or (HISTORY in x.__dict__ and not is_rule):
         return
     version = operands[0]._version if is_view else 0  # PyTorch counts for a view and its base together
     keep_history(x, History(x, made, operands=operands, version=version, is_view=is_view))
