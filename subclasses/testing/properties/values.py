@@ -19,7 +19,7 @@ from subclasses.testing.cases import (
     recorded,
     run_on_reference,
 )
-from subclasses.testing.compare import check_equal, check_stands_for, leaves, value_difference
+from subclasses.testing.compare import check_equal, check_stands_for, leaves, plainest, value_difference
 from subclasses.testing.derive import named_variants
 from subclasses.testing.errors import Attempt, Broken, Skipped
 from subclasses.testing.faults import change_of, mend_write
@@ -106,6 +106,47 @@ def other_metadata(s: Subject, case: Case) -> None:
             check_stands_for(s, f"{case.name} {difference}", case.run(s.make(make)), expected)
 
 
+@promise(
+    "a result has the metadata that the rule passes to the constructor, and the default of any other: pass each field "
+    "on, as in type(x)(..., unit=x.unit)",
+    cases=accepted,
+)
+@torch.no_grad()
+def kept_metadata(s: Subject, case: Case) -> None:
+    """A result has no default for metadata where the operand has another value."""
+    if not (s.declared and s.metadata(s.make())):
+        raise Skipped(f"{s.name} has no metadata")
+    for make in (s.factory, *s.options.get("variants", ())):
+        x = s.make(make)
+        for result in leaves(case.run(s.make(make))):
+            lost = _defaults_of(s, x, result) if isinstance(result, s.cls) else {}
+            if lost and not _is_told_apart(s, x, lost):
+                shown = ", ".join(f"{n}={value!r}, not {getattr(x, n)!r}" for n, value in lost.items())
+                raise Broken(f"{case.name} has the default {shown}")
+
+
+def _defaults_of(s: Subject, x: Any, result: Any) -> dict[str, Any]:
+    """The metadata of a result that are the default, where those of its operand are not."""
+    spec = s.cls.__spec__
+    return {
+        f.name: f.default
+        for f in (*spec.statics, *spec.dynamics)
+        if getattr(result, f.name) == f.default != getattr(x, f.name)
+    }
+
+
+def _is_told_apart(s: Subject, x: Any, lost: dict[str, Any]) -> bool:
+    """Whether the reference of a value depends on some metadata; `values` and `other_metadata` compare it then."""
+    if not s.has_reference:
+        return False
+    inners = {f.name: s.inners(x).get(f.attribute) for f in s.cls.__spec__.inners}
+    with Attempt():
+        other = s.cls(**inners, **(s.metadata(x) | lost))
+        pairs = zip(s.reference(x), s.reference(other), strict=True)
+        return not all(torch.equal(plainest(a), plainest(b)) for a, b in pairs)
+    return True
+
+
 MIXED: dict[str, Callable[[Any], Any]] = {
     "x + y": lambda pair: pair[0] + pair[1],
     "x - y": lambda pair: pair[0] - pair[1],
@@ -140,6 +181,24 @@ def mixed_metadata(s: Subject, case: Case) -> None:
             if attempt.error is None:
                 got = case.run([s.make(factory) for factory in factories])
                 check_stands_for(s, f"{case.name}, {what}", got, expected)
+
+
+@promise(
+    "let materialize() compute from the inner tensors at each call: what it keeps on the value is stale after a step of "
+    "an optimizer, a load or any write"
+)
+@torch.no_grad()
+def fresh_values(s: Subject) -> None:
+    """What a value stands for follows a write to its inner tensors."""
+    x = s.make()
+    if not hasattr(x, "materialize"):
+        raise Skipped(f"{s.name} has no materialize()")
+    x.materialize()
+    for t in s.inners(x).values():
+        with Attempt():  # elements of an expanded tensor share memory, which is not written to
+            t.add_(1)
+    other = s.construct(x, {name: t.clone() for name, t in s.inners(x).items()})
+    check_equal(s, "x.materialize() after a write to inner tensors", x.materialize(), other.materialize())
 
 
 # ---- randomness --------------------------------------------------------------------------------------------

@@ -145,3 +145,30 @@ class Timed(TensorSubclass, fallback="map"):
 def test_a_field_that_hides_a_method_is_no_fault_of_the_class():
     report = examine(lambda: Timed(torch.randn(4, 6), torch.randn(4, 6)), paths={})
     assert report.broken == [], report.details()
+
+
+def test_a_default_in_place_of_an_operands_metadata_is_found_where_the_reference_does_not_tell():
+    cls = type("Ruled", (Length,), {"__doc__": "One more rule."})
+    cls.implements(aten.abs.default)(without_unit)
+    given = {
+        "reference": lambda x: x.number,
+        "variants": [functools.partial(make, cls, unit=1000.0, digits=5)],
+    }
+    found = outcome(cls, "kept_metadata", **given)
+    assert found.state == "broken"
+    assert "x.abs() has the default unit=1.0, not 1000.0, digits=3, not 5" in found.detail
+    assert "pass each field on" in found.mend
+    assert outcome(Length, "kept_metadata", **given).state == "kept"
+
+
+class Cached(Length):
+    def materialize(self):
+        if "whole" not in self.__dict__:
+            self.__dict__["whole"] = super().materialize()
+        return self.__dict__["whole"]
+
+
+def test_what_materialize_keeps_is_found():
+    found = outcome(Cached, "fresh_values")
+    assert found.state == "broken" and "stale after a step of an optimizer" in found.mend
+    assert outcome(Length, "fresh_values").state == "kept"
