@@ -184,8 +184,8 @@ def mixed_metadata(s: Subject, case: Case) -> None:
 
 
 @promise(
-    "let materialize() compute from the inner tensors at each call: what it keeps on the value is stale after a step of "
-    "an optimizer, a load or any write"
+    "let materialize() compute from the inner tensors at each call: what it keeps on the value is stale after a step "
+    "of an optimizer, a load or any write"
 )
 @torch.no_grad()
 def fresh_values(s: Subject) -> None:
