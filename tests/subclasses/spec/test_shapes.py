@@ -296,3 +296,15 @@ def test_export_keeps_a_dim_dynamic():
         dynamic_shapes=({0: out}, {0: out}),
     )
     assert torch.equal(program.module()(torch.ones(6, 3), torch.ones(6, 1)), torch.full((6, 3), 2.0))
+
+
+def test_a_compiled_call_checks_nothing_again():
+    """The trace has compared the sizes; a wrapper makes the value of constants, without the constructor."""
+    twice = desugar.compile(
+        lambda x: Weight(x.unwrap("qdata") * 2, x.unwrap("scale")), backend="eager", dynamic=True
+    )
+    twice(Weight(torch.ones(3, 4), torch.ones(3, 1)))
+    (program,) = twice.programs
+    assert "check_shapes" in Weight.__source__ and "make_wrapper_subclass" in program.source
+    assert not any(word in program.source for word in ("check_shapes", "ndim", "shape", "Weight("))
+    assert twice(Weight(torch.ones(5, 4), torch.ones(5, 1))).shape == (5, 4) and len(twice.programs) == 1
