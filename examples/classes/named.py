@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import subclasses
 from subclasses import Outer, TensorSubclass, inner, static
 
 
@@ -20,7 +21,7 @@ def by_name(reduction: Callable[..., Any]) -> Any:
     """A method that takes names: PyTorch's own functions take only positions, and call the rule."""
 
     def method(self: "Named", dim: Any = None, keepdim: bool = False) -> "Named":
-        return reduction(self, self.positions(dim), keepdim)
+        return reduction(self, self.positions(dim), keepdim=keepdim)
 
     return method
 
@@ -31,7 +32,8 @@ class Named(TensorSubclass):
     values: Tensor = inner(differentiable=True)
     dims: tuple[str, ...] = static()
 
-    sum, mean, amax, amin = map(by_name, (torch.sum, torch.mean, torch.amax, torch.amin))
+    sum, mean, std, var = map(by_name, (torch.sum, torch.mean, torch.std, torch.var))
+    amax, amin, any, all = map(by_name, (torch.amax, torch.amin, torch.any, torch.all))
 
     @staticmethod
     def outer(values, dims) -> Outer:
@@ -64,13 +66,10 @@ class Named(TensorSubclass):
         return Named(self.values[tuple(index)], dims=kept)
 
 
-@Named.implements(torch.sum, torch.mean, torch.amax, torch.amin)
-def reduce(func, x, dim=None, keepdim=False):
-    gone = () if keepdim else x.positions(dim)
-    kept = tuple(name for i, name in enumerate(x.dims) if i not in gone)
-    if not x.ndim:
-        return x.clone()
-    return Named(func(x.unwrap("values"), x.positions(dim), keepdim), dims=kept)
+@Named.implements(subclasses.reductions)
+def reduce(func, x, dim, keepdim, **kwargs):
+    kept = tuple(name for i, name in enumerate(x.dims) if keepdim or i not in dim)
+    return Named(func(x.values, dim, keepdim=keepdim, **kwargs), dims=kept)
 
 
 @Named.implements(

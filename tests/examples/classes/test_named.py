@@ -78,12 +78,21 @@ def test_names_and_positions_agree():
     x = make()
     for name, position in (("a", 0), ("b", -1), (("b", "a"), (1, 0)), (None, None)):
         for keepdim in (False, True):
-            for reduce in ("sum", "mean", "amax", "amin"):
+            for reduce in ("sum", "mean", "amax", "amin", "std", "var"):
                 got, by_position = (getattr(x, reduce)(dim, keepdim) for dim in (name, position))
-                expected = getattr(x.values, reduce)(() if position is None else position, keepdim)
+                every = (0, 1) if position is None else position
+                expected = getattr(torch, reduce)(x.values, every, keepdim=keepdim)
                 assert got.dims == by_position.dims and len(got.dims) == got.ndim == expected.ndim
                 torch.testing.assert_close(got.values, expected)
                 torch.testing.assert_close(by_position.values, expected)
+
+
+def test_reductions_by_the_functions_of_torch():
+    """By position, as PyTorch's parser has it."""
+    x = make()
+    torch.testing.assert_close(torch.logsumexp(x, 0).values, x.values.logsumexp(0))
+    assert torch.logsumexp(x, 0).dims == ("b",) and (x > 0).any("a").values.dtype == torch.bool
+    assert (x > 9).all("b").dims == ("a",) and x.std("b").dims == ("a",)
 
 
 def test_order_and_at():
