@@ -36,13 +36,18 @@ def bags():
 
 
 def test_a_mesh_of_other_ranks():
-    text = f"{NAME}: expected a mesh that this process is part of, got DeviceMesh"
+    text = (
+        f"{NAME}: expected a mesh that this process is part of, got .*; call it only on the ranks of the mesh"
+    )
     with fake_ranks(2), pytest.raises(ValueError, match=text):
         shard(bags(), DeviceMesh("cpu", [1]))
 
 
 def test_tables_on_another_device_than_the_mesh():
-    text = f"{NAME}: expected the table of 'a' on meta, the device of the mesh, got cpu"
+    text = (
+        f"{NAME}: expected the table of 'a' on meta, the device of the mesh, got cpu; "
+        f"move the collection there first, by collection.to"
+    )
     with fake_ranks(1), pytest.raises(ValueError, match=text):
         shard(bags(), DeviceMesh("meta", [0]))
 
@@ -50,7 +55,7 @@ def test_tables_on_another_device_than_the_mesh():
 def test_ids_on_another_device_than_the_mesh():
     values, lengths = (torch.ones(2, dtype=torch.int64, device="meta") for _ in range(2))
     ids = KeyedJaggedTensor(["a", "b"], values, lengths, max_length=1)
-    text = f"{NAME}: expected ids on cpu, the device of the mesh, got meta"
+    text = f"{NAME}: expected ids on cpu, the device of the mesh, got meta; move them there by ids.to"
     with fake_ranks(1) as mesh, pytest.raises(ValueError, match=text):
         shard(bags(), mesh)(ids)
 
