@@ -19,9 +19,15 @@ def int8(**options):
 SPLITS = {
     "of no rows": (lambda x: x.split(0), "split: expected a size of 1 or more, got 0"),
     "of fewer": (lambda x: torch.split(x, -1), "split: expected a size of 1 or more, got -1"),
-    "of too few": (lambda x: x.split([1, 2]), r"split_with_sizes: \[1, 2\] do not add up to 4"),
+    "of too few": (
+        lambda x: x.split([1, 2]),
+        r"split_with_sizes: \[1, 2\] do not add up to 4, the extent of dim 0",
+    ),
     "of too many": (lambda x: x.split_with_sizes([3, 2]), r"split_with_sizes: \[3, 2\] do not add up to 4"),
-    "of fewer than none": (lambda x: torch.split(x, [5, -1]), r"split_with_sizes: \[5, -1\]"),
+    "of fewer than none": (
+        lambda x: torch.split(x, [5, -1]),
+        r"split_with_sizes: expected sizes of 0 or more, got \[5, -1\]",
+    ),
 }
 
 
@@ -38,10 +44,13 @@ def test_splits_that_there_are_not(name):
 # ---- ranks -----------------------------------------------------------------------------------------------------
 
 SENT = {
-    "a plain tensor": (lambda: torch.randn(4, 8), "got a Tensor too"),
+    "a plain tensor": (
+        lambda: torch.randn(4, 8),
+        r"got a Tensor of size \(4, 8\) too; quantize what each rank gives and what it receives alike",
+    ),
     "numbers with a zero point": (
         lambda: int8(symmetric=False),
-        r"got Int8Tensors with a scale of \(4, 1\) and a zero point too",
+        r"got Int8Tensors with a scale of \(4, 1\) and a zero point too; quantize .* alike, all with symmetric=True or",
     ),
     "other blocks": (
         lambda: int8(block_size=(4, 8)),
@@ -65,6 +74,13 @@ def test_what_is_sent_is_what_is_received(name, one_process):
     text = rf"scatter_.*: expected Int8Tensors with a scale of \(4, 1\) and no zero point throughout, {text}"
     with pytest.raises(DispatchError, match=text):
         dist.scatter(int8(), [make()])
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_what_is_quantized_alike_is_sent(symmetric, one_process):
+    sent, received = int8(symmetric=symmetric), int8(symmetric=symmetric)
+    dist.scatter(received, [sent])
+    assert torch.equal(received.dequantize(), sent.dequantize())
 
 
 # ---- models ----------------------------------------------------------------------------------------------------
