@@ -110,7 +110,8 @@ CHECKPOINTS = {
         lambda n: Halves(torch.randn(4, n)),
         1,
         r"a distributed checkpoint of a Halves of size \(4, 4\), saved or loaded by another number of ranks: values "
-        r"that are no plain tensors are cut into rows, and this asks for a part of dim 1",
+        r"that are no plain tensors are cut into rows, and this asks for a part of dim 1; load it with the placements "
+        r"and as many ranks as it was saved with",
     ),
     "rows of another meaning": (
         lambda n: Reversed(torch.randn(n, 4)),
