@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from subclasses.keyed.tables import WRITES_TO_TABLES, look_up_parts, pool_parts
 
 _reason = f"a table with max_norm: {WRITES_TO_TABLES}"
 
-pool_outside = torch.compiler.disable(pool_parts, reason=_reason)
-look_up_outside = torch.compiler.disable(look_up_parts, reason=_reason)
+pool_outside: Any = torch.compiler.disable(pool_parts, reason=_reason)
+look_up_outside: Any = torch.compiler.disable(look_up_parts, reason=_reason)
