@@ -23,18 +23,52 @@ def mask():
 @pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
 @pytest.mark.parametrize("make", [nn.GRU, nn.LSTM, nn.RNN])
 def test_a_recurrent_layer_without_batch_first(cls, make):
-    with pytest.raises(
-        DispatchError, match=r": expected rows of entries \[B, T, C\], ragged along 1, and dense"
-    ):
+    text = (
+        rf": a layer without batch_first takes \[T, B, C\], got a {cls.__name__} of size \(3, 3, 4\), .*; make the "
+        rf"layer with batch_first=True"
+    )
+    with pytest.raises(DispatchError, match=text):
         make(4, 5)(rows(cls))
     make(4, 5, batch_first=True)(rows(cls))
 
 
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+@pytest.mark.parametrize("make", [nn.GRU, nn.LSTM, nn.RNN])
+def test_a_recurrent_layer_without_batch_first_takes_places_first(cls, make):
+    layer, other, x = (
+        make(4, 5, bidirectional=True),
+        make(4, 5, bidirectional=True, batch_first=True),
+        rows(cls),
+    )
+    other.load_state_dict(layer.state_dict())
+    leaves = [x.detach().requires_grad_() for _ in range(2)]
+    found, expected = layer(leaves[0].transpose(0, 1))[0].transpose(0, 1), other(leaves[1])[0]
+    assert torch.equal(found.to_dense(), expected.to_dense())
+    for y in (found, expected):
+        y.sum().backward()
+    assert torch.equal(*(leaf.grad.to_dense() for leaf in leaves))
+
+
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+def test_a_recurrent_layer_with_batch_first_takes_rows_first(cls):
+    layer, x = nn.GRU(4, 5, batch_first=True), rows(cls).transpose(0, 1)
+    text = r"gru: a layer with batch_first=True takes \[B, T, C\], got rows \[T, B, C\]; write x.transpose\(0, 1\)"
+    with pytest.raises(DispatchError, match=text):
+        layer(x)
+    layer(x.transpose(0, 1))
+
+
+def test_rows_of_another_number_of_dimensions():
+    x = JaggedTensor.from_tensors([torch.randn(4, n) for n in LENGTHS][:1]).transpose(1, 2)
+    text = r"gru: expected rows of entries \[B, T, C\], ragged along 1, got a JaggedTensor of size .*, ragged along 2"
+    with pytest.raises(DispatchError, match=text):
+        nn.GRU(4, 5, batch_first=True)(x)
+
+
 def test_states_are_dense():
     layer = nn.GRU(4, 5, batch_first=True)
-    with pytest.raises(
-        DispatchError, match=r"gru: expected rows of entries \[B, T, C\], .* and dense states"
-    ):
+    text = r"gru: expected dense states hx \[layers, B, H\], got a JaggedTensor of size \(1, 3, 5\), ragged along 1"
+    with pytest.raises(DispatchError, match=text):
         layer(rows(), JaggedTensor.from_tensors([torch.zeros(3, 5)]))
     layer(rows(), torch.zeros(1, 3, 5))
 
