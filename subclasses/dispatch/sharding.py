@@ -211,7 +211,7 @@ def _narrow(x: Any, dim: int = 0, start: int | None = None, stop: int | None = N
     if dim != 0:
         raise DispatchError(
             f"{refused}values that are no plain tensors are cut into rows, and this asks for a part of dim {dim}; load "
-            f"it with the placements that it was saved with"
+            f"it with the placements and as many ranks as it was saved with"
         )
     part = _slice(x, dim, start, stop)
     inners = [x.__dict__[name] for name in x._layout.present]

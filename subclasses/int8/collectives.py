@@ -70,7 +70,10 @@ def _per_inner(func: Any, filled: list[Any], *rest: Any) -> Any:
     first = filled[0]
     for t in _tensors_in((filled, rest)):
         if not isinstance(t, Int8Tensor) or t._layout.present != first._layout.present:
-            raise DispatchError(f"{func}: expected {_describe(first)} throughout, got {_describe(t)} too")
+            raise DispatchError(
+                f"{func}: expected {_describe(first)} throughout, got {_describe(t)} too; quantize what each rank "
+                f"gives and what it receives alike, all with symmetric=True or all with symmetric=False"
+            )
         if t.scale.shape != first.scale.shape:
             raise DispatchError(
                 f"{func}: expected {_describe(first)} throughout, got {_describe(t)} too; give each rank its own part, "
@@ -97,7 +100,7 @@ def _select_inner(value: Any, name: str) -> Any:
 
 def _describe(t: Any) -> str:
     if not isinstance(t, Int8Tensor):
-        return f"{one_of(type(t))}"
+        return f"{one_of(type(t))} of size {tuple(t.shape)}"
     return f"Int8Tensors with a scale of {tuple(t.scale.shape)} and {'no' if t.zero_point is None else 'a'} zero point"
 
 

@@ -222,8 +222,12 @@ def _(func: Any, x: Any, split_size: int, dim: int = 0) -> Any:
 @Int8Tensor.implements(aten.split_with_sizes.default)
 def _(func: Any, x: Any, sizes: Sequence[int], dim: int = 0) -> Any:
     dim, parts, start = canonicalize_dim(x.dim(), dim), [], 0
-    if sum(sizes) != x.shape[dim] or any(s < 0 for s in sizes):
-        raise RuntimeError(f"split_with_sizes: {list(sizes)} do not add up to {x.shape[dim]}")
+    if any(s < 0 for s in sizes):
+        raise RuntimeError(f"split_with_sizes: expected sizes of 0 or more, got {list(sizes)}")
+    if sum(sizes) != x.shape[dim]:
+        raise RuntimeError(
+            f"split_with_sizes: {list(sizes)} do not add up to {x.shape[dim]}, the extent of dim {dim}"
+        )
     for s in sizes:
         parts.append(_sliced(x, dim, start, start + s))
         start += s

@@ -131,7 +131,13 @@ def check_features(features: Any, what: str) -> None:
         if not isinstance(x, JaggedTensor):
             raise TypeError(f"{_NAME}.{what}: expected a JaggedTensor for {key!r}, got {_describe(x)}")
         if x.ragged_dim != 1:
-            raise ValueError(f"{_NAME}.{what}: {key!r} is ragged along {x.ragged_dim}; transpose it to 1")
+            cure = f"transpose it to 1 by x.transpose(1, {x.ragged_dim})"
+            if x.ragged_dim == 0:
+                cure = "unmerge it by x.unflatten(0, (B, T))"
+            raise ValueError(
+                f"{_NAME}.{what}: expected rows ragged along 1, got {key!r}, which is ragged along {x.ragged_dim}; "
+                f"{cure}"
+            )
         other = features[first]
         if x.shape[0] != other.shape[0] or x.dtype != other.dtype or x.shape[2:] != other.shape[2:]:
             raise ValueError(
@@ -161,9 +167,13 @@ def check_joinable(kjts: Sequence[Any], cls: type) -> None:
             first._raw_values.shape[1:],
         ):
             raise ValueError(
-                f"{_NAME}.cat: expected entries of one dtype and shape, got {_describe(first.values)} and "
-                f"{_describe(x._raw_values)}"
+                f"{_NAME}.cat: expected entries of one dtype and shape, got {_describe(first._raw_values)} for "
+                f"{_names(first)} and {_describe(x._raw_values)} for {_names(x)}"
             )
+
+
+def _names(x: Any) -> str:
+    return ", ".join(map(repr, x.keys))
 
 
 def key_index(x: Any, key: Any) -> int:

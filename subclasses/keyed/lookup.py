@@ -3,63 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.keyed.checks import is_traced
-from subclasses.keyed.kernels import NO_POOLING, Entries, Lookups, Part, keyed_lookup, keyed_pool, parts_of
+from subclasses.keyed.kernels import NO_POOLING, Entries, Lookups, keyed_lookup, keyed_pool
 from subclasses.keyed.rows import check_weights
+from subclasses.keyed.tables import WRITES_TO_TABLES, Table, look_up_parts, pool_parts
 from subclasses.ragged import JaggedTensor
+from subclasses.ragged.base import shown
 from subclasses.ragged.rules.normalization import kernels_of_bags
 
 MODES = ("sum", "mean", "max")
 
-# ---- a table ---------------------------------------------------------------------------------------------------
+# ---- in a graph ----------------------------------------------------------------------------------------------
 
 
-class Table(NamedTuple):
-    """A table ``[V, D]`` and its lookup options, as in ``nn.Embedding`` and ``nn.EmbeddingBag``."""
-
-    weight: Tensor
-    mode: str = "sum"
-    padding: int | None = None
-    max_norm: float | None = None
-    norm_type: float = 2.0
-    by_frequency: bool = False
-    sparse: bool = False
-
-    @classmethod
-    def of(cls, module: nn.Embedding | nn.EmbeddingBag) -> Table:
-        """Returns the table of a module."""
-        return cls(
-            module.weight,
-            getattr(module, "mode", "sum"),
-            module.padding_idx,
-            module.max_norm,
-            module.norm_type,
-            module.scale_grad_by_freq,
-            module.sparse,
-        )
-
-    @property
-    def padding_index(self) -> int:
-        """The non-negative padding id; -1 for none."""
-        if self.padding is None:
-            return -1
-        return self.padding % self.weight.shape[0]
+def _has_max_norm(tables: Sequence[Table]) -> bool:
+    return any(t.max_norm is not None for t in tables)
 
 
 def _check_graph(tables: Sequence[Table]) -> None:
-    """Raises DispatchError for lookups that a graph cannot perform."""
-    if any(t.max_norm is not None for t in tables):
-        raise DispatchError(
-            "embeddings with max_norm write to their table at each lookup, which a compiled function does not do for "
-            "jagged ids; renormalise the table after the optimizer's step"
-        )
+    """Raises DispatchError for lookups that a graph cannot perform; Dynamo breaks the graph at them instead."""
+    for t in tables:
+        if t.max_norm is not None:
+            raise DispatchError(
+                f"a table of shape {tuple(t.weight.shape)} with max_norm={t.max_norm}: {WRITES_TO_TABLES}"
+            )
 
 
 def _make_lookups(tables: Sequence[Table], sparse: bool) -> Lookups:
@@ -123,8 +96,11 @@ def pool(
         weights: ``[total]``, a factor for each looked-up entry; only for ``mode="sum"``.
     """
     if not is_traced(values):
-        parts = parts_of(offsets, lengths)
-        return [_pool_part(*pair, values, weights) for pair in zip(tables, parts, strict=True)]
+        return pool_parts(tables, values, offsets, lengths, weights)
+    if _has_max_norm(tables) and torch.compiler.is_dynamo_compiling():
+        from subclasses.keyed.outside_graphs import pool_outside  # imports Dynamo
+
+        return pool_outside(tables, values, offsets, lengths, weights)
     _check_graph(tables)
     found: list[Any] = [None] * len(tables)
     for sparse in (False, True):
@@ -142,50 +118,21 @@ def pool(
     return found
 
 
-def _pool_part(table: Table, part: Part, values: Tensor, weights: Tensor | None) -> Tensor:
-    return F.embedding_bag(
-        part.take(values),
-        table.weight,
-        part.starts,
-        table.max_norm,
-        table.norm_type,
-        table.by_frequency,
-        table.mode,
-        table.sparse,
-        None if weights is None else part.take(weights),
-        False,
-        table.padding,
-    )
-
-
 # ---- without pooling -------------------------------------------------------------------------------------------
 
 
 def look_up(tables: Sequence[Table], values: Tensor, offsets: Tensor) -> Tensor:
     """Looks up each entry in its key's table; returns ``[total, D]``, 0 for entries of no key. All widths are equal."""
-    if is_traced(values):
-        _check_graph(tables)
-        lookups = _make_lookups(tables, tables[0].sparse)._replace(modes=[NO_POOLING] * len(tables))
-        op = _lookup_op(values, tables)
-        return op([t.weight for t in tables], *Entries(values, offsets), *lookups)
-    weight, end, found = tables[0].weight, 0, []
-    ends = offsets[:, [0, -1]].tolist()
-    for (start, stop), table in sorted(zip(ends, tables, strict=True), key=lambda pair: pair[0]):
-        found.append(weight.new_zeros(start - end, weight.shape[1]))
-        found.append(
-            F.embedding(
-                values[start:stop],
-                table.weight,
-                table.padding,
-                table.max_norm,
-                table.norm_type,
-                table.by_frequency,
-                table.sparse,
-            )
-        )
-        end = stop
-    found.append(weight.new_zeros(values.shape[0] - end, weight.shape[1]))
-    return torch.cat(found)
+    if not is_traced(values):
+        return look_up_parts(tables, values, offsets)
+    if _has_max_norm(tables) and torch.compiler.is_dynamo_compiling():
+        from subclasses.keyed.outside_graphs import look_up_outside  # imports Dynamo
+
+        return look_up_outside(tables, values, offsets)
+    _check_graph(tables)
+    lookups = _make_lookups(tables, tables[0].sparse)._replace(modes=[NO_POOLING] * len(tables))
+    op = _lookup_op(values, tables)
+    return op([t.weight for t in tables], *Entries(values, offsets), *lookups)
 
 
 # ---- nn.EmbeddingBag of a feature ------------------------------------------------------------------------------
@@ -206,12 +153,17 @@ def _embedding_bag(  # noqa: PLR0913
     padding_idx: int | None = None,
 ) -> Tensor:
     """Implements ``embedding_bag`` of ragged ids ``[B, T]``: returns ``[B, D]``, as a loop over the rows would."""
-    if not isinstance(input, JaggedTensor) or isinstance(weight, JaggedTensor):
-        raise DispatchError("embedding_bag: expected ragged ids and a dense table")
+    if isinstance(weight, JaggedTensor):
+        raise DispatchError(f"embedding_bag: weight: expected a dense table [V, D], got {shown(weight)}")
+    if not isinstance(input, JaggedTensor):
+        raise DispatchError(
+            f"embedding_bag: input: expected a JaggedTensor of ids beside {shown(per_sample_weights)} as "
+            f"per_sample_weights, got {shown(input)}; give both as JaggedTensors with the same rows, or both dense"
+        )
     if input.dim() != 2 or input.ragged_dim != 1 or offsets is not None:
         raise DispatchError(
-            f"embedding_bag: expected indices [B, T], each row of which is a bag, and no offsets, got a JaggedTensor "
-            f"of size {tuple(input.shape)}"
+            f"embedding_bag: expected indices [B, T], each row of which is a bag, and no offsets, got {shown(input)}"
+            f"{'' if offsets is None else f' and offsets {shown(offsets)}'}"
         )
     if per_sample_weights is not None and mode != "sum":
         raise DispatchError(f"embedding_bag: per_sample_weights go with mode='sum', got mode={mode!r}")

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from subclasses.keyed.lookup import Table, look_up, pool
+from subclasses.keyed.lookup import look_up, pool
 from subclasses.keyed.rows import feature_rows
+from subclasses.keyed.tables import Table
 from subclasses.keyed.tensor import KeyedJaggedTensor
 from subclasses.ragged import JaggedTensor
 

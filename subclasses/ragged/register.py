@@ -46,4 +46,5 @@ def register_rules() -> None:
             for module in (*BOTH, merging):
                 module.RULES.register(register_rule)
     with many_rules(time_major.TimeMajor) as register_rule:
-        multi_head.RULES.register(register_rule)
+        for module in (multi_head, recurrent):
+            module.RULES.register(register_rule)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from subclasses.keyed.lookup import Table
 from subclasses.keyed.modules import Tables, check_ids
 from subclasses.keyed.sharded import routing
 from subclasses.keyed.sharded.checks import check_device, check_tables, ranks_of
@@ -17,6 +16,7 @@ from subclasses.keyed.sharded.exchange import Agreement, agree, describe, finger
 from subclasses.keyed.sharded.plan import ShardingPlan, modules_of, plan_by_bytes, rows_by_key
 from subclasses.keyed.sharded.routing import Batch, Route
 from subclasses.keyed.sharded.table import ShardedTable, gather, local_rows, shard_tables
+from subclasses.keyed.tables import Table
 from subclasses.keyed.tensor import KeyedJaggedTensor
 
 

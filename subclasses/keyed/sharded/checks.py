@@ -23,7 +23,10 @@ def ranks_of(name: str, mesh: Any) -> Ranks:
             f"{name}: expected a mesh of one dim, got {mesh.ndim}; give one of its dims, such as mesh['name']"
         )
     if mesh.get_coordinate() is None:
-        raise ValueError(f"{name}: expected a mesh that this process is part of, got {mesh}")
+        raise ValueError(
+            f"{name}: expected a mesh that this process is part of, got {mesh}; call it only on the ranks "
+            f"of the mesh"
+        )
     return Ranks(mesh.get_group(), mesh.get_local_rank(), mesh.size(), torch.device(mesh.device_type))
 
 
@@ -38,7 +41,7 @@ def check_tables(name: str, modules: Mapping[str, Any], ranks: Ranks) -> None:
         if weight.device.type not in (ranks.device.type, "meta"):
             raise ValueError(
                 f"{name}: expected the table of {key!r} on {ranks.device.type}, the device of the mesh, got "
-                f"{weight.device}"
+                f"{weight.device}; move the collection there first, by collection.to({ranks.device.type!r})"
             )
         if module.max_norm is not None:
             raise ValueError(
@@ -51,7 +54,10 @@ def check_device(name: str, ids: Any, ranks: Ranks) -> None:
     """Raises ValueError unless a batch is where the group of processes sends tensors from."""
     device = ids._raw_values.device
     if device.type != ranks.device.type:
-        raise ValueError(f"{name}: expected ids on {ranks.device.type}, the device of the mesh, got {device}")
+        raise ValueError(
+            f"{name}: expected ids on {ranks.device.type}, the device of the mesh, got {device}; "
+            f"move them there by ids.to({ranks.device.type!r})"
+        )
 
 
 def check_weights(name: str, ids: Any, tables: Sequence[ShardedTable]) -> None:

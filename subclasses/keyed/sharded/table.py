@@ -10,10 +10,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from subclasses.keyed.lookup import Table
 from subclasses.keyed.sharded.exchange import Ranks
 from subclasses.keyed.sharded.plan import Rows, keys_by_table
 from subclasses.keyed.sharded.table_shard import TableShard
+from subclasses.keyed.tables import Table
 
 
 class ShardedTable(nn.Module):

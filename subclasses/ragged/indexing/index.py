@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import DispatchError
-from subclasses.ragged.base import RaggedTensor, shown
+from subclasses.ragged.base import RaggedTensor, name_of, shown
 
 ALL = slice(None)
 
@@ -17,17 +17,16 @@ def expanded(x: Any, index: Any) -> tuple[Any, ...]:
     """The index with an entry for each dimension, its ellipsis written out."""
     index = as_tuple(index)
     masks = [i for i in index if isinstance(i, Tensor) and i.dtype == torch.bool and i.dim() > 1]
-    if len(index) == len(masks) == 1 and not x.rows_first:
-        raise DispatchError(
-            f"indexing {shown(x)} by {shown(masks[0])}: a mask of entries is a PaddedTensor with the same rows"
-        )
+    if len(index) == len(masks) == 1 and not isinstance(masks[0], RaggedTensor):
+        raise DispatchError(f"indexing {shown(x)} by {shown(masks[0])}: {mask_of_rows(x, masks[0].dim())}")
     if any(isinstance(i, RaggedTensor | bool) for i in index):
         raise DispatchError(
-            f"indexing {shown(x)}: expected ints, slices, None, lists and dense tensors, got {index}"
+            f"indexing {shown(x)}: expected ints, slices, None, lists and dense tensors, got {shown_index(index)}; "
+            f"apply a mask of the same rows alone, x[mask], and index the result"
         )
     used = sum(i is not None and i is not Ellipsis for i in index)
     if used > x.dim():
-        raise IndexError(f"too many indices for {shown(x)}: {index}")
+        raise IndexError(f"too many indices for {shown(x)}: {shown_index(index)}")
     dots = next((p for p, i in enumerate(index) if i is Ellipsis), len(index))
     return (*index[:dots], *[ALL] * (x.dim() - used), *index[dots + 1 :])
 
@@ -69,6 +68,48 @@ def is_index(i: Any) -> bool:
     return isinstance(i, list | tuple | range) or (isinstance(i, Tensor) and i.dim() > 0)
 
 
+# ---- the words of an error -------------------------------------------------------------------------------------
+
+
+def doing(func: Any) -> str:
+    """What a function does to the tensor that is named next."""
+    name = name_of(func)
+    return {"__getitem__": "indexing", "__setitem__": "writing into"}.get(name, f"{name} of")
+
+
+def shown_index(index: Any) -> str:
+    """An index as it is written, with the sizes of its tensors in place of what they hold."""
+    return f"[{', '.join(map(_shown_entry, as_tuple(index)))}]"
+
+
+def _shown_entry(i: Any) -> str:
+    if isinstance(i, Tensor):
+        return shown(i)
+    if isinstance(i, slice):
+        step = [] if i.step is None else [i.step]
+        return ":".join("" if n is None else str(n) for n in (i.start, i.stop, *step))
+    if isinstance(i, list | tuple) and (len(i) > 8 or any(isinstance(n, Tensor) for n in i)):
+        return f"a {type(i).__name__} of {len(i)}"
+    return "..." if i is Ellipsis else repr(i)
+
+
+def mask_of_rows(x: Any, dims: int = 2) -> str:
+    """How a dense mask of so many dimensions becomes one of the entries of ``x``."""
+    mask = f"a mask of entries is a {x.ragged_class.__name__} with the same rows"
+    if not max(x.row_dims) < dims <= x.dim():
+        return mask
+    part = ", ".join(["x[...", *["0"] * (x.dim() - dims)]) + "]" if dims < x.dim() else "x"
+    return f"{mask}, such as {part}.like_dense(mask)"
+
+
+def check_numbers(x: Any, rows: Tensor, entries: Tensor) -> None:
+    """Raises unless rows and places are both numbers."""
+    if torch.bool in (rows.dtype, entries.dtype):
+        raise DispatchError(
+            f"indexing {shown(x)}: index by one ragged mask, or by two index tensors of ints; {mask_of_rows(x)}"
+        )
+
+
 # ---- index tensors ---------------------------------------------------------------------------------------------
 
 
@@ -76,7 +117,10 @@ def row_numbers(x: Any, which: Any) -> Tensor:
     """The numbers of rows that an index tensor ``[n]``, a list or a mask ``[B]`` picks."""
     which = torch.as_tensor(which, device=x.counts.device)
     if which.dim() != 1 or which.is_floating_point():
-        raise DispatchError(f"indexing {shown(x)}: expected rows as an int, a slice, a list or a tensor [n]")
+        raise DispatchError(
+            f"indexing {shown(x)}: expected rows as an int, a slice, a list or a tensor [n] of ints or bools, got "
+            f"{which.dtype} of shape {tuple(which.shape)}"
+        )
     return which.nonzero().squeeze(1) if which.dtype == torch.bool else which
 
 
@@ -85,7 +129,8 @@ def common_places(x: Any, places: Any) -> Tensor:
     places = torch.as_tensor(places, device=x.counts.device)
     if places.dim() != 1 or places.dtype == torch.bool or places.is_floating_point():
         raise DispatchError(
-            f"indexing {shown(x)}: expected places of every row as a list or an int tensor [n]"
+            f"indexing {shown(x)}: expected places of every row as an int, a slice, a list or a tensor [n] of ints, "
+            f"got {places.dtype} of shape {tuple(places.shape)}"
         )
     return places
 

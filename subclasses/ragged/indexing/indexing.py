@@ -23,6 +23,7 @@ from subclasses.ragged.indexing.index import (
     is_int,
     outer_places,
     replaced,
+    shown_index,
     without_place,
 )
 from subclasses.ragged.registry import Rules
@@ -48,7 +49,7 @@ def _getitem(func: Any, x: Any, index: Any) -> Any:
         _check_whole(x, index[at_rows])
         return _take_features(x, index)
     if x.rows_first and at_rows:
-        raise DispatchError(f"indexing {shown(x)}: the batch dimension stays first, got {index}")
+        raise DispatchError(f"indexing {shown(x)}: the batch dimension stays first, got {shown_index(index)}")
     rows, entries = index[at_rows], index[at_entries]
     if is_index(rows) and is_index(entries):
         return x.take_pairs(rows, entries, index)
@@ -77,7 +78,10 @@ def _take_features(x: Any, index: tuple[Any, ...]) -> Any:
     """Slices, ints, None and index tensors at dimensions of the entries, one after the other."""
     if sum(is_index(i) for i in index) > 1:
         if not x.rows_first:
-            raise DispatchError(f"indexing {shown(x)}: expected one index tensor [n] for the features")
+            raise DispatchError(
+                f"indexing {shown(x)}: expected one index tensor [n] for the features, got {shown_index(index)}; "
+                f"x.to_jagged() takes several"
+            )
         return x.pick_together(index)
     result, dim = aten.alias.default(x), 0
     for i in index:
@@ -96,7 +100,10 @@ def _take_features(x: Any, index: tuple[Any, ...]) -> Any:
 def _pick_features(x: Any, dim: int, which: Any) -> Any:
     which = torch.as_tensor(which, device=x.device)
     if which.dim() != 1:
-        raise DispatchError(f"indexing {shown(x)}: expected one index tensor [n] for the features")
+        raise DispatchError(
+            f"indexing {shown(x)}: expected one index tensor [n] for the features, got {which.dtype} of shape "
+            f"{tuple(which.shape)}"
+        )
     which = which.nonzero().squeeze(1) if which.dtype == torch.bool else which
     return x.index_select(dim, torch.where(which < 0, which + x.shape[dim], which))
 

@@ -102,7 +102,7 @@ def _check_joined(func: Any, x: Any, t: Any) -> Tensor:
     """An operand beside `stored`; raises unless it has as many dimensions, and tables are equally wide."""
     if x.rows_first and t.dim() != x.dim():
         raise DispatchError(
-            f"{func}: expected ragged tensors or dense ones of as many dimensions, got {shown(t)}"
+            f"{func}: expected ragged tensors or dense ones of as many dimensions as {shown(x)}, got {shown(t)}"
         )
     stored = x.beside(func, t)
     if not x.rows_first and (t.dim() != x.dim() or any(t.shape[d] != x.shape[d] for d in x.row_dims)):

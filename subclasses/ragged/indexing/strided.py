@@ -56,7 +56,8 @@ def _strided(func: Any, x: Any, stored: Tensor, size: Any, stride: Any, offset: 
     batch, ragged = rows
     if x.rows_first and (batch != 0 or (batch == ragged) != x.merged):
         raise DispatchError(
-            f"as_strided: the rows of {shown(x)} stay at the first dimension, got {list(size)}"
+            f"as_strided: the rows of {shown(x)} stay at the first dimension, got the size {list(size)}; x.to_dense() "
+            f"gives a tensor without this limit"
         )
     size = list(size)
     if x.rows_first:

@@ -169,7 +169,8 @@ class JaggedInterface(RaggedTensor):
         """Raises, since no other dimension comes before the rows."""
         if self.merged:
             raise DispatchError(
-                f"{func}: merged dimensions stay first; unmerge them by x.unflatten(0, (B, T))"
+                f"{func}: the merged dimensions of {shown(self)} stay first; x.to_dense() or x.unwrap('values') gives "
+                f"a tensor without this limit"
             )
         raise DispatchError(
             f"{func}: the batch dimension of {shown(self)} comes first and stays as it is; x.to_dense() gives a tensor "

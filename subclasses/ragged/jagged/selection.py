@@ -16,7 +16,16 @@ from subclasses._torch_tracing import is_compiling_here
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import shown
 from subclasses.ragged.checks import check_has_rows
-from subclasses.ragged.indexing.index import common_places, existing_places, is_all, is_index, row_numbers
+from subclasses.ragged.indexing.index import (
+    check_numbers,
+    common_places,
+    doing,
+    existing_places,
+    is_all,
+    is_index,
+    row_numbers,
+    shown_index,
+)
 from subclasses.ragged.indexing.splitting import bound_in_rows
 from subclasses.ragged.jagged.operands import check_rows_match
 from subclasses.ragged.jagged.sharing import sharing
@@ -146,8 +155,7 @@ def take_pairs(x: JaggedTensor, rows: Any, places: Any, index: tuple[Any, ...]) 
             f"indexing {shown(x)}: index tensors for rows and places follow each other, or are there for all dimensions"
         )
     pair = [torch.as_tensor(i, device=x.offsets.device) for i in (rows, places)]
-    if torch.bool in (pair[0].dtype, pair[1].dtype):
-        raise DispatchError(f"indexing {shown(x)}: index by one ragged mask, or by two index tensors of ints")
+    check_numbers(x, *pair)
     place = x.ragged_dim - 1
     return x.unwrap("values")[(*rest[:place], _entries_of(x, *pair), *rest[place + 1 :])]
 
@@ -175,8 +183,16 @@ def gather_index(x: JaggedTensor, func: Any, index: JaggedTensor) -> Tensor:
 
 def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
     """The entries that a ragged mask picks of each row, ragged again."""
-    if mask.dtype != torch.bool or x.ragged_dim > 1 or mask.ragged_dim != x.ragged_dim:
-        raise DispatchError(f"indexing {shown(x)}: expected a bool mask of the same rows, got {shown(mask)}")
+    if mask.dtype != torch.bool or mask.ragged_dim != x.ragged_dim:
+        raise DispatchError(
+            f"{doing(func)} {shown(x)}: expected a bool mask of the same rows, ragged along {x.ragged_dim}, got "
+            f"{shown(mask)}, {mask.dtype}{_cure_of(x, mask)}"
+        )
+    if x.ragged_dim > 1:
+        raise DispatchError(
+            f"{doing(func)} {shown(x)} by a mask: rows are ragged along 1 there; write x.transpose(1, {x.ragged_dim}), "
+            f"and the same for the mask"
+        )
     check_rows_match(func, x, mask)
     same_size = x if x.dim() == mask.dim() else x.with_values(mask._raw_values)
     mask = same_size.relaid(func, mask)
@@ -184,6 +200,13 @@ def pick(x: JaggedTensor, func: Any, mask: JaggedTensor) -> JaggedTensor:
     counts = x.segments.sum_rows(picked.flatten(1).sum(1) if picked.dim() > 1 else picked)
     offsets = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
     return type(x)(x.unwrap("values")[picked], offsets, ragged_dim=min(x.ragged_dim, 1))
+
+
+def _cure_of(x: JaggedTensor, mask: JaggedTensor) -> str:
+    """What makes the rows of a mask those of ``x``."""
+    if mask.ragged_dim == 0 and x.ragged_dim > 0:
+        return "; unmerge it by mask.unflatten(0, (B, T))"
+    return "; merge it by mask.flatten(0, 1)" if x.ragged_dim == 0 and mask.ragged_dim == 1 else ""
 
 
 # ---- features --------------------------------------------------------------------------------------------------
@@ -198,7 +221,7 @@ def pick_together(x: JaggedTensor, index: tuple[Any, ...]) -> JaggedTensor:
     if not alone or places != list(range(places[0], places[-1] + 1)):
         raise DispatchError(
             f"indexing {shown(x)}: expected index tensors for features that follow each other, and whole dimensions "
-            f"beside them, got {index}"
+            f"beside them, got {shown_index(index)}"
         )
     found = torch.broadcast_tensors(*(torch.as_tensor(rest[p], device=x.device) for p in places))
     values = x.unwrap("values")[(*rest[: places[0]], *found, *rest[places[-1] + 1 :])]

@@ -34,6 +34,10 @@ def with_put(x: JaggedTensor, func: Any, indices: Sequence[Any], values: Any, ac
 
 def _as_index(indices: Sequence[Any]) -> Any:
     index = tuple(slice(None) if i is None else i for i in indices)
+    if (
+        len(index) > 2
+    ):  # of three index tensors a number goes together with the others, and takes no dimension
+        index = tuple(i.unsqueeze(0) if isinstance(i, Tensor) and i.dim() == 0 else i for i in index)
     return index[0] if len(index) == 1 and isinstance(index[0], RaggedTensor) else index
 
 

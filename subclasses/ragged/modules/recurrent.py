@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import is_ragged, name_of, shown
 from subclasses.ragged.checks import is_traced
+from subclasses.ragged.modules.time_major import TimeMajor
 from subclasses.ragged.registry import Rules
 
 RULES = Rules()
@@ -23,8 +24,7 @@ RULES = Rules()
 @RULES.of(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 def _recur(func: Any, input: Any, hx: Any, params: Any, *options: Any) -> Any:
     *settings, batch_first = options
-    x = input if batch_first else input.transpose(0, 1)
-    _check(func, x, hx)
+    x = _check(func, input, hx, batch_first)
     states = tuple(hx) if func is torch.lstm else (hx,)
     lengths = x.row_lengths().clamp(max=x.width).cpu()
     (full,) = lengths.nonzero(as_tuple=True)
@@ -62,16 +62,29 @@ def _without_entries(
     return (result if batch_first else result.transpose(0, 1), *states)
 
 
-def _check(func: Any, x: Any, hx: Any) -> None:
-    """Raises unless there are rows of entries whose lengths can be read, and dense states."""
-    given = hx if isinstance(hx, tuple | list) else (hx,)
-    if not is_ragged(x) or x.dim() != 3 or x.row_dims != (0, 1) or any(map(is_ragged, given)):
+def _check(func: Any, input: Any, hx: Any, batch_first: bool) -> Any:
+    """The rows of entries ``[B, T, C]``; raises unless their lengths can be read, and states are dense."""
+    for h in hx if isinstance(hx, tuple | list) else (hx,):
+        if is_ragged(h):
+            raise DispatchError(f"{name_of(func)}: expected dense states hx [layers, B, H], got {shown(h)}")
+    if not batch_first and is_ragged(input) and input.row_dims == (0, 1):
         raise DispatchError(
-            f"{name_of(func)}: expected rows of entries [B, T, C], ragged along 1, and dense states, got {shown(x)}"
+            f"{name_of(func)}: a layer without batch_first takes [T, B, C], got {shown(input)}; make the layer with "
+            f"batch_first=True"
         )
+    if batch_first and (isinstance(input, TimeMajor) or (is_ragged(input) and input.row_dims == (1, 0))):
+        raise DispatchError(
+            f"{name_of(func)}: a layer with batch_first=True takes [B, T, C], got rows [T, B, C]; write "
+            f"x.transpose(0, 1)"
+        )
+    x = input if batch_first else input.transpose(0, 1)
+    if not is_ragged(x) or x.dim() != 3 or x.row_dims != (0, 1):
+        size = "[B, T, C], ragged along 1" if batch_first else "[T, B, C], ragged along 0"
+        raise DispatchError(f"{name_of(func)}: expected rows of entries {size}, got {shown(input)}")
     if is_traced(x.row_lengths()):
         raise DispatchError(
             f"{name_of(func)}: the kernel needs the lengths of the rows on the host, so it is no part of a graph; call "
             f"the layer outside of the compiled function, or leave torch._dynamo.config.allow_rnn False, with which "
             f"Dynamo breaks the graph there"
         )
+    return x

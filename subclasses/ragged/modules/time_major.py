@@ -2,7 +2,7 @@
 
 The batch dimension of a ``JaggedTensor`` is its first one. ``nn.MultiheadAttention(batch_first=True)`` swaps it with
 the next before it calls ``F.multi_head_attention_forward``, and swaps the result again; between the two, nothing but
-that function has a meaning for rows that are not first.
+that function has a meaning for rows that are not first. Recurrent layers without ``batch_first`` take such rows too.
 """
 
 from __future__ import annotations

@@ -50,8 +50,12 @@ def _append_entries(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
 
 def join_rows(x: PaddedTensor, func: Any, parts: Sequence[PaddedTensor]) -> PaddedTensor:
     """The rows of all parts, in a table as wide as the widest."""
-    if any(part.row_count is not None for part in parts):
-        raise DispatchError(f"{func.__name__}: rows do not follow a padded batch; {checks.UNPAD_BATCH}")
+    for number, part in enumerate(parts):
+        if part.row_count is not None:
+            raise DispatchError(
+                f"{func.__name__}: expected batches that are not padded, got tensors[{number}] with a row_count, "
+                f"{shown(part)}; {checks.UNPAD_BATCH}"
+            )
     width = max(part.width for part in parts)
     tables = [widen(part.unwrap("padded"), x.ragged_dim, width) for part in parts]
     return x.with_lengths(torch.cat(tables, x.batch_dim), torch.cat([part.lengths for part in parts]), None)

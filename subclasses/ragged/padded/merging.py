@@ -118,7 +118,7 @@ def _flatten(func: Any, x: PaddedTensor, start_dim: int = 0, end_dim: int = -1) 
 def _unflatten(func: Any, x: PaddedTensor, dim: int, sizes: Sequence[int]) -> Any:
     (dim,) = outer_dims(func, x, dim)
     if not x.merged and not rows_stay(x, [dim]):
-        raise DispatchError(f"{func.__name__}: {shown(x)} stays whole along its rows, got dimension {dim}")
+        x.feature_dim(func.__name__, dim)  # which raises
     known = -math.prod(sizes)
     parts = [x.shape[dim] // known if n == -1 else n for n in sizes]
     # Splitting a dimension is a view.

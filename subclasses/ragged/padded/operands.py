@@ -40,7 +40,10 @@ def check_fits(func: Any, x: PaddedTensor, y: Any) -> None:
                 f"same ones, got {shown(x)} and {shown(y)}; add dimensions by unsqueeze, or swap them by transpose"
             )
         if 1 in (x.lengths.shape[0], y.lengths.shape[0]) and x.lengths.shape != y.lengths.shape:
-            raise DispatchError(f"{name_of(func)}: a single row is not repeated: {shown(x)} and {shown(y)}")
+            raise DispatchError(
+                f"{name_of(func)}: a single row is not repeated: {shown(x)} and {shown(y)}; a table is, with 0 where "
+                f"it has no entry: write y.to_dense() for the one of a single row{_widened(x, y)}"
+            )
         check_rows_match(func, x, y)
         return
     missing = x.dim() - y.dim()
@@ -51,6 +54,11 @@ def check_fits(func: Any, x: PaddedTensor, y: Any) -> None:
     for dim in (x.ragged_dim, x.batch_dim):
         if dim >= missing and y.size(dim - missing) != 1 and y.size(dim - missing) != x.size(dim):
             raise ValueError(f"{name_of(func)}: {shown(y)} does not broadcast against {shown(x)}")
+
+
+def _widened(x: PaddedTensor, y: PaddedTensor) -> str:
+    """What to do where tables of other widths are to have the same one."""
+    return "" if x.width == y.width else f", after x.to_padded(at_least={max(x.width, y.width)}) for both"
 
 
 def as_wide(x: PaddedTensor, y: PaddedTensor) -> PaddedTensor:
@@ -155,8 +163,13 @@ def check_factors(x: PaddedTensor, func: Any, a: Any, b: Any) -> None:
 def check_same_rows(x: PaddedTensor, func: Any, a: PaddedTensor, b: PaddedTensor) -> None:
     """Raises unless two factors have the same rows, in tables of the same width."""
     moved = a.batch_dim != b.batch_dim and not (a.merged and b.merged)
-    if moved or a.shape[a.ragged_dim] != b.shape[b.ragged_dim]:
+    if moved:
         raise DispatchError(
-            f"{func.__name__}: {shown(a)} and {shown(b)} have their rows at other places; use transpose and to_padded"
+            f"{func.__name__}: {shown(a)} and {shown(b)} have their rows at other places; use transpose"
+        )
+    if a.width != b.width:
+        raise DispatchError(
+            f"{func.__name__}: expected tables of one width, got {a.width} for {shown(a)} and {b.width} for {shown(b)}"
+            f"; use x.to_padded(at_least={max(a.width, b.width)})"
         )
     check_rows_match(func, a, b)

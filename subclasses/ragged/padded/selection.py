@@ -17,13 +17,16 @@ from torch.autograd.graph import get_gradient_edge
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import RaggedTensor, outer_dims, rows_stay, shown
 from subclasses.ragged.indexing.index import (
+    check_numbers,
     common_places,
+    doing,
     existing_places,
     is_all,
     is_index,
     outer_places,
     replaced,
     row_numbers,
+    shown_index,
 )
 from subclasses.ragged.indexing.splitting import bound_in_rows
 from subclasses.ragged.padded import checks
@@ -130,8 +133,15 @@ def count_after(func: Any, x: PaddedTensor, start: Any, end: Any, step: int) -> 
     """How many of the rows in a slice are of the batch."""
     if x.row_count is None:
         return None
-    if step != 1 or not isinstance(x.lengths.shape[0], int):
-        raise DispatchError(f"{func}: every row of a padded batch in turn, got {step}; {checks.UNPAD_BATCH}")
+    if step != 1:
+        raise DispatchError(
+            f"{func}: rows of a padded batch are taken with step 1, got step {step}; {checks.UNPAD_BATCH}"
+        )
+    if not isinstance(x.lengths.shape[0], int):
+        raise DispatchError(
+            f"{func}: rows of a padded batch are taken where their number is known, and this compiled function is to "
+            f"take any; compile it with dynamic=False, or give it a batch that is not padded"
+        )
     rows = range(x.lengths.shape[0])[slice(start, end)]
     return (x.row_count - rows.start).clamp(min=0, max=len(rows))
 
@@ -232,7 +242,10 @@ def rearranged(x: PaddedTensor, source: Callable[[Tensor, Tensor], Tensor]) -> P
 def take_pairs(x: PaddedTensor, rows: Any, places: Any, index: tuple[Any, ...]) -> Tensor:
     """Single entries, by the number of the row and the place in it: dense."""
     if not all(is_index(i) or is_all(i) for i in index):
-        raise DispatchError(f"indexing {shown(x)}: index tensors stand beside whole dimensions, got {index}")
+        raise DispatchError(
+            f"indexing {shown(x)}: index tensors stand beside whole dimensions, got {shown_index(index)}; index in two "
+            f"steps, as in x[rows, places][..., 1]"
+        )
     at = outer_places(index)
     rows, places = settled_pairs(x, rows, places)
     index = replaced(replaced(index, at[x.batch_dim], rows), at[x.ragged_dim], places)
@@ -242,8 +255,7 @@ def take_pairs(x: PaddedTensor, rows: Any, places: Any, index: tuple[Any, ...]) 
 def settled_pairs(x: PaddedTensor, rows: Any, entries: Any) -> tuple[Tensor, Tensor]:
     """Rows and places counted from the front, which must exist."""
     rows, entries = (torch.as_tensor(i, device=x.lengths.device) for i in (rows, entries))
-    if torch.bool in (rows.dtype, entries.dtype):
-        raise DispatchError(f"indexing {shown(x)}: index by one mask [B, T], or by two index tensors of ints")
+    check_numbers(x, rows, entries)
     rows, entries = torch.broadcast_tensors(rows, existing_places(x, rows, entries))
     return torch.where(rows < 0, rows + x.lengths.shape[0], rows), entries
 
@@ -283,7 +295,8 @@ def check_mask(func: Any, x: PaddedTensor, mask: PaddedTensor) -> None:
         or (mask.dim() > 2 and mask.shape[2:] != x.shape[2:])
     ):
         raise DispatchError(
-            f"{func.__name__}: expected a bool mask of the rows of {shown(x)}, got {shown(mask)}"
+            f"{doing(func)} {shown(x)}: expected a bool mask of its rows, with the dimensions of an entry or none, got "
+            f"{shown(mask)}, {mask.dtype}"
         )
     check_rows_match(func, x, mask)
 
@@ -292,7 +305,7 @@ def _batch_first(func: Any, x: PaddedTensor) -> PaddedTensor:
     """The same rows as ``[B, T, ...]``."""
     if (x.batch_dim, x.ragged_dim) != (0, 1):
         raise DispatchError(
-            f"{func.__name__}: expected rows along 0, ragged along 1, got {shown(x)}; use transpose"
+            f"{doing(func)} {shown(x)} by a mask: expected rows along 0, ragged along 1, of both; use transpose"
         )
     return x
 

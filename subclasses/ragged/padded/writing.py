@@ -13,7 +13,16 @@ from torch import Tensor
 
 from subclasses.errors import DispatchError
 from subclasses.ragged.base import shown
-from subclasses.ragged.indexing.index import expanded, is_all, is_index, is_int, outer_places, replaced
+from subclasses.ragged.indexing.index import (
+    doing,
+    expanded,
+    is_all,
+    is_index,
+    is_int,
+    outer_places,
+    replaced,
+    shown_index,
+)
 from subclasses.ragged.padded import checks
 from subclasses.ragged.padded.operands import as_wide, check_rows_match
 from subclasses.ragged.padded.selection import (
@@ -40,19 +49,19 @@ def with_put(
     x: PaddedTensor, func: Any, indices: Sequence[Any], values: Any, accumulate: bool
 ) -> PaddedTensor:
     """``x`` with values at index tensors."""
-    if isinstance(values, x.ragged_class) or x.merged:
+    if isinstance(values, x.ragged_class):
         raise DispatchError(
-            f"{func.__name__}: expected dense values for a padded tensor, got {shown(values)} for {shown(x)}"
+            f"{func.__name__}: expected dense values for a padded tensor, got {shown(values)} for {shown(x)}; write "
+            f"x[index] = values"
         )
-    found = list(indices)
-    if len(found) > max(x.ragged_dim, x.batch_dim) and is_index(found[x.ragged_dim]):
-        if not is_index(found[x.batch_dim]):
-            raise DispatchError(
-                f"{func.__name__}: places of {shown(x)} need an index tensor for rows beside theirs"
-            )
-        rows, entries = settled_pairs(x, found[x.batch_dim], found[x.ragged_dim])
-        found[x.batch_dim], found[x.ragged_dim] = rows, entries
-    return x.like_dense(x.unwrap("padded").index_put(tuple(found), values, accumulate))
+    index = _existing(x, tuple(indices), values)
+    table = x.unwrap("padded")
+    if any(isinstance(i, slice) and not is_all(i) for i in index):  # the places of one row
+        written = table.clone()
+        written[index] = written[index] + values if accumulate else values
+        return x.like_dense(written)
+    found = index[: 1 + max((p for p, i in enumerate(index) if not is_all(i)), default=-1)]
+    return x.like_dense(table.index_put(found, values, accumulate))
 
 
 # ---- by index --------------------------------------------------------------------------------------------------
@@ -63,26 +72,55 @@ def _by_mask(func: Any, x: Any, mask: Any, value: Any) -> Tensor:
         check_mask(func, x, mask)
         return _put_back(x, as_wide(x, mask), value)
     raise DispatchError(
-        f"{func.__name__}: expected a number, or what x[mask] gives for a mask [B, T], got {shown(value)}"
+        f"{doing(func)} {shown(x)}: expected a number, or what x[mask] gives for a mask [B, T], got {shown(value)}"
     )
 
 
 def _by_index(x: PaddedTensor, index: Any, value: Any) -> Tensor:
+    index = expanded(x, index)
+    if isinstance(value, x.ragged_class):
+        value = _table_of(x, index, value)
+    if not x.merged and _crosses(x, index):
+        return _by_numbers(x, index, value)
+    index = _existing(x, index, value)
+    table = x.unwrap("padded").clone()
+    table[index] = value
+    return table
+
+
+def _crosses(x: PaddedTensor, index: tuple[Any, ...]) -> bool:
+    """Whether features are picked of each of the rows, where index tensors of the table would go together."""
+    places = outer_places(index)
+    features = any(is_index(index[p]) for d, p in enumerate(places) if d not in x.row_dims)
+    return features and not is_index(index[places[x.ragged_dim]])
+
+
+def _by_numbers(x: PaddedTensor, index: tuple[Any, ...], value: Any) -> Tensor:
+    """The table with the elements replaced whose numbers are read at the index."""
+    table = x.unwrap("padded")
+    numbers = torch.arange(table.numel(), device=table.device).view(table.shape)
+    with torch.no_grad():
+        found: Any = x.with_padded(numbers)[index]
+    found = found.to_dense(table.numel()) if isinstance(found, x.ragged_class) else found
+    new = torch.as_tensor(value, dtype=table.dtype, device=table.device).expand(found.shape)
+    # What belongs to no row is written behind the others, and cut off.
+    flat = torch.cat([table.flatten(), table.new_zeros(1)]).index_put((found.flatten(),), new.flatten())
+    return flat[:-1].view(table.shape)
+
+
+def _existing(x: PaddedTensor, index: Any, value: Any) -> tuple[Any, ...]:
+    """An index of the table that writes to entries that exist, as `expanded` gives it."""
     index = expanded(x, index)
     places = outer_places(index)
     at_batch, at_ragged = places[x.batch_dim], places[x.ragged_dim]
     if x.merged and not is_all(index[at_batch]):
         raise DispatchError(f"writing into {shown(x)}: merged dimensions stay whole; {checks.UNMERGE}")
     rows, entries = index[at_batch], index[at_ragged]
-    if isinstance(value, x.ragged_class):
-        value = _table_of(x, index, value)
     if is_int(rows) and is_all(entries) and isinstance(value, Tensor) and not any(map(is_index, index)):
         index = replaced(index, at_ragged, _places_of_row(x, rows, index[at_ragged + 1 :], value))
     elif not x.merged:
         index = _settled(x, index, (at_batch, rows), (at_ragged, entries))
-    table = x.unwrap("padded").clone()
-    table[index] = value
-    return table
+    return index
 
 
 def _places_of_row(x: PaddedTensor, row: Any, after: tuple[Any, ...], value: Tensor) -> slice:
@@ -115,7 +153,7 @@ def _table_of(x: PaddedTensor, index: tuple[Any, ...], value: PaddedTensor) -> T
     part = x[index]
     if not isinstance(part, x.ragged_class):
         raise DispatchError(
-            f"writing into {shown(x)}: expected a dense value for {index}, got {shown(value)}"
+            f"writing into {shown(x)}: expected a dense value for {shown_index(index)}, got {shown(value)}"
         )
     check_rows_match("x[index] = value", part, value)
     return as_wide(part, value).to_dense()
@@ -139,8 +177,11 @@ def _settled(x: PaddedTensor, index: Any, at_rows: Any, at_entries: Any) -> Any:
     reached = x if is_all(rows) else take_rows(x, rows)
     found = checked_places(reached, torch.full_like(reached.lengths, entries).unsqueeze(1)).squeeze(1)
     if at_ragged != at_batch + 1:
+        r, b = x.ragged_dim, x.batch_dim
+        other = f"transpose({r}, {b})" if r + 1 == b else f"movedim({r}, {b if r < b else b + 1})"
         raise DispatchError(
-            f"writing into {shown(x)}: one place of every row needs the batch dimension before it"
+            f"writing into {shown(x)}: one place of every row needs the batch dimension just before it; write to "
+            f"x.{other}"
         )
     numbers = torch.arange(x.lengths.shape[0], device=x.lengths.device)[rows]
     # Rows that the batch has not write to their padding.

@@ -28,6 +28,7 @@ class Terms(NamedTuple):
 
     inputs: list[str]
     output: str
+    equation: str
 
 
 def parse(equation: str, operands: Sequence[Tensor]) -> Terms:
@@ -50,9 +51,10 @@ def parse(equation: str, operands: Sequence[Tensor]) -> Terms:
         widest = max(widest, dots, key=len)
         inputs.append(term.replace("...", dots))
     if arrow:
-        return Terms(inputs, right.replace("...", widest))
+        return Terms(inputs, right.replace("...", widest), equation)
     found = "".join(inputs)
-    return Terms(inputs, widest + "".join(c for c in sorted(set(found) - set(widest)) if found.count(c) == 1))
+    once = "".join(c for c in sorted(set(found) - set(widest)) if found.count(c) == 1)
+    return Terms(inputs, widest + once, equation)
 
 
 class Rows(NamedTuple):
@@ -165,7 +167,7 @@ def _on_tables(terms: Terms, operands: list[Any], found: list[Any]) -> Any:
         else:
             for rows, x in of.items():
                 if rows.ragged in letters:
-                    t, letters = _masked(t, letters, rows, x.mask())
+                    t, letters = _masked(terms, t, letters, rows, x.mask())
         inputs.append(letters)
         plain.append(t)
     table = torch.einsum(f"{','.join(inputs)}->{terms.output}", *plain)
@@ -179,15 +181,17 @@ def _on_tables(terms: Terms, operands: list[Any], found: list[Any]) -> Any:
     return table
 
 
-def _masked(t: Tensor, letters: str, rows: Rows, mask: Tensor) -> tuple[Tensor, str]:
+def _masked(terms: Terms, t: Tensor, letters: str, rows: Rows, mask: Tensor) -> tuple[Tensor, str]:
     """A dense operand with 0 where a row has no entry, and a dimension for the rows if it had none."""
+    wanted = dict(zip(dict.fromkeys(rows), mask.shape, strict=True))
+    for c, n in wanted.items():
+        if c in letters and t.shape[letters.index(c)] not in (1, n):
+            raise ValueError(
+                f"einsum: {terms.equation!r}: expected the extent {n}, as of the ragged operand, or 1 for {c!r} of the "
+                f"dense operand {letters!r}, got {shown(t)}"
+            )
     if rows.batch not in letters:
         t, letters = t.unsqueeze(0), rows.batch + letters
-    wanted = dict(zip(dict.fromkeys(rows), mask.shape, strict=True))
-    if any(t.shape[letters.index(c)] not in (1, n) for c, n in wanted.items()):
-        raise ValueError(
-            f"einsum: a dense operand of size {tuple(t.shape)} beside rows of extents {tuple(wanted.values())}"
-        )
     order = sorted(wanted, key=letters.index)
     mask = mask if order == list(wanted) else mask.mT
     mask = mask.reshape([wanted.get(c, 1) for c in letters])

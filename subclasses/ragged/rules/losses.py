@@ -41,7 +41,10 @@ def _reduced(
     if size_average is not None or reduce is not None:
         raise DispatchError(f"{func.__name__}: size_average and reduce are deprecated; use reduction")
     if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"{func.__name__}: {reduction} is not a valid value for reduction")
+        more = ", 'batchmean'" if func is F.kl_div else ""
+        raise ValueError(
+            f"{func.__name__}: expected reduction 'none', 'mean'{more} or 'sum', got {reduction!r}"
+        )
     return loss if reduction == "none" else getattr(loss, reduction)()
 
 
@@ -58,7 +61,7 @@ def _elementwise(
     operands = [x.operand(func, t) for t in (input, target, *args)]
     kwargs = {k: x.operand(func, v) for k, v in kwargs.items()}
     loss = x.with_kept(func(*operands, reduction="none", **kwargs))
-    if reduction == "batchmean":
+    if reduction == "batchmean" and func is F.kl_div:
         return loss.sum() / x.batch_size()
     return _reduced(func, loss, reduction)
 

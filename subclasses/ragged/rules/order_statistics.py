@@ -19,6 +19,8 @@ from subclasses.ragged.rules.reducing import count, last, reduce
 
 RULES = Rules()
 
+INTERPOLATIONS = ("linear", "lower", "higher", "midpoint", "nearest")
+
 # ---- the rules -------------------------------------------------------------------------------------------------
 
 
@@ -94,6 +96,11 @@ def _quantile(
         )
     if not isinstance(q, Tensor) and not 0 <= q <= 1:
         raise RuntimeError(f"{func.__name__}: expected q between 0 and 1, got {q}")
+    if interpolation not in INTERPOLATIONS:
+        raise RuntimeError(
+            f"{func.__name__}: expected interpolation 'linear', 'lower', 'higher', 'midpoint' or 'nearest', got "
+            f"{interpolation!r}"
+        )
     function = torch.quantile if func.__name__ == "quantile" else torch.nanquantile
     counts = count(func, input, dim, True)
 
@@ -138,8 +145,6 @@ def _between(ordered: Tensor, share: Tensor, dim: int, interpolation: str) -> Te
     below, above = (torch.take_along_dim(ordered, place, dim) for place in (low, high))
     if interpolation == "midpoint":
         return below.lerp(above, 0.5)
-    if interpolation != "linear":
-        raise RuntimeError(f"quantile: {interpolation!r} is not a valid value for interpolation")
     return below.lerp(above, (share - low).to(ordered.dtype))
 
 

@@ -204,9 +204,12 @@ def _linalg_norm(
 
 @RULES.of(torch.norm)
 def _norm(func: Any, input: Any, p: Any = "fro", dim: Any = None, keepdim: bool = False, **rest: Any) -> Any:
-    dtype, out = rest.get("dtype"), rest.get("out")
-    if (p not in ("fro", None) and not isinstance(p, int | float)) or out is not None:
-        raise DispatchError(f"norm: expected a vector norm of {shown(input)}, and no out=, got p={p!r}")
+    dtype = without_out(func, input, rest).get("dtype")
+    if p not in ("fro", None) and not isinstance(p, int | float):
+        raise DispatchError(
+            f"norm: expected a vector norm of {shown(input)}, p='fro' or a number, got p={p!r}; x.to_dense() gives a "
+            f"tensor without this limit"
+        )
     return torch.linalg.vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 

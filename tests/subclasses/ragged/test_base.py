@@ -47,7 +47,7 @@ def test_the_rules_pass_the_checks_of_implements():
     """They are registered without these checks, so that an import does not make them."""
     both = {JaggedTensor: register.jagged_merging, PaddedTensor: register.padded_merging}
     cases = [(cls, module) for cls, merging in both.items() for module in (*register.BOTH, merging)]
-    cases.append((register.time_major.TimeMajor, register.multi_head))
+    cases += [(register.time_major.TimeMajor, module) for module in (register.multi_head, register.recurrent)]
     entries = [(cls, *entry) for cls, module in cases for entry in module.RULES.entries]
     assert len(entries) > 200
     for cls, ops, rule in entries:

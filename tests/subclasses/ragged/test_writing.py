@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subclasses import DispatchError
-from subclasses.ragged import JaggedTensor
+from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.subclasses.ragged.judge import check_rows, desugared, eager, make_batch, stock
 
 LENGTHS = [3, 2, 5, 1]
@@ -231,3 +231,111 @@ def test_several_index_tensors():
         turned.x[some, :, torch.tensor([0, -1])]
     with pytest.raises(NotImplementedError, match="features that follow each other"):
         turned.x[:, some, :, more]
+
+
+# ---- numbers as tensors, beside index tensors ------------------------------------------------------------------
+
+SHORT = (3, 1, 2)
+PICKED = {
+    "a row and a place": (torch.tensor(2), torch.tensor(-1)),
+    "a row and places": (torch.tensor(2), torch.tensor([0, -1])),
+    "rows and a place": (torch.tensor([0, 2]), torch.tensor(-1)),
+    "one row and a place": (torch.tensor([1]), torch.tensor(-1)),
+    "rows, a place and features": (torch.tensor([0, 2]), torch.tensor(-1), torch.tensor([3, 1])),
+    "rows and places": (torch.tensor([1, 2]), torch.tensor([-1, 1])),
+}
+
+
+def written_by_put(x, index, value):
+    return x.index_put(index, value)
+
+
+def written_in_place(x, index, value):
+    return x.detach().clone().index_put_(index, value)
+
+
+def added(x, index, value):
+    return x.index_put(index, value, accumulate=True)
+
+
+def written_by_index(x, index, value):
+    x = x.detach().clone()
+    x[index] = value
+    return x
+
+
+def short_rows():
+    return [torch.randn(n, 4, dtype=torch.float64) for n in SHORT]
+
+
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+@pytest.mark.parametrize("write", [written_by_put, written_in_place, added, written_by_index])
+@pytest.mark.parametrize("name", PICKED)
+def test_numbers_that_are_tensors(name, write, cls):
+    """They go together with index tensors, as in a loop over what is picked."""
+    index, rows = PICKED[name], short_rows()
+    x = cls.from_tensors(rows)
+    if write is written_by_index and len(index) == 3:
+        pytest.skip("x[rows, place, features] has features of each row")
+    together = torch.broadcast_tensors(*index)
+    value = torch.randn(*together[0].shape, *([] if len(index) == 3 else [4]), dtype=torch.float64)
+    expected = [row.clone() for row in rows]
+    for (row, *where), new in zip(
+        zip(*(i.flatten().tolist() for i in together), strict=True),
+        value.view(together[0].numel(), -1),
+        strict=True,
+    ):
+        old = expected[row][tuple(where)] if write is added else 0
+        expected[row][tuple(where)] = old + new.view(new.shape[0] if len(index) == 2 else ())
+    torch.testing.assert_close(write(x, index, value).to_tensors(), expected)
+
+
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+@pytest.mark.parametrize("write", [written_by_put, written_in_place, added, written_by_index])
+@pytest.mark.parametrize("row", [torch.tensor(1), torch.tensor([1])], ids=["number", "index tensor"])
+@pytest.mark.parametrize("place", [1, 2, -2])
+def test_a_number_beyond_a_row(place, row, write, cls):
+    with pytest.raises((IndexError, RuntimeError), match=r"too short|out of bounds"):
+        write(cls.from_tensors(short_rows()), (row, torch.tensor(place)), torch.zeros(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("write", [written_by_put, written_in_place, added])
+def test_a_row_is_put_at_its_own_places(write):
+    rows, value = short_rows(), torch.randn(2, 4, dtype=torch.float64)
+    found = write(PaddedTensor.from_tensors(rows), (torch.tensor(2),), value)
+    rows[2] = rows[2] + value if write is added else value
+    torch.testing.assert_close(found.to_tensors(), rows)
+
+
+# Features of each row: an index of the batch, and that of a row, for rows that are picked.
+CROSSED = {
+    "of rows": (([0, 2], ALL, [1, 3]), (ALL, [1, 3])),
+    "of the last entries of rows": (([0, 2], -1, [1, 3]), (-1, [1, 3])),
+    "of the last entries": ((ALL, -1, [0, 1, 3]), (-1, [0, 1, 3])),
+    "of a row": ((2, ALL, [1, 3]), (ALL, [1, 3])),
+}
+
+
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+@pytest.mark.parametrize("name", CROSSED)
+def test_features_of_each_row(name, cls):
+    """What is written is what the same index reads."""
+    index, of_row = CROSSED[name]
+    rows, x = short_rows(), cls.from_tensors(short_rows())
+    x = cls.from_tensors(rows)
+    value = torch.randn((), dtype=torch.float64, requires_grad=True)
+    y = x.clone()
+    y[index] = value
+    picked = range(3) if index[0] == ALL else [index[0]] if index[0] == 2 else index[0]
+    expected = [row.clone() for row in rows]
+    for i in picked:
+        expected[i][of_row] = value.detach()
+    torch.testing.assert_close([row.detach() for row in y.to_tensors()], expected)
+    y.sum().backward()
+    assert value.grad == sum(expected[i][of_row].numel() for i in picked)
+    z = x.clone()
+    z[index] = x[index] * 2
+    doubled = [row.clone() for row in rows]
+    for i in picked:
+        doubled[i][of_row] *= 2
+    torch.testing.assert_close(z.to_tensors(), doubled)

@@ -1,0 +1,73 @@
+"""What one rank alone finds wrong, and says: a mesh without it, devices of others, and weights of another dtype."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+if not dist.is_available():
+    pytest.skip("needs torch.distributed", allow_module_level=True)
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from subclasses.keyed import EmbeddingBagCollection, KeyedJaggedTensor
+from subclasses.keyed.sharded import shard
+from tests.subclasses.keyed.batches import IDS, batch
+
+NAME = "ShardedEmbeddingBagCollection"
+
+
+@contextlib.contextmanager
+def fake_ranks(world):
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    try:
+        yield dist.init_device_mesh("cpu", (world,))
+    finally:
+        dist.destroy_process_group()
+
+
+def bags():
+    return EmbeddingBagCollection({key: nn.EmbeddingBag(IDS, 3, mode="sum") for key in "ab"})
+
+
+def test_a_mesh_of_other_ranks():
+    text = (
+        f"{NAME}: expected a mesh that this process is part of, got .*; call it only on the ranks of the mesh"
+    )
+    with fake_ranks(2), pytest.raises(ValueError, match=text):
+        shard(bags(), DeviceMesh("cpu", [1]))
+
+
+def test_tables_on_another_device_than_the_mesh():
+    text = (
+        f"{NAME}: expected the table of 'a' on meta, the device of the mesh, got cpu; "
+        f"move the collection there first, by collection.to"
+    )
+    with fake_ranks(1), pytest.raises(ValueError, match=text):
+        shard(bags(), DeviceMesh("meta", [0]))
+
+
+def test_ids_on_another_device_than_the_mesh():
+    values, lengths = (torch.ones(2, dtype=torch.int64, device="meta") for _ in range(2))
+    ids = KeyedJaggedTensor(["a", "b"], values, lengths, max_length=1)
+    text = f"{NAME}: expected ids on cpu, the device of the mesh, got meta; move them there by ids.to"
+    with fake_ranks(1) as mesh, pytest.raises(ValueError, match=text):
+        shard(bags(), mesh)(ids)
+
+
+def test_weights_of_another_dtype_than_the_tables():
+    ids = batch([1, 2], weighted=True).to(torch.float64)
+    text = (
+        rf"{NAME}: expected weights of the tables' dtype, torch.float32, got torch.float64; convert the batch with "
+        rf"ids.to\(torch.float32\)"
+    )
+    with fake_ranks(1) as mesh:
+        sharded = shard(bags(), mesh)
+        with pytest.raises(ValueError, match=text):
+            sharded(ids)
+        assert sharded(ids.to(torch.float32))["a"].dtype == torch.float32
