@@ -7,7 +7,6 @@ each time, and its context is interned all the same.
 
 from __future__ import annotations
 
-import inspect
 import threading
 import weakref
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from subclasses._torch import DisableTorchFunctionSubclass
-from subclasses.adoption.contexts import freeze, intern_context, is_constant, thaw
+from subclasses.adoption.contexts import freeze, intern_context
 from subclasses.adoption.flatten_purity import How, Reads, find_reads, join
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
@@ -145,17 +144,3 @@ def _emit_key(e: Emitter, reads: Reads) -> str:
             case How.ABSENT:
                 parts.append(f"{name!r} in _dict")
     return f"({', '.join(parts)}{',' * (len(parts) == 1)})"
-
-
-def thawing_unflatten(cls: Any) -> Callable[..., Any]:
-    """Returns a class's own `__tensor_unflatten__`, called with metadata as the class made it."""
-    own = inspect.getattr_static(cls, "__tensor_unflatten__")
-
-    def __tensor_unflatten__(
-        cls: Any, inner_tensors: Any, context: Any, outer_size: Any, outer_stride: Any
-    ) -> Any:
-        if is_constant(context):
-            context = thaw(context)
-        return own.__get__(None, cls)(inner_tensors, context, outer_size, outer_stride)
-
-    return __tensor_unflatten__

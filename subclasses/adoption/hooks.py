@@ -9,7 +9,8 @@ from torch import Tensor
 
 from subclasses.adoption.contexts import ADOPTED, is_adopted, is_constant
 from subclasses.adoption.flatten_purity import flattens_to_constants
-from subclasses.adoption.flattening import Adoption, thawing_unflatten
+from subclasses.adoption.flattening import Adoption
+from subclasses.adoption.unflattening import building_unflatten
 from subclasses.base import TensorSubclass
 from subclasses.errors import SpecError, one_of
 from subclasses.generate.compile_cache import stable_hash
@@ -27,6 +28,8 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
     - ``__tensor_flatten__`` returns its names and metadata from a table, where the class's own method is proved to
       depend on attributes of the value alone. A dict or a list of metadata becomes a constant one: hashable, and equal
       metadata is one object. So guards compare identities, and the class may be an inner tensor of another.
+    - ``__tensor_unflatten__`` builds a value by one call, where it is proved on the first value of a kind (metadata,
+      dtypes, devices) that the class's own method makes a wrapper that holds the inner tensors and nothing else.
     - ``__metadata_guard__`` compares constant metadata by identity, which tells ``1`` from ``True`` too.
     - ``_stable_hash_for_caching`` is a key for compiled programs on disk that changes with the class: its files,
       those of its bases, the version of its package, its metadata. PyTorch's own key holds none of the code.
@@ -35,7 +38,8 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
     - ``torch.load(weights_only=True)`` may load the class. Types in its metadata that torch does not know are still
       to be allowed with :func:`torch.serialization.add_safe_globals`.
 
-    It takes one thing for granted: a list or dict that is an attribute of the class is not modified in place.
+    It takes two things for granted: a list or dict that is an attribute of the class is not modified in place, and
+    ``__tensor_unflatten__`` has no effect beside its result.
 
     Args:
         cls: a traceable wrapper subclass.
@@ -57,15 +61,14 @@ def adopt(cls: Class, *, to_plain: Callable[[Any], Tensor] | None = None) -> Cla
         return cls
     to_plain = to_plain or _own_conversion(cls)
     missing = {name: hook for name, hook in _hooks(cls, to_plain).items() if not hasattr(cls, name)}
-    adoption = None
+    adoption, unflatten = None, classmethod(building_unflatten(cls))
     if flattens_to_constants(cls):
         # The method is as cheap as can be, and nothing of its result needs a guard.
         missing.pop("__metadata_guard__", None)
     else:
         adoption = Adoption(cls, guards_identity="__metadata_guard__" in missing)
-        unflatten = classmethod(thawing_unflatten(cls))
         cls.__tensor_flatten__ = adoption.build()  # type: ignore[attr-defined]
-        cls.__tensor_unflatten__ = unflatten  # type: ignore[attr-defined]
+    cls.__tensor_unflatten__ = unflatten  # type: ignore[attr-defined]
     for name, hook in missing.items():
         setattr(cls, name, hook)
     setattr(cls, ADOPTED, adoption)

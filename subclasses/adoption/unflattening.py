@@ -1,0 +1,94 @@
+"""The generated ``__tensor_unflatten__`` of an adopted class: one known call, where that is all that the class does.
+
+The class's own method runs once for each kind of inner tensors and metadata. If its result holds the inner tensors and
+nothing else, and is otherwise what a bare wrapper of the given size and stride is, then a bare wrapper that holds them
+is built from then on.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import make_wrapper_subclass
+from subclasses.adoption.contexts import is_constant, thaw
+
+# A table that holds more kinds of values is emptied.
+_MAX_ENTRIES = 512
+_STRIDED = torch.strided
+
+
+def building_unflatten(cls: Any) -> Callable[..., Any]:
+    """Returns a class's own `__tensor_unflatten__`, or what builds the same at once where that is proved.
+
+    Metadata reaches the class's own method as the class made it.
+    """
+    own = inspect.getattr_static(cls, "__tensor_unflatten__")
+    proved: dict[Any, tuple[torch.dtype, torch.device] | None] = {}
+    bases = [base for base in cls.__mro__ if base not in Tensor.__mro__]
+    may_hold_more = any("__slots__" in vars(base) for base in bases) or any(map(_names_policies, bases))
+
+    def unflatten(cls: Any, inner_tensors: Any, context: Any, outer_size: Any, outer_stride: Any) -> Any:
+        given = thaw(context) if is_constant(context) else context
+        return own.__get__(None, cls)(inner_tensors, given, outer_size, outer_stride)
+
+    def __tensor_unflatten__(
+        cls: Any, inner_tensors: Any, context: Any, outer_size: Any, outer_stride: Any
+    ) -> Any:
+        key = [cls, context]
+        for name, t in inner_tensors.items():
+            if t.__class__ is not Tensor or t.requires_grad or t.storage_offset():
+                return unflatten(cls, inner_tensors, context, outer_size, outer_stride)
+            key += name, t.dtype, t.device
+        try:
+            known = proved.get(tuple(key), proved)
+        except TypeError:  # metadata without a hash
+            known = None
+        if known is None:
+            return unflatten(cls, inner_tensors, context, outer_size, outer_stride)
+        if known is proved:
+            made = unflatten(cls, inner_tensors, context, outer_size, outer_stride)
+            if len(proved) >= _MAX_ENTRIES:
+                proved.clear()
+            is_plain = not may_hold_more and _is_plainly_built(
+                cls, made, inner_tensors, outer_size, outer_stride
+            )
+            proved[tuple(key)] = (made.dtype, made.device) if is_plain else None
+            return made
+        dtype, device = known
+        made = make_wrapper_subclass(cls, outer_size, outer_stride, None, None, dtype, _STRIDED, device)
+        made.__dict__.update(inner_tensors)
+        return made
+
+    return __tensor_unflatten__
+
+
+def _is_plainly_built(cls: Any, made: Any, inner_tensors: Any, size: Any, stride: Any) -> bool:
+    """Whether a bare wrapper that holds the inner tensors is the same, in its attributes and in what C++ holds."""
+    held = made.__dict__
+    if type(made) is not cls or held.keys() != inner_tensors.keys():
+        return False
+    if not all(held[name] is t for name, t in inner_tensors.items()) or size is None or stride is None:
+        return False
+    bare = make_wrapper_subclass(cls, size, stride, None, None, made.dtype, _STRIDED, made.device)
+    return _state(made) == _state(bare)
+
+
+def _state(x: Any) -> tuple[Any, ...]:
+    bits = x.is_conj(), x.is_neg(), x.is_inference(), x.requires_grad
+    return tuple(x.shape), x.stride(), x.storage_offset(), x.layout, bits
+
+
+# Arguments of `_make_wrapper_subclass` by which reading a size, device or layout calls the class, which no value tells.
+_POLICIES = ("dispatch_sizes_strides_policy", "dispatch_device", "dispatch_layout")
+
+
+def _names_policies(base: type) -> bool:
+    """Whether a method of a class names such an argument."""
+    members = [getattr(member, "__func__", member) for member in vars(base).values()]
+    codes = [f.__code__ for f in map(inspect.unwrap, filter(callable, members)) if inspect.isfunction(f)]
+    return any(name in str((code.co_names, code.co_consts)) for code in codes for name in _POLICIES)
