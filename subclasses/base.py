@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, dataclass_transfo
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, OpOverloadPacket, call_unruled, is_tracing
+from subclasses._torch import OpOverload, OpOverloadPacket, is_tracing
 from subclasses._torch_export import desugar_exported
 from subclasses.autograd import construct
+from subclasses.autograd.nodes import call_and_settle
 from subclasses.dispatch.views import view_functions
 from subclasses.errors import DispatchError, SpecError, one_of
 from subclasses.generate.install import install
@@ -186,7 +187,7 @@ class TensorSubclass(Tensor):
             )
         if cls.__spec__.fallback == "materialize" and func in view_functions:
             return view_functions[func](func, *args, **kwargs)
-        return call_unruled(func, (cls,), args, kwargs)
+        return call_and_settle(func, (cls,), args, kwargs)
 
     def __get_tensor_shard__(self, index: Any) -> Self:
         """Returns what a distributed checkpoint saves, or loads into: this value, also inside of a ``DTensor``."""

@@ -18,8 +18,9 @@ from desugar.ir.values import Plain, Same, Value, Wrapper, is_constructed, wrap_
 from desugar.recording.ops import current_op_recorder
 from desugar.tracing import unsupported
 from desugar.tracing.checkpointing import run_op
-from desugar.tracing.op_table import HANDLERS
+from desugar.tracing.op_table import HANDLERS, REPLACING
 from desugar.tracing.run import Detached, InputLeaf, Storages, storages_of
+from subclasses.rules.registry import has_function_rule
 
 _DETACH = (Tensor.detach, torch.detach, torch.ops.aten.detach, torch.ops.aten.detach.default)
 
@@ -59,7 +60,8 @@ class Capture(TorchFunctionMode):
         """Calls a torch function, with captured tensors replaced by inputs of the graph."""
         call: Any = (args, kwargs)
         args, kwargs = optree.tree_map(self.replace_leaf, call, none_is_leaf=True)
-        if (handler := HANDLERS.get(func)) is not None:
+        handler = HANDLERS.get(func)
+        if handler is not None and not (handler in REPLACING and has_function_rule(func, args, kwargs)):
             func, args = handler(func, args, kwargs, self.inputs)
         unsupported.check_write(func, args, kwargs)
         if isinstance(generator := kwargs.get("generator"), torch.Generator):

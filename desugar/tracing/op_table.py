@@ -143,3 +143,6 @@ HANDLERS: dict[Any, Handler] = {
     F.multilabel_margin_loss: ignore_later_targets,
     **dict.fromkeys(RECURRENT, drop_between_layers),
 }
+
+# Those that compute in place of the function; a rule that a class has for the function is asked instead.
+REPLACING = frozenset({keep_undropped, ignore_later_targets, drop_between_layers})

@@ -390,7 +390,7 @@ def by_inner_tensors(results: Sequence[Any], cotangents: Sequence[Any]) -> tuple
             given.append(cotangent)
             continue
         names = type(x).__spec__.attributes
-        for t, g in zip(history.read(x, names), (cotangent.__dict__[n] for n in names), strict=True):
+        for t, g in zip(history.read(x, names), unwrap(cotangent, names), strict=True):
             if t is not None and t.requires_grad:
                 roots.append(t)
                 given.append(g)

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from subclasses._torch import OpOverload, OpOverloadPacket, call_unruled, resolve_overload, schema_of
+from subclasses._torch import OpOverload, OpOverloadPacket, resolve_overload, schema_of
 from subclasses.autograd.construct import close_wrappers, open_wrappers
+from subclasses.autograd.nodes import call_and_settle
 from subclasses.autograd.python_functions import python_functions
 from subclasses.errors import SpecError
 
@@ -41,7 +42,7 @@ def intercept_packet(packet: OpOverloadPacket, find: FindRule) -> Callable[..., 
         found = _resolve_call(packet, args, kwargs)
         rule = None if found is None else find(found[0])
         if found is None or rule is None:
-            return call_unruled(func, (), args, kwargs)
+            return call_and_settle(func, (), args, kwargs)
         op, args, kwargs = found
         # The rule runs above autograd here. Open wrappers keep gradients when it reads raw inner tensors.
         opened: dict[int, Any] = {}
@@ -61,7 +62,18 @@ def _resolve_call(packet: OpOverloadPacket, args: Any, kwargs: Any) -> tuple[OpO
         # Methods accept sizes as separate arguments: x.reshape(2, 3).
         args = (args[0], args[1:])
         op = resolve_overload(packet, args, kwargs)
+    if op is not None and any(at := _ints_for_bools(op, args)):
+        # The dispatcher takes an int for a bool; PyTorch's parser does not: x.var(0) is about a dimension.
+        listed = tuple([a] if is_int else a for a, is_int in zip(args, at, strict=True))
+        if (other := resolve_overload(packet, listed, kwargs)) is not None:
+            op, args = other, listed
     return None if op is None else (op, *_normalize_arguments(op, args, kwargs))
+
+
+def _ints_for_bools(op: OpOverload, args: Any) -> list[bool]:
+    """Returns for each positional argument whether it is an int where the op takes a bool."""
+    kinds = [str(a.type) for a in schema_of(op).arguments]
+    return [kind == "bool" and type(a) is int for kind, a in zip(kinds, args, strict=False)]
 
 
 def _normalize_arguments(op: OpOverload, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -8,11 +8,11 @@ a rule for a tag; PyTorch's decomposition, where the class allows it; the class'
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from subclasses._torch import (
     DisableTorchFunctionSubclass,
@@ -59,7 +59,7 @@ from subclasses.ops.detach import in_one_step
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.errors import is_of_operator
 from subclasses.rules.registry import find_op_rule, find_tag_rule, has_pointwise_rules
-from subclasses.rules.results import describe, with_results_of
+from subclasses.rules.results import check_refusal, describe, with_results_of
 from subclasses.rules.symbolic_numbers import with_numbers
 from subclasses.rules.transform_conflicts import with_rules_above
 from subclasses.spec.values import tensors_in
@@ -72,6 +72,8 @@ Call = Callable[..., Any]
 _REDUCING = (aten.sum.default, aten.sum.dim_IntList)
 _OF_GRADIENTS = (*ADDITIVE_OPS, *SCALING_OPS, *_REDUCING)  # which formulas apply
 _SUMS = frozenset({aten.add.Tensor, aten.add_.Tensor})  # by which the engine adds two gradients
+# Python has an answer to x == y where nobody knows one, and it is no tensor.
+_EQUALITY = (aten.eq.Tensor, aten.eq.Scalar, aten.ne.Tensor, aten.ne.Scalar)
 # Their derivative is zero, of PyTorch's formula and of a rule.
 _FILLING = frozenset({aten.zero_.default, aten.fill_.Scalar, aten.fill_.Tensor})
 
@@ -91,6 +93,8 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if isinstance(op, HigherOrderOperator):
         return Plan("higher-order", higher_order_run(cls, op))
     plan = _plan_before_fallback(cls, op) or Plan(fallback_step(cls, op), fallback_run(cls, op))
+    if op is aten.slice.Tensor and "rule" not in plan.step:
+        plan = plan._replace(run=_or_whole(cls, plan.run))
     if plan.step in ("map", "views"):
         plan = plan._replace(run=with_rules_above(cls, op, plan.run))
     chosen = plan.run
@@ -122,6 +126,24 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if op is aten.detach.default and is_each_inner:
         plan = plan._replace(run=in_one_step(cls, plan.run))
     return plan
+
+
+def _or_whole(cls: Any, run: Call) -> Call:
+    """Wraps the plan of a slice: of a whole dimension, it is the value itself.
+
+    PyTorch asks for no such slice where it knows the size, as in ``x[:, 1]``, and asks for it where that is a symbol.
+    """
+    alias = functools.cache(lambda: choose_plan(cls, aten.alias.default).run)
+
+    def plan(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+        is_whole = _is_default(start, 0) and _is_default(end, sys.maxsize) and _is_default(step, 1)
+        return alias()(x) if is_whole else run(x, dim, start, end, step)
+
+    return plan
+
+
+def _is_default(given: Any, number: int) -> bool:
+    return given is None or (type(given) is int and given == number)
 
 
 def _with_gradients(cls: Any, op: OpOverload, plan: Plan) -> Call:
@@ -191,23 +213,11 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
-    refuse = () if is_of_operator(op) else (functools.partial(_check_refusal, cls, op, rule),)
+    leaves_to_python = is_of_operator(op) and op not in _EQUALITY
+    refuse = () if leaves_to_python else (functools.partial(check_refusal, cls, op, rule),)
     rule = with_numbers(rule, describe(rule))
     run: Call = with_lazy_bits(functools.partial(with_results_of(cls, op, rule, *refuse), op))
     return with_marked_results(cls, run) if getattr(cls, "_marks_cotangents", False) else run
-
-
-def _check_refusal(cls: Any, op: Any, rule: Call, args: Any, kwargs: Any) -> None:
-    """Raises DispatchError for a rule that returned NotImplemented, where no operand's class is left to ask.
-
-    PyTorch's own error names no rule. An operator in Python needs it, to ask the operand on the other side.
-    """
-    operands = wrappers_in(Tensor, (args, kwargs))
-    if not any(is_traceable_wrapper_subclass(t) and not isinstance(t, cls) for t in operands):
-        raise DispatchError(
-            f"{op} on {one_of(cls)}: the rule {describe(rule)} returned NotImplemented for these arguments, and no "
-            f"operand of another class is left to ask"
-        )
 
 
 def _derived(cls: Any, op: OpOverload) -> Plan | None:

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, call_unruled, foreach_norm
+from subclasses._torch import OpOverload, foreach_norm
 from subclasses.autograd.construct import PRIMAL
+from subclasses.autograd.nodes import call_and_settle
 from subclasses.dispatch.lists import run_lists
 from subclasses.dispatch.per_inner import (
     check_not_traced,
@@ -123,7 +124,7 @@ def _beside_training(cls: Any, function: Any, rule: Call, norms: frozenset[Any])
     @functools.wraps(rule)
     def ruled(func: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, Tensor) and belongs_to_training(x) for x in (*args, *kwargs.values())):
-            return call_unruled(func, (cls,), args, kwargs)
+            return call_and_settle(func, (cls,), args, kwargs)
         return rule(func, *args, **kwargs)
 
     return ruled

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.overrides import resolve_name
 
 from subclasses._torch import (
     OpOverload,
@@ -24,6 +26,7 @@ from subclasses._torch import (
     is_composite,
     schema_of,
 )
+from subclasses.after_import import after_import
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
 from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
 from subclasses.errors import DispatchError, SpecError, one_of
@@ -32,8 +35,16 @@ from subclasses.ops.schema import ops_of_packet
 from subclasses.rules.checks import is_a_function_of_tensors
 from subclasses.rules.families import Family, arithmetic, comparisons, reductions
 from subclasses.rules.keyword_names import Taken, taken_by, with_keyword_names
-from subclasses.rules.results import Rule, describe, with_result, with_results_of
+from subclasses.rules.results import (
+    Rule,
+    check_refusal,
+    describe,
+    with_refusal,
+    with_result,
+    with_results_of,
+)
 from subclasses.rules.symbolic_numbers import with_numbers
+from subclasses.spec.values import tensors_in
 
 
 @dataclass
@@ -109,11 +120,23 @@ def register_rule(cls: type, keys: tuple[Any, ...], rule: Rule) -> None:
         _register_implied(cls, book, key, adapted)
 
 
+# Functions in Python whose body Dynamo traces, which asks no rule, and whose name is not that of what they call.
+_INLINED = frozenset({F.pad, F.rms_norm, F.threshold})
+
+
+# Python has an answer to x == y where nobody knows one, and it is no tensor.
+_EQUALITY = frozenset({torch.eq, torch.ne, Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__})
+
+
 def _for_function(cls: type, key: Any, rule: Rule, taken: Taken | None, kept: dict[Rule, Rule]) -> Rule:
     """Returns a rule as it is called for a Python-level function; `kept` has the rules that check what they write."""
+    if key in _INLINED:
+        after_import("torch._dynamo", lambda module: torch.compiler.allow_in_graph(key))
     if is_a_function_of_tensors(key):
         rule = with_result(cls, key, rule)
     rule = with_numbers(with_keyword_names(cls, key, rule, taken), describe(rule))
+    if key in _EQUALITY:
+        rule = with_refusal(rule, functools.partial(check_refusal, cls, resolve_name(key), rule))
     if not _is_in_place(key):
         return rule
     return kept.get(rule) or kept.setdefault(rule, _keeping_writes(cls, rule))
@@ -318,6 +341,13 @@ def collect_function_rules(cls: type) -> dict[Any, Rule]:
         # One base has one rule for a function.
         table |= rules if len(books) == 1 else {f: _unless_ambiguous(cls, f, r) for f, r in rules.items()}
     return table
+
+
+def has_function_rule(function: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the class of an argument has a rule for a Python-level function, or for the op of its name."""
+    keys = {function, getattr(torch.ops.aten, function.__name__, function)}
+    classes = {type(x) for x in tensors_in(args, kwargs) if hasattr(type(x), "__spec__")}
+    return any(not keys.isdisjoint(collect_function_rules(cls)) for cls in classes)
 
 
 def _find_checked(cls: type, op: OpOverload) -> Rule | None:

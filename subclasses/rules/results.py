@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
-from subclasses._torch import DisableTorchFunctionSubclass, is_composite
+from subclasses._torch import DisableTorchFunctionSubclass, is_composite, is_traceable_wrapper_subclass
 from subclasses.errors import DispatchError, one_of
 from subclasses.ops.schema import op_facts
 from subclasses.spec.return_analysis import may_return_none
-from subclasses.spec.values import with_inners
+from subclasses.spec.values import tensors_in, with_inners
 
 Rule = Callable[..., Any]
 Finish = Callable[[Any, tuple[Any, ...]], Any]  # (what a rule returned, its operands) -> the result
@@ -56,6 +56,19 @@ def with_refusal(rule: Rule, refuse: Refuse) -> Rule:
         return out
 
     return checked
+
+
+def check_refusal(cls: Any, op: Any, rule: Rule, args: Any, kwargs: Any) -> None:
+    """Raises DispatchError for a rule that returned NotImplemented, where no operand's class is left to ask.
+
+    PyTorch's own error names no rule. An operator in Python needs it, to ask the operand on the other side.
+    """
+    operands = tensors_in(args, kwargs)
+    if not any(is_traceable_wrapper_subclass(t) and not isinstance(t, cls) for t in operands):
+        raise DispatchError(
+            f"{op} on {one_of(cls)}: the rule {describe(rule)} returned NotImplemented for these arguments, and no "
+            f"operand of another class is left to ask"
+        )
 
 
 class WrongResultError(DispatchError):

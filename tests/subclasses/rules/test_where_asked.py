@@ -1,0 +1,174 @@
+"""Rules are asked alike in eager mode and in compiled code, by whatever name and with whatever arguments."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import desugar
+import subclasses
+from subclasses import DispatchError, TensorSubclass, inner
+
+aten = torch.ops.aten
+
+DOORS = {
+    "eager": lambda f: f,
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+    "torch.compile": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+}
+
+
+class One(TensorSubclass, fallback="materialize"):
+    raw: Tensor = inner()
+
+    def materialize(self):
+        return self.raw * 1
+
+
+def with_rule(key, rule, **keywords):
+    cls = type("Ruled", (One,), {"__doc__": "One rule."}, **keywords)
+    cls.implements(key)(rule)
+    return cls
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+
+
+# ---- overloads ---------------------------------------------------------------------------------------------
+
+REDUCING = {
+    "x.f(0)": lambda x, name: getattr(x, name)(0),
+    "torch.f(x, 1)": lambda x, name: getattr(torch, name)(x, 1),
+    "torch.f(x, -1, False)": lambda x, name: getattr(torch, name)(x, -1, False),
+    "torch.f(x, False)": lambda x, name: getattr(torch, name)(x, False),
+    "torch.f(x, dim=0)": lambda x, name: getattr(torch, name)(x, dim=0),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("call", REDUCING)
+@pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
+def test_a_dim_is_no_flag(name, call, door):
+    """The dispatcher takes the 0 of ``x.var(0)`` for ``unbiased=False``."""
+    if call == "x.f(0)" and not hasattr(Tensor, name):
+        pytest.skip("no method")
+    cls = with_rule(getattr(aten, name), lambda func, x, *args, **kwargs: func(x.raw, *args, **kwargs))
+    plain, run = torch.arange(6.0).view(3, 2), REDUCING[call]
+    got = DOORS[door](lambda x: run(x, name))(cls(plain))
+    torch.testing.assert_close(got, run(plain, name))
+
+
+# ---- functions ---------------------------------------------------------------------------------------------
+
+CALLS = {
+    "F.pad": (F.pad, lambda x: F.pad(x, (1, 1))),
+    "F.pad by a module": (F.pad, nn.ConstantPad1d(1, 0.0)),
+    "F.pad by reflection": (F.pad, lambda x: F.pad(x, (1, 1), mode="reflect")),
+    "F.rms_norm": (F.rms_norm, lambda x: F.rms_norm(x, (4,))),
+    "F.rms_norm by a module": (F.rms_norm, nn.RMSNorm(4)),
+    "torch.rms_norm": (torch.rms_norm, nn.RMSNorm(4)),
+    "F.threshold": (F.threshold, nn.Threshold(1.0, 0.0)),
+    "F.dropout of nothing": (F.dropout, lambda x: F.dropout(x, 0.0)),
+    "F.dropout in evaluation": (F.dropout, lambda x: F.dropout(x, 0.5, False)),
+    "nn.Dropout in evaluation": (F.dropout, nn.Dropout(0.5).eval()),
+    "torch.dropout": (torch.dropout, lambda x: torch.dropout(x, 0.5, False)),
+    "the op dropout": (aten.dropout.default, lambda x: F.dropout(x, 0.5, False)),
+    "F.multilabel_margin_loss": (
+        F.multilabel_margin_loss,
+        lambda x: F.multilabel_margin_loss(x, torch.zeros(3, 4, dtype=torch.int64)),
+    ),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_rule_for_a_function(call, door):
+    key, run = CALLS[call]
+    cls = with_rule(key, lambda func, x, *args, **kwargs: torch.full((2,), 7.0))
+    assert DOORS[door](run)(cls(torch.ones(3, 4))).tolist() == [7, 7]
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_functions_on_plain_tensors_stay_as_they_are(door):
+    with_rule(F.pad, lambda func, x, *args, **kwargs: x)
+
+    def run(x):
+        return F.threshold(F.rms_norm(F.pad(x, (1, 1), value=2.0), (6,)), 0.5, 0.0), F.dropout(x, 0.0)
+
+    x = torch.rand(3, 4, requires_grad=True)
+    got, expected = DOORS[door](run)(x), run(x)
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(t[0].sum(), x) for t in (got, expected)))
+
+
+# ---- views and sizes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("door", ["eager", "torch.compile", "desugar"])
+@pytest.mark.parametrize("fallback", ["materialize", "error"])
+def test_a_column_where_the_number_of_rows_is_a_symbol(fallback, door):
+    """PyTorch takes a slice of all rows first, where it does not know their number."""
+    cls = with_rule(aten.select.int, lambda func, x, *args: type(x)(func(x.raw, *args)), fallback=fallback)
+    column = DOORS[door](lambda x: x[:, 1])
+    for rows in (3, 4, 5, 1):
+        x = cls(torch.randn(rows, 2, requires_grad=True))
+        y = column(x)
+        assert type(y) is cls and torch.equal(y.raw, x.raw[:, 1])
+
+
+# ---- equality ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("key", [subclasses.comparisons, (torch.eq, torch.ne)], ids=["family", "functions"])
+def test_equality_that_a_rule_leaves_is_no_bool(key, door):
+    class Own(TensorSubclass):
+        raw: Tensor = inner()
+
+    @Own.implements(*(key if isinstance(key, tuple) else (key,)))
+    def _(func, x, y):
+        return func(x.raw, y.raw) if isinstance(x, Own) and isinstance(y, Own) else NotImplemented
+
+    x, plain = Own(torch.ones(3)), torch.ones(3)
+    assert DOORS[door](lambda x: x == x)(x).tolist() == [True] * 3
+    for wrong in (lambda x: x == plain, lambda x: plain == x, lambda x: x != 2, lambda x: torch.eq(x, 2)):
+        with pytest.raises(Exception, match=r"(eq|ne).* on an Own: the rule .* returned NotImplemented"):
+            DOORS[door](wrong)(x)
+    with pytest.raises(DispatchError, match="returned NotImplemented"):
+        _ = x == plain
+    assert (x == None, x != "x") == (False, True)  # noqa: E711 - Python's own, as of any tensor
+
+
+# ---- indexing ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def indexed():
+    return with_rule(aten.index, lambda func, x, indices: type(x)(func(x.raw, indices)))
+
+
+@pytest.mark.parametrize("door", ["eager", "torch.compile", "desugar"])
+def test_second_derivatives_of_an_index(indexed, door):
+    rows, leaf = torch.tensor([0, 0, 2]), torch.arange(1.0, 7).view(3, 2).requires_grad_()
+
+    def penalized(y):
+        loss = y.pow(3).sum()
+        (g,) = torch.autograd.grad(loss, leaf, create_graph=True)
+        return torch.autograd.grad(loss + g.square().sum(), leaf)[0]
+
+    got = penalized(DOORS[door](lambda x: x[rows])(indexed(leaf)).unwrap("raw"))
+    torch.testing.assert_close(got, penalized(leaf[rows]))
+
+
+def test_hooks_on_what_is_indexed(indexed):
+    met, x = [], indexed(torch.ones(3, 2, requires_grad=True))
+    for take in (lambda: x[torch.tensor([0])], lambda: x[torch.tensor([True, False, True])]):
+        y = take()
+        y.register_hook(lambda g: met.append(type(g)))
+        y.unwrap("raw").sum().backward()
+    assert met == [indexed, indexed]
