@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -62,6 +63,7 @@ def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -
             counts = Counter(f.f_code for f in _frames_around(error) if f.f_code in named)
             code, count = counts.most_common(1)[0] if counts else (None, 0)
             if code is not None and count > _WITHOUT_END:
+                _raise_for_redefined(cls, name)
                 raise EndlessRuleError(
                     f"{name} on {one_of(cls)}: {named[code]} calls itself without end, since it applies an op to a "
                     f"value of the class; let it compute with inner tensors, as in x.{cls.__spec__.inners[0].name}, "
@@ -93,6 +95,20 @@ _OF_JOINED_GRADIENTS = (
     "without one is a plain tensor of zeros there, of the outer size: let the rule of {cls} take it for zeros, or take "
     "single parts by x[i] or x[i:j], whose derivatives join nothing"
 )
+
+
+def _raise_for_redefined(cls: Any, name: str) -> None:
+    """Raises EndlessRuleError if the class statement has run again since the value was made: its rules know another."""
+    now: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        now = getattr(now, part, None)
+    if isinstance(now, type) and now is not cls:
+        raise EndlessRuleError(
+            f"{name} on {one_of(cls)} of an earlier definition: `class {cls.__name__}` has run again since the value "
+            f"was made, as by a cell of a notebook, and the code of its rules now finds the new class under that name; "
+            f"make the value again"
+        ) from None
+
 
 # In the error for a tensor that a compiler has no stand-in for.
 FROM_OUTSIDE = "from outside of the class"

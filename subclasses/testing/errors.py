@@ -108,7 +108,8 @@ def _is_deliberate(error: BaseException, is_own: Callable[[FrameType], bool]) ->
     trace = innermost(error)
     if trace is None or isinstance(error, RecursionError) or not isinstance(error, _DELIBERATE):
         return False
-    if str(error).startswith("unsupported operand type(s)"):  # the class returned NotImplemented to Python
+    # The class returned NotImplemented to Python.
+    if re.match(r"unsupported operand type|'[<>]=?' not supported between", str(error)):
         return not is_own(trace.tb_frame)
     instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti]
     return instruction == dis.opmap["RAISE_VARARGS"] and is_own(trace.tb_frame)
