@@ -213,8 +213,8 @@ def rule_parts(found: Any, cls: Any) -> dict[str, Any]:
     if type(found) is not cls:
         raise DispatchError(
             f"a rule of {cls.__name__} returned {one_of(cls)}, and now, run again for its derivative, "
-            f"{one_of(type(found))}. Its operands hold other tensors then, equal ones that require grad: let it not ask "
-            f"`x.a is y.a`, nor for requires_grad"
+            f"{one_of(type(found))}. Its operands hold other tensors then, equal ones that require grad: let it not "
+            f"ask `x.a is y.a`, nor for requires_grad"
         )
     parts = dict(zip(names, unwrap(found, names), strict=True))
     if not any(t is not None and t.requires_grad for t in parts.values()):

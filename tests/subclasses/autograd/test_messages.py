@@ -51,7 +51,7 @@ def test_a_rule_that_returns_another_class_when_it_runs_again(name):
     assert type(y) is Halves
     with pytest.raises(
         DispatchError,
-        match=r"a rule of Halves returned a Halves, and now, run again for its derivative, a Tensor.*not ask `x.a is y.a`",
+        match=r"a rule of Halves returned a Halves, and now, run again .*, a Tensor.*not ask `x.a is y.a`",
     ):
         READ[name](y).backward()
 
@@ -71,7 +71,7 @@ def test_a_second_backward(name):
     y = Halves(leaf()) * 3
     backward(y)
     with pytest.raises(
-        RuntimeError, match=r"that a rule made ran a second time; specify retain_graph=True the first"
+        RuntimeError, match=r"what a rule made ran a second time; specify retain_graph=True the first"
     ):
         backward(y)
 
@@ -106,11 +106,6 @@ class Noting(Box):
         return super().wrap_cotangent(cotangent)
 
 
-@Box.implements(aten.sum.default)
-def _(func, x, **how):
-    return func(x.held, **how)
-
-
 TEXT = r"{}: a plain cotangent needs a method `materialize\(self\) -> Tensor`, or `wrap_cotangent\(self, cotangent\)`"
 
 
@@ -121,7 +116,7 @@ def test_a_plain_cotangent_of_a_class_that_does_not_materialize():
 
 def test_a_method_that_leaves_the_cotangent_to_the_base():
     Noting.seen.clear()
-    loss = Noting(leaf()).sum()
+    x = Noting(leaf())
     with pytest.raises(DispatchError, match=TEXT.format("Noting") + " that returns it as a Noting"):
-        loss.backward()
+        x.backward(torch.ones(3))
     assert Noting.seen == [torch.Size([3])]

@@ -24,24 +24,28 @@ def _(func, x, y):
 """
 
 
+def run_cell(module, text=CELL):
+    exec(text, module.__dict__)  # noqa: S102 - the text above
+
+
 @pytest.fixture
 def notebook(monkeypatch):
     module = types.ModuleType("notebook")
     monkeypatch.setitem(sys.modules, "notebook", module)
-    exec(CELL, module.__dict__)
+    run_cell(module)
     return module
 
 
 def test_a_value_of_an_earlier_definition(notebook):
     x = notebook.Scaled(notebook.torch.ones(2))
     assert (x * 3).tolist() == [6, 6]
-    exec(CELL, notebook.__dict__)
+    run_cell(notebook)
     with pytest.raises(RecursionError, match=r"`class Scaled` has run again .* make the value again"):
         _ = x * 3
     assert (notebook.Scaled(x.raw) * 3).tolist() == [6, 6]
 
 
 def test_a_rule_that_calls_itself_is_told_so(notebook):
-    exec(CELL.replace("t.materialize() if isinstance(t, Scaled) else t", "t"), notebook.__dict__)
+    run_cell(notebook, CELL.replace("t.materialize() if isinstance(t, Scaled) else t", "t"))
     with pytest.raises(RecursionError, match="calls itself without end"):
         _ = notebook.Scaled(notebook.torch.ones(2)) * 3
