@@ -101,6 +101,7 @@ def check_can_train(cls: Any, where: str = "") -> None:
         return
     names = ", ".join(f"self.{n}" for n in spec.inner_names)
     way, trainable = f"make the inner tensors parameters and call {cls.__name__}({names}) in `forward`", ""
+    frozen = "freeze the whole Parameter" if where else "freeze it"
     if not all(_holds_integers(f) for f in spec.inners):
         trainable = (
             "; or, if an optimizer may update each inner tensor as a parameter of its own, declare the class with "
@@ -110,7 +111,7 @@ def check_can_train(cls: Any, where: str = "") -> None:
         way = f"let the outer class hold the inner tensors and call {cls.__name__}(...) in its rules"
     raise DispatchError(
         f"nn.Parameter of {one_of(cls)}{where} that requires grad: an optimizer adds to it in place ({add}), and "
-        f"{why}. Either {way}; or freeze it with nn.Parameter(x, requires_grad=False){trainable}"
+        f"{why}. Either {way}; or {frozen} with nn.Parameter(x, requires_grad=False){trainable}"
     )
 
 
