@@ -7,18 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import desugar
 import subclasses
 from subclasses import DispatchError, TensorSubclass, inner
+from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
-
-DOORS = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "torch.compile": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-}
 
 
 class Weighted(TensorSubclass, fallback="map"):
@@ -83,7 +76,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("cls", [Weighted, Refusing, Converting])
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_what_the_rule_computes(case, cls, door):
@@ -91,7 +84,7 @@ def test_gradients_are_those_of_what_the_rule_computes(case, cls, door):
     torch.manual_seed(0)
     leaves = [torch.rand(3, 4, requires_grad=True), torch.rand(3, 4, requires_grad=True)]
     y = torch.rand(4, 2, requires_grad=True)
-    compiled = DOORS[door](lambda v, w, y: function(cls(v, w), y))
+    compiled = MODES[door](lambda v, w, y: function(cls(v, w), y))
     for _ in range(2):
         got, expected = compiled(*leaves, y), plain(*leaves, y)
         torch.testing.assert_close(got, expected)

@@ -6,18 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-import desugar
 import subclasses
 from subclasses import TensorSubclass, inner, static
+from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
-
-DOORS = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "torch.compile": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-}
 
 
 class Length(TensorSubclass, fallback="views"):
@@ -92,12 +85,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_rule_makes_leads_the_gradient_on(case, door):
     function, plain = CASES[case]
     leaves = [torch.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)]
-    compiled = DOORS[door](function)
+    compiled = MODES[door](function)
     for _ in range(2):
         got, expected = (f(*leaves).square().sum() for f in (compiled, plain))
         torch.testing.assert_close(got, expected)

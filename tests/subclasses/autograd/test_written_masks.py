@@ -6,16 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import desugar
 import subclasses
 from subclasses import TensorSubclass, inner
-
-DOORS = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "torch.compile": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-}
+from tests.subclasses.subjects import MODES
 
 
 class Masked(TensorSubclass, fallback="views"):
@@ -72,7 +65,7 @@ def functionally(x, y):
     return {added: lambda: (x + y) * 2, of_a_copy: lambda: (x - y) * 3, twice: lambda: x * y * y}
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("cls", [Masked, Kept])
 @pytest.mark.parametrize("same", [True, False], ids=["equal masks", "other masks"])
 @pytest.mark.parametrize("function", [added, of_a_copy, twice])
@@ -82,7 +75,7 @@ def test_gradients_are_those_of_the_ops_that_write_nothing(function, same, cls, 
         torch.tensor([3.0, 4.0, 5.0], requires_grad=True),
     ]
     masks = [torch.tensor([True, False, True]), torch.tensor([True, False, same])]
-    compiled = DOORS[door](function)
+    compiled = MODES[door](function)
     for _ in range(2):
         x, y, u, v = (cls(t, m.clone()) for t, m in zip(leaves * 2, masks * 2, strict=True))
         got, expected = compiled(x, y), functionally(u, v)[function]()
@@ -95,10 +88,10 @@ def test_gradients_are_those_of_the_ops_that_write_nothing(function, same, cls, 
         assert all(torch.equal(t.known, m) for t, m in zip((x, y), masks, strict=True))
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", MODES)
 def test_writes_to_views(door):
     a, b = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
     known = torch.tensor([True, False, True])
-    z = DOORS[door](by_a_view)(Masked(a, known), Masked(b, known.clone()))
+    z = MODES[door](by_a_view)(Masked(a, known), Masked(b, known.clone()))
     gradients = torch.autograd.grad(z.unwrap("numbers").sum(), (a, b))
     assert [g.tolist() for g in gradients] == [[3, 1, 1], [0, 1, 1]]

@@ -8,16 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import desugar
 from subclasses import DispatchError, Outer, TensorSubclass, inner, static
+from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
 
-COMPILERS = {
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "torch.compile": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-}
+COMPILERS = {name: door for name, door in MODES.items() if name != "eager"}
 
 
 class Base(TensorSubclass, fallback="map"):

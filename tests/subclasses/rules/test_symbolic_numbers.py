@@ -13,14 +13,11 @@ from torch import Tensor
 import desugar
 import subclasses
 from subclasses import TensorSubclass, dynamic, inner
+from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
 
-DOORS = {
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "torch.compile": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-}
+COMPILERS = {name: door for name, door in MODES.items() if name != "eager"}
 
 
 class Log(TensorSubclass, fallback="materialize"):
@@ -73,7 +70,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", COMPILERS)
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("rule", [by_float, by_helper, by_match])
 @pytest.mark.parametrize(
@@ -81,7 +78,7 @@ CALLS = {
 )
 def test_a_rule_takes_the_way_that_it_takes_in_eager_mode(key, rule, call, door):
     cls, (function, operands) = with_rule(key, rule), CALLS[call]
-    compiled = DOORS[door](function)
+    compiled = COMPILERS[door](function)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for i, operand in enumerate(operands):
@@ -91,11 +88,11 @@ def test_a_rule_takes_the_way_that_it_takes_in_eager_mode(key, rule, call, door)
             torch.testing.assert_close(got.log, expected.log)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", COMPILERS)
 def test_many_numbers(door):
     """More than Dynamo compiles programs for."""
     cls = with_rule(aten.mul.Tensor, by_float)
-    compiled = DOORS[door](lambda x, r: x * r)
+    compiled = COMPILERS[door](lambda x, r: x * r)
     with pytest.warns(
         UserWarning, match=r"the rule by_float .* asks for int or float.*not isinstance\(y, Tensor\)"
     ):

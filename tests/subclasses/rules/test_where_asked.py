@@ -7,18 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import desugar
 import subclasses
 from subclasses import DispatchError, TensorSubclass, inner
+from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
-
-DOORS = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "torch.compile": lambda f: torch.compile(f, backend="desugar", options={"backend": "eager"}),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-}
 
 
 class One(TensorSubclass, fallback="materialize"):
@@ -50,7 +43,7 @@ REDUCING = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("call", REDUCING)
 @pytest.mark.parametrize("name", ["var", "std", "var_mean", "std_mean"])
 def test_a_dim_is_no_flag(name, call, door):
@@ -59,7 +52,7 @@ def test_a_dim_is_no_flag(name, call, door):
         pytest.skip("no method")
     cls = with_rule(getattr(aten, name), lambda func, x, *args, **kwargs: func(x.raw, *args, **kwargs))
     plain, run = torch.arange(6.0).view(3, 2), REDUCING[call]
-    got = DOORS[door](lambda x: run(x, name))(cls(plain))
+    got = MODES[door](lambda x: run(x, name))(cls(plain))
     torch.testing.assert_close(got, run(plain, name))
 
 
@@ -85,15 +78,15 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("call", CALLS)
 def test_a_rule_for_a_function(call, door):
     key, run = CALLS[call]
     cls = with_rule(key, lambda func, x, *args, **kwargs: torch.full((2,), 7.0))
-    assert DOORS[door](run)(cls(torch.ones(3, 4))).tolist() == [7, 7]
+    assert MODES[door](run)(cls(torch.ones(3, 4))).tolist() == [7, 7]
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", MODES)
 def test_functions_on_plain_tensors_stay_as_they_are(door):
     with_rule(F.pad, lambda func, x, *args, **kwargs: x)
 
@@ -101,7 +94,7 @@ def test_functions_on_plain_tensors_stay_as_they_are(door):
         return F.threshold(F.rms_norm(F.pad(x, (1, 1), value=2.0), (6,)), 0.5, 0.0), F.dropout(x, 0.0)
 
     x = torch.rand(3, 4, requires_grad=True)
-    got, expected = DOORS[door](run)(x), run(x)
+    got, expected = MODES[door](run)(x), run(x)
     torch.testing.assert_close(got, expected)
     torch.testing.assert_close(*(torch.autograd.grad(t[0].sum(), x) for t in (got, expected)))
 
@@ -109,12 +102,12 @@ def test_functions_on_plain_tensors_stay_as_they_are(door):
 # ---- views and sizes ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", ["eager", "torch.compile", "desugar"])
+@pytest.mark.parametrize("door", ["eager", "inside", "desugar"])
 @pytest.mark.parametrize("fallback", ["materialize", "error"])
 def test_a_column_where_the_number_of_rows_is_a_symbol(fallback, door):
     """PyTorch takes a slice of all rows first, where it does not know their number."""
     cls = with_rule(aten.select.int, lambda func, x, *args: type(x)(func(x.raw, *args)), fallback=fallback)
-    column = DOORS[door](lambda x: x[:, 1])
+    column = MODES[door](lambda x: x[:, 1])
     for rows in (3, 4, 5, 1):
         x = cls(torch.randn(rows, 2, requires_grad=True))
         y = column(x)
@@ -124,7 +117,7 @@ def test_a_column_where_the_number_of_rows_is_a_symbol(fallback, door):
 # ---- equality ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("door", MODES)
 @pytest.mark.parametrize("key", [subclasses.comparisons, (torch.eq, torch.ne)], ids=["family", "functions"])
 def test_equality_that_a_rule_leaves_is_no_bool(key, door):
     class Own(TensorSubclass):
@@ -135,10 +128,10 @@ def test_equality_that_a_rule_leaves_is_no_bool(key, door):
         return func(x.raw, y.raw) if isinstance(x, Own) and isinstance(y, Own) else NotImplemented
 
     x, plain = Own(torch.ones(3)), torch.ones(3)
-    assert DOORS[door](lambda x: x == x)(x).tolist() == [True] * 3
+    assert MODES[door](lambda x: x == x)(x).tolist() == [True] * 3
     for wrong in (lambda x: x == plain, lambda x: plain == x, lambda x: x != 2, lambda x: torch.eq(x, 2)):
         with pytest.raises(Exception, match=r"(eq|ne).* on an Own: the rule .* returned NotImplemented"):
-            DOORS[door](wrong)(x)
+            MODES[door](wrong)(x)
     with pytest.raises(DispatchError, match="returned NotImplemented"):
         _ = x == plain
     assert (x == None, x != "x") == (False, True)  # noqa: E711 - Python's own, as of any tensor
@@ -152,7 +145,7 @@ def indexed():
     return with_rule(aten.index, lambda func, x, indices: type(x)(func(x.raw, indices)))
 
 
-@pytest.mark.parametrize("door", ["eager", "torch.compile", "desugar"])
+@pytest.mark.parametrize("door", ["eager", "inside", "desugar"])
 def test_second_derivatives_of_an_index(indexed, door):
     rows, leaf = torch.tensor([0, 0, 2]), torch.arange(1.0, 7).view(3, 2).requires_grad_()
 
@@ -161,7 +154,7 @@ def test_second_derivatives_of_an_index(indexed, door):
         (g,) = torch.autograd.grad(loss, leaf, create_graph=True)
         return torch.autograd.grad(loss + g.square().sum(), leaf)[0]
 
-    got = penalized(DOORS[door](lambda x: x[rows])(indexed(leaf)).unwrap("raw"))
+    got = penalized(MODES[door](lambda x: x[rows])(indexed(leaf)).unwrap("raw"))
     torch.testing.assert_close(got, penalized(leaf[rows]))
 
 
