@@ -295,7 +295,7 @@ def with_history(
 def _note(x: Any, made: Any, operands: Sequence[Any], is_rule: bool, is_view: bool) -> None:
     """Attaches to a result how it was made, unless it is an operand itself, or a tensor without derivative."""
     if not hasattr(type(x), "__spec__"):
-        if _is_plain(x):
+        if isinstance(x, Tensor) and is_differentiable(x):
             x.__dict__[HISTORY] = History(x, made, operands=operands)
         return
     if any(x is t for t in operands) or (HISTORY in x.__dict__ and not is_rule):
@@ -306,14 +306,11 @@ def _note(x: Any, made: Any, operands: Sequence[Any], is_rule: bool, is_view: bo
         _read_at_once(x)
 
 
-def _is_plain(one: Any) -> bool:
-    """Whether a result of a rule is a plain tensor that has a derivative."""
-    return isinstance(one, Tensor) and not hasattr(type(one), "__spec__") and is_differentiable(one)
-
-
 def _not_held(t: Tensor, operands: Sequence[Any]) -> Tensor:
     """Returns a tensor, or one over the same memory if a rule handed on what an operand holds."""
-    return torch.ops.aten.alias.default(t) if any(t is held for x in operands for held in _held(x)[1:]) else t
+    if hasattr(type(t), "__spec__") or not any(t is held for x in operands for held in _held(x)[1:]):
+        return t
+    return torch.ops.aten.alias.default(t)
 
 
 def _read_at_once(x: Any) -> None:

@@ -116,7 +116,7 @@ ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "torch.add(x, plain, alpha=2)": lambda x: torch.add(x, like(x), alpha=2),
     "torch.add(plain, x, alpha=2)": lambda x: torch.add(like(x), x, alpha=2),
     "torch.add(x, 1, alpha=2)": lambda x: torch.add(x, 1, alpha=2),
-    "torch.sub(x, x * 3, alpha=2)": lambda x: torch.sub(x, x * 3, alpha=2),
+    "torch.sub(x, x, alpha=2)": lambda x: torch.sub(x, x, alpha=2),
     "torch.sub(x, plain, alpha=2)": lambda x: torch.sub(x, like(x), alpha=2),
     "torch.sub(plain, x, alpha=2)": lambda x: torch.sub(like(x), x, alpha=2),
     "torch.rsub(x, 1, alpha=2)": lambda x: torch.rsub(x, 1, alpha=2),
