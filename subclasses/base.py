@@ -69,6 +69,7 @@ class TensorSubclass(Tensor):
         # Generated for each class; each has its text as ``__source__``.
         __tensor_flatten__: Any
         __tensor_unflatten__: Any
+        __torch_dispatch__: Any
 
         # Tensor declares that ops return Tensor. What an operator on a declared class returns is up to its rules and
         # its fallback; copies are values of the class, unless their dtype changes.
@@ -125,10 +126,12 @@ class TensorSubclass(Tensor):
             )
         return cls._new(cls, *inners, **metadata)  # type: ignore[attr-defined]
 
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Calls the generated method, for a class body's own one that ends with ``super().__torch_dispatch__(...)``."""
-        return cls._dispatch(cls, func, types, args, kwargs)  # type: ignore[attr-defined]
+    if not TYPE_CHECKING:
+
+        @classmethod
+        def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            """Calls the generated method, for a class body's own that ends with ``super().__torch_dispatch__(...)``."""
+            return cls._dispatch(cls, func, types, args, kwargs)
 
     # ---- rules -------------------------------------------------------------------------------------------------
 

@@ -296,7 +296,7 @@ def _note(x: Any, made: Any, operands: Sequence[Any], is_rule: bool, is_view: bo
     """Attaches to a result how it was made, unless it is an operand itself, or a tensor without derivative."""
     if not hasattr(type(x), "__spec__"):
         if isinstance(x, Tensor) and is_differentiable(x):
-            x.__dict__[HISTORY] = History(x, made, operands=operands)
+            setattr(x, HISTORY, History(x, made, operands=operands))
         return
     if any(x is t for t in operands) or (HISTORY in x.__dict__ and not is_rule):
         return
