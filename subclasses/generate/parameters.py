@@ -95,7 +95,7 @@ def check_can_train(cls: Any, where: str = "") -> None:
         why = "adding to what it materializes to would be lost"
     elif step == "error":
         why = "it has no rule for it"
-    elif "rule" in step and spec.fallback != "map" and not spec.has_materialize:
+    elif "rule" in step and cls._marks_cotangents and spec.fallback != "map" and not spec.has_materialize:
         why = "its rule is for values, not for a gradient, whose inner tensors are derivatives"
     else:
         return

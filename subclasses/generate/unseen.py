@@ -49,13 +49,24 @@ class UnseenNames:
         return name in self._readers
 
     def _search(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        methods = [function for _, member in _members(self._cls) for function in _functions_of(member)]
+        methods = [f for member in _members(self._cls).values() if (f := _function_of(member)) is not None]
         for function in (*(rule for _, rule in all_rules(self._cls)), *methods):
-            for name in (name for code in codes_of(function) for name in _names_read(code)):
+            for name in (name for code in self._codes(function) for name in _names_read(code)):
                 # Assigning to a property or a constant is up to its setter.
                 has_setter = hasattr(type(inspect.getattr_static(self._cls, name, None)), "__set__")
                 if not (hasattr(Tensor, name) or has_setter):
                     yield name, function  # type: ignore[misc]
+
+    def _codes(self, function: Any) -> Iterator[types.CodeType]:
+        """Yields the code of a function with that of the functions that it calls and the properties that it reads."""
+        members, pending, met = _members(self._cls), [function], set()
+        while pending:
+            for code in codes_of(pending.pop()):
+                if code not in met:
+                    met.add(code)
+                    yield code
+                    getters = (getattr(members.get(name), "fget", None) for name in code.co_names)
+                    pending += [getter for getter in getters if getter is not None]
 
     def warn(self, name: str) -> None:
         """Warns that a compiler does not see an attribute, and stays quiet about it from then on.
@@ -76,17 +87,18 @@ class UnseenNames:
         )
 
 
-def _members(cls: type) -> Iterator[tuple[str, Any]]:
-    """Yields what the author's classes define, with its name, but for what no compiled function calls."""
-    for base in cls.__mro__:
-        if not issubclass(Tensor, base) and package_of(base) not in OF_LIBRARIES:
-            yield from ((n, m) for n, m in vars(base).items() if n not in _OF_EAGER_MODE)
+def _members(cls: type) -> dict[str, Any]:
+    """Returns what the author's classes define, by name, but for what no compiled function calls."""
+    bases = [b for b in cls.__mro__ if not issubclass(Tensor, b) and package_of(b) not in OF_LIBRARIES]
+    found = {name: member for base in reversed(bases) for name, member in vars(base).items()}
+    return {name: member for name, member in found.items() if name not in _OF_EAGER_MODE}
 
 
-def _functions_of(member: Any) -> list[Any]:
-    parts = (getattr(member, name, None) for name in ("fget", "func", "__func__"))
-    functions = [part for part in (member, *parts) if isinstance(part, types.FunctionType)]
-    return [function for function in functions if not hasattr(function, "__source__")]  # which is generated
+def _function_of(member: Any) -> types.FunctionType | None:
+    """Returns the function of a method; the getter of a property is traced by Dynamo, which guards what it reads."""
+    function = getattr(member, "__func__", member)
+    is_generated = hasattr(function, "__source__")
+    return function if isinstance(function, types.FunctionType) and not is_generated else None
 
 
 def _names_read(code: types.CodeType) -> Iterator[str]:

@@ -246,15 +246,16 @@ class Subject:
     # ---- judging -------------------------------------------------------------------------------------------
 
     def is_own(self, frame: FrameType) -> bool:
-        """Whether a frame runs code of the class: of a module that defines its methods, or of one beside it."""
+        """Whether a frame runs code of the class: of a module that defines its methods, or of one around it."""
         name = frame.f_globals.get("__name__", "")
-        return name in self._modules or name.rpartition(".")[0] in self._packages
+        return name in self._modules or name.startswith(self._packages)
 
     @functools.cached_property
-    def _packages(self) -> set[str]:
-        """The packages of its modules, and, of a package inside of others, the one around it."""
+    def _packages(self) -> tuple[str, ...]:
+        """The packages of its modules, and, of a package inside of others, the one around it, each with a dot."""
         packages = {package for module in self._modules if (package := module.rpartition(".")[0])}
-        return packages | {p.rpartition(".")[0] for p in packages if p.count(".") > 1}
+        around = {p.rpartition(".")[0] for p in packages if p.count(".") > 1}
+        return tuple(f"{p}." for p in packages | around)
 
     @functools.cached_property
     def own_bases(self) -> list[type]:
