@@ -246,7 +246,12 @@ _BY_STRIDES = frozenset(
 def _materialize(cls: Any, op: OpOverload) -> Call:
     facts = op_facts(op)
     written_indices = (*facts.written, *undeclared_writes(op))
-    hint, is_message = _hint(cls, op), _is_message(op)
+    instead, is_message = f"use the functional op, or {_hint(cls, op)}", _is_message(op)
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        instead = (
+            f"a function that draws random numbers, such as F.dropout, writes so: call it on x.materialize(), or add a "
+            f"rule for it, @{cls.__name__}.implements(torch.dropout)"
+        )
     represented = _in_shown_order if op in _BY_STRIDES else _materialized
     run = with_lazy_bits(functools.partial(_run_replaced, cls, op, represented))
 
@@ -258,8 +263,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
             if wrappers_in(cls, argument(facts, args, kwargs, i)):
                 _check_same_metadata(cls, op, args)
                 raise DispatchError(
-                    f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost; "
-                    f"use the functional op, or {hint}"
+                    f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost; {instead}"
                 )
         check_strided_copy(cls, op)
         check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))

@@ -9,6 +9,7 @@ the same for all of them.
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 import types
@@ -266,7 +267,7 @@ def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
     """Yields the rules of a declared class, and its method ``materialize``, by what they are for."""
     rules = all_rules(cls) if hasattr(cls, "__spec__") else ()
     for key, rule in (*rules, ("materialize", getattr(cls, "materialize", None))):
-        function: Any = getattr(rule, "__wrapped__", rule)
+        function: Any = inspect.unwrap(rule)
         if isinstance(function, types.FunctionType):
             yield key, function
 
