@@ -267,7 +267,7 @@ def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
     """Yields the rules of a declared class, and its method ``materialize``, by what they are for."""
     rules = all_rules(cls) if hasattr(cls, "__spec__") else ()
     for key, rule in (*rules, ("materialize", getattr(cls, "materialize", None))):
-        function: Any = inspect.unwrap(rule)
+        function: Any = inspect.unwrap(rule) if callable(rule) else None
         if isinstance(function, types.FunctionType):
             yield key, function
 
