@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -24,13 +25,18 @@ _RUN = _Run()
 
 
 @contextlib.contextmanager
-def recorded_rule() -> Iterator[None]:
-    """Marks that a rule for an op runs where autograd records."""
-    before, _RUN.is_recorded = _RUN.is_recorded, True
+def _marked(mark: str) -> Iterator[None]:
+    before = getattr(_RUN, mark)
+    setattr(_RUN, mark, True)
     try:
         yield
     finally:
-        _RUN.is_recorded = before
+        setattr(_RUN, mark, before)
+
+
+def recorded_rule() -> AbstractContextManager[None]:
+    """Marks that a rule for an op runs where autograd records."""
+    return _marked("is_recorded")
 
 
 def in_recorded_rule() -> bool:
@@ -38,14 +44,9 @@ def in_recorded_rule() -> bool:
     return _RUN.is_recorded
 
 
-@contextlib.contextmanager
-def read_before_write() -> Iterator[None]:
+def read_before_write() -> AbstractContextManager[None]:
     """Marks that a value is read which is written to next: what a backward needs of it is copied."""
-    before, _RUN.is_written = _RUN.is_written, True
-    try:
-        yield
-    finally:
-        _RUN.is_written = before
+    return _marked("is_written")
 
 
 def saved(inners: Iterable[Tensor]) -> list[Tensor]:

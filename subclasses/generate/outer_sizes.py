@@ -15,9 +15,8 @@ import torch
 
 from subclasses.spec.fields import Outer
 
-_GIVEN = (
-    "_subclasses_outer_sizes"  # an attribute of a compiler's set of symbols: from expressions to given sizes
-)
+# An attribute of a compiler's set of symbols: a dict from expressions to given sizes.
+_GIVEN = "_subclasses_outer_sizes"
 
 
 def with_given_sizes(outer: Outer, given: tuple[Sequence[Any], Sequence[Any]] | None) -> Outer:

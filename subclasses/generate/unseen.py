@@ -81,8 +81,7 @@ class UnseenNames:
         warnings.warn(
             f"{cls}.{name} is no field, and {describe(reader)} reads an attribute of this name: in a compiled function "
             f"rules and methods see values made from fields alone, without it. Declare `{name}` with "
-            f"static(default=...) and pass "
-            f"it to the constructor, {cls}(..., {name}=...)",
+            f"static(default=...) and pass it to the constructor, {cls}(..., {name}=...)",
             stacklevel=3,
         )
 
