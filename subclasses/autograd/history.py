@@ -28,7 +28,12 @@ from subclasses._torch import (
 )
 from subclasses.autograd import construct
 from subclasses.autograd.construct import is_differentiable, unwrap
-from subclasses.autograd.history_errors import refuse_tangents, watched_view_error, written_error
+from subclasses.autograd.history_errors import (
+    NoDerivativeError,
+    refuse_tangents,
+    watched_view_error,
+    written_error,
+)
 from subclasses.autograd.random_numbers import run_without_random_numbers
 from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable, recorded_rule
 from subclasses.errors import DispatchError, one_of
@@ -218,11 +223,7 @@ def rule_parts(found: Any, cls: Any) -> dict[str, Any]:
         )
     parts = dict(zip(names, unwrap(found, names), strict=True))
     if not any(t is not None and t.requires_grad for t in parts.values()):
-        raise DispatchError(
-            f"{one_of(cls)} that a rule made: its inner tensors are read where autograd records, and the rule "
-            f"computes them without derivatives, as detach(), torch.no_grad() or integers have none; compute them with "
-            f"ops that have, read what has no derivative under torch.no_grad(), or detach the value"
-        )
+        raise NoDerivativeError(cls)
     return parts
 
 
@@ -315,10 +316,12 @@ def _not_held(t: Tensor, operands: Sequence[Any]) -> Tensor:
 
 def _read_at_once(x: Any) -> None:
     """Lets a rule that runs for its derivative read inner tensors of what an op made of values in it."""
-    with autograd_enabled():
-        _derive(x)
-    parts = x.__dict__[HISTORY].parts
-    keep_readable(x, [parts[n] for n in type(x).__spec__.attributes])
+    try:
+        with autograd_enabled():
+            _derive(x)
+        keep_readable(x, [x.__dict__[HISTORY].parts[n] for n in type(x).__spec__.attributes])
+    except NoDerivativeError:  # such as a mask, or zeros like a value: there is no gradient to lead on
+        del x.__dict__[HISTORY]
 
 
 def _check_reaches(found: Any, operands: Sequence[Any]) -> None:

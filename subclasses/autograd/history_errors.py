@@ -15,6 +15,17 @@ PLAIN_COTANGENT = (
 )
 
 
+class NoDerivativeError(DispatchError):
+    """A derivative is asked for of what a rule computes without one."""
+
+    def __init__(self, cls: Any) -> None:
+        super().__init__(
+            f"{one_of(cls)} that a rule made: its inner tensors are read where autograd records, and the rule computes "
+            f"them without derivatives, as detach(), torch.no_grad() or integers have none; compute them with ops that "
+            f"have, read what has no derivative under torch.no_grad(), or detach the value"
+        )
+
+
 def written_error(cls: Any) -> DispatchError:
     """Returns the error for reading inner tensors of a value after a write to it, or to what it was computed from."""
     return DispatchError(

@@ -109,3 +109,40 @@ def test_outside_of_a_rule_they_are_raw():
     x = Length(a, unit=2.0)
     (x + x).unwrap("number").sum().backward()
     assert not x.number.requires_grad and not x.to_unit(1.0).number.requires_grad
+
+
+class Compared(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+
+
+@Compared.implements(aten.mul.Tensor)
+def _(func, x, y):
+    made = Compared(x.held * 2)
+    fixed = (made + 1.0).detach().held + torch.zeros_like(made).held
+    return Compared(torch.where((made > 1.0).held, func(x.held, y.held), x.held + fixed * 0))
+
+
+class Masked(TensorSubclass, fallback="views"):
+    held: Tensor = inner()
+
+
+@Masked.implements(aten.gt.Scalar)
+def _(func, x, y):
+    return Masked(func(x.held, y))
+
+
+@Masked.implements(aten.mul.Tensor)
+def _(func, x, y):
+    return Masked(torch.where((Masked(x.held * 2) > 1.0).held, func(x.held, y.held), x.held))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("cls", [Compared, Masked])
+def test_what_has_no_derivative_may_be_made_on_the_way(cls, mode):
+    leaves = [
+        torch.tensor([0.2, 2.0, 3.0], requires_grad=True),
+        torch.tensor([1.0, 4.0, 5.0], requires_grad=True),
+    ]
+    out = MODES[mode](lambda u, v: (cls(u) * cls(v)).unwrap("held"))(*leaves)
+    gradients = torch.autograd.grad(out.sum(), leaves)
+    torch.testing.assert_close([g.tolist() for g in gradients], [[1.0, 4.0, 5.0], [0.0, 2.0, 3.0]])
