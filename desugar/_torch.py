@@ -124,8 +124,6 @@ _LAZY = {
     "DisableAutocast": "torch._C:_DisableAutocast",
     # Compiled autograd must not see the autograd nodes of a trace.
     "compiled_autograd": "torch._dynamo:compiled_autograd",
-    # The dispatch keys of a tensor: the C++ state of a wrapper besides its size and dtype.
-    "dispatch_keys": "torch._C:_dispatch_keys",
     # ---- the store of programs ----------------------------------------------------------------------------------
     # What PyTorch's AOTAutograd cache takes, and how its keys represent a graph.
     "check_node_safe": "torch._functorch._aot_autograd.autograd_cache",

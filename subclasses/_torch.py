@@ -43,13 +43,15 @@ from torch.utils._pytree import (
 # The only way to make a tensor without storage with a given Python class.
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 
+# The dispatch keys of a tensor: the C++ state of a wrapper besides its size and dtype.
+dispatch_keys = torch._C._dispatch_keys  # type: ignore[attr-defined]
+
 # Whether a torch function mode is active: construction must be visible to such modes.
 in_function_mode = torch._C._is_torch_function_mode_enabled
 
 
 def in_dispatch_mode() -> bool:
-    """Whether a dispatch mode is active, such as that of a trace."""
-    # The number of such modes.
+    """Whether a dispatch mode is active, such as that of a trace: there is a private count of them."""
     return torch._C._len_torch_dispatch_stack() > 0  # type: ignore[attr-defined]
 
 
@@ -102,8 +104,7 @@ def mark_dim_dynamic(t: torch.Tensor, dim: int = 0) -> None:
 
 
 def dims_marked_dynamic(t: torch.Tensor) -> list[int]:
-    """Returns the dims that :func:`mark_dim_dynamic` marked, in order."""
-    # The same attribute.
+    """Returns the dims that :func:`mark_dim_dynamic` marked, in order, from the same attribute."""
     return sorted(getattr(t, "_dynamo_weak_dynamic_indices", ()))
 
 

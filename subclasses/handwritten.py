@@ -5,6 +5,8 @@ The constant is the context that ``__tensor_flatten__`` returns, with two change
 - Parts that are not tensors, such as a device mesh, join the context; ``__tensor_unflatten__`` gets them back.
 - The context of a ``DTensor`` has neither sizes nor ``requires_grad``, so that it is the same for other sizes, and for
   tangents.
+
+Often ``__tensor_unflatten__`` does very little, which ``is_bare`` finds from what it made.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses._torch import TorchDispatchMode, dispatch_keys, make_wrapper_subclass
 from subclasses._torch_distributed import distributed_types, dtensor_spec, tensor_meta
 
 LOCAL = "_local_tensor"  # the attribute of a DTensor that holds the tensor of this rank
@@ -81,6 +84,50 @@ def unflatten(cls: Any, inner: Mapping[str, Any], context: Any, size: Any, strid
             return cls.__tensor_unflatten__({**inner, **dict(parts)}, own, size, stride)
         case _:
             return cls.__tensor_unflatten__(inner, context, size, stride)
+
+
+def is_bare(made: Any, cls: type, inner: Mapping[str, Any]) -> bool:
+    """Whether what a class's ``__tensor_unflatten__`` made is a bare wrapper that holds the inner tensors alone.
+
+    The state of an instance is its ``__dict__`` and what C++ holds: size, stride, dtype, device, dispatch keys. If the
+    former holds the inner tensors alone, and the latter equals that of a bare wrapper, the method did nothing else to
+    the instance. False for a class with ``__slots__``, which hold state too, and for a value whose size, device or
+    layout is what its ``__torch_dispatch__`` answers.
+    """
+    held = made.__dict__
+    if type(made) is not cls or held.keys() != inner.keys():
+        return False
+    if not all(held[name] is t for name, t in inner.items()) or _has_slots(cls) or _asks_class(made):
+        return False
+    bare = make_wrapper_subclass(
+        cls, made.size(), strides=made.stride(), dtype=made.dtype, device=made.device
+    )
+    return _cpp_state(made) == _cpp_state(bare)
+
+
+def _cpp_state(x: Any) -> tuple[Any, ...]:
+    return x.requires_grad, x.layout, x.storage_offset(), dispatch_keys(x).raw_repr()
+
+
+def _has_slots(cls: type) -> bool:
+    return any("__slots__" in vars(base) for base in cls.__mro__ if base not in Tensor.__mro__)
+
+
+class _Asked(TorchDispatchMode):
+    """Notes whether any op is dispatched."""
+
+    seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = True
+        return func(*args, **(kwargs or {}))
+
+
+def _asks_class(x: Any) -> bool:
+    """Whether reading one of the attributes that a wrapper may compute dispatches an op."""
+    with _Asked() as asked:
+        _ = x.size(), x.stride(), x.device, x.layout
+    return asked.seen
 
 
 def is_dtensor(value: object) -> bool:

@@ -17,11 +17,16 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 
 from desugar.errors import DesugarError
-from desugar.ir.handwritten_classes import is_plainly_built
 from subclasses import TensorSubclass
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.adoption.flatten_purity import flattens_to_constants
-from subclasses.handwritten import flatten_handwritten, unflatten
+from subclasses.handwritten import (
+    DTensorContext,
+    OpaqueContext,
+    flatten_handwritten,
+    is_bare,
+    unflatten,
+)
 from subclasses.layout import field_name
 
 # ---------------------------------------------------------------------------------------------- the records
@@ -58,7 +63,7 @@ class Wrapper:
         size, stride: The outer size and stride.
         dtype, device: The outer dtype and device.
         requires_grad, is_leaf: Whether the outer tensor requires grad, and whether it is an autograd leaf.
-        plainly_built, fixed_flatten: For a handwritten class, the results of `is_plainly_built` and
+        plainly_built, fixed_flatten: For a handwritten class, the results of `_is_plainly_built` and
             `flattens_to_constants`; False for a declared class.
     """
 
@@ -211,9 +216,21 @@ def unwrap_value(leaf: object, flat: Flat) -> Value:
         device=leaf.device,
         requires_grad=leaf.requires_grad,
         is_leaf=leaf.is_leaf,
-        plainly_built=is_handwritten and is_plainly_built(leaf, names, context),
+        plainly_built=is_handwritten and _is_plainly_built(leaf, names, context),
         fixed_flatten=is_handwritten and flattens_to_constants(type(leaf)),
     )
+
+
+def _is_plainly_built(leaf: Any, names: tuple[str, ...], context: Any) -> bool:
+    """Returns whether one `_make_wrapper_subclass` and one store per inner tensor replace `__tensor_unflatten__`.
+
+    The function rebuilds `leaf` with that method and looks at the result.
+    """
+    cls = type(leaf)
+    if isinstance(context, DTensorContext | OpaqueContext):
+        return False
+    inner = {name: getattr(leaf, name) for name in names}
+    return is_bare(cls.__tensor_unflatten__(dict(inner), context, leaf.size(), leaf.stride()), cls, inner)
 
 
 def take_apart(wrapper: Any) -> tuple[tuple[str, ...], Any]:

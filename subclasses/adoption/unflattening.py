@@ -16,6 +16,7 @@ from torch import Tensor
 
 from subclasses._torch import make_wrapper_subclass
 from subclasses.adoption.contexts import is_constant, thaw
+from subclasses.handwritten import is_bare
 
 # A table that holds more kinds of values is emptied.
 _MAX_ENTRIES = 512
@@ -29,8 +30,6 @@ def building_unflatten(cls: Any) -> Callable[..., Any]:
     """
     own = inspect.getattr_static(cls, "__tensor_unflatten__")
     proved: dict[Any, tuple[torch.dtype, torch.device] | None] = {}
-    bases = [base for base in cls.__mro__ if base not in Tensor.__mro__]
-    may_hold_more = any("__slots__" in vars(base) for base in bases) or any(map(_names_policies, bases))
 
     def unflatten(cls: Any, inner_tensors: Any, context: Any, outer_size: Any, outer_stride: Any) -> Any:
         given = thaw(context) if is_constant(context) else context
@@ -54,9 +53,8 @@ def building_unflatten(cls: Any) -> Callable[..., Any]:
             made = unflatten(cls, inner_tensors, context, outer_size, outer_stride)
             if len(proved) >= _MAX_ENTRIES:
                 proved.clear()
-            is_plain = not may_hold_more and _is_plainly_built(
-                cls, made, inner_tensors, outer_size, outer_stride
-            )
+            shows = (outer_size, outer_stride) == (made.shape, made.stride())
+            is_plain = shows and is_bare(made, cls, inner_tensors)
             proved[tuple(key)] = (made.dtype, made.device) if is_plain else None
             return made
         dtype, device = known
@@ -65,30 +63,3 @@ def building_unflatten(cls: Any) -> Callable[..., Any]:
         return made
 
     return __tensor_unflatten__
-
-
-def _is_plainly_built(cls: Any, made: Any, inner_tensors: Any, size: Any, stride: Any) -> bool:
-    """Whether a bare wrapper that holds the inner tensors is the same, in its attributes and in what C++ holds."""
-    held = made.__dict__
-    if type(made) is not cls or held.keys() != inner_tensors.keys():
-        return False
-    if not all(held[name] is t for name, t in inner_tensors.items()) or size is None or stride is None:
-        return False
-    bare = make_wrapper_subclass(cls, size, stride, None, None, made.dtype, _STRIDED, made.device)
-    return _state(made) == _state(bare)
-
-
-def _state(x: Any) -> tuple[Any, ...]:
-    bits = x.is_conj(), x.is_neg(), x.is_inference(), x.requires_grad
-    return tuple(x.shape), x.stride(), x.storage_offset(), x.layout, bits
-
-
-# Arguments of `_make_wrapper_subclass` by which reading a size, device or layout calls the class, which no value tells.
-_POLICIES = ("dispatch_sizes_strides_policy", "dispatch_device", "dispatch_layout")
-
-
-def _names_policies(base: type) -> bool:
-    """Whether a method of a class names such an argument."""
-    members = [getattr(member, "__func__", member) for member in vars(base).values()]
-    codes = [f.__code__ for f in map(inspect.unwrap, filter(callable, members)) if inspect.isfunction(f)]
-    return any(name in str((code.co_names, code.co_consts)) for code in codes for name in _POLICIES)

@@ -616,6 +616,13 @@ def preserve_version_counter():
     assert x._version == 0 and x.tolist() == [2, 2]
 
 
+def dispatch_keys():
+    x, y = torch.ones(2), torch.ones(3)
+    assert _torch.dispatch_keys(x).raw_repr() == _torch.dispatch_keys(y).raw_repr()
+    for other in (torch.ones(2, dtype=torch.cfloat).conj(), torch.ones(2, device="meta")):
+        assert _torch.dispatch_keys(x).raw_repr() != _torch.dispatch_keys(other).raw_repr()
+
+
 def in_function_mode():
     assert not _torch.in_function_mode()
     with torch.device("cpu"):
@@ -968,6 +975,7 @@ CHECKS = {
     "find_methods": find_methods,
     "TorchDispatchMode": dispatch_mode,
     "preserve_version_counter": preserve_version_counter,
+    "dispatch_keys": dispatch_keys,
     "in_function_mode": in_function_mode,
     "current_transform": transforms,
     "is_transformed": transforms,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import desugar
-from desugar.ir.handwritten_classes import is_plainly_built
+from desugar.ir.values import Flat, unwrap_value
 from subclasses.adoption.flatten_purity import flattens_to_constants
 from tests.desugar.classes import Halves, Tagged, TwoTensor, make
 from tests.desugar.judge import judge
@@ -85,6 +85,12 @@ class Copying(Probe):
         return cls(inner_tensors["a"].clone())
 
 
+class Policied(Probe):
+    """Its size is what its own dispatch answers."""
+
+    options: ClassVar[dict[str, Any]] = {"dispatch_sizes_strides_policy": "sizes"}
+
+
 class Other(Probe):
     """Gives an instance of another class."""
 
@@ -110,25 +116,39 @@ class Reading(Probe):
 NAMES = ["a"]
 
 
+def is_plainly_built(x):
+    return unwrap_value(x, Flat()).plainly_built
+
+
 def test_what_does_nothing_is_seen_to():
-    assert is_plainly_built(Probe(torch.ones(2, 3)), ("a",), None)
-    assert is_plainly_built(Probe(torch.ones(2, 3).t()), ("a",), None)
-    assert is_plainly_built(make(Halves, 2, 6), ("left", "right"), None)
+    assert is_plainly_built(Probe(torch.ones(2, 3)))
+    assert is_plainly_built(Probe(torch.ones(2, 3).t()))
+    assert is_plainly_built(make(Halves, 2, 6))
 
 
-@pytest.mark.parametrize("cls", [Counted, Slotted, Offset, Conjugate, Copying, Other])
+@pytest.mark.parametrize("cls", [Counted, Slotted, Offset, Conjugate, Copying, Policied, Other])
 def test_what_does_more_is_seen_to(cls):
-    assert not is_plainly_built(cls(torch.ones(2, 3)), ("a",), None)
+    assert not is_plainly_built(cls(torch.ones(2, 3)))
+
+
+def test_a_size_that_the_class_answers_is_its_answer_for_results():
+    def double(x):
+        return x * 2
+
+    for f in (double, desugar.compile(double, backend="eager")):
+        y = f(Policied(torch.ones(2, 3)))
+        y.a = torch.ones(5, 3)
+        assert y.shape == (5, 3)
 
 
 def test_metadata_in_the_dictionary():
-    assert not is_plainly_built(make(Tagged, 2, 3), ("data_", "extra"), {"tag": "left"})
+    assert not is_plainly_built(make(Tagged, 2, 3))
 
 
 def test_nothing_is_added_to_the_tensor_that_is_looked_at():
     x = Probe(torch.ones(2))
     before = dict(x.__dict__)
-    is_plainly_built(x, ("a",), None)
+    is_plainly_built(x)
     assert x.__dict__ == before
 
 
