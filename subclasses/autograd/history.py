@@ -30,12 +30,11 @@ from subclasses.autograd import construct
 from subclasses.autograd.construct import is_differentiable, unwrap
 from subclasses.autograd.history_errors import (
     NoDerivativeError,
-    refuse_tangents,
     watched_view_error,
     written_error,
 )
 from subclasses.autograd.random_numbers import run_without_random_numbers
-from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable, recorded_rule
+from subclasses.autograd.rule_runs import Read, in_recorded_rule, keep_readable, recorded_rule
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN
 from subclasses.spec.values import map_tensors, tensors_in, with_inners
@@ -91,7 +90,7 @@ class History:
         held, parts = x.__dict__, self.parts or {}
         wanted = [n for n in names if is_differentiable(held[n])]
         found = (
-            apply_function(_Read, tuple([held[n] for n in wanted]), *[parts[n] for n in wanted])
+            apply_function(Read, tuple([held[n] for n in wanted]), *[parts[n] for n in wanted])
             if wanted
             else ()
         )
@@ -124,7 +123,8 @@ def run_again(cls: type, run: Call, args: Any, kwargs: Any) -> Any:
     except Exception as error:
         error.add_note(
             f"A rule of {cls.__name__} ran again, for its derivative, on operands whose inner tensors require grad. "
-            f"It may write to an operand only where its op does."
+            f"It may write to an operand only where its op does, and to plain tensors that it makes, not by out=; "
+            f"where it writes to a value of a class that it made, let it make another: `t = t + y` for `t += y`."
         )
         raise
 
@@ -225,28 +225,6 @@ def rule_parts(found: Any, cls: Any) -> dict[str, Any]:
     if not any(t is not None and t.requires_grad for t in parts.values()):
         raise NoDerivativeError(cls)
     return parts
-
-
-class _Read(torch.autograd.Function):
-    """Inner tensors of a value, with the derivatives of what its rule computes; views, as those of Unwrap are."""
-
-    jvp = staticmethod(refuse_tangents)
-
-    @staticmethod
-    def forward(raw: tuple[Tensor, ...], *parts: Tensor) -> tuple[Tensor, ...]:
-        return tuple([t[...] if t.__class__ is Tensor else torch.ops.aten.alias.default(t) for t in raw])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        return None, *cotangents
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, raw: tuple[Tensor, ...], *parts: Tensor) -> tuple[Any, Any]:
-        return apply_function(_Read, raw, *parts), tuple(None for _ in parts)
 
 
 # ---- keeping it --------------------------------------------------------------------------------------------

@@ -13,7 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from subclasses._torch import apply_function
+from subclasses.autograd.history_errors import refuse_tangents
 
 
 class _Run(threading.local):
@@ -59,3 +63,29 @@ def keep_readable(x: Any, inners: Sequence[Tensor | None]) -> None:
     for name, t in zip(type(x).__spec__.attributes, inners, strict=True):
         if t is not None and t.requires_grad:
             x.__dict__[name] = t
+
+
+class Read(torch.autograd.Function):
+    """Inner tensors of a value, with the derivatives of what its rule computes; views, as those of Unwrap are."""
+
+    jvp = staticmethod(refuse_tangents)
+
+    @staticmethod
+    def forward(raw: tuple[Tensor, ...], *parts: Tensor) -> tuple[Tensor, ...]:
+        """Returns the inner tensors that the value holds; `parts` are the same as the rule computes them again."""
+        return tuple([t[...] if t.__class__ is Tensor else torch.ops.aten.alias.default(t) for t in raw])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps nothing; an absent cotangent stays absent."""
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
+        """Returns the cotangents for `parts`."""
+        return None, *cotangents
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, raw: tuple[Tensor, ...], *parts: Tensor) -> tuple[Any, Any]:
+        """Reads batched inner tensors, whose batch dims are those of the results."""
+        return apply_function(Read, raw, *parts), tuple(None for _ in parts)

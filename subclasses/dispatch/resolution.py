@@ -29,6 +29,7 @@ from subclasses.autograd.history import is_kept, with_history
 from subclasses.dispatch import structural
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
+from subclasses.dispatch.map_views import is_factory
 from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import takes_lists, with_training
@@ -112,7 +113,7 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
         )
     if op_facts(op).written:
         plan = plan._replace(run=with_counted_writes(cls, op, plan.run))
-    if cls._keeps_history and op is not aten.detach.default:
+    if cls._keeps_history and op is not aten.detach.default and not _makes_new(op, plan):
         facts, is_rule = op_facts(op), plan.step in ("rule", "tag rule")
         by_rules = is_rule or (plan.step == "map" and _formula_asks_rules(cls, op))
         made = with_history(
@@ -126,6 +127,11 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if op is aten.detach.default and is_each_inner:
         plan = plan._replace(run=in_one_step(cls, plan.run))
     return plan
+
+
+def _makes_new(op: OpOverload, plan: Plan) -> bool:
+    """Whether an op without a rule makes a value that does not depend on its operand, as zeros of its size."""
+    return plan.step not in ("rule", "tag rule") and op is not aten._to_copy.default and is_factory(op)
 
 
 def _or_whole(cls: Any, run: Call) -> Call:
