@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -22,6 +23,9 @@ from subclasses.testing.subject import Subject
 
 Found = TypeVar("Found")
 
+# Lists that get the plain operands which cases make, where their gradients are asked for. Dynamo traces the reading.
+_COLLECTORS: list[list[Tensor]] = []
+
 
 def like(x: Tensor, *shape: int) -> Tensor:
     """A plain tensor of the dtype and device of ``x``, filled with small distinct numbers."""
@@ -30,7 +34,20 @@ def like(x: Tensor, *shape: int) -> Tensor:
     for extent in size:
         count = count * extent
     numbers = (torch.arange(count, device=x.device) % 7 - 3).reshape(size)
-    return (numbers / 4 if x.dtype.is_floating_point else numbers).to(x.dtype)
+    plain = (numbers / 4 if x.dtype.is_floating_point else numbers).to(x.dtype)
+    if _COLLECTORS and plain.is_floating_point():
+        _COLLECTORS[-1].append(plain.requires_grad_())
+    return plain
+
+
+@contextmanager
+def operands_with_gradients() -> Iterator[list[Tensor]]:
+    """Collects the plain operands that cases make in a block, which require grad."""
+    _COLLECTORS.append([])
+    try:
+        yield _COLLECTORS[-1]
+    finally:
+        _COLLECTORS.pop()
 
 
 def _zeros(x: Tensor) -> Tensor:

@@ -87,26 +87,33 @@ def harmless(s: Subject) -> list[Case]:
 
 
 @contextmanager
-def explaining(s: Subject, case: Case) -> Iterator[None]:
-    """Names the rule at fault where a block, which compares gradients of a case, raises."""
+def explaining(s: Subject, case: Case, *, reads: bool = True) -> Iterator[None]:
+    """Names the rule at fault where a block, which compares gradients of a case, raises.
+
+    Args:
+        s: the class.
+        case: the case.
+        reads: whether reading raw inner tensors may be the fault; it loses the gradients of those alone.
+    """
     try:
         yield
     except Skipped:
         raise
     except Exception as error:
-        mend = mend_write(s, case) or mend_cut(s, case)
+        mend = mend_write(s, case) or mend_cut(s, case, reads=reads)
         if mend is None or s.refuses(case.name, error):
             raise
         raise Broken(problem(case.name, error), mend) from error
 
 
-def mend_cut(s: Subject, case: Case) -> str | None:
+def mend_cut(s: Subject, case: Case, *, reads: bool = True) -> str | None:
     """The advice for the rules above autograd that a case runs and that lose gradients, naming them, or None."""
-    cuts = (cut_of(s, key, rule) for key, rule in rules_run(s, lambda: case.run(s.trainable())))
+    run = rules_run(s, lambda: case.run(s.trainable()))
+    cuts = (cut_of(s, key, rule, reads=reads) for key, rule in run)
     return "; ".join(filter(None, cuts)) or None
 
 
-def cut_of(s: Subject, key: Any, rule: types.FunctionType) -> str | None:
+def cut_of(s: Subject, key: Any, rule: types.FunctionType, *, reads: bool = True) -> str | None:
     """How a function of a declared class that runs above autograd cuts off gradients, by its code, or None."""
     names = set(_names(rule.__code__))
     if key != "materialize" and isinstance(key, OpOverload | OpOverloadPacket | Family | torch.Tag):
@@ -117,13 +124,14 @@ def cut_of(s: Subject, key: Any, rule: types.FunctionType) -> str | None:
     faults += [
         f'reads the raw .{f.name} above autograd, where it carries no gradient: x.unwrap("{f.name}") does'
         for f in s.cls.__spec__.inners
-        if f.name in names and not f.differentiable and key != "materialize" and _may_carry_gradients(f.dtype)
+        if reads and key != "materialize" and f.name in names and _may_lose_gradients(f)
     ]
     return f"{describe(rule)} {'; it '.join(faults)}" if faults else None
 
 
-def _may_carry_gradients(dtype: torch.dtype | None) -> bool:
-    return dtype is None or dtype.is_floating_point or dtype.is_complex
+def _may_lose_gradients(f: Any) -> bool:
+    is_float = f.dtype is None or f.dtype.is_floating_point or f.dtype.is_complex
+    return is_float and not f.differentiable
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

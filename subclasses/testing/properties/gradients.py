@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses.testing.cases import like, once, recorded
+from subclasses.testing.cases import like, once, operands_with_gradients, recorded
 from subclasses.testing.compare import check_equal, check_none, difference, leaves, snapshot
 from subclasses.testing.errors import Broken, Skipped, succeeds
 from subclasses.testing.faults import explaining
@@ -134,6 +134,46 @@ def differentiable(s: Subject) -> list[Case]:
         torch.autograd.grad(results, x, ones_for(results), allow_unused=True)
 
     return [case for case in recorded(s) if succeeds(differentiate, case)]
+
+
+# ---- by a plain operand --------------------------------------------------------------------------------------
+
+
+def _operand_gradients(case: Case, x: Any) -> Sequence[Any]:
+    """The gradients of a case by the plain operands that it makes."""
+    with operands_with_gradients() as operands:
+        result = case.run(x)
+    return gradients_by(operands, result)
+
+
+@promise(
+    "a rule above autograd computes with a plain operand as it comes, not with operand.detach(), .data or under "
+    "no_grad; a rule below it must compute what PyTorch's formula for the op assumes",
+    cases=recorded,
+)
+def operand_gradients(s: Subject, case: Case) -> None:
+    """A plain operand of an op, such as the input of a layer, gets the gradient that the reference gives it."""
+    if not s.has_reference:
+        raise Skipped("values stand for no plain tensors")
+    x = s.make().detach()
+    plains = [plain.detach().clone() for plain in s.reference(x)]
+    if len(plains) != 1:
+        raise Skipped("a value stands for several tensors")
+    expected = _operand_gradients(case, plains[0])
+    with explaining(s, case, reads=False):
+        for number, (g, e) in enumerate(zip(_operand_gradients(case, x), expected, strict=True), 1):
+            if not (_is_nonzero(g) or _is_nonzero(e)):
+                continue
+            which = (
+                f"plain operand {number} of {case.name}"
+                if len(expected) > 1
+                else f"the plain operand of {case.name}"
+            )
+            if g is None or e is None:
+                raise Broken(
+                    f"the gradient of {which} {'is lost' if g is None else 'should be none and is not'}"
+                )
+            check_none(f"the gradient of {which} is wrong", difference(s, g, e))
 
 
 # ---- by the inner tensors ----------------------------------------------------------------------------------

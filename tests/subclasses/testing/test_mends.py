@@ -94,6 +94,11 @@ def detached(func, x, w, bias=None):
     return func(plain(x).detach(), plain(w).detach(), bias)
 
 
+def detached_input(func, x, w, bias=None):
+    x, w = (t if isinstance(t, Base) else t.detach() for t in (x, w))
+    return of_fields(func, x, w, bias)
+
+
 def raw(func, x, w, bias=None):
     return func(*(t.held * 2 if isinstance(t, Base) else t for t in (x, w)), bias)
 
@@ -228,6 +233,12 @@ PLANTED = {
         ruled(F.linear, lambda func, x, w, bias=None: func(plain(x), plain(w), bias)),
         ["gradients", "inner_gradients"],
         ["detached (", "uses detach"],
+    ),
+    "a rule that detaches what is no value of the class": (
+        ruled(F.linear, detached_input),
+        ruled(F.linear, of_fields),
+        ["operand_gradients"],
+        ["detached_input (", "uses detach"],
     ),
     "a rule with raw inner tensors": (
         ruled(F.linear, raw),
