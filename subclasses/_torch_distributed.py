@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import sys
@@ -250,3 +251,50 @@ def distributed_types() -> DistributedTypes | None:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
     return DistributedTypes(DTensor, DTensorSpec, DeviceMesh, (Shard, Replicate, Partial))
+
+
+def size_inner_dtensors(is_ours: Callable[[Any], bool]) -> None:
+    """Makes the size of a DTensor inside a wrapper of certain classes symbolic where the size of its local tensor is.
+
+    PyTorch makes a fake of such a wrapper from the inside out, and gives each inner wrapper a constant size. Other
+    classes take theirs from their inner tensors; that of a DTensor does not follow from its local tensor. So each size
+    compiled a program.
+    """
+
+    def patch(module: Any) -> None:
+        make = module.MetaConverter._empty_create_subclass
+
+        @functools.wraps(make)
+        def make_sized(self: Any, t: Any, size: Any, stride: Any, shape_env: Any, *rest: Any) -> Any:
+            symbols, _, source = rest
+            holds_wrappers = t.attrs and any(getattr(part, "attrs", None) for part in t.attrs.values())
+            if holds_wrappers and shape_env is not None and symbols is not None and is_ours(t.type):
+                attrs = {
+                    name: _sized(part, name, shape_env, symbols, source) for name, part in t.attrs.items()
+                }
+                t = dataclasses.replace(t, attrs=attrs)
+            return make(self, t, size, stride, shape_env, *rest)
+
+        module.MetaConverter._empty_create_subclass = make_sized
+
+    after_import("torch._subclasses.meta_utils", patch)
+
+
+def _sized(part: Any, name: str, shape_env: Any, symbols: Any, source: Any) -> Any:
+    """Returns the description of an inner tensor, with symbols for sizes if it is that of a DTensor."""
+    found, known = distributed_types(), symbols.inner_contexts.get(name)
+    if found is None or part.type is not found.tensor or part.fake_mode is not None or known is None:
+        return part
+    # Dynamo asks for the same symbols by the same source when the function reads the attribute.
+    from torch._dynamo.source import AttrSource
+
+    size, stride, _ = shape_env._create_symbolic_sizes_strides_storage_offset(
+        part.size,
+        part.stride,
+        part.storage_offset,
+        [False] * part.ndim,
+        AttrSource(source, name),
+        symbolic_context=known,
+        hint_overrides=part.dynamo_hint_overrides,
+    )
+    return dataclasses.replace(part, size=size, stride=stride)

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import sys
@@ -34,7 +33,6 @@ from subclasses._torch import (
     is_tracing,
     storage_key,
 )
-from subclasses._torch_distributed import distributed_types
 from subclasses.after_import import after_import
 
 # ---- higher-order ops --------------------------------------------------------------------------------------
@@ -232,53 +230,6 @@ def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
     after_import("torch._dynamo.variables.higher_order_ops", patch)
 
 
-def size_inner_dtensors(is_ours: Callable[[Any], bool]) -> None:
-    """Makes the size of a DTensor inside a wrapper of certain classes symbolic where the size of its local tensor is.
-
-    PyTorch makes a fake of such a wrapper from the inside out, and gives each inner wrapper a constant size. Other
-    classes take theirs from their inner tensors; that of a DTensor does not follow from its local tensor. So each size
-    compiled a program.
-    """
-
-    def patch(module: Any) -> None:
-        make = module.MetaConverter._empty_create_subclass
-
-        @functools.wraps(make)
-        def make_sized(self: Any, t: Any, size: Any, stride: Any, shape_env: Any, *rest: Any) -> Any:
-            symbols, _, source = rest
-            holds_wrappers = t.attrs and any(getattr(part, "attrs", None) for part in t.attrs.values())
-            if holds_wrappers and shape_env is not None and symbols is not None and is_ours(t.type):
-                attrs = {
-                    name: _sized(part, name, shape_env, symbols, source) for name, part in t.attrs.items()
-                }
-                t = dataclasses.replace(t, attrs=attrs)
-            return make(self, t, size, stride, shape_env, *rest)
-
-        module.MetaConverter._empty_create_subclass = make_sized
-
-    after_import("torch._subclasses.meta_utils", patch)
-
-
-def _sized(part: Any, name: str, shape_env: Any, symbols: Any, source: Any) -> Any:
-    """Returns the description of an inner tensor, with symbols for sizes if it is that of a DTensor."""
-    found, known = distributed_types(), symbols.inner_contexts.get(name)
-    if found is None or part.type is not found.tensor or part.fake_mode is not None or known is None:
-        return part
-    # Dynamo asks for the same symbols by the same source when the function reads the attribute.
-    from torch._dynamo.source import AttrSource
-
-    size, stride, _ = shape_env._create_symbolic_sizes_strides_storage_offset(
-        part.size,
-        part.stride,
-        part.storage_offset,
-        [False] * part.ndim,
-        AttrSource(source, name),
-        symbolic_context=known,
-        hint_overrides=part.dynamo_hint_overrides,
-    )
-    return dataclasses.replace(part, size=size, stride=stride)
-
-
 def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Makes Dynamo record calls of a function in its graph instead of tracing into it; does not import Dynamo."""
     held = weakref.ref(fn)
@@ -339,13 +290,16 @@ def is_called_by_engine(*, formulas: bool) -> bool:
     # The engine adds what a node returned while that node is the current one, and to `.grad` in a node for that.
     if not (formulas or isinstance(torch._C._current_autograd_node(), _ADDED_TO)):
         return False
-    frame = sys._getframe(1)
+    frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
+    return frame is not None and _is_outermost(frame)
+
+
+def _is_outermost(frame: Any) -> bool:
+    """Whether the engine called a frame."""
     # In a thread of the engine there is no frame behind it.
-    return frame is not None and (
-        frame.f_back is None or frame.f_back.f_code is _engine_run_backward.__code__
-    )
+    return frame.f_back is None or frame.f_back.f_code is _engine_run_backward.__code__
 
 
 def is_called_by_transform() -> bool:
@@ -375,13 +329,18 @@ _TRANSFORMS = frozenset({"torch._functorch.vmap", "torch._functorch.eager_transf
 def in_formula() -> bool:
     """Whether an op is part of a derivative by PyTorch, not of Python code that the engine calls in a backward.
 
-    Such code is the backward of an autograd function, and a forward that activation checkpointing runs again.
+    Such code is a hook, the backward of an autograd function, and a forward that activation checkpointing runs again.
     """
     if not in_backward() or isinstance(torch._C._current_autograd_node(), BackwardCFunction):
         return False
-    # A forward runs again while a saved tensor is unpacked, and saves what it computes by hooks of its own.
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
-    return hooks is None or hooks[0].__module__ != "torch.utils.checkpoint"
+    frame: Any = sys._getframe(1)
+    while not _is_outermost(frame):
+        frame = frame.f_back
+    # Around a __torch_dispatch__ there may be the decorator of a mode's, or a decomposition.
+    return frame.f_code.co_name == "__torch_dispatch__" or frame.f_globals["__name__"].startswith(_OF_OPS)
+
+
+_OF_OPS = ("torch._", "torch.utils._stats")
 
 
 def build_library(source: str, folder: str, name: str, flags: list[str]) -> None:

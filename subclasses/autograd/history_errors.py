@@ -79,6 +79,14 @@ def watched_view_error(cls: Any) -> DispatchError:
     )
 
 
+def assigned_view_error(cls: Any) -> DispatchError:
+    """Returns the error for assigning a field of a view, whose derivative is by way of its base."""
+    return DispatchError(
+        f"{one_of(cls)} that is a view and requires grad: a field is assigned, which would make its gradient by way of "
+        f"its base another one; construct a new {cls.__name__} of the view's inner tensors, or assign to view.clone()"
+    )
+
+
 def refuse_tangents(ctx: Any, *tangents: Any) -> Any:
     """Raises DispatchError: the ``jvp`` of the functions that make values and read them."""
     raise DispatchError(

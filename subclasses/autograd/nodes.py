@@ -25,6 +25,7 @@ from subclasses._torch import (
     any_requires_grad,
     apply_function,
     call_unruled,
+    is_recording,
 )
 from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import keeps_graph, set_version_counters
@@ -38,6 +39,7 @@ from subclasses.autograd.history import (
     run_again,
 )
 from subclasses.autograd.history_errors import (
+    assigned_view_error,
     check_derivable,
     fitting,
     refuse_tangents,
@@ -143,8 +145,9 @@ class MadeByRule(torch.autograd.Function):
         """Returns the value itself; its grad_fn is this node from now on."""
         ctx.made, ctx.cls, ctx.count = made, type(x), len(sources)
         # PyTorch's formula would compute with the plain cotangent and values, which represent no plain tensors.
-        is_wrapped = ctx.cls._saves_inners and not ctx.cls.__spec__.stands_for_plain
-        ctx.primal = Primal(x) if is_wrapped and not isinstance(made, _Unknown) else None
+        is_wrapped = isinstance(made, _Assigned) or not ctx.cls.__spec__.stands_for_plain
+        is_known = ctx.cls._saves_inners and not isinstance(made, _Unknown)
+        ctx.primal = Primal(x) if is_wrapped and is_known else None
         ctx.set_materialize_grads(False)
         ctx.mark_dirty(x)
         return x
@@ -155,7 +158,7 @@ class MadeByRule(torch.autograd.Function):
         (cotangent,) = cotangents
         if ctx.primal is not None and cotangent is not None and type(cotangent) is not ctx.cls:
             cotangent = ctx.primal.wrap_cotangent(cotangent)
-        if type(cotangent) is not ctx.cls:
+        if type(cotangent) is not ctx.cls and not isinstance(ctx.made, _Assigned):
             return cotangent, None, *(None for _ in range(ctx.count))
         return None, None, *_pulled_back(ctx, cotangent)
 
@@ -211,6 +214,42 @@ class _Parts:
     def pull_back(self, cotangent: Any) -> list[Any]:
         sizes = [t.shape for t in self.sources]
         return fitting(type(cotangent), self.names, unwrap(cotangent, tuple(self.names)), sizes)
+
+
+class _Assigned(_Parts):
+    """A value after an assignment to a field: a function of what its other fields held before."""
+
+    def pull_back(self, cotangent: Any) -> list[Any]:
+        if hasattr(type(cotangent), "__spec__"):
+            return super().pull_back(cotangent)
+        return [
+            cotangent for _ in self.sources
+        ]  # absent, or plain: each inner tensor of a mapped class has it
+
+
+def assign(x: Any, name: str, store: Callable[[], None]) -> None:
+    """Assigns an inner tensor of a value: an op that writes to it, where autograd recorded how it was made.
+
+    Args:
+        x: the value.
+        name: the attribute of the inner tensor, which becomes independent of what made the value.
+        store: makes the assignment.
+
+    Raises:
+        DispatchError: the value is a view, whose node is PyTorch's.
+    """
+    names, made = tuple(n for n in type(x).__spec__.attributes if n != name), None
+    with DisableTorchFunctionSubclass(), torch.enable_grad():  # a write without gradients is one all the same
+        if is_recording(x) and x.grad_fn is not None:
+            if x._is_view():
+                raise assigned_view_error(type(x))
+            made = _Assigned(dict(zip(names, unwrap(x, names), strict=True)))
+        store()
+        if made is not None:
+            x.__dict__.pop(HISTORY, None)
+            apply_function(MadeByRule, x, made, *made.sources)  # counts the write
+        elif not x.is_inference():
+            set_version_counters((x,), (x._version + 1,))
 
 
 class _Call:

@@ -29,21 +29,30 @@ _OTHER_MEANING = frozenset({"bernoulli_"})
 _SYNONYMS = (
     ("absolute", "abs"),
     ("arccos", "acos"),
+    ("arccosh", "acosh"),
     ("arcsin", "asin"),
+    ("arcsinh", "asinh"),
     ("arctan", "atan"),
+    ("arctan2", "atan2"),
+    ("arctanh", "atanh"),
     ("clip", "clamp"),
     ("concat", "cat"),
     ("concatenate", "cat"),
     ("divide", "div"),
+    ("fix", "trunc"),
+    ("ger", "outer"),
     ("greater", "gt"),
     ("greater_equal", "ge"),
     ("less", "lt"),
     ("less_equal", "le"),
+    ("moveaxis", "movedim"),
     ("multiply", "mul"),
     ("negative", "neg"),
     ("not_equal", "ne"),
+    ("row_stack", "vstack"),
     ("subtract", "sub"),
     ("swapaxes", "transpose"),
+    ("swapdims", "transpose"),
     ("true_divide", "div"),
     # The operators that PyTorch implements with a method of their own.
     ("__and__", "bitwise_and"),
@@ -56,6 +65,28 @@ _SYNONYMS = (
     ("__ixor__", "bitwise_xor_"),
     ("__ilshift__", "bitwise_left_shift_"),
     ("__irshift__", "bitwise_right_shift_"),
+)
+
+# Functions of other modules that PyTorch documents as aliases of a function of ``torch``, by its name there.
+_OF_MODULES: tuple[tuple[Any, dict[str, str]], ...] = (
+    (
+        torch.linalg,
+        {"inv": "inverse", "householder_product": "orgqr"}
+        | {n: n for n in ("det", "matmul", "matrix_exp", "matrix_power", "slogdet")},
+    ),
+    (
+        torch.special,
+        {
+            "expit": "sigmoid",
+            "gammainc": "igamma",
+            "gammaincc": "igammac",
+            "gammaln": "lgamma",
+            "psi": "digamma",
+        }
+        | {"multigammaln": "mvlgamma"}
+        | {n: n for n in ("digamma", "erf", "erfc", "erfinv", "exp2", "expm1", "i0", "log1p", "log_softmax")}
+        | {n: n for n in ("logit", "logsumexp", "round", "sinc", "softmax", "xlogy")},
+    ),
 )
 
 
@@ -75,6 +106,9 @@ def _collect_groups() -> dict[Any, list[Any]]:
     for name in sorted({*dir(torch), *dir(Tensor)}):
         if not name.startswith("_") or name in canonical:
             groups.setdefault(canonical.get(name, name), []).extend(_functions_named(name))
+    for module, names in _OF_MODULES:
+        for name, canonical_name in names.items():
+            groups[canonical_name].append(getattr(module, name))
     return {f: group for group in groups.values() if len(group) > 1 for f in group}
 
 

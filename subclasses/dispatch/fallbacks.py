@@ -22,7 +22,7 @@ from subclasses import strict_mode
 from subclasses._torch import OpOverload, autograd_enabled, in_backward, is_composed, with_lazy_bits
 from subclasses._torch_distributed import is_work, joint_work
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, raise_writes_plain
-from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes
+from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import RAW, describe_metadata
@@ -46,7 +46,7 @@ def fallback_run(cls: Any, op: OpOverload) -> Call:
     """Returns the callable that runs an op by the fallback of the class."""
     match cls.__spec__.fallback:
         case "map":
-            return _map(cls, op)
+            return with_outer_dims(cls, op, _map(cls, op))
         case "views" if maps_as_view(cls.__spec__, op):
             return with_equal_sizes(cls, op, _map(cls, op))
         case "materialize":

@@ -5,21 +5,29 @@ it is. Every other op computes values; what it means for a class is not known, a
 
 A view names dims and indices of the outer tensor. They mean the same elements of an inner tensor only if that tensor
 has the outer size. A view of a value with another inner tensor, such as a scale of size ``[out, 1]``, needs a rule.
+
+Under ``"map"`` every op maps; :func:`with_outer_dims` says which dims of an inner tensor with further ones are named.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload
+from subclasses._torch import OpOverload, canonicalize_dim, set_storage_of
+from subclasses.dispatch.per_inner import inner_of
+from subclasses.dispatch.strided import STRIDED_OPS
 from subclasses.errors import DispatchError, one_of
+from subclasses.layout import field_name
 from subclasses.ops.aliasing import argument
 from subclasses.ops.schema import functional_counterpart_of_view, op_facts
 from subclasses.spec.collect import SubclassSpec
+from subclasses.spec.values import known_to_differ, tensors_in, with_inners
 
 aten = torch.ops.aten
 
@@ -138,3 +146,109 @@ def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
                 f"tensors of the outer size, since the same dims mean other elements there; say what the result has in "
                 f"a rule: @{cls.__name__}.implements(torch.ops.{op})"
             )
+
+
+def or_whole(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """Wraps the plan of a slice: of a whole dimension, it is the value itself.
+
+    PyTorch asks for no such slice where it knows the size, as in ``x[:, 1]``, and asks for it where that is a symbol.
+    """
+    alias = functools.cache(make_alias)
+
+    def plan(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
+        is_whole = _is_default(start, 0) and _is_default(end, sys.maxsize) and _is_default(step, 1)
+        return alias()(x) if is_whole else run(x, dim, start, end, step)
+
+    return plan
+
+
+def _is_default(given: Any, number: int) -> bool:
+    return given is None or (type(given) is int and given == number)
+
+
+# ---- dims --------------------------------------------------------------------------------------------------
+
+_DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "source", "destination"})
+_SIZES = frozenset({"size", "input_sizes", "repeats"})
+_ADDING_A_DIM = frozenset({aten.unsqueeze.default, aten.unsqueeze_.default, aten.stack.default})
+# The last two dims, which their arguments do not name.
+_OF_LAST_DIMS = frozenset({aten.tril.default, aten.triu.default, aten.tril_.default, aten.triu_.default})
+
+
+def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the plan of a mapped op: where an inner tensor has further dims, those of the outer tensor are its first.
+
+    A negative dim counts from the last one, which is another in such an inner tensor. Sizes, and repeats, are of the
+    first dims too.
+
+    Raises:
+        DispatchError: from the plan, if the op changes the further dims, as a sum over all dims does.
+    """
+    facts = op_facts(op)
+    is_sized = any(a.name in _SIZES for a in facts.arguments)
+    names_none = torch.Tag.pointwise in op.tags or (is_factory(op) and not is_sized)
+    if not cls.__spec__.has_outer or names_none or op in STRIDED_OPS:
+        return run
+    named = [i for i, a in enumerate(facts.arguments) if a.name in _DIMS and a.kind == "other"]
+    sized = next((i for i, a in enumerate(facts.arguments) if a.name in _SIZES and not facts.written), None)
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        x: Any = next(t for t in tensors_in(args, kwargs) if isinstance(t, cls))
+        extra = {n: t.dim() - x.dim() for n in x._layout.present if (t := x.__dict__[n]).dim() > x.dim()}
+        if not extra:
+            return run(*args, **kwargs)
+        if op in _OF_LAST_DIMS:
+            raise _further_dims_error(op, x, next(iter(extra)))
+        given = [*args]
+        while named and len(given) <= named[-1] and (default := facts.arguments[len(given)].default):
+            given += default
+        is_derivative = sized is not None and facts.arguments[sized].name == "input_sizes"
+        count = len(given[sized]) if is_derivative else x.dim() + (op in _ADDING_A_DIM)  # type: ignore[index]
+        for i in named:
+            if i < len(given):
+                given[i] = _from_front(count, given[i])
+        out = run(*given, **kwargs) if sized is None else _run_sized(op, x, sized, given, kwargs)
+        for result in out if isinstance(out, list | tuple) else (out,):
+            if isinstance(result, cls):
+                _check_further_dims(op, x, result, extra)
+        return out
+
+    return plan
+
+
+def _run_sized(op: OpOverload, x: Any, index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """Runs an op on each inner tensor with the sizes that it names, and those of the further dims."""
+    facts, results = op_facts(op), {}
+    for name in x._layout.present:
+        t = x.__dict__[name]
+        further = t.shape[x.dim() :]
+        if facts.arguments[index].name == "repeats":
+            further = [1 for _ in further]
+        given = [inner_of(type(x), v, name) for v in args]
+        given[index] = [*args[index], *further]
+        results[name] = op(*given, **kwargs)
+    out = with_inners(x, [results.get(name) for name in type(x).__spec__.attributes])
+    return set_storage_of(out, x) or out if facts.viewed else out
+
+
+def _from_front(count: int, dims: Any) -> Any:
+    if isinstance(dims, list | tuple):
+        return [canonicalize_dim(count, d) for d in dims]
+    return dims if dims is None else canonicalize_dim(count, dims)
+
+
+def _check_further_dims(op: OpOverload, x: Any, result: Any, extra: dict[str, int]) -> None:
+    for name, count in extra.items():
+        before, after = x.__dict__[name].shape, result.__dict__[name].shape
+        is_kept = len(after) - result.dim() == count
+        if not is_kept or known_to_differ(after[len(after) - count :], before[len(before) - count :]):
+            raise _further_dims_error(op, x, name)
+
+
+def _further_dims_error(op: OpOverload, x: Any, name: str) -> DispatchError:
+    cls = type(x)
+    return DispatchError(
+        f"{op} on {one_of(cls)} of size {tuple(x.shape)} is mapped over its inner tensors, and it would change the "
+        f"further dims of {field_name(name)!r}, whose size is {tuple(x.__dict__[name].shape)}. Name dims of the value, "
+        f"as x.sum(dim=0) does, or write a rule: @{cls.__name__}.implements(torch.ops.{op})"
+    )

@@ -8,7 +8,6 @@ a rule for a tag; PyTorch's decomposition, where the class allows it; the class'
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,8 +28,9 @@ from subclasses.autograd.history import is_kept, with_history
 from subclasses.dispatch import structural
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
-from subclasses.dispatch.map_views import is_factory
+from subclasses.dispatch.map_views import is_factory, or_whole
 from subclasses.dispatch.sharding import with_sharding
+from subclasses.dispatch.strided import with_checked_strides
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import takes_lists, with_training
 from subclasses.errors import DispatchError, one_of
@@ -95,7 +95,7 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
         return Plan("higher-order", higher_order_run(cls, op))
     plan = _plan_before_fallback(cls, op) or Plan(fallback_step(cls, op), fallback_run(cls, op))
     if op is aten.slice.Tensor and "rule" not in plan.step:
-        plan = plan._replace(run=_or_whole(cls, plan.run))
+        plan = plan._replace(run=or_whole(plan.run, lambda: choose_plan(cls, aten.alias.default).run))
     if plan.step in ("map", "views"):
         plan = plan._replace(run=with_rules_above(cls, op, plan.run))
     chosen = plan.run
@@ -108,7 +108,10 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if op_facts(op).viewed:
         plan = plan._replace(
             run=with_versions_of_base(
-                op, plan.run, is_copy=plan.step == "materialize", by_rule="rule" in plan.step
+                op,
+                with_checked_strides(cls, op, plan.run),
+                is_copy=plan.step == "materialize",
+                by_rule="rule" in plan.step,
             )
         )
     if op_facts(op).written:
@@ -132,24 +135,6 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
 def _makes_new(op: OpOverload, plan: Plan) -> bool:
     """Whether an op without a rule makes a value that does not depend on its operand, as zeros of its size."""
     return plan.step not in ("rule", "tag rule") and op is not aten._to_copy.default and is_factory(op)
-
-
-def _or_whole(cls: Any, run: Call) -> Call:
-    """Wraps the plan of a slice: of a whole dimension, it is the value itself.
-
-    PyTorch asks for no such slice where it knows the size, as in ``x[:, 1]``, and asks for it where that is a symbol.
-    """
-    alias = functools.cache(lambda: choose_plan(cls, aten.alias.default).run)
-
-    def plan(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
-        is_whole = _is_default(start, 0) and _is_default(end, sys.maxsize) and _is_default(step, 1)
-        return alias()(x) if is_whole else run(x, dim, start, end, step)
-
-    return plan
-
-
-def _is_default(given: Any, number: int) -> bool:
-    return given is None or (type(given) is int and given == number)
 
 
 def _with_gradients(cls: Any, op: OpOverload, plan: Plan) -> Call:
@@ -219,11 +204,15 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
 
 
 def _run_rule(cls: Any, op: OpOverload, rule: Call) -> Call:
-    leaves_to_python = is_of_operator(op) and op not in _EQUALITY
-    refuse = () if leaves_to_python else (functools.partial(check_refusal, cls, op, rule),)
+    refuse = () if _is_left_to_python(op) else (functools.partial(check_refusal, cls, op, rule),)
     rule = with_numbers(rule, describe(rule))
     run: Call = with_lazy_bits(functools.partial(with_results_of(cls, op, rule, *refuse), op))
     return with_marked_results(cls, run) if getattr(cls, "_marks_cotangents", False) else run
+
+
+def _is_left_to_python(op: OpOverload) -> bool:
+    """Whether Python asks the other operand, or raises TypeError, where a class has no answer to an op."""
+    return is_of_operator(op) and op not in _EQUALITY
 
 
 def _derived(cls: Any, op: OpOverload) -> Plan | None:
@@ -361,8 +350,27 @@ def is_foreign(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
     """Whether another subclass in the call handles the op first: no rule for it here, and not nested in this class.
 
     Raises:
-        DispatchError: the other is a base of this class, and the op would be mapped over inner tensors of one alone.
+        DispatchError: the other is a base of this class, and the op would be mapped over inner tensors of one alone;
+            or all in the call are declared, and each leaves the op to the others.
     """
+    if not _leaves(cls, op, types, args):
+        return False
+    declared = [t for t in types if hasattr(t, "__spec__")]
+    if _is_left_to_python(op) or len(declared) < sum(map(is_traceable_wrapper_subclass_type, types)):
+        return True
+    if all(_leaves(t, op, types, args) for t in declared if t is not cls):
+        names = " and ".join(map(one_of, declared))
+        plain = [t.__name__ for t in declared if t.__spec__.has_materialize]
+        convert = f", or call it with the materialize() of the {plain[-1]}" if plain else ""
+        raise DispatchError(
+            f"{op} on {names}: none of the classes has a rule for it, and what one makes of the other is not known; "
+            f"add one to either: @{cls.__name__}.implements(torch.ops.{op}){convert}"
+        )
+    return True
+
+
+def _leaves(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
+    """Whether a class leaves an op to another subclass in the call."""
     others: list[type] = [
         t for t in types if not issubclass(t, cls) and is_traceable_wrapper_subclass_type(t)
     ]

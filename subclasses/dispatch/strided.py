@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from subclasses._torch import OpOverload
-from subclasses.errors import DispatchError
+from subclasses._torch import OpOverload, disable_current_modes, is_tracing
+from subclasses.errors import DispatchError, one_of
 from subclasses.ops.aliasing import with_aliasing
 from subclasses.ops.schema import op_facts
-from subclasses.rules.registry import all_rules
+from subclasses.rules.registry import all_rules, find_op_rule
 from subclasses.spec.values import with_inners
 
 aten = torch.ops.aten
@@ -52,8 +52,7 @@ def _check_same_strides(op: OpOverload, x: Any, name: str, t: Any) -> None:
         cls = type(x).__name__
         raise DispatchError(
             f"{op} on a {cls} of size {tuple(x.shape)} and stride {x.stride()}, whose inner tensor {name!r} has size "
-            f"{tuple(t.shape)} and stride {t.stride()}: the same strides mean other elements there; add a rule with "
-            f"@{cls}.implements(torch.ops.{op})"
+            f"{tuple(t.shape)} and stride {t.stride()}: the same strides mean other elements there; {_advice(cls, op)}"
         )
 
 
@@ -63,5 +62,46 @@ def check_strided_copy(cls: Any, op: OpOverload) -> None:
     if op in STRIDED_OPS and viewing:
         raise DispatchError(
             f"{cls.__name__} has a rule for {viewing[0]}, and none for {op}, with which torch.compile remakes views of "
-            f"its arguments; add one with @{cls.__name__}.implements(torch.ops.{op})"
+            f"its arguments; {_advice(cls.__name__, op)}"
         )
+
+
+def _advice(cls: str, op: OpOverload) -> str:
+    return (
+        f"return such a view from no function that torch.compile compiles, or compile it with desugar.compile, which "
+        f"replays views; or add a rule with @{cls}.implements(torch.ops.{op}). The rule gets the size, stride and "
+        f"storage offset that {cls}.outer gives for the view: it has to give those of views"
+    )
+
+
+def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a view by a rule of a class with a rule for ``as_strided``: traced, it has the stride and offset of a view.
+
+    Raises:
+        DispatchError: from the plan, if it has others, by which the other rule would make another view.
+    """
+    if find_op_rule(cls, aten.as_strided.default) is None or op is aten.as_strided.default:
+        return run
+
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = run(x, *args, **kwargs)
+        if is_tracing() and isinstance(x, cls) and isinstance(out, cls):
+            with disable_current_modes():
+                like = torch.empty_strided(x.size(), x.stride(), device="meta")
+                view = op(like, *args, **kwargs)
+            given = out.shape, out.stride(), out.storage_offset() - x.storage_offset()
+            expected = view.shape, view.stride(), view.storage_offset()
+            if given != expected:
+                shown = "size {}, stride {} and offset {}".format
+                raise DispatchError(
+                    f"{op} on {one_of(cls)}: the rule's result has {shown(*map(_plain, given))}, and the view has "
+                    f"{shown(*map(_plain, expected))}. torch.compile remakes views by these with the rule for "
+                    f"as_strided: let {cls.__name__}.outer give them, as Outer(size, stride=..., storage_offset=...)"
+                )
+        return out
+
+    return plan
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, tuple) else value

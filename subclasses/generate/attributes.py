@@ -9,7 +9,7 @@ from torch import Tensor
 
 from subclasses._torch import is_recording, skip_frames
 from subclasses._torch_tracing import find_methods, record_readings
-from subclasses.autograd import construct
+from subclasses.autograd import construct, nodes
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
 from subclasses.layout import HISTORY, OPEN
@@ -93,8 +93,15 @@ def set_field(x: Any, name: str, value: Any) -> None:
                 f"{cls.__name__}.{name}: would change the outer {what} from {getattr(x, what)} to "
                 f"{getattr(new, what)}; construct a new {cls.__name__}"
             )
-    x.__dict__[field.attribute] = value if is_open else new.__dict__[field.attribute]
-    x.__dict__["_layout"] = new._layout
+
+    def store() -> None:
+        x.__dict__[field.attribute] = value if is_open else new.__dict__[field.attribute]
+        x.__dict__["_layout"] = new._layout
+
+    if is_open:
+        store()
+    else:
+        nodes.assign(x, field.attribute, store)
 
 
 def _set_data(x: Any, value: Any) -> None:

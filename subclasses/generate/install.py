@@ -15,7 +15,7 @@ from subclasses._torch import (
     dynamic_dims_name,
     skip_frames,
 )
-from subclasses._torch_tracing import size_inner_dtensors
+from subclasses._torch_distributed import size_inner_dtensors
 from subclasses.autograd import construct, materialize
 from subclasses.autograd.materialized_parameters import call_materializing
 from subclasses.autograd.nodes import call_and_settle
@@ -158,14 +158,17 @@ _ATOMS = (int, bool, str, bytes, type(None), torch.dtype, torch.device)
 
 
 def make_layout(
-    cls: Any, spec: SubclassSpec, layouts: Any, key: Any, inners: tuple[Any, ...], statics: tuple[Any, ...]
+    cls: Any, spec: SubclassSpec, layouts: Any, key: Any, inners: tuple[Any, ...], given: tuple[Any, ...]
 ) -> Layout:
-    """Interns the layout of a construction that missed the class's own table, and adds it there if possible."""
-    statics = tuple(map(concrete, statics))
+    """Interns the layout of a construction that missed the class's own table, and adds it there if possible.
+
+    `given` are the static values, which may be symbols; `key` holds them too.
+    """
+    statics = tuple(map(concrete, given))
     check_statics(spec.name, spec.statics, statics)
     pairs = [(n, t) for n, t in zip(spec.attributes, inners, strict=True) if t is not None]
     nested = nested_layouts(pairs)
     layout = intern_layout(cls, statics, tuple(n for n, _ in pairs), nested)
-    if not nested and all(type(s) in _ATOMS for s in statics):
+    if not nested and all(type(s) in _ATOMS for s in given):
         layouts[key] = layout
     return layout

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.overrides import resolve_name
 
 from subclasses._torch import OpOverload, in_backward, schema_of
-from subclasses.errors import one_of
+from subclasses.errors import DispatchError, one_of
 from subclasses.rules.registry import all_rules, family_of
 from subclasses.rules.results import describe
 
@@ -139,8 +139,8 @@ def _raise_for_constants(cls: Any, func: Any, error: AssertionError, operands: A
 def _raise_for_sizes(cls: Any, func: Any, error: Exception, operands: Any) -> None:
     """Raises the error of a mapped op again, with the inner tensors that have another size than the value."""
     named = dict(_code_of(cls))
-    if any(f.f_code in named for f in _frames_inside(error)):
-        return  # a rule of the author's raised it
+    if isinstance(error, DispatchError) or any(f.f_code in named for f in _frames_inside(error)):
+        return  # an error of this library, or of a rule of the author's
     parts = [x for arg in operands for x in (arg if isinstance(arg, list | tuple) else (arg,))]
     for x in parts:
         if isinstance(x, cls):

@@ -305,3 +305,162 @@ def test_cotangents_are_added():
     assert type(x.grad) is Located
     assert torch.equal(x.grad.mean, torch.ones(4, 3))
     assert torch.equal(x.grad.deviation, torch.ones(4, 3))
+
+
+# ---- further dims ------------------------------------------------------------------------------------------
+
+
+class Poses(TensorSubclass, fallback="map"):
+    """A batch of rotations and translations; the value has the size of the batch."""
+
+    turn: Tensor = inner(shape="... 3 3")
+    shift: Tensor = inner(shape="... 3")
+
+    @staticmethod
+    def outer(shift):
+        return Outer(shift.shape[:-1])
+
+
+def poses():
+    return Poses(torch.randn(2, 4, 3, 3), torch.randn(2, 4, 3))
+
+
+# A call of the value, and the same with dims that are counted from the front.
+OF_DIMS = {
+    "flip": (lambda x: x.flip(-1), lambda t: t.flip(1)),
+    "flip of two": (lambda x: x.flip([-2, -1]), lambda t: t.flip([0, 1])),
+    "roll": (lambda x: x.roll(1, -1), lambda t: t.roll(1, 1)),
+    "sum": (lambda x: x.sum(-1), lambda t: t.sum(1)),
+    "sum of two": (lambda x: x.sum((-1, 0)), lambda t: t.sum((0, 1))),
+    "mean with keepdim": (lambda x: x.mean(-2, keepdim=True), lambda t: t.mean(0, keepdim=True)),
+    "cumsum": (lambda x: x.cumsum(-1), lambda t: t.cumsum(1)),
+    "select": (lambda x: x.select(-1, 0), lambda t: t.select(1, 0)),
+    "index": (lambda x: x[..., 0], lambda t: t[:, 0]),
+    "narrow": (lambda x: x.narrow(-1, 1, 2), lambda t: t.narrow(1, 1, 2)),
+    "mT": (lambda x: x.mT, lambda t: t.transpose(0, 1)),
+    "transpose": (lambda x: x.transpose(-2, -1), lambda t: t.transpose(0, 1)),
+    "unsqueeze": (lambda x: x.unsqueeze(-1), lambda t: t.unsqueeze(2)),
+    "unsqueeze_": (lambda x: x.clone().unsqueeze_(-1), lambda t: t.unsqueeze(2)),
+    "stack": (lambda x: torch.stack([x, x], -1), lambda t: torch.stack([t, t], 2)),
+    "cat": (lambda x: torch.cat([x, x], -1), lambda t: torch.cat([t, t], 1)),
+    "split": (lambda x: x.split(2, -1)[1], lambda t: t.split(2, 1)[1]),
+    "unbind": (lambda x: x.unbind(-1)[3], lambda t: t.unbind(1)[3]),
+    "sort by default": (lambda x: x.sort()[0], lambda t: t.sort(1)[0]),
+    "softmax": (lambda x: x.softmax(-1), lambda t: t.softmax(1)),
+    "index_select": (lambda x: x.index_select(-1, torch.tensor([2])), lambda t: t[:, 2:3]),
+    "reshape": (lambda x: x.reshape(-1), lambda t: t.flatten(0, 1)),
+    "view": (lambda x: x.view(4, 2), lambda t: t.view(4, 2, *t.shape[2:])),
+    "expand": (lambda x: x[:1].expand(5, 4), lambda t: t[:1].expand(5, *t.shape[1:])),
+    "repeat": (lambda x: x.repeat(2, 1), lambda t: torch.cat([t, t])),
+    "a product": (lambda x: x * 2, lambda t: t * 2),
+}
+
+
+REMADE = (
+    "select index narrow transpose unsqueeze split unbind reshape view expand".split()
+)  # results that are views of an argument, which torch.compile remakes
+
+
+@pytest.mark.parametrize("door", ["eager", "aot_eager", "desugar"])
+@pytest.mark.parametrize("name", OF_DIMS)
+def test_dims_are_those_of_the_value(name, door):
+    run, of_inner = OF_DIMS[name]
+    compiled = {
+        "eager": lambda f: f,
+        "aot_eager": lambda f: torch.compile(f, backend="aot_eager"),
+        "desugar": lambda f: desugar.compile(f, backend="eager"),
+    }[door](lambda x: run(x))
+    x = poses()
+    if door == "aot_eager" and name in REMADE:  # by strides, and `outer` gives none
+        with pytest.raises(
+            DispatchError, match=r"compile it with desugar\.compile.*has to give those of views"
+        ):
+            compiled(x)
+        return
+    y = compiled(x)
+    assert type(y) is Poses
+    torch.testing.assert_close(y.turn, of_inner(x.turn))
+    torch.testing.assert_close(y.shift, of_inner(x.shift))
+
+
+@pytest.mark.parametrize("name", [n for n in OF_DIMS if n not in ("split", "unbind")])
+def test_gradients_of_dims(name):
+    run, of_inner = OF_DIMS[name]
+    turn, shift = (torch.randn(2, 4, *size, requires_grad=True) for size in ((3, 3), (3,)))
+    y = run(Poses(turn, shift))
+    inner_tensors = y.unwrap()
+    found = torch.autograd.grad([t.sin().sum() for t in inner_tensors], (turn, shift))
+    expected = torch.autograd.grad([of_inner(t).sin().sum() for t in (turn, shift)], (turn, shift))
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x.sum(),
+        lambda x: x.mean(),
+        lambda x: x.diagonal(),
+        lambda x: x.tril(),
+        lambda x: x.amax(),
+    ],
+)
+def test_what_would_change_further_dims_is_refused(run):
+    with pytest.raises(DispatchError, match=r"further dims of 'turn'.*Name dims of the value.*write a rule"):
+        run(poses())
+
+
+class Shifted(TensorSubclass, fallback="map"):
+    """Rows and one shift for all of them: dims from the back name the same."""
+
+    rows: Tensor = inner()
+    shift: Tensor = inner()
+
+
+def test_an_inner_tensor_of_fewer_dims_keeps_dims_from_the_back():
+    x = Shifted(torch.randn(2, 3), torch.randn(3))
+    y = x.flip(-1)
+    torch.testing.assert_close(y.rows, x.rows.flip(1))
+    torch.testing.assert_close(y.shift, x.shift.flip(0))
+
+
+# ---- views that torch.compile remakes ----------------------------------------------------------------------
+
+
+class Halves(TensorSubclass):
+    """Numbers, each stored twice as large, with views by rules and an `outer` that gives sizes alone, or strides."""
+
+    double: Tensor = inner()
+    knows: bool = static(default=True)
+
+    @staticmethod
+    def outer(double, knows):
+        if knows:
+            return Outer(double.shape, stride=double.stride(), storage_offset=double.storage_offset())
+        return Outer(double.shape)
+
+
+@Halves.implements(aten.slice.Tensor)
+def _(func, x, *args, **kwargs):
+    return Halves(func(x.double, *args, **kwargs), knows=x.knows)
+
+
+@Halves.implements(aten.as_strided.default)
+def _(func, x, *args, **kwargs):
+    return Halves(func(x.double, *args, **kwargs), knows=x.knows)
+
+
+def test_a_view_with_other_strides_than_its_outer_gives_is_refused_where_it_is_remade():
+    def tail(x):
+        return x[2:]
+
+    def stock(**options):
+        return torch.compile(tail, backend="aot_eager", **options)
+
+    double = torch.arange(6.0)
+    assert stock()(Halves(double)).double.tolist() == [2.0, 3.0, 4.0, 5.0]
+    with pytest.raises(
+        Exception, match=r"result has size \(4,\), .* offset 0, and the view has .* offset 2.*outer give"
+    ):
+        stock(fullgraph=True)(Halves(double, knows=False))
+    for f in (tail, stock(), desugar.compile(tail, backend="eager")):
+        assert f(Halves(double, knows=False)).double.tolist() == [2.0, 3.0, 4.0, 5.0]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import example, given, strategies as st
 from torch import Tensor
 
+import desugar
 from subclasses import DispatchError, TensorSubclass, inner, strict
 from subclasses.dispatch.resolution import choose_plan
 from tests.subclasses.subjects import (
@@ -498,3 +502,82 @@ def test_an_inner_value_of_the_base_is_shared_as_it_is():
     inside = Pair(torch.ones(2), torch.ones(2))
     x = Holder(inside, inside)
     assert torch.equal((x + inside).a.a, torch.full((2,), 2.0))
+
+
+# ---- two declared classes ----------------------------------------------------------------------------------
+
+
+def two_classes(one, other):
+    class One(TensorSubclass, fallback=one):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return self.held * 1
+
+    class Other(TensorSubclass, fallback=other):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return self.held * 1
+
+    return One, Other
+
+
+CALLS = {
+    "==": lambda x, y: x == y,
+    "!=": lambda x, y: x != y,
+    "torch.equal": torch.equal,
+    "torch.allclose": torch.allclose,
+    "torch.where": lambda x, y: torch.where(torch.ones(2) > 0, x, y),
+    "torch.cat": lambda x, y: torch.cat([x, y]),
+    "torch.stack": lambda x, y: torch.stack([x, y]),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("one", ["map", "materialize", "error"])
+@pytest.mark.parametrize("other", ["map", "materialize"])
+def test_an_op_that_both_leave_to_the_other(call, one, other):
+    One, Other = two_classes(one, other)
+    x, y = One(torch.ones(2)), Other(torch.ones(2))
+    for operands in ((x, y), (y, x)):
+        with pytest.raises(
+            DispatchError, match=r"none of the classes has a rule.*@O\w+\.implements\(torch\.ops\.aten"
+        ):
+            CALLS[call](*operands)
+
+
+@pytest.mark.parametrize("door", ["aot_eager", "desugar"])
+def test_equality_of_two_classes_compiled(door):
+    One, Other = two_classes("materialize", "materialize")
+    compile_ = {
+        "aot_eager": lambda f: torch.compile(f, backend="aot_eager"),
+        "desugar": lambda f: desugar.compile(f, backend="eager"),
+    }[door]
+    for call in ("==", "!="):
+        with pytest.raises(DispatchError, match="none of the classes has a rule"):
+            compile_(CALLS[call])(One(torch.ones(2)), Other(torch.ones(2)))
+
+
+@pytest.mark.parametrize("call", ["==", "torch.equal", "torch.cat"])
+def test_the_advice_for_two_classes(call):
+    One, Other = two_classes("materialize", "materialize")
+    x, y = One(torch.ones(2)), Other(torch.ones(2))
+    with pytest.raises(DispatchError) as caught:
+        CALLS[call](x, y)
+    assert "the materialize() of the Other" in str(caught.value)
+    CALLS[call](x, y.materialize())
+    op = re.search(r"implements\(torch\.ops\.([\w.]+)\)", str(caught.value)).group(1)
+    found = []
+    One.implements(functools.reduce(getattr, op.split("."), torch.ops))(
+        lambda func, *args: found.append(func) or (True if call == "torch.equal" else torch.ones(2))
+    )
+    CALLS[call](x, y)
+    CALLS[call](y, x)
+    assert len(found) == 2
+
+
+def test_operators_of_two_classes_are_pythons_error():
+    One, Other = two_classes("materialize", "materialize")
+    with pytest.raises(TypeError, match="unsupported operand"):
+        One(torch.ones(2)) + Other(torch.ones(2))

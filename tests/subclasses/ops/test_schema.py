@@ -87,10 +87,27 @@ def test_a_counterpart_never_writes():
         (torch.clip, torch.clamp),
         (torch.Tensor.clip, torch.clamp),
         (torch.concat, torch.cat),
+        (torch.inverse, torch.linalg.inv),
+        (torch.Tensor.det, torch.linalg.det),
+        (torch.sigmoid, torch.special.expit),
+        (torch.special.psi, torch.digamma),
+        (torch.special.softmax, torch.Tensor.softmax),
+        (torch.swapdims, torch.swapaxes),
+        (torch.moveaxis, torch.Tensor.movedim),
+        (torch.fix, torch.trunc),
+        (torch.ger, torch.outer),
+        (torch.arctan2, torch.atan2),
     ],
 )
 def test_twins(function, twin):
     assert twin in twins(function) and function in twins(twin) and function not in twins(function)
+
+
+@pytest.mark.parametrize(
+    "function", [torch.linalg.diagonal, torch.linalg.norm, torch.linalg.qr, torch.linalg.cross]
+)
+def test_functions_of_linalg_with_other_defaults_are_no_twins(function):
+    assert getattr(torch, function.__name__.removeprefix("linalg_")) not in twins(function)
 
 
 def test_where_has_no_twin_for_its_arguments_stand_in_another_order():

@@ -492,6 +492,23 @@ def test_metadata_computed_from_numbers(make, door):
         assert got._layout is expected._layout and torch.equal(got.held, expected.held)
 
 
+class Columns(TensorSubclass, fallback="map"):
+    """All static values are of types that the class's own table of layouts takes."""
+
+    held: Tensor = inner()
+    columns: int = static()
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("of_plain", [False, True])
+def test_metadata_that_is_a_size(of_plain, door):
+    compiled = DOORS[door](lambda t: Columns(t, columns=t.shape[0]))
+    for n in (3, 4, 5, 3, 7):
+        t = torch.ones(n)
+        y = compiled(t if of_plain else Numbered(t).held)
+        assert y.columns == n and type(y.columns) is int and y._layout is Columns(t, columns=n)._layout
+
+
 def test_metadata_that_only_the_running_program_knows():
     def make(x):
         return Numbered(x, count=int(x.sum().item()))
