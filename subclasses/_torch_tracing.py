@@ -278,6 +278,12 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # type: ign
 _ADDED_TO = (BackwardCFunction, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
 
 
+def backward_node() -> str:
+    """Returns the name of the autograd node that runs, such as "AsStridedBackward0"; "" if none does."""
+    node = torch._C._current_autograd_node()  # the public way to it is a hook
+    return "" if node is None else node.name()
+
+
 def is_called_by_engine(*, formulas: bool) -> bool:
     """Whether the autograd engine calls the op that is dispatched, and no Python code that runs in a backward.
 

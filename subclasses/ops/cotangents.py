@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, in_backward
-from subclasses._torch_tracing import in_formula, is_called_by_engine
+from subclasses._torch_tracing import backward_node, in_formula, is_called_by_engine
 from subclasses.autograd.construct import PRIMAL, as_cotangent, is_differentiable, with_layout
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout, value_layout
@@ -342,6 +342,11 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
             )
         elif name.endswith("_backward"):
             mend = f"{NO_DERIVATIVE}; or add a rule with @{cls.__name__}.implements(torch.ops.{op})"
+        elif "AsStrided" in backward_node():
+            mend = (
+                "it is the derivative of a view by your rule, which torch.compile has remade with as_strided: compile "
+                "the function with desugar.compile, or return a clone() of the view"
+            )
         else:
             mend = "read its inner tensors instead"
             if not (in_backward() or cls.__spec__.trainable):

@@ -315,6 +315,15 @@ def in_formula():
     assert not _torch_tracing.in_formula()
 
 
+def backward_node():
+    assert _torch_tracing.backward_node() == ""
+    seen, x = [], torch.ones(2, requires_grad=True)
+    y = x.exp()
+    y.grad_fn.register_prehook(lambda _: seen.append(_torch_tracing.backward_node()))
+    y.sum().backward()
+    assert seen == ["ExpBackward0"]
+
+
 def is_called_by_engine():
     """For the sum of two gradients, and for formulas if they count; not for what a function's backward computes."""
     seen = []
@@ -960,6 +969,7 @@ CHECKS = {
     "in_backward": in_backward,
     "in_formula": in_formula,
     "BackwardCFunction": in_formula,
+    "backward_node": backward_node,
     "is_called_by_engine": is_called_by_engine,
     "is_called_by_transform": is_called_by_transform,
     "is_tracing": is_tracing,

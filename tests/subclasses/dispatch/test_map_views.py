@@ -464,3 +464,38 @@ def test_a_view_with_other_strides_than_its_outer_gives_is_refused_where_it_is_r
         stock(fullgraph=True)(Halves(double, knows=False))
     for f in (tail, stock(), desugar.compile(tail, backend="eager")):
         assert f(Halves(double, knows=False)).double.tolist() == [2.0, 3.0, 4.0, 5.0]
+
+
+class Diagonal(TensorSubclass, fallback="materialize"):
+    """A diagonal matrix, which is its own transpose."""
+
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held.diag()
+
+    @staticmethod
+    def outer(held):
+        return Outer((held.shape[0], held.shape[0]))
+
+
+@Diagonal.implements(aten.transpose.int)
+def _(func, x, *args):
+    return Diagonal(aten.alias(x.held))
+
+
+def test_the_derivative_of_a_view_that_torch_compile_remade():
+    def turned(x):
+        return x.transpose(0, 1)
+
+    def gradient(f):
+        t = torch.randn(3, requires_grad=True)
+        return torch.autograd.grad(f(Diagonal(t)).materialize().sum(), t)[0].tolist()
+
+    assert gradient(turned) == [1.0, 1.0, 1.0]
+    with pytest.raises(
+        DispatchError, match=r"remade with as_strided: compile .* desugar.compile, or return a clone\(\)"
+    ):
+        gradient(torch.compile(turned, backend="aot_eager"))
+    assert gradient(desugar.compile(turned, backend="eager")) == [1.0, 1.0, 1.0]
+    assert gradient(torch.compile(lambda x: turned(x).clone(), backend="aot_eager")) == [1.0, 1.0, 1.0]
