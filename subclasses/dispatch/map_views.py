@@ -189,31 +189,42 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
     names_none = torch.Tag.pointwise in op.tags or (is_factory(op) and not is_sized)
     if not cls.__spec__.has_outer or names_none or op in STRIDED_OPS:
         return run
-    named = [i for i, a in enumerate(facts.arguments) if a.name in _DIMS and a.kind == "other"]
-    sized = next((i for i, a in enumerate(facts.arguments) if a.name in _SIZES and not facts.written), None)
+    attributes = cls.__spec__.attributes
 
     def plan(*args: Any, **kwargs: Any) -> Any:
-        x: Any = next(t for t in tensors_in(args, kwargs) if isinstance(t, cls))
-        extra = {n: t.dim() - x.dim() for n in x._layout.present if (t := x.__dict__[n]).dim() > x.dim()}
-        if not extra:
+        x: Any = args[0]
+        if not isinstance(x, cls):
+            x = next(t for t in tensors_in(args, kwargs) if isinstance(t, cls))
+        held, dim = x.__dict__, x.dim()
+        further = [n for n in attributes if (t := held[n]) is not None and t.dim() > dim]
+        if not further:
             return run(*args, **kwargs)
         if op in _OF_LAST_DIMS:
-            raise _further_dims_error(op, x, next(iter(extra)))
-        given = [*args]
-        while named and len(given) <= named[-1] and (default := facts.arguments[len(given)].default):
-            given += default
-        is_derivative = sized is not None and facts.arguments[sized].name == "input_sizes"
-        count = len(given[sized]) if is_derivative else x.dim() + (op in _ADDING_A_DIM)  # type: ignore[index]
-        for i in named:
-            if i < len(given):
-                given[i] = _from_front(count, given[i])
-        out = run(*given, **kwargs) if sized is None else _run_sized(op, x, sized, given, kwargs)
+            raise _further_dims_error(op, x, further[0])
+        out = _run_from_front(op, run, x, [*args], kwargs)
         for result in out if isinstance(out, list | tuple) else (out,):
             if isinstance(result, cls):
-                _check_further_dims(op, x, result, extra)
+                _check_further_dims(op, x, result, further)
         return out
 
     return plan
+
+
+def _run_from_front(
+    op: OpOverload, run: Callable[..., Any], x: Any, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    """Runs the plan of an op with dims that are counted from the front."""
+    arguments = op_facts(op).arguments
+    named = [i for i, a in enumerate(arguments) if a.name in _DIMS and a.kind == "other"]
+    while named and len(args) <= named[-1] and (default := arguments[len(args)].default):
+        args += default
+    sized = next((i for i, a in enumerate(arguments) if a.name in _SIZES and not op_facts(op).written), None)
+    count = x.dim() + (op in _ADDING_A_DIM)
+    if sized is not None and arguments[sized].name == "input_sizes":  # the derivative of a view
+        count = len(args[sized])
+    for i in (i for i in named if i < len(args)):
+        args[i] = _from_front(count, args[i])
+    return run(*args, **kwargs) if sized is None else _run_sized(op, x, sized, args, kwargs)
 
 
 def _run_sized(op: OpOverload, x: Any, index: int, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -237,9 +248,10 @@ def _from_front(count: int, dims: Any) -> Any:
     return dims if dims is None else canonicalize_dim(count, dims)
 
 
-def _check_further_dims(op: OpOverload, x: Any, result: Any, extra: dict[str, int]) -> None:
-    for name, count in extra.items():
+def _check_further_dims(op: OpOverload, x: Any, result: Any, further: list[str]) -> None:
+    for name in further:
         before, after = x.__dict__[name].shape, result.__dict__[name].shape
+        count = len(before) - x.dim()
         is_kept = len(after) - result.dim() == count
         if not is_kept or known_to_differ(after[len(after) - count :], before[len(before) - count :]):
             raise _further_dims_error(op, x, name)
