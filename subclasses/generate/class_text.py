@@ -265,9 +265,13 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_function(e: Emitter, spec: SubclassSpec) -> None:
-    """Emits ``__torch_function__``; it is installed once the class has a rule."""
+    """Emits ``__torch_function__``; it is installed once the class has a rule, or a class body calls it by super()."""
     e.writeline("def __torch_function__(_cls, _func, _types, _args=(), _kwargs=None):")
     with e.indent():
+        e.writeline(
+            "if _cls is not _Cls:  # super().__torch_function__ of a class that inherits from this one"
+        )
+        e.writeline("    return _cls._function(_cls, _func, _types, _args, _kwargs)")
         e.writeline("_rule = _functions.get(_func)")
         e.writeline("if _rule is None:")
         e.writeline("    return _call_unruled(_func, _types, _args, _kwargs or {})")

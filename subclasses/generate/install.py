@@ -64,6 +64,7 @@ def install(cls: Any, root: type) -> None:
         setattr(cls, dynamic_dims_name, DynamicDims(names))
     cls._new = staticmethod(made["__new__"])
     cls._dispatch = staticmethod(made["__torch_dispatch__"])
+    cls._function = staticmethod(made["__torch_function__"])
     for name, function in made.items():
         if not _is_overridden(cls, name, root):
             setattr(cls, name, _as_method(cls, name, function))
@@ -75,6 +76,19 @@ def install(cls: Any, root: type) -> None:
         _refresh, weakref.ref(cls), plan_table, function_table, unseen, made, root
     )
     cls._refresh()
+    if _is_overridden(cls, "__torch_function__", root):
+        _serve_super(cls)
+
+
+def _serve_super(cls: Any) -> None:
+    """Lets the author's own ``__torch_function__`` call the generated one of each declared base with ``super()``."""
+    function = getattr(cls.__torch_function__, "__func__", None)
+    if isinstance(function, types.FunctionType):
+        skip_frames(function)  # like the generated one: Dynamo inlines it, and compiles no call of it alone
+    for base in cls.__mro__[1:]:
+        if "_function" in vars(base) and "_serves_super" not in vars(base):
+            base._serves_super = True
+            base._refresh()
 
 
 def _is_overridden(cls: Any, name: str, root: type) -> bool:
@@ -98,7 +112,7 @@ def _refresh(
     made: dict[str, Any],
     root: type,
 ) -> None:
-    """Clears resolved plans, and installs ``__torch_function__`` if a rule exists."""
+    """Clears resolved plans, and installs ``__torch_function__`` if a rule exists or a class that inherits calls it."""
     cls = ref()
     plan_table.clear()
     functions.clear()
@@ -113,7 +127,7 @@ def _refresh(
     cls._keeps_history = has_op_rules(cls) and not cls._adds_inner_tensors
     name = "__torch_function__"
     if not _is_overridden(cls, name, root):
-        is_asked = cls._has_function_rules or cls._keeps_history
+        is_asked = cls._has_function_rules or cls._keeps_history or "_serves_super" in vars(cls)
         found = classmethod(made[name]) if is_asked else disabled_torch_function_impl
         setattr(cls, name, found)
 

@@ -73,6 +73,12 @@ def check_special_methods(cls: type) -> None:
             f"and optimizers hash tensors; write `__hash__ = torch.Tensor.__hash__` beside it, or, in place of "
             f"__eq__, a rule: @{cls.__name__}.implements(torch.eq)"
         )
+    for name in ("__torch_function__", "__torch_dispatch__"):
+        if isinstance(inspect.getattr_static(cls, name, None), types.FunctionType):
+            raise SpecError(
+                f"{cls.__name__}.{name} is a plain method, and torch calls it on the class; write `@classmethod` above "
+                f"`def {name}(cls, func, types, args=(), kwargs=None)`"
+            )
     new = body.get("__new__")
     if isinstance(new, staticmethod) and returns_nothing(new.__func__):
         raise SpecError(
