@@ -32,7 +32,7 @@ from subclasses.rules.errors import raise_from_rule
 from subclasses.rules.registry import all_rules, collect_function_rules, has_op_rules
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.construction import check_statics, concrete
+from subclasses.spec.statics import check_statics, concrete
 from subclasses.spec.values import make_carrier
 
 _STATIC_METHODS = frozenset({"__new__", "__tensor_unflatten__", "_wrap"})
