@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import DispatchError, TensorSubclass, dynamic, inner, static
+from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner, static
 
 aten = torch.ops.aten
 
@@ -186,3 +186,83 @@ def test_a_parameter_that_an_optimizer_cannot_write_to_is_told_of_trainable():
         DispatchError, match=r"aten\.add_\.Tensor: cannot write a plain.* declared with trainable=True"
     ):
         torch.optim.SGD([weight], lr=0.1, foreach=False).step()
+
+
+# ---- random fills --------------------------------------------------------------------------------------------
+
+
+class Factored(TensorSubclass, fallback="materialize", trainable=True):
+    signs: Tensor = inner(dtype=torch.int8)
+    left: Tensor = inner()
+    right: Tensor = inner(differentiable=True)
+
+    @staticmethod
+    def outer(signs, left, right):
+        return Outer(signs.shape, dtype=left.dtype)
+
+    def materialize(self):
+        return self.signs * (self.left @ self.right)
+
+
+def factored(cls=Factored):
+    signs = torch.ones(4, 5, dtype=torch.int8)
+    return torch.nn.Parameter(cls(signs, torch.zeros(4, 3), torch.zeros(3, 5)))
+
+
+INITIALIZERS = (
+    "normal_ uniform_ xavier_normal_ xavier_uniform_ kaiming_normal_ kaiming_uniform_ trunc_normal_".split()
+)
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_a_random_fill_is_told_of_the_inner_tensors(name):
+    x = factored()
+    with pytest.raises(DispatchError) as caught:
+        getattr(torch.nn.init, name)(x)
+    fill = "uniform_" if "uniform" in name else "normal_"
+    lines = f"torch.nn.init.{fill}(x.left) and torch.nn.init.{fill}(x.right)"
+    assert f"fill its inner tensors under torch.no_grad(), as in {lines}, or add a rule" in str(caught.value)
+    assert f"@Factored.implements(torch.ops.aten.{fill}.default)" in str(caught.value)
+    assert "dropout" not in str(caught.value)
+    with torch.no_grad():  # what the lines say
+        for t in (x.left, x.right):
+            getattr(torch.nn.init, fill)(t)
+    assert x.materialize().count_nonzero() == 20
+
+
+@pytest.mark.parametrize("name", INITIALIZERS[:-1])
+def test_the_rule_for_a_random_fill_is_enough(name):
+    cls = type("Filled", (Factored,), {})
+
+    @cls.implements(aten.normal_.default, aten.uniform_.default)
+    def _(func, x, *args, **kwargs):
+        for t in (x.left, x.right):
+            func(t, *args, **kwargs)
+        return x
+
+    x = factored(cls)
+    assert getattr(torch.nn.init, name)(x) is x
+    assert x.materialize().count_nonzero() == 20
+
+
+def test_a_random_fill_that_no_initializer_has_and_a_class_of_integers():
+    with pytest.raises(
+        DispatchError, match=r"as in x\.left\.exponential_\(\.\.\.\) and x\.right\.exponential_\("
+    ):
+        factored().detach().exponential_()
+
+    class Ints(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner(dtype=torch.int8)
+
+        def materialize(self):
+            return self.held * 1
+
+    with pytest.raises(DispatchError, match=r"lost; add a rule that fills them.*aten\.random_\.default\)"):
+        Ints(torch.ones(2, dtype=torch.int8)).random_()
+
+
+def test_dropout_keeps_its_advice():
+    with pytest.raises(
+        DispatchError, match=r"F\.dropout.*call it on x\.materialize\(\).*implements\(torch\.dropout\)"
+    ):
+        torch.nn.functional.dropout(pair())
