@@ -32,6 +32,7 @@ from subclasses.rules.errors import raise_from_rule
 from subclasses.rules.registry import all_rules, collect_function_rules, has_op_rules
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
+from subclasses.spec.construction import checked_init, checked_new
 from subclasses.spec.statics import check_statics, concrete
 from subclasses.spec.values import make_carrier
 
@@ -62,6 +63,7 @@ def install(cls: Any, root: type) -> None:
         cls.materialize = materialize.make_differentiable(author)
     if names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
         setattr(cls, dynamic_dims_name, DynamicDims(names))
+    _check_constructors(cls)
     cls._new = staticmethod(made["__new__"])
     cls._dispatch = staticmethod(made["__torch_dispatch__"])
     cls._function = staticmethod(made["__torch_function__"])
@@ -78,6 +80,15 @@ def install(cls: Any, root: type) -> None:
     cls._refresh()
     if _is_overridden(cls, "__torch_function__", root):
         _serve_super(cls)
+
+
+def _check_constructors(cls: Any) -> None:
+    """Wraps what a class body has in place of the generated constructor, so that its mistakes show at the call."""
+    new, init = vars(cls).get("__new__"), vars(cls).get("__init__")
+    if isinstance(new, staticmethod):
+        cls.__new__ = staticmethod(checked_new(new.__func__))
+    if isinstance(init, types.FunctionType):
+        cls.__init__ = checked_init(init)
 
 
 def _serve_super(cls: Any) -> None:

@@ -6,14 +6,15 @@ for the test alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from subclasses._torch import DisableTorchFunctionSubclass, is_transformed
-from subclasses.errors import DispatchError
+from subclasses._torch import DisableTorchFunctionSubclass, in_function_mode, is_transformed
+from subclasses.errors import DispatchError, one_of
 from subclasses.spec.statics import describe
 from subclasses.spec.values import known_to_differ
 
@@ -162,6 +163,59 @@ def check_not_transformed(cls: str, *inners: Tensor | None) -> None:
             f"transforms, since an op on it would reach them after the transform was left; make it outside and pass "
             f"what is inside as plain tensors, or use torch.autograd.grad or a batch dimension"
         )
+
+
+# ---- constructors of a class body --------------------------------------------------------------------------
+
+
+def checked_new(author: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the ``__new__`` of a class body: what it returns is a value that the generated constructor made."""
+
+    @functools.wraps(author)
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = author(cls, *args, **kwargs)
+        if made.__class__ is not cls or "_layout" not in made.__dict__:
+            _check_made(cls, made)
+        return made
+
+    return __new__
+
+
+def _check_made(cls: Any, made: Any) -> None:
+    is_made = isinstance(made, cls)
+    if (is_made and "_layout" in made.__dict__) or in_function_mode():  # a mode may return what it likes
+        return
+    fields = ", ".join(cls.__spec__.inner_names)
+    mend = f"end it with `return super().__new__(cls, {fields})`"
+    if is_made:
+        raise TypeError(
+            f"{cls.__name__}.__new__ returned {one_of(cls)} without fields, which the generated constructor did not "
+            f"make (Tensor.__new__ and Tensor._make_subclass know no inner tensors); {mend}"
+        )
+    raise TypeError(f"{cls.__name__}.__new__ returned {describe(made)}, expected {one_of(cls)}; {mend}")
+
+
+def checked_init(author: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the ``__init__`` of a class body, which may pass on arguments that only ``__new__`` takes."""
+
+    @functools.wraps(author)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            author(self, *args, **kwargs)
+        except TypeError as error:
+            if not str(error).startswith("object.__init__() takes exactly one argument"):
+                raise
+            name, fields = type(self).__name__, ", ".join(type(self).__spec__.inner_names)
+            raise TypeError(
+                f"{name}.__init__: super().__init__() takes no arguments, since __new__ has set the fields; write "
+                f"`super().__init__()`, or in place of __init__ a __new__ that ends with `return super().__new__(cls, "
+                f"{fields})`"
+            ) from error
+
+    return __init__
+
+
+# ---- printing ----------------------------------------------------------------------------------------------
 
 
 def repr_tail(x: Tensor) -> str:

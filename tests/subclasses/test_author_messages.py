@@ -58,6 +58,87 @@ def test_a_class_without_metadata_has_python_s_own_message():
         Mapped(torch.ones(2), torch.ones(2), 3)
 
 
+MADE = {
+    "Tensor.__new__": (
+        lambda cls, a: Tensor.__new__(cls, a),
+        "returned a Made without fields, which the generated",
+    ),
+    "_make_subclass": (lambda cls, a: Tensor._make_subclass(cls, a), "without fields, which the generated"),
+    "as_subclass": (lambda cls, a: a.as_subclass(cls), "without fields, which the generated"),
+    "an inner tensor": (
+        lambda cls, a: a,
+        "returned a tensor of torch.float32 and shape (2,), expected a Made",
+    ),
+    "None": (lambda cls, a: None if a.numel() else a, "returned None, expected a Made"),
+    "another class": (lambda cls, a: Alone(a), "expected a Made"),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_a_constructor_that_does_not_end_with_the_generated_one(case):
+    new, words = MADE[case]
+    cls = type("Made", (Pair,), {"__new__": new})
+    with pytest.raises(TypeError) as caught:
+        cls(torch.ones(2))
+    assert str(caught.value).startswith("Made.__new__ returned ") and words in str(caught.value)
+    assert str(caught.value).endswith("; end it with `return super().__new__(cls, a, b)`")
+
+
+def test_a_constructor_may_return_what_inherits_or_exists():
+    class Base(TensorSubclass, fallback="map"):
+        a: Tensor = inner()
+
+        def __new__(cls, a):
+            return a if isinstance(a, cls) else super().__new__(Derived if a.ndim == 2 else cls, a)
+
+    class Derived(Base):
+        def __new__(cls, a):
+            return super().__new__(cls, a)
+
+    x = Base(torch.ones(2))
+    assert (
+        Base(x) is x and type(Base(torch.ones(2, 2))) is Derived and type(Derived(torch.ones(2))) is Derived
+    )
+    for compiler in ("aot_eager", "desugar"):
+        torch.compiler.reset()
+        options = {"options": {"backend": "eager"}} if compiler == "desugar" else {}
+        run = torch.compile(lambda t: Base(t) + 1, backend=compiler, fullgraph=True, **options)
+        assert run(torch.ones(2)).a.tolist() == [2, 2]
+
+
+def test_a_constructor_under_a_mode_returns_what_the_mode_does():
+    class Counts(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return "made" if func.__name__ == "__new__" else func(*args, **(kwargs or {}))
+
+    cls = type("Made", (Alone,), {"__new__": lambda cls, a: Alone.__new__(cls, a)})
+    with Counts():
+        assert cls(torch.ones(2)) == "made"
+
+
+def test_an_init_that_passes_on_what_only_new_takes():
+    def passes_on(self, a):
+        super(cls, self).__init__(a)
+
+    cls = type("Made", (Alone,), {"__init__": passes_on})
+    with pytest.raises(TypeError) as caught:
+        cls(torch.ones(2))
+    assert (
+        "write `super().__init__()`, or in place of __init__ a __new__ that ends with `return super().__new__(cls, a)`"
+        in str(caught.value)
+    )
+
+    def fails(self, a):
+        raise TypeError("not two")
+
+    with pytest.raises(TypeError, match=r"\Anot two\Z"):
+        type("Made", (Alone,), {"__init__": fails})(torch.ones(2))
+
+
+def test_a_class_without_a_constructor_of_its_own_has_the_generated_one():
+    assert Pair.__new__ is Pair._new and "__init__" not in vars(Pair)
+
+
 # ---- what rules return ---------------------------------------------------------------------------------------
 
 
