@@ -347,3 +347,36 @@ def test_dropout_keeps_its_advice():
         DispatchError, match=r"F\.dropout.*call it on x\.materialize\(\).*implements\(torch\.dropout\)"
     ):
         torch.nn.functional.dropout(pair())
+
+
+# ---- wrap_cotangent ------------------------------------------------------------------------------------------
+
+
+def make_wrapping(wrap):
+    return type("Wrapping", (Pair,), {"wrap_cotangent": wrap}, trainable=True)
+
+
+@pytest.mark.parametrize("is_parameter", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "got"), [(lambda self, g: g, "a Tensor"), (lambda self, g: None, "a NoneType")]
+)
+def test_a_wrapped_cotangent_that_is_plain(wrap, got, is_parameter):
+    cls = make_wrapping(wrap)
+    x = cls(torch.ones(3, requires_grad=not is_parameter), torch.ones(3))
+    x = torch.nn.Parameter(x) if is_parameter else x
+    with pytest.raises(DispatchError) as caught:
+        x.exp().sum().backward()
+    assert str(caught.value) == (
+        f"Wrapping.wrap_cotangent: expected a Wrapping with the derivatives by each inner tensor, got {got}; return "
+        f"Wrapping(a, b) of those"
+    )
+
+
+def test_a_wrapped_cotangent_of_another_size_of_a_parameter():
+    x = torch.nn.Parameter(
+        make_wrapping(lambda self, g: type(self)(g[:1], g[:1]))(torch.ones(3), torch.ones(3))
+    )
+    with pytest.raises(
+        DispatchError, match=r"expected a derivative of size \(3,\) by a, got one of size \(1,\)"
+    ):
+        x.exp().sum().backward()
