@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner, static
+from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
 
@@ -380,3 +381,68 @@ def test_a_wrapped_cotangent_of_another_size_of_a_parameter():
         DispatchError, match=r"expected a derivative of size \(3,\) by a, got one of size \(1,\)"
     ):
         x.exp().sum().backward()
+
+
+# ---- values of two classes -----------------------------------------------------------------------------------
+
+
+class Shown(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held * 2
+
+
+def of_two(first=Shown, second=Mapped):
+    return first(torch.ones(2)), second(torch.ones(2), torch.ones(2))
+
+
+JOINED = {
+    "aten.equal.default": torch.equal,
+    "aten.where.self": lambda x, y: torch.where(torch.tensor([True, False]), x, y),
+    "aten.cat.default": lambda x, y: torch.cat([x, y]),
+    "aten.stack.default": lambda x, y: torch.stack([x, y]),
+}
+
+
+@pytest.mark.parametrize("op", JOINED)
+@pytest.mark.parametrize("mode", MODES)
+def test_values_of_two_classes_in_one_call_are_named(op, mode):
+    x, y = of_two()
+    for pair_of, last in (((x, y), "Mapped"), ((y, x), "Shown")):
+        with pytest.raises(Exception) as caught:
+            MODES[mode](JOINED[op])(*pair_of)
+        text = str(caught.value)
+        assert (
+            f"{op} on {'a Shown and a Mapped' if last == 'Mapped' else 'a Mapped and a Shown'}: no class"
+            in text
+        )
+        assert f"@{last}.implements(torch.ops.{op}), or convert one" in text and "does for a Shown" in text
+        assert isinstance(caught.value, DispatchError) or mode != "eager"
+    for whole in ((x.materialize(), y), (y, x.materialize())):
+        if op != "aten.equal.default":
+            assert isinstance(JOINED[op](*whole), Mapped)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_rule_of_either_class_answers(index):
+    first, second = (type(c.__name__, (c,), {}) for c in (Shown, Mapped))
+    (first, second)[index].implements(aten.stack.default)(lambda func, tensors, dim=0: torch.full((2,), 7.0))
+    x, y = of_two(first, second)
+    assert torch.stack([x, y]).tolist() == torch.stack([y, x]).tolist() == [7, 7]
+
+
+def test_two_classes_under_an_operator_leave_it_to_python():
+    x, y = of_two()
+    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for -: 'Shown' and 'Mapped'"):
+        x - y
+    cls = type("Reflected", (Mapped,), {})
+    cls.implements(torch.rsub)(lambda func, x, y: "reflected")
+    assert x - cls(torch.ones(2), torch.ones(2)) == "reflected"
+
+
+def test_classes_without_materialize_are_told_of_a_rule_alone():
+    with pytest.raises(
+        DispatchError, match=r"write one, @Mapped\.implements\(torch\.ops\.aten\.cat\.default\)\Z"
+    ):
+        torch.cat([Alone(torch.ones(2)), of_two()[1]])
