@@ -159,6 +159,52 @@ def test_what_is_no_tensor_is_told_what_to_return(rule, words):
     assert all(word in str(caught.value) for word in ["aten.abs.default on a Ruled", *words]), caught.value
 
 
+# ---- what rules are called with ------------------------------------------------------------------------------
+
+
+class Tally(TensorSubclass):
+    total: Tensor = inner()
+    count: Tensor = inner()
+
+
+@Tally.implements(aten.add.Tensor)
+def add(func, x, y):
+    return Tally(func(x.total, y.total), func(x.count, y.count))
+
+
+@Tally.implements(torch.maximum)
+def maximum(func, x, y):
+    return Tally(func(x.unwrap("total"), y.total), x.count)
+
+
+@Tally.implements(aten.neg.default)
+def neg(func, x):
+    return x.missing
+
+
+@pytest.mark.parametrize(
+    ("run", "op", "kind"),
+    [
+        (lambda x: x + 1, "aten.add.Tensor", "an int"),
+        (lambda x: 2.5 + x, "aten.add.Tensor", "a float"),
+        (lambda x: torch.ones(2) + x, "aten.add.Tensor", "a Tensor"),
+        (lambda x: torch.maximum(x, torch.ones(2)), "torch.maximum", "a Tensor"),
+    ],
+)
+def test_a_rule_that_reads_a_field_of_another_operand(run, op, kind):
+    with pytest.raises(AttributeError, match="has no attribute 'total'") as caught:
+        run(Tally(torch.ones(2), torch.ones(2)))
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"{op} on a Tally: the rule ") and f"read .total of {kind}. An operand" in note
+    assert note.endswith("test isinstance(y, Tally) first")
+
+
+def test_another_attribute_error_of_a_rule_has_no_note():
+    with pytest.raises(AttributeError, match="'Tally' object has no attribute 'missing'") as caught:
+        -Tally(torch.ones(2), torch.ones(2))
+    assert not hasattr(caught.value, "__notes__")
+
+
 # ---- mapped ops ----------------------------------------------------------------------------------------------
 
 

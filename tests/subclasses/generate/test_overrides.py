@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
+from subclasses import Outer, SpecError, TensorSubclass, inner, static
 from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
@@ -232,5 +232,6 @@ def test_parts_without_a_gradient_are_explained(part):
 def test_an_attribute_error_of_a_rule_stays_as_it_is():
     with pytest.raises(AttributeError, match="held") as caught:
         torch.cat([Viewed(torch.ones(2)), torch.ones(2)])
-    assert not hasattr(caught.value, "__notes__") and isinstance(caught.value, AttributeError)
-    assert not isinstance(caught.value, DispatchError)
+    assert type(caught.value) is AttributeError and "derivative of split" not in "".join(
+        caught.value.__notes__
+    )
