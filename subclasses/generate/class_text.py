@@ -303,7 +303,7 @@ def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("    _set_field(_self, _name, _value)")
         e.writeline("else:")
         e.writeline("    if _name in _unseen:")
-        e.writeline("        _unseen.warn(_name)")
+        e.writeline("        _unseen.warn(_name, _value)")
         e.writeline(f"    {plain}(_self, _name, _value)")
     e.writeline()
 
