@@ -1,4 +1,4 @@
-"""Checks that a class with a ``__torch_function__`` of its own asks for the rules registered above autograd."""
+"""Checks that a class with a ``__torch_function__`` or ``__torch_dispatch__`` of its own asks for its rules."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from subclasses.rules.author_code import codes_of
 from subclasses.rules.families import Family
 from subclasses.rules.registry import is_decomposed
 
-_HOOK = "__torch_function__"
-
 
 def check_asked(cls: type, root: type, keys: Iterable[Any]) -> None:
-    """Checks that torch can call a rule for each key, which the class's own ``__torch_function__`` may prevent.
+    """Checks that torch can call a rule for each key, which a hook in the class body may prevent.
 
     Raises:
-        SpecError: a key has a rule above autograd, and the method in a class body does not lead to the generated one.
+        SpecError: the class's own ``__torch_function__``, of a key whose rule is above autograd, or its own
+            ``__torch_dispatch__``, of another, does not lead to the generated one.
     """
-    bases = cls.__mro__[: cls.__mro__.index(root)]
-    found = [(b, vars(b)[_HOOK]) for b in bases if _HOOK in vars(b).get("_handwritten", vars(b))]
-    if not found or _calls_super(found[0][1]):
-        return
     for key in keys:
-        if _is_above_autograd(key):
+        hook = "__torch_function__" if _is_above_autograd(key) else "__torch_dispatch__"
+        bases = cls.__mro__[: cls.__mro__.index(root)]
+        author = next((b for b in bases if hook in vars(b).get("_handwritten", vars(b))), None)
+        if author is not None and not _calls_super(vars(author)[hook], hook):
             raise SpecError(
-                f"{cls.__name__}.implements: torch never calls a rule for {key}, since {found[0][0].__name__} defines "
-                f"{_HOOK} and does not call the generated one, which asks for rules; end it with `return "
-                f"super().{_HOOK}(func, types, args, kwargs)`, or remove it"
+                f"{cls.__name__}.implements: torch never calls a rule for {key}, since {author.__name__} defines "
+                f"{hook} and does not call the generated one, which asks for rules; end it with `return "
+                f"super().{hook}(func, types, args, kwargs)`, or remove it"
             )
 
 
@@ -42,10 +40,10 @@ def _is_above_autograd(key: Any) -> bool:
     return not isinstance(key, torch.Tag | HigherOrderOperator | Family)
 
 
-def _calls_super(hook: Any) -> bool:
-    """Whether a method names ``__torch_function__``, as ``super().__torch_function__(...)`` does, or cannot be read."""
-    function = getattr(hook, "__func__", hook)
+def _calls_super(author: Any, hook: str) -> bool:
+    """Whether a method names its hook, as ``super().__torch_function__(...)`` does, or cannot be read."""
+    function = getattr(author, "__func__", author)
     if function is disabled_torch_function_impl:
         return False
     codes = list(codes_of(function))
-    return not codes or any(_HOOK in (*code.co_names, *code.co_consts) for code in codes)
+    return not codes or any(hook in (*code.co_names, *code.co_consts) for code in codes)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import Outer, SpecError, TensorSubclass, inner, static
+from subclasses import Outer, SpecError, TensorSubclass, arithmetic, inner, static
 from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
@@ -158,6 +158,23 @@ def test_a_rule_that_an_own_torch_function_never_asks_for_is_refused(cls, key):
     assert text.startswith(f"{cls.__name__}.implements: torch never calls a rule for ")
     assert "return super().__torch_function__(func, types, args, kwargs)`, or remove it" in text
     assert not cls._has_function_rules
+
+
+def test_a_rule_that_an_own_torch_dispatch_never_asks_for_is_refused():
+    class Runs(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return func(*(a.held if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+    for key in (aten.cos.default, aten.cos, torch.Tag.pointwise, arithmetic):
+        with pytest.raises(
+            SpecError, match=r"Runs defines __torch_dispatch__ .*`return super\(\)\.__torch_dispatch__"
+        ):
+            Runs.implements(key)(lambda func, *args: args[0])
+    Runs.implements(torch.trace)(lambda func, x: x.unwrap("held").trace() + 1)
+    assert torch.trace(Runs(torch.ones(2, 2))).item() == 3
 
 
 def test_a_rule_for_an_op_needs_no_torch_function():
