@@ -52,6 +52,14 @@ def emit_new(e: Emitter, spec: SubclassSpec) -> None:
             by_position = e.bind(construction.raise_metadata_by_position, "raise_metadata_by_position")
             e.writeline("if _more:")
             e.writeline(f"    {by_position}({spec.name!r}, {spec.inner_names!r}, {tuple(names)!r}, _more)")
+        required = [f.name for f in (*spec.statics, *spec.dynamics) if f.default is MISSING]
+        if required:
+            missing = e.bind(MISSING, "missing")
+            bad = e.bind(construction.raise_missing_metadata, "raise_missing_metadata")
+            e.writeline(f"if {' or '.join(f'{name} is {missing}' for name in required)}:")
+            e.writeline(
+                f"    {bad}({spec.name!r}, {{{', '.join(f'{name!r}: {name}' for name in required)}}})"
+            )
         e.writeline(f"if {in_mode}():")
         e.writeline(f"    return {handle}(__new__, (), _cls, {', '.join(spec.inner_names)}{metadata})")
         for field in spec.inners:
@@ -84,8 +92,8 @@ def _parameters(e: Emitter, spec: SubclassSpec) -> str:
     meta = (*spec.statics, *spec.dynamics)
     parts += ["*_more"] * bool(meta)
     for field in meta:
-        default = "" if field.default is MISSING else f"={e.bind(field.default, f'default_{field.name}')}"
-        parts.append(field.name + default)
+        hint = "missing" if field.default is MISSING else f"default_{field.name}"
+        parts.append(f"{field.name}={e.bind(field.default, hint)}")
     return ", ".join(parts)
 
 

@@ -33,6 +33,7 @@ from subclasses.rules.registry import all_rules, collect_function_rules, has_op_
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.construction import checked_init, checked_new
+from subclasses.spec.fields import MISSING
 from subclasses.spec.statics import check_statics, concrete
 from subclasses.spec.values import make_carrier
 
@@ -64,6 +65,7 @@ def install(cls: Any, root: type) -> None:
     if names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
         setattr(cls, dynamic_dims_name, DynamicDims(names))
     _check_constructors(cls)
+    _show_required(made["__new__"])
     cls._new = staticmethod(made["__new__"])
     cls._dispatch = staticmethod(made["__torch_dispatch__"])
     cls._function = staticmethod(made["__torch_function__"])
@@ -89,6 +91,15 @@ def _check_constructors(cls: Any) -> None:
         cls.__new__ = staticmethod(checked_new(new.__func__))
     if isinstance(init, types.FunctionType):
         cls.__init__ = checked_init(init)
+
+
+def _show_required(new: Any) -> None:
+    """Gives a constructor the signature of its declaration, in which required metadata has no default."""
+    shown = inspect.signature(new)
+    parameters = [
+        p.replace(default=p.empty) if p.default is MISSING else p for p in shown.parameters.values()
+    ]
+    new.__signature__ = shown.replace(parameters=parameters)
 
 
 def _serve_super(cls: Any) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from subclasses._torch import DisableTorchFunctionSubclass, in_function_mode, is_transformed
 from subclasses.errors import DispatchError, one_of
+from subclasses.spec.fields import MISSING
 from subclasses.spec.statics import describe
 from subclasses.spec.values import known_to_differ
 
@@ -39,6 +40,16 @@ def raise_metadata_by_position(
     else:
         mend = f"and by keyword {', '.join(metadata)}"
     raise TypeError(f"{cls} takes {inner}, got {len(inners) + len(more)}; {mend}")
+
+
+def raise_missing_metadata(cls: str, given: dict[str, object]) -> NoReturn:
+    """Raises TypeError: metadata without a default is missing. The parameters have one, so that its place is told."""
+    names = [name for name, value in given.items() if value is MISSING]
+    shown = " and ".join(map(repr, names))
+    raise TypeError(
+        f"{cls} is missing metadata without a default, {shown}; pass it by keyword: "
+        f"{', '.join(f'{name}=...' for name in names)}"
+    )
 
 
 def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoReturn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor
@@ -51,6 +53,48 @@ def test_metadata_by_position_is_told_to_go_by_keyword(more, mend):
     with pytest.raises(TypeError) as caught:
         Pair(torch.ones(2), torch.ones(2), *more)
     assert str(caught.value) == f"Pair takes 2 inner tensors by position (a, b), {mend}"
+
+
+class Labelled(TensorSubclass, fallback="map"):
+    labels: Tensor = inner()
+    classes: int = static()
+    length: int = dynamic()
+    tag: str = static(default="")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda t: Labelled(t, 6, 7),
+            "Labelled takes 1 inner tensor by position (labels), got 3; pass it by keyword: classes=6, tag=7",
+        ),
+        (
+            lambda t: Labelled(t, 6),
+            "Labelled takes 1 inner tensor by position (labels), got 2; pass it by keyword: classes=6",
+        ),
+        (
+            lambda t: Labelled(t),
+            "Labelled is missing metadata without a default, 'classes' and 'length'; pass it by keyword: classes=..., "
+            "length=...",
+        ),
+        (
+            lambda t: Labelled(t, classes=6),
+            "Labelled is missing metadata without a default, 'length'; pass it by keyword: length=...",
+        ),
+    ],
+)
+def test_required_metadata_is_told_to_go_by_keyword(make, text):
+    with pytest.raises(TypeError) as caught:
+        make(torch.ones(2))
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_required_metadata_by_keyword(mode):
+    x = MODES[mode](lambda t: Labelled(t, classes=6, length=t.shape[0]) * 2)(torch.ones(3))
+    assert (x.labels.tolist(), x.classes, x.length, x.tag) == ([2, 2, 2], 6, 3, "")
+    assert str(inspect.signature(Labelled.__new__)) == "(_cls, labels, *_more, classes, tag='', length)"
 
 
 def test_a_class_without_metadata_has_python_s_own_message():
