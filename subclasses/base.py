@@ -25,6 +25,7 @@ from subclasses.generate.install import install
 from subclasses.higher_order.dispatch import intercept
 from subclasses.higher_order.values import is_declared
 from subclasses.layout import Layout, has_values
+from subclasses.rules.asked import check_asked
 from subclasses.rules.checks import check_key, check_rule
 from subclasses.rules.registry import BOOK, RuleBook, is_decomposed, registration
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
@@ -133,6 +134,11 @@ class TensorSubclass(Tensor):
             """Calls the generated method, for a class body's own that ends with ``super().__torch_dispatch__(...)``."""
             return cls._dispatch(cls, func, types, args, kwargs)
 
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            """Calls the generated method, for a class body's own that ends with ``super().__torch_function__(...)``."""
+            return cls._function(cls, func, types, args, kwargs)
+
     # ---- rules -------------------------------------------------------------------------------------------------
 
     @classmethod
@@ -160,6 +166,7 @@ class TensorSubclass(Tensor):
             raise SpecError(f"{cls.__name__}.implements() needs an op, such as torch.ops.aten.mul.Tensor")
         for op in ops:
             check_key(cls, op)
+        check_asked(cls, TensorSubclass, ops)
 
         def register(rule: RuleType) -> RuleType:
             check_rule(cls, ops, rule)

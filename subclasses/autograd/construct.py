@@ -127,7 +127,7 @@ def wrap_cotangent(primal: Any, cotangent: Tensor, used: Sequence[bool] = ()) ->
     if not isinstance(found, cls) and not _is_base(type(found), cls):
         raise DispatchError(
             f"{cls.__name__}.wrap_cotangent: expected {one_of(cls)} with the derivatives by each inner tensor, got "
-            f"{one_of(type(found))}"
+            f"{one_of(type(found))}; return {cls.__name__}({', '.join(cls.__spec__.inner_names)}) of those"
         )
     for name, is_used in zip(attributes, used, strict=False):
         wanted, got = primal.__dict__[name], found.__dict__[name]

@@ -246,12 +246,7 @@ _BY_STRIDES = frozenset(
 def _materialize(cls: Any, op: OpOverload) -> Call:
     facts = op_facts(op)
     written_indices = (*facts.written, *undeclared_writes(op))
-    instead, is_message = f"use the functional op, or {_hint(cls, op)}", _is_message(op)
-    if torch.Tag.nondeterministic_seeded in op.tags:
-        instead = (
-            f"a function that draws random numbers, such as F.dropout, writes so: call it on x.materialize(), or add a "
-            f"rule for it, @{cls.__name__}.implements(torch.dropout)"
-        )
+    instead, is_message = _instead_of_writing(cls, op), _is_message(op)
     represented = _in_shown_order if op in _BY_STRIDES else _materialized
     run = with_lazy_bits(functools.partial(_run_replaced, cls, op, represented))
 
@@ -270,6 +265,28 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         return run(args, kwargs)
 
     return plan
+
+
+def _instead_of_writing(cls: Any, op: OpOverload) -> str:
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return f"use the functional op, or {_hint(cls, op)}"
+    name = op.overloadpacket.__name__
+    if name not in _RANDOM_FILLS:
+        return (
+            f"a function that draws random numbers, such as F.dropout, writes so: call it on x.materialize(), or add a "
+            f"rule for it, @{cls.__name__}.implements(torch.dropout)"
+        )
+    floats = [f.name for f in cls.__spec__.inners if f.dtype is None or f.dtype.is_floating_point]
+    call = "torch.nn.init.{1}(x.{0})" if hasattr(torch.nn.init, name) else "x.{0}.{1}(...)"
+    fills = " and ".join(call.format(field, name) for field in floats)
+    return (
+        f"{f'fill its inner tensors under torch.no_grad(), as in {fills}, or ' if fills else ''}add a rule that fills "
+        f"them and returns the value, @{cls.__name__}.implements(torch.ops.{op})"
+    )
+
+
+# With these nn.init fills a Parameter.
+_RANDOM_FILLS = frozenset("cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_".split())
 
 
 def _materialized(x: Any) -> Tensor:

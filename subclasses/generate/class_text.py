@@ -52,6 +52,14 @@ def emit_new(e: Emitter, spec: SubclassSpec) -> None:
             by_position = e.bind(construction.raise_metadata_by_position, "raise_metadata_by_position")
             e.writeline("if _more:")
             e.writeline(f"    {by_position}({spec.name!r}, {spec.inner_names!r}, {tuple(names)!r}, _more)")
+        required = [f.name for f in (*spec.statics, *spec.dynamics) if f.default is MISSING]
+        if required:
+            missing = e.bind(MISSING, "missing")
+            bad = e.bind(construction.raise_missing_metadata, "raise_missing_metadata")
+            e.writeline(f"if {' or '.join(f'{name} is {missing}' for name in required)}:")
+            e.writeline(
+                f"    {bad}({spec.name!r}, {{{', '.join(f'{name!r}: {name}' for name in required)}}})"
+            )
         e.writeline(f"if {in_mode}():")
         e.writeline(f"    return {handle}(__new__, (), _cls, {', '.join(spec.inner_names)}{metadata})")
         for field in spec.inners:
@@ -84,8 +92,8 @@ def _parameters(e: Emitter, spec: SubclassSpec) -> str:
     meta = (*spec.statics, *spec.dynamics)
     parts += ["*_more"] * bool(meta)
     for field in meta:
-        default = "" if field.default is MISSING else f"={e.bind(field.default, f'default_{field.name}')}"
-        parts.append(field.name + default)
+        hint = "missing" if field.default is MISSING else f"default_{field.name}"
+        parts.append(f"{field.name}={e.bind(field.default, hint)}")
     return ", ".join(parts)
 
 
@@ -256,7 +264,7 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("if _plan is None:")
         e.writeline("    _plan = _resolve(_func)")
         e.writeline("if len(_types) > 1 and _is_foreign(_func, _types, _args):")
-        e.writeline("    return NotImplemented")
+        e.writeline("    return _decline(_func, _types)")
         e.writeline(f"if {in_dual_level(e.bind(torch.autograd.forward_ad, 'forward_ad'))}:")
         e.writeline(f"    {e.bind(check_no_tangents, 'check_no_tangents')}(_cls, _func, _args, _kwargs)")
         mapped = ", RuntimeError, IndexError" if spec.fallback == "map" else ""
@@ -265,9 +273,13 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
 
 
 def emit_function(e: Emitter, spec: SubclassSpec) -> None:
-    """Emits ``__torch_function__``; it is installed once the class has a rule."""
+    """Emits ``__torch_function__``; it is installed once the class has a rule, or a class body calls it by super()."""
     e.writeline("def __torch_function__(_cls, _func, _types, _args=(), _kwargs=None):")
     with e.indent():
+        e.writeline(
+            "if _cls is not _Cls:  # super().__torch_function__ of a class that inherits from this one"
+        )
+        e.writeline("    return _cls._function(_cls, _func, _types, _args, _kwargs)")
         e.writeline("_rule = _functions.get(_func)")
         e.writeline("if _rule is None:")
         e.writeline("    return _call_unruled(_func, _types, _args, _kwargs or {})")
@@ -299,7 +311,7 @@ def emit_setattr(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("    _set_field(_self, _name, _value)")
         e.writeline("else:")
         e.writeline("    if _name in _unseen:")
-        e.writeline("        _unseen.warn(_name)")
+        e.writeline("        _unseen.warn(_name, _value)")
         e.writeline(f"    {plain}(_self, _name, _value)")
     e.writeline()
 

@@ -28,11 +28,13 @@ from subclasses.generate.class_text import emit_class
 from subclasses.generate.compile_cache import stable_hash
 from subclasses.generate.unseen import UnseenNames
 from subclasses.layout import Layout, intern_layout, nested_layouts
-from subclasses.rules.errors import raise_from_rule
+from subclasses.rules.errors import decline, raise_from_rule
 from subclasses.rules.registry import all_rules, collect_function_rules, has_op_rules
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.construction import check_statics, concrete
+from subclasses.spec.construction import checked_init, checked_new
+from subclasses.spec.fields import MISSING
+from subclasses.spec.statics import check_statics, concrete
 from subclasses.spec.values import make_carrier
 
 _STATIC_METHODS = frozenset({"__new__", "__tensor_unflatten__", "_wrap"})
@@ -62,8 +64,11 @@ def install(cls: Any, root: type) -> None:
         cls.materialize = materialize.make_differentiable(author)
     if names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
         setattr(cls, dynamic_dims_name, DynamicDims(names))
+    _check_constructors(cls)
+    _show_required(made["__new__"])
     cls._new = staticmethod(made["__new__"])
     cls._dispatch = staticmethod(made["__torch_dispatch__"])
+    cls._function = staticmethod(made["__torch_function__"])
     for name, function in made.items():
         if not _is_overridden(cls, name, root):
             setattr(cls, name, _as_method(cls, name, function))
@@ -75,6 +80,37 @@ def install(cls: Any, root: type) -> None:
         _refresh, weakref.ref(cls), plan_table, function_table, unseen, made, root
     )
     cls._refresh()
+    if _is_overridden(cls, "__torch_function__", root):
+        _serve_super(cls)
+
+
+def _check_constructors(cls: Any) -> None:
+    """Wraps what a class body has in place of the generated constructor, so that its mistakes show at the call."""
+    new, init = vars(cls).get("__new__"), vars(cls).get("__init__")
+    if isinstance(new, staticmethod):
+        cls.__new__ = staticmethod(checked_new(new.__func__))
+    if isinstance(init, types.FunctionType):
+        cls.__init__ = checked_init(init)
+
+
+def _show_required(new: Any) -> None:
+    """Gives a constructor the signature of its declaration, in which required metadata has no default."""
+    shown = inspect.signature(new)
+    parameters = [
+        p.replace(default=p.empty) if p.default is MISSING else p for p in shown.parameters.values()
+    ]
+    new.__signature__ = shown.replace(parameters=parameters)
+
+
+def _serve_super(cls: Any) -> None:
+    """Lets the author's own ``__torch_function__`` call the generated one of each declared base with ``super()``."""
+    function = getattr(cls.__torch_function__, "__func__", None)
+    if isinstance(function, types.FunctionType):
+        skip_frames(function)  # like the generated one: Dynamo inlines it, and compiles no call of it alone
+    for base in cls.__mro__[1:]:
+        if "_function" in vars(base) and "_serves_super" not in vars(base):
+            base._serves_super = True
+            base._refresh()
 
 
 def _is_overridden(cls: Any, name: str, root: type) -> bool:
@@ -98,7 +134,7 @@ def _refresh(
     made: dict[str, Any],
     root: type,
 ) -> None:
-    """Clears resolved plans, and installs ``__torch_function__`` if a rule exists."""
+    """Clears resolved plans, and installs ``__torch_function__`` if a rule exists or a class that inherits calls it."""
     cls = ref()
     plan_table.clear()
     functions.clear()
@@ -113,7 +149,7 @@ def _refresh(
     cls._keeps_history = has_op_rules(cls) and not cls._adds_inner_tensors
     name = "__torch_function__"
     if not _is_overridden(cls, name, root):
-        is_asked = cls._has_function_rules or cls._keeps_history
+        is_asked = cls._has_function_rules or cls._keeps_history or "_serves_super" in vars(cls)
         found = classmethod(made[name]) if is_asked else disabled_torch_function_impl
         setattr(cls, name, found)
 
@@ -138,6 +174,7 @@ def _generated_globals(
         else call_and_settle,
         "_coerce_tangent": construct.coerce_tangent,
         "_construct": construct.construct,
+        "_decline": functools.partial(decline, cls),
         "_functions": functions,
         "_is_foreign": functools.partial(resolution.is_foreign, cls),
         "_layouts": layouts,

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from subclasses._torch import hooks_of, is_traceable_wrapper_subclass, set_hooks
-from subclasses.autograd.construct import construct, is_differentiable, unwrap, with_layout
+from subclasses.autograd.construct import construct, is_differentiable, unwrap, with_layout, wrap_cotangent
 from subclasses.dispatch.resolution import find_step
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout, value_layout, with_nested
@@ -150,7 +150,9 @@ def _converter(cls: Any, held: dict[str, Any]) -> Callable[[Any], Any]:
         inners = [held[n] for n in spec.attributes]
         dynamics = [held[f.name] for f in spec.dynamics]
         if spec.fallback != "map" or cls._saves_inners:
-            return mark_gradient(cls._wrap(held["_layout"], *inners, *dynamics).wrap_cotangent(grad), held)
+            used = [is_differentiable(t) for t in inners]
+            value = cls._wrap(held["_layout"], *inners, *dynamics)
+            return mark_gradient(wrap_cotangent(value, grad, used), held)
         parts = [grad if is_differentiable(t) else t for t in inners]
         return mark_gradient(cls._wrap(held["_layout"], *parts, *dynamics), held)
 
@@ -178,7 +180,7 @@ def _convert_inner(grad: Any, x: Any) -> Any:
     """Returns the gradient of a wrapper inside of a Parameter, which is plain where it was materialized."""
     if POINT not in x.__dict__ or (is_traceable_wrapper_subclass(grad) and type(grad) is not type(x)):
         return grad
-    return mark_gradient(grad if type(grad) is type(x) else x.wrap_cotangent(grad), x.__dict__)
+    return mark_gradient(grad if type(grad) is type(x) else wrap_cotangent(x, grad), x.__dict__)
 
 
 def swap_attributes(x: Any, held: dict[str, Any]) -> None:

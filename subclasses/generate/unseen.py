@@ -21,6 +21,7 @@ from torch import Tensor
 
 from subclasses.rules.author_code import OF_LIBRARIES, codes_of, package_of
 from subclasses.rules.registry import all_rules, describe
+from subclasses.spec.statics import find_tensor
 
 # A local variable, or one of an enclosing function.
 _LOAD_VARIABLE = ("LOAD_FAST", "LOAD_DEREF", "LOAD_CLOSURE")
@@ -68,7 +69,7 @@ class UnseenNames:
                     getters = (getattr(members.get(name), "fget", None) for name in code.co_names)
                     pending += [getter for getter in getters if getter is not None]
 
-    def warn(self, name: str) -> None:
+    def warn(self, name: str, value: object) -> None:
         """Warns that a compiler does not see an attribute, and stays quiet about it from then on.
 
         What torch sets on a value for itself is no attribute of the author's.
@@ -78,12 +79,29 @@ class UnseenNames:
         if setter.partition(".")[0] in OF_LIBRARIES:
             return
         reader, cls = self._readers.pop(name), self._cls.__name__
+        mend = f"Declare `{name}` with static(default=...) and pass it to the constructor, {cls}(..., {name}=...)"
+        if isinstance(value, Tensor):
+            mend = (
+                f"A tensor is no metadata: compute it each time from the fields, or declare `{name}: Tensor = inner()` "
+                f"and pass it to the constructor, {cls}(..., {name})"
+            )
+        elif _holds_a_tensor(value):
+            mend = (
+                "It holds a tensor, which is no metadata: compute it each time from the fields, or declare each tensor "
+                "in it with inner() and pass it to the constructor"
+            )
         warnings.warn(
             f"{cls}.{name} is no field, and {describe(reader)} reads an attribute of this name: in a compiled function "
-            f"rules and methods see values made from fields alone, without it. Declare `{name}` with "
-            f"static(default=...) and pass it to the constructor, {cls}(..., {name}=...)",
+            f"rules and methods see values made from fields alone, without it. {mend}",
             stacklevel=3,
         )
+
+
+def _holds_a_tensor(value: object) -> bool:
+    parts = value.values() if isinstance(value, dict) else value
+    if isinstance(parts, list | tuple | set | frozenset) or parts is not value:
+        return any(map(_holds_a_tensor, parts))  # type: ignore[arg-type]
+    return find_tensor(value) is not None
 
 
 def _members(cls: type) -> dict[str, Any]:

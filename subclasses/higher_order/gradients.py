@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import autograd_enabled, tree_flatten
-from subclasses.autograd.construct import as_cotangent, is_differentiable
+from subclasses.autograd.construct import as_cotangent, is_differentiable, wrap_cotangent
 from subclasses.higher_order.branches import Results
 from subclasses.higher_order.values import Constant, Operands, Plain, Wrapper, is_declared, wrap_value
 from subclasses.layout import cotangent_layout
@@ -110,4 +110,4 @@ def _wrap_cotangent(primal: Any, cotangent: Tensor) -> Any:
     if cls.__spec__.fallback == "map" and not cls._saves_inners:
         return map_inners(primal, lambda _, t: cotangent if is_differentiable(t) else t)
     with autograd_enabled():
-        return as_cotangent(primal.wrap_cotangent(cotangent))
+        return as_cotangent(wrap_cotangent(primal, cotangent))

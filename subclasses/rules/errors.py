@@ -83,10 +83,26 @@ def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -
         del error  # its traceback holds this frame, and with it the tensors of all frames
 
 
-def _note_joined_gradients(cls: Any, func: Any, error: AttributeError, operands: Any) -> None:
-    """Notes, in an error of a rule, that PyTorch's derivative called it with plain tensors among gradients."""
+def _note_other_operands(cls: Any, func: Any, error: AttributeError, operands: Any) -> None:
+    """Notes, in an error of a rule, that it was called with a number or a plain tensor, and read a field of it."""
     if func in _JOINING and in_backward():
         error.add_note(_OF_JOINED_GRADIENTS.format(cls=cls.__name__, op=func))
+    elif (
+        error.name in cls.__spec__.names
+        and isinstance(error.obj, _OPERANDS)
+        and not isinstance(error.obj, cls)
+    ):
+        named = dict(_code_of(cls))
+        rule = next((named[f.f_code] for f in _frames_inside(error) if f.f_code in named), "")
+        if rule.startswith("the rule"):
+            name = resolve_name(func) or str(func)
+            error.add_note(
+                f"{name} on {one_of(cls)}: {rule} read .{error.name} of {one_of(type(error.obj))}. An operand of an op "
+                f"may be a number, a plain tensor or a value of another class: test isinstance(y, {cls.__name__}) first"
+            )
+
+
+_OPERANDS = (int, float, complex, Tensor)
 
 
 _JOINING = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)
@@ -157,7 +173,7 @@ def _raise_for_sizes(cls: Any, func: Any, error: Exception, operands: Any) -> No
 
 _EXPLAINED: tuple[tuple[Any, Any], ...] = (
     (AssertionError, _raise_for_constants),
-    (AttributeError, _note_joined_gradients),
+    (AttributeError, _note_other_operands),
     ((RuntimeError, IndexError), _raise_for_sizes),
 )
 
@@ -182,6 +198,26 @@ def _signature_of(cls: Any, func: Any) -> str:
 
 def _shown(func: Any) -> str:
     return f", {schema_of(func)}" if isinstance(func, OpOverload) else ""
+
+
+def decline(cls: Any, op: Any, types: Any) -> Any:
+    """Returns NotImplemented, so that torch asks the class of another operand.
+
+    Raises:
+        DispatchError: All others were asked before this class, and the caller is no operator, which would go on to ask
+            for its reflected form.
+    """
+    if types[-1] is not cls or is_of_operator(op):
+        return NotImplemented
+    met = [t for t in types if t is not Tensor and hasattr(t, "__tensor_flatten__")]
+    plain = [t for t in met if hasattr(t, "__spec__") and t.__spec__.has_materialize]
+    convert = (
+        f", or convert one of the values, as x.materialize() does for {one_of(plain[0])}" if plain else ""
+    )
+    raise DispatchError(
+        f"{op} on {' and '.join(map(one_of, met))}: no class has a rule for the others' values; write one, "
+        f"@{cls.__name__}.implements(torch.ops.{op}){convert}"
+    )
 
 
 def is_of_operator(func: Any) -> bool:

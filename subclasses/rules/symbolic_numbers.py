@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from subclasses.rules.author_code import OF_LIBRARIES, codes_of, package_of
-from subclasses.spec.construction import concrete
+from subclasses.spec.statics import concrete
 
 Rule = Callable[..., Any]
 

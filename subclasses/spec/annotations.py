@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from subclasses.errors import SpecError
-from subclasses.spec.construction import is_unlike
 from subclasses.spec.fields import MISSING
+from subclasses.spec.statics import is_unlike
 
 
 def resolve_annotation(cls: type, name: str, annotation: Any, scope: Mapping[str, Any]) -> Any:

@@ -26,11 +26,10 @@ from subclasses.spec.annotations import (
     resolve_annotation,
     static_choices,
 )
-from subclasses.spec.construction import find_tensor, is_no_choice, show_choices
-from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker
+from subclasses.spec.fields import MISSING, DynamicMarker, InnerMarker, Marker, StaticMarker, show_spec
 from subclasses.spec.names import check_field_name
 from subclasses.spec.shapes import Shape, parse_shape
-from subclasses.spec.shown import show_spec
+from subclasses.spec.statics import check_default
 
 Fallback = Literal["error", "views", "materialize", "map"]
 FALLBACKS = ("error", "views", "materialize", "map")
@@ -348,7 +347,7 @@ def check_spec(cls: type, spec: SubclassSpec) -> None:
         )
     _check_trainable(spec)
     for field in spec.statics:
-        _check_static_default(spec, field)
+        check_default(spec.name, field)
     for field in spec.dynamics:
         default = field.default
         if default is not MISSING and (type(default) is not int or default < 0):
@@ -367,22 +366,4 @@ def _check_trainable(spec: SubclassSpec) -> None:
         raise SpecError(
             f"{spec.name}: trainable=True needs an inner tensor that an optimizer can update, and all are declared "
             f"with the dtypes {', '.join(map(str, dtypes))}; remove trainable=True"
-        )
-
-
-def _check_static_default(spec: SubclassSpec, field: MetaField) -> None:
-    if field.default is MISSING:
-        return
-    if find_tensor(field.default) is not None:
-        raise SpecError(f"{spec.name}.{field.name}: a default cannot be a tensor; declare an inner() instead")
-    try:
-        hash(field.default)
-    except TypeError as error:
-        raise SpecError(
-            f"{spec.name}.{field.name}: static metadata is hashable, and the default {field.default!r} is not; "
-            f"use a tuple or a frozen dataclass"
-        ) from error
-    if is_no_choice(field.default, field.choices):
-        raise SpecError(
-            f"{spec.name}.{field.name}: expected a default among {show_choices(field.choices)}, got {field.default!r}"
         )

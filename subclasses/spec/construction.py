@@ -6,26 +6,23 @@ for the test alone.
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import functools
-import math
-import sys
-import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from subclasses._torch import DisableTorchFunctionSubclass, is_transformed
-from subclasses.errors import DispatchError
+from subclasses._torch import DisableTorchFunctionSubclass, in_function_mode, is_transformed
+from subclasses.errors import DispatchError, one_of
+from subclasses.spec.fields import MISSING
+from subclasses.spec.statics import describe
 from subclasses.spec.values import known_to_differ
 
 
 def raise_not_a_tensor(cls: str, field: str, expected: type, got: object) -> NoReturn:
     """Raises TypeError: the value of an inner tensor field is not a tensor of the expected class."""
-    raise TypeError(f"{cls}.{field}: expected a {expected.__name__}, got {_describe(got)}")
+    raise TypeError(f"{cls}.{field}: expected a {expected.__name__}, got {describe(got)}")
 
 
 def raise_metadata_by_position(
@@ -43,6 +40,16 @@ def raise_metadata_by_position(
     else:
         mend = f"and by keyword {', '.join(metadata)}"
     raise TypeError(f"{cls} takes {inner}, got {len(inners) + len(more)}; {mend}")
+
+
+def raise_missing_metadata(cls: str, given: dict[str, object]) -> NoReturn:
+    """Raises TypeError: metadata without a default is missing. The parameters have one, so that its place is told."""
+    names = [name for name, value in given.items() if value is MISSING]
+    shown = " and ".join(map(repr, names))
+    raise TypeError(
+        f"{cls} is missing metadata without a default, {shown}; pass it by keyword: "
+        f"{', '.join(f'{name}=...' for name in names)}"
+    )
 
 
 def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoReturn:
@@ -64,7 +71,7 @@ def raise_no_conversion(cls: str, now: torch.dtype, asked: torch.dtype) -> NoRet
 
 def raise_not_an_outer(cls: str, got: object) -> NoReturn:
     """Raises TypeError: ``outer`` returned something else than an Outer."""
-    shown = _describe(got)
+    shown = describe(got)
     raise TypeError(f"{cls}.outer: expected an Outer, as in `return Outer(size=(...))`, got {shown}")
 
 
@@ -154,7 +161,7 @@ def raise_mixed_devices(cls: str, field: str, got: Any, anchor: str, expected: A
 
 def raise_not_a_count(cls: str, field: str, got: object) -> NoReturn:
     """Raises for an invalid dynamic int: ValueError if it is negative, TypeError if it is not an int."""
-    shown = f"{got}" if isinstance(got, int) and not isinstance(got, bool) else _describe(got)
+    shown = f"{got}" if isinstance(got, int) and not isinstance(got, bool) else describe(got)
     kind = ValueError if isinstance(got, int) and not isinstance(got, bool) else TypeError
     raise kind(f"{cls}.{field}: expected a non-negative int, got {shown}")
 
@@ -169,163 +176,57 @@ def check_not_transformed(cls: str, *inners: Tensor | None) -> None:
         )
 
 
-def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> None:
-    """Checks each value of static metadata; ``fields`` are those of the declaration.
+# ---- constructors of a class body --------------------------------------------------------------------------
 
-    Raises:
-        TypeError: one is not hashable, could be changed in place, contains a tensor or a symbol without a value, or has
-            another type than the annotation of its field.
-        ValueError: one is none of those that the annotation of its field lists, or is not equal to itself.
-    """
-    for field, value in zip(fields, values, strict=True):
-        name = field.name
-        if (tensor := find_tensor(value)) is not None:
-            raise TypeError(f"{cls}.{name}: expected static metadata, got {_describe(tensor)}; use inner()")
-        if (symbol := _find_symbol(value)) is not None:
-            raise TypeError(
-                f"{cls}.{name}: expected static metadata, got {symbol}, which depends on the numbers in a tensor and "
-                f"is known when the compiled function runs; declare it dynamic() if it is an int, or compute it "
-                f"outside of the function"
-            )
+
+def checked_new(author: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the ``__new__`` of a class body: what it returns is a value that the generated constructor made."""
+
+    @functools.wraps(author)
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        made = author(cls, *args, **kwargs)
+        if made.__class__ is not cls or "_layout" not in made.__dict__:
+            _check_made(cls, made)
+        return made
+
+    return __new__
+
+
+def _check_made(cls: Any, made: Any) -> None:
+    is_made = isinstance(made, cls)
+    if (is_made and "_layout" in made.__dict__) or in_function_mode():  # a mode may return what it likes
+        return
+    fields = ", ".join(cls.__spec__.inner_names)
+    mend = f"end it with `return super().__new__(cls, {fields})`"
+    if is_made:
+        raise TypeError(
+            f"{cls.__name__}.__new__ returned {one_of(cls)} without fields, which the generated constructor did not "
+            f"make (Tensor.__new__ and Tensor._make_subclass know no inner tensors); {mend}"
+        )
+    raise TypeError(f"{cls.__name__}.__new__ returned {describe(made)}, expected {one_of(cls)}; {mend}")
+
+
+def checked_init(author: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the ``__init__`` of a class body, which may pass on arguments that only ``__new__`` takes."""
+
+    @functools.wraps(author)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            hash(value)
+            author(self, *args, **kwargs)
         except TypeError as error:
-            place, part = _find_unhashable(f"{cls}.{name}", value)
+            if not str(error).startswith("object.__init__() takes exactly one argument"):
+                raise
+            name, fields = type(self).__name__, ", ".join(type(self).__spec__.inner_names)
             raise TypeError(
-                f"{place}: expected hashable metadata, got {_describe(part)}; use a tuple or a frozen dataclass"
+                f"{name}.__init__: super().__init__() takes no arguments, since __new__ has set the fields; write "
+                f"`super().__init__()`, or in place of __init__ a __new__ that ends with `return super().__new__(cls, "
+                f"{fields})`"
             ) from error
-        if (changeable := find_changeable(value)) is not None:
-            raise TypeError(
-                f"{cls}.{name}: expected metadata that is compared by value and cannot change in place, since compiled "
-                f"programs are found by it, got {_describe(changeable)}; make {type(changeable).__name__} a "
-                f"@dataclass(frozen=True), or pass what is read from it as metadata of its own"
-            )
-        if field.kinds and is_unlike(value, field.kinds):
-            raise TypeError(
-                f"{cls}.{name}: expected {show_kinds(field.kinds)}, as its annotation says, got {_describe(value)}"
-            )
-        if isinstance(value, float) and math.isnan(value):
-            raise ValueError(
-                f"{cls}.{name}: expected metadata that equals itself, since compiled programs are found by it, got nan"
-            )
-        if field.choices and is_no_choice(value, field.choices):
-            raise ValueError(
-                f"{cls}.{name}: expected one of {show_choices(field.choices)}, got {_describe(value)}"
-            )
+
+    return __init__
 
 
-def concrete(value: Any) -> Any:
-    """Returns static metadata with Python's numbers in place of the symbols of a compiler, also in tuples.
-
-    A compiler makes a symbol of a size, and of a number that an argument holds. Static metadata is a constant of a
-    program, so the program is for the symbol's value, and guards on it. A symbol without a value stays.
-    """
-    if type(value) is tuple:
-        return tuple(map(concrete, value))
-    kind = _SYMBOLS.get(type(value))
-    return value if kind is None or _is_unknown(value) else kind(value)
-
-
-def _is_unknown(symbol: Any) -> bool:
-    """Whether a symbol stands for a number that only the running program knows."""
-    # Imported here because it imports sympy; a symbol exists in a trace only, which has imported it.
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
-
-    return bool(free_unbacked_symbols(symbol))
-
-
-_SYMBOLS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
-
-
-def _find_symbol(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return next((s for part in value if (s := _find_symbol(part)) is not None), None)
-    return value if isinstance(value, tuple(_SYMBOLS)) else None
-
-
-def _find_unhashable(place: str, value: Any) -> tuple[str, Any]:
-    """Returns the innermost part of metadata that has no hash, in tuples and frozen dataclasses, with its place."""
-    parts: list[tuple[str, Any]] = []
-    if isinstance(value, tuple):
-        parts = [(f"{place}[{i}]", part) for i, part in enumerate(value)]
-    elif dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        parts = [(f"{place}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
-    for part in parts:
-        try:
-            hash(part[1])
-        except TypeError:
-            return _find_unhashable(*part)
-    return place, value
-
-
-def is_unlike(value: object, kinds: tuple[type, ...]) -> bool:
-    """Whether a value has none of these types; a number of numpy may stand for one of Python."""
-    return not isinstance(value, kinds) and not hasattr(value, "item")
-
-
-def show_kinds(kinds: tuple[type, ...]) -> str:
-    """Returns the types that an annotation names, as they are written."""
-    return " | ".join(dict.fromkeys("None" if k is types.NoneType else k.__name__ for k in kinds))
-
-
-def is_no_choice(value: object, choices: tuple[Any, ...]) -> bool:
-    """Whether a value is none of those that an annotation lists, if it lists any.
-
-    ``True`` is not ``1``; a member of an ``IntEnum`` or ``StrEnum`` is its value.
-    """
-    return bool(choices) and not any(
-        c == value and (type(c) is type(value) or isinstance(c, enum.Enum)) for c in choices
-    )
-
-
-def show_choices(choices: tuple[Any, ...]) -> str:
-    """Returns the values that an annotation lists, as they are written."""
-    return ", ".join(f"{type(c).__name__}.{c.name}" if isinstance(c, enum.Enum) else repr(c) for c in choices)
-
-
-def find_tensor(value: object) -> Tensor | None:
-    """Returns the first tensor that a value of static metadata is or contains, or None."""
-    if isinstance(value, Tensor):
-        return value
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = [getattr(value, f.name) for f in dataclasses.fields(value)]
-    if isinstance(value, list | tuple | frozenset):
-        return next((t for part in value if (t := find_tensor(part)) is not None), None)
-    return None
-
-
-def find_changeable(value: object) -> object:
-    """Returns the first object in a value of static metadata whose attributes can be set unnoticed, or None.
-
-    Such an object is an instance of a user's class that inherits identity as equality, or of a dataclass that hashes
-    fields which can be set. A class that defines ``__eq__`` and ``__hash__`` itself is trusted to keep what they read.
-    """
-    cls = type(value)
-    if isinstance(value, type | enum.Enum):
-        return None
-    if isinstance(value, tuple | frozenset):
-        return _first_changeable(value)
-    if isinstance(value, types.MethodType):
-        return find_changeable(value.__self__)
-    if isinstance(value, functools.partial):
-        return _first_changeable((value.func, *value.args, *value.keywords.values()))
-    if dataclasses.is_dataclass(cls):
-        parameters = cls.__dataclass_params__  # type: ignore[attr-defined]
-        if parameters.frozen:
-            return _first_changeable(getattr(value, f.name) for f in dataclasses.fields(cls))
-        if parameters.unsafe_hash:
-            return value
-    has_attributes = hasattr(value, "__dict__") or any(getattr(c, "__slots__", ()) for c in cls.__mro__)
-    is_users = cls.__module__.partition(".")[0] not in _LIBRARIES
-    return value if is_users and has_attributes and cls.__eq__ is object.__eq__ else None
-
-
-def _first_changeable(values: Iterable[object]) -> object:
-    return next((found for part in values if (found := find_changeable(part)) is not None), None)
-
-
-# The objects of these that have an identity, such as functions and modules, are constants of a program.
-_LIBRARIES = frozenset({*sys.stdlib_module_names, "torch", "numpy"})
+# ---- printing ----------------------------------------------------------------------------------------------
 
 
 def repr_tail(x: Tensor) -> str:
@@ -333,9 +234,3 @@ def repr_tail(x: Tensor) -> str:
     if x.grad_fn is not None:
         return f", grad_fn=<{type(x.grad_fn).__name__}>"
     return ", requires_grad=True" if x.requires_grad else ""
-
-
-def _describe(value: object) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
-    return f"{value!r} of type {type(value).__name__}" if value is not None else "None"

@@ -17,6 +17,22 @@ CALLED_BY_TORCH = frozenset(
     new_empty_strided numel pin_memory register_hook requires_grad_ retain_grad share_memory_ size
     storage_offset stride to tolist type untyped_storage view view_as""".split()
 )
+# Methods of those that say what a tensor shows. Compilers know it without a call.
+_SHOWING = frozenset(
+    """dim element_size get_device is_complex is_contiguous is_floating_point ndimension nelement numel size
+    storage_offset stride""".split()
+)
+# Other methods that this package and torch rely on; each is called on any value, or not at all in compiled code.
+_RELIED_ON = frozenset(
+    """data_ptr detach detach_ is_conj is_neg register_hook requires_grad_ resolve_conj resolve_neg retain_grad storage
+    untyped_storage _is_param _is_view _make_subclass _make_wrapper_subclass _typed_storage _view_func""".split()
+)
+# What this package sets on a class, or calls on it, besides the methods that a class body may replace.
+_OF_CLASSES = frozenset(
+    """__source__ __spec__ implements unruled unwrap _dispatch _function _handwritten _has_function_rules _keeps_history
+    _layout _marks_cotangents _marks_gradients _new _own_fields _own_keywords _recorded_attributes _refresh _rulebook
+    _saves_inners _serves_super _wrap""".split()
+)
 # Data attributes of Tensor on older releases.
 FORMER_ATTRIBUTES = frozenset({"names"})
 OWN_NAMES = frozenset({"check_loaded", "implements", "materialize", "outer", "unwrap", "wrap_cotangent"})
@@ -49,6 +65,7 @@ def check_field_name(cls: type, name: str, *, is_inner: bool = False) -> None:
 
 def check_method_name(cls: type, name: str, value: object) -> None:
     """Raises SpecError if a value in a class body hides what PyTorch, or a caller, finds on every tensor."""
+    _check_relied_on(cls, name)
     found = None if name.startswith("_") else inspect.getattr_static(Tensor, name, None)
     if found is None or name in OWN_NAMES:
         return
@@ -64,6 +81,25 @@ def check_method_name(cls: type, name: str, value: object) -> None:
         )
 
 
+def _check_relied_on(cls: type, name: str) -> None:
+    if name in _OF_CLASSES:
+        reason, mend = "is a name that this package uses on every class", ""
+    elif name in _SHOWING:
+        reason = "hides a method by which PyTorch learns what the value shows, and which compiled code does not call"
+        mend = ", or say with `outer` what the value shows"
+    elif name in _RELIED_ON or (
+        name.startswith("_") and not name.startswith("__") and is_data_attribute(name)
+    ):
+        reason = "hides what PyTorch itself calls or reads on every tensor"
+        mend = f", or write a rule: @{cls.__name__}.implements(torch.ops.aten.detach.default)"
+        mend = mend if name == "detach" else ""
+    else:
+        return
+    raise SpecError(
+        f"{cls.__name__}.{name} {reason}; choose another name, such as {name.strip('_')}_of_mine{mend}"
+    )
+
+
 def check_special_methods(cls: type) -> None:
     """Raises SpecError for methods of a class body that would break every value, in places that do not name them."""
     body = vars(cls)
@@ -73,6 +109,12 @@ def check_special_methods(cls: type) -> None:
             f"and optimizers hash tensors; write `__hash__ = torch.Tensor.__hash__` beside it, or, in place of "
             f"__eq__, a rule: @{cls.__name__}.implements(torch.eq)"
         )
+    for name in ("__torch_function__", "__torch_dispatch__"):
+        if isinstance(inspect.getattr_static(cls, name, None), types.FunctionType):
+            raise SpecError(
+                f"{cls.__name__}.{name} is a plain method, and torch calls it on the class; write `@classmethod` above "
+                f"`def {name}(cls, func, types, args=(), kwargs=None)`"
+            )
     new = body.get("__new__")
     if isinstance(new, staticmethod) and returns_nothing(new.__func__):
         raise SpecError(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor
 
-from subclasses import DispatchError, TensorSubclass, dynamic, inner, static
+from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner, static
+from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
 
@@ -52,10 +55,133 @@ def test_metadata_by_position_is_told_to_go_by_keyword(more, mend):
     assert str(caught.value) == f"Pair takes 2 inner tensors by position (a, b), {mend}"
 
 
+class Labelled(TensorSubclass, fallback="map"):
+    labels: Tensor = inner()
+    classes: int = static()
+    length: int = dynamic()
+    tag: str = static(default="")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (
+            lambda t: Labelled(t, 6, 7),
+            "Labelled takes 1 inner tensor by position (labels), got 3; pass it by keyword: classes=6, tag=7",
+        ),
+        (
+            lambda t: Labelled(t, 6),
+            "Labelled takes 1 inner tensor by position (labels), got 2; pass it by keyword: classes=6",
+        ),
+        (
+            lambda t: Labelled(t),
+            "Labelled is missing metadata without a default, 'classes' and 'length'; pass it by keyword: classes=..., "
+            "length=...",
+        ),
+        (
+            lambda t: Labelled(t, classes=6),
+            "Labelled is missing metadata without a default, 'length'; pass it by keyword: length=...",
+        ),
+    ],
+)
+def test_required_metadata_is_told_to_go_by_keyword(make, text):
+    with pytest.raises(TypeError) as caught:
+        make(torch.ones(2))
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_required_metadata_by_keyword(mode):
+    x = MODES[mode](lambda t: Labelled(t, classes=6, length=t.shape[0]) * 2)(torch.ones(3))
+    assert (x.labels.tolist(), x.classes, x.length, x.tag) == ([2, 2, 2], 6, 3, "")
+    assert str(inspect.signature(Labelled.__new__)) == "(_cls, labels, *_more, classes, tag='', length)"
+
+
 def test_a_class_without_metadata_has_python_s_own_message():
     assert "_more" not in Mapped.__source__
     with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
         Mapped(torch.ones(2), torch.ones(2), 3)
+
+
+MADE = {
+    "Tensor.__new__": (
+        lambda cls, a: Tensor.__new__(cls, a),
+        "returned a Made without fields, which the generated",
+    ),
+    "_make_subclass": (lambda cls, a: Tensor._make_subclass(cls, a), "without fields, which the generated"),
+    "as_subclass": (lambda cls, a: a.as_subclass(cls), "without fields, which the generated"),
+    "an inner tensor": (
+        lambda cls, a: a,
+        "returned a tensor of torch.float32 and shape (2,), expected a Made",
+    ),
+    "None": (lambda cls, a: None if a.numel() else a, "returned None, expected a Made"),
+    "another class": (lambda cls, a: Alone(a), "expected a Made"),
+}
+
+
+@pytest.mark.parametrize("case", MADE)
+def test_a_constructor_that_does_not_end_with_the_generated_one(case):
+    new, words = MADE[case]
+    cls = type("Made", (Pair,), {"__new__": new})
+    with pytest.raises(TypeError) as caught:
+        cls(torch.ones(2))
+    assert str(caught.value).startswith("Made.__new__ returned ") and words in str(caught.value)
+    assert str(caught.value).endswith("; end it with `return super().__new__(cls, a, b)`")
+
+
+def test_a_constructor_may_return_what_inherits_or_exists():
+    class Base(TensorSubclass, fallback="map"):
+        a: Tensor = inner()
+
+        def __new__(cls, a):
+            return a if isinstance(a, cls) else super().__new__(Derived if a.ndim == 2 else cls, a)
+
+    class Derived(Base):
+        def __new__(cls, a):
+            return super().__new__(cls, a)
+
+    x = Base(torch.ones(2))
+    assert (
+        Base(x) is x and type(Base(torch.ones(2, 2))) is Derived and type(Derived(torch.ones(2))) is Derived
+    )
+    for compiler in ("aot_eager", "desugar"):
+        torch.compiler.reset()
+        options = {"options": {"backend": "eager"}} if compiler == "desugar" else {}
+        run = torch.compile(lambda t: Base(t) + 1, backend=compiler, fullgraph=True, **options)
+        assert run(torch.ones(2)).a.tolist() == [2, 2]
+
+
+def test_a_constructor_under_a_mode_returns_what_the_mode_does():
+    class Counts(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return "made" if func.__name__ == "__new__" else func(*args, **(kwargs or {}))
+
+    cls = type("Made", (Alone,), {"__new__": lambda cls, a: Alone.__new__(cls, a)})
+    with Counts():
+        assert cls(torch.ones(2)) == "made"
+
+
+def test_an_init_that_passes_on_what_only_new_takes():
+    def passes_on(self, a):
+        super(cls, self).__init__(a)
+
+    cls = type("Made", (Alone,), {"__init__": passes_on})
+    with pytest.raises(TypeError) as caught:
+        cls(torch.ones(2))
+    assert (
+        "write `super().__init__()`, or in place of __init__ a __new__ that ends with `return super().__new__(cls, a)`"
+        in str(caught.value)
+    )
+
+    def fails(self, a):
+        raise TypeError("not two")
+
+    with pytest.raises(TypeError, match=r"\Anot two\Z"):
+        type("Made", (Alone,), {"__init__": fails})(torch.ones(2))
+
+
+def test_a_class_without_a_constructor_of_its_own_has_the_generated_one():
+    assert Pair.__new__ is Pair._new and "__init__" not in vars(Pair)
 
 
 # ---- what rules return ---------------------------------------------------------------------------------------
@@ -75,6 +201,52 @@ def test_what_is_no_tensor_is_told_what_to_return(rule, words):
     with pytest.raises(DispatchError) as caught:
         cls(torch.ones(2), torch.ones(2)).abs()
     assert all(word in str(caught.value) for word in ["aten.abs.default on a Ruled", *words]), caught.value
+
+
+# ---- what rules are called with ------------------------------------------------------------------------------
+
+
+class Tally(TensorSubclass):
+    total: Tensor = inner()
+    count: Tensor = inner()
+
+
+@Tally.implements(aten.add.Tensor)
+def add(func, x, y):
+    return Tally(func(x.total, y.total), func(x.count, y.count))
+
+
+@Tally.implements(torch.maximum)
+def maximum(func, x, y):
+    return Tally(func(x.unwrap("total"), y.total), x.count)
+
+
+@Tally.implements(aten.neg.default)
+def neg(func, x):
+    return x.missing
+
+
+@pytest.mark.parametrize(
+    ("run", "op", "kind"),
+    [
+        (lambda x: x + 1, "aten.add.Tensor", "an int"),
+        (lambda x: 2.5 + x, "aten.add.Tensor", "a float"),
+        (lambda x: torch.ones(2) + x, "aten.add.Tensor", "a Tensor"),
+        (lambda x: torch.maximum(x, torch.ones(2)), "torch.maximum", "a Tensor"),
+    ],
+)
+def test_a_rule_that_reads_a_field_of_another_operand(run, op, kind):
+    with pytest.raises(AttributeError, match="has no attribute 'total'") as caught:
+        run(Tally(torch.ones(2), torch.ones(2)))
+    (note,) = caught.value.__notes__
+    assert note.startswith(f"{op} on a Tally: the rule ") and f"read .total of {kind}. An operand" in note
+    assert note.endswith("test isinstance(y, Tally) first")
+
+
+def test_another_attribute_error_of_a_rule_has_no_note():
+    with pytest.raises(AttributeError, match="'Tally' object has no attribute 'missing'") as caught:
+        -Tally(torch.ones(2), torch.ones(2))
+    assert not hasattr(caught.value, "__notes__")
 
 
 # ---- mapped ops ----------------------------------------------------------------------------------------------
@@ -186,3 +358,181 @@ def test_a_parameter_that_an_optimizer_cannot_write_to_is_told_of_trainable():
         DispatchError, match=r"aten\.add_\.Tensor: cannot write a plain.* declared with trainable=True"
     ):
         torch.optim.SGD([weight], lr=0.1, foreach=False).step()
+
+
+# ---- random fills --------------------------------------------------------------------------------------------
+
+
+class Factored(TensorSubclass, fallback="materialize", trainable=True):
+    signs: Tensor = inner(dtype=torch.int8)
+    left: Tensor = inner()
+    right: Tensor = inner(differentiable=True)
+
+    @staticmethod
+    def outer(signs, left, right):
+        return Outer(signs.shape, dtype=left.dtype)
+
+    def materialize(self):
+        return self.signs * (self.left @ self.right)
+
+
+def factored(cls=Factored):
+    signs = torch.ones(4, 5, dtype=torch.int8)
+    return torch.nn.Parameter(cls(signs, torch.zeros(4, 3), torch.zeros(3, 5)))
+
+
+INITIALIZERS = (
+    "normal_ uniform_ xavier_normal_ xavier_uniform_ kaiming_normal_ kaiming_uniform_ trunc_normal_".split()
+)
+
+
+@pytest.mark.parametrize("name", INITIALIZERS)
+def test_a_random_fill_is_told_of_the_inner_tensors(name):
+    x = factored()
+    with pytest.raises(DispatchError) as caught:
+        getattr(torch.nn.init, name)(x)
+    fill = "uniform_" if "uniform" in name else "normal_"
+    lines = f"torch.nn.init.{fill}(x.left) and torch.nn.init.{fill}(x.right)"
+    assert f"fill its inner tensors under torch.no_grad(), as in {lines}, or add a rule" in str(caught.value)
+    assert f"@Factored.implements(torch.ops.aten.{fill}.default)" in str(caught.value)
+    assert "dropout" not in str(caught.value)
+    with torch.no_grad():  # what the lines say
+        for t in (x.left, x.right):
+            getattr(torch.nn.init, fill)(t)
+    assert x.materialize().count_nonzero() == 20
+
+
+@pytest.mark.parametrize("name", INITIALIZERS[:-1])
+def test_the_rule_for_a_random_fill_is_enough(name):
+    cls = type("Filled", (Factored,), {})
+
+    @cls.implements(aten.normal_.default, aten.uniform_.default)
+    def _(func, x, *args, **kwargs):
+        for t in (x.left, x.right):
+            func(t, *args, **kwargs)
+        return x
+
+    x = factored(cls)
+    assert getattr(torch.nn.init, name)(x) is x
+    assert x.materialize().count_nonzero() == 20
+
+
+def test_a_random_fill_that_no_initializer_has_and_a_class_of_integers():
+    with pytest.raises(
+        DispatchError, match=r"as in x\.left\.exponential_\(\.\.\.\) and x\.right\.exponential_\("
+    ):
+        factored().detach().exponential_()
+
+    class Ints(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner(dtype=torch.int8)
+
+        def materialize(self):
+            return self.held * 1
+
+    with pytest.raises(DispatchError, match=r"lost; add a rule that fills them.*aten\.random_\.default\)"):
+        Ints(torch.ones(2, dtype=torch.int8)).random_()
+
+
+def test_dropout_keeps_its_advice():
+    with pytest.raises(
+        DispatchError, match=r"F\.dropout.*call it on x\.materialize\(\).*implements\(torch\.dropout\)"
+    ):
+        torch.nn.functional.dropout(pair())
+
+
+# ---- wrap_cotangent ------------------------------------------------------------------------------------------
+
+
+def make_wrapping(wrap):
+    return type("Wrapping", (Pair,), {"wrap_cotangent": wrap}, trainable=True)
+
+
+@pytest.mark.parametrize("is_parameter", [False, True])
+@pytest.mark.parametrize(
+    ("wrap", "got"), [(lambda self, g: g, "a Tensor"), (lambda self, g: None, "a NoneType")]
+)
+def test_a_wrapped_cotangent_that_is_plain(wrap, got, is_parameter):
+    cls = make_wrapping(wrap)
+    x = cls(torch.ones(3, requires_grad=not is_parameter), torch.ones(3))
+    x = torch.nn.Parameter(x) if is_parameter else x
+    with pytest.raises(DispatchError) as caught:
+        x.exp().sum().backward()
+    assert str(caught.value) == (
+        f"Wrapping.wrap_cotangent: expected a Wrapping with the derivatives by each inner tensor, got {got}; return "
+        f"Wrapping(a, b) of those"
+    )
+
+
+def test_a_wrapped_cotangent_of_another_size_of_a_parameter():
+    x = torch.nn.Parameter(
+        make_wrapping(lambda self, g: type(self)(g[:1], g[:1]))(torch.ones(3), torch.ones(3))
+    )
+    with pytest.raises(
+        DispatchError, match=r"expected a derivative of size \(3,\) by a, got one of size \(1,\)"
+    ):
+        x.exp().sum().backward()
+
+
+# ---- values of two classes -----------------------------------------------------------------------------------
+
+
+class Shown(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held * 2
+
+
+def of_two(first=Shown, second=Mapped):
+    return first(torch.ones(2)), second(torch.ones(2), torch.ones(2))
+
+
+JOINED = {
+    "aten.equal.default": torch.equal,
+    "aten.where.self": lambda x, y: torch.where(torch.tensor([True, False]), x, y),
+    "aten.cat.default": lambda x, y: torch.cat([x, y]),
+    "aten.stack.default": lambda x, y: torch.stack([x, y]),
+}
+
+
+@pytest.mark.parametrize("op", JOINED)
+@pytest.mark.parametrize("mode", MODES)
+def test_values_of_two_classes_in_one_call_are_named(op, mode):
+    x, y = of_two()
+    for pair_of, last in (((x, y), "Mapped"), ((y, x), "Shown")):
+        with pytest.raises(Exception) as caught:
+            MODES[mode](JOINED[op])(*pair_of)
+        text = str(caught.value)
+        assert (
+            f"{op} on {'a Shown and a Mapped' if last == 'Mapped' else 'a Mapped and a Shown'}: no class"
+            in text
+        )
+        assert f"@{last}.implements(torch.ops.{op}), or convert one" in text and "does for a Shown" in text
+        assert isinstance(caught.value, DispatchError) or mode != "eager"
+    for whole in ((x.materialize(), y), (y, x.materialize())):
+        if op != "aten.equal.default":
+            assert isinstance(JOINED[op](*whole), Mapped)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_rule_of_either_class_answers(index):
+    first, second = (type(c.__name__, (c,), {}) for c in (Shown, Mapped))
+    (first, second)[index].implements(aten.stack.default)(lambda func, tensors, dim=0: torch.full((2,), 7.0))
+    x, y = of_two(first, second)
+    assert torch.stack([x, y]).tolist() == torch.stack([y, x]).tolist() == [7, 7]
+
+
+def test_two_classes_under_an_operator_leave_it_to_python():
+    x, y = of_two()
+    with pytest.raises(TypeError, match=r"unsupported operand type\(s\) for -: 'Shown' and 'Mapped'"):
+        x - y
+    cls = type("Reflected", (Mapped,), {})
+    cls.implements(torch.rsub)(lambda func, x, y: "reflected")
+    assert x - cls(torch.ones(2), torch.ones(2)) == "reflected"
+
+
+def test_classes_without_materialize_are_told_of_a_rule_alone():
+    with pytest.raises(
+        DispatchError, match=r"write one, @Mapped\.implements\(torch\.ops\.aten\.cat\.default\)\Z"
+    ):
+        torch.cat([Alone(torch.ones(2)), of_two()[1]])

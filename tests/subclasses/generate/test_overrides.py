@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import DispatchError, Outer, TensorSubclass, inner, static
+from subclasses import Outer, SpecError, TensorSubclass, arithmetic, inner, static
 from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
@@ -67,6 +67,137 @@ def test_the_wrapped_dispatch_is_called():
     assert Counting.met == ["aten.add.Tensor", "aten.sin.default"]
 
 
+# ---- __torch_function__ --------------------------------------------------------------------------------------
+
+
+class Traced(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+    met: ClassVar[list[str]] = []
+
+    def materialize(self):
+        return self.held * 2
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.met.append(func.__name__)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class TracedChild(Traced):
+    pass
+
+
+class Plain(TensorSubclass, fallback="materialize"):
+    """Has no rule until a class that inherits from it calls ``super().__torch_function__``."""
+
+    held: Tensor = inner()
+
+    def materialize(self):
+        return self.held * 2
+
+
+class TracedOfPlain(Plain):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _trace(func, x):
+    return x.unwrap("held").trace() + 100
+
+
+for _cls in (Traced, TracedOfPlain):
+    _cls.implements(torch.trace)(_trace)
+
+
+@pytest.mark.parametrize("cls", [Traced, TracedChild, TracedOfPlain])
+@pytest.mark.parametrize("mode", MODES)
+def test_rules_are_asked_through_an_own_torch_function(cls, mode):
+    def run(x):
+        return torch.trace(x) * x.shape[0], x.t() + 1
+
+    leaf = torch.ones(2, 2, requires_grad=True)
+    traced, moved = MODES[mode](run)(cls(leaf))
+    assert traced.item() == 204 and moved.tolist() == [[3, 3], [3, 3]]
+    traced.backward()
+    assert leaf.grad is not None and leaf.grad.tolist() == [[2, 0], [0, 2]]
+
+
+def test_an_own_torch_function_is_called_and_may_pass_on_none():
+    Traced.met.clear()
+    x = Traced(torch.ones(2, 2))
+    assert torch.trace(x).item() == 102 and x.shape == (2, 2)
+    assert Traced.met == ["trace", "__get__"]
+    assert repr(x).startswith("Traced(held=")
+
+
+def test_an_attribute_alone_is_read_through_an_own_torch_function():
+    assert COMPILERS["desugar"](lambda x: x.requires_grad)(Traced(torch.ones(2))) is False
+
+
+class Silent(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+class Disabled(TensorSubclass, fallback="map"):
+    held: Tensor = inner()
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("cls", [Silent, type("Child", (Silent,), {}), Disabled])
+@pytest.mark.parametrize("key", [torch.trace, aten.linear.default])
+def test_a_rule_that_an_own_torch_function_never_asks_for_is_refused(cls, key):
+    with pytest.raises(SpecError) as caught:
+        cls.implements(key)(lambda func, *args: args[0])
+    text = str(caught.value)
+    assert text.startswith(f"{cls.__name__}.implements: torch never calls a rule for ")
+    assert "return super().__torch_function__(func, types, args, kwargs)`, or remove it" in text
+    assert not cls._has_function_rules
+
+
+def test_a_rule_that_an_own_torch_dispatch_never_asks_for_is_refused():
+    class Runs(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return func(*(a.held if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+    for key in (aten.cos.default, aten.cos, torch.Tag.pointwise, arithmetic):
+        with pytest.raises(
+            SpecError, match=r"Runs defines __torch_dispatch__ .*`return super\(\)\.__torch_dispatch__"
+        ):
+            Runs.implements(key)(lambda func, *args: args[0])
+    Runs.implements(torch.trace)(lambda func, x: x.unwrap("held").trace() + 1)
+    assert torch.trace(Runs(torch.ones(2, 2))).item() == 3
+
+
+def test_a_rule_for_an_op_needs_no_torch_function():
+    cls = type("Made", (Silent,), {})
+    cls.implements(aten.cos.default)(lambda func, x: cls(x.held + 5))
+    assert cls(torch.ones(2)).cos().held.tolist() == [6, 6]
+
+
+@pytest.mark.parametrize("name", ["__torch_function__", "__torch_dispatch__"])
+def test_a_hook_that_is_no_classmethod_is_refused(name):
+    def hook(self, func, types, args=(), kwargs=None): ...
+
+    mixin = type("Mixin", (), {name: hook})
+    for bases, body in (((TensorSubclass,), {name: hook}), ((mixin, TensorSubclass), {})):
+        with pytest.raises(
+            SpecError, match=rf"Bad\.{name} is a plain method.*`@classmethod` above `def {name}"
+        ):
+            type(TensorSubclass)("Bad", bases, {"__annotations__": {"a": Tensor}, "a": inner(), **body})
+
+
+# ---- outer sizes and joining rules ---------------------------------------------------------------------------
+
+
 class Ragged(TensorSubclass):
     """Its outer size is known from what is in a tensor alone."""
 
@@ -118,5 +249,6 @@ def test_parts_without_a_gradient_are_explained(part):
 def test_an_attribute_error_of_a_rule_stays_as_it_is():
     with pytest.raises(AttributeError, match="held") as caught:
         torch.cat([Viewed(torch.ones(2)), torch.ones(2)])
-    assert not hasattr(caught.value, "__notes__") and isinstance(caught.value, AttributeError)
-    assert not isinstance(caught.value, DispatchError)
+    assert type(caught.value) is AttributeError and "derivative of split" not in "".join(
+        caught.value.__notes__
+    )

@@ -194,3 +194,50 @@ def test_what_a_method_reads_that_a_compiled_function_calls():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         x.label = "x"
+
+
+@pytest.mark.parametrize(
+    ("value", "mend"),
+    [
+        (
+            torch.ones(2),
+            "A tensor is no metadata: compute it each time from the fields, or declare `cache: Tensor =",
+        ),
+        (
+            [torch.ones(2)],
+            "It holds a tensor, which is no metadata: compute it each time from the fields, or declare",
+        ),
+        ({"a": (torch.ones(2),)}, "It holds a tensor"),
+        (
+            3.0,
+            "Declare `cache` with static(default=...) and pass it to the constructor, Cached(..., cache=...)",
+        ),
+        ([1], "Declare `cache` with static("),
+        (None, "Declare `cache` with static("),
+    ],
+)
+def test_what_is_advised_for_a_tensor_is_no_metadata(value, mend):
+    class Cached(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+
+        def materialize(self):
+            self.cache = value
+            return self.held * 2 if self.cache is None else self.held
+
+    with pytest.warns(UserWarning, match=r"Cached\.cache is no field") as caught:
+        Cached(torch.ones(2)).materialize()
+    assert mend in str(caught[0].message)
+    assert ("static(" in str(caught[0].message)) == ("static(" in mend)
+
+
+def test_the_inner_tensor_that_a_cached_tensor_becomes():
+    class Cached(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+        cache: Tensor = inner()
+
+        def materialize(self):
+            return self.held * self.cache
+
+    x = Cached(torch.ones(2), torch.full((2,), 3.0))
+    for run in (torch.cos, torch.compile(torch.cos, backend="aot_eager")):
+        assert torch.equal(run(x), torch.full((2,), 3.0).cos())

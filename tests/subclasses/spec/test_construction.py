@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.tensor import Replicate
 
 import desugar
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, dynamic, inner, static
@@ -64,6 +65,27 @@ class Careful:
 
     def __hash__(self):
         return hash(self.scale)
+
+
+def closing_over(held):
+    def scaled(x):
+        return x * held
+
+    return scaled
+
+
+def calling_itself():
+    def even(n):
+        return n == 0 or odd(n - 1)
+
+    def odd(n):
+        return n != 0 and even(n - 1)
+
+    return even
+
+
+def with_default(x, factors=[3.0]):  # noqa: B006
+    return x * factors[0]
 
 
 class Color(enum.Enum):
@@ -138,6 +160,55 @@ WRONG = {
         TypeError,
         "ByIdentity",
     ),
+    "a module of torch": (
+        lambda: Tagged(S, tag=(torch.nn.LeakyReLU(),)),
+        TypeError,
+        "of type LeakyReLU; declare its numbers as metadata of their own, its tensors with inner(), and call",
+    ),
+    "a module of several lines": (
+        lambda: Tagged(S, tag=(torch.nn.Sequential(torch.nn.Linear(1, 1)),)),
+        TypeError,
+        "got an object of torch.nn.modules.container.Sequential; declare its numbers",
+    ),
+    "a method of a module": (
+        lambda: Tagged(S, tag=(torch.nn.Linear(1, 1).forward,)),
+        TypeError,
+        "of type Linear;",
+    ),
+    "an optimizer": (
+        lambda: Tagged(S, tag=(torch.optim.SGD([S], lr=1.0),)),
+        TypeError,
+        "torch.optim.sgd.SGD;",
+    ),
+    "a generator": (lambda: Tagged(S, tag=(torch.Generator(),)), TypeError, "of type Generator; declare"),
+    "a distribution": (
+        lambda: Tagged(S, tag=(torch.distributions.Normal(0.0, 1.0),)),
+        TypeError,
+        "of type Normal;",
+    ),
+    "a function with a list": (
+        lambda: Tagged(S, tag=closing_over([2.0])),
+        TypeError,
+        "got the function closing_over.<locals>.scaled, which closes over [2.0] of type list or has it as a default; "
+        "use a tuple, or numbers as metadata of their own",
+    ),
+    "a function with a tensor": (
+        lambda: Tagged(S, tag=(closing_over(torch.ones(2)),)),
+        TypeError,
+        "a tensor of torch.float32 and shape (2,); declare the tensor with inner()",
+    ),
+    "a function with a function": (
+        lambda: Tagged(S, tag=closing_over(closing_over({}))),
+        TypeError,
+        "type dict",
+    ),
+    "a function with a default": (
+        lambda: Tagged(S, tag=with_default),
+        TypeError,
+        "[3.0] of type list or has it as",
+    ),
+    "a partial of a tensor": (lambda: Tagged(S, tag=functools.partial(len, S)), TypeError, "with inner()"),
+    "a method of a tensor": (lambda: Tagged(S, tag=S.add), TypeError, "declare the tensor with inner()"),
     "equality by identity": (lambda: Tagged(S, tag=(OwnHash(),)), TypeError, "OwnHash"),
     "unhashable inside": (
         lambda: Tagged(S, tag=(1, [0])),
@@ -214,6 +285,17 @@ CONSTANTS = [
         slice,
         frozenset({1}),
         ...,
+        closing_over(2.0),
+        closing_over(closing_over((1, "a"))),
+        calling_itself(),
+        torch.nn.functional.leaky_relu,
+        torch.nn.functional.max_pool2d,
+        torch.compile(closing_over(2.0)),
+        torch.ops.aten,
+        torch.ops.higher_order.cond,
+        torch.strided,
+        torch.Size([1]),
+        Replicate(),
     ),
 ]
 
@@ -221,6 +303,30 @@ CONSTANTS = [
 @pytest.mark.parametrize("tag", CONSTANTS, ids=lambda tag: type(tag).__name__)
 def test_metadata_that_does_not_change(tag):
     assert Tagged(S, tag=(tag,)).tag == (tag,)
+
+
+def test_a_default_that_can_change_is_refused_at_the_declaration():
+    with pytest.raises(
+        SpecError, match=r"Bad\.act: expected a default that .* cannot change in place.*type ReLU"
+    ):
+
+        class Bad(TensorSubclass):
+            a: Tensor = inner()
+            act: torch.nn.Module = static(default=torch.nn.ReLU())
+
+
+def test_numbers_and_a_function_take_the_place_of_a_module():
+    class Active(TensorSubclass, fallback="materialize"):
+        a: Tensor = inner()
+        slope: float = static(default=0.1)
+        function: object = static(default=torch.nn.functional.leaky_relu)
+
+        def materialize(self):
+            return self.function(self.a, self.slope)
+
+    run = desugar.compile(lambda x: x + 0, backend="eager")
+    for slope in (0.5, 0.25):
+        assert run(Active(-torch.ones(2), slope=slope)).tolist() == [-slope, -slope]
 
 
 @pytest.mark.parametrize("number", [2, True, 2.5, torch.tensor(2.5).numpy()[()]])

@@ -114,6 +114,58 @@ def test_without_any_marker_the_annotation_is_named():
             x: Tensor
 
 
+# ---- names that are relied on ------------------------------------------------------------------------------
+
+
+SHOWN = (
+    "dim element_size get_device is_contiguous ndimension nelement numel size storage_offset stride".split()
+)
+CALLED = (
+    "data_ptr detach is_conj register_hook requires_grad_ retain_grad storage _is_view _base _version".split()
+)
+
+
+@pytest.mark.parametrize("name", [*SHOWN, *CALLED, "unwrap", "implements", "unruled"])
+@pytest.mark.parametrize("value", [lambda self, *args: None, 3])
+def test_a_method_that_torch_or_the_library_relies_on_is_not_replaced(name, value):
+    with pytest.raises(SpecError) as caught:
+        declare({}, **{name: value})
+    text = str(caught.value)
+    proposed = re.search(r"choose another name, such as (\w+)", text)
+    assert text.startswith(f"Bad.{name} ") and proposed
+    assert ("say with `outer` what the value shows" in text) == (name in SHOWN)
+    assert proposed[1] in vars(declare({}, **{proposed[1]: value}))
+
+
+def test_the_rule_that_takes_the_place_of_a_detach_is_called():
+    with pytest.raises(SpecError, match=r"@Bad\.implements\(torch\.ops\.aten\.detach\.default\)"):
+        declare({}, detach=lambda self: self.a)
+    cls = declare({})
+    cls.implements(torch.ops.aten.detach.default)(lambda func, x: cls(func(x.a) + 1))
+    assert cls(torch.ones(2)).detach().a.tolist() == [2, 2]
+
+
+def test_each_name_that_installing_sets_is_refused_or_may_be_replaced():
+    cls: Any = declare({})
+    of_python = {"__module__", "__annotations__", "__doc__", "__qualname__", "__dict__", "__weakref__"}
+    methods = set(re.findall(r"^def (\w+)", cls.__source__, re.MULTILINE)) - {"_wrap"}
+    names = set(vars(cls)) - of_python - methods
+    assert {"_layout", "_wrap", "_refresh", "_rulebook", "__spec__"} <= names | {"_layout"}
+    for name in names:
+        with pytest.raises(SpecError, match=rf"Bad\.{name} is a name that this package uses on every class"):
+            declare({}, **{name: lambda self: None})
+
+
+@pytest.mark.parametrize(
+    "name", "backward clone cpu item numpy to tolist view __len__ __getitem__ __repr__".split()
+)
+def test_a_method_that_users_call_may_be_replaced(name):
+    cls = declare({}, **{name: lambda self, *args: 7})
+    x = cls(torch.ones(2))
+    assert getattr(x, name)() == 7
+    assert type(x.detach()) is cls and torch.nn.Parameter(x, requires_grad=False) is not None
+
+
 # ---- inheritance -------------------------------------------------------------------------------------------
 
 

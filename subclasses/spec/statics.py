@@ -1,0 +1,279 @@
+"""Static metadata: its checks at a construction and at a declaration.
+
+Compiled programs are found by the static metadata of their arguments. So it is hashable, equals itself, and holds
+nothing that changes in place: neither a tensor nor an object whose attributes can be set unnoticed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import enum
+import functools
+import math
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from subclasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket
+from subclasses.errors import SpecError
+from subclasses.spec.fields import MISSING
+
+# ---- the checks --------------------------------------------------------------------------------------------
+
+
+def check_statics(cls: str, fields: Sequence[Any], values: tuple[Any, ...]) -> None:
+    """Checks each value of static metadata; ``fields`` are those of the declaration.
+
+    Raises:
+        TypeError: one is not hashable, could be changed in place, contains a tensor or a symbol without a value, or has
+            another type than the annotation of its field.
+        ValueError: one is none of those that the annotation of its field lists, or is not equal to itself.
+    """
+    for field, value in zip(fields, values, strict=True):
+        name = field.name
+        if (tensor := find_tensor(value)) is not None:
+            raise TypeError(f"{cls}.{name}: expected static metadata, got {describe(tensor)}; use inner()")
+        if (symbol := _find_symbol(value)) is not None:
+            raise TypeError(
+                f"{cls}.{name}: expected static metadata, got {symbol}, which depends on the numbers in a tensor and "
+                f"is known when the compiled function runs; declare it dynamic() if it is an int, or compute it "
+                f"outside of the function"
+            )
+        try:
+            hash(value)
+        except TypeError as error:
+            place, part = _find_unhashable(f"{cls}.{name}", value)
+            raise TypeError(
+                f"{place}: expected hashable metadata, got {describe(part)}; use a tuple or a frozen dataclass"
+            ) from error
+        if (changeable := find_changeable(value)) is not None:
+            raise TypeError(
+                f"{cls}.{name}: expected metadata that is compared by value and cannot change in place, since compiled "
+                f"programs are found by it, got {mend_changeable(value, changeable)}"
+            )
+        if field.kinds and is_unlike(value, field.kinds):
+            raise TypeError(
+                f"{cls}.{name}: expected {show_kinds(field.kinds)}, as its annotation says, got {describe(value)}"
+            )
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(
+                f"{cls}.{name}: expected metadata that equals itself, since compiled programs are found by it, got nan"
+            )
+        if field.choices and is_no_choice(value, field.choices):
+            raise ValueError(
+                f"{cls}.{name}: expected one of {show_choices(field.choices)}, got {describe(value)}"
+            )
+
+
+def check_default(cls: str, field: Any) -> None:
+    """Raises SpecError if the default of static metadata could not be its value."""
+    if field.default is MISSING:
+        return
+    if find_tensor(field.default) is not None:
+        raise SpecError(f"{cls}.{field.name}: a default cannot be a tensor; declare an inner() instead")
+    try:
+        hash(field.default)
+    except TypeError as error:
+        raise SpecError(
+            f"{cls}.{field.name}: static metadata is hashable, and the default {field.default!r} is not; "
+            f"use a tuple or a frozen dataclass"
+        ) from error
+    if (found := find_changeable(field.default)) is not None:
+        raise SpecError(
+            f"{cls}.{field.name}: expected a default that is compared by value and cannot change in place, since "
+            f"compiled programs are found by it, got {mend_changeable(field.default, found)}"
+        )
+    if is_no_choice(field.default, field.choices):
+        raise SpecError(
+            f"{cls}.{field.name}: expected a default among {show_choices(field.choices)}, got {field.default!r}"
+        )
+
+
+# ---- numbers of a compiler -----------------------------------------------------------------------------------
+
+
+def concrete(value: Any) -> Any:
+    """Returns static metadata with Python's numbers in place of the symbols of a compiler, also in tuples.
+
+    A compiler makes a symbol of a size, and of a number that an argument holds. Static metadata is a constant of a
+    program, so the program is for the symbol's value, and guards on it. A symbol without a value stays.
+    """
+    if type(value) is tuple:
+        return tuple(map(concrete, value))
+    kind = _SYMBOLS.get(type(value))
+    return value if kind is None or _is_unknown(value) else kind(value)
+
+
+def _is_unknown(symbol: Any) -> bool:
+    """Whether a symbol stands for a number that only the running program knows."""
+    # Imported here because it imports sympy; a symbol exists in a trace only, which has imported it.
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    return bool(free_unbacked_symbols(symbol))
+
+
+_SYMBOLS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+def _find_symbol(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return next((s for part in value if (s := _find_symbol(part)) is not None), None)
+    return value if isinstance(value, tuple(_SYMBOLS)) else None
+
+
+# ---- what an annotation allows ---------------------------------------------------------------------------------
+
+
+def is_unlike(value: object, kinds: tuple[type, ...]) -> bool:
+    """Whether a value has none of these types; a number of numpy may stand for one of Python."""
+    return not isinstance(value, kinds) and not hasattr(value, "item")
+
+
+def show_kinds(kinds: tuple[type, ...]) -> str:
+    """Returns the types that an annotation names, as they are written."""
+    return " | ".join(dict.fromkeys("None" if k is types.NoneType else k.__name__ for k in kinds))
+
+
+def is_no_choice(value: object, choices: tuple[Any, ...]) -> bool:
+    """Whether a value is none of those that an annotation lists, if it lists any.
+
+    ``True`` is not ``1``; a member of an ``IntEnum`` or ``StrEnum`` is its value.
+    """
+    return bool(choices) and not any(
+        c == value and (type(c) is type(value) or isinstance(c, enum.Enum)) for c in choices
+    )
+
+
+def show_choices(choices: tuple[Any, ...]) -> str:
+    """Returns the values that an annotation lists, as they are written."""
+    return ", ".join(f"{type(c).__name__}.{c.name}" if isinstance(c, enum.Enum) else repr(c) for c in choices)
+
+
+# ---- what it may not hold ------------------------------------------------------------------------------------
+
+
+def find_tensor(value: object) -> Tensor | None:
+    """Returns the first tensor that a value of static metadata is or contains, or None."""
+    if isinstance(value, Tensor):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, f.name) for f in dataclasses.fields(value)]
+    if isinstance(value, list | tuple | frozenset):
+        return next((t for part in value if (t := find_tensor(part)) is not None), None)
+    return None
+
+
+def _find_unhashable(place: str, value: Any) -> tuple[str, Any]:
+    """Returns the innermost part of metadata that has no hash, in tuples and frozen dataclasses, with its place."""
+    parts: list[tuple[str, Any]] = []
+    if isinstance(value, tuple):
+        parts = [(f"{place}[{i}]", part) for i, part in enumerate(value)]
+    elif dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        parts = [(f"{place}.{f.name}", getattr(value, f.name)) for f in dataclasses.fields(value)]
+    for part in parts:
+        try:
+            hash(part[1])
+        except TypeError:
+            return _find_unhashable(*part)
+    return place, value
+
+
+def find_changeable(value: object, met: tuple[object, ...] = ()) -> object:
+    """Returns the first object in a value of static metadata that can be changed unnoticed, or None.
+
+    Such an object is an instance of a user's class that inherits identity as equality, or of a dataclass that hashes
+    fields which can be set; a module, optimizer or generator of PyTorch; and what a function closes over, or has as a
+    default, that is one of these, a list or a tensor. A class that defines ``__eq__`` and ``__hash__`` itself is
+    trusted to keep what they read.
+
+    Args:
+        value: the metadata, or a part of it.
+        met: the functions that were looked into on the way to this part.
+    """
+    if isinstance(value, _CHANGEABLE):
+        return value
+    if isinstance(value, type | enum.Enum) or any(value is f for f in met):
+        return None
+    parts = _parts(value)
+    if parts is not None:
+        met = (*met, value) if isinstance(value, types.FunctionType) else met
+        return next((found for part in parts if (found := find_changeable(part, met)) is not None), None)
+    return value if _has_identity(value) else None
+
+
+def _parts(value: Any) -> Iterable[object] | None:
+    """Returns what a container, a function or a frozen dataclass holds; None for another object."""
+    if isinstance(value, tuple | frozenset):
+        return value
+    if isinstance(value, types.MethodType | types.BuiltinMethodType):
+        return (value.__self__,)
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    if isinstance(value, types.FunctionType):
+        return _held_by(value)
+    if dataclasses.is_dataclass(value) and value.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        return (getattr(value, f.name) for f in dataclasses.fields(value))
+    return None
+
+
+def _held_by(function: types.FunctionType) -> list[object]:
+    """Returns what an author's function has from its surroundings: variables around it, and defaults."""
+    package = str(function.__globals__.get("__name__", "torch")).partition(".")[0]
+    if package in _LIBRARIES or package in ("torch", "subclasses"):
+        return []
+    held = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            held.append(cell.cell_contents)
+    return held
+
+
+def _has_identity(value: Any) -> bool:
+    """Whether an object has attributes that can be set, and no equality that would tell of it."""
+    cls = type(value)
+    if dataclasses.is_dataclass(cls) and cls.__dataclass_params__.unsafe_hash:  # type: ignore[attr-defined]
+        return True
+    has_attributes = hasattr(value, "__dict__") or any(getattr(c, "__slots__", ()) for c in cls.__mro__)
+    is_constant = cls.__module__.partition(".")[0] in _LIBRARIES or isinstance(value, _CONSTANTS)
+    return has_attributes and not is_constant and cls.__eq__ is object.__eq__
+
+
+_CHANGEABLE = (Tensor, list, dict, set, bytearray, torch.nn.Module, torch.Generator)
+# The objects of these that have an identity are constants of a program, and so are modules of Python and ops.
+_LIBRARIES = frozenset({*sys.stdlib_module_names, "numpy"})
+_CONSTANTS = (types.ModuleType, OpOverload, OpOverloadPacket, HigherOrderOperator)
+
+
+def mend_changeable(value: object, found: object) -> str:
+    """Returns what was found in metadata that can change, and what to write instead."""
+    kind = type(found)
+    shown = (
+        describe(found) if "\n" not in repr(found) else f"an object of {kind.__module__}.{kind.__qualname__}"
+    )
+    if isinstance(value, types.FunctionType):
+        shown = f"the function {value.__qualname__}, which closes over {shown} or has it as a default"
+    if isinstance(found, Tensor):
+        return f"{shown}; declare the tensor with inner()"
+    if isinstance(found, list | dict | set | bytearray):
+        return f"{shown}; use a tuple, or numbers as metadata of their own"
+    if isinstance(found, torch.nn.Module):
+        mend = (
+            "declare its numbers as metadata of their own, its tensors with inner(), and call a function of "
+        )
+        return f"{shown}; {mend}torch.nn.functional with them"
+    if kind.__module__.partition(".")[0] == "torch":
+        return f"{shown}; declare its numbers as metadata of their own, and its tensors with inner()"
+    mend = f"make {kind.__name__} a @dataclass(frozen=True)"
+    return f"{shown}; {mend}, or pass what is read from it as metadata of its own"
+
+
+def describe(value: object) -> str:
+    """Returns a value for an error message: its repr and type, of a tensor its dtype and shape."""
+    if isinstance(value, Tensor):
+        return f"a tensor of {value.dtype} and shape {tuple(value.shape)}"
+    return f"{value!r} of type {type(value).__name__}" if value is not None else "None"
