@@ -264,7 +264,7 @@ def emit_dispatch(e: Emitter, spec: SubclassSpec) -> None:
         e.writeline("if _plan is None:")
         e.writeline("    _plan = _resolve(_func)")
         e.writeline("if len(_types) > 1 and _is_foreign(_func, _types, _args):")
-        e.writeline("    return _decline(_func, _types)")
+        e.writeline("    return NotImplemented")
         e.writeline(f"if {in_dual_level(e.bind(torch.autograd.forward_ad, 'forward_ad'))}:")
         e.writeline(f"    {e.bind(check_no_tangents, 'check_no_tangents')}(_cls, _func, _args, _kwargs)")
         mapped = ", RuntimeError, IndexError" if spec.fallback == "map" else ""

@@ -28,7 +28,7 @@ from subclasses.generate.class_text import emit_class
 from subclasses.generate.compile_cache import stable_hash
 from subclasses.generate.unseen import UnseenNames
 from subclasses.layout import Layout, intern_layout, nested_layouts
-from subclasses.rules.errors import decline, raise_from_rule
+from subclasses.rules.errors import raise_from_rule
 from subclasses.rules.registry import all_rules, collect_function_rules, has_op_rules
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
@@ -174,7 +174,6 @@ def _generated_globals(
         else call_and_settle,
         "_coerce_tangent": construct.coerce_tangent,
         "_construct": construct.construct,
-        "_decline": functools.partial(decline, cls),
         "_functions": functions,
         "_is_foreign": functools.partial(resolution.is_foreign, cls),
         "_layouts": layouts,

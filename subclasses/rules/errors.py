@@ -200,26 +200,6 @@ def _shown(func: Any) -> str:
     return f", {schema_of(func)}" if isinstance(func, OpOverload) else ""
 
 
-def decline(cls: Any, op: Any, types: Any) -> Any:
-    """Returns NotImplemented, so that torch asks the class of another operand.
-
-    Raises:
-        DispatchError: All others were asked before this class, and the caller is no operator, which would go on to ask
-            for its reflected form.
-    """
-    if types[-1] is not cls or is_of_operator(op):
-        return NotImplemented
-    met = [t for t in types if t is not Tensor and hasattr(t, "__tensor_flatten__")]
-    plain = [t for t in met if hasattr(t, "__spec__") and t.__spec__.has_materialize]
-    convert = (
-        f", or convert one of the values, as x.materialize() does for {one_of(plain[0])}" if plain else ""
-    )
-    raise DispatchError(
-        f"{op} on {' and '.join(map(one_of, met))}: no class has a rule for the others' values; write one, "
-        f"@{cls.__name__}.implements(torch.ops.{op}){convert}"
-    )
-
-
 def is_of_operator(func: Any) -> bool:
     """Whether an operator may have called a function; it calls methods of ``Tensor``, and not ``torch.add``."""
     called = getattr(func, "overloadpacket", func).__name__.strip("_")
