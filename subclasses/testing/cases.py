@@ -278,8 +278,7 @@ def stand_ins(s: Subject) -> list[Tensor]:
 @once
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, those of the author, and one for each rule that neither reaches."""
-    cases = kit_cases(s) + _author_cases(s)
-    return cases + (_rule_cases(s, cases) if s.declared else [])
+    return kit_cases(s) + _author_cases(s) + _rule_cases(s)
 
 
 # Python's errors for a call that has more arguments than a rule has parameters.
@@ -292,10 +291,16 @@ def argument_cases(s: Subject) -> list[Case]:
     return [case for case in applicable(s, ARGUMENTS) if not refuses(s, case)]
 
 
-def refuses(s: Subject, case: Case) -> bool:
-    """Whether a class has no answer to a call, or its rule no parameter for one of the arguments."""
+def refuses(s: Subject, case: Case, make: Callable[[], Any] | None = None) -> bool:
+    """Whether a class has no answer to a call, or its rule no parameter for one of the arguments.
+
+    Args:
+        s: the class.
+        case: the call.
+        make: makes its argument; by default a value of the factory.
+    """
     with Attempt() as attempt, torch.no_grad():
-        case.run(s.make())
+        case.run((make or s.make)())
     text = str(attempt.error)
     return refusal(attempt.error, s.is_own) is not None or any(words in text for words in _TAKES_NOT)
 
@@ -306,9 +311,15 @@ def kit_cases(s: Subject) -> list[Case]:
     return applicable(s, FUNCTIONAL | views)
 
 
-def _rule_cases(s: Subject, cases: list[Case]) -> list[Case]:
-    """Calls of rules that some cases do not reach."""
-    return applicable(s, {case.name: case.run for case in calls_of(missed_rules(s, cases), like)})
+def _rule_cases(s: Subject) -> list[Case]:
+    """Calls of rules that no other cases reach."""
+    return applicable(s, {case.name: case.run for case in calls_of(unreached(s), like)})
+
+
+@once
+def unreached(s: Subject) -> list[Any]:
+    """The ops and functions that have a rule which neither the kit's cases nor those of the author reach."""
+    return missed_rules(s, kit_cases(s) + _author_cases(s)) if s.declared else []
 
 
 def _author_cases(s: Subject) -> list[Case]:

@@ -149,42 +149,6 @@ def _is_told_apart(s: Subject, x: Any, lost: dict[str, Any]) -> bool:
     return True
 
 
-MIXED: dict[str, Callable[[Any], Any]] = {
-    "x + y": lambda pair: pair[0] + pair[1],
-    "x - y": lambda pair: pair[0] - pair[1],
-    "x * y": lambda pair: pair[0] * pair[1],
-    "x < y": lambda pair: pair[0] < pair[1],
-    "torch.maximum(x, y)": lambda pair: torch.maximum(*pair),
-    "torch.cat([x, y])": lambda pair: torch.cat(pair),
-    "torch.stack([x, y])": lambda pair: torch.stack(pair),
-    "torch.where(x > 0, x, y)": lambda pair: torch.where(pair[0] > 0, *pair),
-    "x.clone().copy_(y)": lambda pair: pair[0].clone().copy_(pair[1]),
-    "x.clone().add_(y)": lambda pair: pair[0].clone().add_(pair[1]),
-}
-
-
-@promise(
-    "a rule for an op on two values must look at the metadata of both: convert one of them where they differ, or "
-    "refuse the op: raise subclasses.DispatchError or NotImplementedError. If what a value stands for does not depend "
-    "on its metadata, as on names of dimensions: skip={'mixed_metadata'}",
-    cases=lambda s: [Case(name, run) for name, run in MIXED.items()],
-)
-@torch.no_grad()
-def mixed_metadata(s: Subject, case: Case) -> None:
-    """An op on two values of different metadata gives what it gives on the tensors that they stand for."""
-    for difference, make in named_variants(s):
-        for factories, what in (
-            ((s.factory, make), f"y {difference}"),
-            ((make, s.factory), f"x {difference}"),
-        ):
-            pairs = zip(*(s.reference(s.make(factory)) for factory in factories), strict=True)
-            with Attempt() as attempt:
-                expected = [case.run([t.clone() for t in pair]) for pair in pairs]
-            if attempt.error is None:
-                got = case.run([s.make(factory) for factory in factories])
-                check_stands_for(s, f"{case.name}, {what}", got, expected)
-
-
 @promise(
     "let materialize() compute from the inner tensors at each call: what it keeps on the value is stale after a step "
     "of an optimizer, a load or any write"
