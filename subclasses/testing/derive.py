@@ -40,6 +40,8 @@ def sizes(s: Subject) -> list[Factory]:
         if counts and all(succeeds(_check_grown, s, partial(grow, s, times), times) for times in counts):
             s.derived["sizes"] = f"{' and '.join(map(str, counts))} times {how}, concatenated"
             return [partial(grow, s, times) for times in counts]
+    if s.declared:
+        s.builder(s.make())  # whose constructor may be what is missing
     raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
 
 

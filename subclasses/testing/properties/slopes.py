@@ -52,11 +52,12 @@ def _in_float64(s: Subject) -> tuple[Any, dict[str, Any], list[str]]:
     """A value, its inner tensors in float64, and the names of those that are floats.
 
     Raises:
-        Skipped: no value can be made of them.
+        Skipped: no value can be made of them, or nobody knows how.
     """
     source = s.make().detach()
     inners = {n: t.double() if _is_real(t) else t for n, t in s.inners(source).items()}
     names = [n for n, t in inners.items() if _is_real(t)]
+    s.builder(source)
     if not names or not succeeds(s.construct, source, inners):
         raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
     return source, inners, names
@@ -217,6 +218,7 @@ def materialize_gradients(s: Subject) -> None:
         raise Skipped(f"{s.name} has no materialize()")
     source = s.make().detach()
     inners = {n: t.double() if _is_real(t) else t for n, t in s.inners(source).items()}
+    s.builder(source)
     if not succeeds(s.construct, source, inners):
         raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
     weights: list[Tensor] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,3 +40,47 @@ def test_compiled_gradients_of_a_class_of_integers_alone():
     paths = {name: compile for name, compile in PATHS.items() if name == "torch.compile"}
     report = examine(make_one_hot, paths=paths, skip=others)
     assert [o.promise.name for o in report.of("kept")] == ["compiled_gradients"], report.details()
+
+
+# ---- constructors that take other arguments than the fields --------------------------------------------------
+
+
+class Halved(TensorSubclass, fallback="materialize"):
+    doubled: Tensor = inner()
+
+    def __new__(cls, plain):
+        return super().__new__(cls, plain * 2)
+
+    def materialize(self):
+        return self.doubled / 2
+
+
+class HalvedByName(Halved):
+    """Its parameter has the name of the field and another meaning."""
+
+    def __new__(cls, doubled):
+        return super().__new__(cls, doubled)
+
+
+@pytest.mark.parametrize(
+    ("cls", "words"),
+    [
+        (Halved, "its constructor takes other arguments (TypeError: "),
+        (HalvedByName, "given the fields of a value, its constructor makes another value"),
+    ],
+)
+def test_a_constructor_of_other_arguments_is_asked_for(cls, words):
+    report = examine(lambda: cls(torch.randn(4, 6)), paths={})
+    assert report.broken == [], report.details()
+    asked = {o.promise.name: o.detail for o in report.of("skipped") if "construct=" in o.detail}
+    assert {"fresh_values", "lazy_bits", "inner_requires_grad", "compiled_construction"} <= {*asked}
+    assert "which makes a Halved" in asked["fresh_values"] and words in asked["fresh_values"]
+    assert "construct= for" in str(report)
+
+
+def test_with_the_constructor_all_promises_are_tried():
+    report = examine(
+        lambda: Halved(torch.randn(4, 6)), paths={}, construct=lambda doubled: Halved(doubled / 2)
+    )
+    assert report.broken == [], report.details()
+    assert not [o for o in report.of("skipped") if "construct=" in o.detail]
