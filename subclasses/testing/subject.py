@@ -263,15 +263,32 @@ class Subject:
     def _reference(self) -> Callable[[Any], Any] | None:
         if self.options.get("reference") is not None:
             return self.options.get("reference")
-        if self.declared and self.cls.__spec__.fallback == "map" and self._is_mapped():
-            return lambda x: tuple(x.__dict__[n] for n in x._layout.present)
-        return getattr(self.cls, "materialize", None)
+        if not self.is_mapped:
+            return getattr(self.cls, "materialize", None)
+        return None if self.odd_sizes() else lambda x: tuple(x.__dict__[n] for n in x._layout.present)
 
-    def _is_mapped(self) -> bool:
-        """Whether an op on a value is the op on each inner tensor: without rules, and where all have one dtype."""
+    @functools.cached_property
+    def is_mapped(self) -> bool:
+        """Whether a value stands for its inner tensors: under "map", without rules, and where all have one dtype."""
+        if (
+            not self.declared
+            or self.cls.__spec__.fallback != "map"
+            or self.options.get("reference") is not None
+        ):
+            return False
         x = self.make()
         dtypes = {x.__dict__[name].dtype for name in x._layout.present}
         return not all_rules(self.cls) and dtypes == {x.dtype}
+
+    def odd_sizes(self) -> dict[str, list[int]]:
+        """The sizes of the inner tensors that have another one than the value."""
+        x = self.make()
+        return {f.name: list(t.shape) for f, t in self.held(x) if t.shape != x.shape}
+
+    def held(self, x: Any) -> list[tuple[Any, Tensor]]:
+        """The inner tensors of a value of a declared class, each with its field."""
+        pairs = [(f, self.inners(x).get(f.attribute)) for f in self.cls.__spec__.inners]
+        return [(f, t) for f, t in pairs if t is not None]
 
     # ---- judging -------------------------------------------------------------------------------------------
 

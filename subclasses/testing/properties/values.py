@@ -21,7 +21,7 @@ from subclasses.testing.cases import (
 )
 from subclasses.testing.compare import check_equal, check_stands_for, leaves, plainest, value_difference
 from subclasses.testing.derive import named_variants
-from subclasses.testing.errors import Attempt, Broken, Skipped
+from subclasses.testing.errors import Attempt, Broken, Skipped, must
 from subclasses.testing.faults import change_of, mend_write
 from subclasses.testing.property import Case, promise, run_cases
 from subclasses.testing.subject import Subject, is_differentiable
@@ -36,6 +36,33 @@ from subclasses.testing.subject import Subject, is_differentiable
 def values(s: Subject, case: Case) -> None:
     """An op on a value gives what it gives on the tensor that the value stands for."""
     check_stands_for(s, case.name, case.run(s.make()), run_on_reference(s, case))
+
+
+@promise(
+    'fallback="map" runs an op on each inner tensor, which is not the op on what materialize() gives: use '
+    'fallback="materialize", write rules for the ops, or give the method that is no more than a reading of the inner '
+    "tensors another name. If they are meant to differ: skip={'mapped_values'}",
+    cases=functional_cases,
+)
+@torch.no_grad()
+def mapped_values(s: Subject, case: Case) -> None:
+    """What materialize() gives of a result that was mapped is the op on what it gives of the operand."""
+    if not s.is_mapped:
+        return
+    if not s.cls.__spec__.has_materialize:
+        raise Skipped(f"{s.name} has no materialize()")
+    plain = s.make().materialize().clone()
+    with Attempt() as attempt:
+        expected = leaves(case.run(plain))
+    if attempt.error is not None:
+        return
+    for got, wanted in zip(leaves(case.run(s.make())), expected, strict=True):
+        if isinstance(got, s.cls):
+            with must(f"materialize() of {case.name}"):
+                plain = got.materialize()
+            check_equal(
+                s, f"materialize() of {case.name} is not what the op gives of x.materialize()", plain, wanted
+            )
 
 
 @promise(
