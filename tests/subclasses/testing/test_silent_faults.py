@@ -85,6 +85,14 @@ def a_view(func, x, *args):
     return type(x)(func(x.coarse, *args), func(x.fine, *args))
 
 
+def along_rows(func, x, dim, *args):
+    return a_view(func, x, 0, *args)
+
+
+def counting_from_the_front(func, x, *dims):
+    return a_view(func, x, *(max(dim, 0) for dim in dims))
+
+
 def without_alpha(func, x, y, alpha=1):
     return plain(x) + plain(y)
 
@@ -150,6 +158,27 @@ FAULTS = {
         half_a_view,
         a_view,
         ["y = x[0]; y.mul_(2)", "written to it: fine:", "none of them a copy"],
+    ),
+    "a dim ignored": (
+        "values",
+        aten.select.int,
+        along_rows,
+        a_view,
+        ["x[:, 0] has shape [6], its reference [4]"],
+    ),
+    "a negative dim of one op": (
+        "views",
+        aten.unsqueeze.default,
+        counting_from_the_front,
+        a_view,
+        ["x.unsqueeze(-1) has shape [1, 4, 6], its reference [4, 6, 1]"],
+    ),
+    "negative dims of a transposition": (
+        "views",
+        aten.transpose.int,
+        counting_from_the_front,
+        a_view,
+        ["x.transpose(-2, -1) has shape [4, 6]"],
     ),
     "alpha dropped": (
         "keyword_arguments",
