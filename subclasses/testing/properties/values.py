@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.layout import RAW
+from subclasses.testing import derive
 from subclasses.testing.cases import (
     CLONE,
     accepted,
@@ -176,23 +178,64 @@ def _is_told_apart(s: Subject, x: Any, lost: dict[str, Any]) -> bool:
     return True
 
 
-@promise(
-    "let materialize() compute from the inner tensors at each call: what it keeps on the value is stale after a step "
-    "of an optimizer, a load or any write"
-)
-@torch.no_grad()
-def fresh_values(s: Subject) -> None:
-    """What a value stands for follows a write to its inner tensors."""
-    x = s.make()
-    if not hasattr(x, "materialize"):
-        raise Skipped(f"{s.name} has no materialize()")
-    x.materialize()
+# ---- after a write ------------------------------------------------------------------------------------------
+
+
+def _step(s: Subject, x: Any) -> None:
+    """What an optimizer does."""
     for t in s.inners(x).values():
         with Attempt():  # elements of an expanded tensor share memory, which is not written to
             if is_differentiable(t):  # of integers, such as indices, other ones may have no meaning
                 t.add_(1)
-    other = s.construct(x, {name: t.clone() for name, t in s.inners(x).items()})
-    check_equal(s, "x.materialize() after a write to inner tensors", x.materialize(), other.materialize())
+
+
+def _copy_inners(s: Subject, x: Any) -> None:
+    others = s.inners(s.make(derive.second(s)))
+    for name, t in s.inners(x).items():
+        t.copy_(others[name])
+
+
+def _assign(s: Subject, x: Any) -> None:
+    for name, t in s.inners(s.make(derive.second(s))).items():
+        setattr(x, name.removeprefix(RAW), t)
+
+
+def _load(s: Subject, x: Any) -> None:
+    module = torch.nn.Module()
+    module.register_buffer("x", x)
+    module.load_state_dict({"x": s.make(derive.second(s))})
+
+
+# Ways to change the inner tensors of a value; one that a class refuses is left out.
+CHANGES: dict[str, Callable[[Subject, Any], None]] = {
+    "a write to inner tensors": _step,
+    "a copy_ to each inner tensor": _copy_inners,
+    "x.copy_(y)": lambda s, x: x.copy_(s.make(derive.second(s))),
+    "an assignment of each field": _assign,
+    "load_state_dict": _load,
+}
+
+
+@promise(
+    "let materialize() compute from the inner tensors at each call: what it keeps, on the value or by "
+    "functools.cached_property or lru_cache, is stale after a step of an optimizer, a load or any write"
+)
+@torch.no_grad()
+def fresh_values(s: Subject) -> None:
+    """What a value stands for follows a write to its inner tensors."""
+    if not hasattr(s.cls, "materialize"):
+        raise Skipped(f"{s.name} has no materialize()")
+    s.builder(s.make())
+    with Attempt():
+        derive.second(s)  # finding one would drive old values out of a cache
+    for how, change in CHANGES.items():
+        x = s.make()
+        x.materialize()
+        with Attempt() as attempt:
+            change(s, x)
+        if attempt.error is None:
+            other = s.construct(x, {name: t.clone() for name, t in s.inners(x).items()})
+            check_equal(s, f"x.materialize() after {how}", x.materialize(), other.materialize())
 
 
 # ---- randomness --------------------------------------------------------------------------------------------
