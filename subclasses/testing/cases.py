@@ -142,6 +142,16 @@ ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     'torch.div(x, plain, rounding_mode="floor")': lambda x: torch.div(x, like(x) + 2, rounding_mode="floor"),
     "torch.cat([x, x], -1)": lambda x: torch.cat([x, x], -1),
     "torch.stack([x, x], -1)": lambda x: torch.stack([x, x], -1),
+    "x.index_select(-1, i)": lambda x: x.index_select(-1, _zeros(x)),
+    "x.roll(1, -1)": lambda x: x.roll(1, -1),
+    "x.cumsum(-2)": lambda x: x.cumsum(-2),
+    "x.softmax(-2)": lambda x: x.softmax(-2),
+    "x.sum(-2)": lambda x: x.sum(-2),
+    "x.mean((-2, -1))": lambda x: x.mean((-2, -1)),
+    "x.amax(-2)": lambda x: x.amax(-2),
+    "aten.split(x, 2, -1)": lambda x: torch.ops.aten.split.Tensor(x, 2, -1),
+    "torch.chunk(x, 2, -1)": lambda x: list(torch.chunk(x, 2, -1)),
+    "x.repeat_interleave(2, -1)": lambda x: x.repeat_interleave(2, -1),
     "x.double() * 2": lambda x: _converted(x, x.double() * 2),
     "x.softmax(0)": lambda x: x.softmax(0),
     "x.flip(-1)": lambda x: x.flip(-1),
@@ -204,10 +214,20 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "x[0]": lambda x: x[0],
     "x[1:]": lambda x: x[1:],
     "x[..., 1:]": lambda x: x[..., 1:],
+    "x[:, 0]": lambda x: x[:, 0],
+    "x.select(-1, 0)": lambda x: x.select(-1, 0),
+    "x[:, 1:]": lambda x: x[:, 1:],
+    "x.narrow(-1, 0, 1)": lambda x: x.narrow(-1, 0, 1),
+    "x.transpose(-2, -1)": lambda x: x.transpose(-2, -1),
     "x.unsqueeze(0)": lambda x: x.unsqueeze(0),
+    "x.unsqueeze(1)": lambda x: x.unsqueeze(1),
+    "x.unsqueeze(-1)": lambda x: x.unsqueeze(-1),
+    "x.unflatten(-1, (1, -1))": lambda x: x.unflatten(-1, (1, -1)),
+    "x.movedim(-1, 0)": lambda x: x.movedim(-1, 0),
     "x.expand": lambda x: x.expand(2, *x.shape),
     "x.split(1)": lambda x: x.split(1)[0],
     "x.unbind()": lambda x: x.unbind()[0],
+    "x.unbind(-1)": lambda x: x.unbind(-1)[-1],
     "x.flatten()": lambda x: x.flatten(),
     "x.as_strided": lambda x: x.as_strided(x.shape, x.stride()),
 }
@@ -278,8 +298,7 @@ def stand_ins(s: Subject) -> list[Tensor]:
 @once
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, those of the author, and one for each rule that neither reaches."""
-    cases = kit_cases(s) + _author_cases(s)
-    return cases + (_rule_cases(s, cases) if s.declared else [])
+    return kit_cases(s) + _author_cases(s) + _rule_cases(s)
 
 
 # Python's errors for a call that has more arguments than a rule has parameters.
@@ -292,10 +311,16 @@ def argument_cases(s: Subject) -> list[Case]:
     return [case for case in applicable(s, ARGUMENTS) if not refuses(s, case)]
 
 
-def refuses(s: Subject, case: Case) -> bool:
-    """Whether a class has no answer to a call, or its rule no parameter for one of the arguments."""
+def refuses(s: Subject, case: Case, make: Callable[[], Any] | None = None) -> bool:
+    """Whether a class has no answer to a call, or its rule no parameter for one of the arguments.
+
+    Args:
+        s: the class.
+        case: the call.
+        make: makes its argument; by default a value of the factory.
+    """
     with Attempt() as attempt, torch.no_grad():
-        case.run(s.make())
+        case.run((make or s.make)())
     text = str(attempt.error)
     return refusal(attempt.error, s.is_own) is not None or any(words in text for words in _TAKES_NOT)
 
@@ -306,9 +331,15 @@ def kit_cases(s: Subject) -> list[Case]:
     return applicable(s, FUNCTIONAL | views)
 
 
-def _rule_cases(s: Subject, cases: list[Case]) -> list[Case]:
-    """Calls of rules that some cases do not reach."""
-    return applicable(s, {case.name: case.run for case in calls_of(missed_rules(s, cases), like)})
+def _rule_cases(s: Subject) -> list[Case]:
+    """Calls of rules that no other cases reach."""
+    return applicable(s, {case.name: case.run for case in calls_of(unreached(s), like)})
+
+
+@once
+def unreached(s: Subject) -> list[Any]:
+    """The ops and functions that have a rule which neither the kit's cases nor those of the author reach."""
+    return missed_rules(s, kit_cases(s) + _author_cases(s)) if s.declared else []
 
 
 def _author_cases(s: Subject) -> list[Case]:

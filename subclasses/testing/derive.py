@@ -19,7 +19,8 @@ from torch import Tensor
 from subclasses.testing.cases import accepted, once
 from subclasses.testing.compare import check_stands_for, same_context
 from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
-from subclasses.testing.subject import Factory, Subject
+from subclasses.testing.property import Case
+from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable
 
 # ---- other sizes -------------------------------------------------------------------------------------------
 
@@ -39,6 +40,8 @@ def sizes(s: Subject) -> list[Factory]:
         if counts and all(succeeds(_check_grown, s, partial(grow, s, times), times) for times in counts):
             s.derived["sizes"] = f"{' and '.join(map(str, counts))} times {how}, concatenated"
             return [partial(grow, s, times) for times in counts]
+    if s.declared:
+        s.builder(s.make())  # whose constructor may be what is missing
     raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
 
 
@@ -169,6 +172,78 @@ def _check_variant(s: Subject, change: dict[str, Any]) -> None:
     for case in works:
         expected = [case.run(p.clone()) for p in s.reference(s.make(make))]
         check_stands_for(s, case.name, case.run(s.make(make)), expected)
+
+
+# ---- a second value ----------------------------------------------------------------------------------------
+
+
+@once
+def second(s: Subject) -> Factory:
+    """A factory of a value of the same size and metadata, with other numbers in as many inner tensors as can be.
+
+    Raises:
+        Skipped: the factory gives equal values at each call, and no other can be derived.
+    """
+    for make, needs_check in ((_redrawn, True), (_again, False), (_flipped_rows, True)):
+        made = partial(make, s)
+        with Attempt() as attempt:
+            _check_second(s, made, needs_check)
+        if attempt.error is None:
+            return made
+    raise Skipped(
+        "the factory gives equal values at each call; let it draw random numbers, as with torch.randn"
+    )
+
+
+def _again(s: Subject) -> Any:
+    """The factory once more, with another seed."""
+    torch.manual_seed(SEED + 1)
+    return s.factory().detach()
+
+
+def _redrawn(s: Subject) -> Any:
+    """The same; inner tensors of floats that do not depend on the seed are flipped or, if that is the same, doubled."""
+    x, y = s.make().detach(), _again(s)
+    old = s.inners(x)
+    return s.construct(y, {n: _other(t) if _same(t, old[n]) else t for n, t in s.inners(y).items()})
+
+
+def _other(t: Any) -> Any:
+    if not is_differentiable(t):
+        return t  # of integers, such as indices, other ones may have no meaning
+    return t.flip(0) if t.dim() and not _same(t, t.flip(0)) else t * 2
+
+
+def _flipped_rows(s: Subject) -> Any:
+    x = s.make().detach()
+    rows = x.shape[:1]
+    return s.construct(x, {n: t.flip(0) if t.shape[:1] == rows else t for n, t in s.inners(x).items()})
+
+
+@torch.no_grad()
+def _check_second(s: Subject, make: Factory, needs_check: bool) -> None:
+    """Raises unless a value differs from one of the factory in numbers alone, and ops on it are right."""
+    x, y = s.make().detach(), s.make(make)
+    assert type(y) is s.cls and y.shape == x.shape and y.dtype == x.dtype
+    assert same_context(s.context(x), s.context(y))
+    pairs = list(zip(s.reference(x), s.reference(y), strict=True))
+    assert all(a.shape == b.shape for a, b in pairs) and not all(_same(a, b) for a, b in pairs)
+    if needs_check and s.traceable:
+        assert _right_on(s, s.factory) <= _right_on(s, make)
+
+
+def _right_on(s: Subject, make: Factory) -> set[str]:
+    """The accepted cases that give on a value what they give on the reference."""
+
+    def check(case: Case) -> None:
+        expected = [case.run(plain.clone()) for plain in s.reference(s.make(make))]
+        check_stands_for(s, case.name, case.run(s.make(make)), expected)
+
+    return {case.name for case in accepted(s) if succeeds(check, case)}
+
+
+def _same(a: Any, b: Any) -> bool:
+    return succeeds(_check_same, a, b)
 
 
 # ---- from a plain tensor -----------------------------------------------------------------------------------

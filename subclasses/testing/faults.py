@@ -142,6 +142,20 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
+# ---- an inner tensor of another size -----------------------------------------------------------------------
+
+OTHER_SIZE = (
+    'fallback="map" runs each op on each inner tensor, and dims, indices and plain operands fit one size alone: use '
+    'fallback="materialize" with a materialize() that says what the value is, write rules for the ops, or hold the '
+    "numbers in the size of the value. If the class is a container, on which no such ops are called: skip={'outside'}"
+)
+
+
+def _other_size(error: BaseException, cls: type) -> str | None:
+    """An op that is mapped over the inner tensors does not fit one of them."""
+    return OTHER_SIZE if "mapped over its inner tensors" in str(error) else None
+
+
 # ---- causes that an error tells ----------------------------------------------------------------------------
 
 IsOwn = Callable[[types.FrameType], bool]
@@ -160,7 +174,14 @@ def mend_of(error: BaseException | None, cls: type, is_own: IsOwn = lambda frame
         is_own: whether a frame runs code of a class that was written by hand.
     """
     for one in chain(error):
-        for find in (_other_operand, _unexpected_keyword, _foreign_tensor, _endless, _materialize):
+        for find in (
+            _other_operand,
+            _unexpected_keyword,
+            _foreign_tensor,
+            _endless,
+            _materialize,
+            _other_size,
+        ):
             if mend := find(one, cls):
                 return mend
         if mend := _own_accident(one, cls, is_own):

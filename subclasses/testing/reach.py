@@ -79,6 +79,22 @@ def calls_of(missed: Iterable[Any], like: Callable[[Any], Tensor]) -> Iterator[C
         missed: ops, packets and functions, such as :func:`missed_rules` finds.
         like: makes a plain tensor of the size and dtype of a value.
     """
+    for name, run, kinds in _callable(missed):
+        yield _call(name, run, kinds, "plain", like)
+        if "tensor" in kinds:  # with the value for each
+            yield _call(name, run, kinds, "x", lambda x: x)
+
+
+def pair_calls_of(missed: Iterable[Any]) -> Iterator[Case]:
+    """Makes calls of a pair of values by the schemas of ops and functions that take several tensors."""
+    for name, run, kinds in _callable(missed):
+        if "tensor" in kinds:
+            case = _call(name, run, kinds, "y", lambda y: y)
+            yield Case(case.name, lambda pair, case=case: case.run(*pair))
+
+
+def _callable(missed: Iterable[Any]) -> Iterator[tuple[str, Any, list[str | None]]]:
+    """The pure ones that can be called by their schemas: name, function, what to pass after the value."""
     for key in missed:
         for op in _ops_of(key):
             facts = op_facts(op)
@@ -95,8 +111,7 @@ def calls_of(missed: Iterable[Any], like: Callable[[Any], Tensor]) -> Iterator[C
                 continue
             kinds = [_kind(op, a) for a in needed]
             if needed and kinds[0] == "tensor" and not any(a.keyword for a in needed) and None not in kinds:
-                name = str(op) if called is op else getattr(key, "__name__", str(key))
-                yield from _calls(name, called, kinds[1:], like)
+                yield str(op) if called is op else getattr(key, "__name__", str(key)), called, kinds[1:]
 
 
 def _ops_of(key: Any) -> list[OpOverload]:
@@ -117,15 +132,13 @@ def _kind(op: OpOverload, argument: Argument) -> str | None:
     return {"Tensor": "tensor", "number": "number", "float": "number"}.get(kind)
 
 
-def _calls(name: str, run: Any, kinds: list[str | None], like: Callable[[Any], Tensor]) -> Iterator[Case]:
-    """A call with plain tensors beside the value and, where there is another tensor, one with the value for each."""
+def _call(name: str, run: Any, kinds: list[str | None], word: str, other: Callable[[Any], Any]) -> Case:
+    """A call of a value, with a tensor made of it or of a second value for each other one, and 2 for each number."""
 
-    def call(x: Any, other: Callable[[Any], Any]) -> Any:
-        out = run(x, *(other(x) if kind == "tensor" else 2 for kind in kinds))
+    def call(x: Any, y: Any = None) -> Any:
+        source = x if y is None else y
+        out = run(x, *(other(source) if kind == "tensor" else 2 for kind in kinds))
         return list(out) if isinstance(out, tuple) else out
 
-    shown = [{"tensor": "plain"}.get(str(kind), "2") for kind in kinds]
-    yield Case(f"{name}({', '.join(['x', *shown])})", lambda x: call(x, like))
-    if "tensor" in kinds:
-        shown = [word.replace("plain", "x") for word in shown]
-        yield Case(f"{name}({', '.join(['x', *shown])})", lambda x: call(x, lambda x: x))
+    shown = [word if kind == "tensor" else "2" for kind in kinds]
+    return Case(f"{name}({', '.join(['x', *shown])})", call)

@@ -18,6 +18,7 @@ from subclasses.testing.properties import (
     gradients,
     memory,
     nesting,
+    pairs,
     rule_coverage,
     slopes,
     structure,
@@ -32,6 +33,7 @@ from subclasses.testing.subject import Factory, Options, Subject, undisturbed
 _MODULES = (
     structure,
     values,
+    pairs,
     surroundings,
     views,
     memory,

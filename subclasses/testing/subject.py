@@ -19,7 +19,7 @@ from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.rules.registry import all_rules
-from subclasses.testing.errors import Refused, Skipped, refusal, shown, succeeds
+from subclasses.testing.errors import Attempt, Refused, Skipped, refusal, shown, succeeds
 
 Factory = Callable[[], Tensor]
 Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -187,12 +187,42 @@ class Subject:
         if build is not None:
             return build, names
         if self.declared:
+            self._check_constructor()
             fields, meta = [f.name for f in cls.__spec__.inners if f.attribute in names], self.metadata(x)
             return lambda *parts: cls(**dict(zip(fields, parts, strict=True)), **meta), names
         takes_inners = succeeds(lambda: inspect.signature(cls.__new__).bind(cls, *names))
         if self.context(x) is not None or not takes_inners:
             raise Skipped(f"pass construct=, which makes {one_of(cls)} from {', '.join(names)}")
         return cls, names
+
+    def _check_constructor(self) -> None:
+        """Raises Skipped for a declared class whose own constructor makes no equal value of the fields of one."""
+        if self._wrong_constructor:
+            fields = ", ".join(self.cls.__spec__.inner_names)
+            raise Skipped(
+                f"pass construct=, which makes {one_of(self.cls)} from {fields}: {self._wrong_constructor}"
+            )
+
+    @functools.cached_property
+    def _wrong_constructor(self) -> str:
+        """How the constructor of a declared class fails to take its fields; empty if it takes them."""
+        cls = self.cls
+        if cls.__new__ is cls._new and cls.__init__ is Tensor.__init__:  # the generated one
+            return ""
+        x = self.make().detach()
+        fields = {f.name: self.inners(x).get(f.attribute) for f in cls.__spec__.inners}
+        made = None
+        with Attempt() as attempt:
+            made = cls(**fields, **self.metadata(x))
+        if attempt.error is not None:
+            return f"its constructor takes other arguments ({shown(attempt.error)})"
+        pairs = [(t, self.inners(made)[name]) for name, t in self.inners(x).items()]
+        if all(
+            a is b or succeeds(functools.partial(torch.testing.assert_close, equal_nan=True), a, b)
+            for a, b in pairs
+        ):
+            return ""
+        return "given the fields of a value, its constructor makes another value"
 
     def metadata(self, x: Any) -> dict[str, Any]:
         """The static and dynamic fields of a value of a declared class."""
@@ -233,15 +263,32 @@ class Subject:
     def _reference(self) -> Callable[[Any], Any] | None:
         if self.options.get("reference") is not None:
             return self.options.get("reference")
-        if self.declared and self.cls.__spec__.fallback == "map" and self._is_mapped():
-            return lambda x: tuple(x.__dict__[n] for n in x._layout.present)
-        return getattr(self.cls, "materialize", None)
+        if not self.is_mapped:
+            return getattr(self.cls, "materialize", None)
+        return None if self.odd_sizes() else lambda x: tuple(x.__dict__[n] for n in x._layout.present)
 
-    def _is_mapped(self) -> bool:
-        """Whether an op on a value is the op on each inner tensor: without rules, and where all have one dtype."""
+    @functools.cached_property
+    def is_mapped(self) -> bool:
+        """Whether a value stands for its inner tensors: under "map", without rules, and where all have one dtype."""
+        if (
+            not self.declared
+            or self.cls.__spec__.fallback != "map"
+            or self.options.get("reference") is not None
+        ):
+            return False
         x = self.make()
         dtypes = {x.__dict__[name].dtype for name in x._layout.present}
         return not all_rules(self.cls) and dtypes == {x.dtype}
+
+    def odd_sizes(self) -> dict[str, list[int]]:
+        """The sizes of the inner tensors that have another one than the value."""
+        x = self.make()
+        return {f.name: list(t.shape) for f, t in self.held(x) if t.shape != x.shape}
+
+    def held(self, x: Any) -> list[tuple[Any, Tensor]]:
+        """The inner tensors of a value of a declared class, each with its field."""
+        pairs = [(f, self.inners(x).get(f.attribute)) for f in self.cls.__spec__.inners]
+        return [(f, t) for f, t in pairs if t is not None]
 
     # ---- judging -------------------------------------------------------------------------------------------
 

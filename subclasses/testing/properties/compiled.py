@@ -18,7 +18,7 @@ from subclasses.testing.errors import Attempt, Broken, Refused, Skipped, shown, 
 from subclasses.testing.properties.gradients import differentiable, live, ones_for
 from subclasses.testing.properties.nesting import Nest
 from subclasses.testing.property import Case, promise
-from subclasses.testing.subject import Compile, Factory, Subject
+from subclasses.testing.subject import Compile, Factory, Subject, is_differentiable
 
 
 def _together(cases: Sequence[Case]) -> Callable[[Any], Any]:
@@ -193,10 +193,16 @@ def _gradient(s: Subject, function: Callable[[Any], Any], kind: str, compile: Co
     ]
     grads = torch.autograd.grad(used, x, tangents, allow_unused=True)
     # A plain gradient and the one of the class are the same, if the class can convert it.
-    if s.declared and s.cls.__spec__.stands_for_plain and x.materialize().requires_grad:
+    if s.declared and _converts_cotangents(s, x):
         grads = [x.detach().wrap_cotangent(g) if type(g) is Tensor else g for g in grads]
     # The inner tensors alone: a class may mark a gradient as a cotangent in its metadata.
     return [list(s.inners(g).values()) if isinstance(g, s.cls) else g for g in grads]
+
+
+def _converts_cotangents(s: Subject, x: Any) -> bool:
+    """Whether ``wrap_cotangent`` has an inner tensor to differentiate ``materialize`` by."""
+    can = s.cls.__spec__.stands_for_plain and any(map(is_differentiable, s.inners(x).values()))
+    return can and x.materialize().requires_grad
 
 
 @promise("construction must be traceable: no data-dependent checks in __new__, no __init__ that Dynamo skips")

@@ -41,7 +41,7 @@ def _is_nonzero(gradient: Any) -> bool:
     return gradient is not None and bool((gradient != 0).any())
 
 
-def _check_requires_grad(case: Case, result: Any, expected: Sequence[Any]) -> None:
+def check_requires_grad(case: Case, result: Any, expected: Sequence[Any]) -> None:
     """Raises if a result is cut off from autograd and the gradient of its reference is not zero."""
     if not live(result) and any(map(_is_nonzero, expected)):
         raise Broken(f"the result of {case.name} does not require grad")
@@ -91,7 +91,7 @@ def _gradient_difference(s: Subject, x: Any, got: Any, wanted: Sequence[Tensor])
     return stands and (by_inner or stands)
 
 
-def _check_gradient(s: Subject, what: str, x: Any, got: Any, expected: Sequence[Tensor | None]) -> None:
+def check_gradient(s: Subject, what: str, x: Any, got: Any, expected: Sequence[Tensor | None]) -> None:
     """Raises unless a gradient by a value means the gradients by the tensors that it stands for."""
     wanted = [e for e in expected if e is not None]
     if got is None or len(wanted) < len(expected):
@@ -120,8 +120,8 @@ def gradients(s: Subject, case: Case) -> None:
     x = s.trainable()
     with explaining(s, case):
         result = case.run(x)
-        _check_requires_grad(case, result, expected)
-        _check_gradient(s, case.name, x, gradients_by([x], result)[0], expected)
+        check_requires_grad(case, result, expected)
+        check_gradient(s, case.name, x, gradients_by([x], result)[0], expected)
 
 
 @once
@@ -235,7 +235,7 @@ def inner_gradients(s: Subject, case: Case) -> None:
     expected = gradients_by([inners[n] for n in wanted], [case.run(p) for p in plains])
     with explaining(s, case):
         result = case.run(x)
-        _check_requires_grad(case, result, expected)
+        check_requires_grad(case, result, expected)
         for name, g, e in zip(wanted, gradients_by([*wanted.values()], result), expected, strict=True):
             if g is not None or e is not None:
                 zeros = torch.zeros_like(e if g is None else g)

@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses.autograd.history_errors import NoDerivativeError
 from subclasses.layout import RAW
+from subclasses.rules.results import describe
 from subclasses.testing.cases import recorded, stand_ins
 from subclasses.testing.compare import leaves
 from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
-from subclasses.testing.faults import explaining
+from subclasses.testing.faults import explaining, rules_run
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject
 
@@ -52,11 +54,12 @@ def _in_float64(s: Subject) -> tuple[Any, dict[str, Any], list[str]]:
     """A value, its inner tensors in float64, and the names of those that are floats.
 
     Raises:
-        Skipped: no value can be made of them.
+        Skipped: no value can be made of them, or nobody knows how.
     """
     source = s.make().detach()
     inners = {n: t.double() if _is_real(t) else t for n, t in s.inners(source).items()}
     names = [n for n, t in inners.items() if _is_real(t)]
+    s.builder(source)
     if not names or not succeeds(s.construct, source, inners):
         raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
     return source, inners, names
@@ -74,8 +77,29 @@ def check_slope(s: Subject, case: Case, opened: Open | None = None) -> None:
         Broken: the derivative in a random direction is another.
         Skipped: no value can be made from inner tensors of float64.
     """
-    source, inners, names = _in_float64(s)
     read = opened or (lambda results: [part for result in results for part in _inner_tensors(s, result)])
+    total, at, directions = _total_of(s, case, read)
+    expected = _slope(total, at, directions)
+    if expected is None:
+        return
+    whole = Case(case.name, lambda x: read(leaves(case.run(x))))
+    what = f"the gradient of {', '.join(n.removeprefix(RAW) for n in at)} through {case.name}"
+    with explaining(s, whole):
+        got, error = 0.0, None
+        try:
+            got = _slope_by_autograd(total, at, directions)
+        except NoDerivativeError as none:
+            error = none
+        if not _are_close(got, expected):
+            shown = f"the slope in a random direction is {expected:.4g} by differences and "
+            if error is None:
+                raise Broken(f"{what} is wrong: {shown}{got:.4g} by autograd", _CUT_IN_RULE)
+            raise Broken(f"{what} is refused: {shown}autograd has none: {error}", _mend_refused(s, whole))
+
+
+def _total_of(s: Subject, case: Case, read: Open) -> tuple[Total, dict[str, Tensor], dict[str, Tensor]]:
+    """A function of the inner tensors of floats, in float64, to a number; where to take it, and in which direction."""
+    source, inners, names = _in_float64(s)
 
     def total(moved: Mapping[str, Any]) -> Tensor | float:
         s.make()  # the same random numbers for each
@@ -84,20 +108,22 @@ def check_slope(s: Subject, case: Case, opened: Open | None = None) -> None:
         torch.manual_seed(0)
         return sum((torch.randn_like(part) * part).sum() for part in parts)
 
-    directions = {n: torch.randn_like(inners[n]) for n in names}
-    expected = _slope(total, {n: inners[n] for n in names}, directions)
-    if expected is None:
-        return
-    live = {n: inners[n].clone().requires_grad_() for n in names}
-    with explaining(s, Case(case.name, lambda x: read(leaves(case.run(x))))):
-        got = _slope_by_autograd(total(live), live, directions)
-        if abs(got - expected) > _TOLERANCE * max(1, abs(expected)):
-            shown = ", ".join(n.removeprefix(RAW) for n in names)
-            raise Broken(
-                f"the gradient of {shown} through {case.name} is wrong: the slope in a random direction is "
-                f"{expected:.4g} by differences and {got:.4g} by autograd",
-                _CUT_IN_RULE,
-            )
+    return total, {n: inners[n] for n in names}, {n: torch.randn_like(inners[n]) for n in names}
+
+
+def _are_close(slope: float, expected: float) -> bool:
+    return abs(slope - expected) <= _TOLERANCE * max(1, abs(expected))
+
+
+def _mend_refused(s: Subject, case: Case) -> str:
+    """The advice for a rule that computes without derivatives what has one, naming it."""
+    run = rules_run(s, lambda: case.run(s.trainable()))
+    rules = dict.fromkeys(describe(rule) for key, rule in run if key != "materialize")
+    return (
+        f"{' or '.join(rules) or 'the rule'} computes its result without derivatives: use ops that have them, and no "
+        f"detach(), .data, numpy or no_grad on the way. If what is read is not meant to have gradients: "
+        f"skip={{'read_gradients'}}, or 'inner_gradients' where that is broken"
+    )
 
 
 @torch.no_grad()
@@ -117,12 +143,12 @@ def _slope(total: Total, at: Mapping[str, Tensor], directions: Mapping[str, Tens
     return short if abs(short - long) <= _TOLERANCE / 2 * max(1, abs(short)) else None
 
 
-def _slope_by_autograd(
-    total: Tensor | float, live: Mapping[str, Tensor], directions: Mapping[str, Tensor]
-) -> float:
-    if not (isinstance(total, Tensor) and total.requires_grad):
+def _slope_by_autograd(total: Total, at: Mapping[str, Tensor], directions: Mapping[str, Tensor]) -> float:
+    live = {n: t.clone().requires_grad_() for n, t in at.items()}
+    result = total(live)
+    if not (isinstance(result, Tensor) and result.requires_grad):
         return 0.0
-    grads = torch.autograd.grad(total, [*live.values()], allow_unused=True)
+    grads = torch.autograd.grad(result, [*live.values()], allow_unused=True)
     pairs = [(g, directions[n]) for n, g in zip(live, grads, strict=True) if g is not None]
     return sum(float((g.conj() * d).real.sum()) for g, d in pairs)
 
@@ -157,7 +183,33 @@ def read_gradients(s: Subject, case: Case) -> None:
         return [part for value in values for part in _inner_tensors(s, value)]
 
     if live and _is_exact(s, case, read) and _formula_is_slope(s, case):
-        check_slope(s, case, read)
+        try:
+            check_slope(s, case, read)
+        except Broken as error:
+            problem = _estimates(s) if has_materialize else None
+            if problem:
+                raise Broken(f"{problem}; {error}", _ESTIMATOR) from error
+            raise
+
+
+_ESTIMATOR = (
+    "let materialize() compute with ops whose derivatives are those of what it gives. If its gradient is meant to be "
+    "another one, as that of a straight-through estimator: skip={'read_gradients'}"
+)
+
+
+def _estimates(s: Subject) -> str | None:
+    """How materialize() has another derivative than its differences, whatever the rules do; None if it has not."""
+    total, at, directions = _total_of(s, Case("x", lambda x: x), lambda results: [results[0].materialize()])
+    expected, got = _slope(total, at, directions), 0.0
+    with Attempt():
+        got = _slope_by_autograd(total, at, directions)
+    if expected is None or got == 0 or _are_close(got, expected):  # none at all is no estimate
+        return None
+    return (
+        f"what materialize() gives of x has another gradient than its differences, in a random direction {got:.4g} "
+        f"and {expected:.4g}"
+    )
 
 
 def _differentiable_results(s: Subject, case: Case) -> list[int]:
@@ -187,9 +239,7 @@ def _formula_is_slope(s: Subject, case: Case) -> bool:
     expected = _slope(total, {"x": plain}, directions)
     if expected is None:
         return False
-    live = {"x": plain.requires_grad_()}
-    got = _slope_by_autograd(total(live), live, directions)
-    return abs(got - expected) <= _TOLERANCE * max(1, abs(expected))
+    return _are_close(_slope_by_autograd(total, {"x": plain}, directions), expected)
 
 
 @torch.no_grad()
@@ -217,6 +267,7 @@ def materialize_gradients(s: Subject) -> None:
         raise Skipped(f"{s.name} has no materialize()")
     source = s.make().detach()
     inners = {n: t.double() if _is_real(t) else t for n, t in s.inners(source).items()}
+    s.builder(source)
     if not succeeds(s.construct, source, inners):
         raise Skipped("no value of float64 can be made, whose differences would tell the gradients")
     weights: list[Tensor] = []

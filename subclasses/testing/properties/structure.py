@@ -12,6 +12,7 @@ from subclasses.errors import one_of
 from subclasses.testing import derive
 from subclasses.testing.compare import check_equal, same_context
 from subclasses.testing.errors import Attempt, Broken, must
+from subclasses.testing.faults import OTHER_SIZE
 from subclasses.testing.property import promise
 from subclasses.testing.subject import Subject
 
@@ -134,10 +135,21 @@ def sizes(s: Subject) -> None:
             )
 
 
-@promise("pass the size, dtype and device of what the value stands for to _make_wrapper_subclass")
+@promise(
+    "pass the size, dtype and device of what the value stands for to _make_wrapper_subclass",
+    declared="say with size_from=, dtype_from= or `outer` what the value shows: the size, dtype and device of what "
+    "materialize() gives",
+)
 def outside(s: Subject) -> None:
     """The outside of a value tells the truth."""
     x = s.make()
+    odd = s.odd_sizes() if s.is_mapped else {}
+    if odd:
+        sizes = " and ".join(f"{name} has size {size}" for name, size in odd.items())
+        raise Broken(
+            f"{sizes}, the value {list(x.shape)}",
+            OTHER_SIZE,
+        )
     for plain in s.reference(x):
         for what in ("shape", "dtype", "device"):
             if getattr(plain, what) != getattr(x, what):

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.layout import RAW
+from subclasses.testing import derive
 from subclasses.testing.cases import (
     CLONE,
     accepted,
@@ -21,7 +23,7 @@ from subclasses.testing.cases import (
 )
 from subclasses.testing.compare import check_equal, check_stands_for, leaves, plainest, value_difference
 from subclasses.testing.derive import named_variants
-from subclasses.testing.errors import Attempt, Broken, Skipped
+from subclasses.testing.errors import Attempt, Broken, Skipped, must
 from subclasses.testing.faults import change_of, mend_write
 from subclasses.testing.property import Case, promise, run_cases
 from subclasses.testing.subject import Subject, is_differentiable
@@ -36,6 +38,33 @@ from subclasses.testing.subject import Subject, is_differentiable
 def values(s: Subject, case: Case) -> None:
     """An op on a value gives what it gives on the tensor that the value stands for."""
     check_stands_for(s, case.name, case.run(s.make()), run_on_reference(s, case))
+
+
+@promise(
+    'fallback="map" runs an op on each inner tensor, which is not the op on what materialize() gives: use '
+    'fallback="materialize", write rules for the ops, or give the method that is no more than a reading of the inner '
+    "tensors another name. If they are meant to differ: skip={'mapped_values'}",
+    cases=functional_cases,
+)
+@torch.no_grad()
+def mapped_values(s: Subject, case: Case) -> None:
+    """What materialize() gives of a result that was mapped is the op on what it gives of the operand."""
+    if not s.is_mapped:
+        return
+    if not s.cls.__spec__.has_materialize:
+        raise Skipped(f"{s.name} has no materialize()")
+    plain = s.make().materialize().clone()
+    with Attempt() as attempt:
+        expected = leaves(case.run(plain))
+    if attempt.error is not None:
+        return
+    for got, wanted in zip(leaves(case.run(s.make())), expected, strict=True):
+        if isinstance(got, s.cls):
+            with must(f"materialize() of {case.name}"):
+                plain = got.materialize()
+            check_equal(
+                s, f"materialize() of {case.name} is not what the op gives of x.materialize()", plain, wanted
+            )
 
 
 @promise(
@@ -149,59 +178,64 @@ def _is_told_apart(s: Subject, x: Any, lost: dict[str, Any]) -> bool:
     return True
 
 
-MIXED: dict[str, Callable[[Any], Any]] = {
-    "x + y": lambda pair: pair[0] + pair[1],
-    "x - y": lambda pair: pair[0] - pair[1],
-    "x * y": lambda pair: pair[0] * pair[1],
-    "x < y": lambda pair: pair[0] < pair[1],
-    "torch.maximum(x, y)": lambda pair: torch.maximum(*pair),
-    "torch.cat([x, y])": lambda pair: torch.cat(pair),
-    "torch.stack([x, y])": lambda pair: torch.stack(pair),
-    "torch.where(x > 0, x, y)": lambda pair: torch.where(pair[0] > 0, *pair),
-    "x.clone().copy_(y)": lambda pair: pair[0].clone().copy_(pair[1]),
-    "x.clone().add_(y)": lambda pair: pair[0].clone().add_(pair[1]),
-}
+# ---- after a write ------------------------------------------------------------------------------------------
 
 
-@promise(
-    "a rule for an op on two values must look at the metadata of both: convert one of them where they differ, or "
-    "refuse the op: raise subclasses.DispatchError or NotImplementedError. If what a value stands for does not depend "
-    "on its metadata, as on names of dimensions: skip={'mixed_metadata'}",
-    cases=lambda s: [Case(name, run) for name, run in MIXED.items()],
-)
-@torch.no_grad()
-def mixed_metadata(s: Subject, case: Case) -> None:
-    """An op on two values of different metadata gives what it gives on the tensors that they stand for."""
-    for difference, make in named_variants(s):
-        for factories, what in (
-            ((s.factory, make), f"y {difference}"),
-            ((make, s.factory), f"x {difference}"),
-        ):
-            pairs = zip(*(s.reference(s.make(factory)) for factory in factories), strict=True)
-            with Attempt() as attempt:
-                expected = [case.run([t.clone() for t in pair]) for pair in pairs]
-            if attempt.error is None:
-                got = case.run([s.make(factory) for factory in factories])
-                check_stands_for(s, f"{case.name}, {what}", got, expected)
-
-
-@promise(
-    "let materialize() compute from the inner tensors at each call: what it keeps on the value is stale after a step "
-    "of an optimizer, a load or any write"
-)
-@torch.no_grad()
-def fresh_values(s: Subject) -> None:
-    """What a value stands for follows a write to its inner tensors."""
-    x = s.make()
-    if not hasattr(x, "materialize"):
-        raise Skipped(f"{s.name} has no materialize()")
-    x.materialize()
+def _step(s: Subject, x: Any) -> None:
+    """What an optimizer does."""
     for t in s.inners(x).values():
         with Attempt():  # elements of an expanded tensor share memory, which is not written to
             if is_differentiable(t):  # of integers, such as indices, other ones may have no meaning
                 t.add_(1)
-    other = s.construct(x, {name: t.clone() for name, t in s.inners(x).items()})
-    check_equal(s, "x.materialize() after a write to inner tensors", x.materialize(), other.materialize())
+
+
+def _copy_inners(s: Subject, x: Any) -> None:
+    others = s.inners(s.make(derive.second(s)))
+    for name, t in s.inners(x).items():
+        t.copy_(others[name])
+
+
+def _assign(s: Subject, x: Any) -> None:
+    for name, t in s.inners(s.make(derive.second(s))).items():
+        setattr(x, name.removeprefix(RAW), t)
+
+
+def _load(s: Subject, x: Any) -> None:
+    module = torch.nn.Module()
+    module.register_buffer("x", x)
+    module.load_state_dict({"x": s.make(derive.second(s))})
+
+
+# Ways to change the inner tensors of a value; one that a class refuses is left out.
+CHANGES: dict[str, Callable[[Subject, Any], None]] = {
+    "a write to inner tensors": _step,
+    "a copy_ to each inner tensor": _copy_inners,
+    "x.copy_(y)": lambda s, x: x.copy_(s.make(derive.second(s))),
+    "an assignment of each field": _assign,
+    "load_state_dict": _load,
+}
+
+
+@promise(
+    "let materialize() compute from the inner tensors at each call: what it keeps, on the value or by "
+    "functools.cached_property or lru_cache, is stale after a step of an optimizer, a load or any write"
+)
+@torch.no_grad()
+def fresh_values(s: Subject) -> None:
+    """What a value stands for follows a write to its inner tensors."""
+    if not hasattr(s.cls, "materialize"):
+        raise Skipped(f"{s.name} has no materialize()")
+    s.builder(s.make())
+    with Attempt():
+        derive.second(s)  # finding one would drive old values out of a cache
+    for how, change in CHANGES.items():
+        x = s.make()
+        x.materialize()
+        with Attempt() as attempt:
+            change(s, x)
+        if attempt.error is None:
+            other = s.construct(x, {name: t.clone() for name, t in s.inners(x).items()})
+            check_equal(s, f"x.materialize() after {how}", x.materialize(), other.materialize())
 
 
 # ---- randomness --------------------------------------------------------------------------------------------

@@ -175,3 +175,71 @@ def test_what_materialize_keeps_is_found():
     found = outcome(Cached, "fresh_values")
     assert found.state == "broken" and "stale after a step of an optimizer" in found.mend
     assert outcome(Length, "fresh_values").state == "kept"
+
+
+class Labels(TensorSubclass, fallback="materialize", dtype_from="like"):
+    """No inner tensor that an optimizer would step is used."""
+
+    labels: Tensor = inner(dtype=torch.int64)
+    like: Tensor = inner()
+
+    def materialize(self):
+        return self.labels.to(self.dtype)
+
+
+class KeepsOnValue(Labels):
+    def materialize(self):
+        if "whole" not in self.__dict__:
+            self.__dict__["whole"] = super().materialize()
+        return self.__dict__["whole"]
+
+
+class CachedProperty(Labels):
+    @functools.cached_property
+    def whole(self):
+        return self.labels.to(self.dtype)
+
+    def materialize(self):
+        return self.whole.clone()
+
+
+class CachedMethod(Labels):
+    @functools.lru_cache  # noqa: B019
+    def whole(self):
+        return self.labels.to(self.dtype)
+
+    def materialize(self):
+        return self.whole().clone()
+
+
+@pytest.mark.parametrize("cls", [KeepsOnValue, CachedProperty, CachedMethod])
+def test_what_is_kept_of_integers_is_found(cls):
+    def found(cls):
+        factory = lambda: cls(torch.randint(9, (4, 6)), torch.zeros(4, 6))  # noqa: E731
+        others = {p.name for p in PROMISES} - {"fresh_values"}
+        (outcome,) = (
+            o for o in examine(factory, paths={}, skip=others).outcomes if o.promise.name not in others
+        )
+        return outcome
+
+    wrong = found(cls)
+    assert wrong.state == "broken" and "x.materialize() after a copy_ to each inner tensor" in wrong.detail
+    assert "cached_property or lru_cache" in wrong.mend
+    assert found(Labels).state == "kept"
+
+
+class KeepsUntilWritten(Labels):
+    """Looks at the version of its labels, which an assignment replaces by others."""
+
+    def materialize(self):
+        kept = self.__dict__.get("kept", (None, None))
+        if kept[0] != self.labels._version:
+            kept = self.__dict__["kept"] = self.labels._version, super().materialize()
+        return kept[1].clone()
+
+
+def test_what_is_kept_over_an_assignment_is_found():
+    factory = lambda: KeepsUntilWritten(torch.randint(9, (4, 6)), torch.zeros(4, 6))  # noqa: E731
+    others = {p.name for p in PROMISES} - {"fresh_values"}
+    (found,) = examine(factory, paths={}, skip=others).of("broken")
+    assert "x.materialize() after an assignment of each field" in found.detail

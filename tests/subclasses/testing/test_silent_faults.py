@@ -73,6 +73,11 @@ def detaching_one(func, x):
     return type(x)(-x.coarse, -x.fine.detach())
 
 
+def without_gradients(func, x):
+    with torch.no_grad():
+        return negating(func, x)
+
+
 def negating(func, x):
     return type(x)(-x.coarse, -x.fine)
 
@@ -83,6 +88,14 @@ def half_a_view(func, x, *args):
 
 def a_view(func, x, *args):
     return type(x)(func(x.coarse, *args), func(x.fine, *args))
+
+
+def along_rows(func, x, dim, *args):
+    return a_view(func, x, 0, *args)
+
+
+def counting_from_the_front(func, x, *dims):
+    return a_view(func, x, *(max(dim, 0) for dim in dims))
 
 
 def without_alpha(func, x, y, alpha=1):
@@ -144,12 +157,45 @@ FAULTS = {
         negating,
         ["the gradient of coarse, fine through -x is wrong", "calls detach()"],
     ),
+    "all computed without gradients": (
+        "read_gradients",
+        aten.neg.default,
+        without_gradients,
+        negating,
+        [
+            "the gradient of coarse, fine through -x is refused",
+            "mend: without_gradients (",
+            "computes its result without derivatives: use ops that have them",
+            "skip={'read_gradients'}",
+        ],
+    ),
     "one of two copied in a view": (
         "writes_to_views",
         aten.select.int,
         half_a_view,
         a_view,
         ["y = x[0]; y.mul_(2)", "written to it: fine:", "none of them a copy"],
+    ),
+    "a dim ignored": (
+        "values",
+        aten.select.int,
+        along_rows,
+        a_view,
+        ["x[:, 0] has shape [6], its reference [4]"],
+    ),
+    "a negative dim of one op": (
+        "views",
+        aten.unsqueeze.default,
+        counting_from_the_front,
+        a_view,
+        ["x.unsqueeze(-1) has shape [1, 4, 6], its reference [4, 6, 1]"],
+    ),
+    "negative dims of a transposition": (
+        "views",
+        aten.transpose.int,
+        counting_from_the_front,
+        a_view,
+        ["x.transpose(-2, -1) has shape [4, 6]"],
     ),
     "alpha dropped": (
         "keyword_arguments",
@@ -251,6 +297,33 @@ def test_results_that_round_have_no_gradient_to_compare():
     others = {p.name for p in PROMISES} - {"read_gradients"}
     report = examine(lambda: Rounded(torch.randn(4, 6)), paths={}, skip=others)
     assert report.broken == [] and [o.promise.name for o in report.of("kept")] == ["read_gradients"]
+
+
+def test_a_result_without_gradients_that_has_none_for_a_plain_tensor_is_right():
+    def floor(func, x):
+        with torch.no_grad():
+            return type(x)(func(plain(x)), torch.zeros_like(x.fine))
+
+    assert outcome(with_rule(aten.floor.default, floor), "read_gradients").state == "kept"
+
+
+class Signs(Halves):
+    """With the gradient of a straight-through estimator."""
+
+    def materialize(self):
+        return self.fine + (self.coarse.sign() - self.coarse).detach() + self.coarse
+
+
+class Smooth(Halves):
+    def materialize(self):
+        return self.fine + self.coarse.tanh()
+
+
+def test_a_straight_through_estimator_is_told_from_a_rule_that_loses_gradients():
+    found = outcome(Signs, "read_gradients")
+    assert found.state == "broken" and "what materialize() gives of x has another gradient" in found.detail
+    assert "straight-through estimator: skip={'read_gradients'}" in found.mend
+    assert outcome(Smooth, "read_gradients").state == "kept"
 
 
 def test_a_rule_that_the_kit_has_no_call_for_is_called_by_its_schema():

@@ -1,0 +1,211 @@
+"""Rules that take one operand for another: found with a second value, whose numbers are others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from subclasses import DispatchError, TensorSubclass, inner
+from subclasses.testing import examine
+from subclasses.testing.runner import PROMISES
+
+aten = torch.ops.aten
+
+
+class Halves(TensorSubclass, fallback="materialize"):
+    """A tensor as a sum of two."""
+
+    whole: Tensor = inner()
+    rest: Tensor = inner()
+
+    def materialize(self):
+        return self.whole + self.rest
+
+
+def plain(t):
+    return t.materialize() if isinstance(t, TensorSubclass) else t
+
+
+def is_value(x):
+    return isinstance(x, Halves)
+
+
+def with_rule(key, rule):
+    cls = type("Ruled", (Halves,), {"__doc__": "One more rule."})
+    cls.implements(key)(rule)
+    return cls
+
+
+def make(cls, rows=4):
+    return cls(torch.randn(rows, 4), torch.randn(rows, 4))
+
+
+def outcome(cls, promise, factory=None, **options):
+    others = {p.name for p in PROMISES} - {promise}
+    report = examine(factory or (lambda: make(cls)), paths={}, skip=others, **options)
+    return next(o for o in report.outcomes if o.promise.name == promise)
+
+
+# ---- rules, each wrong in one way and right ------------------------------------------------------------------
+
+
+def adding(rest):
+    def add(func, x, y, alpha=1):
+        if not (is_value(x) and is_value(y)):
+            return func(plain(x), plain(y), alpha=alpha)
+        return type(x)(x.whole + alpha * y.whole, x.rest + alpha * rest(x, y))
+
+    return add
+
+
+def joining(rest):
+    def join(func, tensors, dim=0):
+        if not all(map(is_value, tensors)):
+            return func([plain(t) for t in tensors], dim)
+        return type(tensors[0])(func([t.whole for t in tensors], dim), func(rest(tensors), dim))
+
+    return join
+
+
+def comparing(right):
+    def maximum(func, x, y):
+        return func(plain(x), plain(right(x, y)))
+
+    return maximum
+
+
+def choosing(rest):
+    def where(func, mask, x, y):
+        if not (is_value(x) and is_value(y)):
+            return func(plain(mask), plain(x), plain(y))
+        return type(x)(func(mask, x.whole, y.whole), func(plain(mask), x.rest, rest(x, y)))
+
+    return where
+
+
+def multiplying(order):
+    return lambda func, x, y: func(*(plain(t) for t in order(x, y)))
+
+
+def reading_raw(func, x, y):
+    """Above autograd, where the fields carry no gradients."""
+    y = y.whole + y.rest if is_value(y) else y
+    return func(plain(x), y)
+
+
+# What the rule is for, the wrong rule, the right one, words of the report.
+FAULTS = {
+    "a field of the left operand twice": (
+        aten.add,
+        adding(lambda x, y: x.rest),
+        adding(lambda x, y: y.rest),
+        ["x + y is not what its reference gives", "and not from x.field twice"],
+    ),
+    "the first field of several": (
+        aten.cat,
+        joining(lambda tensors: [tensors[0].rest for _ in tensors]),
+        joining(lambda tensors: [t.rest for t in tensors]),
+        ["torch.cat([x, y]) is not", "torch.cat([x, y], -1) is not"],
+    ),
+    "the first field of a stack": (
+        aten.stack,
+        joining(lambda tensors: [tensors[0].rest for _ in tensors]),
+        joining(lambda tensors: [t.rest for t in tensors]),
+        ["torch.stack([x, y]) is not", "torch.stack([x, y], -1) is not"],
+    ),
+    "the right operand ignored": (
+        aten.maximum,
+        comparing(lambda x, y: x),
+        comparing(lambda x, y: y),
+        ["torch.maximum(x, y) is not"],
+    ),
+    "the second choice ignored": (
+        aten.where.self,
+        choosing(lambda x, y: x.rest),
+        choosing(lambda x, y: y.rest),
+        ["torch.where(mask, x, y) is not"],
+    ),
+    "a product in the wrong order": (
+        torch.matmul,
+        multiplying(lambda x, y: (y, x) if is_value(x) and is_value(y) else (x, y)),
+        multiplying(lambda x, y: (x, y)),
+        ["x @ y is not"],
+    ),
+    "an op that the kit has no call for": (
+        torch.hypot,
+        multiplying(lambda x, y: (x, x) if is_value(x) and is_value(y) else (x, y)),
+        multiplying(lambda x, y: (x, y)),
+        ["hypot(x, y) is not"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_rule_that_takes_one_operand_for_another_is_found(fault):
+    key, wrong, right, words = FAULTS[fault]
+    found = outcome(with_rule(key, wrong), "two_values")
+    assert found.state == "broken"
+    assert all(word in str(found) for word in words), str(found)
+    assert outcome(with_rule(key, right), "two_values").state == "kept"
+
+
+@pytest.mark.parametrize("key", [torch.mul, torch.matmul, torch.hypot])
+def test_a_rule_that_loses_the_gradient_of_the_right_operand_is_found(key):
+    found = outcome(with_rule(key, reading_raw), "two_value_gradients")
+    assert found.state == "broken"
+    assert "by y is lost" in found.detail and "reads the raw .whole" in found.mend
+    assert outcome(with_rule(key, comparing(lambda x, y: y)), "two_value_gradients").state == "kept"
+
+
+# ---- the second value ----------------------------------------------------------------------------------------
+
+
+def fixed(cls):
+    return cls(torch.arange(16.0).view(4, 4), torch.ones(4, 4))
+
+
+def with_one_rest(cls):
+    return cls(torch.randn(4, 4), torch.ones(4, 4))
+
+
+@pytest.mark.parametrize("factory", [fixed, with_one_rest])
+def test_a_factory_that_gives_the_same_inner_tensors_is_changed(factory):
+    key, wrong, right, words = FAULTS["a field of the left operand twice"]
+    cls = with_rule(key, wrong)
+    found = outcome(cls, "two_values", lambda: factory(cls))
+    assert found.state == "broken" and words[0] in found.detail
+    cls = with_rule(key, right)
+    assert outcome(cls, "two_values", lambda: factory(cls)).state == "kept"
+
+
+class Classes(TensorSubclass, fallback="materialize", dtype_from="scale", size_from="index"):
+    """Entries of a table, in which other indices need not exist."""
+
+    index: Tensor = inner(dtype=torch.int64)
+    scale: Tensor = inner()
+
+    def materialize(self):
+        return self.index * self.scale
+
+
+def test_without_a_second_value_the_promise_is_not_tried():
+    factory = lambda: Classes(torch.zeros(4, 4, dtype=torch.int64), torch.ones(()))  # noqa: E731
+    found = outcome(Classes, "two_values", factory)
+    assert found.state == "skipped" and "let it draw random numbers" in found.detail
+
+
+def test_ops_that_a_class_refuses_break_no_promise():
+    def refusing(func, *args, **kwargs):
+        raise DispatchError("no sums of two of these")
+
+    assert outcome(with_rule(aten.add, refusing), "two_values").state == "kept"
+
+
+def test_each_inner_tensor_of_a_mapped_class_is_compared():
+    class Pair(TensorSubclass, fallback="map"):
+        a: Tensor = inner()
+        b: Tensor = inner()
+
+    assert outcome(Pair, "two_values", lambda: make(Pair)).state == "kept"
+    assert outcome(Pair, "two_value_gradients", lambda: make(Pair)).state == "kept"
