@@ -111,7 +111,7 @@ def _is_base(base: Any, cls: Any) -> bool:
     return issubclass(cls, base) and spec is not None and spec.attributes == cls.__spec__.attributes
 
 
-def wrap_cotangent(primal: Any, cotangent: Tensor, used: Sequence[bool] = ()) -> Any:
+def wrap_cotangent(primal: Any, cotangent: Any, used: Sequence[bool] = ()) -> Any:
     """Calls the author's ``wrap_cotangent``.
 
     Args:
