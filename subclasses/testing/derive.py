@@ -184,6 +184,7 @@ def second(s: Subject) -> Factory:
     Raises:
         Skipped: the factory gives equal values at each call, and no other can be derived.
     """
+    s.reference(s.make().detach())
     for make, needs_check in ((_redrawn, True), (_again, False), (_flipped_rows, True)):
         made = partial(make, s)
         with Attempt() as attempt:
