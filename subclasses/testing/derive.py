@@ -184,6 +184,7 @@ def second(s: Subject) -> Factory:
     Raises:
         Skipped: the factory gives equal values at each call, and no other can be derived.
     """
+    s.reference(s.make().detach())
     for make, needs_check in ((_redrawn, True), (_again, False), (_flipped_rows, True)):
         made = partial(make, s)
         with Attempt() as attempt:
@@ -205,7 +206,15 @@ def _redrawn(s: Subject) -> Any:
     """The same; inner tensors of floats that do not depend on the seed are flipped or, if that is the same, doubled."""
     x, y = s.make().detach(), _again(s)
     old = s.inners(x)
-    return s.construct(y, {n: _other(t) if _same(t, old[n]) else t for n, t in s.inners(y).items()})
+    return _with_inners(s, y, {n: _other(t) if _same(t, old[n]) else t for n, t in s.inners(y).items()})
+
+
+def _with_inners(s: Subject, x: Any, inners: dict[str, Any]) -> Any:
+    """A value of other inner tensors, put together as PyTorch does it where nobody knows how a user does."""
+    try:
+        return s.construct(x, inners)
+    except Skipped:
+        return s.unflatten(x, inners)
 
 
 def _other(t: Any) -> Any:
@@ -217,7 +226,7 @@ def _other(t: Any) -> Any:
 def _flipped_rows(s: Subject) -> Any:
     x = s.make().detach()
     rows = x.shape[:1]
-    return s.construct(x, {n: t.flip(0) if t.shape[:1] == rows else t for n, t in s.inners(x).items()})
+    return _with_inners(s, x, {n: t.flip(0) if t.shape[:1] == rows else t for n, t in s.inners(x).items()})
 
 
 @torch.no_grad()

@@ -186,6 +186,12 @@ def mend_of(error: BaseException | None, cls: type, is_own: IsOwn = lambda frame
                 return mend
         if mend := _own_accident(one, cls, is_own):
             return mend
+    for one in chain(error):  # what is true of many errors, after what is true of one kind
+        for find in (_no_field, _in_materialize):
+            if mend := find(one, cls):
+                return mend
+        if mend := _in_torch_function(one, cls, is_own):
+            return mend
     return None
 
 
@@ -235,6 +241,50 @@ def _own_accident(error: BaseException, cls: type, is_own: IsOwn) -> str | None:
     if isinstance(error, AttributeError) and type(error.obj) in (Tensor, int, float):
         return _reads_any_operand(where, error.name or "", cls)
     return None
+
+
+def _no_field(error: BaseException, cls: type) -> str | None:
+    """A declared class reads an attribute that was set on a value and is no field."""
+    if not (isinstance(error, AttributeError) and isinstance(error.obj, cls) and hasattr(cls, "__spec__")):
+        return None
+    if error.name is None or hasattr(cls, error.name):
+        return None
+    return (
+        f"{error.name} is no field of {cls.__name__}, and the values that ops, copies and compilers make have fields "
+        f"alone: declare it in the class body, as `{error.name}: float = static()` or `{error.name}: Tensor = inner()`"
+    )
+
+
+def _in_materialize(error: BaseException, cls: type) -> str | None:
+    """``materialize`` fails on the inner tensors that it is given."""
+    rule, trace = rule_that_raised(error, cls), error.__traceback__
+    if rule is None or rule is not dict(functions_of(cls)).get("materialize"):
+        return None
+    while trace is not None and trace.tb_frame.f_code is not rule.__code__:
+        trace = trace.tb_next
+    x = trace.tb_frame.f_locals.get("self") if trace else None
+    held = [(n, getattr(x, n, None)) for n in cls.__spec__.inner_names] if isinstance(x, cls) else []  # type: ignore[attr-defined]
+    sizes = ", ".join(f"{name} of size {list(t.shape)}" for name, t in held if isinstance(t, Tensor))
+    return (
+        f"correct {describe(rule)}, which raises for the inner tensors {sizes}; or, if another rule made a value of "
+        f"these, that rule"
+    )
+
+
+def _in_torch_function(error: BaseException, cls: type, is_own: IsOwn) -> str | None:
+    """A declared class has a ``__torch_function__`` of its own, which fails."""
+    trace, found = error.__traceback__, None
+    while trace is not None and hasattr(cls, "__spec__"):
+        code = trace.tb_frame.f_code
+        found = trace if code.co_name == "__torch_function__" and is_own(trace.tb_frame) else found
+        trace = trace.tb_next
+    if found is None:
+        return None
+    return (
+        f"{cls.__name__}.__torch_function__ ({found.tb_frame.f_code.co_filename}:{found.tb_lineno}) fails, and PyTorch "
+        f"asks it for every function and attribute: leave it out, and write rules for the functions that it is about: "
+        f"@{cls.__name__}.implements(function)"
+    )
 
 
 def _unexpected_keyword(error: BaseException, cls: type) -> str | None:

@@ -94,14 +94,14 @@ def pair_calls_of(missed: Iterable[Any]) -> Iterator[Case]:
 
 
 def _callable(missed: Iterable[Any]) -> Iterator[tuple[str, Any, list[str | None]]]:
-    """The pure ones that can be called by their schemas: name, function, what to pass after the value."""
+    """Those that write to nothing and can be called by their schemas: name, function, what to pass after the value."""
     for key in missed:
         for op in _ops_of(key):
             facts = op_facts(op)
             called = op if isinstance(key, OpOverloadPacket) else key
             needed = [a for a in facts.arguments if not a.default]
             is_pure = (
-                facts.functional
+                not facts.written
                 and "other" not in facts.returns
                 and torch.Tag.nondeterministic_seeded not in op.tags
             )

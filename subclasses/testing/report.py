@@ -11,7 +11,7 @@ from subclasses.testing.errors import Broken, chain, shown
 from subclasses.testing.property import Outcome
 
 LINES, WIDTH = 24, 110
-_REASONS = 3  # why promises were not tried, other than for want of an option
+_REASONS, _LINES = 3, 3  # why promises were not tried, other than for want of an option, and lines for each
 _OPTION = re.compile(r"pass (\w+=).*")
 _FOLDERS = re.compile(r"/\S*/(?=[^/\s]+/[^/\s]+\.py:\d)")  # all but the last of a path
 
@@ -82,7 +82,10 @@ class Report:
             yield from wrapped
         others = [group for group in groups if not _OPTION.match(group[0].detail)]
         for group in others[:_REASONS]:
-            yield f"not tried: {_names(group)}: {group[0].detail}"
+            line = f"not tried: {_names(group)}: {_FOLDERS.sub('', group[0].detail)}"
+            yield from textwrap.wrap(
+                line, WIDTH, subsequent_indent="  ", max_lines=_LINES, placeholder=" ..."
+            )
         if len(others) > _REASONS:
             yield f"not tried: {', '.join(_names(group) for group in others[_REASONS:])}"
 

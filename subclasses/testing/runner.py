@@ -64,6 +64,13 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
     """Checks one promise."""
     if promise.name in s.options.get("skip", ()):
         return Outcome(promise, "skipped", "left out by skip=")
+    least = structure.readable
+    with undisturbed():
+        found = (
+            None if promise is least or least.name in s.options.get("skip", ()) else structure.unreadable(s)
+        )
+    if found is not None:
+        return Outcome(promise, "skipped", f"{found[0]} fails; see the promise `{least.name}`")
     s.refused.clear()
     with undisturbed(), Attempt() as attempt:
         promise.run(s)

@@ -32,8 +32,8 @@ def rules_tried(s: Subject) -> None:
         raise Skipped(
             "; ".join(
                 [
-                    f"not tried: {', '.join(names)}",
                     *losing,
+                    f"not called: {', '.join(names)}",
                     "pass ops={op: lambda x: (arguments with x in them)}",
                 ]
             )

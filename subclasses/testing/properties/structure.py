@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,11 +11,59 @@ from torch import Tensor
 from subclasses._torch import fake_mode
 from subclasses.errors import one_of
 from subclasses.testing import derive
+from subclasses.testing.cases import once
 from subclasses.testing.compare import check_equal, same_context
-from subclasses.testing.errors import Attempt, Broken, must
+from subclasses.testing.errors import Attempt, Broken, must, problem, refusal
 from subclasses.testing.faults import OTHER_SIZE
 from subclasses.testing.property import promise
 from subclasses.testing.subject import Subject
+
+# ---- the least -----------------------------------------------------------------------------------------------
+
+
+@once
+def unreadable(s: Subject) -> tuple[str, Exception] | None:
+    """The first read of a value that every promise is about, such as that of its shape, and fails; and its error."""
+    reads: dict[str, Callable[[Any], Any]] = {
+        "x.shape": lambda x: x.shape,
+        "x.dtype": lambda x: x.dtype,
+        "x.device": lambda x: x.device,
+        "x.requires_grad": lambda x: x.requires_grad,
+    }
+    if s.declared:
+        reads["x.__tensor_flatten__()"] = _flattened
+        if s.cls.__spec__.has_materialize:
+            reads["x.materialize()"] = lambda x: x.materialize()
+            reads["x.detach().materialize()"] = lambda x: x.detach().materialize()
+    for what, read in reads.items():
+        with Attempt() as attempt, torch.no_grad():
+            read(s.make())
+        if attempt.error is not None and refusal(attempt.error) is None:
+            return what, attempt.error
+    return None
+
+
+def _flattened(x: Any) -> Any:
+    if "_layout" not in vars(x):
+        name = type(x).__name__
+        raise Broken(
+            f"the factory gives a {name} that has none of its fields",
+            f"a __new__ of the class makes the value by super().__new__: `return super().__new__(cls, "
+            f"{', '.join(type(x).__spec__.inner_names)}, ...)`, and by no other function",
+        )
+    return x.__tensor_flatten__()
+
+
+@promise("correct what is named: each other promise needs it, and is tried when this one is kept")
+def readable(s: Subject) -> None:
+    """A value has a shape and a dtype, can be flattened, and says what it stands for, as its copy does."""
+    found = unreadable(s)
+    if found is not None:
+        what, error = found
+        raise Broken(problem(what, error), getattr(error, "mend", None)) from error
+
+
+# ---- flattening ----------------------------------------------------------------------------------------------
 
 
 @promise(

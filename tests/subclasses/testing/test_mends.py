@@ -12,8 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from subclasses import Outer, TensorSubclass, constant, inner
+from subclasses import Outer, TensorSubclass, constant, inner, static
 from subclasses.testing import examine
+from subclasses.testing.runner import PROMISES
 from tests.subclasses.testing import broken
 from tests.subclasses.testing.byhand import Tagged
 
@@ -310,6 +311,26 @@ def test_a_rule_that_was_not_tried_is_named_if_it_loses_gradients():
     assert "reads the raw .held above autograd, where it carries no gradient" in outcome.detail
 
 
+def test_the_screen_names_a_rule_that_was_not_tried_and_loses_gradients():
+    others = {p.name for p in PROMISES} - {"rules_tried"}
+    cls = ruled(F.cosine_similarity, raw)
+    screen = " ".join(str(examine(lambda: cls(torch.randn(4, 6)), paths={}, skip=others)).split())
+    assert 'reads the raw .held above autograd, where it carries no gradient: x.unwrap("held") does' in screen
+    assert "not called: cosine_similarity" in screen
+
+
+def test_an_op_whose_arguments_have_defaults_is_called_though_it_gives_a_view():
+    def second_diagonal(func, x, offset=0, dim1=0, dim2=1):
+        return func(plain(x), offset + 1, dim1, dim2)
+
+    (found,) = outcomes(ruled(aten.diagonal, second_diagonal), "values")
+    assert "aten.diagonal.default(x) is not what its reference gives" in found.detail
+    (found,) = outcomes(ruled(aten.diagonal, lambda func, x, *dims: func(x.held, *dims) * 2), "values")
+    assert found.state == "kept"
+    (found,) = outcomes(ruled(aten.diagonal, lambda func, x, *dims: func(x.held, *dims) * 2), "rules_tried")
+    assert found.state == "kept"
+
+
 def test_an_inner_tensor_of_ints_is_not_said_to_carry_gradients():
     class OneHot(TensorSubclass, fallback="materialize"):
         index: Tensor = inner(dtype=torch.int64)
@@ -597,3 +618,84 @@ def test_a_materialize_of_another_size_has_one_mend():
     report = examine(lambda: Larger(torch.randn(4, 3), torch.randn(4, 2, 3)), paths={})
     mends = {o.mend for o in report.of("broken") if "materialize: expected" in o.detail}
     assert len(mends) == 1 and "correct materialize()" in mends.pop()
+
+
+# ---- a value that cannot be read ---------------------------------------------------------------------------
+
+
+class WithAttribute(TensorSubclass, fallback="materialize"):
+    """Sets what ops do not carry on."""
+
+    held: Tensor = inner()
+
+    def __init__(self, held):
+        self.temperature = 2.0
+
+    def materialize(self):
+        return self.held * self.temperature
+
+
+class WithStatic(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner()
+    temperature: float = static(default=2.0)
+
+    def materialize(self):
+        return self.held * self.temperature
+
+
+class PerColumn(TensorSubclass, fallback="materialize"):
+    """Multiplies along the wrong dim."""
+
+    held: Tensor = inner()
+    scale: Tensor = inner()
+
+    def materialize(self):
+        return self.held * self.scale
+
+
+class PerRow(PerColumn):
+    def materialize(self):
+        return self.held * self.scale[:, None]
+
+
+class Unfinished(TensorSubclass, fallback="materialize"):
+    """Makes its values without the library."""
+
+    held: Tensor = inner()
+
+    def __new__(cls, held):
+        return Tensor._make_subclass(cls, held)
+
+    def materialize(self):
+        return self.held * 2
+
+
+UNREADABLE = {
+    "an attribute that is no field": (
+        lambda: WithAttribute(torch.randn(4, 6)),
+        lambda: WithStatic(torch.randn(4, 6)),
+        ["x.detach().materialize() raised AttributeError", "`temperature: float = static()`"],
+    ),
+    "sizes that materialize() does not fit": (
+        lambda: PerColumn(torch.randn(4, 6), torch.rand(4)),
+        lambda: PerRow(torch.randn(4, 6), torch.rand(4)),
+        ["correct PerColumn.materialize (", "inner tensors held of size [4, 6], scale of size [4]"],
+    ),
+    "a value that the library did not make": (
+        lambda: Unfinished(torch.randn(4, 6)),
+        lambda: Base(torch.randn(4, 6)),
+        ["none of its fields", "`return super().__new__(cls, held, ...)`"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", UNREADABLE)
+def test_a_value_that_cannot_be_read_is_one_entry(fault):
+    wrong, right, words = UNREADABLE[fault]
+    report = examine(wrong, paths={})
+    assert report.broken == ["readable"] and not report.of("kept")
+    (outcome,) = report.of("broken")
+    assert all(word in str(outcome) for word in words), str(outcome)
+    assert "see the promise `readable`" in " ".join(str(report).split())
+    others = {p.name for p in PROMISES} - {"readable", "values", "round_trip", "clone_and_detach"}
+    assert examine(right, paths={}, skip=others).broken == []

@@ -98,7 +98,7 @@ def test_wrong_arguments_are_refused_at_once():
         check(lambda: torch.ones(2))
     with pytest.raises(TypeError, match="no option refrence; they are atol"):
         check(make, refrence=lambda x: x)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="unknown promises veiws; they are flatten"):
+    with pytest.raises(TypeError, match="unknown promises veiws; they are readable"):
         check(make, skip={"veiws"})
 
 
@@ -113,7 +113,7 @@ def test_rules_that_were_not_tried_are_named_and_ops_tries_them():
         report = examine(lambda: Ruled(torch.randn(4, 6)), paths={}, **options)
         return next(o for o in report.outcomes if o.promise.name == "rules_tried")
 
-    assert outcome().detail.startswith("not tried: aten.roll.default, normalize")
+    assert outcome().detail.startswith("not called: aten.roll.default, normalize")
     ops = {F.normalize: lambda x: (x,), torch.roll: lambda x: (x, 1)}
     assert outcome(ops=ops).state == "kept"
 
