@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from subclasses._torch import OpOverload, disable_current_modes, is_tracing
 from subclasses.errors import DispatchError, one_of
 from subclasses.ops.aliasing import with_aliasing
 from subclasses.ops.schema import op_facts
 from subclasses.rules.registry import all_rules, find_op_rule
-from subclasses.spec.values import with_inners
+from subclasses.spec.values import known_to_differ, with_inners
 
 aten = torch.ops.aten
 
@@ -87,21 +88,24 @@ def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
         out = run(x, *args, **kwargs)
         if is_tracing() and isinstance(x, cls) and isinstance(out, cls):
             with disable_current_modes():
-                like = torch.empty_strided(x.size(), x.stride(), device="meta")
+                like = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
                 view = op(like, *args, **kwargs)
-            given = out.shape, out.stride(), out.storage_offset() - x.storage_offset()
-            expected = view.shape, view.stride(), view.storage_offset()
-            if given != expected:
-                shown = "size {}, stride {} and offset {}".format
+            given, expected = _strides(out, x.storage_offset()), _strides(view, 0)
+            if not known_to_differ(out.shape, view.shape) and known_to_differ(given, expected):
                 raise DispatchError(
-                    f"{op} on {one_of(cls)}: the rule's result has {shown(*map(_plain, given))}, and the view has "
-                    f"{shown(*map(_plain, expected))}. torch.compile remakes views by these with the rule for "
-                    f"as_strided: let {cls.__name__}.outer give them, as Outer(size, stride=..., storage_offset=...)"
+                    f"{op} on {one_of(cls)} of size {tuple(x.shape)}: the rule's result has stride {out.stride()} and "
+                    f"offset {given[-1]}, and the view has stride {view.stride()} and offset {expected[-1]}. "
+                    f"torch.compile remakes views by these with the rule for as_strided: let {cls.__name__}.outer give "
+                    f"them, as Outer(size, stride=..., storage_offset=...)"
                 )
         return out
 
     return plan
 
 
-def _plain(value: Any) -> Any:
-    return tuple(value) if isinstance(value, tuple) else value
+def _strides(t: Tensor, offset: int) -> list[Any]:
+    """The strides of a tensor and its storage offset behind another one; a dim of one entry has any stride."""
+    strides = [
+        0 if type(size) is int and size == 1 else n for size, n in zip(t.shape, t.stride(), strict=True)
+    ]
+    return [*strides, t.storage_offset() - offset]

@@ -221,12 +221,18 @@ def raw_state(x: Any) -> State | None:
 
 
 def is_written_unseen(before: State, x: Any) -> bool:
-    """Whether inner tensors were written to or assigned since, and autograd has seen no write to the value."""
+    """Whether inner tensors were assigned since, or written to while autograd has seen no write to the value.
+
+    What is assigned is detached.
+    """
     version, inners = before
     _, now = raw_state(x) or before
     with DisableTorchFunctionSubclass():
         seen = x._version != version
-    return not seen and any(t is not u or v != w for (_, t, v), (_, u, w) in zip(inners, now, strict=False))
+    pairs = list(zip(inners, now, strict=False))
+    return any(t is not u for (_, t, _), (_, u, _) in pairs) or (
+        not seen and any(v != w for (_, _, v), (_, _, w) in pairs)
+    )
 
 
 def bump_versions(tensors: Sequence[Tensor | None]) -> None:
