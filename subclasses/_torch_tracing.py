@@ -192,6 +192,43 @@ def find_methods(names: str) -> None:
 _METHODS = types.FunctionType, classmethod, staticmethod
 
 
+def break_at_assignments(fields_of: Callable[[Any], Any]) -> None:
+    """Makes Dynamo break the graph at an assignment to a field of a wrapper.
+
+    No node of a graph represents an assignment: Dynamo makes it after the graph has run, in which later ops use the old
+    inner tensor.
+
+    Args:
+        fields_of: returns the names of the fields of such a wrapper, and nothing for other values.
+    """
+
+    def patch(module: Any) -> None:
+        store = module.SideEffects.store_attr
+
+        @functools.wraps(store)
+        def store_attr(self: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> None:
+            proxy = getattr(item, "proxy", None)
+            value = proxy.node.meta.get("example_value") if proxy is not None else None
+            if name in fields_of(value):
+                from torch._dynamo.exc import unimplemented  # ends the graph
+
+                kind = type(value).__name__
+                unimplemented(
+                    gb_type="assigning to a field of a tensor subclass",
+                    context=f"{kind}.{name} = ...",
+                    explanation=f"A graph does not record that {name} of a {kind} is replaced, so later ops would use "
+                    f"the old {name}.",
+                    hints=[
+                        f"Without fullgraph=True the graph ends here, and the next one sees the new {name}."
+                    ],
+                )
+            store(self, item, name, *args, **kwargs)
+
+        module.SideEffects.store_attr = store_attr
+
+    after_import("torch._dynamo.side_effects", patch)
+
+
 def _override_for(module: Any, name: str, is_ours: Callable[[Any], bool], override: Any) -> None:
     """Replaces a PyTorch function by one that calls ``override`` if ``is_ours`` holds for the argument."""
     original = getattr(module, name, None)

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import apply_function, autograd_enabled, is_recording
+from subclasses._torch import any_requires_grad, apply_function, autograd_enabled, is_recording
 from subclasses._torch_export import is_exporting
 from subclasses._torch_tracing import leave_in_graph
-from subclasses.autograd.history_errors import PLAIN_COTANGENT, fitting, refuse_tangents
+from subclasses.autograd.history_errors import PLAIN_COTANGENT, fitting, integer_value_error, refuse_tangents
 from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable, saved
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN, RAW, Layout, cotangent_layout
@@ -41,6 +41,8 @@ def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None)
         if is_exporting():
             return layout.cls._wrap(layout, *inners, *dynamics)  # type: ignore[attr-defined]
         made = apply_function(Construct, layout, dynamics, *inners)
+        if not (torch.compiler.is_dynamo_compiling() or any_requires_grad(made)):
+            raise integer_value_error(layout.cls, made.dtype, inners)
         if in_recorded_rule():
             keep_readable(made, inners)
         return made
@@ -308,8 +310,7 @@ def unwrap(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
 def unwrap_by_formula(x: Any, names: tuple[str, ...]) -> tuple[Tensor | None, ...]:
     """Returns inner tensors as functions of a value; PyTorch's formulas lead the gradient on from there."""
     raw = tuple([x.__dict__[n] for n in names])
-    wanted = tuple([n for n, t in zip(names, raw, strict=True) if is_differentiable(t)])
-    if not wanted:
+    if not (wanted := tuple([n for n, t in zip(names, raw, strict=True) if is_differentiable(t)])):
         return raw
     found = apply_function(Unwrap, x, wanted)
     if wanted == names:
@@ -325,8 +326,7 @@ def unwrap_one(x: Any, name: str) -> Tensor | None:
 
 def unwrap_recorded(x: Any, name: str) -> Tensor | None:
     """Returns one inner tensor where autograd records; a differentiable one as a function of ``x``."""
-    t = x.__dict__[name]
-    if not is_differentiable(t):
+    if not is_differentiable(t := x.__dict__[name]):
         return t
     if type(x)._keeps_history:
         return _unwrap_made(x, (name,))[0]

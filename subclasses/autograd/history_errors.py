@@ -79,6 +79,19 @@ def watched_view_error(cls: Any) -> DispatchError:
     )
 
 
+def integer_value_error(cls: Any, dtype: Any, inners: Iterable[Any]) -> ValueError:
+    """Returns the error for inner tensors that require grad in a value whose dtype has no gradients."""
+    names = [
+        f.name for f, t in zip(cls.__spec__.inners, inners, strict=True) if t is not None and t.requires_grad
+    ]
+    require = "requires" if len(names) == 1 else "require"
+    return ValueError(
+        f"{cls.__name__}: {' and '.join(names)} {require} grad, and the value shows {dtype}, of which there are no "
+        f"gradients; declare `class {cls.__name__}(..., dtype_from={names[0]!r})`, or let `outer` give a floating "
+        f"dtype. Where no gradient is wanted, pass {names[0]}.detach()"
+    )
+
+
 def assigned_view_error(cls: Any) -> DispatchError:
     """Returns the error for assigning a field of a view, whose derivative is by way of its base."""
     return DispatchError(

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from subclasses._torch import is_recording, skip_frames
-from subclasses._torch_tracing import find_methods, record_readings
+from subclasses._torch_tracing import break_at_assignments, find_methods, record_readings
 from subclasses.autograd import construct, nodes
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
@@ -148,6 +148,7 @@ RECORDED = "_recorded_attributes"
 
 record_readings(RECORDED)
 find_methods(RECORDED)
+break_at_assignments(lambda x: x.__spec__.names if hasattr(type(x), "__spec__") else ())
 
 
 def install_fields(cls: Any) -> None:

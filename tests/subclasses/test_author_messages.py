@@ -471,3 +471,30 @@ def test_a_wrapped_cotangent_of_another_size_of_a_parameter():
         DispatchError, match=r"expected a derivative of size \(3,\) by a, got one of size \(1,\)"
     ):
         x.exp().sum().backward()
+
+
+# ---- a dtype without gradients -------------------------------------------------------------------------------
+
+
+class Tagged(TensorSubclass, fallback="views"):
+    ids: Tensor = inner(dtype=torch.int64)
+    score: Tensor = inner(differentiable=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_value_of_integers_around_a_tensor_that_requires_grad(mode):
+    score = torch.rand(3, requires_grad=True)
+    make = MODES[mode](lambda ids, score: Tagged(ids, score * 2).score * 1)
+    with pytest.raises(
+        Exception, match=r"Tagged: score requires grad, and the value shows torch.int64.*dtype_from='score'"
+    ):
+        make(torch.arange(3), score)
+    make(torch.arange(3), score.detach())
+    with torch.no_grad():
+        make(torch.arange(3), score)
+
+    class Mended(Tagged, dtype_from="score"):
+        pass
+
+    (g,) = torch.autograd.grad(Mended(torch.arange(3), score * 2).score.sum(), score)
+    assert g.tolist() == [2, 2, 2]

@@ -137,13 +137,20 @@ def test_a_view_is_refused():
     assert view.a.tolist() == [1.0, 1.0]
 
 
-def test_through_desugar():
+DOORS = {
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+}
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_compiled(door):
     def f(t):
         x = Mean(t * 1, torch.ones(2))
         x.count = x.count * 5
         return (x * 1).sum()
 
-    compiled = desugar.compile(f, backend="eager")
+    compiled = DOORS[door](f)
     for _ in range(2):
         t = torch.randn(2, requires_grad=True)
         found = compiled(t)
@@ -157,3 +164,38 @@ def test_a_leaf_stays_one():
     assert p.is_leaf and p.grad_fn is None
     (p * 1).sum().backward()
     torch.testing.assert_close(p.grad.total, torch.full((2,), 0.2))
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("cls", [Mean, Trained, Ruled, Twin])
+@pytest.mark.parametrize("read", [lambda x: x * 1, lambda x: x.total * 1, lambda x: x.unwrap("count") * 1])
+def test_an_argument_compiled(read, cls, door):
+    def f(x, t):
+        x.total = x.total * t
+        return read(x)
+
+    compiled = DOORS[door](f)
+    x, y = (cls(torch.ones(2), torch.full((2,), 2.0)) for _ in "xy")
+    for _ in range(3):
+        found, expected = compiled(x, 10.0), f(y, 10.0)
+        for one, other in zip(parts(found), parts(expected), strict=True):
+            torch.testing.assert_close(one, other)
+        torch.testing.assert_close(x.total, y.total)
+
+
+def parts(x):
+    return x.unwrap() if isinstance(x, TensorSubclass) else (x,)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_whole_graph_is_refused(door):
+    def f(x):
+        x.total = x.total * 2
+        return x * 1
+
+    compiled = {
+        "desugar": lambda: desugar.compile(f, backend="eager", fullgraph=True),
+        "stock": lambda: torch.compile(f, backend="aot_eager", fullgraph=True),
+    }[door]()
+    with pytest.raises(Exception, match=r"Mean\.total = \.\.\."):
+        compiled(Mean(torch.ones(2), torch.ones(2)))
