@@ -27,7 +27,7 @@ from subclasses.layout import field_name
 from subclasses.ops.aliasing import argument
 from subclasses.ops.schema import functional_counterpart_of_view, op_facts
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.values import known_to_differ, tensors_in, with_inners
+from subclasses.spec.values import known_to_differ, may_differ, tensors_in, with_inners
 
 aten = torch.ops.aten
 
@@ -160,6 +160,24 @@ def or_whole(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any
         return alias()(x) if is_whole else run(x, dim, start, end, step)
 
     return plan
+
+
+def or_same(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+    """Wraps the plan of ``view``: of its own size, a value is itself.
+
+    So an autograd function returns an argument, such as the one that calls the backward hooks of a module.
+    """
+    alias = functools.cache(make_alias)
+
+    def plan(x: Any, size: Any) -> Any:
+        is_same = len(size) == x.dim() and not any(map(may_differ, size, x.shape))
+        return alias()(x) if is_same else run(x, size)
+
+    return plan
+
+
+# Ops that may be asked for a value as it is.
+WHOLE = {aten.slice.Tensor: or_whole, aten.view.default: or_same}
 
 
 def _is_default(given: Any, number: int) -> bool:

@@ -28,7 +28,7 @@ from subclasses.autograd.history import is_kept, with_history
 from subclasses.dispatch import structural
 from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
-from subclasses.dispatch.map_views import is_factory, or_whole
+from subclasses.dispatch.map_views import WHOLE, is_factory
 from subclasses.dispatch.sharding import with_sharding
 from subclasses.dispatch.strided import with_checked_strides
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
@@ -94,8 +94,8 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if isinstance(op, HigherOrderOperator):
         return Plan("higher-order", higher_order_run(cls, op))
     plan = _plan_before_fallback(cls, op) or Plan(fallback_step(cls, op), fallback_run(cls, op))
-    if op is aten.slice.Tensor and "rule" not in plan.step:
-        plan = plan._replace(run=or_whole(plan.run, lambda: choose_plan(cls, aten.alias.default).run))
+    if op in WHOLE and "rule" not in plan.step:
+        plan = plan._replace(run=WHOLE[op](plan.run, lambda: choose_plan(cls, aten.alias.default).run))
     if plan.step in ("map", "views"):
         plan = plan._replace(run=with_rules_above(cls, op, plan.run))
     chosen = plan.run

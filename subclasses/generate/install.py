@@ -28,6 +28,7 @@ from subclasses.generate.class_text import emit_class
 from subclasses.generate.compile_cache import stable_hash
 from subclasses.generate.unseen import UnseenNames
 from subclasses.layout import Layout, intern_layout, nested_layouts
+from subclasses.rules.asked import with_type_errors
 from subclasses.rules.errors import raise_from_rule
 from subclasses.rules.registry import all_rules, collect_function_rules, has_op_rules
 from subclasses.serialize import allow_loading
@@ -64,7 +65,7 @@ def install(cls: Any, root: type) -> None:
         cls.materialize = materialize.make_differentiable(author)
     if names := tuple(f.name for f in spec.dynamics if f.name in (spec.outer_args or ())):
         setattr(cls, dynamic_dims_name, DynamicDims(names))
-    _check_constructors(cls)
+    _check_methods(cls)
     _show_required(made["__new__"])
     cls._new = staticmethod(made["__new__"])
     cls._dispatch = staticmethod(made["__torch_dispatch__"])
@@ -84,9 +85,11 @@ def install(cls: Any, root: type) -> None:
         _serve_super(cls)
 
 
-def _check_constructors(cls: Any) -> None:
-    """Wraps what a class body has in place of the generated constructor, so that its mistakes show at the call."""
-    new, init = vars(cls).get("__new__"), vars(cls).get("__init__")
+def _check_methods(cls: Any) -> None:
+    """Wraps what a class body has in place of generated methods, so that its mistakes show at the call."""
+    new, init, dispatch = (vars(cls).get(n) for n in ("__new__", "__init__", "__torch_dispatch__"))
+    if isinstance(dispatch, classmethod) and isinstance(dispatch.__func__, types.FunctionType):
+        cls.__torch_dispatch__ = classmethod(with_type_errors(cls, dispatch.__func__))
     if isinstance(new, staticmethod):
         cls.__new__ = staticmethod(checked_new(new.__func__))
     if isinstance(init, types.FunctionType):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import functools
+import inspect
+import traceback
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,6 +36,25 @@ def check_asked(cls: type, root: type, keys: Iterable[Any]) -> None:
             )
 
 
+def with_type_errors(cls: type, hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a ``__torch_dispatch__`` of a class body: a TypeError of its code is none that says an op has no answer.
+
+    Python takes it for that in an operator, and ``x == y`` would be False.
+    """
+    name, code = cls.__name__, hook.__code__  # type: ignore[attr-defined]
+
+    @functools.wraps(hook)
+    def __torch_dispatch__(cls: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return hook(cls, func, *args, **kwargs)
+        except TypeError as error:
+            if traceback.extract_tb(error.__traceback__)[-1].filename != code.co_filename:
+                raise
+            raise RuntimeError(f"{name}.__torch_dispatch__, called for {func}: {error}") from error
+
+    return __torch_dispatch__
+
+
 def _is_above_autograd(key: Any) -> bool:
     """Whether the rule for a key is asked for by ``__torch_function__``."""
     if isinstance(key, OpOverload | OpOverloadPacket):
@@ -42,7 +64,7 @@ def _is_above_autograd(key: Any) -> bool:
 
 def _calls_super(author: Any, hook: str) -> bool:
     """Whether a method names its hook, as ``super().__torch_function__(...)`` does, or cannot be read."""
-    function = getattr(author, "__func__", author)
+    function = inspect.unwrap(getattr(author, "__func__", author))
     if function is disabled_torch_function_impl:
         return False
     codes = list(codes_of(function))

@@ -38,6 +38,16 @@ def known_to_differ(one: Sequence[Any], other: Sequence[Any]) -> bool:
     )
 
 
+def may_differ(one: Any, other: Any) -> bool:
+    """Whether two sizes are not known to be equal; of symbols, without a guard."""
+    found = one == other
+    if isinstance(found, bool):
+        return not found
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # as in `differ`
+
+    return not statically_known_true(found)
+
+
 def differ(one: Any, other: Any) -> bool:
     """Whether two sizes or ints differ; of symbols, as far as it is known, with a guard."""
     found = one != other

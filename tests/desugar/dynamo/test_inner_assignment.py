@@ -109,16 +109,20 @@ def test_a_whole_graph_is_refused_with_the_reason():
     assert x.a is kept
 
 
-def test_other_attributes_and_other_backends_keep_one_graph():
+def test_other_attributes_keep_one_graph():
     def marks(x):
         x.mark = 1
         return x + 1
 
     assert behind_dynamo(marks, fullgraph=True)(x := make(Pair, 3)).a.shape == (3,)
     assert x.mark == 1
+
+
+@pytest.mark.parametrize(("cls", "graphs"), [(Pair, 2), (TwoTensor, 1)])
+def test_other_backends_end_the_graphs_of_declared_classes(cls, graphs):
     counter = CompileCounterWithBackend("eager")
-    torch.compile(of_an_argument, backend=counter)(make(Pair, 3))
-    assert counter.frame_count == 1
+    torch.compile(of_an_argument, backend=counter)(make(cls, 3))
+    assert counter.frame_count == graphs
 
 
 # ---- a class whose own dispatch assigns ----------------------------------------------------------------------
