@@ -89,7 +89,9 @@ def flatten(s: Subject) -> None:
 
 @promise(
     "__tensor_unflatten__ must use every inner tensor, the context, and give back the outer size, stride "
-    "and dtype; what is neither an inner tensor nor in the context is lost under torch.compile"
+    "and dtype; what is neither an inner tensor nor in the context is lost under torch.compile",
+    declared="a value is put together from its fields alone: let materialize(), `outer` and methods compute from "
+    "fields, and declare what else they read, as `scale: float = static()`",
 )
 def round_trip(s: Subject) -> None:
     """A value put together from its own parts is the same value."""
@@ -207,7 +209,9 @@ def outside(s: Subject) -> None:
 
 @promise(
     "no .item(), .tolist() or comparison of contents in __new__, __tensor_flatten__, __tensor_unflatten__: "
-    "the compiler calls them on tensors without data; check contents in a factory function"
+    "the compiler calls them on tensors without data; check contents in a factory function",
+    declared="no .item(), .tolist() or comparison of contents in `outer`, or in a __new__ or __init__ of the class: "
+    "the compiler puts values together without data; check contents in a classmethod that makes values",
 )
 def without_data(s: Subject) -> None:
     """Values are taken apart and put together without a look at their data."""

@@ -269,7 +269,11 @@ def randomness(s: Subject, case: Case) -> None:
         raise Broken(f"{case.name} gave the same numbers twice, without a seed between")
 
 
-@promise("the backward of a random op must use the mask of its forward: save it, do not draw anew")
+@promise(
+    "the backward of a random op must use the mask of its forward: save it, do not draw anew",
+    declared="PyTorch differentiates F.dropout by the ops that it is made of: correct the rules for those that ran, or "
+    "let a rule for the function draw one mask and compute with x.unwrap(name)",
+)
 def random_backward(s: Subject) -> None:
     """Forward and backward of dropout agree on what was dropped."""
     x = s.trainable()

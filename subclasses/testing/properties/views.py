@@ -96,6 +96,8 @@ def _check_view(s: Subject, what: str, x: Any, view: Any) -> None:
     "write into the inner tensors (copy_) and return the very argument that was written; where a class cannot, "
     "raise before anything is written",
     cases=partial(applicable, table=cases.MUTATIONS),
+    declared="correct the rule for this op: it writes the new numbers to the inner tensors (copy_) and returns the "
+    "very argument that was written; where it cannot, it raises before anything is written",
 )
 def mutation(s: Subject, case: Case) -> None:
     """An in-place op changes the value itself, or is refused and changes nothing."""

@@ -29,7 +29,7 @@ COMPILED = {"row", "asymmetric groups", "dynamic"}
 # test_layers.py compares it with that rounding done by hand.
 ROUNDING = (
     *("values", "keyword_arguments", "other_metadata", "mixed_metadata"),
-    *("gradients", "inner_gradients", "nested_outside"),
+    *("two_values", "two_value_gradients", "gradients", "inner_gradients", "nested_outside"),
 )
 
 
