@@ -499,3 +499,59 @@ def test_the_derivative_of_a_view_that_torch_compile_remade():
         gradient(torch.compile(turned, backend="aot_eager"))
     assert gradient(desugar.compile(turned, backend="eager")) == [1.0, 1.0, 1.0]
     assert gradient(torch.compile(lambda x: turned(x).clone(), backend="aot_eager")) == [1.0, 1.0, 1.0]
+
+
+# ---- a view of its own size --------------------------------------------------------------------------------
+
+
+class Doubled(TensorSubclass, fallback="materialize"):
+    held: Tensor = inner(differentiable=True)
+
+    def materialize(self):
+        return 2 * self.held
+
+
+class Alone(TensorSubclass):
+    """Any op is an error."""
+
+    held: Tensor = inner(differentiable=True)
+
+
+@pytest.mark.parametrize("cls", [Doubled, Alone])
+@pytest.mark.parametrize("door", ["eager", "aot_eager", "desugar"])
+def test_a_view_of_its_own_size_is_the_value(cls, door):
+    compiled = {
+        "eager": lambda f: f,
+        "aot_eager": lambda f: torch.compile(f, backend="aot_eager", dynamic=True),
+        "desugar": lambda f: desugar.compile(f, backend="eager", dynamic=True),
+    }[door](lambda x: 3 * x.view(x.shape).held)
+    for n in (2, 3, 5):
+        held = torch.ones(n, requires_grad=True)
+        y = compiled(cls(held))
+        assert y.tolist() == [3.0] * n
+        assert torch.autograd.grad(y.sum(), held)[0].tolist() == [3.0] * n
+
+
+@pytest.mark.parametrize("cls", [Doubled, Alone])
+def test_hooks_of_modules_leave_values_as_they_are(cls):
+    class Making(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, k):
+            return cls(self.weight * k)
+
+    module, seen = Making(), []
+    module.register_full_backward_hook(lambda m, given, out: seen.append(len(given)))
+    y = module(torch.full((3,), 2.0, requires_grad=True))
+    assert type(y) is cls
+    y.held.sum().backward()
+    assert seen == [1] and module.weight.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_view_of_another_size_still_materializes():
+    x = Doubled(torch.ones(2, 3))
+    assert type(x.view(6)) is Tensor and type(x.view(-1, 3)) is Tensor
+    y = x.view(2, 3)
+    assert type(y) is Doubled and y.held.data_ptr() == x.held.data_ptr()

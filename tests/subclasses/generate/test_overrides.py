@@ -252,3 +252,32 @@ def test_an_attribute_error_of_a_rule_stays_as_it_is():
     assert type(caught.value) is AttributeError and "derivative of split" not in "".join(
         caught.value.__notes__
     )
+
+
+@pytest.mark.parametrize("call", [lambda x: x == x, lambda x: x != x, lambda x: x * 2, lambda x: 2 - x])
+def test_a_type_error_of_an_own_dispatch_is_no_answer_to_an_operator(call):
+    class Wrong(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return super().__torch_dispatch__(cls, func, types, args, kwargs)
+
+    with pytest.raises(
+        RuntimeError, match=r"Wrong\.__torch_dispatch__, called for aten\.\w+.*positional arguments but"
+    ):
+        call(Wrong(torch.ones(2)))
+
+
+def test_an_operator_that_an_own_dispatch_leaves_to_python():
+    class Left(TensorSubclass):
+        held: Tensor = inner()
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.add.Tensor:
+                return NotImplemented
+            return super().__torch_dispatch__(func, types, args, kwargs)
+
+    with pytest.raises(TypeError, match="unsupported operand"):
+        Left(torch.ones(2)) + torch.ones(2)
