@@ -197,8 +197,6 @@ def values_of(cls):
 
 def outcomes(cls, *promises):
     """The outcomes of some promises."""
-    from subclasses.testing.runner import PROMISES
-
     others = {p.name for p in PROMISES}.difference(promises)
     report = examine(values_of(cls), skip=others)
     return [o for o in report.outcomes if o.promise.name in promises]
@@ -443,15 +441,15 @@ def _(func, x, *dims):
     return Symmetric(x.unwrap("column").clone())
 
 
-class Shifted(TensorSubclass, fallback="views"):
+class ShiftedView(TensorSubclass, fallback="views"):
     """Its rule for slices returns too much."""
 
     held: Tensor = inner()
 
 
-@Shifted.implements(aten.slice.Tensor)
+@ShiftedView.implements(aten.slice.Tensor)
 def _(func, x, *args, **kwargs):
-    return Shifted(x.held[:])
+    return ShiftedView(x.held[:])
 
 
 class Series(TensorSubclass, fallback="views"):
@@ -477,7 +475,7 @@ def test_a_copy_in_place_of_a_view_may_be_kept():
 
 
 def test_a_declared_class_gets_no_advice_about_dispatch():
-    found = broken_by(lambda: Shifted(torch.randn(4, 8)), "views", reference=lambda x: x.held)
+    found = broken_by(lambda: ShiftedView(torch.randn(4, 8)), "views", reference=lambda x: x.held)
     assert "correct the rule for this op" in found.mend and "__torch_dispatch__" not in found.mend
 
 
