@@ -71,6 +71,7 @@ def once(find: Callable[[Subject], Found]) -> Callable[[Subject], Found]:
 
 FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "x * 2": lambda x: x * 2,
+    "x + 3": lambda x: x + 3,
     "x + x": lambda x: x + x,
     "x - plain": lambda x: x - like(x),
     "plain * x": lambda x: like(x) * x,
@@ -105,6 +106,8 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "F.linear(x, plain, bias)": lambda x: F.linear(x, like(x, 3, x.shape[-1]), like(x, 3)),
     "F.layer_norm(x)": lambda x: F.layer_norm(x, (x.shape[-1],)),
     "F.embedding(i, x)": lambda x: F.embedding(_zeros(x), x),
+    "F.embedding(i, x, padding_idx=0)": lambda x: F.embedding(_zeros(x), x, 0),
+    "nn.Embedding": lambda x: F.embedding(_zeros(x), x, None, None, 2.0, False, False),
     "torch.cat([x, x])": lambda x: torch.cat([x, x]),
     "torch.stack([x, x])": lambda x: torch.stack([x, x]),
     "x.flip(0)": lambda x: x.flip(0),
@@ -213,6 +216,8 @@ VIEWS: dict[str, Callable[[Any], Any]] = {
     "x[:1]": lambda x: x[:1],
     "x[0]": lambda x: x[0],
     "x[1:]": lambda x: x[1:],
+    "x[::2]": lambda x: x[::2],
+    "x[..., ::2]": lambda x: x[..., ::2],
     "x[..., 1:]": lambda x: x[..., 1:],
     "x[:, 0]": lambda x: x[:, 0],
     "x.select(-1, 0)": lambda x: x.select(-1, 0),

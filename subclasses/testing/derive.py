@@ -185,7 +185,7 @@ def second(s: Subject) -> Factory:
         Skipped: the factory gives equal values at each call, and no other can be derived.
     """
     s.reference(s.make().detach())
-    for make, needs_check in ((_redrawn, True), (_again, False), (_flipped_rows, True)):
+    for make, needs_check in ((_redrawn, True), (again, False), (_flipped_rows, True)):
         made = partial(make, s)
         with Attempt() as attempt:
             _check_second(s, made, needs_check)
@@ -196,7 +196,7 @@ def second(s: Subject) -> Factory:
     )
 
 
-def _again(s: Subject) -> Any:
+def again(s: Subject) -> Any:
     """The factory once more, with another seed."""
     torch.manual_seed(SEED + 1)
     return s.factory().detach()
@@ -204,7 +204,7 @@ def _again(s: Subject) -> Any:
 
 def _redrawn(s: Subject) -> Any:
     """The same; inner tensors of floats that do not depend on the seed are flipped or, if that is the same, doubled."""
-    x, y = s.make().detach(), _again(s)
+    x, y = s.make().detach(), again(s)
     old = s.inners(x)
     return _with_inners(s, y, {n: _other(t) if _same(t, old[n]) else t for n, t in s.inners(y).items()})
 

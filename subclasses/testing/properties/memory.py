@@ -11,6 +11,7 @@ from torch import Tensor
 from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses.layout import RAW
 from subclasses.rules.registry import describe
+from subclasses.testing import derive
 from subclasses.testing.cases import VIEWS, applicable, argument_cases, callable_on, refuses, stand_ins
 from subclasses.testing.compare import leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
@@ -113,13 +114,21 @@ def _written_views(s: Subject) -> list[Case]:
 
         return run
 
-    table = {
+    def overwriting(view: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return pair(view, lambda y: y.copy_(leaves(view(derive.again(s).detach()))[0]))
+
+    # The entries of `expand` share memory, and many ops do not write to such.
+    views = {name: view for name, view in callable_on(s, VIEWS).items() if name != "x.expand"}
+    writes = {
         f"y = {name}; {words}": pair(view, write)
-        for name, view in callable_on(s, VIEWS).items()
-        if name != "x.expand"  # its entries share memory, and many ops do not write to such
+        for name, view in views.items()
         for words, write in WRITES.items()
     }
-    return [case for case in applicable(s, table) if not refuses(s, case)]
+    copies = [
+        Case(f"y = {case.name}; y.copy_(that of another value)", overwriting(case.run))
+        for case in applicable(s, views)
+    ]
+    return [case for case in applicable(s, writes) + copies if not refuses(s, case)]
 
 
 @promise(

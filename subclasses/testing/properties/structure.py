@@ -31,7 +31,7 @@ def unreadable(s: Subject) -> tuple[str, Exception] | None:
         "x.requires_grad": lambda x: x.requires_grad,
     }
     if s.declared:
-        reads["x.__tensor_flatten__()"] = _flattened
+        reads["x.__tensor_flatten__()"] = lambda x: x.__tensor_flatten__()
         if s.cls.__spec__.has_materialize:
             reads["x.materialize()"] = lambda x: x.materialize()
             reads["x.detach().materialize()"] = lambda x: x.detach().materialize()
@@ -41,17 +41,6 @@ def unreadable(s: Subject) -> tuple[str, Exception] | None:
         if attempt.error is not None and refusal(attempt.error) is None:
             return what, attempt.error
     return None
-
-
-def _flattened(x: Any) -> Any:
-    if "_layout" not in vars(x):
-        name = type(x).__name__
-        raise Broken(
-            f"the factory gives a {name} that has none of its fields",
-            f"a __new__ of the class makes the value by super().__new__: `return super().__new__(cls, "
-            f"{', '.join(type(x).__spec__.inner_names)}, ...)`, and by no other function",
-        )
-    return x.__tensor_flatten__()
 
 
 @promise("correct what is named: each other promise needs it, and is tried when this one is kept")

@@ -656,18 +656,6 @@ class PerRow(PerColumn):
         return self.held * self.scale[:, None]
 
 
-class Unfinished(TensorSubclass, fallback="materialize"):
-    """Makes its values without the library."""
-
-    held: Tensor = inner()
-
-    def __new__(cls, held):
-        return Tensor._make_subclass(cls, held)
-
-    def materialize(self):
-        return self.held * 2
-
-
 UNREADABLE = {
     "an attribute that is no field": (
         lambda: WithAttribute(torch.randn(4, 6)),
@@ -678,11 +666,6 @@ UNREADABLE = {
         lambda: PerColumn(torch.randn(4, 6), torch.rand(4)),
         lambda: PerRow(torch.randn(4, 6), torch.rand(4)),
         ["correct PerColumn.materialize (", "inner tensors held of size [4, 6], scale of size [4]"],
-    ),
-    "a value that the library did not make": (
-        lambda: Unfinished(torch.randn(4, 6)),
-        lambda: Base(torch.randn(4, 6)),
-        ["none of its fields", "`return super().__new__(cls, held, ...)`"],
     ),
 }
 
@@ -697,3 +680,64 @@ def test_a_value_that_cannot_be_read_is_one_entry(fault):
     assert "see the promise `readable`" in " ".join(str(report).split())
     others = {p.name for p in PROMISES} - {"readable", "values", "round_trip", "clone_and_detach"}
     assert examine(right, paths={}, skip=others).broken == []
+
+
+# ---- calls that authors forget ------------------------------------------------------------------------------
+
+
+class Steps(TensorSubclass, fallback="materialize"):
+    """Its rule for a slice takes every entry."""
+
+    held: Tensor = inner()
+
+    def materialize(self):
+        return 2 * self.held
+
+
+@Steps.implements(aten.slice.Tensor)
+def _(func, x, dim=0, start=None, end=None, step=1):
+    return Steps(func(x.held, dim, start, end))
+
+
+def test_a_slice_that_ignores_its_step():
+    assert "x[::2]" in broken_by(lambda: Steps(torch.randn(4, 6)), "values").detail
+
+
+def table(rule):
+    class Table(TensorSubclass, fallback="materialize", trainable=True):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return 2 * self.held
+
+    Table.implements(F.embedding)(rule)
+    return lambda: Table(torch.randn(6, 4))
+
+
+def test_an_embedding_without_the_arguments_of_a_module():
+    found = broken_by(table(lambda func, i, w: func(i, w.unwrap("held") * 2)), "values")
+    assert "nn.Embedding" in found.detail
+
+
+def test_an_embedding_that_trains_its_padding():
+    rule = lambda func, i, w, *args, **kwargs: func(i, w.unwrap("held") * 2)  # noqa: E731
+    assert "padding_idx" in broken_by(table(rule), "inner_gradients").detail
+    right = lambda func, i, w, *args, **kwargs: func(i, w.unwrap("held") * 2, *args, **kwargs)  # noqa: E731
+    assert broken_by(table(right), "inner_gradients") is None
+
+
+class Marks(TensorSubclass, fallback="views", dtype_from="score"):
+    """A view of it holds a copy of the scores; it represents no plain tensor."""
+
+    start: Tensor = inner(dtype=torch.int64)
+    score: Tensor = inner()
+
+
+@Marks.implements(aten.slice.Tensor)
+def _(func, x, *args):
+    return Marks(func(x.start, *args), func(x.score, *args).clone())
+
+
+def test_a_view_that_copies_one_inner_tensor_of_a_class_without_reference():
+    make = lambda: Marks(torch.randint(0, 9, (4,)), torch.rand(4))  # noqa: E731
+    assert "copy_" in broken_by(make, "writes_to_views").detail
