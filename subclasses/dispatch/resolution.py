@@ -94,7 +94,7 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if isinstance(op, HigherOrderOperator):
         return Plan("higher-order", higher_order_run(cls, op))
     plan = _plan_before_fallback(cls, op) or Plan(fallback_step(cls, op), fallback_run(cls, op))
-    if op in WHOLE and "rule" not in plan.step:
+    if op in WHOLE and "rule" not in plan.step and (plan.step != "map" or op is aten.slice.Tensor):
         plan = plan._replace(run=WHOLE[op](plan.run, lambda: choose_plan(cls, aten.alias.default).run))
     if plan.step in ("map", "views"):
         plan = plan._replace(run=with_rules_above(cls, op, plan.run))

@@ -71,7 +71,6 @@ def once(find: Callable[[Subject], Found]) -> Callable[[Subject], Found]:
 
 FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "x * 2": lambda x: x * 2,
-    "x + 3": lambda x: x + 3,
     "x + x": lambda x: x + x,
     "x - plain": lambda x: x - like(x),
     "plain * x": lambda x: like(x) * x,
@@ -115,6 +114,7 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "x.index_select": lambda x: x.index_select(0, _zeros(x)),
     "x.repeat(2, 1)": lambda x: x.repeat(2, 1),
     "x * x": lambda x: x * x,
+    "x + 3": lambda x: x + 3,
     "x.sum(-1, keepdim=True)": lambda x: x.sum(-1, keepdim=True),
     "x.clone()": lambda x: x.clone(),
     "x.contiguous()": lambda x: x.contiguous(),
