@@ -157,11 +157,13 @@ def pull_back(g, left, right):
 # ---- rules -------------------------------------------------------------------------------------------------
 
 VIEWS = {
-    getattr(Tensor, name)
+    getattr(home, name)
+    for home in (torch, Tensor, aten)
     for name in (
         "view view_as reshape reshape_as transpose swapaxes t permute movedim unsqueeze squeeze expand expand_as "
         "split chunk unbind select narrow diagonal flatten unflatten ravel unfold as_strided __getitem__"
     ).split()
+    if hasattr(home, name)
 } | {getattr(Tensor, name).__get__ for name in ("T", "H", "mT", "mH", "real", "imag")}
 VIEWS |= {aten.numpy_T, aten.matrix_H, aten.mT, aten.mH}  # what newer releases of Dynamo call for attributes
 

@@ -162,6 +162,7 @@ IsOwn = Callable[[types.FrameType], bool]
 
 # PyTorch's message where a compiler's stand-in meets a tensor with data that is no argument.
 _REAL_TENSOR = "Please convert all Tensors to FakeTensors"
+_PARAMETERS = re.compile(r"a rule takes the arguments of its op.*|a rule for subclasses\.\w+ is called as .*")
 _UNEXPECTED = re.compile(r"(\S+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
@@ -177,6 +178,7 @@ def mend_of(error: BaseException | None, cls: type, is_own: IsOwn = lambda frame
         for find in (
             _other_operand,
             _unexpected_keyword,
+            _parameters,
             _foreign_tensor,
             _endless,
             _materialize,
@@ -285,6 +287,12 @@ def _in_torch_function(error: BaseException, cls: type, is_own: IsOwn) -> str | 
         f"asks it for every function and attribute: leave it out, and write rules for the functions that it is about: "
         f"@{cls.__name__}.implements(function)"
     )
+
+
+def _parameters(error: BaseException, cls: type) -> str | None:
+    """A rule cannot take the arguments of its op; the error says what they are."""
+    found = _PARAMETERS.search(str(error))
+    return found and f"correct the parameters of that rule: {found[0]}"
 
 
 def _unexpected_keyword(error: BaseException, cls: type) -> str | None:

@@ -741,3 +741,30 @@ def _(func, x, *args):
 def test_a_view_that_copies_one_inner_tensor_of_a_class_without_reference():
     make = lambda: Marks(torch.randint(0, 9, (4,)), torch.rand(4))  # noqa: E731
     assert "copy_" in broken_by(make, "writes_to_views").detail
+
+
+class Averaged(TensorSubclass, fallback="materialize"):
+    """Its rule for a mean takes no keepdim."""
+
+    held: Tensor = inner()
+
+    def materialize(self):
+        return 2 * self.held
+
+
+@Averaged.implements(aten.mean)
+def _(func, x, dim=None, *, dtype=None):
+    y = x.materialize()
+    return func(y, dtype=dtype) if dim is None else func(y, dim, dtype=dtype)
+
+
+def test_a_rule_that_lacks_a_parameter_is_told_so_whichever_promise_meets_it():
+    found = [
+        o
+        for o in examine(lambda: Averaged(torch.randn(4, 6)), paths={}).of("broken")
+        if "rule takes" in o.detail
+    ]
+    assert found
+    for outcome in found:
+        assert "correct the parameters of that rule: a rule takes the arguments of its op" in outcome.mend
+        assert "keepdim" in outcome.mend
