@@ -228,7 +228,7 @@ class _Assigned(_Parts):
 
 
 def assign(x: Any, name: str, store: Callable[[], None]) -> None:
-    """Assigns an inner tensor of a value: an op that writes to it, where autograd recorded how it was made.
+    """Assigns an inner tensor of a value: where gradients are on, an op that writes to it.
 
     Args:
         x: the value.
@@ -239,7 +239,9 @@ def assign(x: Any, name: str, store: Callable[[], None]) -> None:
         DispatchError: the value is a view, whose node is PyTorch's.
     """
     names, made = tuple(n for n in type(x).__spec__.attributes if n != name), None
-    with DisableTorchFunctionSubclass(), torch.enable_grad():  # a write without gradients is one all the same
+    if not torch.is_grad_enabled():
+        return store()
+    with DisableTorchFunctionSubclass():
         if is_recording(x) and x.grad_fn is not None:
             if x._is_view():
                 raise assigned_view_error(type(x))

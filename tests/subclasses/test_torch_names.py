@@ -324,6 +324,21 @@ def backward_node():
     assert seen == ["ExpBackward0"]
 
 
+class Assigned(TensorSubclass, fallback="map"):
+    a: torch.Tensor = inner()
+
+
+def break_at_assignments():
+    def f(x):
+        x.a = x.a * 2
+        return x + 1
+
+    x = Assigned(torch.ones(2))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Assigned\.a = "):
+        torch.compile(f, backend="eager", fullgraph=True)(x)
+    assert torch.compile(f, backend="eager")(x).a.tolist() == [3.0, 3.0]
+
+
 def is_called_by_engine():
     """For the sum of two gradients, and for formulas if they count; not for what a function's backward computes."""
     seen = []
@@ -970,6 +985,7 @@ CHECKS = {
     "in_formula": in_formula,
     "BackwardCFunction": in_formula,
     "backward_node": backward_node,
+    "break_at_assignments": break_at_assignments,
     "is_called_by_engine": is_called_by_engine,
     "is_called_by_transform": is_called_by_transform,
     "is_tracing": is_tracing,
