@@ -114,6 +114,7 @@ def test_it_ends_in_time_with_all_of_pytorchs_ops():
     assert time.process_time() - start < 30
 
 
+@pytest.mark.slow
 def test_without_a_reference_lazy_bits_are_not_judged():
     report = examine(lambda: TwoTensor(torch.randn(4, 6), torch.randn(4, 6)), construct=TwoTensor, paths={})
     assert "lazy_bits" in [o.promise.name for o in report.of("skipped")]
@@ -128,6 +129,7 @@ EVERY_PAIR = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(("dtype", "shape"), EVERY_PAIR, ids=str)
 def test_a_right_class_breaks_nothing_in_any_dtype_and_shape(dtype, shape):

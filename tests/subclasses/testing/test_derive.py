@@ -125,6 +125,7 @@ def test_wrap_is_not_derived_where_a_value_stands_for_something_else():
             derive.wrap(Subject(factory, {}))
 
 
+@pytest.mark.slow
 def test_the_report_says_what_was_derived():
     report = examine(scaled, paths={})
     assert report.broken == []

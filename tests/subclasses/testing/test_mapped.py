@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -47,6 +48,7 @@ def make(cls):
     return cls(torch.rand(4, 6), torch.rand(4, 6) + 1)
 
 
+@pytest.mark.slow
 def test_a_materialize_that_the_map_contradicts_is_found():
     (found,) = examine(lambda: make(Mean), paths={}).of("broken")
     assert found.promise.name == "mapped_values"
@@ -54,6 +56,7 @@ def test_a_materialize_that_the_map_contradicts_is_found():
     assert 'use fallback="materialize"' in found.mend and "skip={'mapped_values'}" in found.mend
 
 
+@pytest.mark.slow
 def test_a_materialize_that_agrees_with_the_map_keeps_all_promises():
     for cls in (First, MaterializedMean):
         report = examine(lambda cls=cls: make(cls), paths={})
@@ -66,6 +69,7 @@ def test_the_reference_of_the_author_decides():
     assert report.broken == [], report.details()
 
 
+@pytest.mark.slow
 def test_an_inner_tensor_of_another_size_is_one_entry():
     report = examine(lambda: MeanOfRows(torch.rand(4, 6), torch.rand(4) + 1), paths={})
     assert {"outside", "values", "views", "random_backward"} <= {*report.broken}

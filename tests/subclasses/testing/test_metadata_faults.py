@@ -126,6 +126,7 @@ class Signed(Length):
         return -super().materialize() if self.negative else super().materialize()
 
 
+@pytest.mark.slow
 def test_a_variant_that_is_not_right_is_named_where_it_is_not_taken():
     """It may be that its metadata do not fit the inner tensors, or that a rule is wrong."""
     cls = type("Ruled", (Signed,), {"__doc__": "One more rule."})
@@ -142,6 +143,7 @@ class Timed(TensorSubclass, fallback="map"):
     v: Tensor = inner()
 
 
+@pytest.mark.slow
 def test_a_field_that_hides_a_method_is_no_fault_of_the_class():
     report = examine(lambda: Timed(torch.randn(4, 6), torch.randn(4, 6)), paths={})
     assert report.broken == [], report.details()

@@ -52,6 +52,7 @@ def _(func, x, w, bias=None):
     return func(x, sum(w.unwrap()))
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize(
     ("cls", "call"),

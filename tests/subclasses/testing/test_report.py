@@ -53,6 +53,7 @@ def _(func, x):
     return Ruled(func(x.high), func(x.low))
 
 
+@pytest.mark.slow
 def test_a_mapped_class_whose_ops_are_not_those_on_each_inner_tensor_needs_a_reference():
     for make in (
         lambda: Ruled(torch.zeros(4, 6), torch.ones(4, 6)),
@@ -66,6 +67,7 @@ def test_a_mapped_class_whose_ops_are_not_those_on_each_inner_tensor_needs_a_ref
 # ---- classes of others -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.sweep(2)
 @pytest.mark.parametrize("options", [{}, {"reference": lambda x: (x.a, x.b)}], ids=["bare", "reference"])
 def test_two_tensor_fits_one_screen(options):
@@ -198,6 +200,7 @@ def values_of(cls):
     return None
 
 
+@pytest.mark.slow
 def test_what_a_class_raises_itself_is_a_refusal():
     assert values_of(Refusing) is None
     report = examine(lambda: Refusing(torch.randn(4, 6)), paths={})

@@ -62,6 +62,7 @@ class HalvedByName(Halved):
         return super().__new__(cls, doubled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cls", "words"),
     [
@@ -78,6 +79,7 @@ def test_a_constructor_of_other_arguments_is_asked_for(cls, words):
     assert "construct= for" in str(report)
 
 
+@pytest.mark.slow
 def test_with_the_constructor_all_promises_are_tried():
     report = examine(
         lambda: Halved(torch.randn(4, 6)), paths={}, construct=lambda doubled: Halved(doubled / 2)

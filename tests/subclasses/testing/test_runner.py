@@ -65,6 +65,7 @@ def test_a_failure_says_which_promise_is_broken_and_how_to_mend_it():
     assert caught.value.report.broken == ["views"]
 
 
+@pytest.mark.slow
 def test_an_error_of_the_class_is_the_cause_of_a_failure():
     report = examine(lambda: broken.RaisesTypeErrors(torch.randn(4, 6)), paths={})
     values, arguments = report.of("broken")
@@ -80,6 +81,7 @@ def test_clean_refusals_break_nothing_and_are_told():
     assert any("x.sum(): Refuses has no rule for aten.sum.default" in line for line in values.refused)
 
 
+@pytest.mark.slow
 def test_nothing_random_or_global_is_left_behind():
     torch.manual_seed(3)
     random.seed(3)
@@ -102,12 +104,14 @@ def test_wrong_arguments_are_refused_at_once():
         check(make, skip={"veiws"})
 
 
+@pytest.mark.slow
 def test_a_promise_can_be_skipped():
     report = examine(lambda: broken.NoAliasing(torch.randn(4, 6)), skip={"views"}, paths={})
     assert report.broken == []
     assert "left out by skip=" in str(report)
 
 
+@pytest.mark.slow
 def test_rules_that_were_not_tried_are_named_and_ops_tries_them():
     def outcome(**options):
         report = examine(lambda: Ruled(torch.randn(4, 6)), paths={}, **options)
@@ -118,6 +122,7 @@ def test_rules_that_were_not_tried_are_named_and_ops_tries_them():
     assert outcome(ops=ops).state == "kept"
 
 
+@pytest.mark.slow
 def test_ops_that_write_are_compiled_on_values_of_their_own():
     class Written(TensorSubclass, fallback="materialize"):
         held: Tensor = inner()
@@ -154,6 +159,7 @@ def test_a_rule_with_raw_inner_tensors_loses_gradients_and_is_caught():
     assert "cosine_similarity does not require grad" in str(report)
 
 
+@pytest.mark.slow
 def test_a_tolerance_lets_a_coarse_rule_pass():
     class Coarse(TensorSubclass, fallback="materialize"):
         held: Tensor = inner()
@@ -170,11 +176,13 @@ def test_a_tolerance_lets_a_coarse_rule_pass():
     assert "values" not in examine(lambda: Coarse(torch.randn(4, 6)), rtol=0.01, **options).broken
 
 
+@pytest.mark.slow
 def test_a_compiler_that_is_not_installed_is_left_out():
     report = examine(make, paths={"none": named("no_such_package:compile")}, construct=Tagged)
     assert not report.broken
 
 
+@pytest.mark.slow
 def test_a_compiler_that_computes_something_else_is_caught():
     def off_by_one(function):
         def compiled(*args):
