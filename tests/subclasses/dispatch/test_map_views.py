@@ -356,9 +356,10 @@ OF_DIMS = {
 }
 
 
-REMADE = (
-    "select index narrow transpose unsqueeze split unbind reshape view expand".split()
-)  # results that are views of an argument, which torch.compile remakes
+# Results that are views of an argument, which torch.compile remakes; newer releases take x.mT for one too.
+REMADE = {*"select index narrow transpose unsqueeze split unbind reshape view expand".split()}
+if torch.__version__.split(".")[:2] != ["2", "13"]:
+    REMADE.add("mT")
 
 
 @pytest.mark.parametrize("door", ["eager", "aot_eager", "desugar"])
