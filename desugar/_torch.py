@@ -166,9 +166,6 @@ _LAZY = {
     # Dynamo's name for a size or stride of a tensor, among the inputs of a graph.
     "TensorPropertySource": "torch._dynamo.source",
     "TensorProperty": "torch._dynamo.source",
-    # Dynamo's records of assignments to attributes; its function that breaks a graph.
-    "SideEffects": "torch._dynamo.side_effects",
-    "unimplemented": "torch._dynamo.exc",
     # Graphs whose source text is written and compiled on first use, like Dynamo's graphs.
     "use_lazy_graph_module": "torch.fx._lazy_graph_module:_use_lazy_graph_module",
     "make_graph_module": "torch.fx._lazy_graph_module:_make_graph_module",

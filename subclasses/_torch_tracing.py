@@ -192,14 +192,14 @@ def find_methods(names: str) -> None:
 _METHODS = types.FunctionType, classmethod, staticmethod
 
 
-def break_at_assignments(fields_of: Callable[[Any], Any]) -> None:
-    """Makes Dynamo break the graph at an assignment to a field of a wrapper.
+def break_at_assignments(is_part: Callable[[Any, str, Any], bool]) -> None:
+    """Makes Dynamo break the graph at an assignment to a part of a wrapper.
 
     No node of a graph represents an assignment: Dynamo makes it after the graph has run, in which later ops use the old
     inner tensor.
 
     Args:
-        fields_of: returns the names of the fields of such a wrapper, and nothing for other values.
+        is_part: whether an attribute of a value is such a part, in the graph that is given last.
     """
 
     def patch(module: Any) -> None:
@@ -209,12 +209,12 @@ def break_at_assignments(fields_of: Callable[[Any], Any]) -> None:
         def store_attr(self: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> None:
             proxy = getattr(item, "proxy", None)
             value = proxy.node.meta.get("example_value") if proxy is not None else None
-            if name in fields_of(value):
+            if is_part(value, name, self.output_graph_weakref()):
                 from torch._dynamo.exc import unimplemented  # ends the graph
 
                 kind = type(value).__name__
                 unimplemented(
-                    gb_type="assigning to a field of a tensor subclass",
+                    gb_type="assigning to a part of a tensor subclass",
                     context=f"{kind}.{name} = ...",
                     explanation=f"A graph does not record that {name} of a {kind} is replaced, so later ops would use "
                     f"the old {name}.",

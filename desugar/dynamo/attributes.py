@@ -1,7 +1,7 @@
 """What Dynamo does with attributes of tensor subclasses in a graph that is compiled with this backend.
 
 It traces the getters of properties, and an assignment to an inner tensor is a graph break. For other backends Dynamo's
-behaviour does not change.
+behaviour does not change, but for assignments to fields of declared classes, which end every graph.
 
 Dynamo evaluates a property of an argument before its graph runs, like an attribute, and makes the result a separate
 input of the graph. If the graph mutates what the property is computed from, that input has the old value. Dynamo also
@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from desugar import _torch as private
-from subclasses import TensorSubclass
+from subclasses import TensorSubclass, _torch_tracing as tracing
 from subclasses._torch import is_traceable_wrapper_subclass
 
 # ---- properties --------------------------------------------------------------------------------------------
@@ -66,32 +66,15 @@ def _getter_of(value: Tensor | None, name: str) -> Callable[..., Any] | None:
 
 
 def break_at_assignments(backend: Callable[..., Any]) -> None:
-    """Makes Dynamo break the graphs for `backend` at an assignment to an inner tensor or to metadata."""
-    private.after_import_of("SideEffects", functools.partial(_patch_assignments, backend))
-
-
-def _patch_assignments(backend: Callable[..., Any], side_effects: Any) -> None:
-    original = side_effects.store_attr
-
-    @functools.wraps(original)
-    def store_attr(effects: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> None:
-        value = wrapper_of(item)
-        if (
-            value is not None
+    """Makes Dynamo break the graphs for `backend` at an assignment to a part of a wrapper of any class."""
+    tracing.break_at_assignments(
+        lambda value, name, graph: (
+            isinstance(value, Tensor)
+            and is_traceable_wrapper_subclass(value)
             and _is_part(value, name)
-            and backend_of(effects.output_graph_weakref()) is backend
-        ):
-            kind = type(value).__name__
-            private.unimplemented(
-                gb_type="desugar: assigning to a part of a tensor subclass",
-                context=f"{kind}.{name} = ...",
-                explanation=f"Dynamo's graph does not record that {name} of a {kind} is replaced, so later ops would "
-                f"use the old {name}.",
-                hints=[f"Without fullgraph=True the graph ends here, and the next one sees the new {name}."],
-            )
-        original(effects, item, name, *args, **kwargs)
-
-    side_effects.store_attr = store_attr
+            and backend_of(graph) is backend
+        )
+    )
 
 
 def wrapper_of(item: Any) -> Tensor | None:

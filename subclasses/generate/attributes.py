@@ -148,7 +148,7 @@ RECORDED = "_recorded_attributes"
 
 record_readings(RECORDED)
 find_methods(RECORDED)
-break_at_assignments(lambda x: x.__spec__.names if hasattr(type(x), "__spec__") else ())
+break_at_assignments(lambda x, name, graph: hasattr(type(x), "__spec__") and name in x.__spec__.names)
 
 
 def install_fields(cls: Any) -> None:
