@@ -1,4 +1,4 @@
-"""Private torch names for tracing: higher-order ops, and what Dynamo does with declared classes.
+"""Private torch names for tracing: higher-order ops, and who calls an op.
 
 :mod:`subclasses._torch` says how this module and its tests are kept.
 """
@@ -6,11 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import sys
-import types
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -33,7 +29,6 @@ from subclasses._torch import (
     is_tracing,
     storage_key,
 )
-from subclasses.after_import import after_import
 
 # ---- higher-order ops --------------------------------------------------------------------------------------
 
@@ -125,159 +120,7 @@ def functional_storage_key(t: torch.Tensor) -> int:
     return storage_key(t)
 
 
-# ---- Dynamo ------------------------------------------------------------------------------------------------
-
-
-def record_readings(names: str) -> None:
-    """Makes Dynamo record the reading of some attributes of wrappers as a node of its graph.
-
-    Dynamo reads other attributes of an argument before its graph runs, and makes what it read an input of its own.
-
-    Args:
-        names: the attribute of a class that holds the names of the attributes to record.
-    """
-
-    def patch(module: Any) -> None:
-        read = module.TensorVariable.dynamic_getattr
-
-        @functools.wraps(read)
-        def dynamic_getattr(self: Any, tx: Any, name: str) -> Any:
-            value = self.proxy.node.meta["example_value"]
-            if name not in getattr(type(value), names, ()):
-                return read(self, tx, name)
-            # Adds a node to the graph, with an example of its value.
-            from torch._dynamo.variables.builder import wrap_fx_proxy
-
-            inner = getattr(value, name)
-            if (
-                inner is None
-            ):  # the metadata of the value is guarded, and says which inner tensors are present
-                return module.VariableTracker.build(tx, None)
-            # In the graph that is being traced now: that of a branch, if the value comes from outside of it.
-            proxy = tx.output.create_proxy("call_function", getattr, (self.as_proxy(), name), {})
-            return wrap_fx_proxy(tx=tx, proxy=proxy, example_value=inner)
-
-        module.TensorVariable.dynamic_getattr = dynamic_getattr
-
-    after_import("torch._dynamo.variables.tensor", patch)
-
-
-def find_methods(names: str) -> None:
-    """Makes ``hasattr`` under Dynamo find the methods of wrappers, and what else their classes hold as it is.
-
-    Dynamo answers by reading the attribute, and takes one that it cannot read before it is called, such as a method,
-    for missing. The class of a value is guarded, and so is the answer.
-
-    Args:
-        names: an attribute that the classes have to which this applies.
-    """
-
-    def patch(module: Any) -> None:
-        look = module.TensorVariable.call_obj_hasattr
-
-        @functools.wraps(look)
-        def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
-            cls = type(self.proxy.node.meta.get("example_value"))
-            held = inspect.getattr_static(cls, name, property()) if hasattr(cls, names) else property()
-            # A property or another descriptor may raise AttributeError, so the class does not tell.
-            if isinstance(held, _METHODS) or not hasattr(type(held), "__get__"):
-                return module.VariableTracker.build(tx, True)
-            return look(self, tx, name)
-
-        module.TensorVariable.call_obj_hasattr = call_obj_hasattr
-
-    after_import("torch._dynamo.variables.tensor", patch)
-
-
-_METHODS = types.FunctionType, classmethod, staticmethod
-
-
-def break_at_assignments(is_part: Callable[[Any, str, Any], bool]) -> None:
-    """Makes Dynamo break the graph at an assignment to a part of a wrapper.
-
-    No node of a graph represents an assignment: Dynamo makes it after the graph has run, in which later ops use the old
-    inner tensor.
-
-    Args:
-        is_part: whether an attribute of a value is such a part, in the graph that is given last.
-    """
-
-    def patch(module: Any) -> None:
-        store = module.SideEffects.store_attr
-
-        @functools.wraps(store)
-        def store_attr(self: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> None:
-            proxy = getattr(item, "proxy", None)
-            value = proxy.node.meta.get("example_value") if proxy is not None else None
-            if is_part(value, name, self.output_graph_weakref()):
-                from torch._dynamo.exc import unimplemented  # ends the graph
-
-                kind = type(value).__name__
-                unimplemented(
-                    gb_type="assigning to a part of a tensor subclass",
-                    context=f"{kind}.{name} = ...",
-                    explanation=f"A graph does not record that {name} of a {kind} is replaced, so later ops would use "
-                    f"the old {name}.",
-                    hints=[
-                        f"Without fullgraph=True the graph ends here, and the next one sees the new {name}."
-                    ],
-                )
-            store(self, item, name, *args, **kwargs)
-
-        module.SideEffects.store_attr = store_attr
-
-    after_import("torch._dynamo.side_effects", patch)
-
-
-def _override_for(module: Any, name: str, is_ours: Callable[[Any], bool], override: Any) -> None:
-    """Replaces a PyTorch function by one that calls ``override`` if ``is_ours`` holds for the argument."""
-    original = getattr(module, name, None)
-    if original is not None:
-        wrap = functools.wraps(original)
-        setattr(module, name, wrap(lambda arg: override(arg) if is_ours(arg) else original(arg)))
-
-
-def _outer_storage(t: torch.Tensor) -> set[Any]:
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    return {StorageWeakRef(t._typed_storage())}
-
-
-def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
-    """Makes Dynamo compare wrappers for which a predicate holds by their own storage, as it does plain tensors.
-
-    Dynamo looks for aliases among the operands and results of a branch, and for operands that a loop mutates. For a
-    wrapper it compares the first inner tensor, fails if that is a wrapper too, and refuses every wrapper in a loop,
-    whatever the body does. Aliasing of inner tensors is handled where wrappers are flattened.
-    """
-    # The module of one of the two functions that Dynamo calls.
-    import torch._higher_order_ops.utils as utils
-
-    def example(nodes: Any) -> Any:
-        node = nodes[0] if len(nodes) == 1 else None
-        return getattr(getattr(node, "node", node), "meta", {}).get("example_value")
-
-    _override_for(
-        utils, "_collect_fake_inputs", lambda nodes: is_ours(example(nodes)), lambda nodes: [example(nodes)]
-    )
-
-    def patch(dynamo: Any) -> None:
-        _override_for(dynamo, "get_tensor_storages", is_ours, _outer_storage)
-
-    after_import("torch._dynamo.variables.higher_order_ops", patch)
-
-
-def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes Dynamo record calls of a function in its graph instead of tracing into it; does not import Dynamo."""
-    held = weakref.ref(fn)
-
-    def allow(dynamo: Any) -> None:
-        found = held()
-        if found is not None:
-            dynamo.allow_in_graph(found)
-
-    after_import("torch._dynamo.decorators", allow)
-    return fn
+# ---- what is done now ---------------------------------------------------------------------------------------
 
 
 def is_compiling_here() -> bool:

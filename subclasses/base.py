@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, OpOverloadPacket, is_tracing
-from subclasses._torch_export import desugar_exported
+from subclasses._torch_capture import desugar_exported
 from subclasses.autograd import construct
 from subclasses.autograd.nodes import call_and_settle
 from subclasses.dispatch.views import view_functions

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from subclasses._torch import dims_marked_dynamic, mark_dim_dynamic
-from subclasses._torch_export import register_node, tree_map
+from subclasses._torch_capture import register_node, tree_map
 from subclasses._torch_tracing import is_compiling_here
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of

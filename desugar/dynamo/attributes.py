@@ -24,8 +24,9 @@ from typing import Any
 from torch import Tensor
 
 from desugar import _torch as private
-from subclasses import TensorSubclass, _torch_tracing as tracing
+from subclasses import TensorSubclass, _torch_capture as capture
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses._torch_capture import backend_of
 
 # ---- properties --------------------------------------------------------------------------------------------
 
@@ -66,8 +67,12 @@ def _getter_of(value: Tensor | None, name: str) -> Callable[..., Any] | None:
 
 
 def break_at_assignments(backend: Callable[..., Any]) -> None:
-    """Makes Dynamo break the graphs for `backend` at an assignment to a part of a wrapper of any class."""
-    tracing.break_at_assignments(
+    """Makes Dynamo break the graphs for `backend` at an assignment to a part of a wrapper of any class.
+
+    The pass sees what rules and methods assign, which are nodes of the graph.
+    """
+    setattr(backend, capture.MAKES_ASSIGNMENTS, True)
+    capture.break_at_assignments(
         lambda value, name, graph: (
             isinstance(value, Tensor)
             and is_traceable_wrapper_subclass(value)
@@ -91,9 +96,3 @@ def _is_part(value: Tensor, name: str) -> bool:
     """
     fields = value.__spec__.inner_names if isinstance(value, TensorSubclass) else ()
     return name in value.__dict__ or name in fields or name in value.__tensor_flatten__()[0]  # type: ignore[attr-defined]
-
-
-def backend_of(graph: Any) -> object:
-    """Returns the backend function that compiles a graph under construction."""
-    compiler = inspect.unwrap(graph.compiler_fn) if graph is not None else None
-    return getattr(compiler, "compiler_fn", compiler)

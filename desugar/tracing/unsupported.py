@@ -227,7 +227,16 @@ def _check_metadata(run: Run, inputs: Inputs) -> None:
             raise DesugarError(
                 f"{leaf_name(number, inputs)} gets another size, stride or inner tensor in place",
                 instead="build a new tensor instead of resizing or assigning",
+                stock_is_wrong=_is_assigned(value, leaf, run),
             )
+
+
+def _is_assigned(value: Plain | Wrapper, leaf: Any, run: Run) -> bool:
+    """Whether a wrapper, or one inside of it, has another inner tensor, which AOTAutograd does not see."""
+    inners = [
+        (run.items[slot], functools.reduce(getattr, path, leaf)) for slot, path in paths_of(value) if path
+    ]
+    return any(identity(item) != identity(held) for held, item in inners)
 
 
 def _has_new_metadata(number: int, value: Plain | Wrapper, leaf: Any, run: Run, inputs: Inputs) -> bool:

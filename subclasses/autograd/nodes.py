@@ -27,7 +27,7 @@ from subclasses._torch import (
     call_unruled,
     is_recording,
 )
-from subclasses._torch_export import is_exporting
+from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import keeps_graph, set_version_counters
 from subclasses.autograd.construct import Primal, cotangent_like, is_differentiable, make_leaf, unwrap
 from subclasses.autograd.history import (

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from subclasses._torch import is_recording, skip_frames
-from subclasses._torch_tracing import break_at_assignments, find_methods, record_readings
+from subclasses._torch_capture import break_at_assignments, check_assignable, find_methods, record_readings
 from subclasses.autograd import construct, nodes
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
@@ -101,6 +101,7 @@ def set_field(x: Any, name: str, value: Any) -> None:
     if is_open:
         store()
     else:
+        check_assignable(x, name)
         nodes.assign(x, field.attribute, store)
 
 

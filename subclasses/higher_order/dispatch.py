@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import HigherOrderOperator, tree_map
-from subclasses._torch_tracing import eager_while_loop, is_traced, patch_aliasing_checks, run_with_interpreter
+from subclasses._torch_capture import patch_aliasing_checks
+from subclasses._torch_tracing import eager_while_loop, is_traced, run_with_interpreter
 from subclasses.errors import DispatchError, one_of
 from subclasses.higher_order.branches import example_results
 from subclasses.higher_order.cond import call_cond

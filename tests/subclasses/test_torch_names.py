@@ -23,7 +23,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-from subclasses import TensorSubclass, _torch, _torch_distributed, _torch_tracing, inner
+from subclasses import TensorSubclass, _torch, _torch_capture, _torch_distributed, _torch_tracing, inner
 from tests.subclasses.subjects import Hostile, Nested, Pair, make_pair
 
 aten = torch.ops.aten
@@ -337,6 +337,80 @@ def break_at_assignments():
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Assigned\.a = "):
         torch.compile(f, backend="eager", fullgraph=True)(x)
     assert torch.compile(f, backend="eager")(x).a.tolist() == [3.0, 3.0]
+
+
+def replace_(x):
+    x.a = x.a * 3
+    return x
+
+
+class Assigning(TensorSubclass, fallback="map"):
+    a: torch.Tensor = inner()
+    replace_ = replace_
+
+
+def check_assignable():
+    """The example that Dynamo runs a node with is the one of the argument, and its error ends the graph."""
+    x = Assigning(torch.ones(2))
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"Assigning\.a = "):
+        torch.compile(Assigning.replace_, backend="aot_eager", fullgraph=True)(x)
+    assert torch.compile(lambda x: x.replace_() * 1, backend="aot_eager")(x).a.tolist() == [3.0, 3.0]
+    assert x.a.tolist() == [3.0, 3.0]
+    _torch_capture.check_assignable(x, "a")  # outside of graphs, anything is
+
+    def backend(graph, inputs):
+        return graph
+
+    setattr(backend, _torch_capture.MAKES_ASSIGNMENTS, True)
+    assert torch.compile(lambda x: x.replace_() * 1, backend=backend, fullgraph=True)(x).a.tolist() == [
+        9.0,
+        9.0,
+    ]
+
+
+def backend_of():
+    seen = []
+
+    def backend(graph, inputs):
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        seen.append(_torch_capture.backend_of(InstructionTranslator.current_tx().output))
+        return graph
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    assert seen == [backend] and _torch_capture.backend_of(None) is None
+
+
+class Exported(torch.nn.Module):
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def forward(self, x):
+        self.seen.append(_torch_capture.is_exporting())
+        return (Assigned(x) * 2).a
+
+
+def is_exporting():
+    """While export traces above autograd; values that the function makes are traced through."""
+    seen = []
+    program = torch.export.export(Exported(seen), (torch.ones(2),))
+    assert seen[0] is True and not _torch_capture.is_exporting()
+    assert [str(n.target) for n in program.graph.nodes if n.op == "call_function"] == ["aten.mul.Tensor"]
+
+
+def register_node():
+    class Node:
+        def __init__(self, leaves):
+            self.leaves = leaves
+
+    _torch_capture.register_node(
+        Node, lambda n: (n.leaves, None), lambda ls, _: Node(ls), lambda _: "", lambda _: None
+    )
+    leaves, spec = _torch_capture.pytree.tree_flatten([Node([1, 2]), 3])
+    assert leaves == [1, 2, 3] and _torch_capture.pytree.tree_unflatten(leaves, spec)[0].leaves == [1, 2]
+    keys = _torch_capture.pytree.tree_flatten_with_path([Node([1])])[0]
+    assert _torch_capture.pytree.keystr(keys[0][0]) == "[0][0]"
 
 
 def is_called_by_engine():
@@ -726,6 +800,7 @@ def trees():
     assert leaves == [1, None] and isinstance(treespec, _torch.TreeSpec)
     assert _torch.tree_unflatten([2, 3], treespec) == {"a": [2, 3]}
     assert _torch.tree_map(lambda v: v + 1, (1, [2])) == (2, [3])
+    assert _torch_capture.tree_map(lambda v: v + 1, (1, ["a"]), int, str.upper) == (2, ["A"])
 
 
 def is_traced():
@@ -799,7 +874,7 @@ def leave_in_graph():
     """Dynamo calls the function where it would trace into it, and where it has not been imported before as well."""
     graphs = []
 
-    @_torch_tracing.leave_in_graph
+    @_torch_capture.leave_in_graph
     def opaque(x):
         return x * 2
 
@@ -986,6 +1061,13 @@ CHECKS = {
     "BackwardCFunction": in_formula,
     "backward_node": backward_node,
     "break_at_assignments": break_at_assignments,
+    "check_assignable": check_assignable,
+    "MAKES_ASSIGNMENTS": check_assignable,
+    "backend_of": backend_of,
+    "is_exporting": is_exporting,
+    "desugar_exported": is_exporting,
+    "register_node": register_node,
+    "pytree": register_node,
     "is_called_by_engine": is_called_by_engine,
     "is_called_by_transform": is_called_by_transform,
     "is_tracing": is_tracing,
@@ -1028,7 +1110,7 @@ CHECKS = {
 }
 
 
-MODULES = (_torch, _torch_distributed, _torch_tracing)
+MODULES = (_torch, _torch_capture, _torch_distributed, _torch_tracing)
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -1042,6 +1124,7 @@ def test_every_name_has_its_check():
         "annotations",
         "Any",
         "Callable",
+        "DispatchError",
         "Iterator",
         "NamedTuple",
         "Sequence",
@@ -1051,7 +1134,9 @@ def test_every_name_has_its_check():
         "functools",
         "importlib",
         "inspect",
+        "one_of",
         "sys",
+        "threading",
         "types",
         "weakref",
     }

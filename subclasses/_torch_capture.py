@@ -1,0 +1,400 @@
+"""Private torch names for what captures a graph of ops on wrappers: Dynamo, and the trace of ``torch.export``.
+
+:mod:`subclasses._torch` says how this module and its tests are kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import sys
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree  # the pytrees of torch.export, which has no public name for them
+
+from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.after_import import after_import
+from subclasses.errors import DispatchError, one_of
+
+# ---- Dynamo ------------------------------------------------------------------------------------------------
+
+
+def record_readings(names: str) -> None:
+    """Makes Dynamo record the reading of some attributes of wrappers as a node of its graph.
+
+    Dynamo reads other attributes of an argument before its graph runs, and makes what it read an input of its own.
+
+    Args:
+        names: the attribute of a class that holds the names of the attributes to record.
+    """
+
+    def patch(module: Any) -> None:
+        read = module.TensorVariable.dynamic_getattr
+
+        @functools.wraps(read)
+        def dynamic_getattr(self: Any, tx: Any, name: str) -> Any:
+            value = self.proxy.node.meta["example_value"]
+            if name not in getattr(type(value), names, ()):
+                return read(self, tx, name)
+            # Adds a node to the graph, with an example of its value.
+            from torch._dynamo.variables.builder import wrap_fx_proxy
+
+            inner = getattr(value, name)
+            if (
+                inner is None
+            ):  # the metadata of the value is guarded, and says which inner tensors are present
+                return module.VariableTracker.build(tx, None)
+            # In the graph that is being traced now: that of a branch, if the value comes from outside of it.
+            proxy = tx.output.create_proxy("call_function", getattr, (self.as_proxy(), name), {})
+            return wrap_fx_proxy(tx=tx, proxy=proxy, example_value=inner)
+
+        module.TensorVariable.dynamic_getattr = dynamic_getattr
+
+    after_import("torch._dynamo.variables.tensor", patch)
+
+
+_METHODS = types.FunctionType, classmethod, staticmethod
+
+
+def find_methods(names: str) -> None:
+    """Makes ``hasattr`` under Dynamo find the methods of wrappers, and what else their classes hold as it is.
+
+    Dynamo answers by reading the attribute, and takes one that it cannot read before it is called, such as a method,
+    for missing. The class of a value is guarded, and so is the answer.
+
+    Args:
+        names: an attribute that the classes have to which this applies.
+    """
+
+    def patch(module: Any) -> None:
+        look = module.TensorVariable.call_obj_hasattr
+
+        @functools.wraps(look)
+        def call_obj_hasattr(self: Any, tx: Any, name: str) -> Any:
+            cls = type(self.proxy.node.meta.get("example_value"))
+            held = inspect.getattr_static(cls, name, property()) if hasattr(cls, names) else property()
+            # A property or another descriptor may raise AttributeError, so the class does not tell.
+            if isinstance(held, _METHODS) or not hasattr(type(held), "__get__"):
+                return module.VariableTracker.build(tx, True)
+            return look(self, tx, name)
+
+        module.TensorVariable.call_obj_hasattr = call_obj_hasattr
+
+    after_import("torch._dynamo.variables.tensor", patch)
+
+
+def break_at_assignments(is_part: Callable[[Any, str, Any], bool]) -> None:
+    """Makes Dynamo break the graph at an assignment to a part of a wrapper.
+
+    No node of a graph represents an assignment: Dynamo makes it after the graph has run, in which later ops use the old
+    inner tensor.
+
+    Args:
+        is_part: whether an attribute of a value is such a part, in the graph that is given last.
+    """
+
+    def patch(module: Any) -> None:
+        store = module.SideEffects.store_attr
+
+        @functools.wraps(store)
+        def store_attr(self: Any, item: Any, name: str, *args: Any, **kwargs: Any) -> None:
+            proxy = getattr(item, "proxy", None)
+            value = proxy.node.meta.get("example_value") if proxy is not None else None
+            if is_part(value, name, self.output_graph_weakref()):
+                _end_graph(value, name)
+            store(self, item, name, *args, **kwargs)
+
+        module.SideEffects.store_attr = store_attr
+
+    after_import("torch._dynamo.side_effects", patch)
+
+
+def _end_graph(value: Any, name: str) -> None:
+    from torch._dynamo.exc import unimplemented  # ends the graph
+
+    kind = type(value).__name__
+    unimplemented(
+        gb_type="assigning to a part of a tensor subclass",
+        context=f"{kind}.{name} = ...",
+        explanation=f"A graph does not record that {name} of a {kind} is replaced, so later ops would use the old "
+        f"{name}.",
+        hints=[
+            f"Without fullgraph=True the graph ends here, and the next one sees the new {name}.",
+            f"Write into the inner tensor, {name}.copy_(...), which a graph records.",
+        ],
+    )
+
+
+def backend_of(graph: Any) -> Any:
+    """Returns the backend function that compiles a graph which Dynamo is capturing."""
+    compiler = inspect.unwrap(graph.compiler_fn) if graph is not None else None
+    return getattr(compiler, "compiler_fn", compiler)
+
+
+# An attribute of a backend whose programs make assignments to plain inner tensors of arguments that need no gradient.
+MAKES_ASSIGNMENTS = "makes_assignments"
+
+
+def check_assignable(x: Any, name: str) -> None:
+    """Makes sure that an assignment by a rule or method, which is a node of a graph, is not lost.
+
+    A compiler that traces the node sees the assignment to a stand-in of an argument, and the argument keeps its inner
+    tensor. Dynamo calls the rule or method with the example of the argument before, and ends the graph there.
+
+    Raises:
+        DispatchError: ``torch.export`` records ops on ``x`` as a whole; there is no later graph.
+    """
+    dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
+    tx = getattr(dynamo.tls, "current_tx", None) if dynamo is not None else None
+    if tx is not None:
+        is_simple = not x.requires_grad and not is_traceable_wrapper_subclass(getattr(x, name))
+        makes = is_simple and getattr(backend_of(tx.output), MAKES_ASSIGNMENTS, False)
+        for node in tx.output.graph.find_nodes(op="placeholder"):
+            example = node.meta.get("example_value")
+            if any(x is part for part in _wrappers_in(example)) and not (makes and x is example):
+                _end_graph(x, name)
+    if is_exporting() and _is_tracked(x):
+        raise DispatchError(
+            f"torch.export records no assignment: {name} of {one_of(type(x))} would be the old one in the program; "
+            f"write into the inner tensor, {name}.copy_(...), or construct a new {type(x).__name__}"
+        )
+
+
+def _wrappers_in(x: Any) -> Iterator[Any]:
+    """Yields a wrapper and those among its inner tensors."""
+    if is_traceable_wrapper_subclass(x):
+        yield x
+        for name in x.__tensor_flatten__()[0]:
+            yield from _wrappers_in(getattr(x, name))
+
+
+def _is_tracked(x: Any) -> bool:
+    """Whether the active trace has a node for a wrapper."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return mode is not None and x in mode.tracer.tensor_tracker
+
+
+def _override_for(module: Any, name: str, is_ours: Callable[[Any], bool], override: Any) -> None:
+    """Replaces a PyTorch function by one that calls ``override`` if ``is_ours`` holds for the argument."""
+    original = getattr(module, name, None)
+    if original is not None:
+        wrap = functools.wraps(original)
+        setattr(module, name, wrap(lambda arg: override(arg) if is_ours(arg) else original(arg)))
+
+
+def _outer_storage(t: torch.Tensor) -> set[Any]:
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    return {StorageWeakRef(t._typed_storage())}
+
+
+def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
+    """Makes Dynamo compare wrappers for which a predicate holds by their own storage, as it does plain tensors.
+
+    Dynamo looks for aliases among the operands and results of a branch, and for operands that a loop mutates. For a
+    wrapper it compares the first inner tensor, fails if that is a wrapper too, and refuses every wrapper in a loop,
+    whatever the body does. Aliasing of inner tensors is handled where wrappers are flattened.
+    """
+    # The module of one of the two functions that Dynamo calls.
+    import torch._higher_order_ops.utils as utils
+
+    def example(nodes: Any) -> Any:
+        node = nodes[0] if len(nodes) == 1 else None
+        return getattr(getattr(node, "node", node), "meta", {}).get("example_value")
+
+    _override_for(
+        utils, "_collect_fake_inputs", lambda nodes: is_ours(example(nodes)), lambda nodes: [example(nodes)]
+    )
+
+    def patch(dynamo: Any) -> None:
+        _override_for(dynamo, "get_tensor_storages", is_ours, _outer_storage)
+
+    after_import("torch._dynamo.variables.higher_order_ops", patch)
+
+
+def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes Dynamo record calls of a function in its graph instead of tracing into it; does not import Dynamo."""
+    held = weakref.ref(fn)
+
+    def allow(dynamo: Any) -> None:
+        found = held()
+        if found is not None:
+            dynamo.allow_in_graph(found)
+
+    after_import("torch._dynamo.decorators", allow)
+    return fn
+
+
+# ---- torch.export ------------------------------------------------------------------------------------------
+
+
+def is_exporting() -> bool:
+    """Whether the trace above autograd of ``torch.export`` is running."""
+    if torch.compiler.is_dynamo_compiling():
+        return False  # with strict=True, Dynamo captures a graph first
+    # The stack of the modes that see ops before autograd does. The public is_exporting() is true below autograd, too.
+    return torch._ops._len_torch_dispatch_stack_pre_dispatch() > 0
+
+
+def desugar_exported(is_ours: Callable[[Any], bool]) -> None:
+    """Makes ``torch.export`` record what values of some classes compute as ops on their inner tensors.
+
+    Export traces above autograd. The mode that records there declines a wrapper that was made inside the function, and
+    unlike below autograd the dispatcher does not ask the wrapper next. The mode has no nodes for the inner tensors of
+    an argument, and takes a result that is a wrapper for a constant.
+
+    Args:
+        is_ours: whether an object is a value of one of the classes.
+    """
+
+    def patch(trace: Any) -> None:
+        from torch.fx.experimental import proxy_tensor  # what records ops; torch.export has imported it
+
+        hooks, exporting = _Hooks(proxy_tensor, is_ours), trace._compiling_state_context
+
+        @contextlib.contextmanager
+        def recording() -> Iterator[None]:
+            with exporting(), hooks.installed():
+                yield
+
+        trace._compiling_state_context = recording
+
+    after_import("torch.export._trace", patch)
+
+
+class _Hooks:
+    """What replaces functions of the module that records ops, while an export is in progress in some thread."""
+
+    def __init__(self, module: Any, is_ours: Callable[[Any], bool]) -> None:
+        tracer = module.PythonKeyTracer
+        self.replaced = {
+            (module, "proxy_call"): _asking_classes(module.proxy_call, is_ours),
+            (module, "set_proxy_slot"): _tracking_inners(module, is_ours),
+            (tracer, "create_arg"): _refusing_results(tracer.create_arg, is_ours),
+        }
+        self.originals = {(owner, name): getattr(owner, name) for owner, name in self.replaced}
+        self.lock, self.exports = threading.Lock(), 0
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Installs the hooks for the time of a context; contexts may be nested, and overlap in threads."""
+        self._count(1, self.replaced)
+        try:
+            yield
+        finally:
+            self._count(-1, self.originals)
+
+    def _count(self, change: int, functions: dict[tuple[Any, str], Any]) -> None:
+        with self.lock:
+            self.exports += change
+            if self.exports == max(change, 0):  # the first one in, or the last one out
+                for (owner, name), function in functions.items():
+                    setattr(owner, name, function)
+
+
+def _asking_classes(proxy_call: Any, is_ours: Callable[[Any], bool]) -> Any:
+    """Wraps the function that records an op, to call the class of a wrapper that it declines."""
+
+    @functools.wraps(proxy_call)
+    def record(mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+        out = proxy_call(mode, func, pre_dispatch, args, kwargs)
+        if out is not NotImplemented or not pre_dispatch:
+            return out
+        # An op's arguments, with those in lists.
+        tensors: list[Any] = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        types = tuple({type(t): None for t in tensors if is_traceable_wrapper_subclass(t)})
+        for cls in {type(t): None for t in tensors if is_ours(t)}:
+            with mode:  # the dispatcher has disabled it
+                out = cls.__torch_dispatch__(func, types, args, kwargs)
+            if out is not NotImplemented:
+                break
+        return out
+
+    return record
+
+
+def _tracking_inners(module: Any, is_ours: Callable[[Any], bool]) -> Any:
+    """Wraps the function that gives a tensor its node, to add nodes for the inner tensors of a wrapper."""
+    set_proxy_slot = module.set_proxy_slot
+
+    @functools.wraps(set_proxy_slot)
+    def track(obj: Any, tracer: Any, proxy: Any) -> None:
+        set_proxy_slot(obj, tracer, proxy)
+        if not torch.compiler.is_exporting() or not is_ours(obj):
+            return
+        for name in obj.__tensor_flatten__()[0]:
+            inner = obj.__dict__[name]
+            if not module.has_proxy_slot(inner, tracer):
+                # The op by which export itself reads an attribute of a wrapper.
+                op = torch.ops.export.access_subclass_inner_tensor.default
+                node = tracer.create_proxy("call_function", op, (proxy.proxy, name), {})
+                module.track_tensor_tree(inner, node, constant=None, tracer=tracer)
+
+    return track
+
+
+def _refusing_results(create_arg: Any, is_ours: Callable[[Any], bool]) -> Any:
+    """Wraps the method that takes a tensor without a node for a constant, to refuse wrappers of fake tensors."""
+
+    @functools.wraps(create_arg)
+    def create(tracer: Any, a: Any) -> Any:
+        if torch.compiler.is_exporting() and is_ours(a) and _is_fake(a):
+            raise DispatchError(
+                f"torch.export: expected a function that returns plain tensors, got {one_of(type(a))}; return its "
+                f"inner tensors, or export subclasses.export.Flattened(fn), whose results are flattened"
+            )
+        return create_arg(tracer, a)
+
+    return create
+
+
+def _is_fake(x: Any) -> bool:
+    from torch._guards import detect_fake_mode  # finds the fake mode of an inner tensor
+
+    return any(detect_fake_mode([x.__dict__[name]]) is not None for name in x.__tensor_flatten__()[0])
+
+
+def tree_map(
+    change: Callable[[Any], Any], tree: Any, cls: Any, other: Callable[[Any], Any] = lambda x: x
+) -> Any:
+    """Returns a pytree with ``change(x)`` in place of each ``x`` of a class, and ``other(x)`` for all other leaves."""
+
+    def change_leaf(x: Any) -> Any:
+        return change(x) if isinstance(x, cls) else other(x)
+
+    # Dynamo traces this function, and not the one of optree.
+    return pytree.tree_map(change_leaf, tree, is_leaf=lambda x: isinstance(x, cls))
+
+
+def register_node(
+    cls: type,
+    flatten: Callable[[Any], tuple[list[Any], Any]],
+    unflatten: Callable[[Any, Any], Any],
+    to_json: Callable[[Any], str],
+    from_json: Callable[[str], Any],
+) -> None:
+    """Registers a class as a pytree node that ``torch.export`` can save; its leaves are numbered."""
+
+    def with_keys(node: Any) -> tuple[list[Any], Any]:
+        leaves, context = flatten(node)
+        # From these keys come the names of leaves in errors, and the names of arguments in the graph.
+        return [(pytree.SequenceKey(i), leaf) for i, leaf in enumerate(leaves)], context
+
+    # The registry that torch.export looks up; the public register_dataclass has no context.
+    pytree.register_pytree_node(
+        cls,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{cls.__module__}.{cls.__qualname__}",
+        to_dumpable_context=to_json,
+        from_dumpable_context=from_json,
+        flatten_with_keys_fn=with_keys,
+    )

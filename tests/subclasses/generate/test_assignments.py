@@ -1,0 +1,191 @@
+"""A rule or method that assigns a field of an argument: the argument has the new inner tensor after every compiler."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
+
+import desugar
+from subclasses import DispatchError, TensorSubclass, export, inner
+
+WAYS = {
+    "stock eager": lambda fn: torch.compile(fn, backend="eager"),
+    "stock": lambda fn: torch.compile(fn, backend="aot_eager"),
+    "backend": lambda fn: torch.compile(fn, backend="desugar", options={"backend": "eager"}),
+    "desugar": lambda fn: desugar.compile(fn, backend="eager"),
+}
+
+
+class Counted(TensorSubclass, fallback="map"):
+    a: Tensor = inner()
+    n: Tensor = inner()
+
+    def count_(self):
+        self.n = self.n + 1
+        return self
+
+
+@Counted.implements(Tensor.add_)
+def add_(func, x, y, alpha=1):
+    x.a = x.a + alpha * y
+    x.n = x.n + 1
+    return x
+
+
+class Nested(TensorSubclass, fallback="map"):
+    c: Counted = inner()
+    b: Tensor = inner()
+
+    def count_(self):
+        self.c.n = self.c.n + 1
+        return self
+
+    def replace_(self):
+        self.c = Counted(self.c.a, self.c.n + 1)
+        return self
+
+
+class Holder(nn.Module):
+    def __init__(self, x):
+        super().__init__()
+        self.register_buffer("x", x)
+
+    def forward(self, y):
+        self.x.count_()
+        return self.x * y
+
+
+def counted():
+    return Counted(torch.ones(2), torch.zeros(2))
+
+
+def nested():
+    return Nested(counted(), torch.ones(2))
+
+
+def parts(x):
+    return [parts(getattr(x, n)) for n in x.__spec__.inner_names] if hasattr(x, "__spec__") else x.tolist()
+
+
+def without_grad(x):
+    with torch.no_grad():
+        x.count_()
+    return x * 2
+
+
+def both(x):
+    y = x * 2
+    y.count_()
+    x.count_()
+    return y + x
+
+
+CASES = {
+    "method": (counted, lambda x: x.count_() * 1),
+    "rule": (counted, lambda x: x.add_(2, alpha=3) * 1),
+    "operator": (counted, lambda x: x.__iadd__(2) * 1),
+    "after a use": (counted, both),
+    "a leaf": (lambda: counted().requires_grad_(), lambda x: x.count_() * 1),
+    "a leaf without grad": (lambda: counted().requires_grad_(), without_grad),
+    "inside of a value": (nested, lambda x: x.count_() * 1),
+    "a whole inner value": (nested, lambda x: x.replace_() * 1),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("case", CASES)
+def test_the_argument_has_it(case, way):
+    make, fn = CASES[case]
+    compiled, got, want = WAYS[way](fn), make(), make()
+    for _ in range(3):
+        assert parts(compiled(got)) == parts(fn(want))
+        assert parts(got) == parts(want)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_buffer_has_it(way):
+    got, want = Holder(counted()), Holder(counted())
+    compiled = WAYS[way](got)
+    for _ in range(3):
+        assert parts(compiled(torch.ones(2))) == parts(want(torch.ones(2)))
+        assert parts(got.x) == parts(want.x)
+
+
+@pytest.mark.parametrize("way", ["stock eager", "stock"])
+@pytest.mark.parametrize("case", ["method", "rule"])
+def test_one_whole_graph_is_refused(case, way):
+    make, fn = CASES[case]
+    backend = "eager" if way == "stock eager" else "aot_eager"
+    with pytest.raises(Unsupported, match=r"copy_\(\.\.\.\)"):
+        torch.compile(fn, backend=backend, fullgraph=True)(make())
+
+
+@pytest.mark.parametrize("case", ["method", "rule", "after a use"])
+def test_one_whole_graph_by_desugar(case):
+    make, fn = CASES[case]
+    compiled, got, want = desugar.compile(fn, backend="eager", fullgraph=True), make(), make()
+    for _ in range(2):
+        assert parts(compiled(got)) == parts(fn(want))
+        assert parts(got) == parts(want)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_value_of_the_graph_ends_none(backend):
+    """Nothing outside of the graph holds it, and ops after the assignment see it."""
+
+    def fn(x):
+        y = x * 2
+        y.add_(1)
+        return y.count_() * 3
+
+    compiled = torch.compile(fn, backend=backend, fullgraph=True)
+    assert parts(compiled(counted())) == parts(fn(counted()))
+
+
+# ---- torch.export ----------------------------------------------------------------------------------------------
+
+
+class Module(nn.Module):
+    def __init__(self, fn):
+        super().__init__()
+        self.fn = fn
+
+    def forward(self, x):
+        y = self.fn(x)
+        return y.a + y.n
+
+
+@pytest.mark.parametrize("case", ["method", "rule"])
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_refuses_an_argument(case, strict):
+    """The program would compute with the old inner tensor, too."""
+    make, fn = CASES[case]
+    with pytest.raises((DispatchError, Unsupported), match=r"copy_\(\.\.\.\)"):
+        torch.export.export(Module(fn), (make(),), strict=strict)
+
+
+@pytest.mark.parametrize("case", ["method", "rule"])
+def test_export_of_a_flattened_argument(case):
+    make, fn = CASES[case]
+    program = torch.export.export(export.Flattened(Module(fn)), export.flatten((make(),))).module()
+    torch.testing.assert_close(program(*export.flatten((make(),))), Module(fn)(make()))
+
+
+def test_the_advice_works():
+    """What the error says: a write into the inner tensor is part of the program."""
+
+    class Written(Counted, fallback="map"):
+        def count_(self):
+            self.n.copy_(self.n + 1)
+            return self
+
+    def make():
+        return Written(torch.ones(2), torch.zeros(2))
+
+    got, want = make(), make()
+    program = torch.export.export(Module(Written.count_), (make(),)).module()
+    for _ in range(2):
+        torch.testing.assert_close(program(got), Module(Written.count_)(want))
+        assert parts(got) == parts(want)
