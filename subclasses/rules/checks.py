@@ -254,13 +254,16 @@ def _takes_all(signature: inspect.Signature) -> bool:
 
 
 def _check_arguments(cls: type, key: Any, rule: Callable[..., Any], signature: inspect.Signature) -> None:
-    names = _parameters_taken_for_func(key, [*signature.parameters])
+    called = (
+        inspect.unwrap(key) if isinstance(key, types.FunctionType) else key
+    )  # Tensor.__ipow__ wraps one in C
+    names = _parameters_taken_for_func(called, [*signature.parameters])
     if names:
         raise SpecError(
             f"{cls.__name__}: the rule for {_name(key)} is {_name(rule)}{signature}, whose first parameter is that of "
             f"{_name(key)}; a rule takes the function before its arguments: def rule(func, {', '.join(names)})"
         )
-    calls = list(_calls(key))
+    calls = list(_calls(called))
     if calls and not any(_binds(signature, args, kwargs) for _, args, kwargs in calls):
         shown = " or ".join(dict.fromkeys(_show_call(called) for called, _, _ in calls[:3]))
         raise SpecError(
@@ -278,10 +281,8 @@ def _parameters_taken_for_func(key: Any, names: list[str]) -> list[str]:
     if not names or names[0] in _FUNC:
         return []
     called = key if isinstance(key, types.FunctionType) else next(iter(_calls(key)), (key,))[0]
-    of_key: list[str] = []
-    if isinstance(called, types.FunctionType):
-        of_key = [*inspect.signature(called).parameters]
-    elif isinstance(called, OpOverload):
+    of_key = [*inspect.signature(called).parameters] if isinstance(called, types.FunctionType) else []
+    if isinstance(called, OpOverload):
         of_key = [a.name for a in schema_of(called).arguments if not a.kwarg_only]
     is_shifted = any(one == other for one, other in zip(names[1:], of_key, strict=False))
     in_place = any(one == other for one, other in zip(names[1:], of_key[1:], strict=False))

@@ -118,6 +118,9 @@ def taken_by(rule: Rule) -> Taken | None:
 
 def _forms(key: Any) -> Iterator[Parameters]:
     """Yields the parameters of each overload of a function; none where they are not known."""
+    key = (
+        inspect.unwrap(key) if isinstance(key, types.FunctionType) else key
+    )  # Tensor.__ipow__ wraps pow_, in C
     if isinstance(key, types.FunctionType):
         parameters = inspect.signature(key).parameters.values()
         if not any(p.kind is p.VAR_POSITIONAL for p in parameters):

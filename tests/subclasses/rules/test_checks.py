@@ -180,6 +180,8 @@ def test_a_method_that_an_operator_does_not_name_is_refused_with_the_one_it_name
         (Tensor.__lshift__, lambda x: x << 1),
         (Tensor.__getitem__, lambda x: x[0]),
         (Tensor.__floordiv__, lambda x: x // 2),
+        (Tensor.__ipow__, lambda x: operator.ipow(x, 2)),
+        (Tensor.__pow__, lambda x: x**2),
     ],
 )
 def test_a_rule_for_a_method_that_an_operator_names_runs(method, run):
