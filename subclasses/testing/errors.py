@@ -19,11 +19,16 @@ from subclasses.rules.results import WrongResultError
 
 
 class Broken(AssertionError):
-    """A promise is broken; ``mend`` replaces the promise's own advice where the cause is known."""
+    """A promise is broken.
 
-    def __init__(self, what: str, mend: str | None = None) -> None:
+    Attributes:
+        mend: replaces the promise's own advice where the cause is known.
+        again: runs once more what broke it.
+    """
+
+    def __init__(self, what: str, mend: str | None = None, again: Callable[[], None] | None = None) -> None:
         super().__init__(what)
-        self.mend = mend
+        self.mend, self.again = mend, again
 
 
 class Skipped(Exception):

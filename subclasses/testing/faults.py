@@ -53,6 +53,13 @@ def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.Funct
     return [(key, rule) for key, rule in functions_of(s.cls) if rule.__code__ in codes]
 
 
+def name_rules(s: Subject, error: Broken) -> str:
+    """Begins the advice for a broken promise: the rules that ran where it broke, if they are few."""
+    run = rules_run(s, error.again) if error.again else []
+    named = dict.fromkeys(describe(rule) for key, rule in run if key != "materialize")
+    return f"look at {' and '.join(named)}, which ran: " if 0 < len(named) <= 3 else ""
+
+
 # ---- writes to an argument ---------------------------------------------------------------------------------
 
 

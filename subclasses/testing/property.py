@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -70,7 +71,7 @@ def run_cases(s: Subject, cases: Iterable[Case], check: Callable[[Subject, Case]
 
     Where the class is known to take a call in eager mode, only a ``NotImplementedError`` refuses it elsewhere.
     """
-    problems: list[tuple[str, Exception]] = []
+    problems: list[tuple[str, Exception, Case]] = []
     skipped = None
     for case in cases:
         with Attempt() as attempt:
@@ -79,10 +80,11 @@ def run_cases(s: Subject, cases: Iterable[Case], check: Callable[[Subject, Case]
         if isinstance(error, Skipped):
             skipped = error
         elif error is not None and not s.refuses(case.name, error, deliberate=not case.works):
-            problems.append((problem(case.name, error), error))
+            problems.append((problem(case.name, error), error, case))
     if problems:
-        texts, errors = zip(*problems, strict=True)
-        raise Broken(first_three(texts, "calls"), getattr(errors[0], "mend", None)) from errors[0]
+        texts, errors, broken = zip(*problems, strict=True)
+        again = functools.partial(check, s, broken[0])
+        raise Broken(first_three(texts, "calls"), getattr(errors[0], "mend", None), again) from errors[0]
     if skipped is not None:
         raise skipped
 

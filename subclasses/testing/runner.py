@@ -11,7 +11,7 @@ from typing import Any, Unpack
 from subclasses.errors import one_of
 from subclasses.testing import op_infos
 from subclasses.testing.errors import Attempt, Broken, Skipped, refusal, shown, succeeds
-from subclasses.testing.faults import mend_of
+from subclasses.testing.faults import mend_of, name_rules
 from subclasses.testing.properties import (
     compiled,
     copies,
@@ -81,7 +81,7 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
         case Skipped():
             return Outcome(promise, "skipped", str(error), refused=refused)
         case Broken(mend=mend):
-            mend = mend_of(error, s.cls, s.is_own) or mend or promise.mend_for(s)
+            mend = mend_of(error, s.cls, s.is_own) or mend or name_rules(s, error) + promise.mend_for(s)
             return Outcome(promise, "broken", str(error), mend, refused, error)
     message = refusal(error)
     if message is not None:
