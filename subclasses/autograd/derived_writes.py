@@ -58,7 +58,7 @@ def run_derived(
             return found.detach() if isinstance(found, Tensor) else found, _keep_nothing
         parts = dict(zip(names := type(found).__spec__.attributes, unwrap(found, names), strict=True))
         copies.write(parts)
-    value = with_inners(found, [t if t is None else t.detach() for t in parts.values()])
+    value = with_inners(found, [copies.written_by(target, n, t) for n, t in parts.items()])
     is_known = not any(map(_is_written_unseen, [*parts.values(), *copies.whole.values()]))
 
     def attach(target: Any) -> None:
@@ -82,12 +82,14 @@ class _Copies:
     """Copies of the inner tensors of a value, to which a rule writes.
 
     Attributes:
+        made: the copies, by attribute.
         views: for a view, its inner tensors as views of copies of those of its base.
         whole: these copies, by attribute; empty if they are not known.
         written: those without a derivative, such as a mask, that the rule makes anew; what its ops save of them is not
             what is written to.
     """
 
+    made: dict[str, Tensor] = field(default_factory=dict)
     views: dict[str, Tensor] = field(default_factory=dict)
     whole: dict[str, Any] = field(default_factory=dict)
     written: set[str] = field(default_factory=set)
@@ -118,14 +120,20 @@ class _Copies:
         if not (self.views or overwrites):
             with read_before_write():
                 source = open_value(x).__dict__
-        inners = [(n, source.get(n)) for n in names]
-        return opened(
-            x,
-            [
-                t.clone() if t is not None and (n in self.written or is_differentiable(t)) else t
-                for n, t in inners
-            ],
-        )
+        inners = {n: source.get(n) for n in names}
+        self.made = {
+            n: t.clone()
+            for n, t in inners.items()
+            if t is not None and (n in self.written or is_differentiable(t))
+        }
+        return opened(x, [*(inners | self.made).values()])
+
+    def written_by(self, x: Any, name: str, part: Any) -> Any:
+        """Returns what is to be written: what ``x`` holds, where the rule passes on the copy of it unchanged."""
+        copy = None if name in self.views else self.made.get(name)
+        if copy is not None and part is not None and copy._version == 0 and is_same_memory(copy, part):
+            return x.__dict__[name]
+        return part if part is None else part.detach()
 
     def _view(self, x: Any, base: Any) -> None:
         """Makes the view of copies of the base, if that view is one of each inner tensor in its place."""
@@ -176,6 +184,11 @@ def holds_already(a: Tensor, b: Tensor) -> bool:
     """
     if a.device.type == "cpu" and not is_differentiable(a) and PLAIN.issuperset((a.__class__, b.__class__)):
         return a.dtype is b.dtype and torch.equal(a, b)
+    return is_same_memory(a, b)
+
+
+def is_same_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one size are the same elements of the same memory."""
     return (
         storage_key(a) == storage_key(b)
         and (a.dtype, a.stride(), a.storage_offset()) == (b.dtype, b.stride(), b.storage_offset())

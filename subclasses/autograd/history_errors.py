@@ -11,7 +11,8 @@ from subclasses.spec.values import known_to_differ
 
 PLAIN_COTANGENT = (
     "{cls}: a plain tensor arrived as the cotangent of a {cls}. Define `wrap_cotangent(self, cotangent)`, which "
-    "returns it as a {cls}, or register a rule above autograd (on the Python-level function) for the op that made it"
+    "returns it as a {cls}. If a rule for an op returned a plain tensor, it may be registered above autograd instead, "
+    "for the functions that callers use: for x[i] that is torch.Tensor.__getitem__"
 )
 
 

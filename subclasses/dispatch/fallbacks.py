@@ -328,6 +328,8 @@ def _error(cls: Any, op: OpOverload) -> Call:
 
 
 def _hint(cls: Any, op: OpOverload) -> str:
+    if op.namespace == "prims" or op.overloadpacket.__name__ in _OF_TANGENTS:
+        return _IN_FORWARD_MODE
     instead = cls._instead
     if op.overloadpacket.__name__.endswith("_backward"):
         instead = instead or f"; {NO_DERIVATIVE}"
@@ -339,6 +341,15 @@ def _hint(cls: Any, op: OpOverload) -> str:
 
 
 _OF_OPTIMIZERS = frozenset({"add_", "lerp_", "addcmul_", "addcdiv_"})
+
+
+# What forward mode asks of a tangent, besides the parts (prims) of an op on a tangent that is zero.
+_OF_TANGENTS = frozenset({"is_same_size", "_has_same_storage_numel", "_efficientzerotensor"})
+_IN_FORWARD_MODE = (
+    "PyTorch asks for it in forward mode (torch.func.jvp, torch.autograd.forward_ad), whose formulas mix values with "
+    "plain tensors; compute with inner tensors there, as x.unwrap() gives them, or write a rule for the function of "
+    "the op, such as torch.mul"
+)
 
 
 _OF_A_DERIVATIVE = (

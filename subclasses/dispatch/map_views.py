@@ -21,7 +21,7 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, canonicalize_dim, set_storage_of
 from subclasses.dispatch.per_inner import inner_of
-from subclasses.dispatch.strided import STRIDED_OPS
+from subclasses.dispatch.strided import STRIDED_OPS, strided_advice
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
 from subclasses.ops.aliasing import argument
@@ -140,6 +140,12 @@ def _check_sizes(op: OpOverload, x: Tensor, which: str) -> None:
     for field in cls.__spec__.inners:
         t = x.__dict__[field.attribute]
         if t is not None and t.shape != x.shape:
+            if op in STRIDED_OPS:
+                raise DispatchError(
+                    f"{op}, with which torch.compile remakes views of its arguments, on {one_of(cls)} of size "
+                    f"{tuple(x.shape)}, whose inner tensor {field.name!r} has size {tuple(t.shape)}; "
+                    f"{strided_advice(cls.__name__, op)}"
+                )
             raise DispatchError(
                 f"{op}: the {which} is {one_of(cls)} of size {tuple(x.shape)}, and its inner tensor {field.name!r} "
                 f'has size {tuple(t.shape)}. fallback="views" maps an op that names dims or sizes only over inner '
@@ -152,14 +158,38 @@ def or_whole(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any
     """Wraps the plan of a slice: of a whole dimension, it is the value itself.
 
     PyTorch asks for no such slice where it knows the size, as in ``x[:, 1]``, and asks for it where that is a symbol.
+
+    Raises:
+        DispatchError: from the plan, if an inner tensor that is shorter than the value has fewer of the elements.
     """
     alias = functools.cache(make_alias)
 
     def plan(x: Any, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Any:
         is_whole = _is_default(start, 0) and _is_default(end, sys.maxsize) and _is_default(step, 1)
-        return alias()(x) if is_whole else run(x, dim, start, end, step)
+        if is_whole:
+            return alias()(x)
+        out = run(x, dim, start, end, step)
+        _check_not_cut(x, out, dim)
+        return out
 
     return plan
+
+
+def _check_not_cut(x: Any, out: Any, dim: int) -> None:
+    cls = type(x)
+    for field in cls.__spec__.inners if type(out) is cls else ():  # not what was materialized
+        t, part = x.__dict__[field.attribute], out.__dict__[field.attribute]
+        if t is None or part is None or t.dim() != x.dim() or type(out.shape[dim]) is not int:
+            continue
+        if (
+            known_to_differ(t.shape[dim : dim + 1], x.shape[dim : dim + 1])
+            and part.shape[dim] < out.shape[dim]
+        ):
+            raise DispatchError(
+                f"aten.slice on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors, of which "
+                f"{field.name!r} of size {tuple(t.shape)} has fewer of these elements along dim {dim}; write a rule: "
+                f"@{cls.__name__}.implements(torch.ops.aten.slice)"
+            )
 
 
 def or_same(run: Callable[..., Any], make_alias: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:

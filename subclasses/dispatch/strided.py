@@ -53,7 +53,8 @@ def _check_same_strides(op: OpOverload, x: Any, name: str, t: Any) -> None:
         cls = type(x).__name__
         raise DispatchError(
             f"{op} on a {cls} of size {tuple(x.shape)} and stride {x.stride()}, whose inner tensor {name!r} has size "
-            f"{tuple(t.shape)} and stride {t.stride()}: the same strides mean other elements there; {_advice(cls, op)}"
+            f"{tuple(t.shape)} and stride {t.stride()}: the same strides mean other elements there; "
+            f"{strided_advice(cls, op)}"
         )
 
 
@@ -63,11 +64,12 @@ def check_strided_copy(cls: Any, op: OpOverload) -> None:
     if op in STRIDED_OPS and viewing:
         raise DispatchError(
             f"{cls.__name__} has a rule for {viewing[0]}, and none for {op}, with which torch.compile remakes views of "
-            f"its arguments; {_advice(cls.__name__, op)}"
+            f"its arguments; {strided_advice(cls.__name__, op)}"
         )
 
 
-def _advice(cls: str, op: OpOverload) -> str:
+def strided_advice(cls: str, op: OpOverload) -> str:
+    """Returns what to do about a view that ``torch.compile`` remakes."""
     return (
         f"return such a view from no function that torch.compile compiles, or compile it with desugar.compile, which "
         f"replays views; or add a rule with @{cls}.implements(torch.ops.{op}). The rule gets the size, stride and "

@@ -87,7 +87,8 @@ def set_item(func: Any, x: Any, index: Any, value: Any) -> None:
             if find_step(cls, op) == "materialize":
                 raise DispatchError(
                     f"x[...] = value writes to {one_of(cls)}, and writing to what it materializes to would be "
-                    f"lost; use a functional op such as torch.where, or add rules for select, slice and copy_"
+                    f"lost; use a functional op such as torch.where, or add rules for select, slice, copy_ and, for a "
+                    f"number, fill_"
                 )
     return call_and_settle(func, (), (x, index, value), {})
 

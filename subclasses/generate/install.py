@@ -33,7 +33,7 @@ from subclasses.rules.errors import raise_from_rule
 from subclasses.rules.registry import all_rules, collect_function_rules, has_op_rules
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.construction import checked_init, checked_new
+from subclasses.spec.construction import checked_init, checked_new, serving_new
 from subclasses.spec.fields import MISSING
 from subclasses.spec.statics import check_statics, concrete
 from subclasses.spec.values import make_carrier
@@ -92,6 +92,10 @@ def _check_methods(cls: Any) -> None:
         cls.__torch_dispatch__ = classmethod(with_type_errors(cls, dispatch.__func__))
     if isinstance(new, staticmethod):
         cls.__new__ = staticmethod(checked_new(new.__func__))
+        for base in cls.__mro__[1:]:  # whose constructor it calls with super()
+            made = vars(base).get("_new")
+            if made is not None and vars(base)["__new__"].__func__ is made.__func__:
+                base.__new__ = staticmethod(serving_new(base, made.__func__))
     if isinstance(init, types.FunctionType):
         cls.__init__ = checked_init(init)
 

@@ -312,7 +312,7 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
         mend = (
             "Part of the function reads inner tensors with unwrap(), or returns the value, and part uses it as a whole"
             + ", which a backward with create_graph=True cannot add" * torch.is_grad_enabled()
-            + ": let both read inner tensors"
+            + ": let both read inner tensors. Where `x[i] += y` wrote to a view, write x[i].add_(y)"
         )
     elif cls.__spec__.trainable:
         mend = (
@@ -346,6 +346,11 @@ def check_no_cotangents(cls: Any, op: OpOverload, wrappers: list[Any]) -> None:
             mend = (
                 "it is the derivative of a view by your rule, which torch.compile has remade with as_strided: compile "
                 "the function with desugar.compile, or return a clone() of the view"
+            )
+        elif in_formula():
+            mend = (
+                f"PyTorch's derivative of another op ({backward_node()}) asks for it: let that op compute with the "
+                f"inner tensors, x.unwrap(), or with x.materialize()"
             )
         else:
             mend = "read its inner tensors instead"

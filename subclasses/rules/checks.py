@@ -254,11 +254,13 @@ def _takes_all(signature: inspect.Signature) -> bool:
 
 
 def _check_arguments(cls: type, key: Any, rule: Callable[..., Any], signature: inspect.Signature) -> None:
-    called = (
-        inspect.unwrap(key) if isinstance(key, types.FunctionType) else key
-    )  # Tensor.__ipow__ wraps one in C
-    names = _parameters_taken_for_func(called, [*signature.parameters])
-    if names:
+    called = inspect.unwrap(key) if isinstance(key, types.FunctionType) else key  # Tensor.__pow__: in C
+    if [*signature.parameters][1:3] == ["types", "args"]:
+        raise SpecError(
+            f"{cls.__name__}: the rule {_name(rule)}{signature} has the parameters of a __torch_dispatch__, and a rule "
+            f"is called as rule(func, *args, **kwargs) with the arguments of {_name(key)}"
+        )
+    if names := _parameters_taken_for_func(called, [*signature.parameters]):
         raise SpecError(
             f"{cls.__name__}: the rule for {_name(key)} is {_name(rule)}{signature}, whose first parameter is that of "
             f"{_name(key)}; a rule takes the function before its arguments: def rule(func, {', '.join(names)})"
@@ -292,8 +294,7 @@ def _parameters_taken_for_func(key: Any, names: list[str]) -> list[str]:
 def _has_results(key: Any) -> bool:
     """Whether every op of a key returns something."""
     ops = [key] if isinstance(key, OpOverload) else []
-    if isinstance(key, OpOverloadPacket):
-        ops = [getattr(key, name) for name in key.overloads()]
+    ops = [*ops_of_packet(key)] if isinstance(key, OpOverloadPacket) else ops
     returns = isinstance(key, Family) or (bool(ops) and all(schema_of(op).returns for op in ops))
     return returns or is_a_function_of_tensors(key)
 

@@ -98,8 +98,11 @@ def raise_bad_outer(cls: str, outer: object, error: Exception) -> NoReturn:
     try:
         if type(error) not in (TypeError, RuntimeError):
             raise error
-        negative = any(type(n) is int and n < 0 for n in getattr(outer, "size", ()))
-        text = "a size is negative" if negative else str(error).splitlines()[0]
+        size, text = getattr(outer, "size", ()), str(error).splitlines()[0]
+        if not isinstance(size, tuple | list):
+            text = f"expected a tuple of ints as the size, such as ({size!r},)"
+        elif any(type(n) is int and n < 0 for n in size):
+            text = "a size is negative"
         raise ValueError(f"{cls}.outer: no tensor has what it returned, {outer}: {text}") from error
     finally:
         del error  # its traceback holds this frame
@@ -188,6 +191,16 @@ def checked_new(author: Callable[..., Any]) -> Callable[..., Any]:
         if made.__class__ is not cls or "_layout" not in made.__dict__:
             _check_made(cls, made)
         return made
+
+    return __new__
+
+
+def serving_new(base: Any, made: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the generated ``__new__`` of a class, for an heir that calls it with ``super()`` and its own fields."""
+
+    @functools.wraps(made)
+    def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return made(cls, *args, **kwargs) if cls is base else cls._new(cls, *args, **kwargs)
 
     return __new__
 

@@ -158,7 +158,7 @@ def check_unwrapped(owner: str, field: str, t: Tensor | None) -> None:
 
 def check_by_constructor(cls: Any, fields: dict[str, Any]) -> None:
     """Implements ``check_loaded``: asks the ``__new__`` of a class body, if it takes the fields by their names."""
-    if cls.__new__ is cls._new or not _takes(cls.__new__, cls, fields):
+    if inspect.unwrap(cls.__new__) is cls._new or not _takes(cls.__new__, cls, fields):
         return
     inners = (fields[name] for name in cls.__spec__.inner_names)
     if all(t is None or has_data(t) for t in inners):

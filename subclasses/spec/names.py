@@ -100,6 +100,14 @@ def _check_relied_on(cls: type, name: str) -> None:
     )
 
 
+# Special methods that compilers answer from the size, or take for those of Tensor.
+_OF_SIZES = {
+    "__len__": "len(x) is the first size",
+    "__iter__": "a loop over x is one over its rows",
+    "__getattr__": "x has no other attributes than those in the class",
+}
+
+
 def check_special_methods(cls: type) -> None:
     """Raises SpecError for methods of a class body that would break every value, in places that do not name them."""
     body = vars(cls)
@@ -108,6 +116,17 @@ def check_special_methods(cls: type) -> None:
             f"{cls.__name__} defines __eq__ without __hash__, so that Python makes its values unhashable, and autograd "
             f"and optimizers hash tensors; write `__hash__ = torch.Tensor.__hash__` beside it, or, in place of "
             f"__eq__, a rule: @{cls.__name__}.implements(torch.eq)"
+        )
+    for name, meaning in _OF_SIZES.items():
+        if name in body:
+            raise SpecError(
+                f"{cls.__name__}.{name} is not called by compiled code, in which {meaning}; write a method of another "
+                f"name, such as {name.strip('_')}_of_mine"
+            )
+    if "__post_init__" in body:
+        raise SpecError(
+            f"{cls.__name__}.__post_init__ is never called, since the class is no dataclass; write its checks in a "
+            f"`__new__` that ends with `return super().__new__(cls, ...)`"
         )
     for name in ("__torch_function__", "__torch_dispatch__"):
         if isinstance(inspect.getattr_static(cls, name, None), types.FunctionType):

@@ -6,6 +6,7 @@ would see it. Each check says which marker is missing, or how to write that a co
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 import types
@@ -102,6 +103,8 @@ def _is_constant(annotation: Any, value: object) -> bool:
 
 
 def _raise_undeclared(cls: type, name: str, annotation: Any, value: object, scope: Mapping[str, Any]) -> None:
+    if isinstance(value, dataclasses.Field):  # of a dataclass, whose MISSING is not that of a declaration
+        value = _MISSING if value.default is dataclasses.MISSING else value.default
     written = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
     written = _FINAL.sub(r"\2", written).replace("torch.Tensor", "Tensor")
     given = "" if value is _MISSING else f" = {_show(value)}"

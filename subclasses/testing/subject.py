@@ -207,7 +207,7 @@ class Subject:
     def _wrong_constructor(self) -> str:
         """How the constructor of a declared class fails to take its fields; empty if it takes them."""
         cls = self.cls
-        if cls.__new__ is cls._new and cls.__init__ is Tensor.__init__:  # the generated one
+        if inspect.unwrap(cls.__new__) is cls._new and cls.__init__ is Tensor.__init__:  # the generated one
             return ""
         x = self.make().detach()
         fields = {f.name: self.inners(x).get(f.attribute) for f in cls.__spec__.inners}

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import subclasses
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
 from tests.subclasses.subjects import Pair, assert_same, make_pair
 
@@ -208,15 +209,18 @@ def test_a_composite_op_that_no_function_calls_has_rules_for_its_parts():
 def test_the_rules_that_an_assignment_to_an_index_advises():
     cls = type(TensorSubclass)("Made", (Dense,), {"__module__": __name__})
     x = cls(torch.zeros(3))
-    with pytest.raises(DispatchError, match="add rules for select, slice and copy_"):
+    with pytest.raises(DispatchError, match="add rules for select, slice, copy_ and, for a number, fill_"):
         x[0] = 1.0
     cls.implements(aten.select.int, aten.slice.Tensor)(
         lambda func, x, *args, **kw: cls(func(x.held, *args, **kw))
     )
     cls.implements(aten.copy_.default)(lambda func, x, source, *args: func(x.held, source))
     x[0] = torch.tensor(1.0)
+    cls.implements(aten.fill_)(lambda func, x, number: func(x.held, number))
     x[1:] = torch.tensor([2.0, 3.0])
     assert x.held.tolist() == [1, 2, 3]
+    x[:2] = 0.25
+    assert x.held.tolist() == [0.25, 0.25, 3]
 
 
 # ---- gradients, attributes, construction ---------------------------------------------------------------------
@@ -264,3 +268,75 @@ def test_what_an_assignment_advises():
         x.a = new
     x.a = new.detach()
     assert_same(x.detach(), Pair(new, x.b).detach())
+
+
+# ---- ops of PyTorch that a user did not write ------------------------------------------------------------------
+
+
+class Halved(TensorSubclass, fallback="materialize"):
+    n: Tensor = inner()
+
+    def materialize(self):
+        return self.n * 2
+
+
+@Halved.implements(torch.matmul)
+def _(func, x, y):
+    return func(x.unwrap("n"), y) * 2
+
+
+def test_a_complex_value_in_a_derivative():
+    t, v = torch.rand(2, 2, requires_grad=True), torch.rand(2, dtype=torch.complex64)
+    with pytest.raises(
+        DispatchError, match=r"\(ToCopyBackward0\) asks for it: .*, or with x\.materialize\(\)"
+    ):
+        (Halved(t).to(torch.complex64) @ v).abs().sum().backward()
+    (got,) = torch.autograd.grad((Halved(t).materialize().to(torch.complex64) @ v).abs().sum(), t)
+    (want,) = torch.autograd.grad(((2 * t).to(torch.complex64) @ v).abs().sum(), t)
+    assert torch.allclose(got, want)
+
+
+class Length(TensorSubclass):
+    number: Tensor = inner()
+
+
+@Length.implements(subclasses.arithmetic)
+def _(func, x, y):
+    return Length(func(*(t.number if isinstance(t, Length) else t for t in (x, y))))
+
+
+@pytest.mark.parametrize("fn", [torch.mul, torch.add])
+def test_forward_mode_by_ops(fn):
+    road, q = Length(torch.tensor([1.0, 2.0])), torch.tensor(2.0)
+
+    def jvp(f):
+        return torch.func.jvp(f, (q,), (torch.tensor(1.0),))
+
+    with pytest.raises(DispatchError, match=r"in forward mode .*x\.unwrap\(\) .* such as torch\.mul"):
+        jvp(lambda q: fn(road, q))
+    want = jvp(lambda q: fn(road.number, q))
+    torch.testing.assert_close(jvp(lambda q: fn(road.unwrap("number"), q)), want)
+
+
+def test_a_slice_of_a_shorter_inner_tensor():
+    cls = type(TensorSubclass)("Made", (Pair,), {"__module__": __name__}, fallback="map")
+    x = cls(torch.rand(2, 3), torch.rand(2, 1))
+    with pytest.raises(DispatchError, match=r"'b' of size \(2, 1\) has fewer .*@Made\.implements"):
+        x[:, 1:2]
+    assert x[1:].b.shape == (1, 1) and x[:, :].b.shape == (2, 1)
+    cls.implements(aten.slice)(
+        lambda func, x, dim=0, *args: cls(func(x.a, dim, *args), x.b if dim else func(x.b, dim, *args))
+    )
+    assert x[:, 1:2].b.shape == (2, 1)
+
+
+def test_a_rule_with_the_parameters_of_a_hook():
+    cls = type(TensorSubclass)("Made", (Bare,), {"__module__": __name__})
+    with pytest.raises(SpecError, match=r"called as rule\(func, \*args, \*\*kwargs\)"):
+        cls.implements(aten.neg)(lambda func, types, args=(), kwargs=None: args[0])
+
+
+def test_an_outer_size_that_is_a_number():
+    cls = type(TensorSubclass)("Made", (Bare,), {"outer": staticmethod(lambda held: Outer(held.shape[0]))})
+    with pytest.raises(ValueError, match=r"expected a tuple of ints as the size, such as \(2,\)"):
+        cls(torch.ones(2))

@@ -151,6 +151,48 @@ def test_a_constructor_may_return_what_inherits_or_exists():
         assert run(torch.ones(2)).a.tolist() == [2, 2]
 
 
+def test_a_constructor_of_an_heir_calls_the_generated_one():
+    """Of a base without a constructor of its own, also with a field that the base has not."""
+
+    class Base(TensorSubclass, fallback="map"):
+        low: Tensor = inner()
+        high: Tensor = inner()
+
+    class Checked(Base, fallback="map"):
+        step: Tensor = inner()
+        unit: str = static(default="m")
+
+        def __new__(cls, low, high, step, **metadata):
+            if low.shape != high.shape:
+                raise ValueError("one shape")
+            return super().__new__(cls, low, high, step, **metadata)
+
+    class Same(Checked):
+        def __new__(cls, low, unit):
+            return super().__new__(cls, low, low, low, unit=unit)
+
+    t = torch.ones(2)
+    x, y = Checked(t, t * 2, t * 3, unit="k"), Same(t, "q")
+    assert type(x) is Checked and (x.step.tolist(), x.unit) == ([3, 3], "k")
+    assert type(x * 2) is Checked and (x * 2).unit == "k"
+    assert type(y) is Same and y.unit == "q" and type(y[:1]) is Same
+    with pytest.raises(ValueError, match="one shape"):
+        Checked(t, torch.ones(3), t)
+    assert type(Base(t, t)) is Base and list(inspect.signature(Base).parameters) == ["low", "high"]
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'high'"):
+        Base(t)
+    for compiler in ("aot_eager", "desugar"):
+        torch.compiler.reset()
+        options = {"options": {"backend": "eager"}} if compiler == "desugar" else {}
+        run = torch.compile(
+            lambda t: (Base(t, t) + 1).low + Checked(t, t, t).step,
+            backend=compiler,
+            fullgraph=True,
+            **options,
+        )
+        assert run(t).tolist() == [3, 3]
+
+
 def test_a_constructor_under_a_mode_returns_what_the_mode_does():
     class Counts(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -181,7 +223,7 @@ def test_an_init_that_passes_on_what_only_new_takes():
 
 
 def test_a_class_without_a_constructor_of_its_own_has_the_generated_one():
-    assert Pair.__new__ is Pair._new and "__init__" not in vars(Pair)
+    assert inspect.unwrap(Pair.__new__) is Pair._new and "__init__" not in vars(Pair)
 
 
 # ---- what rules return ---------------------------------------------------------------------------------------

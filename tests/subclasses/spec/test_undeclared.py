@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import typing
 from typing import Any, ClassVar, Final
@@ -156,9 +157,7 @@ def test_each_name_that_installing_sets_is_refused_or_may_be_replaced():
             declare({}, **{name: lambda self: None})
 
 
-@pytest.mark.parametrize(
-    "name", "backward clone cpu item numpy to tolist view __len__ __getitem__ __repr__".split()
-)
+@pytest.mark.parametrize("name", "backward clone cpu item numpy to tolist view __getitem__ __repr__".split())
 def test_a_method_that_users_call_may_be_replaced(name):
     cls = declare({}, **{name: lambda self, *args: 7})
     x = cls(torch.ones(2))
@@ -190,3 +189,26 @@ def test_a_marker_of_a_base_that_is_not_declared_is_not_lost():
 
     with pytest.raises(SpecError, match=r"its base Mixin declares the field 'extra'.*TensorSubclass"):
         type(TensorSubclass)("Bad", (Mixin, TensorSubclass), {"__annotations__": {"a": Tensor}, "a": inner()})
+
+
+# ---- special methods ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["__len__", "__iter__", "__getattr__"])
+def test_a_special_method_that_compiled_code_does_not_call(name):
+    with pytest.raises(SpecError, match=rf"Bad\.{name} is not called by compiled code, .*another name"):
+        declare({}, **{name: lambda self, *args: 3})
+    proposed = f"{name.strip('_')}_of_mine"
+    assert getattr(declare({}, **{proposed: lambda self: 3})(torch.ones(2)), proposed)() == 3
+
+
+def test_the_check_of_a_dataclass():
+    with pytest.raises(SpecError, match=r"Bad\.__post_init__ is never called, .*super\(\).__new__\(cls"):
+        declare({}, __post_init__=lambda self: None)
+
+
+def test_a_field_of_a_dataclass():
+    with pytest.raises(SpecError, match=re.escape("`k: int = static(default=1)`")):
+        declare({"k": int}, k=dataclasses.field(default=1))
+    with pytest.raises(SpecError, match=re.escape("`k: int = static()`")):
+        declare({"k": int}, k=dataclasses.field())
