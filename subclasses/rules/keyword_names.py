@@ -24,6 +24,10 @@ Rule = Callable[..., Any]
 _REQUIRED = object()
 
 
+# NumPy's names of parameters, which functions in C take too.
+_OF_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
+
+
 class Parameters(NamedTuple):
     """The parameters of a function, or of one overload, that can be passed by position."""
 
@@ -56,8 +60,9 @@ def with_keyword_names(cls: type, key: Any, rule: Rule, taken: Taken | None) -> 
         return rule
     if taken.is_open:
         return _with_required(key, rule, taken)
-    forms = [form for form in _forms(key) if not taken.names.issuperset(form.names)]
-    if not forms:
+    known = list(_forms(key))
+    forms = [form for form in known if not taken.names.issuperset(form.names)]
+    if not forms and not any(name in form.names for name in _OF_NUMPY.values() for form in known):
         return rule
 
     @functools.wraps(rule)
@@ -146,7 +151,10 @@ def _place(  # noqa: PLR0913
     Raises:
         TypeError: the rule has no parameter at the position of a keyword.
     """
+    kwargs = {n if n in taken.names else _OF_NUMPY.get(n, n): v for n, v in kwargs.items()}
     foreign = {n: v for n, v in kwargs.items() if n not in taken.names}
+    if not foreign:
+        return args, kwargs
     for names, defaults in forms:
         if all(n in names for n in foreign):
             places = [names.index(n) for n, v in foreign.items() if v is not defaults[names.index(n)]]

@@ -340,3 +340,16 @@ def test_an_outer_size_that_is_a_number():
     cls = type(TensorSubclass)("Made", (Bare,), {"outer": staticmethod(lambda held: Outer(held.shape[0]))})
     with pytest.raises(ValueError, match=r"expected a tuple of ints as the size, such as \(2,\)"):
         cls(torch.ones(2))
+
+
+@pytest.mark.parametrize("fallback", ["views", "map"])
+def test_a_mapped_factory_that_an_inner_dtype_has_not(fallback):
+    class Timed(TensorSubclass, fallback=fallback):
+        n: Tensor = inner()
+        times: Tensor = inner(dtype=torch.int64)
+
+    x = Timed(torch.ones(2), torch.arange(2))
+    with pytest.raises(NotImplementedError, match=r"(?s)times'? .*torch\.int64.*@Timed\.implements"):
+        torch.rand_like(x)
+    Timed.implements(aten.rand_like)(lambda func, x, **kwargs: Timed(func(x.n, **kwargs), x.times))
+    assert torch.rand_like(x).times.tolist() == [0, 1]

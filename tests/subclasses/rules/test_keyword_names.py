@@ -130,3 +130,31 @@ def test_errors_name_the_authors_code():
         Failing(torch.ones(2)) + 1
     with pytest.raises(SpecError, match=r"two rules for .*refuse \(.*test_keyword_names\.py:\d+\) and"):
         Failing.implements(torch.add)(lambda func, one, two: one)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_names_of_numpy(door):
+    """Functions in C take them too, and pass them on as they are."""
+
+    class Factor(TensorSubclass):
+        held: Tensor = inner()
+
+    @Factor.implements(torch.mean)
+    def _(func, x, dim=None, keepdim=False):
+        return func(x.unwrap("held"), dim, keepdim)
+
+    @Factor.implements(torch.cumsum)
+    def _(func, x, along):
+        return func(x.unwrap("held"), along)
+
+    @Factor.implements(torch.concatenate)
+    def _(func, tensors, dim=0):
+        return func([t.unwrap("held") for t in tensors], dim)
+
+    def fn(x):
+        one, other = torch.mean(x, axis=1, keepdims=True), torch.cumsum(x, axis=1)
+        return one, other, torch.concatenate([x, x], axis=1)
+
+    t = torch.rand(2, 3)
+    for got, want in zip(DOORS[door](fn)(Factor(t)), fn(t), strict=True):
+        assert torch.equal(got, want)
