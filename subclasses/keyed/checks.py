@@ -197,8 +197,12 @@ def key_indices(x: Any, keys: Any) -> list[int]:
     return [key_index(x, k) if isinstance(k, str) else k % count for k in given]
 
 
-def check_counts(counts: Any) -> None:
-    """Raises unless the counts are a sequence of ints."""
+def check_counts(counts: Any, dim: int) -> None:
+    """Raises unless the counts are a sequence of ints, along the keys."""
+    if dim not in (0, -3):
+        raise DispatchError(
+            f"{_NAME}.split: only dim 0, that of the keys, is split, got dim {dim}; x[key] is a JaggedTensor"
+        )
     if not isinstance(counts, Sequence) or not all(isinstance(n, int) for n in counts):
         wrong = DispatchError if isinstance(counts, int) else TypeError  # torch.split accepts an int
         raise wrong(

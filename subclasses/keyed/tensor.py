@@ -250,15 +250,15 @@ class KeyedJaggedTensor(TensorSubclass):
         offsets = torch.stack([self.offsets[i] for i in indices])
         return self._with_parts(self.unwrap("values"), self.unwrap("weights"), offsets, keys)
 
-    def split(self, counts: Sequence[int]) -> list[KeyedJaggedTensor]:  # type: ignore[override]
-        """Splits the keys into parts of the given numbers of keys, in order; the values are shared.
+    def split(self, counts: Sequence[int], dim: int = 0) -> list[KeyedJaggedTensor]:  # type: ignore[override]
+        """Splits the keys, dim 0, into parts of the given numbers of keys, in order; the values are shared.
 
         Raises:
-            DispatchError: the argument is a single int.
+            DispatchError: the argument is a single int, or ``dim`` is not 0.
             TypeError: the argument is not a sequence of ints.
             ValueError: the counts do not add up to the number of keys.
         """
-        checks.check_counts(counts)
+        checks.check_counts(counts, dim)
         if sum(counts) != len(self.keys) or min(counts, default=0) < 1:
             raise ValueError(
                 f"KeyedJaggedTensor.split: expected numbers of keys, each from 1, that add up to {len(self.keys)}, got "

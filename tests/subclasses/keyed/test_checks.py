@@ -36,6 +36,8 @@ WRONG = {
     "an op": (lambda: batch([1, 2]) * 2, r"work on a feature, which kjt\[key\] returns"),
     "split": (lambda: batch([1, 2]).split([1, 2]), r"add up to 2, got \[1, 2\]"),
     "split by size": (lambda: batch([1, 2]).split(1), "the number of keys of each part"),
+    "split by torch": (lambda: torch.split(batch([1, 2]), 1), "the number of keys of each part"),
+    "split of rows": (lambda: torch.split(batch([1, 2]), [1, 1], 1), "only dim 0, that of the keys"),
     "split by fractions": (lambda: batch([1, 2]).split([1.0, 1.0]), r"such as \[2, 1\], got \[1.0, 1.0\]"),
     "permute by a string": (lambda: batch([1, 2]).permute("ab"), "keys or of indices of keys, got 'ab'"),
     "permute by a fraction": (lambda: batch([1, 2]).permute([1.5]), r"indices of keys, got \[1.5\]"),
