@@ -83,6 +83,7 @@ def test_the_input_gets_a_gradient():
     assert x.grad is not None and x.grad.abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_the_report(capsys, monkeypatch):
     # The class is put to the kit above, promise by promise; here without compiling.
     monkeypatch.setattr(example, "examine", partial(example.examine, paths={}))

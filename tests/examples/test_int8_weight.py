@@ -56,10 +56,12 @@ def test_rows_of_zeros_and_a_single_number():
         torch.testing.assert_close(q.materialize(), w)
 
 
+@pytest.mark.slow
 def test_bfloat16():
     check(lambda: example.quantizer(Int8Weight)(torch.randn(4, 6).bfloat16()), paths={}, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
 def test_the_report(capsys, monkeypatch):
     # The class is put to the kit above, promise by promise; here without compiling.
     monkeypatch.setattr(example, "examine", partial(example.examine, paths={}))

@@ -82,6 +82,7 @@ def test_the_product_has_the_dtype_of_its_input(dtype):
     torch.testing.assert_close(converted.materialize(), w.materialize().to(dtype), rtol=2e-2, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_bfloat16():
     check(lambda: make().bfloat16(), paths={}, rtol=0.05, atol=0.05)
 

@@ -49,6 +49,7 @@ def test_the_kit(variant, compiled):
     testing.check(lambda: Int8Tensor.from_float(torch.randn(4, 6), **options), skip=skip, **compared)
 
 
+@pytest.mark.slow
 def test_the_kit_on_a_narrow_dtype():
     # The sum is scaled, not the weight, so what bfloat16 rounds is another number.
     # A copy to a wider dtype keeps what bfloat16 would have rounded.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from subclasses.ragged import PaddedTensor
@@ -49,4 +50,4 @@ TestRows = suite(
     variants=[lambda: full(3, 6, ragged_dim=0, batch_dim=1)],
     **OPTIONS,
 )
-TestRowsOfVectors = suite(lambda: full(3, 6, 4), **OPTIONS)
+TestRowsOfVectors = pytest.mark.slow(suite(lambda: full(3, 6, 4), **OPTIONS))
