@@ -28,7 +28,7 @@ from subclasses.spec.return_analysis import returns_nothing
 
 _ACCEPTED = (
     "ops (torch.ops.aten.mul.Tensor), packets (torch.ops.aten.mul), families (subclasses.arithmetic), functions "
-    "(torch.sum, F.linear) and tags (torch.Tag.pointwise)"
+    "(torch.sum, F.linear, and for an attribute torch.Tensor.T.__get__) and tags (torch.Tag.pointwise)"
 )
 _C_CALLABLES = (
     types.BuiltinFunctionType,
