@@ -11,7 +11,6 @@ import inspect
 import sys
 import threading
 import types
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,7 +27,8 @@ from subclasses.errors import DispatchError, one_of
 def record_readings(names: str) -> None:
     """Makes Dynamo record the reading of some attributes of wrappers as a node of its graph.
 
-    Dynamo reads other attributes of an argument before its graph runs, and makes what it read an input of its own.
+    Dynamo reads other attributes of an argument before its graph runs, and makes what it read an input of its own. So
+    those that a node has assigned are recorded too.
 
     Args:
         names: the attribute of a class that holds the names of the attributes to record.
@@ -40,7 +40,8 @@ def record_readings(names: str) -> None:
         @functools.wraps(read)
         def dynamic_getattr(self: Any, tx: Any, name: str) -> Any:
             value = self.proxy.node.meta["example_value"]
-            if name not in getattr(type(value), names, ()):
+            is_assigned = any(value is x and name == n for x, n in vars(tx.output).get(_ASSIGNED, ()))
+            if not is_assigned and name not in getattr(type(value), names, ()):
                 return read(self, tx, name)
             # Adds a node to the graph, with an example of its value.
             from torch._dynamo.variables.builder import wrap_fx_proxy
@@ -139,6 +140,8 @@ def backend_of(graph: Any) -> Any:
 
 # An attribute of a backend whose programs make assignments to plain inner tensors of arguments that need no gradient.
 MAKES_ASSIGNMENTS = "makes_assignments"
+# An attribute of a graph under construction: the examples of arguments, and the names, that such a node assigns.
+_ASSIGNED = "_desugar_assigned"
 
 
 def check_assignable(x: Any, name: str) -> None:
@@ -153,11 +156,19 @@ def check_assignable(x: Any, name: str) -> None:
     dynamo = sys.modules.get("torch._dynamo.symbolic_convert")
     tx = getattr(dynamo.tls, "current_tx", None) if dynamo is not None else None
     if tx is not None:
-        is_simple = not x.requires_grad and not is_traceable_wrapper_subclass(getattr(x, name))
+        held = getattr(x, name)
+        inputs = [
+            (n.meta.get("example_value"), n.users) for n in tx.output.graph.find_nodes(op="placeholder")
+        ]
+        is_read = any(
+            example is held and users for example, users in inputs
+        )  # before, as an input of its own
+        is_simple = not (x.requires_grad or is_traceable_wrapper_subclass(held) or is_read)
         makes = is_simple and getattr(backend_of(tx.output), MAKES_ASSIGNMENTS, False)
-        for node in tx.output.graph.find_nodes(op="placeholder"):
-            example = node.meta.get("example_value")
-            if any(x is part for part in _wrappers_in(example)) and not (makes and x is example):
+        for example, _ in inputs:
+            if makes and x is example:
+                vars(tx.output).setdefault(_ASSIGNED, []).append((x, name))
+            elif any(x is part for part in _wrappers_in(example)):
                 _end_graph(x, name)
     if is_exporting() and _is_tracked(x):
         raise DispatchError(
@@ -218,19 +229,6 @@ def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
         _override_for(dynamo, "get_tensor_storages", is_ours, _outer_storage)
 
     after_import("torch._dynamo.variables.higher_order_ops", patch)
-
-
-def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Makes Dynamo record calls of a function in its graph instead of tracing into it; does not import Dynamo."""
-    held = weakref.ref(fn)
-
-    def allow(dynamo: Any) -> None:
-        found = held()
-        if found is not None:
-            dynamo.allow_in_graph(found)
-
-    after_import("torch._dynamo.decorators", allow)
-    return fn
 
 
 # ---- torch.export ------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,7 @@ from subclasses._torch import (
     is_tracing,
     storage_key,
 )
+from subclasses.after_import import after_import
 
 # ---- higher-order ops --------------------------------------------------------------------------------------
 
@@ -121,6 +123,19 @@ def functional_storage_key(t: torch.Tensor) -> int:
 
 
 # ---- what is done now ---------------------------------------------------------------------------------------
+
+
+def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes Dynamo record calls of a function in its graph instead of tracing into it; does not import Dynamo."""
+    held = weakref.ref(fn)
+
+    def allow(dynamo: Any) -> None:
+        found = held()
+        if found is not None:
+            dynamo.allow_in_graph(found)
+
+    after_import("torch._dynamo.decorators", allow)
+    return fn
 
 
 def is_compiling_here() -> bool:

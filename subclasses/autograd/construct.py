@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import any_requires_grad, apply_function, autograd_enabled, is_recording
-from subclasses._torch_capture import is_exporting, leave_in_graph
+from subclasses._torch_capture import is_exporting
+from subclasses._torch_tracing import leave_in_graph
 from subclasses.autograd.history_errors import PLAIN_COTANGENT, fitting, integer_value_error, refuse_tangents
 from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable, saved
 from subclasses.errors import DispatchError, one_of

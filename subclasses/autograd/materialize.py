@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import apply_function
-from subclasses._torch_capture import leave_in_graph
+from subclasses._torch_tracing import leave_in_graph
 from subclasses.autograd.construct import is_differentiable, is_recorded, open_wrapper
 from subclasses.autograd.history_errors import refuse_tangents
 from subclasses.errors import DispatchError

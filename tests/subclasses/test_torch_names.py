@@ -874,7 +874,7 @@ def leave_in_graph():
     """Dynamo calls the function where it would trace into it, and where it has not been imported before as well."""
     graphs = []
 
-    @_torch_capture.leave_in_graph
+    @_torch_tracing.leave_in_graph
     def opaque(x):
         return x * 2
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from subclasses._torch_capture import leave_in_graph
+from subclasses._torch_tracing import leave_in_graph
 from subclasses.errors import DispatchError
 from subclasses.ops.aliasing import bump_versions
 from subclasses.ragged import checks

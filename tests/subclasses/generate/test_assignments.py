@@ -54,7 +54,7 @@ class Holder(nn.Module):
 
     def forward(self, y):
         self.x.count_()
-        return self.x * y
+        return self.x * y * self.x.n.sum()
 
 
 def counted():
@@ -82,7 +82,29 @@ def both(x):
     return y + x
 
 
+def read_after(x):
+    x.count_()
+    y = x.n * 2
+    x.count_()
+    return Counted(y + x.n, x.a)
+
+
+def read_before_and_after(x):
+    y = x.n * 3
+    x.count_()
+    return Counted(y + x.n, x.a)
+
+
+def read_by_another_name(x):
+    z = x
+    x.add_(1)
+    return Counted(z.a.exp(), z.n)
+
+
 CASES = {
+    "read after": (counted, read_after),
+    "read before and after": (counted, read_before_and_after),
+    "read by another name": (counted, read_by_another_name),
     "method": (counted, lambda x: x.count_() * 1),
     "rule": (counted, lambda x: x.add_(2, alpha=3) * 1),
     "operator": (counted, lambda x: x.__iadd__(2) * 1),
@@ -122,7 +144,7 @@ def test_one_whole_graph_is_refused(case, way):
         torch.compile(fn, backend=backend, fullgraph=True)(make())
 
 
-@pytest.mark.parametrize("case", ["method", "rule", "after a use"])
+@pytest.mark.parametrize("case", ["method", "rule", "after a use", "read after", "read by another name"])
 def test_one_whole_graph_by_desugar(case):
     make, fn = CASES[case]
     compiled, got, want = desugar.compile(fn, backend="eager", fullgraph=True), make(), make()
