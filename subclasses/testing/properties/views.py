@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import storage_key
+from subclasses.base import TensorSubclass
+from subclasses.errors import one_of
+from subclasses.rules.results import describe
 from subclasses.testing import cases
 from subclasses.testing.cases import applicable, run_on_reference, stand_ins
 from subclasses.testing.compare import check_equal, check_stands_for, leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
+from subclasses.testing.faults import rules_run
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject
 
@@ -48,6 +52,11 @@ def views(s: Subject, case: Case) -> None:
             raise Broken(f"{case.name} gave x itself, not a view of it")
     elif type(view) is s.cls:
         _check_view(s, case.name, x, view)
+    elif _is_of_base(s, view):
+        raise Broken(
+            f"{case.name} gives {one_of(type(view))}, a base of {s.name}, and not {one_of(s.cls)}",
+            _mend_base(s, case, type(view)),
+        )
     elif view._is_view() and view._base is x and not _shares_memory(s, view, x):
         raise Broken(
             f"{case.name} is a copy of type {type(view).__name__}, yet it claims to be a view of x",
@@ -65,9 +74,25 @@ def _of_an_op(s: Subject) -> str:
     )
 
 
-def _shares_memory(s: Subject, plain: Any, x: Any) -> bool:
-    """Whether a rule returned a plain view of an inner tensor, as that of one row may be."""
-    return any(isinstance(t, Tensor) and storage_key(t) == storage_key(plain) for t in s.inners(x).values())
+def _is_of_base(s: Subject, view: Any) -> bool:
+    """Whether a declared class has inherited a rule that makes values of the base."""
+    return s.declared and isinstance(view, TensorSubclass) and issubclass(s.cls, type(view))
+
+
+def _mend_base(s: Subject, case: Case, base: type) -> str:
+    run = rules_run(s, lambda: case.run(s.make()))
+    who = " or ".join(dict.fromkeys(describe(rule) for key, rule in run if key != "materialize"))
+    return (
+        f"{who or 'the rule'} makes {one_of(base)} whatever class its operand is of: write type(x)(...) in place of "
+        f"{base.__name__}(...), for classes that inherit the rule"
+    )
+
+
+def _shares_memory(s: Subject, view: Any, x: Any) -> bool:
+    """Whether a rule returned a plain view of an inner tensor, as that of one row may be, or a value that holds one."""
+    seen = [*s.inners(view).values(), view]  # none inside of a plain tensor
+    storages = {storage_key(t) for t in seen if isinstance(t, Tensor)}
+    return any(isinstance(t, Tensor) and storage_key(t) in storages for t in s.inners(x).values())
 
 
 def _check_view(s: Subject, what: str, x: Any, view: Any) -> None:
@@ -131,7 +156,7 @@ def _check_write(s: Subject, case: Case, *, returns_self: bool) -> None:
     if attempt.error is not None:
         check_equal(s, f"{case.name} was refused, but had changed x", x, before)
         raise attempt.error
-    if not returns_self and not isinstance(out, s.cls):
+    if not returns_self and not isinstance(out, s.cls) and not _is_written(s, out, x):
         _check_copy_was_plain(s, case, x, before, out)
         return
     if returns_self and out is not x:
@@ -146,6 +171,11 @@ def _check_write(s: Subject, case: Case, *, returns_self: bool) -> None:
         raise Broken(
             f"{case.name} left the version counter of x as it was, so a stale gradient goes unnoticed"
         )
+
+
+def _is_written(s: Subject, out: Any, x: Any) -> bool:
+    """Whether a write to a result of another class is one to a value, whose memory it has."""
+    return isinstance(out, Tensor) and out._is_view() and _shares_memory(s, out, x)
 
 
 def _check_copy_was_plain(s: Subject, case: Case, x: Any, before: Any, out: Any) -> None:
