@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subclasses.testing.errors import Attempt, refusal, succeeds
 from subclasses.testing.property import Case
-from subclasses.testing.reach import calls_of, missed_rules
+from subclasses.testing.reach import calls_of, missed_rules, name_of, vector_calls
 from subclasses.testing.subject import Subject
 
 Found = TypeVar("Found")
@@ -337,8 +337,9 @@ def kit_cases(s: Subject) -> list[Case]:
 
 
 def _rule_cases(s: Subject) -> list[Case]:
-    """Calls of rules that no other cases reach."""
-    return applicable(s, {case.name: case.run for case in calls_of(unreached(s), like)})
+    """Calls of rules that no other cases reach, and products with a vector that reach a rule."""
+    calls = [*calls_of(unreached(s), like), *vector_calls(s, like)]
+    return applicable(s, {case.name: case.run for case in calls})
 
 
 @once
@@ -352,7 +353,7 @@ def _author_cases(s: Subject) -> list[Case]:
     ops = s.options.get("ops")
     if not isinstance(ops, Mapping):
         return []  # names of OpInfo entries
-    return [Case(getattr(op, "__name__", str(op)), _call(op, arguments)) for op, arguments in ops.items()]
+    return [Case(name_of(op).removeprefix("aten."), _call(op, arguments)) for op, arguments in ops.items()]
 
 
 def _call(op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], Any]:

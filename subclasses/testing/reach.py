@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
@@ -60,6 +61,24 @@ def missed_rules(s: Subject, cases: Iterable[Case]) -> list[Any]:
     return ops_missed + [f for book in books for f in book.functions if not functions.seen & {f, *twins(f)}]
 
 
+def rules_reached(s: Subject, case: Case) -> list[Any]:
+    """The ops and functions with a rule, not one for a family or a tag, that a call reaches."""
+    missed = missed_rules(s, [case])
+    return [key for key in missed_rules(s, []) if key not in missed]
+
+
+def name_of(key: Any) -> str:
+    """The name of what a rule is for, as a report shows it: that of a property is ``Tensor.T``."""
+    if isinstance(key, OpOverload | OpOverloadPacket):
+        return str(key)
+    return f"Tensor.{found}" if (found := _property_of(key)) else getattr(key, "__name__", str(key))
+
+
+def _property_of(key: Any) -> str | None:
+    """The name of the property of tensors that a function reads, as ``torch.Tensor.T.__get__`` reads ``T``."""
+    return key.__self__.__name__ if getattr(key, "__name__", "") == "__get__" else None
+
+
 def _functions_of(op: Any) -> set[Any]:
     """The Python-level functions on which the rule for a composite op is installed."""
     overloads = [getattr(op, n) for n in op.overloads()] if hasattr(op, "overloads") else [op]
@@ -68,6 +87,8 @@ def _functions_of(op: Any) -> set[Any]:
 
 # ---- calls of the others -------------------------------------------------------------------------------------
 
+# Properties that give a tensor.
+_PROPERTIES = ("T", "mT", "H", "mH", "real", "imag")
 # What they give is no function of their arguments.
 _UNDEFINED = ("empty", "new_empty")
 
@@ -79,10 +100,31 @@ def calls_of(missed: Iterable[Any], like: Callable[[Any], Tensor]) -> Iterator[C
         missed: ops, packets and functions, such as :func:`missed_rules` finds.
         like: makes a plain tensor of the size and dtype of a value.
     """
+    missed = list(missed)
+    yield from (Case(f"x.{_property_of(key)}", key) for key in missed if _property_of(key) in _PROPERTIES)
     for name, run, kinds in _callable(missed):
         yield _call(name, run, kinds, "plain", like)
         if "tensor" in kinds:  # with the value for each
             yield _call(name, run, kinds, "x", lambda x: x)
+
+
+def vector_calls(s: Subject, like: Callable[..., Tensor]) -> Iterator[Case]:
+    """Makes products with a vector, for which a rule for those of matrices may be wrong, as far as they reach one.
+
+    Args:
+        s: the class under test; one written by hand gets the products alone that PyTorch makes of an operator.
+        like: makes a plain tensor of the dtype of a value, of a size.
+    """
+    right = Case("x @ vector", lambda x: x @ like(x, x.shape[-1]))
+    products = [right, Case("vector @ x", lambda x: like(x, x.shape[-2]) @ x)]
+    if not s.declared:
+        yield from products
+        return
+    products.append(Case("F.linear(vector, x)", lambda x: F.linear(like(x, x.shape[-1]), x)))
+    yield from (case for case in products if rules_reached(s, case))
+    same = Case("torch.mv(x, vector)", lambda x: torch.mv(x, like(x, x.shape[-1])))
+    if {*rules_reached(s, same)}.difference(rules_reached(s, right)):
+        yield same
 
 
 def pair_calls_of(missed: Iterable[Any]) -> Iterator[Case]:
@@ -111,7 +153,7 @@ def _callable(missed: Iterable[Any]) -> Iterator[tuple[str, Any, list[str | None
                 continue
             kinds = [_kind(op, a) for a in needed]
             if needed and kinds[0] == "tensor" and not any(a.keyword for a in needed) and None not in kinds:
-                yield str(op) if called is op else getattr(key, "__name__", str(key)), called, kinds[1:]
+                yield str(op) if called is op else name_of(key), called, kinds[1:]
 
 
 def _ops_of(key: Any) -> list[OpOverload]:
