@@ -10,6 +10,7 @@ from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.errors import one_of
+from subclasses.layout import field_name
 from subclasses.testing.errors import Attempt, Broken, first_line
 from subclasses.testing.subject import Subject
 
@@ -144,13 +145,14 @@ def _leaf_difference(s: Subject, got: Any, expected: Any) -> str | None:
         return difference(s, got, expected)
     (inners, context), (wanted, other) = [(s.inners(x), s.context(x)) for x in (got, expected)]
     if list(inners) != list(wanted):
-        return f"inner tensors {list(inners)} instead of {list(wanted)}"
+        names, others = ([*map(field_name, found)] for found in (inners, wanted))
+        return f"inner tensors {names} instead of {others}"
     if not same_context(context, other):
         return f"metadata {first_line(repr(context))} instead of {first_line(repr(other))}"
     for name, inner in inners.items():
         problem = _leaf_difference(s, inner, wanted[name])
         if problem:
-            return f"{name}: {problem}"
+            return f"{field_name(name)}: {problem}"
     return None
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses.errors import DispatchError
+from subclasses.layout import field_name
 from subclasses.testing.cases import like, once, operands_with_gradients, recorded
 from subclasses.testing.compare import check_equal, check_none, difference, leaves, snapshot
 from subclasses.testing.errors import Broken, Skipped, succeeds
 from subclasses.testing.faults import explaining
-from subclasses.testing.properties.slopes import check_slope
+from subclasses.testing.properties.slopes import check_slope_of_op, has_no_derivative
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject, is_differentiable
 
@@ -203,13 +205,14 @@ def inner_requires_grad(s: Subject) -> None:
 
 def _unconnected(s: Subject, x: Any, wanted: Mapping[str, Tensor]) -> str | None:
     """Why no gradient can reach the inner tensors that a value was made from, or None."""
-    held = [n for n, t in s.inners(x).items() if isinstance(t, Tensor) and t.requires_grad]
+    held = [field_name(n) for n, t in s.inners(x).items() if isinstance(t, Tensor) and t.requires_grad]
     if held:
         return (
             f"the value holds inner tensors that require grad ({', '.join(held)}); they never get a gradient"
         )
     if not x.requires_grad:
-        return f"{', '.join(wanted)} require grad, the value made from them does not: gradients are lost"
+        names = ", ".join(map(field_name, wanted))
+        return f"{names} require grad, the value made from them does not: gradients are lost"
     return None
 
 
@@ -227,7 +230,7 @@ def _recorded_by_inners(s: Subject) -> list[Case]:
 def inner_gradients(s: Subject, case: Case) -> None:
     """Each differentiable inner tensor gets its gradient through each op."""
     if not s.has_reference and s.declared:
-        return check_slope(s, case)
+        return check_slope_of_op(s, case)
     x, wanted = _with_live_inners(s)
     source = s.make().detach()
     inners = {n: t.detach().requires_grad_(n in wanted) for n, t in s.inners(source).items()}
@@ -236,11 +239,25 @@ def inner_gradients(s: Subject, case: Case) -> None:
     with explaining(s, case):
         result = case.run(x)
         check_requires_grad(case, result, expected)
-        for name, g, e in zip(wanted, gradients_by([*wanted.values()], result), expected, strict=True):
+        for name, g, e in zip(wanted, _gradients_by_inners(s, case, result, wanted), expected, strict=True):
             if g is not None or e is not None:
                 zeros = torch.zeros_like(e if g is None else g)
                 problem = difference(s, zeros if g is None else g, zeros if e is None else e)
-                check_none(f"the gradient of {name} through {case.name} is wrong", problem)
+                check_none(f"the gradient of {field_name(name)} through {case.name} is wrong", problem)
+
+
+def _gradients_by_inners(s: Subject, case: Case, result: Any, wanted: Mapping[str, Tensor]) -> Sequence[Any]:
+    """The gradients of a result by inner tensors.
+
+    Raises:
+        Broken: a rule computes the result without a derivative, and differences show that it has one.
+    """
+    try:
+        return gradients_by([*wanted.values()], result)
+    except DispatchError as error:
+        if has_no_derivative(error):
+            check_slope_of_op(s, case)
+        raise
 
 
 # ---- cotangents --------------------------------------------------------------------------------------------

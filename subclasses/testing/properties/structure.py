@@ -10,6 +10,7 @@ from torch import Tensor
 
 from subclasses._torch import fake_mode
 from subclasses.errors import one_of
+from subclasses.layout import field_name
 from subclasses.testing import derive
 from subclasses.testing.cases import once
 from subclasses.testing.compare import check_equal, same_context
@@ -95,7 +96,7 @@ def round_trip(s: Subject) -> None:
             raise Broken(f"stride was {x.stride()} and came back as {back.stride()}")
         for name, inner in s.inners(x).items():
             if getattr(back, name, None) is not inner and inner.numel():
-                raise Broken(f"the inner tensor {name} came back as another tensor")
+                raise Broken(f"the inner tensor {field_name(name)} came back as another tensor")
         try:
             check_equal(s, "after a round trip", back, x)
             if s.has_reference:
