@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from subclasses.layout import field_name
 from subclasses.testing.cases import accepted, once
-from subclasses.testing.compare import check_stands_for, same_context
+from subclasses.testing.compare import check_stands_for, plainest, same_context
 from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
 from subclasses.testing.property import Case
 from subclasses.testing.subject import SEED, Factory, Subject, is_differentiable
@@ -121,12 +122,13 @@ def named_variants(s: Subject) -> list[tuple[str, Factory]]:
     """
     names = []
     for i, make in enumerate(variants(s)):
-        changed = _changed_fields(s, s.make(make)) if s.declared else {}
+        changed = changed_fields(s, s.make(make)) if s.declared else {}
         names.append((f"with {_shown(changed)}" if changed else f"of variants[{i}]", make))
     return names
 
 
-def _changed_fields(s: Subject, variant: Any) -> dict[str, Any]:
+def changed_fields(s: Subject, variant: Any) -> dict[str, Any]:
+    """The metadata of a variant that is not that of a value of the factory."""
     usual = s.metadata(s.make())
     return {name: value for name, value in s.metadata(variant).items() if usual[name] != value}
 
@@ -172,6 +174,18 @@ def _check_variant(s: Subject, change: dict[str, Any]) -> None:
     for case in works:
         expected = [case.run(p.clone()) for p in s.reference(s.make(make))]
         check_stands_for(s, case.name, case.run(s.make(make)), expected)
+
+
+def is_told_apart(s: Subject, x: Any, change: dict[str, Any]) -> bool:
+    """Whether the reference of a value depends on some fields, so that ops compared with it show a wrong one."""
+    if not s.has_reference:
+        return False
+    inners = {f.name: s.inners(x).get(f.attribute) for f in s.cls.__spec__.inners}
+    with Attempt():
+        other = s.cls(**(inners | s.metadata(x) | change))
+        pairs = zip(s.reference(x), s.reference(other), strict=True)
+        return not all(torch.equal(plainest(a), plainest(b)) for a, b in pairs)
+    return True
 
 
 # ---- a second value ----------------------------------------------------------------------------------------
@@ -273,7 +287,7 @@ def wrap(s: Subject) -> Callable[[Tensor], Any]:
     names = list(s.inners(x))
     makes: list[tuple[str, Callable[[Tensor], Any]]] = []
     if len(names) == 1:
-        makes.append((f"{s.name}({names[0]})", lambda t: s.construct(x, {names[0]: t})))
+        makes.append((f"{s.name}({field_name(names[0])})", lambda t: s.construct(x, {names[0]: t})))
     makes += [(f"{s.name}.{name}", getattr(s.cls, name)) for name in _FROM if hasattr(s.cls, name)]
     for how, make in makes:
         checked = partial(_wrapped, s, make)

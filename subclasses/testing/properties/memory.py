@@ -12,7 +12,16 @@ from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses.layout import RAW
 from subclasses.rules.registry import describe
 from subclasses.testing import derive
-from subclasses.testing.cases import VIEWS, applicable, argument_cases, callable_on, refuses, stand_ins
+from subclasses.testing.cases import (
+    VIEWS,
+    accepted,
+    applicable,
+    argument_cases,
+    callable_on,
+    once,
+    refuses,
+    stand_ins,
+)
 from subclasses.testing.compare import leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
 from subclasses.testing.faults import harmless, rules_run
@@ -68,9 +77,18 @@ def own_memory(s: Subject, case: Case) -> None:
             before = snapshot(s, x)
             with Attempt():
                 write(y)
+            if words == "y.copy_(-y)" and _negation_is_wrong(s):
+                continue  # `kept_inners` is about that
             problem = value_difference(s, x, before)
             if problem:
                 raise Broken(f"y = {case.name}; {words} changed x: {problem}", _mend(s, case, shared))
+
+
+@once
+def _negation_is_wrong(s: Subject) -> bool:
+    """Whether the negative of a value has other labels: copied to where it shares memory, they would be new there."""
+    found = [case for case in _pointwise(s) if case.name == "-x"]
+    return s.declared and s.has_reference and any(_first_lost(s, case) for case in found)
 
 
 def _is_view_of_plain(s: Subject, case: Case) -> bool:
@@ -98,6 +116,89 @@ def _mend(s: Subject, case: Case, shared: list[tuple[str, str]]) -> str:
         f"{who} hands on memory of its operand ({pairs}), and a write to y is one to x: return "
         f"{' and '.join(dict.fromkeys(f'x{of_x}.clone()' for _, of_x in shared))}"
     )
+
+
+# ---- what the reference does not show ------------------------------------------------------------------------
+
+# Calls on each entry of one value: a label of a row, such as a time, is that of the row afterwards.
+_POINTWISE = {
+    *(
+        "x * 2",
+        "x + x",
+        "x - plain",
+        "plain * x",
+        "1 - x",
+        "x / 2",
+        "-x",
+        "x.abs()",
+        "x.exp()",
+        "x.sigmoid()",
+    ),
+    *("F.relu(x)", "F.gelu(x)", "x.clamp(-1, 1)", "x * x", "x + 3"),
+}
+
+
+@once
+def _pointwise(s: Subject) -> list[Case]:
+    return [case for case in accepted(s) if case.name in _POINTWISE]
+
+
+@promise(
+    "the rule makes its result without that inner tensor, or with another: pass on what it does not compute with, as "
+    "in type(x)(..., white=x.white). If the op is meant to leave one out, such as a cache, or to change it: "
+    "skip={'kept_inners'}",
+    cases=_pointwise,
+)
+@torch.no_grad()
+def kept_inners(s: Subject, case: Case) -> None:
+    """An op on each entry hands on what the reference does not show: optional inner tensors, integers as labels."""
+    if not s.declared or not any(f.optional or _is_label(t) for f, t in s.held(s.make())):
+        return
+    if (problem := _first_lost(s, case)) is not None:
+        raise Broken(problem)
+
+
+def _first_lost(s: Subject, case: Case) -> str | None:
+    """Which inner tensor, that a reference does not show, a case leaves out or changes, or None."""
+    x = s.make().detach()
+    s.reference(x)  # without one, nobody knows what it shows
+    for name, t in _others(s, x, case.run(s.make())).items():
+        keeper = _keepers(s).get(name)
+        if (t is None or keeper is not None) and not derive.is_told_apart(s, x, {name: t}):
+            how = "loses" if t is None else "changes"
+            others = "" if keeper is None else f", which {keeper} keeps"
+            return f"{case.name} {how} {name}{others}"
+    return None
+
+
+def _others(s: Subject, x: Any, result: Any) -> dict[str, Any]:
+    """The optional inner tensors that a result does not have, and the integers in it that are others, by field."""
+    if not isinstance(result, s.cls) or result.shape != x.shape:
+        return {}
+    found = s.inners(result)
+    pairs = [(f.name, t, found.get(f.attribute)) for f, t in s.held(x)]
+    return {
+        name: got
+        for name, t, got in pairs
+        if got is None or (_is_label(t) and value_difference(s, got, t) is not None)
+    }
+
+
+@once
+def _keepers(s: Subject) -> dict[str, str]:
+    """For each field, an op on each entry that hands its inner tensor on: that others change it is no habit then."""
+    found: dict[str, str] = {}
+    x = s.make().detach()
+    for case in _pointwise(s):
+        result = case.run(s.make())
+        if isinstance(result, s.cls) and result.shape == x.shape:
+            lost = _others(s, x, result)
+            found |= {f.name: case.name for f, _ in s.held(x) if f.name not in lost and f.name not in found}
+    return found
+
+
+def _is_label(t: Tensor) -> bool:
+    return not (t.is_floating_point() or t.is_complex() or t.dtype is torch.bool)
 
 
 # ---- views ---------------------------------------------------------------------------------------------------

@@ -10,9 +10,11 @@ import torch.nn.functional as F
 
 from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.layout import RAW
+from subclasses.rules.registry import all_rules
 from subclasses.testing import derive
 from subclasses.testing.cases import (
     CLONE,
+    VIEWS,
     accepted,
     applicable,
     argument_cases,
@@ -21,18 +23,27 @@ from subclasses.testing.cases import (
     recorded,
     run_on_reference,
 )
-from subclasses.testing.compare import check_equal, check_stands_for, leaves, plainest, value_difference
+from subclasses.testing.compare import (
+    check_equal,
+    check_stands_for,
+    leaves,
+    snapshot,
+    value_difference,
+)
 from subclasses.testing.derive import named_variants
 from subclasses.testing.errors import Attempt, Broken, Skipped, must
 from subclasses.testing.faults import change_of, mend_write
 from subclasses.testing.property import Case, promise, run_cases
-from subclasses.testing.subject import Subject, is_differentiable
+from subclasses.testing.subject import SEED, Subject, is_differentiable
 
 
 @promise(
     "write a rule that computes this, or refuse the op: raise subclasses.DispatchError or NotImplementedError "
     "with a message, or return NotImplemented",
     cases=functional_cases,
+    declared="correct what the rule gives for such operands (a vector, a number, a value on either side), or refuse "
+    "them; for an op without a rule, write one that computes this: to refuse, raise subclasses.DispatchError or "
+    "NotImplementedError with a message, or return NotImplemented",
 )
 @torch.no_grad()
 def values(s: Subject, case: Case) -> None:
@@ -151,7 +162,7 @@ def kept_metadata(s: Subject, case: Case) -> None:
         x = s.make(make)
         for result in leaves(case.run(s.make(make))):
             lost = _defaults_of(s, x, result) if isinstance(result, s.cls) else {}
-            if lost and not _is_told_apart(s, x, lost):
+            if lost and not derive.is_told_apart(s, x, lost):
                 shown = ", ".join(f"{n}={value!r}, not {getattr(x, n)!r}" for n, value in lost.items())
                 raise Broken(f"{case.name} has the default {shown}")
 
@@ -164,18 +175,6 @@ def _defaults_of(s: Subject, x: Any, result: Any) -> dict[str, Any]:
         for f in (*spec.statics, *spec.dynamics)
         if getattr(result, f.name) == f.default != getattr(x, f.name)
     }
-
-
-def _is_told_apart(s: Subject, x: Any, lost: dict[str, Any]) -> bool:
-    """Whether the reference of a value depends on some metadata; `values` and `other_metadata` compare it then."""
-    if not s.has_reference:
-        return False
-    inners = {f.name: s.inners(x).get(f.attribute) for f in s.cls.__spec__.inners}
-    with Attempt():
-        other = s.cls(**inners, **(s.metadata(x) | lost))
-        pairs = zip(s.reference(x), s.reference(other), strict=True)
-        return not all(torch.equal(plainest(a), plainest(b)) for a, b in pairs)
-    return True
 
 
 # ---- after a write ------------------------------------------------------------------------------------------
@@ -236,6 +235,40 @@ def fresh_values(s: Subject) -> None:
         if attempt.error is None:
             other = s.construct(x, {name: t.clone() for name, t in s.inners(x).items()})
             check_equal(s, f"x.materialize() after {how}", x.materialize(), other.materialize())
+
+
+def _computed(s: Subject) -> list[Case]:
+    """The calls that may compute by a rule and are no views; of a class written by hand, the first few."""
+    if s.declared and not all_rules(s.cls):
+        return []
+    calls = [case for case in accepted(s) if case.name not in VIEWS]
+    return calls if s.declared else calls[:8]
+
+
+@promise(
+    "a rule computes anew at each call: what it keeps for an operand, with functools.lru_cache or in a dict by id(), "
+    "is stale after a step of an optimizer, a load or any write. Leave the cache out",
+    cases=_computed,
+)
+@torch.no_grad()
+def fresh_results(s: Subject, case: Case) -> None:
+    """An op on a value follows a write to its inner tensors, though it was called with the value before."""
+    s.needs_flatten()
+    x = snapshot(s, s.make())  # which shares no memory with what the factory may hold
+    case.run(x)
+    _step(s, x)
+    copy, expected = snapshot(s, x), None
+    with Attempt() as attempt:
+        expected = _seeded(case, copy)
+    if attempt.error is None:
+        check_equal(
+            s, f"{case.name}, called again after a write to inner tensors of x", _seeded(case, x), expected
+        )
+
+
+def _seeded(case: Case, x: Any) -> Any:
+    torch.manual_seed(SEED)
+    return case.run(x)
 
 
 # ---- randomness --------------------------------------------------------------------------------------------
