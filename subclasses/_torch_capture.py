@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree  # the pytrees of torch.export, which has no public name for them
 
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses._torch_tracing import backend_of
 from subclasses.after_import import after_import
 from subclasses.errors import DispatchError, one_of
 
@@ -132,12 +133,6 @@ def _end_graph(value: Any, name: str) -> None:
     )
 
 
-def backend_of(graph: Any) -> Any:
-    """Returns the backend function that compiles a graph which Dynamo is capturing."""
-    compiler = inspect.unwrap(graph.compiler_fn) if graph is not None else None
-    return getattr(compiler, "compiler_fn", compiler)
-
-
 # An attribute of a backend whose programs make assignments to plain inner tensors of arguments that need no gradient.
 MAKES_ASSIGNMENTS = "makes_assignments"
 # An attribute of a graph under construction: the examples of arguments, and the names, that such a node assigns.
@@ -178,7 +173,6 @@ def check_assignable(x: Any, name: str) -> None:
 
 
 def _wrappers_in(x: Any) -> Iterator[Any]:
-    """Yields a wrapper and those among its inner tensors."""
     if is_traceable_wrapper_subclass(x):
         yield x
         for name in x.__tensor_flatten__()[0]:
@@ -186,7 +180,6 @@ def _wrappers_in(x: Any) -> Iterator[Any]:
 
 
 def _is_tracked(x: Any) -> bool:
-    """Whether the active trace has a node for a wrapper."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()
@@ -232,6 +225,10 @@ def patch_aliasing_checks(is_ours: Callable[[Any], bool]) -> None:
 
 
 # ---- torch.export ------------------------------------------------------------------------------------------
+
+
+# Begins the names by which its graphs read inner tensors: as differentiable functions of a Parameter.
+LIVE = "_live_"
 
 
 def is_exporting() -> bool:
@@ -322,19 +319,24 @@ def _asking_classes(proxy_call: Any, is_ours: Callable[[Any], bool]) -> Any:
 def _tracking_inners(module: Any, is_ours: Callable[[Any], bool]) -> Any:
     """Wraps the function that gives a tensor its node, to add nodes for the inner tensors of a wrapper."""
     set_proxy_slot = module.set_proxy_slot
+    # The op by which export itself reads an attribute of a wrapper.
+    op = torch.ops.export.access_subclass_inner_tensor.default
 
     @functools.wraps(set_proxy_slot)
     def track(obj: Any, tracer: Any, proxy: Any) -> None:
         set_proxy_slot(obj, tracer, proxy)
-        if not torch.compiler.is_exporting() or not is_ours(obj):
+        if not torch.compiler.is_exporting():
             return
-        for name in obj.__tensor_flatten__()[0]:
-            inner = obj.__dict__[name]
-            if not module.has_proxy_slot(inner, tracer):
-                # The op by which export itself reads an attribute of a wrapper.
-                op = torch.ops.export.access_subclass_inner_tensor.default
-                node = tracer.create_proxy("call_function", op, (proxy.proxy, name), {})
-                module.track_tensor_tree(inner, node, constant=None, tracer=tracer)
+        wrappers = vars(tracer).setdefault("_desugar_wrappers", {})
+        node: Any = getattr(getattr(proxy, "proxy", None), "node", None)
+        if getattr(node, "target", None) is op and node.args[1] in wrappers.get(node.args[0], ()):
+            node.args = (node.args[0], LIVE + node.args[1])
+        if is_ours(obj):
+            wrappers[node] = obj.__spec__.attributes
+            for name in obj.__tensor_flatten__()[0]:
+                if not module.has_proxy_slot(inner := obj.__dict__[name], tracer):
+                    read = tracer.create_proxy("call_function", op, (proxy.proxy, name), {})
+                    module.track_tensor_tree(inner, read, constant=None, tracer=tracer)
 
     return track
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -136,6 +137,12 @@ def leave_in_graph(fn: Callable[..., Any]) -> Callable[..., Any]:
 
     after_import("torch._dynamo.decorators", allow)
     return fn
+
+
+def backend_of(graph: Any) -> Any:
+    """Returns the backend function that compiles a graph which Dynamo is capturing."""
+    compiler = inspect.unwrap(graph.compiler_fn) if graph is not None else None
+    return getattr(compiler, "compiler_fn", compiler)
 
 
 def is_compiling_here() -> bool:

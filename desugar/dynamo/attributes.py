@@ -26,7 +26,7 @@ from torch import Tensor
 from desugar import _torch as private
 from subclasses import TensorSubclass, _torch_capture as capture
 from subclasses._torch import is_traceable_wrapper_subclass
-from subclasses._torch_capture import backend_of
+from subclasses._torch_tracing import backend_of
 
 # ---- properties --------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import apply_function
+from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import leave_in_graph
 from subclasses.autograd.construct import is_differentiable, is_recorded, open_wrapper
 from subclasses.autograd.history_errors import refuse_tangents
@@ -24,6 +25,8 @@ def make_differentiable(materialize: Callable[[Any], Tensor]) -> Callable[[Any],
     def run(self: Any) -> Tensor:
         _check_not_cotangent(self)
         inners = [self.__dict__[name] for name in type(self).__spec__.attributes]
+        if is_exporting():  # its graph reads inner tensors as functions of the value
+            return _checked(self, materialize(self))
         if any(is_differentiable(t) for t in inners):
             return _checked(self, materialize(open_wrapper(self)))
         return _checked(self, apply_function(_Represented, self, materialize))

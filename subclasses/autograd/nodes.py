@@ -26,10 +26,19 @@ from subclasses._torch import (
     apply_function,
     call_unruled,
     is_recording,
+    skip_frames,
 )
 from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import keeps_graph, set_version_counters
-from subclasses.autograd.construct import Primal, cotangent_like, is_differentiable, make_leaf, unwrap
+from subclasses.autograd.construct import (
+    Construct,
+    Primal,
+    Unwrap,
+    cotangent_like,
+    is_differentiable,
+    make_leaf,
+    unwrap,
+)
 from subclasses.autograd.history import (
     History,
     check_unwritten,
@@ -47,6 +56,7 @@ from subclasses.autograd.history_errors import (
     watched_view_error,
 )
 from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, with_marked_gradients
+from subclasses.autograd.rule_runs import Read
 from subclasses.errors import DispatchError
 from subclasses.layout import HISTORY, OPEN
 
@@ -347,3 +357,9 @@ def _roots(cls: Any, found: Any, cotangent: Any) -> tuple[Sequence[Any], Sequenc
     parts = rule_parts(found, cls)
     wanted = tuple([n for n, t in parts.items() if t is not None and t.requires_grad])
     return [parts[n] for n in wanted], unwrap(cotangent, wanted)
+
+
+# The engine calls these, also where a compiled function calls `backward()` between two graphs: Dynamo would take each
+# for a frame of the user's.
+for _function in (Construct, Unwrap, Read, MadeByRule, PlainByRule):
+    skip_frames(_function.backward)

@@ -8,7 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from subclasses._torch import is_recording, skip_frames
-from subclasses._torch_capture import break_at_assignments, check_assignable, find_methods, record_readings
+from subclasses._torch_capture import (
+    LIVE,
+    break_at_assignments,
+    check_assignable,
+    find_methods,
+    record_readings,
+)
 from subclasses.autograd import construct, nodes
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
@@ -163,6 +169,8 @@ def install_fields(cls: Any) -> None:
     differentiable = [field for field in spec.inners if field.differentiable]
     for field in differentiable:
         setattr(cls, field.name, DifferentiableField(field))
+    for field in spec.inners:
+        setattr(cls, LIVE + field.attribute, DifferentiableField(field))
     for dynamic in spec.dynamics:
         setattr(cls, carrier(dynamic.name), CarrierField(carrier(dynamic.name)))
     setattr(cls, RECORDED, frozenset(field.name for field in differentiable).union(constants_of(cls)))

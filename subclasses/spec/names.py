@@ -7,6 +7,7 @@ import types
 
 from torch import Tensor
 
+from subclasses._torch_capture import LIVE
 from subclasses.errors import SpecError
 from subclasses.spec.return_analysis import returns_nothing
 
@@ -82,7 +83,7 @@ def check_method_name(cls: type, name: str, value: object) -> None:
 
 
 def _check_relied_on(cls: type, name: str) -> None:
-    if name in _OF_CLASSES:
+    if name in _OF_CLASSES or name.startswith(LIVE):
         reason, mend = "is a name that this package uses on every class", ""
     elif name in _SHOWING:
         reason = "hides a method by which PyTorch learns what the value shows, and which compiled code does not call"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from subclasses import DispatchError, TensorSubclass, export, inner, static
+from subclasses import DispatchError, Outer, TensorSubclass, export, inner, static
 from subclasses.int8 import Int8Tensor
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.export.outcomes import check_same, quiet, reload
@@ -176,3 +176,68 @@ def test_metadata_that_torch_export_did_not_write(value):
     name = f"{Described.__module__}.Described"
     with pytest.raises(ValueError, match=r"expected metadata that torch.export.save wrote, got "):
         export._from_json(json.dumps([name, ["raw"], [value]]))
+
+
+# ---- Parameters --------------------------------------------------------------------------------------------
+
+
+class Product(TensorSubclass, fallback="materialize", trainable=True):
+    left: Tensor = inner()
+    right: Tensor = inner(differentiable=True)
+
+    @staticmethod
+    def outer(left, right):
+        return Outer((left.shape[0], right.shape[1]))
+
+    def materialize(self):
+        return self.left @ self.right
+
+
+@Product.implements(nn.functional.linear)
+def _(func, x, weight, bias=None):
+    left, right = weight.unwrap()
+    return func(func(x, right), left, bias)
+
+
+class Materialized(nn.Linear):
+    def forward(self, x):
+        return x @ self.weight.materialize().mT + self.bias
+
+
+class Reading(nn.Linear):
+    """With a rule, without one, and by a field."""
+
+    def forward(self, x):
+        return (
+            nn.functional.linear(x, self.weight, self.bias).sin()
+            + (self.weight * 2).sum()
+            + self.weight.right.sum()
+        )
+
+
+def gradients(module, x):
+    """Those of two backwards; a program may share its parameters with the module."""
+    module.zero_grad()
+    for _ in range(2):
+        module(x).square().sum().backward()
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("cls", [nn.Linear, Materialized, Reading])
+@pytest.mark.parametrize("trained", [True, False])
+@pytest.mark.parametrize("when", ["with gradients", "without", "loaded"])
+def test_a_parameter_that_is_a_wrapper_is_trained(cls, trained, when):
+    layer = cls(3, 4)
+    layer.weight = nn.Parameter(Product(torch.randn(4, 2), torch.randn(2, 3)), requires_grad=trained)
+    x = torch.randn(2, 3)
+    with torch.set_grad_enabled(when != "without"), quiet():
+        program = torch.export.export(layer, (x,))
+    program = (reload(program) if when == "loaded" else program).module()
+    torch.testing.assert_close(program(x), layer(x))
+    got, want = gradients(program, x), gradients(layer, x)
+    torch.testing.assert_close(got.pop("bias"), want.pop("bias"))
+    assert len(got) == trained
+    for name, gradient in got.items():
+        assert type(gradient) is Product
+        for one, other in zip(gradient.unwrap(), want[name].unwrap(), strict=True):
+            torch.testing.assert_close(one, other)

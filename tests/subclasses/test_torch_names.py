@@ -374,11 +374,11 @@ def backend_of():
     def backend(graph, inputs):
         from torch._dynamo.symbolic_convert import InstructionTranslator
 
-        seen.append(_torch_capture.backend_of(InstructionTranslator.current_tx().output))
+        seen.append(_torch_tracing.backend_of(InstructionTranslator.current_tx().output))
         return graph
 
     torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
-    assert seen == [backend] and _torch_capture.backend_of(None) is None
+    assert seen == [backend] and _torch_tracing.backend_of(None) is None
 
 
 class Exported(torch.nn.Module):
@@ -1066,6 +1066,7 @@ CHECKS = {
     "backend_of": backend_of,
     "is_exporting": is_exporting,
     "desugar_exported": is_exporting,
+    "LIVE": is_exporting,
     "register_node": register_node,
     "pytree": register_node,
     "is_called_by_engine": is_called_by_engine,
