@@ -29,6 +29,7 @@ from subclasses.rules.asked import check_asked
 from subclasses.rules.checks import check_key, check_rule
 from subclasses.rules.registry import BOOK, RuleBook, is_decomposed, registration
 from subclasses.spec.collect import SubclassSpec, collect_spec, raise_unknown_keywords
+from subclasses.spec.construction import check_class
 from subclasses.spec.fields import dynamic, inner, static
 from subclasses.spec.load_checks import check_by_constructor
 from subclasses.spec.undeclared import check_undeclared
@@ -121,6 +122,7 @@ class TensorSubclass(Tensor):
 
     def __new__(cls, *inners: Any, **metadata: Any) -> Self:
         """Calls the generated constructor; a class body's own ``__new__`` ends with ``super().__new__(cls, ...)``."""
+        check_class(cls)
         if cls is TensorSubclass:
             raise TypeError(
                 "TensorSubclass has no fields; declare a class: `class Pair(TensorSubclass): ...`"

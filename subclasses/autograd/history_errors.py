@@ -64,6 +64,17 @@ def fitting(cls: Any, names: Sequence[str], gradients: Iterable[Any], sizes: Ite
     return found
 
 
+def check_sizes(cls: Any, outputs: Iterable[Any], cotangents: Iterable[Any]) -> None:
+    """Raises DispatchError if a cotangent has another size than what a rule made."""
+    for made, g in zip(outputs, cotangents, strict=True):
+        if g is not None and known_to_differ(g.shape, made.shape):
+            raise DispatchError(
+                f"{one_of(cls)} that a rule made: the gradient by an inner tensor of size {tuple(made.shape)} has size "
+                f"{tuple(g.shape)}. `wrap_cotangent`, and a rule that makes a cotangent, return derivatives of the "
+                f"sizes of the inner tensors"
+            )
+
+
 def _instead(cls: Any) -> str:
     return (
         f"compute the value by ops that write nothing, such as torch.where and torch.cat. If a rule of "

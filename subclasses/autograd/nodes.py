@@ -50,6 +50,7 @@ from subclasses.autograd.history import (
 from subclasses.autograd.history_errors import (
     assigned_view_error,
     check_derivable,
+    check_sizes,
     fitting,
     refuse_tangents,
     unknown_gradient_error,
@@ -318,6 +319,7 @@ class _Call:
             }
             found = run_again(cls, run, replace_tensors(args, values), replace_tensors(kwargs, values))
             outputs, given = _roots(cls, found if number is None else found[number], cotangent)
+            check_sizes(cls, outputs, given)
             leaves = [t for i in inners for t in i if t is not None and t.requires_grad]
             grads = iter(
                 torch.autograd.grad(outputs, leaves, given, allow_unused=True, create_graph=create_graph)

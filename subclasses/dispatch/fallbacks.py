@@ -23,7 +23,7 @@ from subclasses._torch import OpOverload, autograd_enabled, in_backward, is_comp
 from subclasses._torch_distributed import is_work, joint_work
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, raise_writes_plain
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
-from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided
+from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided, strided_advice
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import RAW, describe_metadata
 from subclasses.ops.aliasing import FOR_OPTIMIZERS, argument, bump_versions, resize_outer, with_aliasing
@@ -330,6 +330,8 @@ def _error(cls: Any, op: OpOverload) -> Call:
 def _hint(cls: Any, op: OpOverload) -> str:
     if op.namespace == "prims" or op.overloadpacket.__name__ in _OF_TANGENTS:
         return _IN_FORWARD_MODE
+    if op in STRIDED_OPS:
+        return f"torch.compile remakes views of its arguments with it: {strided_advice(cls.__name__, op)}"
     instead = cls._instead
     if op.overloadpacket.__name__.endswith("_backward"):
         instead = instead or f"; {NO_DERIVATIVE}"

@@ -146,6 +146,11 @@ class DifferentiableField:
     def __set__(self, x: Any, value: Any) -> None:
         set_field(x, self.name, value)
 
+    def __delete__(self, x: Any) -> None:
+        raise AttributeError(
+            f"{type(x).__name__}.{self.name} is a field, which every value has; it is not deleted"
+        )
+
 
 # It cannot be compiled as a frame of its own, which it is below a frame that Dynamo leaves to Python.
 skip_frames(DifferentiableField.__get__)

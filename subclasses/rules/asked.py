@@ -9,22 +9,29 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from subclasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket, disabled_torch_function_impl
 from subclasses.errors import SpecError
 from subclasses.rules.author_code import codes_of
 from subclasses.rules.families import Family
 from subclasses.rules.registry import is_decomposed
+from subclasses.spec.names import UNASKED
 
 
 def check_asked(cls: type, root: type, keys: Iterable[Any]) -> None:
     """Checks that torch can call a rule for each key, which a hook in the class body may prevent.
 
     Raises:
-        SpecError: the class's own ``__torch_function__``, of a key whose rule is above autograd, or its own
-            ``__torch_dispatch__``, of another, does not lead to the generated one.
+        SpecError: compilers answer a key from the size; or the class's own ``__torch_function__``, of a key whose rule
+            is above autograd, or its own ``__torch_dispatch__``, of another, does not lead to the generated one.
     """
     for key in keys:
+        if (name := getattr(key, "__name__", "")) in UNASKED and getattr(Tensor, name) is key:
+            raise SpecError(
+                f"{cls.__name__}.implements: compiled code calls no rule for Tensor.{name}, since the size says what "
+                f"it gives; write a method of another name, or say with `outer` what the value shows"
+            )
         hook = "__torch_function__" if _is_above_autograd(key) else "__torch_dispatch__"
         bases = cls.__mro__[: cls.__mro__.index(root)]
         author = next((b for b in bases if hook in vars(b).get("_handwritten", vars(b))), None)

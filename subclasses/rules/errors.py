@@ -66,7 +66,7 @@ def raise_from_rule(cls: Any, func: Any, error: Exception, operands: Any = ()) -
                 _raise_for_redefined(cls, name)
                 raise EndlessRuleError(
                     f"{name} on {one_of(cls)}: {named[code]} calls itself without end, since it applies an op to a "
-                    f"value of the class; let it compute with inner tensors, as in x.{cls.__spec__.inners[0].name}, "
+                    f"value of the class; let it compute with inner tensors, as x.unwrap() gives them, "
                     f"or, in the rule of a function of torch, call {cls.__name__}.unruled(func, ...)"
                 ) from None
         elif (said := _ARGUMENTS.match(str(error))) and _is_of_a_call(error, named):

@@ -195,11 +195,21 @@ def checked_new(author: Callable[..., Any]) -> Callable[..., Any]:
     return __new__
 
 
+def check_class(cls: object) -> None:
+    """Raises TypeError if ``__new__`` was called without the class."""
+    if not isinstance(cls, type):
+        raise TypeError(
+            f"__new__: expected the class first, got {describe(cls)}; write `super().__new__(cls, ...)` with the inner "
+            f"tensors after it"
+        )
+
+
 def serving_new(base: Any, made: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps the generated ``__new__`` of a class, for an heir that calls it with ``super()`` and its own fields."""
 
     @functools.wraps(made)
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        check_class(cls)
         return made(cls, *args, **kwargs) if cls is base else cls._new(cls, *args, **kwargs)
 
     return __new__

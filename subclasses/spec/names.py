@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from subclasses._torch_capture import LIVE
 from subclasses.errors import SpecError
@@ -23,6 +23,8 @@ _SHOWING = frozenset(
     """dim element_size get_device is_complex is_contiguous is_floating_point ndimension nelement numel size
     storage_offset stride""".split()
 )
+# Methods for which compilers ask no rule.
+UNASKED = frozenset({*_SHOWING, "ndimension", "__len__", "__iter__"})
 # Other methods that this package and torch rely on; each is called on any value, or not at all in compiled code.
 _RELIED_ON = frozenset(
     """data_ptr detach detach_ is_conj is_neg register_hook requires_grad_ resolve_conj resolve_neg retain_grad storage
@@ -109,9 +111,18 @@ _OF_SIZES = {
 }
 
 
+_NO_BASES: dict[type, str] = {
+    nn.Parameter: "pass a value to it, nn.Parameter(x)",
+    nn.Module: "let a module hold values, as Parameters or buffers",
+}
+
+
 def check_special_methods(cls: type) -> None:
     """Raises SpecError for methods of a class body that would break every value, in places that do not name them."""
     body = vars(cls)
+    for base, instead in _NO_BASES.items():
+        if issubclass(cls, base):
+            raise SpecError(f"{cls.__name__} cannot inherit from {base.__name__} too; {instead}")
     if "__eq__" in body and body.get("__hash__") is None:
         raise SpecError(
             f"{cls.__name__} defines __eq__ without __hash__, so that Python makes its values unhashable, and autograd "

@@ -353,3 +353,51 @@ def test_a_mapped_factory_that_an_inner_dtype_has_not(fallback):
         torch.rand_like(x)
     Timed.implements(aten.rand_like)(lambda func, x, **kwargs: Timed(func(x.n, **kwargs), x.times))
     assert torch.rand_like(x).times.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["numel", "__len__", "dim", "size", "stride", "is_contiguous"])
+def test_a_rule_for_what_compilers_answer_from_the_size(name):
+    cls = type(TensorSubclass)("Made", (Pair,), {"__module__": __name__})
+    with pytest.raises(SpecError, match=rf"compiled code calls no rule for Tensor\.{name}, .*`outer`"):
+        cls.implements(getattr(Tensor, name))(lambda func, x, *args: 7)
+
+
+def test_a_cotangent_of_another_size():
+    class Summed(TensorSubclass):
+        a: Tensor = inner()
+
+        def wrap_cotangent(self, cotangent):
+            return Summed(cotangent.sum())
+
+    Summed.implements(aten.neg)(lambda func, x: Summed(-x.a))
+    with pytest.raises(DispatchError, match=r"size \(2,\) has size \(\)\. `wrap_cotangent`"):
+        (-Summed(torch.ones(2, requires_grad=True))).backward(torch.ones(2))
+
+
+@pytest.mark.parametrize("base", [TensorSubclass, Bare])
+def test_a_constructor_without_its_class(base):
+    class Made(base):
+        held: Tensor = inner()
+
+        def __new__(cls, held):
+            return super().__new__(held)
+
+    with pytest.raises(TypeError, match=r"expected the class first, .*`super\(\)\.__new__\(cls, \.\.\.\)`"):
+        Made(torch.ones(2))
+
+
+@pytest.mark.parametrize("base", [nn.Parameter, nn.Module])
+def test_a_base_that_is_no_value(base):
+    with pytest.raises(SpecError, match=f"Made cannot inherit from {base.__name__} too; "):
+        type(TensorSubclass)(
+            "Made", (TensorSubclass, base) if base is nn.Module else (base, TensorSubclass), {}
+        )
+
+
+def test_a_field_is_not_deleted():
+    class Read(TensorSubclass):
+        a: Tensor = inner(differentiable=True)
+
+    x = Read(torch.ones(2))
+    with pytest.raises(AttributeError, match=r"Read\.a is a field"):
+        del x.a
