@@ -55,7 +55,9 @@ def freeze(value: Any) -> Hashable:
         fields = [f.name for f in dataclasses.fields(value)]
         if set(getattr(value, "__dict__", ())).issubset(fields):
             return kind, *(freeze(getattr(value, name)) for name in fields)
-    raise NotConstant(f"expected metadata of plain values, containers and dataclasses, got {value!r}")
+    raise NotConstant(
+        f"expected metadata of plain values, containers and dataclasses, got an object of type {kind.__name__}"
+    )
 
 
 # ---- constants ---------------------------------------------------------------------------------------------

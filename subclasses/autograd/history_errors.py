@@ -64,6 +64,15 @@ def fitting(cls: Any, names: Sequence[str], gradients: Iterable[Any], sizes: Ite
     return found
 
 
+def composite_error() -> DispatchError:
+    """Returns the error for a plain result of a rule that a function of several ops computes on with."""
+    return DispatchError(
+        "a function of torch that is made of several ops computed with a plain tensor that a rule made of values of a "
+        "class without materialize(), and such a function has no derivative by the rule: call the ops one by one, or "
+        "write a rule for the function, such as torch.matrix_power"
+    )
+
+
 def check_sizes(cls: Any, outputs: Iterable[Any], cotangents: Iterable[Any]) -> None:
     """Raises DispatchError if a cotangent has another size than what a rule made."""
     for made, g in zip(outputs, cotangents, strict=True):
@@ -71,7 +80,8 @@ def check_sizes(cls: Any, outputs: Iterable[Any], cotangents: Iterable[Any]) -> 
             raise DispatchError(
                 f"{one_of(cls)} that a rule made: the gradient by an inner tensor of size {tuple(made.shape)} has size "
                 f"{tuple(g.shape)}. `wrap_cotangent`, and a rule that makes a cotangent, return derivatives of the "
-                f"sizes of the inner tensors"
+                f"sizes of the inner tensors. Where there is none, a function of several ops changed the result of the "
+                f"rule in place, as vector @ x does: write a rule for the function, such as torch.matmul"
             )
 
 

@@ -51,6 +51,7 @@ from subclasses.autograd.history_errors import (
     assigned_view_error,
     check_derivable,
     check_sizes,
+    composite_error,
     fitting,
     refuse_tangents,
     unknown_gradient_error,
@@ -291,6 +292,9 @@ class _Call:
                 self.sources.append(t)
 
     def _read(self, t: Any, made_by: History) -> list[Tensor]:
+        if not hasattr(type(t), "__spec__"):
+            self.error = composite_error()
+            return [t]
         try:
             found = self.inners[id(t)] = made_by.read(t, type(t).__spec__.attributes)
         except DispatchError as error:
