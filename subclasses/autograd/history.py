@@ -12,6 +12,7 @@ A result refers to the call that made it until its inner tensors are read.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -271,11 +272,22 @@ def with_history(
     return plan
 
 
+class _Results(threading.local):
+    """Plain results of rules for the ops inside of the function that this thread calls."""
+
+    of_call: list[Tensor] | None = None
+
+
+RESULTS = _Results()
+
+
 def _note(x: Any, made: Any, operands: Sequence[Any], is_rule: bool, is_view: bool) -> None:
     """Attaches to a result how it was made, unless it is an operand itself, or a tensor without derivative."""
     if not hasattr(type(x), "__spec__"):
         if isinstance(x, Tensor) and is_differentiable(x):
             setattr(x, HISTORY, History(x, made, operands=operands))
+            if RESULTS.of_call is not None:
+                RESULTS.of_call.append(x)
         return
     if any(x is t for t in operands) or (HISTORY in x.__dict__ and not is_rule):
         return

@@ -40,6 +40,7 @@ from subclasses.autograd.construct import (
     unwrap,
 )
 from subclasses.autograd.history import (
+    RESULTS,
     History,
     check_unwritten,
     opened,
@@ -58,7 +59,7 @@ from subclasses.autograd.history_errors import (
     watched_view_error,
 )
 from subclasses.autograd.incoming_gradients import TAKES_GRADIENTS, with_marked_gradients
-from subclasses.autograd.rule_runs import Read
+from subclasses.autograd.rule_runs import Read, hook_rule
 from subclasses.errors import DispatchError
 from subclasses.layout import HISTORY, OPEN
 
@@ -71,9 +72,16 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         _check_not_read(args[0])
     if func in TAKES_GRADIENTS and not torch.compiler.is_dynamo_compiling():
         args, kwargs = with_marked_gradients(func, args, kwargs)
-    out = call_unruled(func, types, args, kwargs)
     if torch.compiler.is_dynamo_compiling():
-        return out  # the ops run, and settle, where its graph is traced
+        return call_unruled(func, types, args, kwargs)  # the ops run, and settle, where its graph is traced
+    before, RESULTS.of_call = RESULTS.of_call, []
+    try:
+        out = call_unruled(func, types, args, kwargs)
+        inside = RESULTS.of_call
+    finally:
+        RESULTS.of_call = before
+    if inside:
+        _derive_inside(inside, out)
     if isinstance(out, Tensor):
         return _settled(out) if HISTORY in out.__dict__ else out
     made = args[:1] if func is Tensor.__setitem__ else out
@@ -82,6 +90,18 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     settled = [_settled(x) if isinstance(x, Tensor) and HISTORY in x.__dict__ else x for x in made]
     is_same = made is not out or all(new is old for new, old in zip(settled, made, strict=True))
     return out if is_same else type(out)(settled)
+
+
+def _derive_inside(plain: list[Tensor], out: Any) -> None:
+    """Gives plain results of rules that a function of several ops computed on with the derivatives of the rules.
+
+    Autograd has made a node for each by PyTorch's formula, whose gradients a hook replaces.
+    """
+    outs = out if isinstance(out, list | tuple) else (out,)
+    for t in plain:
+        history = None if any(t is one for one in outs) else vars(t).pop(HISTORY, None)
+        if history is not None and t.grad_fn is not None and not is_exporting():
+            hook_rule(t, _Call(history, whole=True))
 
 
 _WATCHING = frozenset({Tensor.register_hook, Tensor.retain_grad})
@@ -276,7 +296,7 @@ class _Call:
         error: why they are not known.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: History, *, whole: bool = False) -> None:
         self.history, self.error = history, None
         self.inners: dict[int, tuple[Any, ...]] = {}
         self.operands: list[Any] = []
@@ -286,7 +306,7 @@ class _Call:
                 continue
             self.operands.append(t)
             made_by = t.__dict__.get(HISTORY)
-            if isinstance(made_by, History):
+            if isinstance(made_by, History) and not whole:
                 self.sources += self._read(t, made_by)
             else:
                 self.sources.append(t)

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from subclasses._torch import apply_function
-from subclasses.autograd.history_errors import refuse_tangents
+from subclasses.autograd.history_errors import composite_error, refuse_tangents
 
 
 class _Run(threading.local):
@@ -89,3 +90,28 @@ class Read(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, raw: tuple[Tensor, ...], *parts: Tensor) -> tuple[Any, Any]:
         """Reads batched inner tensors, whose batch dims are those of the results."""
         return apply_function(Read, raw, *parts), tuple(None for _ in parts)
+
+
+def hook_rule(t: Tensor, made: Any) -> None:
+    """Lets the node of a tensor that a rule made give gradients by the rule, and not by PyTorch's formula.
+
+    Args:
+        t: the tensor, which is plain.
+        made: has the sources of the gradients, and ``pull_back``, which computes them.
+    """
+    node: Any = t.grad_fn
+    edges = [get_gradient_edge(s) for s in made.sources]
+    places = [
+        next((i for i, e in enumerate(node.next_functions) if e == (w.node, w.output_nr)), None)
+        for w in edges
+    ]
+
+    def hook(by_formula: tuple[Any, ...], gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        if gradients[0] is None:
+            return None
+        if None in places:
+            raise composite_error()
+        by_rule = dict(zip(places, made.pull_back(gradients[0]), strict=True))
+        return tuple([None if g is None else by_rule.get(i) for i, g in enumerate(by_formula)])
+
+    node.register_hook(hook)
