@@ -242,7 +242,8 @@ class TensorSubclass(Tensor):
         Raises:
             DispatchError: this is an ``nn.Parameter``, and no optimizer could update it.
         """
-        self.requires_grad = requires_grad
+        if not (requires_grad and self.requires_grad):  # a tensor that is no leaf takes that
+            self.requires_grad = requires_grad
         return self
 
     def wrap_cotangent(self, cotangent: Tensor) -> Any:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from subclasses import DispatchError
-from tests.subclasses.subjects import Pair, Scaled
+from tests.subclasses.subjects import Pair, Scaled, make_pair
 
 
 @pytest.mark.parametrize("read", [torch.from_dlpack, np.from_dlpack, lambda x: x.apply_(lambda n: n + 1)])
@@ -25,3 +25,11 @@ def test_inner_tensors_have_memory():
     x = Pair(torch.ones(3), torch.ones(3))
     x.a.apply_(lambda n: n + 1)
     assert np.from_dlpack(x.a).tolist() == [2, 2, 2] and torch.from_dlpack(x.b).tolist() == [1, 1, 1]
+
+
+def test_requires_grad_of_what_has_a_history():
+    """As of any tensor: what records already goes on, and only a leaf can stop."""
+    x = make_pair().requires_grad_() * 2
+    assert x.requires_grad_() is x and x.requires_grad and not x.is_leaf
+    with pytest.raises(RuntimeError, match="leaf"):
+        x.requires_grad_(False)

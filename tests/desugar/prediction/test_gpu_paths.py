@@ -138,7 +138,8 @@ def test_groups_that_divide_no_tile_are_left_to_the_compiler():
 # What the kernel gets is what `int8_rows` hands it: the op is called as the interpreter runs it, without a device.
 VALUES = """
 import torch
-from subclasses.int8 import Int8Tensor, cuda_products
+from subclasses.int8 import Int8Tensor
+from subclasses.int8.matmul import cuda_products
 torch.library.wrap_triton = lambda kernel: kernel
 product = cuda_products.int8_rows._init_fn
 torch.manual_seed(0)
