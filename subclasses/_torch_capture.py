@@ -152,12 +152,10 @@ def check_assignable(x: Any, name: str) -> None:
     tx = getattr(dynamo.tls, "current_tx", None) if dynamo is not None else None
     if tx is not None:
         held = getattr(x, name)
-        inputs = [
-            (n.meta.get("example_value"), n.users) for n in tx.output.graph.find_nodes(op="placeholder")
-        ]
-        is_read = any(
-            example is held and users for example, users in inputs
-        )  # before, as an input of its own
+        nodes = tx.output.graph.find_nodes(op="placeholder")
+        inputs = [(n.meta.get("example_value"), n.users) for n in nodes]
+        # Before the assignment, as an input of its own.
+        is_read = any(example is held and users for example, users in inputs)
         is_simple = not (x.requires_grad or is_traceable_wrapper_subclass(held) or is_read)
         makes = is_simple and getattr(backend_of(tx.output), MAKES_ASSIGNMENTS, False)
         for example, _ in inputs:

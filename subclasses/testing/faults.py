@@ -53,10 +53,14 @@ def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.Funct
     return [(key, rule) for key, rule in functions_of(s.cls) if rule.__code__ in codes]
 
 
+def names_of_rules(s: Subject, run: Callable[[], Any]) -> list[str]:
+    """The names and places of the rules of a declared class that a call runs."""
+    return list(dict.fromkeys(describe(rule) for key, rule in rules_run(s, run) if key != "materialize"))
+
+
 def name_rules(s: Subject, error: Broken) -> str:
     """Begins the advice for a broken promise: the rules that ran where it broke, if they are few."""
-    run = rules_run(s, error.again) if error.again else []
-    named = dict.fromkeys(describe(rule) for key, rule in run if key != "materialize")
+    named = names_of_rules(s, error.again) if error.again else []
     return f"look at {' and '.join(named)}, which ran: " if 0 < len(named) <= 3 else ""
 
 
@@ -76,8 +80,7 @@ def change_of(s: Subject, case: Case) -> str | None:
 def mend_write(s: Subject, case: Case) -> str | None:
     """The advice for a case that changes its argument, naming the rule; None if it leaves it alone."""
     if s.traceable and change_of(s, case) is not None:
-        run = rules_run(s, lambda: case.run(s.make()))
-        who = " or ".join(describe(rule) for key, rule in run if key != "materialize") or "the rule"
+        who = " or ".join(names_of_rules(s, lambda: case.run(s.make()))) or "the rule"
         return (
             f"{who} writes to its argument: compute into a new tensor (not `add_`, `out=` or an index of it)"
         )

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses.layout import RAW
-from subclasses.rules.registry import describe
 from subclasses.testing import derive
 from subclasses.testing.cases import (
     VIEWS,
@@ -24,7 +23,7 @@ from subclasses.testing.cases import (
 )
 from subclasses.testing.compare import leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
-from subclasses.testing.faults import harmless, rules_run
+from subclasses.testing.faults import harmless, names_of_rules
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject
 
@@ -108,8 +107,7 @@ def _shared(s: Subject, x: Any, y: Any) -> list[tuple[str, str]]:
 
 
 def _mend(s: Subject, case: Case, shared: list[tuple[str, str]]) -> str:
-    run = rules_run(s, lambda: case.run(s.make())) if s.declared else []
-    rules = dict.fromkeys(describe(rule) for key, rule in run if key != "materialize")
+    rules = names_of_rules(s, lambda: case.run(s.make())) if s.declared else []
     who = " or ".join(rules) or "the rule"
     pairs = ", ".join(f"y{of_y} in that of x{of_x}" for of_y, of_x in shared)
     return (

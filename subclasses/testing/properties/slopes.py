@@ -15,11 +15,10 @@ from torch import Tensor
 from subclasses.autograd.history_errors import NoDerivativeError
 from subclasses.errors import DispatchError
 from subclasses.layout import RAW
-from subclasses.rules.results import describe
 from subclasses.testing.cases import recorded, stand_ins
 from subclasses.testing.compare import leaves
 from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
-from subclasses.testing.faults import explaining, rules_run
+from subclasses.testing.faults import explaining, names_of_rules
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject
 
@@ -140,8 +139,7 @@ def _are_close(slope: float, expected: float) -> bool:
 
 def _mend_refused(s: Subject, case: Case) -> str:
     """The advice for a rule that computes without derivatives what has one, naming it."""
-    run = rules_run(s, lambda: case.run(s.trainable()))
-    rules = dict.fromkeys(describe(rule) for key, rule in run if key != "materialize")
+    rules = names_of_rules(s, lambda: case.run(s.trainable()))
     return (
         f"{' or '.join(rules) or 'the rule'} computes its result without derivatives: use ops that have them, and no "
         f"detach(), .data, numpy or no_grad on the way. If what is read is not meant to have gradients: "

@@ -11,12 +11,11 @@ from torch import Tensor
 from subclasses._torch import storage_key
 from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
-from subclasses.rules.results import describe
 from subclasses.testing import cases
 from subclasses.testing.cases import applicable, run_on_reference, stand_ins
 from subclasses.testing.compare import check_equal, check_stands_for, leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
-from subclasses.testing.faults import rules_run
+from subclasses.testing.faults import names_of_rules
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject
 
@@ -80,8 +79,7 @@ def _is_of_base(s: Subject, view: Any) -> bool:
 
 
 def _mend_base(s: Subject, case: Case, base: type) -> str:
-    run = rules_run(s, lambda: case.run(s.make()))
-    who = " or ".join(dict.fromkeys(describe(rule) for key, rule in run if key != "materialize"))
+    who = " or ".join(names_of_rules(s, lambda: case.run(s.make())))
     return (
         f"{who or 'the rule'} makes {one_of(base)} whatever class its operand is of: write type(x)(...) in place of "
         f"{base.__name__}(...), for classes that inherit the rule"

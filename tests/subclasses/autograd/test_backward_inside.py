@@ -7,19 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import subclasses
-from subclasses import Outer, TensorSubclass, inner
-
-
-class Product(TensorSubclass, fallback="materialize"):
-    left: Tensor = inner()
-    right: Tensor = inner()
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0], right.shape[1]))
-
-    def materialize(self):
-        return self.left @ self.right
+from subclasses import TensorSubclass, inner
+from tests.subclasses.subjects import LowRank
 
 
 class Ruled(TensorSubclass, fallback="views"):
@@ -32,11 +21,11 @@ def arithmetic(func, x, y):
 
 
 def by_formula(left, right, x):
-    return (x @ Product(left, right)).sum()
+    return (x @ LowRank(left, right)).sum()
 
 
 def by_materialize(left, right, x):
-    return (x @ Product(left, right).materialize()).sum()
+    return (x @ LowRank(left, right).materialize()).sum()
 
 
 def by_rules(left, right, x):
