@@ -273,7 +273,7 @@ def with_history(
 
 
 class _Results(threading.local):
-    """Plain results of rules for the ops inside of the function that this thread calls."""
+    """What rules made for the ops inside of the function that this thread calls: plain tensors, and values."""
 
     of_call: list[Tensor] | None = None
 
@@ -295,6 +295,8 @@ def _note(x: Any, made: Any, operands: Sequence[Any], is_rule: bool, is_view: bo
     keep_history(x, History(x, made, operands=operands, version=version, is_view=is_view))
     if in_recorded_rule():
         _read_at_once(x)
+    elif RESULTS.of_call is not None and not type(x).__spec__.stands_for_plain and not is_view:
+        RESULTS.of_call.append(x)
 
 
 def _not_held(t: Tensor, operands: Sequence[Any]) -> Tensor:

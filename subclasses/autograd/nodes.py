@@ -92,13 +92,13 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     return out if is_same else type(out)(settled)
 
 
-def _derive_inside(plain: list[Tensor], out: Any) -> None:
-    """Gives plain results of rules that a function of several ops computed on with the derivatives of the rules.
+def _derive_inside(made: list[Tensor], out: Any) -> None:
+    """Gives what rules made, and a function of several ops computed on with, the derivatives of the rules.
 
     Autograd has made a node for each by PyTorch's formula, whose gradients a hook replaces.
     """
     outs = out if isinstance(out, list | tuple) else (out,)
-    for t in plain:
+    for t in made:
         history = None if any(t is one for one in outs) else vars(t).pop(HISTORY, None)
         if history is not None and t.grad_fn is not None and not is_exporting():
             hook_rule(t, _Call(history, whole=True))

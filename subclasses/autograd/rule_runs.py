@@ -96,10 +96,11 @@ def hook_rule(t: Tensor, made: Any) -> None:
     """Lets the node of a tensor that a rule made give gradients by the rule, and not by PyTorch's formula.
 
     Args:
-        t: the tensor, which is plain.
+        t: the tensor, plain or a value.
         made: has the sources of the gradients, and ``pull_back``, which computes them.
     """
     node: Any = t.grad_fn
+    number = t.output_nr
     edges = [get_gradient_edge(s) for s in made.sources]
     places = [
         next((i for i, e in enumerate(node.next_functions) if e == (w.node, w.output_nr)), None)
@@ -107,11 +108,11 @@ def hook_rule(t: Tensor, made: Any) -> None:
     ]
 
     def hook(by_formula: tuple[Any, ...], gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if gradients[0] is None:
+        if gradients[number] is None:
             return None
-        if None in places:
+        if None in places or sum(g is not None for g in gradients) > 1:
             raise composite_error()
-        by_rule = dict(zip(places, made.pull_back(gradients[0]), strict=True))
+        by_rule = dict(zip(places, made.pull_back(gradients[number]), strict=True))
         return tuple([None if g is None else by_rule.get(i) for i, g in enumerate(by_formula)])
 
     node.register_hook(hook)

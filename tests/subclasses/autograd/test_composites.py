@@ -96,6 +96,86 @@ def test_every_way_gives_the_same(call, way):
         )
 
 
+class Matrix(Logs):
+    """The product of two of its values is a value."""
+
+
+class Bare(TensorSubclass):
+    """Has no way to wrap a plain cotangent."""
+
+    logs: Tensor = inner()
+
+
+def _by_values(cls):
+    def field(t):
+        return t.logs if isinstance(t, cls) else t
+
+    @cls.implements(aten.mm)
+    def _(func, x, y):
+        out = product(field(x), field(y))
+        return cls(out) if isinstance(x, cls) and isinstance(y, cls) else out
+
+    @cls.implements(aten.t)
+    def _(func, x):
+        return cls(x.logs.t())
+
+
+_by_values(Matrix)
+_by_values(Bare)
+CHAINS = {
+    "b X X": (
+        (3, 2),
+        lambda cls, b, x: torch.linalg.multi_dot([b, cls(x), cls(x)]),
+        lambda b, x: product(b, product(x, x)),
+    ),
+    "b X Y X": (
+        (3, 2),
+        lambda cls, b, x: torch.linalg.multi_dot([b, cls(x), cls(2 * x), cls(x)]),
+        lambda b, x: product(b, product(x, product(2 * x, x))),
+    ),
+    "one value twice": (
+        (3, 2),
+        lambda cls, b, x: (lambda v: torch.linalg.multi_dot([b, v, v]))(cls(x)),
+        lambda b, x: product(b, product(x, x)),
+    ),
+    "of a product": (
+        (3, 2),
+        lambda cls, b, x: torch.linalg.multi_dot([b, cls(x) @ cls(x), cls(x)]),
+        lambda b, x: product(b, product(product(x, x), x)),
+    ),
+    "a value": (
+        (2, 2),
+        lambda cls, b, x: torch.linalg.multi_dot([cls(b), cls(x), cls(x)]).unwrap("logs"),
+        lambda b, x: product(b, product(x, x)),
+    ),
+    "a power": (
+        (2, 2),
+        lambda cls, b, x: b @ torch.matrix_power(cls(x), 5),
+        lambda b, x: product(b, product(product(product(x, x), product(x, x)), x)),
+    ),
+    "a layer": (
+        (4, 3, 2),
+        lambda cls, b, x: F.linear(b, cls(x) @ cls(x)),
+        lambda b, x: batched(b, product(x, x).t()),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cls", [Matrix, Bare])
+@pytest.mark.parametrize("call", CHAINS)
+def test_values_in_the_middle_have_the_gradient_of_the_rule(call, cls, way):
+    size, fn, plain = CHAINS[call]
+    compiled = WAYS[way](lambda b, x: fn(cls, b, x))
+    for double in (False, True) if way == "eager" else (False,):
+        torch.testing.assert_close(
+            gradients(compiled, size, True, double),
+            gradients(plain, size, True, double),
+            atol=1e-4,
+            rtol=1e-4,
+        )
+
+
 def test_a_graph_that_is_kept():
     b = torch.rand(3, 2, 2, requires_grad=True)
     y = b @ Logs(torch.rand(2, 2))
