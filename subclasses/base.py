@@ -324,19 +324,16 @@ def many_rules(cls: Any) -> Iterator[Callable[[tuple[Any, ...], Callable[..., An
 
 def _refresh(cls: Any) -> None:
     """Makes a new rule visible to a class and all classes that inherit from it."""
-    for child in (cls, *_descendants(cls)):
+    for child in (cls, *descendants(cls)):
         child._refresh()
 
 
 def _drop_programs(cls: Any) -> None:
     """Drops all compiled programs if one may have been compiled for a class: it has no guard for the rules."""
-    if (
-        "torch._dynamo" in sys.modules
-        and any(map(has_values, (cls, *_descendants(cls))))
-        and not is_tracing()
-    ):
+    if "torch._dynamo" in sys.modules and any(map(has_values, (cls, *descendants(cls)))) and not is_tracing():
         torch.compiler.reset()
 
 
-def _descendants(cls: type) -> list[type]:
-    return [d for child in cls.__subclasses__() for d in (child, *_descendants(child))]
+def descendants(cls: type) -> list[type]:
+    """Returns the classes that inherit from a class, directly or not."""
+    return [d for child in cls.__subclasses__() for d in (child, *descendants(child))]

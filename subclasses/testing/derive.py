@@ -210,6 +210,32 @@ def second(s: Subject) -> Factory:
     )
 
 
+@once
+def other_integers(s: Subject) -> Factory | None:
+    """A factory of a second value whose integers, equal in each value of the factory, are others; None if unknown."""
+    make = partial(_reordered, s)
+    return make if succeeds(_check_second, s, make, True) else None
+
+
+def _reordered(s: Subject) -> Any:
+    """The second value with its integers in reverse, of the first dim in which that makes a difference."""
+    x, y = s.make().detach(), second(s)().detach()
+    old, new = s.inners(x), s.inners(y)
+    changed = {
+        n: _reversed(t) for n, t in new.items() if isinstance(t, Tensor) and _is_equal_integer(t, old[n])
+    }
+    assert any(not _same(t, new[n]) for n, t in changed.items())
+    return _with_inners(s, y, new | changed)
+
+
+def _is_equal_integer(t: Tensor, old: Any) -> bool:
+    return not is_differentiable(t) and t.dtype != torch.bool and _same(t, old)
+
+
+def _reversed(t: Tensor) -> Tensor:
+    return next((r for dim in range(t.dim()) if not _same(t, r := t.flip(dim))), t)
+
+
 def again(s: Subject) -> Any:
     """The factory once more, with another seed."""
     torch.manual_seed(SEED + 1)

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, OpOverloadPacket
+from subclasses.base import TensorSubclass, descendants
 from subclasses.errors import DispatchError, one_of
 from subclasses.rules.errors import FROM_OUTSIDE
 from subclasses.rules.families import Family
@@ -251,8 +252,14 @@ def _own_accident(error: BaseException, cls: type, is_own: IsOwn) -> str | None:
     if isinstance(error, AssertionError):
         return f"{where} asserts: instead `return NotImplemented`, or raise a NotImplementedError that says what to do"
     if isinstance(error, AttributeError) and type(error.obj) in (Tensor, int, float):
-        return _reads_any_operand(where, error.name or "", cls)
+        return _reads_any_operand(where, error.name or "", _owner(code, cls))
     return None
+
+
+def _owner(code: types.CodeType, cls: type) -> type:
+    """The class under test, or, if its inner tensors have a class of their own whose rule this is, that class."""
+    classes = (cls, *descendants(TensorSubclass))
+    return next((c for c in classes if any(rule.__code__ is code for _, rule in functions_of(c))), cls)
 
 
 def _no_field(error: BaseException, cls: type) -> str | None:

@@ -96,9 +96,14 @@ def _is_view_of_plain(s: Subject, case: Case) -> bool:
         results: list[Any] = []
         with Attempt():
             results = leaves(case.run(plain))
-        if any(isinstance(r, Tensor) and storage_key(r) == storage_key(plain) for r in results):
+        if any(isinstance(r, Tensor) and _is_view_of(r, plain) for r in results):
             return True
     return False
+
+
+def _is_view_of(y: Tensor, x: Tensor) -> bool:
+    """Whether a result is a tensor itself, or a view of it; a value may give plain views of what it holds."""
+    return storage_key(y) == storage_key(x) or (y._is_view() and y._base is x)
 
 
 def _shared(s: Subject, x: Any, y: Any) -> list[tuple[str, str]]:

@@ -125,6 +125,13 @@ def two_values(s: Subject, case: Case) -> None:
     """An op on two values with different numbers gives what it gives on the tensors that they stand for."""
     expected = [case.run(pair) for pair in _numbers(s, _two(s))]
     check_stands_for(s, case.name, case.run(_values(s, _two(s))), expected)
+    other = derive.other_integers(s)
+    if other is not None and not refuses(s, case, lambda: _values(s, (s.factory, other))):
+        pair = (s.factory, other)
+        expected = [case.run(plains) for plains in _numbers(s, pair)]
+        check_stands_for(
+            s, f"{case.name}, where y holds other integers", case.run(_values(s, pair)), expected
+        )
 
 
 @promise(

@@ -88,9 +88,13 @@ def _mend_base(s: Subject, case: Case, base: type) -> str:
 
 def _shares_memory(s: Subject, view: Any, x: Any) -> bool:
     """Whether a rule returned a plain view of an inner tensor, as that of one row may be, or a value that holds one."""
-    seen = [*s.inners(view).values(), view]  # none inside of a plain tensor
-    storages = {storage_key(t) for t in seen if isinstance(t, Tensor)}
-    return any(isinstance(t, Tensor) and storage_key(t) in storages for t in s.inners(x).values())
+    return not {storage_key(view), *_storages(s, view)}.isdisjoint(_storages(s, x))
+
+
+def _storages(s: Subject, x: Any) -> set[int]:
+    """The storages of the inner tensors of a value, and of what these hold; a plain tensor has none."""
+    held = [t for t in s.inners(x).values() if isinstance(t, Tensor)]
+    return {storage_key(t) for t in held}.union(*(_storages(s, t) for t in held))
 
 
 def _check_view(s: Subject, what: str, x: Any, view: Any) -> None:
@@ -103,9 +107,8 @@ def _check_view(s: Subject, what: str, x: Any, view: Any) -> None:
         raise Broken(
             f"{what} is no view of x to autograd: _base is not x", _of_an_op(s) if s.declared else _ALIASING
         )
-    inside, held = ([t for t in s.inners(of).values() if isinstance(t, Tensor)] for of in (x, view))
-    storages = {storage_key(t) for t in inside}
-    if held and all(storage_key(t) not in storages and t.numel() for t in held):
+    held = [t for t in s.inners(view).values() if isinstance(t, Tensor)]
+    if held and all(t.numel() for t in held) and not _shares_memory(s, view, x):
         raise Broken(
             f"{what} holds copies: no inner tensor shares memory with one of x",
             _COPIES if s.declared else _ALIASING,

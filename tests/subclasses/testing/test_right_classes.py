@@ -86,3 +86,33 @@ def test_with_the_constructor_all_promises_are_tried():
     )
     assert report.broken == [], report.details()
     assert not [o for o in report.of("skipped") if "construct=" in o.detail]
+
+
+# ---- a class around another one, whose rows are ordinary tensors -----------------------------------------------
+
+
+class Rows(TensorSubclass):
+    rows: Tensor = inner()
+
+
+@Rows.implements(torch.ops.aten.select.int)
+def _(func, x, dim, index):
+    return func(x.rows, dim, index)
+
+
+@Rows.implements(torch.ops.aten.mul)
+def times(func, x, y):
+    return Rows(x.rows * y)
+
+
+class Box(TensorSubclass, fallback="map"):
+    first: Tensor = inner()
+    second: Tensor = inner()
+
+
+def test_rows_of_a_class_around_another_are_views():
+    """And the rule that fails is that of the class inside, of which the advice speaks."""
+    report = examine(lambda: Box(Rows(torch.randn(4, 3)), Rows(torch.randn(4, 3))), paths={})
+    assert report.broken == ["stale_gradients"]  # x * x: the rule takes plain factors alone
+    (found,) = report.of("broken")
+    assert "isinstance(operand, Rows)" in found.mend

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner
 from subclasses.testing import examine
 from subclasses.testing.runner import PROMISES
 
@@ -209,3 +209,42 @@ def test_each_inner_tensor_of_a_mapped_class_is_compared():
 
     assert outcome(Pair, "two_values", lambda: make(Pair)).state == "kept"
     assert outcome(Pair, "two_value_gradients", lambda: make(Pair)).state == "kept"
+
+
+# ---- integers that the factory gives equal -------------------------------------------------------------------
+
+
+class Runs(TensorSubclass, dtype_from="values", fallback="materialize"):
+    """Numbers, each repeated."""
+
+    values: Tensor = inner()
+    counts: Tensor = inner(dtype=torch.int64)
+    total: int = dynamic()
+
+    @staticmethod
+    def outer(values, total):
+        return Outer((total,))
+
+    def materialize(self):
+        return torch.repeat_interleave(self.values, self.counts, output_size=self.total)
+
+
+def adding_runs(looks, refuses):
+    def add(func, x, y, alpha=1):
+        if isinstance(x, TensorSubclass) and isinstance(y, TensorSubclass):
+            if not looks or torch.equal(x.counts, y.counts):
+                return type(x)(x.values + alpha * y.values, x.counts, total=x.total)
+            if refuses:
+                raise DispatchError("runs of other lengths")
+        return func(plain(x), plain(y), alpha=alpha)
+
+    return add
+
+
+@pytest.mark.parametrize(("looks", "refuses"), [(False, False), (True, True), (True, False)])
+def test_other_integers_of_the_right_operand(looks, refuses):
+    cls = type("RunsWithAdd", (Runs,), {"__doc__": "One more rule."})
+    cls.implements(aten.add.Tensor)(adding_runs(looks, refuses))
+    made = outcome(cls, "two_values", lambda: cls(torch.randn(4), torch.tensor([2, 1, 3, 2]), total=8))
+    assert (made.state == "kept") == looks
+    assert looks or "x + y, where y holds other integers" in made.detail
