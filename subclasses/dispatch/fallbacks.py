@@ -3,9 +3,6 @@
 ``"map"`` runs the op once for each inner tensor, as straight-line code if the schema allows it, and in a general form
 for ops with lists of tensors. ``"views"`` does the same for ops that compute nothing, and no other op.
 ``"materialize"`` runs the op on materialized values. ``"error"`` raises an error that says how to add a rule.
-
-Ops on wrappers take no part in forward-mode differentiation (``torch.autograd.forward_ad``): an op reaches a wrapper
-below autograd, where a tangent of an inner tensor would be dropped without a word.
 """
 
 from __future__ import annotations
@@ -15,20 +12,20 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 
 from subclasses import strict_mode
-from subclasses._torch import OpOverload, autograd_enabled, in_backward, is_composed, with_lazy_bits
+from subclasses._torch import OpOverload, in_backward, is_composed, with_lazy_bits
 from subclasses._torch_distributed import is_work, joint_work
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, raise_writes_plain
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided, strided_advice
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import RAW, describe_metadata
+from subclasses.layout import describe_metadata
 from subclasses.ops.aliasing import FOR_OPTIMIZERS, argument, bump_versions, resize_outer, with_aliasing
 from subclasses.ops.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.ops.schema import op_facts, undeclared_writes
+from subclasses.ops.tangents import IN_FORWARD_MODE, is_of_tangents
 from subclasses.ops.write_checks import differ, is_tried_first, try_first
 from subclasses.spec.values import with_inners
 
@@ -318,18 +315,39 @@ def _check_same_metadata(cls: Any, op: OpOverload, args: Any) -> None:
 # ---- error -------------------------------------------------------------------------------------------------
 
 
+class _NoRuleForPartError(DispatchError):
+    """There is no rule for a part (prim) to which PyTorch's decomposition of an op leads."""
+
+
 def _error(cls: Any, op: OpOverload) -> Call:
     def plan(*args: Any, **kwargs: Any) -> Any:
         _check_same_metadata(cls, op, args)
-        shown = [_describe(a) for a in (*args, *kwargs.values())]
-        raise DispatchError(f"{cls.__name__} has no rule for {op}({', '.join(shown)}); {_hint(cls, op)}")
+        kind = _NoRuleForPartError if op.namespace == "prims" else DispatchError
+        raise kind(_no_rule(cls, op, args, kwargs))
 
     return plan
 
 
+def naming_whole(cls: Any, op: OpOverload, decomposed: Call) -> Call:
+    """Wraps the decomposition of an op: where a part has no rule, it is the op that has none."""
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return decomposed(*args, **kwargs)
+        except _NoRuleForPartError:
+            raise DispatchError(_no_rule(cls, op, args, kwargs)) from None
+
+    return plan
+
+
+def _no_rule(cls: Any, op: OpOverload, args: Any, kwargs: Any) -> str:
+    shown = [_describe(a) for a in (*args, *kwargs.values())]
+    return f"{cls.__name__} has no rule for {op}({', '.join(shown)}); {_hint(cls, op)}"
+
+
 def _hint(cls: Any, op: OpOverload) -> str:
-    if op.namespace == "prims" or op.overloadpacket.__name__ in _OF_TANGENTS:
-        return _IN_FORWARD_MODE
+    if is_of_tangents(op):
+        return IN_FORWARD_MODE
     if op in STRIDED_OPS:
         return f"torch.compile remakes views of its arguments with it: {strided_advice(cls.__name__, op)}"
     instead = cls._instead
@@ -345,15 +363,6 @@ def _hint(cls: Any, op: OpOverload) -> str:
 _OF_OPTIMIZERS = frozenset({"add_", "lerp_", "addcmul_", "addcdiv_"})
 
 
-# What forward mode asks of a tangent, besides the parts (prims) of an op on a tangent that is zero.
-_OF_TANGENTS = frozenset({"is_same_size", "_has_same_storage_numel", "_efficientzerotensor"})
-_IN_FORWARD_MODE = (
-    "PyTorch asks for it in forward mode (torch.func.jvp, torch.autograd.forward_ad), whose formulas mix values with "
-    "plain tensors; compute with inner tensors there, as x.unwrap() gives them, or write a rule for the function of "
-    "the op, such as torch.mul"
-)
-
-
 _OF_A_DERIVATIVE = (
     "autograd asks for it in a derivative, as for a sum in that of expand, a cat in that of split, a stack in that of "
     "unbind; a rule for a function, such as torch.sum, is not asked there, so the op needs one, which works on each "
@@ -365,30 +374,3 @@ def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{type(value).__name__}{list(value.shape)}"
     return type(value).__name__
-
-
-# ---- forward-mode differentiation --------------------------------------------------------------------------
-
-# It drops tangents, of plain tensors too.
-_DROPPING = torch.ops.aten.detach.default
-
-
-def check_no_tangents(cls: Any, func: Any, args: Any, kwargs: Any) -> None:
-    """Raises DispatchError if an inner tensor of an operand is a dual tensor; asked in a dual level only."""
-    if func is _DROPPING:
-        return
-    for x in wrappers_in(cls, (args, kwargs or {})):
-        for name in x._layout.present:
-            t = x.__dict__[name]
-            if type(t) is Tensor and _has_tangent(t):
-                raise DispatchError(
-                    f"{func} on {one_of(cls)} whose {name.removeprefix(RAW)} is a dual tensor of torch.autograd."
-                    f"forward_ad: an op on the value would lose the tangent; compute with x.unwrap() or "
-                    f"x.materialize(), in a rule for the function if need be, or differentiate with "
-                    f"torch.autograd.grad"
-                )
-
-
-def _has_tangent(t: Tensor) -> bool:
-    with autograd_enabled():  # where an op on a wrapper is dispatched, tensors tell nothing of it
-        return forward_ad.unpack_dual(t).tangent is not None

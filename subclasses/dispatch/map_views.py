@@ -19,7 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, canonicalize_dim, set_storage_of
+from subclasses._torch import (
+    DisableTorchFunctionSubclass,
+    OpOverload,
+    canonicalize_dim,
+    disable_current_modes,
+    set_storage_of,
+)
 from subclasses.dispatch.per_inner import inner_of
 from subclasses.dispatch.strided import STRIDED_OPS, strided_advice
 from subclasses.errors import DispatchError, one_of
@@ -27,7 +33,7 @@ from subclasses.layout import field_name
 from subclasses.ops.aliasing import argument
 from subclasses.ops.schema import functional_counterpart_of_view, op_facts
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.values import known_to_differ, may_differ, tensors_in, with_inners
+from subclasses.spec.values import known_to_differ, map_tensors, may_differ, tensors_in, with_inners
 
 aten = torch.ops.aten
 
@@ -230,7 +236,8 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
     first dims too.
 
     Raises:
-        DispatchError: from the plan, if the op changes the further dims, as a sum over all dims does.
+        DispatchError: from the plan, if the op changes the further dims, as a sum over all dims does, or an inner
+            tensor of fewer dims leads to a result of another size than the op has.
     """
     facts = op_facts(op)
     is_sized = any(a.name in _SIZES for a in facts.arguments)
@@ -246,7 +253,10 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         held, dim = x.__dict__, x.dim()
         further = [n for n in attributes if (t := held[n]) is not None and t.dim() > dim]
         if not further:
-            return run(*args, **kwargs)
+            out = run(*args, **kwargs)
+            if isinstance(out, cls) and any((t := held[n]) is not None and t.dim() < dim for n in attributes):
+                _check_result_size(op, x, out, args, kwargs)
+            return out
         if op in _OF_LAST_DIMS:
             raise _further_dims_error(op, x, further[0])
         out = _run_from_front(op, run, x, [*args], kwargs)
@@ -303,6 +313,27 @@ def _check_further_dims(op: OpOverload, x: Any, result: Any, further: list[str])
         is_kept = len(after) - result.dim() == count
         if not is_kept or known_to_differ(after[len(after) - count :], before[len(before) - count :]):
             raise _further_dims_error(op, x, name)
+
+
+def _check_result_size(op: OpOverload, x: Any, out: Any, args: Any, kwargs: Any) -> None:
+    """Raises DispatchError if a value has another size than the op has on a plain tensor; sizes are no symbols."""
+    tensors = [*tensors_in(args, kwargs), out]
+    if op_facts(op).written or any(type(n) is not int for t in tensors for n in t.shape):
+        return
+    with disable_current_modes(), DisableTorchFunctionSubclass():
+        plain = {id(t): torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors}
+        try:
+            expected = op(*map_tensors(args, lambda t: plain[id(t)]), **kwargs).shape
+        except (RuntimeError, NotImplementedError, IndexError):  # no kernel for meta tensors
+            return
+    if out.shape != expected:
+        short = next(n for n in x._layout.present if x.__dict__[n].dim() < x.dim())
+        raise DispatchError(
+            f"{op} on {one_of(type(x))} of size {tuple(x.shape)} is mapped over its inner tensors, of which "
+            f"{field_name(short)!r} of size {tuple(x.__dict__[short].shape)} has fewer dims, and gave a value of size "
+            f"{tuple(out.shape)} where the op has {tuple(expected)}; write a rule: "
+            f"@{type(x).__name__}.implements(torch.ops.{op})"
+        )
 
 
 def _further_dims_error(op: OpOverload, x: Any, name: str) -> DispatchError:

@@ -26,7 +26,7 @@ from subclasses._torch import (
 from subclasses.autograd.derived_writes import run_derived
 from subclasses.autograd.history import is_kept, with_history
 from subclasses.dispatch import structural
-from subclasses.dispatch.fallbacks import fallback_run, fallback_step, wrappers_in
+from subclasses.dispatch.fallbacks import fallback_run, fallback_step, naming_whole, wrappers_in
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.map_views import WHOLE, is_factory
 from subclasses.dispatch.sharding import with_sharding
@@ -261,7 +261,7 @@ def _decomposed(cls: Any, op: OpOverload) -> Plan | None:
     if allowed is True or (allowed and op in allowed):
         function = python_decomposition(op)
         if function is not None:
-            return Plan("decomposition", with_aliasing(op, function))
+            return Plan("decomposition", with_aliasing(op, naming_whole(cls, op, function)))
     return None
 
 

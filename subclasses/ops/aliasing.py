@@ -287,7 +287,8 @@ def write_into(op: OpOverload, target: Any, value: Any) -> None:
     cls = type(target)
     if type(value) is not cls or value._layout is not target._layout:
         raise DispatchError(
-            f"{op}: cannot write {_describe(value)} into {_describe(target)}; use the functional op"
+            f"{op}: cannot write {_describe(value)} into {_describe(target) if type(value) is cls else one_of(cls)}; "
+            f"use the functional op"
             f"{FOR_OPTIMIZERS if op is torch.ops.aten.add_.Tensor and not cls.__spec__.trainable else ''}"
         )
     spec = cls.__spec__
@@ -366,4 +367,4 @@ def _describe(x: Any) -> str:
     layout = x.__dict__.get("_layout") if isinstance(x, Tensor) else None
     if layout is not None:
         return describe_metadata(layout)
-    return "a plain tensor" if type(x) is Tensor else one_of(type(x))
+    return f"a plain tensor of size {tuple(x.shape)}" if type(x) is Tensor else one_of(type(x))

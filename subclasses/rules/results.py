@@ -16,9 +16,11 @@ from torch.overrides import resolve_name
 
 from subclasses._torch import DisableTorchFunctionSubclass, is_composite, is_traceable_wrapper_subclass
 from subclasses.errors import DispatchError, one_of
+from subclasses.layout import field_name
 from subclasses.ops.schema import op_facts
+from subclasses.rules.view_sizes import has_known_size, size_of_view
 from subclasses.spec.return_analysis import may_return_none
-from subclasses.spec.values import tensors_in, with_inners
+from subclasses.spec.values import known_to_differ, tensors_in, with_inners
 
 Rule = Callable[..., Any]
 Finish = Callable[[Any, tuple[Any, ...]], Any]  # (what a rule returned, its operands) -> the result
@@ -72,7 +74,15 @@ def check_refusal(cls: Any, op: Any, rule: Rule, args: Any, kwargs: Any) -> None
 
 
 class WrongResultError(DispatchError):
-    """A rule returned what its op cannot have as a result: a fault, where a class that refuses a call has none."""
+    """A rule returned what its op cannot have as a result: a fault, where a class that refuses a call has none.
+
+    Attributes:
+        advice: which rule to correct, and how.
+    """
+
+    def __init__(self, message: str, rule: Rule, mend: str) -> None:
+        super().__init__(f"{message}; {mend}")
+        self.advice = f"in the rule {describe(rule)}: {mend}"
 
 
 def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) -> Rule:
@@ -81,10 +91,16 @@ def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) 
     Raises:
         DispatchError: from the rule, if it returns something else.
     """
+    attributes: tuple[str, ...] = cls.__spec__.attributes  # type: ignore[attr-defined]
 
     @functools.wraps(rule)
     def checked(func: Any, *args: Any, **kwargs: Any) -> Any:
         out = rule(func, *args, **kwargs)
+        if out.__class__ is cls:
+            held = out.__dict__
+            for name in attributes:
+                if held[name].__class__ is cls:
+                    _check_nested(cls, op, rule, name, tensors_in(args, kwargs))
         if isinstance(out, Tensor):
             return finish(out, args)
         if out is NotImplemented:
@@ -94,6 +110,19 @@ def with_tensor(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) 
         raise _result_error(cls, op, rule, out, "the op has one tensor as its result", mend)
 
     return checked
+
+
+def _check_nested(cls: type, op: Any, rule: Rule, name: str, operands: list[Any]) -> None:
+    """Raises WrongResultError for a value inside of another one of its class, unless an operand is one, too."""
+    values = [t for t in operands if isinstance(t, cls)]
+    if not any(isinstance(t, cls) for x in values for t in vars(x).values()):
+        raise WrongResultError(
+            f"{op} on {one_of(cls)}: the rule {describe(rule)} returned {one_of(cls)} whose {field_name(name)} is "
+            f"{one_of(cls)}, as no operand holds one: it took an operand for a plain tensor",
+            rule,
+            f"it is called when any operand is {one_of(cls)}: read the fields of each for which isinstance(operand, "
+            f"{cls.__name__}) holds",
+        )
 
 
 def with_tensors(cls: type, op: Any, rule: Rule, finish: Finish, refuse: Refuse) -> Rule:
@@ -142,6 +171,8 @@ def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args,
         # Rows combine by their lengths: the size of a ragged value is a bound.
         is_sized = kinds == ("tensor",) and torch.Tag.pointwise in op.tags and not cls._adds_inner_tensors
         finish = _broadcast_result(cls, op, rule) if is_sized else new_result
+        if has_known_size(op) and not cls._adds_inner_tensors:
+            finish = _view_result(cls, op, rule)
     if kinds == ("tensor",):
         return with_tensor(cls, op, rule, finish, refuse)
     if kinds == ("tensors",) or (len(kinds) > 1 and set(kinds) == {"tensor"}):
@@ -201,9 +232,36 @@ def _broadcast_result(cls: type, op: Any, rule: Rule) -> Finish:
         if _fits(size, sizes):
             return new_result(out, args)
         shown = " and ".join(str(tuple(s)) for s in sizes)
-        raise DispatchError(
+        raise WrongResultError(
             f"{op} on {one_of(cls)}: the rule {describe(rule)} returned {one_of(type(out))} of size {tuple(size)} for "
-            f"{shown}; return one of the size to which the operands broadcast"
+            f"{shown}",
+            rule,
+            "return one of the size to which the operands broadcast",
+        )
+
+    return finish
+
+
+def _view_result(cls: type, op: Any, rule: Rule) -> Finish:
+    """Returns a check of what a rule for a view returned: the size has to be that of the view.
+
+    Raises:
+        DispatchError: from the check, if it has another size.
+    """
+
+    def finish(out: Any, args: tuple[Any, ...]) -> Any:
+        x, *others = args
+        with DisableTorchFunctionSubclass():
+            size, found = x.shape, out.shape
+            expected = size_of_view(op, size, others)
+        if expected is None or not known_to_differ(found, expected):
+            return new_result(out, args)
+        raise WrongResultError(
+            f"{op} on {one_of(cls)} of size {tuple(size)}: the rule {describe(rule)} returned {one_of(type(out))} of "
+            f"size {tuple(found)}{' for ' if others else ''}{', '.join(map(str, others))}, where the view has size "
+            f"{expected}",
+            rule,
+            "use all arguments of the op (the dim, the step) on the inner tensors, to have the size of the view",
         )
 
     return finish
@@ -246,8 +304,9 @@ def _result_error(
     cls: type, name: Any, rule: Rule, out: Any, expected: str, mend: str = _ENDS
 ) -> DispatchError:
     return WrongResultError(
-        f"{name} on {one_of(cls)}: the rule {describe(rule)} returned {_show(out)} for these arguments, and "
-        f"{expected}; {_ENDS if out is None else mend}"
+        f"{name} on {one_of(cls)}: the rule {describe(rule)} returned {_show(out)} for these arguments, and {expected}",
+        rule,
+        _ENDS if out is None else mend,
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import inspect
 import types
+from typing import Any
 
 from torch import Tensor, nn
 
 from subclasses._torch_capture import LIVE
-from subclasses.errors import SpecError
+from subclasses.errors import SpecError, one_of
 from subclasses.spec.return_analysis import returns_nothing
 
 # Methods that torch itself calls on any tensor.
@@ -146,12 +147,36 @@ def check_special_methods(cls: type) -> None:
                 f"{cls.__name__}.{name} is a plain method, and torch calls it on the class; write `@classmethod` above "
                 f"`def {name}(cls, func, types, args=(), kwargs=None)`"
             )
+    _check_hooks(cls)
     new = body.get("__new__")
     if isinstance(new, staticmethod) and returns_nothing(new.__func__):
         raise SpecError(
             f"{cls.__name__}.__new__ ends without a value, so that {cls.__name__}(...) would be None; write `return "
             f"super().__new__(cls, ...)`"
         )
+
+
+def _check_hooks(cls: type) -> None:
+    """Raises SpecError for methods that autograd, or loading, could not call."""
+    wraps, checks = vars(cls).get("wrap_cotangent"), vars(cls).get("check_loaded")
+    if wraps is not None and not (isinstance(wraps, types.FunctionType) and _takes(wraps, None, None)):
+        raise SpecError(
+            f"{cls.__name__}.wrap_cotangent is called on a value, with a plain cotangent; write it as a method, `def "
+            f"wrap_cotangent(self, cotangent)`, that returns {one_of(cls)}"
+        )
+    if checks is not None and not isinstance(checks, classmethod):
+        raise SpecError(
+            f"{cls.__name__}.check_loaded is asked before there is a value: write `@classmethod` above `def "
+            f"check_loaded(cls, **fields)`"
+        )
+
+
+def _takes(function: types.FunctionType, *args: Any) -> bool:
+    try:
+        inspect.signature(function).bind(*args)
+    except TypeError:
+        return False
+    return True
 
 
 def is_data_attribute(name: str) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from subclasses.testing.errors import Attempt, refusal, succeeds
 from subclasses.testing.property import Case
-from subclasses.testing.reach import calls_of, missed_rules, name_of, vector_calls
+from subclasses.testing.reach import author_cases, calls_of, missed_rules, vector_calls
 from subclasses.testing.subject import Subject
 
 Found = TypeVar("Found")
@@ -303,7 +303,7 @@ def stand_ins(s: Subject) -> list[Tensor]:
 @once
 def functional_cases(s: Subject) -> list[Case]:
     """The kit's own cases that apply, those of the author, and one for each rule that neither reaches."""
-    return kit_cases(s) + _author_cases(s) + _rule_cases(s)
+    return kit_cases(s) + author_cases(s) + _rule_cases(s)
 
 
 # Python's errors for a call that has more arguments than a rule has parameters.
@@ -345,19 +345,7 @@ def _rule_cases(s: Subject) -> list[Case]:
 @once
 def unreached(s: Subject) -> list[Any]:
     """The ops and functions that have a rule which neither the kit's cases nor those of the author reach."""
-    return missed_rules(s, kit_cases(s) + _author_cases(s)) if s.declared else []
-
-
-def _author_cases(s: Subject) -> list[Case]:
-    """Ops with arguments that the author passed as ``ops={op: lambda x: (...)}``."""
-    ops = s.options.get("ops")
-    if not isinstance(ops, Mapping):
-        return []  # names of OpInfo entries
-    return [Case(name_of(op).removeprefix("aten."), _call(op, arguments)) for op, arguments in ops.items()]
-
-
-def _call(op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], Any]:
-    return lambda x: op(*arguments(x))
+    return missed_rules(s, kit_cases(s) + author_cases(s)) if s.declared else []
 
 
 @once
@@ -372,6 +360,8 @@ def accepted(s: Subject) -> list[Case]:
 def recorded(s: Subject) -> list[Case]:
     """The accepted cases that a plain tensor takes while gradients are recorded, and that have a derivative.
 
+    A class without a reference may take arguments of the author that no tensor of its size takes, which stay.
+
     Raises:
         Skipped: the dtype of the class cannot require grad.
     """
@@ -382,7 +372,10 @@ def recorded(s: Subject) -> list[Case]:
             _differentiate(case.run(plain.requires_grad_()), plain)
 
     # That they work without gradients does not say that they do with them.
-    return [dataclasses.replace(case, works=False) for case in accepted(s) if succeeds(record, case)]
+    own = set() if s.has_reference else {case.name for case in author_cases(s)}
+    own -= {case.name for case in applicable(s, {case.name: case.run for case in author_cases(s)})}
+    cases = [case for case in accepted(s) if case.name in own or succeeds(record, case)]
+    return [dataclasses.replace(case, works=False) for case in cases]
 
 
 def _differentiate(result: Any, plain: Tensor) -> None:

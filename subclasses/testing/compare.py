@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass
+from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.layout import field_name
-from subclasses.testing.errors import Attempt, Broken, first_line
+from subclasses.testing.errors import Attempt, Broken, OfBase, first_line
 from subclasses.testing.subject import Subject
 
 
@@ -46,6 +47,7 @@ def _check_leaf(s: Subject, what: str, got: Any, expected: Sequence[Any]) -> Non
         return
     if not isinstance(got, Tensor):
         raise Broken(f"{what} gave {one_of(type(got))}, its reference a tensor")
+    check_class(s, what, got)
     plain = s.references(got, len(expected))
     if len(plain) != len(expected):
         raise Broken(f"{what} stands for {len(plain)} tensors, its reference for {len(expected)}")
@@ -54,6 +56,17 @@ def _check_leaf(s: Subject, what: str, got: Any, expected: Sequence[Any]) -> Non
         if got.dtype != e.dtype:
             raise Broken(f"{what} has {got.dtype}, its reference {e.dtype}")
         check_close(s, what, p, e)
+
+
+def check_class(s: Subject, what: str, got: Any) -> None:
+    """Raises if a declared class has inherited a rule that makes values of the base."""
+    made = type(got)
+    if s.declared and made is not s.cls and issubclass(made, TensorSubclass) and issubclass(s.cls, made):
+        raise OfBase(
+            f"{what} gives {one_of(made)}, a base of {s.name}, and not {one_of(s.cls)}",
+            f"for classes that inherit the rule, write type(x)(...) in place of {made.__name__}(...), which makes "
+            f"{one_of(made)} whatever class its operand is of",
+        )
 
 
 def check_shape(what: str, got: Tensor, expected: Tensor) -> None:

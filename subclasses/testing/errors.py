@@ -31,6 +31,10 @@ class Broken(AssertionError):
         self.mend, self.again = mend, again
 
 
+class OfBase(Broken):
+    """A result is of a base of the class, whose rule the class has inherited."""
+
+
 class Skipped(Exception):
     """A promise cannot be checked on this class."""
 

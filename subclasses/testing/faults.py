@@ -26,7 +26,7 @@ from subclasses.errors import DispatchError, one_of
 from subclasses.rules.errors import FROM_OUTSIDE
 from subclasses.rules.families import Family
 from subclasses.rules.registry import all_rules
-from subclasses.rules.results import describe
+from subclasses.rules.results import WrongResultError, describe
 from subclasses.testing.cases import accepted, once
 from subclasses.testing.compare import snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken, Skipped, chain, innermost, problem
@@ -187,6 +187,7 @@ def mend_of(error: BaseException | None, cls: type, is_own: IsOwn = lambda frame
     """
     for one in chain(error):
         for find in (
+            _wrong_result,
             _other_operand,
             _unexpected_keyword,
             _parameters,
@@ -223,6 +224,11 @@ def _other_operand(error: BaseException, cls: type) -> str | None:
     return _reads_any_operand(describe(rule), name, cls)
 
 
+def _wrong_result(error: BaseException, cls: type) -> str | None:
+    """A rule returned what its op cannot have as a result."""
+    return error.advice if isinstance(error, WrongResultError) else None
+
+
 def _materialize(error: BaseException, cls: type) -> str | None:
     """``materialize`` returns something else than the value shows."""
     if f"{cls.__name__}.materialize: expected" not in str(error):
@@ -247,8 +253,8 @@ def _own_accident(error: BaseException, cls: type, is_own: IsOwn) -> str | None:
     if trace is None or not is_own(trace.tb_frame):
         return None
     code = trace.tb_frame.f_code
-    name = [part for part in code.co_qualname.split(".<locals>.") if not part.startswith("<")][-1]
-    where = f"{name} ({code.co_filename}:{trace.tb_lineno})"
+    names = [part for part in code.co_qualname.split(".<locals>.") if not part.startswith("<")]
+    where = f"{names[-1] if names else 'a lambda'} ({code.co_filename}:{trace.tb_lineno})"
     if isinstance(error, AssertionError):
         return f"{where} asserts: instead `return NotImplemented`, or raise a NotImplementedError that says what to do"
     if isinstance(error, AttributeError) and type(error.obj) in (Tensor, int, float):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from subclasses._torch import OpOverload, OpOverloadPacket, TorchDispatchMode, i
 from subclasses.autograd.python_functions import python_functions, twins
 from subclasses.ops.schema import Argument, op_facts, ops_of_packet
 from subclasses.rules.registry import BOOK, RuleBook
+from subclasses.spec.values import map_tensors
 from subclasses.testing.errors import Attempt
 from subclasses.testing.property import Case
 from subclasses.testing.subject import Subject
@@ -184,3 +185,41 @@ def _call(name: str, run: Any, kinds: list[str | None], word: str, other: Callab
 
     shown = [word if kind == "tensor" else "2" for kind in kinds]
     return Case(f"{name}({', '.join(['x', *shown])})", call)
+
+
+# ---- calls of the author -----------------------------------------------------------------------------------
+
+
+def author_cases(s: Subject) -> list[Case]:
+    """Ops with arguments that the author passed as ``ops={op: lambda x: (...)}``."""
+    ops = s.options.get("ops")
+    if not isinstance(ops, Mapping):
+        return []  # names of OpInfo entries
+    return [
+        Case(name_of(op).removeprefix("aten."), _call_of(s, op, arguments)) for op, arguments in ops.items()
+    ]
+
+
+def _call_of(s: Subject, op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], Any]:
+    dtype = s.make().dtype
+
+    def run(x: Any) -> Any:
+        given = arguments(x) if isinstance(x, s.cls) else _arguments_for(s, arguments, x)
+        if x.dtype != dtype:  # as in float64, whose differences tell a slope
+            given = map_tensors(tuple(given), lambda t: t.to(x.dtype) if t.dtype == dtype else t)
+        return op(*given)
+
+    return run
+
+
+def _arguments_for(s: Subject, arguments: Callable[[Any], tuple[Any, ...]], x: Any) -> tuple[Any, ...]:
+    """The author's arguments, which may read fields of a value, with a tensor in place of the value."""
+    value, found = s.make(), False
+
+    def replaced(t: Any) -> Any:
+        nonlocal found
+        found = found or t is value
+        return x if t is value else t
+
+    given = map_tensors(tuple(arguments(value)), replaced)
+    return given if found else arguments(x)

@@ -10,7 +10,7 @@ from typing import Any, Unpack
 
 from subclasses.errors import one_of
 from subclasses.testing import op_infos
-from subclasses.testing.errors import Attempt, Broken, Skipped, refusal, shown, succeeds
+from subclasses.testing.errors import Attempt, Broken, OfBase, Skipped, refusal, shown, succeeds
 from subclasses.testing.faults import mend_of, name_rules
 from subclasses.testing.properties import (
     compiled,
@@ -81,6 +81,8 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
         case Skipped():
             return Outcome(promise, "skipped", str(error), refused=refused)
         case Broken(mend=mend):
+            if mend and isinstance(error.__cause__, OfBase):
+                mend = name_rules(s, error) + mend
             mend = mend_of(error, s.cls, s.is_own) or mend or name_rules(s, error) + promise.mend_for(s)
             return Outcome(promise, "broken", str(error), mend, refused, error)
     message = refusal(error)

@@ -139,7 +139,7 @@ CALLS = {
     "no rule": (Bare, lambda c: c(torch.ones(2)) * 2),
     "no rule in place": (Bare, lambda c: c(torch.ones(2)).mul_(2)),
     "no rule, a list": (Bare, lambda c: torch.cat([c(torch.ones(2))])),
-    "no view": (Views, lambda c: c(torch.ones(2, 3), torch.ones(2, 1)).t()),
+    "no view": (Views, lambda c: c(torch.ones(2, 2), torch.ones(2, 1)).t()),
     "computes": (Views, lambda c: c(torch.ones(2), torch.ones(2)).exp()),
     "writes what would be lost": (Dense, lambda c: c(torch.ones(2)).add_(1)),
     "dtype of a field": (Ints, lambda c: c(torch.ones(2, dtype=torch.int64)) / 2),

@@ -11,7 +11,7 @@ from subclasses.base import TensorSubclass
 from subclasses.errors import one_of
 from subclasses.spec.fields import inner
 from subclasses.testing.cases import CLONE, accepted
-from subclasses.testing.compare import check_equal, leaves
+from subclasses.testing.compare import check_class, check_equal, leaves
 from subclasses.testing.compilers import against_eager, compilers
 from subclasses.testing.errors import Attempt, Broken, Skipped
 from subclasses.testing.property import Case, promise
@@ -51,6 +51,7 @@ def nested_inside(s: Subject, case: Case) -> None:
     expected, got = case.run(s.make()), case.run(_with_nests(s))
     what = f"{case.name} on a value whose inner tensors are wrappers"
     for g, e in zip(leaves(got), leaves(expected), strict=True):
+        check_class(s, case.name, e)
         if not isinstance(e, s.cls):
             check_equal(s, what, unnest(g), e)
         elif not isinstance(g, s.cls):

@@ -424,6 +424,39 @@ def test_an_inner_tensor_of_fewer_dims_keeps_dims_from_the_back():
     torch.testing.assert_close(y.shift, x.shift.flip(0))
 
 
+class Affine(TensorSubclass, fallback="map"):
+    """A matrix and an offset, shown as one matrix with a column more."""
+
+    matrix: Tensor = inner(shape="... 2 2")
+    offset: Tensor = inner(shape="... 2")
+
+    @staticmethod
+    def outer(matrix):
+        return Outer((*matrix.shape[:-1], matrix.shape[-1] + 1))
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda x: x.mT,
+        lambda x: x.reshape(-1),
+        lambda x: x.sum(-1),
+        lambda x: x.amax(-1),
+        lambda x: x.unsqueeze(-1),
+        lambda x: x.argmax(-1),
+    ],
+)
+@pytest.mark.parametrize("door", ["eager", "desugar"])
+def test_an_inner_tensor_of_fewer_dims_gives_no_value_of_another_size(run, door):
+    x = Affine(torch.rand(3, 2, 2), torch.rand(3, 2))
+    call = run if door == "eager" else desugar.compile(lambda x: run(x), backend="eager")
+    words = r"'offset' of size \(3, 2\) has fewer dims, and gave a value of size .* where the op has .*a rule"
+    with pytest.raises(DispatchError if door == "eager" else Exception, match=words):
+        call(x)
+    y = x[:, 0] * 2
+    assert torch.equal(y.matrix, x.matrix[:, 0] * 2) and torch.equal(y.offset, x.offset[:, 0] * 2)
+
+
 # ---- views that torch.compile remakes ----------------------------------------------------------------------
 
 

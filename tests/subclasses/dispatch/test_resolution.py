@@ -411,6 +411,21 @@ def test_decompose_is_redispatched():
         torch.addcmul(*box(Ruled, 1, 2, 3))
 
 
+@pytest.mark.parametrize(
+    ("call", "op"),
+    [(lambda x: x + 1, "add.Tensor"), (lambda x: x.sum(), "sum"), (lambda x: x.softmax(-1), "amax")],
+)
+def test_a_part_without_a_rule_is_told_as_the_op_that_has_none(call, op):
+    """And not as a prim, of which the author has not heard."""
+
+    class Open(TensorSubclass, decompose=True):
+        held: Tensor = inner()
+
+    with pytest.raises(DispatchError, match=rf"Open has no rule for aten\.{op}.*add one with") as found:
+        call(Open(torch.ones(2)))
+    assert "forward mode" not in str(found.value)
+
+
 @pytest.mark.parametrize("fn", [lambda x: x.var(-1), lambda x: x.softmax(-1), lambda x: x.log_softmax(0)])
 @pytest.mark.parametrize("kind", ["pair", "int8"])
 def test_composite_ops_in_inference_mode(kind, fn):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import desugar
 import subclasses
-from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner
+from subclasses import DispatchError, Outer, TensorSubclass, dynamic, inner, static
 
 aten = torch.ops.aten
 
@@ -258,3 +258,114 @@ def test_a_symbolic_size_that_is_broadcast():
     for width in (8, 9):
         got = call(Wide(torch.ones(4), width=width), torch.arange(1.0, 1 + width))
         torch.testing.assert_close(got, torch.arange(1.0, 1 + width).expand(4, width))
+
+
+# ---- sizes of views --------------------------------------------------------------------------------------------------
+
+
+class Columns(TensorSubclass):
+    """Numbers whose views a rule makes; each of these rules can be told to forget its arguments."""
+
+    held: Tensor = inner()
+    forgets: bool = static(default=False)
+
+
+VIEWS = {
+    "select": (aten.select.int, lambda x: x.select(-2, 1)),
+    "slice": (aten.slice.Tensor, lambda x: x[:, 1:2]),
+    "a slice with a step": (aten.slice.Tensor, lambda x: x[:, ::2]),
+    "a slice from the end": (aten.slice.Tensor, lambda x: x[:, -2:]),
+    "transpose": (aten.transpose.int, lambda x: x.transpose(-1, 0)),
+    "permute": (aten.permute.default, lambda x: x.permute(1, -1, 0)),
+    "unsqueeze": (aten.unsqueeze.default, lambda x: x.unsqueeze(-2)),
+    "squeeze": (aten.squeeze.default, lambda x: x.squeeze()),
+    "squeeze a dim": (aten.squeeze.dim, lambda x: x.squeeze(2)),
+    "squeeze dims": (aten.squeeze.dims, lambda x: x.squeeze((0, -1))),
+    "expand": (aten.expand.default, lambda x: x.expand(5, -1, 3, 6)),
+    "view": (aten.view.default, lambda x: x.view(3, -1)),
+}
+for _op in {op for op, _ in VIEWS.values()}:
+
+    @Columns.implements(_op)
+    def by_op(func, x, *args):
+        return Columns(x.held.view(x.shape) if x.forgets else func(x.held, *args), forgets=x.forgets)
+
+
+@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_has_the_size_that_the_arguments_ask_for(view, door):
+    _, call = VIEWS[view]
+    plain = torch.randn(2, 3, 1)
+    assert torch.equal(DOORS[door](lambda x: call(x))(Columns(plain)).held, call(plain))
+    with pytest.raises(
+        DispatchError if door == "eager" else Exception,
+        match=r"the rule by_op .* of size .*, where the view has size .*use all arguments of the op",
+    ):
+        DOORS[door](lambda x: call(x))(Columns(plain, forgets=True))
+
+
+@pytest.mark.parametrize("size", [(0,), (1,), (0, 3), (1, 0, 2)])
+def test_views_of_empty_values(size):
+    plain = torch.randn(size)
+    for call in (
+        lambda x: x[:0],
+        lambda x: x[-5:9],
+        lambda x: x.unsqueeze(0),
+        lambda x: x.squeeze(),
+        lambda x: x.squeeze(0),
+        lambda x: x.view(x.shape),
+        lambda x: x.transpose(0, -1),
+        lambda x: x.expand(2, *x.shape),
+    ):
+        assert torch.equal(call(Columns(plain)).held, call(plain))
+
+
+def test_views_of_a_value_without_dims():
+    plain = torch.tensor(2.0)
+    for call in (
+        lambda x: x.squeeze(),
+        lambda x: x.squeeze(-1),
+        lambda x: x.unsqueeze(-1),
+        lambda x: x.view(1, 1),
+        lambda x: x.expand(3),
+        lambda x: x.permute([]),
+    ):
+        assert torch.equal(call(Columns(plain)).held, call(plain))
+
+
+def test_views_of_changing_sizes_are_not_compared():
+    step = desugar.compile(lambda x: x[:, 1:].transpose(0, 1), backend="eager", dynamic=True)
+    for rows in (2, 5, 7):
+        plain = torch.randn(rows, 3)
+        assert torch.equal(step(Columns(plain)).held, plain[:, 1:].t())
+
+
+# ---- a value inside of another -------------------------------------------------------------------------------------
+
+
+class Scaled(TensorSubclass):
+    held: Tensor = inner()
+
+
+@Scaled.implements(aten.mul)
+def any_factor(func, x, y):
+    if not isinstance(x, Scaled):
+        x, y = y, x
+    return Scaled(func(x.held, y))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_rule_that_takes_a_value_for_a_plain_tensor(door):
+    run = DOORS[door](lambda x, y: x * y)
+    x = Scaled(torch.rand(3))
+    assert torch.equal(run(x, torch.full((3,), 2.0)).held, x.held * 2)
+    with pytest.raises(
+        DispatchError if door == "eager" else Exception,
+        match=r"any_factor .* returned a Scaled whose held is a Scaled, as no operand.*isinstance\(operand, Scaled\)",
+    ):
+        run(x, Scaled(torch.rand(3)))
+
+
+def test_values_of_values_stay():
+    x = Scaled(Scaled(torch.rand(3)))
+    assert torch.equal((x * 2.0).held.held, x.held.held * 2)

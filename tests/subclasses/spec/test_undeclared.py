@@ -207,6 +207,26 @@ def test_the_check_of_a_dataclass():
         declare({}, __post_init__=lambda self: None)
 
 
+@pytest.mark.parametrize(
+    "wrap",
+    [staticmethod(lambda cotangent: cotangent), classmethod(lambda cls, c: c), lambda self: self, "a method"],
+)
+def test_a_wrap_cotangent_that_autograd_cannot_call(wrap):
+    with pytest.raises(
+        SpecError, match=r"Bad\.wrap_cotangent is called on a value.*`def wrap_cotangent\(self, cot"
+    ):
+        declare({}, wrap_cotangent=wrap)
+    declare({}, wrap_cotangent=lambda self, cotangent: cotangent)
+
+
+def test_a_check_of_files_that_is_no_class_method():
+    with pytest.raises(
+        SpecError, match=r"Bad\.check_loaded is asked before there is a value: write `@classmethod`"
+    ):
+        declare({}, check_loaded=lambda self, **fields: None)
+    declare({}, check_loaded=classmethod(lambda cls, **fields: None))
+
+
 def test_a_field_of_a_dataclass():
     with pytest.raises(SpecError, match=re.escape("`k: int = static(default=1)`")):
         declare({"k": int}, k=dataclasses.field(default=1))

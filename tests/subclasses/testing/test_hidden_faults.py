@@ -96,6 +96,10 @@ def test_an_inherited_rule_that_makes_the_base_is_told_so():
     assert "copy" not in found.detail
     assert "rows (" in found.mend and "write type(x)(...) in place of Base(...)" in found.mend
     assert outcome(make, "mutation_of_views").state == "kept"  # the write arrives
+    for promise in ("values", "nested_inside"):  # with and without what the value stands for
+        found = outcome(make, promise, reference=lambda x: x.held)
+        assert found.state == "broken" and "gives a Base, a base of Heir" in found.detail
+        assert "rows (" in found.mend and "write type(x)(...) in place of Base(...)" in found.mend
     for promise in ("views", "mutation_of_views"):
         assert outcome(heir(lambda base, x: type(x)), promise).state == "kept"
 

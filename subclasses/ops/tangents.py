@@ -1,0 +1,53 @@
+"""Forward-mode differentiation (``torch.autograd.forward_ad``), in which ops on wrappers take no part.
+
+An op reaches a wrapper below autograd, where a tangent of an inner tensor would be dropped without a word.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.autograd.forward_ad as forward_ad
+from torch import Tensor
+
+from subclasses._torch import OpOverload, autograd_enabled
+from subclasses.errors import DispatchError, one_of
+from subclasses.layout import RAW
+from subclasses.spec.values import tensors_in
+
+IN_FORWARD_MODE = (
+    "PyTorch asks for it in forward mode (torch.func.jvp, torch.autograd.forward_ad), whose formulas mix values with "
+    "plain tensors; compute with inner tensors there, as x.unwrap() gives them, or write a rule for the function of "
+    "the op, such as torch.mul"
+)
+# What forward mode asks of a tangent, besides the parts (prims) of an op on a tangent that is zero.
+_OF_TANGENTS = frozenset({"is_same_size", "_has_same_storage_numel", "_efficientzerotensor"})
+# It drops tangents, of plain tensors too.
+_DROPPING = torch.ops.aten.detach.default
+
+
+def is_of_tangents(op: OpOverload) -> bool:
+    """Whether forward mode is what asks for an op on a wrapper."""
+    return op.namespace == "prims" or op.overloadpacket.__name__ in _OF_TANGENTS
+
+
+def check_no_tangents(cls: Any, func: Any, args: Any, kwargs: Any) -> None:
+    """Raises DispatchError if an inner tensor of an operand is a dual tensor; asked in a dual level only."""
+    if func is _DROPPING:
+        return
+    for x in tensors_in(args, kwargs):
+        for name in x._layout.present if isinstance(x, cls) else ():
+            t = x.__dict__[name]
+            if type(t) is Tensor and _has_tangent(t):
+                raise DispatchError(
+                    f"{func} on {one_of(cls)} whose {name.removeprefix(RAW)} is a dual tensor of torch.autograd."
+                    f"forward_ad: an op on the value would lose the tangent; compute with x.unwrap() or "
+                    f"x.materialize(), in a rule for the function if need be, or differentiate with "
+                    f"torch.autograd.grad"
+                )
+
+
+def _has_tangent(t: Tensor) -> bool:
+    with autograd_enabled():  # where an op on a wrapper is dispatched, tensors tell nothing of it
+        return forward_ad.unpack_dual(t).tangent is not None

@@ -1,0 +1,96 @@
+"""The sizes of views: what a rule for one returns has the size that the op names.
+
+PyTorch takes what a rule returns as it is. A rule that forgets the dim, or the step, of a view would give a value of
+another size, and no error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+Size = Sequence[int]
+
+
+def _select(size: Size, dim: int, index: int) -> Size:
+    return _without(size, {dim % len(size)})
+
+
+def _slice(size: Size, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Size:
+    dim %= len(size)
+    return (*size[:dim], len(range(size[dim])[start:end:step]), *size[dim + 1 :])
+
+
+def _transpose(size: Size, dim0: int, dim1: int) -> Size:
+    found = list(size)
+    if found:
+        found[dim0], found[dim1] = found[dim1], found[dim0]
+    return found
+
+
+def _permute(size: Size, dims: Sequence[int]) -> Size:
+    return [size[d] for d in dims]
+
+
+def _unsqueeze(size: Size, dim: int) -> Size:
+    dim %= len(size) + 1
+    return (*size[:dim], 1, *size[dim:])
+
+
+def _squeeze(size: Size, dims: int | Sequence[int] | None = None) -> Size:
+    named = range(len(size)) if dims is None else [dims] if isinstance(dims, int) else dims
+    return _without(size, {d % len(size) for d in named if size and size[d] == 1})
+
+
+def _expand(size: Size, sizes: Sequence[int]) -> Size:
+    old = (*(1 for _ in range(len(sizes) - len(size))), *size)
+    return [n if m == -1 else m for n, m in zip(old, sizes, strict=True)]
+
+
+def _view(size: Size, sizes: Sequence[int]) -> Size:
+    known = math.prod(n for n in sizes if n != -1)
+    return [math.prod(size) // max(known, 1) if n == -1 else n for n in sizes]
+
+
+def _without(size: Size, dims: set[int]) -> Size:
+    return [n for d, n in enumerate(size) if d not in dims]
+
+
+_SIZES: dict[Any, Callable[..., Size]] = {
+    aten.select.int: _select,
+    aten.slice.Tensor: _slice,
+    aten.t.default: lambda size: size[::-1],
+    aten.transpose.int: _transpose,
+    aten.permute.default: _permute,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.squeeze.default: _squeeze,
+    aten.squeeze.dim: _squeeze,
+    aten.squeeze.dims: _squeeze,
+    aten.expand.default: _expand,
+    aten.view.default: _view,
+    aten.alias.default: lambda size: size,
+}
+
+
+def has_known_size(op: Any) -> bool:
+    """Whether an op is a view whose size :func:`size_of_view` knows."""
+    return op in _SIZES
+
+
+def size_of_view(op: Any, size: Size, args: Sequence[Any]) -> tuple[int, ...] | None:
+    """Returns the size of a view of a tensor; None if a symbol is among the sizes or arguments, as in a trace.
+
+    Args:
+        op: the op, which has a known size.
+        size: the size of the tensor.
+        args: the other arguments.
+    """
+    numbers = [n for a in args for n in (a if isinstance(a, list | tuple) else (a,))]
+    if not all(n is None or n.__class__ is int for n in (*size, *numbers)):
+        return None
+    return tuple(_SIZES[op](size, *args))

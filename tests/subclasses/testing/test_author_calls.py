@@ -1,0 +1,87 @@
+"""Calls that the author passes as ``ops=``: of arguments that no tensor of the size takes, and that read fields."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from subclasses import Outer, TensorSubclass, inner
+from subclasses.testing import examine
+from subclasses.testing.runner import PROMISES
+
+POINTS = torch.rand(3, 2, 4)
+
+
+class Affine(TensorSubclass):
+    """Maps x to matrix @ x + offset; shown as one matrix with a column more."""
+
+    matrix: Tensor = inner(shape="... n n")
+    offset: Tensor = inner(shape="... n")
+
+    @staticmethod
+    def outer(matrix):
+        return Outer((*matrix.shape[:-1], matrix.shape[-1] + 1))
+
+
+def right(x, points):
+    return x.unwrap("matrix") @ points + x.unwrap("offset").unsqueeze(-1)
+
+
+def raw(x, points):
+    return x.unwrap("matrix") @ points + x.offset.unsqueeze(-1)
+
+
+def detached(x, points):
+    return x.unwrap("matrix").detach() @ points + x.unwrap("offset").unsqueeze(-1)
+
+
+def outcome(make, promise, **options):
+    others = {p.name for p in PROMISES} - {promise, "readable"}
+    report = examine(make, paths={}, skip=others, **options)
+    return next(o for o in report.outcomes if o.promise.name == promise)
+
+
+@pytest.mark.parametrize("product", [right, raw, detached])
+def test_gradients_of_a_call_that_no_tensor_of_the_size_takes(product):
+    cls = type("Ruled", (Affine,), {"__doc__": "One rule."})
+    cls.implements(torch.matmul)(lambda func, x, points: product(x, points))
+    found = outcome(
+        lambda: cls(torch.randn(3, 2, 2), torch.randn(3, 2)),
+        "inner_gradients",
+        ops={torch.matmul: lambda x: (x, POINTS)},
+    )
+    assert found.state == ("kept" if product is right else "broken"), found
+    assert product is right or "matmul" in found.detail
+
+
+class Counts(TensorSubclass, fallback="views"):
+    held: Tensor = inner()
+
+
+@Counts.implements(torch.quantile)
+def _(func, x, level):
+    return func(x.unwrap("held"), level)
+
+
+def level_of(x):
+    return x, 0.5 * x.held.numel() / 15
+
+
+@pytest.mark.parametrize("arguments", [level_of, lambda x: (x, 0.5 * x.held.numel() / 15)])
+@pytest.mark.parametrize("reference", [None, lambda x: x.held])
+def test_arguments_that_read_fields(arguments, reference):
+    options = {"reference": reference} if reference else {}
+    report = examine(lambda: Counts(torch.rand(3, 5)), paths={}, ops={torch.quantile: arguments}, **options)
+    assert not report.broken, report.details()
+
+
+def test_arguments_that_cannot_be_made():
+    found = outcome(
+        lambda: Counts(torch.rand(3, 5)),
+        "values",
+        ops={torch.quantile: lambda x: (x, x.held.absent)},
+        reference=lambda x: x.held,
+    )
+    assert found.state == "broken" and "quantile raised AttributeError" in found.detail
+    assert "<lambda>" not in found.mend
