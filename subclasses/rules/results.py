@@ -18,7 +18,7 @@ from subclasses._torch import DisableTorchFunctionSubclass, is_composite, is_tra
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
 from subclasses.ops.schema import op_facts
-from subclasses.rules.view_sizes import has_known_size, size_of_view
+from subclasses.rules.view_sizes import are_numbers, size_of
 from subclasses.spec.return_analysis import may_return_none
 from subclasses.spec.values import known_to_differ, tensors_in, with_inners
 
@@ -171,8 +171,8 @@ def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args,
         # Rows combine by their lengths: the size of a ragged value is a bound.
         is_sized = kinds == ("tensor",) and torch.Tag.pointwise in op.tags and not cls._adds_inner_tensors
         finish = _broadcast_result(cls, op, rule) if is_sized else new_result
-        if has_known_size(op) and not cls._adds_inner_tensors:
-            finish = _view_result(cls, op, rule)
+        if (size_of_view := size_of(op)) is not None and not cls._adds_inner_tensors:
+            finish = _view_result(cls, op, rule, size_of_view)
     if kinds == ("tensor",):
         return with_tensor(cls, op, rule, finish, refuse)
     if kinds == ("tensors",) or (len(kinds) > 1 and set(kinds) == {"tensor"}):
@@ -242,7 +242,7 @@ def _broadcast_result(cls: type, op: Any, rule: Rule) -> Finish:
     return finish
 
 
-def _view_result(cls: type, op: Any, rule: Rule) -> Finish:
+def _view_result(cls: type, op: Any, rule: Rule, size_of_view: Callable[..., Any]) -> Finish:
     """Returns a check of what a rule for a view returned: the size has to be that of the view.
 
     Raises:
@@ -253,8 +253,10 @@ def _view_result(cls: type, op: Any, rule: Rule) -> Finish:
         x, *others = args
         with DisableTorchFunctionSubclass():
             size, found = x.shape, out.shape
-            expected = size_of_view(op, size, others)
-        if expected is None or not known_to_differ(found, expected):
+        if not (are_numbers(size) and are_numbers(others)):
+            return new_result(out, args)
+        expected = tuple(size_of_view(size, *others))
+        if found == expected or not known_to_differ(found, expected):
             return new_result(out, args)
         raise WrongResultError(
             f"{op} on {one_of(cls)} of size {tuple(size)}: the rule {describe(rule)} returned {one_of(type(out))} of "

@@ -7,7 +7,7 @@ another size, and no error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -22,8 +22,9 @@ def _select(size: Size, dim: int, index: int) -> Size:
 
 
 def _slice(size: Size, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Size:
-    dim %= len(size)
-    return (*size[:dim], len(range(size[dim])[start:end:step]), *size[dim + 1 :])
+    found = [*size]
+    found[dim] = len(range(size[dim])[start:end:step])
+    return found
 
 
 def _transpose(size: Size, dim0: int, dim1: int) -> Size:
@@ -77,20 +78,15 @@ _SIZES: dict[Any, Callable[..., Size]] = {
 }
 
 
-def has_known_size(op: Any) -> bool:
-    """Whether an op is a view whose size :func:`size_of_view` knows."""
-    return op in _SIZES
+def size_of(op: Any) -> Callable[..., Size] | None:
+    """Returns the function from the size of a tensor, and the other arguments of a view, to its size, where known."""
+    return _SIZES.get(op)
 
 
-def size_of_view(op: Any, size: Size, args: Sequence[Any]) -> tuple[int, ...] | None:
-    """Returns the size of a view of a tensor; None if a symbol is among the sizes or arguments, as in a trace.
-
-    Args:
-        op: the op, which has a known size.
-        size: the size of the tensor.
-        args: the other arguments.
-    """
-    numbers = [n for a in args for n in (a if isinstance(a, list | tuple) else (a,))]
-    if not all(n is None or n.__class__ is int for n in (*size, *numbers)):
-        return None
-    return tuple(_SIZES[op](size, *args))
+def are_numbers(values: Iterable[Any]) -> bool:
+    """Whether sizes and arguments of a view are numbers, and none a symbol, as in a trace."""
+    for value in values:
+        kind = value.__class__
+        if kind is not int and value is not None and not (kind in (list, tuple) and are_numbers(value)):
+            return False
+    return True
