@@ -272,13 +272,19 @@ def with_history(
     return plan
 
 
-class _Results(threading.local):
-    """What rules made for the ops inside of the function that this thread calls: plain tensors, and values."""
+class _Calling(threading.local):
+    """The function without a rule that this thread calls on a value.
 
-    of_call: list[Tensor] | None = None
+    Attributes:
+        func: which.
+        made: what rules made for the ops inside, plain tensors and values.
+    """
+
+    func: Callable[..., Any] | None = None
+    made: list[Tensor] | None = None
 
 
-RESULTS = _Results()
+CALLING = _Calling()
 
 
 def _note(x: Any, made: Any, operands: Sequence[Any], is_rule: bool, is_view: bool) -> None:
@@ -286,8 +292,8 @@ def _note(x: Any, made: Any, operands: Sequence[Any], is_rule: bool, is_view: bo
     if not hasattr(type(x), "__spec__"):
         if isinstance(x, Tensor) and is_differentiable(x):
             setattr(x, HISTORY, History(x, made, operands=operands))
-            if RESULTS.of_call is not None:
-                RESULTS.of_call.append(x)
+            if CALLING.made is not None:
+                CALLING.made.append(x)
         return
     if any(x is t for t in operands) or (HISTORY in x.__dict__ and not is_rule):
         return
@@ -295,8 +301,8 @@ def _note(x: Any, made: Any, operands: Sequence[Any], is_rule: bool, is_view: bo
     keep_history(x, History(x, made, operands=operands, version=version, is_view=is_view))
     if in_recorded_rule():
         _read_at_once(x)
-    elif RESULTS.of_call is not None and not type(x).__spec__.stands_for_plain and not is_view:
-        RESULTS.of_call.append(x)
+    elif CALLING.made is not None and not type(x).__spec__.stands_for_plain and not is_view:
+        CALLING.made.append(x)
 
 
 def _not_held(t: Tensor, operands: Sequence[Any]) -> Tensor:

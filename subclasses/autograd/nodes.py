@@ -40,7 +40,7 @@ from subclasses.autograd.construct import (
     unwrap,
 )
 from subclasses.autograd.history import (
-    RESULTS,
+    CALLING,
     History,
     check_unwritten,
     opened,
@@ -74,12 +74,13 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = with_marked_gradients(func, args, kwargs)
     if torch.compiler.is_dynamo_compiling():
         return call_unruled(func, types, args, kwargs)  # the ops run, and settle, where its graph is traced
-    before, RESULTS.of_call = RESULTS.of_call, []
+    before, outer = CALLING.made, CALLING.func
+    CALLING.made, CALLING.func = [], func
     try:
         out = call_unruled(func, types, args, kwargs)
-        inside = RESULTS.of_call
+        inside = CALLING.made
     finally:
-        RESULTS.of_call = before
+        CALLING.made, CALLING.func = before, outer
     if inside:
         _derive_inside(inside, out)
     if isinstance(out, Tensor):

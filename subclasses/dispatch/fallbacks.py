@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import resolve_name
 
 from subclasses import strict_mode
-from subclasses._torch import OpOverload, in_backward, is_composed, with_lazy_bits
+from subclasses._torch import OpOverload, in_backward, is_composed, is_composite, with_lazy_bits
 from subclasses._torch_distributed import is_work, joint_work
+from subclasses.autograd.history import CALLING
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, raise_writes_plain
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided, strided_advice
@@ -357,7 +359,24 @@ def _hint(cls: Any, op: OpOverload) -> str:
         instead = f"{instead}; {_OF_A_DERIVATIVE}"
     if op.overloadpacket.__name__ in _OF_OPTIMIZERS and not cls.__spec__.trainable:
         instead += FOR_OPTIMIZERS
+    if whole := _whole_of(op):
+        instead = f"; or for {whole}, of which it is a part: @{cls.__name__}.implements({whole}){instead}"
     return f"add one with @{cls.__name__}.implements(torch.ops.{op}){instead}"
+
+
+def _whole_of(op: OpOverload) -> str:
+    """Returns the name of the function of several ops that is called and asks for an op; empty if there is none."""
+    func = CALLING.func
+    name = getattr(func, "__name__", "").strip("_")
+    packet = getattr(torch.ops.aten, name, None) if name else None
+    if packet is None or packet is op.overloadpacket or in_backward():
+        return ""
+    if not any(is_composite(getattr(packet, overload)) for overload in packet.overloads()):
+        return ""
+    found = resolve_name(func) or ""
+    if found.startswith("torch.Tensor."):
+        found = f"torch.{name}" if hasattr(torch, name) else ""
+    return found
 
 
 _OF_OPTIMIZERS = frozenset({"add_", "lerp_", "addcmul_", "addcdiv_"})

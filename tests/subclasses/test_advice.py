@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import desugar
 import subclasses
 from subclasses import DispatchError, Outer, SpecError, TensorSubclass, inner, static
 from tests.subclasses.subjects import Pair, assert_same, make_pair
@@ -401,3 +402,60 @@ def test_a_field_is_not_deleted():
     x = Read(torch.ones(2))
     with pytest.raises(AttributeError, match=r"Read\.a is a field"):
         del x.a
+
+
+# ---- functions of several ops ------------------------------------------------------------------------------
+
+
+def square():
+    return torch.ones(2, 2)
+
+
+OF_SEVERAL_OPS = {
+    "torch.matmul": lambda x: x @ square(),
+    "torch.matmul, from the left": lambda x: square() @ x,
+    "torch.nn.functional.linear": lambda x: F.linear(x, square()),
+    "torch.reshape": lambda x: x.reshape(-1),
+    "torch.flatten": lambda x: x.flatten(),
+    "torch.layer_norm": lambda x: F.layer_norm(x, (2,)),
+    "torch.tile": lambda x: x.tile(2, 2),
+    "torch.linalg.norm": lambda x: torch.linalg.norm(x),
+    "torch.softmax": lambda x: x.softmax(-1),
+    "torch.chunk": lambda x: x.chunk(2),
+    "torch.nn.functional.scaled_dot_product_attention": lambda x: F.scaled_dot_product_attention(x, x, x),
+}
+
+
+@pytest.mark.parametrize("door", ["eager", "aot_eager", "desugar"])
+@pytest.mark.parametrize("name", OF_SEVERAL_OPS)
+def test_the_function_that_asks_for_an_op_is_named_too(name, door):
+    """A product of batches asks for a view first, of which its caller did not think."""
+    cls = type("Made", (Bare,), {"__doc__": "One rule."})
+    cls.implements(torch.sin)(lambda func, x: x)
+    call, name = OF_SEVERAL_OPS[name], name.partition(",")[0]
+    with pytest.raises(DispatchError, match=r"add one with .*torch\.ops\.aten\..*; or for") as found:
+        call(cls(torch.ones(3, 2, 2)))
+    (advised,) = re.findall(
+        r"or for \S+, of which it is a part: @Made\.implements\((.*?)\)", str(found.value)
+    )
+    assert advised == name
+
+    @cls.implements(eval(advised, {"torch": torch}))
+    def rule(func, *args, **kwargs):
+        return torch.full((), 7.0)
+
+    doors = {
+        "eager": call,
+        "aot_eager": torch.compile(lambda x: call(x), backend="aot_eager"),
+        "desugar": desugar.compile(lambda x: call(x), backend="eager"),
+    }
+    assert doors[door](cls(torch.ones(3, 2, 2))) == 7
+
+
+def test_an_op_that_is_asked_for_itself_names_no_function():
+    for call in (lambda x: x + 1, lambda x: x.mT, lambda x: x.sum()):
+        cls = type("Made", (Bare,), {"__doc__": "One rule."})
+        cls.implements(torch.sin)(lambda func, x: x)
+        with pytest.raises(DispatchError) as found:
+            call(cls(torch.ones(2, 2)))
+        assert "of which it is a part" not in str(found.value)
