@@ -213,13 +213,9 @@ def _call_of(s: Subject, op: Any, arguments: Callable[[Any], tuple[Any, ...]]) -
 
 
 def _arguments_for(s: Subject, arguments: Callable[[Any], tuple[Any, ...]], x: Any) -> tuple[Any, ...]:
-    """The author's arguments, which may read fields of a value, with a tensor in place of the value."""
-    value, found = s.make(), False
-
-    def replaced(t: Any) -> Any:
-        nonlocal found
-        found = found or t is value
-        return x if t is value else t
-
-    given = map_tensors(tuple(arguments(value)), replaced)
-    return given if found else arguments(x)
+    """The author's arguments for a tensor; where they read fields, those for a value, with the tensor in its place."""
+    try:
+        return arguments(x)
+    except AttributeError:
+        value = s.make()
+        return map_tensors(tuple(arguments(value)), lambda t: x if t is value else t)

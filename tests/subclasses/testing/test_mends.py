@@ -478,7 +478,7 @@ def test_a_copy_in_place_of_a_view_may_be_kept():
 
 def test_a_declared_class_gets_no_advice_about_dispatch():
     found = broken_by(lambda: ShiftedView(torch.randn(4, 8)), "views", reference=lambda x: x.held)
-    assert "correct the rule for this op" in found.mend and "__torch_dispatch__" not in found.mend
+    assert "use all arguments of the op" in found.mend and "__torch_dispatch__" not in found.mend
 
 
 def test_a_plain_view_is_no_copy():
