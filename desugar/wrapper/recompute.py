@@ -34,6 +34,7 @@ from desugar.wrapper.backward import differentiable_leaves
 from desugar.wrapper.backward_plan import BackwardPlan, first_paths
 from desugar.wrapper.results import Parts
 from subclasses.autograd.history import by_inner_tensors
+from subclasses.errors import one_of
 
 # ------------------------------------------------------------------------------------------------- records
 
@@ -217,8 +218,8 @@ class Recompute:
         for n, path, index in plan.inner:
             if not _is_same(attrgetter(".".join(path))(leaves[n]), saved[index]):
                 raise DesugarError(
-                    f"this backward has to run the function again, and {'.'.join(path)!r} of its argument {n} has been "
-                    "assigned since",
+                    f"this backward has to run the function again, and {'.'.join(path)!r} of {self._describe(n)} has "
+                    "been assigned since",
                     instead="assign it after the backward, or pass a new value",
                 )
         live = [*leaves, *self.inputs.captured]
@@ -246,11 +247,20 @@ class Recompute:
             leaf = getattr(ctx.next_functions[differentiable.index(n)][0], "variable", None)
         if leaf is None:
             raise DesugarError(
-                f"this backward has to run the function again, and its argument {n} is gone",
+                f"this backward has to run the function again, and {self._describe(n)} is gone",
                 instead="keep the arguments until the backward has run; if the code around this function made it, as "
                 "before a graph break, compile that code with it, or take second derivatives in eager mode",
             )
         return leaf
+
+    def _describe(self, n: int) -> str:
+        """Returns what an argument is; its number among those that the program reads says nothing to a user."""
+        match self.inputs.values[n]:
+            case Wrapper(cls=cls, size=size):
+                return f"its argument, {one_of(cls)} of size {_shown(size)},"
+            case Plain(index=index):
+                return f"its argument, a tensor of size {_shown(self.inputs.fake_items[index].shape)},"
+        return f"its argument {n}"
 
 
 # ------------------------------------------------------------------------------------------------- helpers
@@ -296,3 +306,7 @@ def _check_first_order(results: Iterable[Any]) -> None:
                 instead="run the function in eager mode where second derivatives are needed, or pass "
                 "create_graph=False",
             )
+
+
+def _shown(size: Iterable[Any]) -> str:
+    return f"({', '.join(map(str, size))})"

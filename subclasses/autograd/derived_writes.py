@@ -140,7 +140,8 @@ class _Copies:
         if type(base) is not type(x):
             return
         try:
-            held = open_value(base).__dict__
+            with read_before_write():
+                held = open_value(base).__dict__
         except DispatchError:
             return  # what was written before has no derivative
         names = [n for n in type(x).__spec__.attributes if is_differentiable(held[n])]

@@ -60,7 +60,7 @@ from subclasses.ops.detach import in_one_step
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.errors import is_of_operator
 from subclasses.rules.registry import find_op_rule, find_tag_rule, has_pointwise_rules
-from subclasses.rules.results import check_refusal, describe, with_results_of
+from subclasses.rules.results import check_refusal, describe, with_note_on_copies, with_results_of
 from subclasses.rules.symbolic_numbers import with_numbers
 from subclasses.rules.transform_conflicts import with_rules_above
 from subclasses.spec.values import tensors_in
@@ -148,7 +148,12 @@ def _with_gradients(cls: Any, op: OpOverload, plan: Plan) -> Call:
         run = with_marked_sums(cls, run)
     if op in _REDUCING and cls._marks_cotangents and plan.step == "rule":
         run = with_summed_cotangents(cls, op, run)
-    if cls.__spec__.fallback == "map" and cls._marks_cotangents and _takes_one(op):
+    if (
+        cls.__spec__.fallback == "map"
+        and cls._marks_cotangents
+        and _takes_one(op)
+        and plan.step != "structure"
+    ):
         run = with_mapped_cotangents(cls, run, lambda: fallback_run(cls, op))
     if op is aten.add.Tensor and cls.__spec__.fallback == "map" and cls._saves_inners:
         run = with_wrapped_sums(cls, run)
@@ -199,7 +204,10 @@ def _exact(cls: Any, op: OpOverload) -> Plan | None:
     rule = find_op_rule(cls, op)
     if rule is None:
         return None
-    run = with_kept_writes(cls, op, f"the rule {describe(rule)}", _run_rule(cls, op, rule))
+    run = _run_rule(cls, op, rule)
+    if op is aten.copy_.default:
+        run = with_note_on_copies(cls, rule, run)
+    run = with_kept_writes(cls, op, f"the rule {describe(rule)}", run)
     return Plan("rule", with_aliasing(op, run))
 
 

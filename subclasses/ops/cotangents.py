@@ -312,7 +312,9 @@ def mixed_error(cls: Any, op: OpOverload, x: Any, other: Any) -> DispatchError:
         mend = (
             "Part of the function reads inner tensors with unwrap(), or returns the value, and part uses it as a whole"
             + ", which a backward with create_graph=True cannot add" * torch.is_grad_enabled()
-            + ": let both read inner tensors. Where `x[i] += y` wrote to a view, write x[i].add_(y)"
+            + ": let both read inner tensors. Where `x[i] += y` wrote to a view, write x[i].add_(y). Where a compiled "
+            "function writes to a value in place, and what it returned is read, compile it with desugar.compile: "
+            "torch.compile takes each result for a use as a whole"
         )
     elif cls.__spec__.trainable:
         mend = (

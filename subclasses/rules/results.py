@@ -184,6 +184,24 @@ def _as_they_are(out: Any, args: tuple[Any, ...]) -> Any:
     return out
 
 
+def with_note_on_copies(cls: type, rule: Rule, run: Rule) -> Rule:
+    """Returns a rule for ``copy_`` whose errors say who asks it for values of the class."""
+
+    def noted(x: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(x, source, *args, **kwargs)
+        except Exception as error:
+            if isinstance(source, cls) and not isinstance(error, DispatchError):
+                error.add_note(
+                    f"The rule {describe(rule)} for copy_ was given {one_of(cls)} to copy. It is asked for that where "
+                    f"an in-place op without a rule, or compiled code, writes what it computed: let it copy the inner "
+                    f"tensors of the source if isinstance(source, {cls.__name__})"
+                )
+            raise
+
+    return noted
+
+
 # ---- results that are no operands ------------------------------------------------------------------------------------
 
 

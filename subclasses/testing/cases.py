@@ -50,9 +50,9 @@ def operands_with_gradients() -> Iterator[list[Tensor]]:
         _COLLECTORS.pop()
 
 
-def _zeros(x: Tensor) -> Tensor:
-    """Two indices of the first row."""
-    return torch.zeros(2, dtype=torch.int64, device=x.device)
+def _rows(x: Tensor) -> Tensor:
+    """Indices of rows: of the last one and of the first one, each twice."""
+    return torch.arange(x.shape[0], device=x.device).roll(1)[:2].repeat(2)
 
 
 def once(find: Callable[[Subject], Found]) -> Callable[[Subject], Found]:
@@ -104,14 +104,14 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "F.linear(plain, x, bias)": lambda x: F.linear(like(x, 3, x.shape[1]), x, like(x, x.shape[0])),
     "F.linear(x, plain, bias)": lambda x: F.linear(x, like(x, 3, x.shape[-1]), like(x, 3)),
     "F.layer_norm(x)": lambda x: F.layer_norm(x, (x.shape[-1],)),
-    "F.embedding(i, x)": lambda x: F.embedding(_zeros(x), x),
-    "F.embedding(i, x, padding_idx=0)": lambda x: F.embedding(_zeros(x), x, 0),
-    "nn.Embedding": lambda x: F.embedding(_zeros(x), x, None, None, 2.0, False, False),
+    "F.embedding(i, x)": lambda x: F.embedding(_rows(x), x),
+    "F.embedding(i, x, padding_idx=0)": lambda x: F.embedding(_rows(x), x, 0),
+    "nn.Embedding": lambda x: F.embedding(_rows(x), x, None, None, 2.0, False, False),
     "torch.cat([x, x])": lambda x: torch.cat([x, x]),
     "torch.stack([x, x])": lambda x: torch.stack([x, x]),
     "x.flip(0)": lambda x: x.flip(0),
     "x.masked_fill": lambda x: x.masked_fill(torch.arange(x.shape[-1], device=x.device) % 2 == 0, 0),
-    "x.index_select": lambda x: x.index_select(0, _zeros(x)),
+    "x.index_select": lambda x: x.index_select(0, _rows(x)),
     "x.repeat(2, 1)": lambda x: x.repeat(2, 1),
     "x * x": lambda x: x * x,
     "x + 3": lambda x: x + 3,
@@ -145,7 +145,7 @@ ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     'torch.div(x, plain, rounding_mode="floor")': lambda x: torch.div(x, like(x) + 2, rounding_mode="floor"),
     "torch.cat([x, x], -1)": lambda x: torch.cat([x, x], -1),
     "torch.stack([x, x], -1)": lambda x: torch.stack([x, x], -1),
-    "x.index_select(-1, i)": lambda x: x.index_select(-1, _zeros(x)),
+    "x.index_select(-1, i)": lambda x: x.index_select(-1, _rows(x)),
     "x.roll(1, -1)": lambda x: x.roll(1, -1),
     "x.cumsum(-2)": lambda x: x.cumsum(-2),
     "x.softmax(-2)": lambda x: x.softmax(-2),
@@ -159,7 +159,7 @@ ARGUMENTS: dict[str, Callable[[Any], Any]] = {
     "x.softmax(0)": lambda x: x.softmax(0),
     "x.flip(-1)": lambda x: x.flip(-1),
     "x.tril(1)": lambda x: x.tril(1),
-    "x.index_select(1, i)": lambda x: x.index_select(1, _zeros(x)),
+    "x.index_select(1, i)": lambda x: x.index_select(1, _rows(x)),
     "x.masked_fill(mask, 3)": lambda x: x.masked_fill(torch.arange(x.shape[-1], device=x.device) % 2 == 0, 3),
     "x.prod(-1, dtype=torch.float64)": lambda x: _converted(x, x.prod(-1, dtype=torch.float64)),
     "F.leaky_relu(x, 0.5)": lambda x: F.leaky_relu(x, 0.5),

@@ -262,9 +262,15 @@ def dynamic_shapes(s: Subject) -> None:
         raise Skipped("pass sizes=[...], at least two factories of values of other sizes")
     calls = [(f"size number {i}", factory) for i, factory in enumerate(factories)]
     # A class may specialize on sizes: one program is asked for where the author says that sizes vary.
-    first, second, *others = [s.make(factory).shape for factory in factories]
-    asks = s.options.get("sizes") and all(_vary_alike(first, second, other) for other in others)
+    by_tensor = zip(*(_sizes(s, s.make(factory)) for factory in factories), strict=False)
+    asks = s.options.get("sizes") and all(
+        _vary_alike(first, second, other) for first, second, *others in by_tensor for other in others
+    )
     _check_in_turn(s, calls, compiles=2 if asks else None)
+
+
+def _sizes(s: Subject, x: Any) -> list[torch.Size]:
+    return [x.shape, *(t.shape for t in s.inners(x).values() if isinstance(t, torch.Tensor))]
 
 
 def _vary_alike(first: torch.Size, second: torch.Size, other: torch.Size) -> bool:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import desugar
 import subclasses
 from subclasses import TensorSubclass, inner
 from tests.subclasses.subjects import MODES
@@ -95,3 +96,57 @@ def test_writes_to_views(door):
     z = MODES[door](by_a_view)(Masked(a, known), Masked(b, known.clone()))
     gradients = torch.autograd.grad(z.unwrap("numbers").sum(), (a, b))
     assert [g.tolist() for g in gradients] == [[3, 1, 1], [0, 1, 1]]
+
+
+# ---- a rule for copy_ ------------------------------------------------------------------------------------------
+
+
+def with_copies(copies_values=True):
+    class Known(TensorSubclass, fallback="views"):
+        held: Tensor = inner()
+        known: Tensor = inner(dtype=torch.bool)
+
+    @Known.implements(torch.ops.aten.copy_)
+    def copying(func, x, source, non_blocking=False):
+        if copies_values and isinstance(source, Known):
+            x.held.copy_(source.held)
+            x.known.copy_(source.known)
+        else:
+            x.held.copy_(source)
+            x.known.fill_(True)
+        return x
+
+    @Known.implements(torch.ops.aten.mul)
+    def _(func, x, y):
+        return Known(x.held * y, x.known.clone())
+
+    return Known
+
+
+@pytest.mark.parametrize("door", ["eager", "desugar"])
+def test_a_rule_for_copy_writes_the_mask_of_a_view(door):
+    cls = with_copies()
+
+    def assign(x, source):
+        x[1].copy_(source[1])
+        return x
+
+    a, b = (torch.full((2, 2), n, requires_grad=True) for n in (1.0, 3.0))
+    x = cls(a * 1, torch.zeros(2, 2, dtype=torch.bool))
+    source = cls(b * 1, torch.ones(2, 2, dtype=torch.bool))
+    fn = assign if door == "eager" else desugar.compile(assign, backend="eager")
+    y = fn(x, source)
+    got = torch.autograd.grad(y.unwrap("held").sum(), (a, b))
+    assert [g.tolist() for g in got] == [[[1, 1], [0, 0]], [[0, 0], [1, 1]]]
+    assert y.known.tolist() == [[False, False], [True, True]]
+
+
+def test_a_rule_for_copy_that_takes_no_value_is_named():
+    x = with_copies(copies_values=False)(torch.ones(2), torch.zeros(2, dtype=torch.bool))
+    x.copy_(torch.full((2,), 5.0))
+    assert x.held.tolist() == [5, 5] and x.known.all()
+    with pytest.raises(AttributeError) as found:
+        x.mul_(2)
+    assert "copying (" in str(found.value.__notes__) and "isinstance(source, Known)" in str(
+        found.value.__notes__
+    )

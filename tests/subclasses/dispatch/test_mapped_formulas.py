@@ -156,3 +156,25 @@ def test_attention_and_other_ops_of_several_operands(door):
     low, high = (run(x, w) for x, w in zip(inners, weights, strict=True))
     expected = torch.autograd.grad(low.square().sum() + high.sum(), leaves)
     torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+@pytest.mark.parametrize(
+    "fn", [lambda x: x.double(), lambda x: x.double() * 2, lambda x: (x * 2).bfloat16(), lambda x: x.half()]
+)
+def test_a_change_of_dtype_beside_integers_and_a_rule(fn, dtype):
+    """The backward converts the cotangent, in which integers stay what they are."""
+
+    class Known(TensorSubclass, fallback="map"):
+        held: Tensor = inner()
+        known: Tensor = inner(dtype=dtype)
+
+    @Known.implements(torch.ops.aten.mul)
+    def _(func, x, y):
+        return Known(func(x.held, y), x.known.clone())
+
+    t = torch.ones(3, requires_grad=True)
+    y = fn(Known(t, torch.ones(3, dtype=dtype)))
+    (got,) = torch.autograd.grad(y.unwrap("held").sum(), t)
+    (expected,) = torch.autograd.grad(fn(t).sum(), t)
+    assert torch.equal(got, expected) and y.known.dtype == dtype

@@ -383,3 +383,50 @@ def test_an_inner_tensor_in_a_message_is_shown_by_its_name():
     cls.implements(aten.abs)(lambda func, x: cls(x.held.abs_()))
     found = outcome(lambda: cls(torch.randn(4, 6)), "arguments")
     assert found.detail.startswith("x.abs() changed x: held: ")
+
+
+# ---- embeddings, and sizes that change late --------------------------------------------------------------------
+
+
+class Shared(TensorSubclass, fallback="materialize"):
+    """Rows of a table, by their indices."""
+
+    rows: Tensor = inner(shape="k d")
+    index: Tensor = inner(dtype=torch.int64, shape="n")
+
+    @staticmethod
+    def outer(rows, index):
+        return Outer((index.shape[0], rows.shape[1]))
+
+    def materialize(self):
+        return self.rows[self.index]
+
+
+def embedding(cls, index_of):
+    made = type("Ruled", (cls,), {"__doc__": "One rule."}, fallback="materialize")
+
+    @made.implements(F.embedding)
+    def rule(func, ids, x, *rest, **keywords):
+        return func(index_of(ids, x), x.unwrap("rows"), *rest, **keywords)
+
+    return lambda: made(torch.randn(6, 4), torch.tensor([0, 2, 1, 2, 0, 1]))
+
+
+def test_an_embedding_that_forgets_the_index_is_found():
+    """Row 0 of the value is row 0 of the table."""
+    found = outcome(embedding(Shared, lambda ids, x: ids), "values")
+    assert found.state == "broken" and "F.embedding(i, x)" in found.detail and "rule (" in found.mend
+    found = outcome(embedding(Shared, lambda ids, x: x.index[ids]), "values")
+    assert found.state == "kept", found
+
+
+def test_an_inner_size_that_changes_in_the_last_of_sizes_makes_a_new_program():
+    def make(k=3, n=6):
+        return Shared(torch.randn(k, 4), torch.randint(k, (n,)))
+
+    report = examine(
+        make,
+        sizes=[lambda: make(3, 7), lambda: make(5, 9)],
+        skip={p.name for p in PROMISES} - {"dynamic_shapes"},
+    )
+    assert not report.broken, report.details()
