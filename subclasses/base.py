@@ -190,8 +190,12 @@ class TensorSubclass(Tensor):
             **kwargs: its keyword arguments.
 
         Raises:
-            SpecError: ``func`` is another op.
+            SpecError: ``func`` is another op, or no function.
         """
+        if not callable(func):
+            raise SpecError(
+                f"{cls.__name__}.unruled takes the function before its arguments, got {one_of(type(func))}"
+            )
         if isinstance(func, OpOverload | OpOverloadPacket) and not is_decomposed(func):
             raise SpecError(
                 f"{cls.__name__}.unruled takes a Python-level function, such as torch.add, got {func}, whose rule is "

@@ -359,6 +359,8 @@ def _hint(cls: Any, op: OpOverload) -> str:
         instead = f"{instead}; {_OF_A_DERIVATIVE}"
     if op.overloadpacket.__name__ in _OF_OPTIMIZERS and not cls.__spec__.trainable:
         instead += FOR_OPTIMIZERS
+    if op is torch.ops.aten.ones_like.default and not cls.__spec__.stands_for_plain:
+        instead += _OF_BACKWARD
     if whole := _whole_of(op):
         instead = f"; or for {whole}, of which it is a part: @{cls.__name__}.implements({whole}){instead}"
     return f"add one with @{cls.__name__}.implements(torch.ops.{op}){instead}"
@@ -382,6 +384,7 @@ def _whole_of(op: OpOverload) -> str:
 _OF_OPTIMIZERS = frozenset({"add_", "lerp_", "addcmul_", "addcdiv_"})
 
 
+_OF_BACKWARD = "; but if backward() of a value asks for it, call that on a plain tensor which x.unwrap() or a method gives"
 _OF_A_DERIVATIVE = (
     "autograd asks for it in a derivative, as for a sum in that of expand, a cat in that of split, a stack in that of "
     "unbind; a rule for a function, such as torch.sum, is not asked there, so the op needs one, which works on each "

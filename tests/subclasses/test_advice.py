@@ -459,3 +459,15 @@ def test_an_op_that_is_asked_for_itself_names_no_function():
         with pytest.raises(DispatchError) as found:
             call(cls(torch.ones(2, 2)))
         assert "of which it is a part" not in str(found.value)
+
+
+def test_the_backward_of_a_value_that_represents_no_plain_tensor():
+    cls = type("Made", (Bare,), {"__doc__": "One rule."})
+    cls.implements(aten.sum)(lambda func, x: type(x)(func(x.held)))
+    t = torch.ones(3, requires_grad=True)
+    with pytest.raises(
+        DispatchError, match=r"if backward\(\) of a value asks for it, .* which x\.unwrap\(\) or a method"
+    ):
+        cls(t).sum().backward()
+    cls(t).sum().unwrap("held").backward()
+    assert t.grad.tolist() == [1, 1, 1]

@@ -566,6 +566,8 @@ def test_a_view_without_its_rule_is_a_copy(name):
 
 
 def test_unruled_takes_no_op_whose_rule_is_asked_for_below():
+    with pytest.raises(SpecError, match=r"unruled takes the function before its arguments, got a Tensor"):
+        TensorSubclass.unruled(torch.ones(2))
     with pytest.raises(SpecError, match=r"unruled takes a Python-level function.*aten\.add\.Tensor"):
         Doubled.unruled(aten.add.Tensor, Doubled(torch.ones(2)), 1)
     assert Doubled.unruled(aten.linear, torch.ones(1, 2), Doubled(torch.ones(1, 2))).tolist() == [[4.0]]
