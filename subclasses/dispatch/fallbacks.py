@@ -384,7 +384,9 @@ def _whole_of(op: OpOverload) -> str:
 _OF_OPTIMIZERS = frozenset({"add_", "lerp_", "addcmul_", "addcdiv_"})
 
 
-_OF_BACKWARD = "; but if backward() of a value asks for it, call that on a plain tensor which x.unwrap() or a method gives"
+_OF_BACKWARD = (
+    "; but if backward() of a value asks, call it on a plain tensor that x.unwrap() or a method gives"
+)
 _OF_A_DERIVATIVE = (
     "autograd asks for it in a derivative, as for a sum in that of expand, a cat in that of split, a stack in that of "
     "unbind; a rule for a function, such as torch.sum, is not asked there, so the op needs one, which works on each "
