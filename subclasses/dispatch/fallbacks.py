@@ -24,7 +24,7 @@ from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_o
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided, strided_advice
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import describe_metadata
-from subclasses.ops.aliasing import FOR_OPTIMIZERS, argument, bump_versions, resize_outer, with_aliasing
+from subclasses.ops.aliasing import argument, bump_versions, for_optimizers, resize_outer, with_aliasing
 from subclasses.ops.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.ops.schema import op_facts, undeclared_writes
 from subclasses.ops.tangents import IN_FORWARD_MODE, is_of_tangents
@@ -357,8 +357,8 @@ def _hint(cls: Any, op: OpOverload) -> str:
         instead = instead or f"; {NO_DERIVATIVE}"
     elif in_backward():
         instead = f"{instead}; {_OF_A_DERIVATIVE}"
-    if op.overloadpacket.__name__ in _OF_OPTIMIZERS and not cls.__spec__.trainable:
-        instead += FOR_OPTIMIZERS
+    if op.overloadpacket.__name__ in _OF_OPTIMIZERS:
+        instead += for_optimizers(cls)
     if op is torch.ops.aten.ones_like.default and not cls.__spec__.stands_for_plain:
         instead += _OF_BACKWARD
     if whole := _whole_of(op):

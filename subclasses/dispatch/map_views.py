@@ -20,10 +20,8 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import (
-    DisableTorchFunctionSubclass,
     OpOverload,
     canonicalize_dim,
-    disable_current_modes,
     set_storage_of,
 )
 from subclasses.dispatch.per_inner import inner_of
@@ -33,7 +31,7 @@ from subclasses.layout import field_name
 from subclasses.ops.aliasing import argument
 from subclasses.ops.schema import functional_counterpart_of_view, op_facts
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.values import known_to_differ, map_tensors, may_differ, tensors_in, with_inners
+from subclasses.spec.values import known_to_differ, may_differ, tensors_in, with_inners
 
 aten = torch.ops.aten
 
@@ -222,7 +220,9 @@ def _is_default(given: Any, number: int) -> bool:
 
 # ---- dims --------------------------------------------------------------------------------------------------
 
-_DIMS = frozenset({"dim", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "source", "destination"})
+_DIMS = frozenset(
+    {"dim", "dimension", "dims", "dim0", "dim1", "dim2", "start_dim", "end_dim", "source", "destination"}
+)
 _SIZES = frozenset({"size", "input_sizes", "repeats"})
 _ADDING_A_DIM = frozenset({aten.unsqueeze.default, aten.unsqueeze_.default, aten.stack.default})
 # The last two dims, which their arguments do not name.
@@ -241,24 +241,31 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
     """
     facts = op_facts(op)
     is_sized = any(a.name in _SIZES for a in facts.arguments)
-    names_none = torch.Tag.pointwise in op.tags or (is_factory(op) and not is_sized)
-    if not cls.__spec__.has_outer or names_none or op in STRIDED_OPS:
+    if torch.Tag.pointwise in op.tags:
+        return _with_plain_operands(cls, op, run)
+    if (is_factory(op) and not is_sized) or op in STRIDED_OPS:
         return run
     attributes = cls.__spec__.attributes
+    # A scale of size [out, 1] has the dims of the value, which a view moves with them.
+    keeps_ones = (is_view(op) and not is_sized) or op is aten.expand.default
 
     def plan(*args: Any, **kwargs: Any) -> Any:
         x: Any = args[0]
         if not isinstance(x, cls):
             x = next(t for t in tensors_in(args, kwargs) if isinstance(t, cls))
-        held, dim = x.__dict__, x.dim()
-        further = [n for n in attributes if (t := held[n]) is not None and t.dim() > dim]
+        held, size = x.__dict__, x.shape
+        others = [n for n in attributes if (t := held[n]) is not None and known_to_differ(t.shape, size)]
+        further = _with_further_dims(op, x, others, keeps_ones) if others else ()
         if not further:
-            out = run(*args, **kwargs)
-            if isinstance(out, cls) and any((t := held[n]) is not None and t.dim() < dim for n in attributes):
-                _check_result_size(op, x, out, args, kwargs)
-            return out
-        if op in _OF_LAST_DIMS:
+            return run(*args, **kwargs)
+        if op in _OF_LAST_DIMS or (
+            op is aten.roll.default and len(args) < 3
+        ):  # rolls all elements as one row
             raise _further_dims_error(op, x, further[0])
+        if any(
+            t.is_floating_point() and t.dim() and not isinstance(t, cls) for t in tensors_in(args, kwargs)
+        ):
+            raise _other_size_error(op, x, further[0], "than a plain operand")
         out = _run_from_front(op, run, x, [*args], kwargs)
         for result in out if isinstance(out, list | tuple) else (out,):
             if isinstance(result, cls):
@@ -266,6 +273,59 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         return out
 
     return plan
+
+
+def _with_further_dims(op: OpOverload, x: Any, others: list[str], keeps_ones: bool) -> list[str]:
+    """Returns which inner tensors of another size have the dims of a value, and further ones.
+
+    Raises:
+        DispatchError: the op would mean other elements of one of them than of the value.
+    """
+    held, size = x.__dict__, x.shape
+    further = [n for n in others if not known_to_differ(held[n].shape[: len(size)], size)]
+    for n in others:
+        if n not in further and not (keeps_ones and _fits_by_ones(held[n].shape, size)):
+            raise _other_size_error(op, x, n, "where the op names dims, sizes or all of them")
+    return further
+
+
+def _fits_by_ones(size: Any, outer: Any) -> bool:
+    return len(size) == len(outer) and not any(
+        n.__class__ is m.__class__ is int and n not in (m, 1) for n, m in zip(size, outer, strict=True)
+    )
+
+
+def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps the plan of a pointwise op: the elements of a plain operand are those of the value.
+
+    Raises:
+        DispatchError: from the plan, if an inner tensor has other elements than the value: of its size are those of
+            the value, and of a size that expands to it, as one row for all, those to which the operand adds none.
+    """
+    if sum(a.kind != "other" for a in op_facts(op).arguments) < 2:
+        return run
+
+    def plan(*args: Any, **kwargs: Any) -> Any:
+        for t in args:
+            if isinstance(t, Tensor) and t.dim() and not isinstance(t, cls):
+                _check_same_elements(op, next(x for x in args if isinstance(x, cls)), t)
+        return run(*args, **kwargs)
+
+    return plan
+
+
+def _check_same_elements(op: OpOverload, x: Any, plain: Tensor) -> None:
+    for name in x._layout.present:
+        size = x.__dict__[name].shape
+        if known_to_differ(size, x.shape) and not (_expands(size, x.shape) and _expands(plain.shape, size)):
+            raise _other_size_error(op, x, name, "than a plain operand")
+
+
+def _expands(size: Any, to: Any) -> bool:
+    """Whether a tensor of a size expands to another size, as far as they are no symbols."""
+    if len(size) > len(to):
+        return all(type(n) is int and n == 1 for n in size)  # as a number does
+    return _fits_by_ones(size, to[len(to) - len(size) :])
 
 
 def _run_from_front(
@@ -276,7 +336,8 @@ def _run_from_front(
     named = [i for i, a in enumerate(arguments) if a.name in _DIMS and a.kind == "other"]
     while named and len(args) <= named[-1] and (default := arguments[len(args)].default):
         args += default
-    sized = next((i for i, a in enumerate(arguments) if a.name in _SIZES and not op_facts(op).written), None)
+    is_sized = op is not aten.unfold.default and not op_facts(op).written  # whose size is that of a window
+    sized = next((i for i, a in enumerate(arguments) if a.name in _SIZES), None) if is_sized else None
     count = x.dim() + (op in _ADDING_A_DIM)
     if sized is not None and arguments[sized].name == "input_sizes":  # the derivative of a view
         count = len(args[sized])
@@ -315,25 +376,13 @@ def _check_further_dims(op: OpOverload, x: Any, result: Any, further: list[str])
             raise _further_dims_error(op, x, name)
 
 
-def _check_result_size(op: OpOverload, x: Any, out: Any, args: Any, kwargs: Any) -> None:
-    """Raises DispatchError if a value has another size than the op has on a plain tensor; sizes are no symbols."""
-    tensors = [*tensors_in(args, kwargs), out]
-    if op_facts(op).written or any(type(n) is not int for t in tensors for n in t.shape):
-        return
-    with disable_current_modes(), DisableTorchFunctionSubclass():
-        plain = {id(t): torch.empty(t.shape, dtype=t.dtype, device="meta") for t in tensors}
-        try:
-            expected = op(*map_tensors(args, lambda t: plain[id(t)]), **kwargs).shape
-        except (RuntimeError, NotImplementedError, IndexError):  # no kernel for meta tensors
-            return
-    if out.shape != expected:
-        short = next(n for n in x._layout.present if x.__dict__[n].dim() < x.dim())
-        raise DispatchError(
-            f"{op} on {one_of(type(x))} of size {tuple(x.shape)} is mapped over its inner tensors, of which "
-            f"{field_name(short)!r} of size {tuple(x.__dict__[short].shape)} has fewer dims, and gave a value of size "
-            f"{tuple(out.shape)} where the op has {tuple(expected)}; write a rule: "
-            f"@{type(x).__name__}.implements(torch.ops.{op})"
-        )
+def _other_size_error(op: OpOverload, x: Any, name: str, why: str) -> DispatchError:
+    cls = type(x)
+    return DispatchError(
+        f"{op} on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors, of which {field_name(name)!r} "
+        f"of size {tuple(x.__dict__[name].shape)} has other elements {why}; give each the size of the value, or write "
+        f"a rule: @{cls.__name__}.implements(torch.ops.{op})"
+    )
 
 
 def _further_dims_error(op: OpOverload, x: Any, name: str) -> DispatchError:

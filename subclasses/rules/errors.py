@@ -190,6 +190,8 @@ def _signature_of(cls: Any, func: Any) -> str:
     """Returns what a rule for a function is called with, in words."""
     if isinstance(func, OpOverload) and (family := family_of(cls, func)) is not None:
         return f"a rule for subclasses.{family.name} is called as {family.call}"
+    if not isinstance(func, OpOverload):
+        return "a rule for a function takes all arguments that its callers write, in each way that they write them"
     return (
         f"a rule takes the arguments of its op{_shown(func)}, of which those with a default are passed only where they "
         f"differ from it"

@@ -471,3 +471,28 @@ def test_the_backward_of_a_value_that_represents_no_plain_tensor():
         cls(t).sum().backward()
     cls(t).sum().unwrap("held").backward()
     assert t.grad.tolist() == [1, 1, 1]
+
+
+def test_an_optimizer_that_is_given_no_parameter():
+    cls = type("Made", (Dense,), {"__doc__": "Trained."}, fallback="materialize", trainable=True)
+    for make, works in ((lambda x: x.requires_grad_(), False), (nn.Parameter, True)):
+        x = make(cls(torch.ones(2)))
+        x.exp().sum().backward()
+        optimizer = torch.optim.SGD([x], lr=0.1)
+        if works:
+            optimizer.step()
+        else:
+            with pytest.raises(
+                DispatchError, match=r"an optimizer, .* is given torch\.nn\.Parameter\(x\), and not x"
+            ):
+                optimizer.step()
+
+
+def test_a_rule_for_a_function_whose_callers_write_more():
+    cls = type("Made", (Bare,), {"__doc__": "One rule."})
+    cls.implements(torch.reshape)(lambda func, x, size: x)
+    with pytest.raises(TypeError) as found:
+        cls(torch.ones(2, 2)).reshape(4, 1)
+    assert "takes all arguments that its callers write" in str(found.value) + str(
+        getattr(found.value, "__notes__", "")
+    )

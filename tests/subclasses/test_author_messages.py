@@ -295,18 +295,18 @@ def test_another_attribute_error_of_a_rule_has_no_note():
 
 
 @pytest.mark.parametrize(
-    ("run", "kind", "op"),
+    ("run", "op"),
     [
-        (lambda x: x + torch.ones(3, 4), RuntimeError, "aten.add.Tensor"),
-        (lambda x: x[:, 1], IndexError, "aten.select.int"),
-        (lambda x: x.sum(1), IndexError, "aten.sum.dim_IntList"),
-        (lambda x: torch.cat([x, x], 1), IndexError, "aten.cat.default"),
-        (lambda x: x.add_(torch.ones(3, 4)), RuntimeError, "aten.add_.Tensor"),
+        (lambda x: x + torch.ones(3, 4), "aten.add.Tensor"),
+        (lambda x: x[:, 1], "aten.select.int"),
+        (lambda x: x.sum(1), "aten.sum.dim_IntList"),
+        (lambda x: torch.cat([x, x], 1), "aten.cat.default"),
+        (lambda x: x.add_(torch.ones(3, 4)), "aten.add_.Tensor"),
     ],
 )
-def test_a_mapped_op_names_the_inner_tensor_of_another_size(run, kind, op):
+def test_a_mapped_op_names_the_inner_tensor_of_another_size(run, op):
     x = Mapped(torch.ones(3, 4), torch.ones(5))
-    with pytest.raises(kind) as caught:
+    with pytest.raises(DispatchError) as caught:
         run(x)
     text = str(caught.value)
     assert text.startswith(
@@ -315,7 +315,6 @@ def test_a_mapped_op_names_the_inner_tensor_of_another_size(run, kind, op):
     assert text.endswith(
         f"give each the size of the value, or write a rule: @Mapped.implements(torch.ops.{op})"
     )
-    assert str(caught.value.__cause__) in text
     assert torch.equal(x.a, torch.ones(3, 4))
 
 

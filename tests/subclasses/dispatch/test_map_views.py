@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import desugar
@@ -410,21 +411,17 @@ def test_what_would_change_further_dims_is_refused(run):
         run(poses())
 
 
-class Shifted(TensorSubclass, fallback="map"):
-    """Rows and one shift for all of them: dims from the back name the same."""
-
-    rows: Tensor = inner()
-    shift: Tensor = inner()
+# ---- inner tensors of other sizes --------------------------------------------------------------------------
 
 
-def test_an_inner_tensor_of_fewer_dims_keeps_dims_from_the_back():
-    x = Shifted(torch.randn(2, 3), torch.randn(3))
-    y = x.flip(-1)
-    torch.testing.assert_close(y.rows, x.rows.flip(1))
-    torch.testing.assert_close(y.shift, x.shift.flip(0))
+class Parts(TensorSubclass, fallback="map"):
+    """Two inner tensors of any sizes; the value has that of the first."""
+
+    first: Tensor = inner()
+    second: Tensor = inner()
 
 
-class Affine(TensorSubclass, fallback="map"):
+class Wide(TensorSubclass, fallback="map"):
     """A matrix and an offset, shown as one matrix with a column more."""
 
     matrix: Tensor = inner(shape="... 2 2")
@@ -435,26 +432,115 @@ class Affine(TensorSubclass, fallback="map"):
         return Outer((*matrix.shape[:-1], matrix.shape[-1] + 1))
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda x: x.mT,
-        lambda x: x.reshape(-1),
-        lambda x: x.sum(-1),
-        lambda x: x.amax(-1),
-        lambda x: x.unsqueeze(-1),
-        lambda x: x.argmax(-1),
-    ],
-)
+OTHER_SIZES = {
+    "a shift": lambda: Parts(torch.rand(3, 3), torch.rand(3)),
+    "a coarse image": lambda: Parts(torch.rand(4, 4), torch.rand(2, 2)),
+    "a scale": lambda: Parts(torch.rand(4, 4), torch.rand(4, 1)),
+    "a column more": lambda: Wide(torch.rand(3, 2, 2), torch.rand(3, 2)),
+}
+NAMING = {
+    "sum": lambda x: x.sum(-1),
+    "sum of all": lambda x: x.sum(),
+    "var": lambda x: x.var(0),
+    "softmax": lambda x: x.softmax(-1),
+    "flip": lambda x: x.flip(-1),
+    "roll": lambda x: x.roll(1),
+    "reshape": lambda x: x.reshape(-1),
+    "cat": lambda x: torch.cat([x, x]),
+    "new_zeros": lambda x: x.new_zeros(x.shape),
+    "interpolate": lambda x: F.interpolate(x[None, None], scale_factor=2.0, mode="bilinear"),
+}
+
+
 @pytest.mark.parametrize("door", ["eager", "desugar"])
-def test_an_inner_tensor_of_fewer_dims_gives_no_value_of_another_size(run, door):
-    x = Affine(torch.rand(3, 2, 2), torch.rand(3, 2))
+@pytest.mark.parametrize("op", NAMING)
+@pytest.mark.parametrize("kind", OTHER_SIZES)
+def test_what_names_dims_or_sizes_is_refused_on_an_inner_tensor_of_another_size(kind, op, door):
+    """The same dims mean other elements there: a sum over rows, the half of an image, a gradient by another size."""
+    run = NAMING[op]
     call = run if door == "eager" else desugar.compile(lambda x: run(x), backend="eager")
-    words = r"'offset' of size \(3, 2\) has fewer dims, and gave a value of size .* where the op has .*a rule"
+    words = (
+        r"has other elements where the op names dims, sizes or all.*write a rule: @(Parts|Wide)\.implements"
+    )
+    if kind == "a scale" and op == "interpolate":
+        words = "has other elements|upsample"
     with pytest.raises(DispatchError if door == "eager" else Exception, match=words):
-        call(x)
-    y = x[:, 0] * 2
-    assert torch.equal(y.matrix, x.matrix[:, 0] * 2) and torch.equal(y.offset, x.offset[:, 0] * 2)
+        call(OTHER_SIZES[kind]())
+
+
+@pytest.mark.parametrize("kind", OTHER_SIZES)
+def test_what_names_none_maps_over_inner_tensors_of_another_size(kind):
+    for fn in (
+        lambda x: x * 2,
+        lambda x: (x - 1).exp(),
+        torch.zeros_like,
+        torch.clone,
+        lambda x: x + x,
+        lambda x: x.double(),
+    ):
+        x = OTHER_SIZES[kind]()
+        for got, held in zip(fn(x).unwrap(), x.unwrap(), strict=True):
+            torch.testing.assert_close(got, fn(held))
+
+
+def test_views_move_a_dim_of_size_one():
+    x = Parts(torch.rand(4, 3), torch.rand(4, 1))
+    for fn in (
+        lambda t: t.t(),
+        lambda t: t[1:3],
+        lambda t: t[2],
+        lambda t: t.unsqueeze(0),
+        lambda t: t.movedim(0, -1),
+    ):
+        for got, held in zip(fn(x).unwrap(), x.unwrap(), strict=True):
+            assert torch.equal(got, fn(held))
+
+
+PLAIN = {
+    "a coarse image": (lambda: Parts(torch.rand(2, 2, 2), torch.rand(2, 1, 1)), torch.rand(2, 2, 2)),
+    "a scale": (lambda: Parts(torch.rand(4, 3), torch.rand(4, 1)), torch.rand(3)),
+    "further dims": (lambda: Parts(torch.rand(3), torch.rand(3, 3)), torch.rand(3)),
+    "a column more": (lambda: Wide(torch.rand(3, 2, 2), torch.rand(3, 2)), torch.rand(2)),
+}
+WITH_PLAIN = {
+    "add": lambda x, t: x + t,
+    "from the left": lambda x, t: t * x,
+    "where": lambda x, t: torch.where(t > 0.5, x, x),
+    "masked_fill": lambda x, t: x.masked_fill(t > 0.5, 0),
+    "addcmul": lambda x, t: torch.addcmul(x, x, t),
+    "in place": lambda x, t: x.mul_(t),
+}
+
+
+@pytest.mark.parametrize("op", WITH_PLAIN)
+@pytest.mark.parametrize("kind", PLAIN)
+def test_a_plain_operand_has_no_elements_of_an_inner_tensor_of_another_size(kind, op):
+    make, plain = PLAIN[kind]
+    with pytest.raises(DispatchError, match=r"has other elements than a plain operand.*write a rule"):
+        WITH_PLAIN[op](make(), plain)
+
+
+def test_a_plain_operand_that_adds_no_elements():
+    x = Parts(torch.rand(4, 3), torch.rand(4, 1))
+    for plain in (torch.rand(4, 1), torch.rand(1), torch.rand(1, 1), torch.tensor(2.0)):
+        for got, held in zip((x * plain).unwrap(), x.unwrap(), strict=True):
+            assert torch.equal(got, held * plain)
+    x = Parts(torch.rand(4, 3), torch.rand(3))
+    assert torch.equal((x * torch.ones(3)).second, x.second)
+
+
+def test_further_dims_without_an_outer():
+    x = Parts(torch.rand(4), torch.rand(4, 3, 3))
+    assert x.sum(-1).second.shape == (3, 3)
+    for run in (
+        lambda x: x.sum(),
+        lambda x: x.roll(1),
+        lambda x: x.unfold(0, 2, 1),
+        lambda x: F.mse_loss(x, torch.ones(4)),
+    ):
+        with pytest.raises(DispatchError, match=r"further dims of 'second'|has other elements than a plain"):
+            run(x)
+    assert torch.equal(x.roll(1, 0).second, x.second.roll(1, 0))
 
 
 # ---- views that torch.compile remakes ----------------------------------------------------------------------
