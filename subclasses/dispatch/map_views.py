@@ -31,7 +31,16 @@ from subclasses.layout import field_name
 from subclasses.ops.aliasing import argument
 from subclasses.ops.schema import functional_counterpart_of_view, op_facts
 from subclasses.spec.collect import SubclassSpec
-from subclasses.spec.values import known_to_differ, may_differ, tensors_in, with_inners
+from subclasses.spec.values import (
+    expands,
+    fits_by_ones,
+    has_one_size,
+    known_to_differ,
+    may_differ,
+    of_other_sizes,
+    tensors_in,
+    with_inners,
+)
 
 aten = torch.ops.aten
 
@@ -243,7 +252,7 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
     is_sized = any(a.name in _SIZES for a in facts.arguments)
     if torch.Tag.pointwise in op.tags:
         return _with_plain_operands(cls, op, run)
-    if (is_factory(op) and not is_sized) or op in STRIDED_OPS:
+    if (is_factory(op) and not is_sized) or op in STRIDED_OPS or has_one_size(cls):
         return run
     attributes = cls.__spec__.attributes
     # A scale of size [out, 1] has the dims of the value, which a view moves with them.
@@ -253,8 +262,7 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         x: Any = args[0]
         if not isinstance(x, cls):
             x = next(t for t in tensors_in(args, kwargs) if isinstance(t, cls))
-        held, size = x.__dict__, x.shape
-        others = [n for n in attributes if (t := held[n]) is not None and known_to_differ(t.shape, size)]
+        others = of_other_sizes(x, attributes)
         further = _with_further_dims(op, x, others, keeps_ones) if others else ()
         if not further:
             return run(*args, **kwargs)
@@ -284,15 +292,9 @@ def _with_further_dims(op: OpOverload, x: Any, others: list[str], keeps_ones: bo
     held, size = x.__dict__, x.shape
     further = [n for n in others if not known_to_differ(held[n].shape[: len(size)], size)]
     for n in others:
-        if n not in further and not (keeps_ones and _fits_by_ones(held[n].shape, size)):
+        if n not in further and not (keeps_ones and fits_by_ones(held[n].shape, size)):
             raise _other_size_error(op, x, n, "where the op names dims, sizes or all of them")
     return further
-
-
-def _fits_by_ones(size: Any, outer: Any) -> bool:
-    return len(size) == len(outer) and not any(
-        n.__class__ is m.__class__ is int and n not in (m, 1) for n, m in zip(size, outer, strict=True)
-    )
 
 
 def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -302,30 +304,31 @@ def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
         DispatchError: from the plan, if an inner tensor has other elements than the value: of its size are those of
             the value, and of a size that expands to it, as one row for all, those to which the operand adds none.
     """
-    if sum(a.kind != "other" for a in op_facts(op).arguments) < 2:
+    if sum(a.kind != "other" for a in op_facts(op).arguments) < 2 or has_one_size(cls):
         return run
+    attributes = cls.__spec__.attributes
 
     def plan(*args: Any, **kwargs: Any) -> Any:
+        plain, x = None, None
         for t in args:
-            if isinstance(t, Tensor) and t.dim() and not isinstance(t, cls):
-                _check_same_elements(op, next(x for x in args if isinstance(x, cls)), t)
+            if t.__class__ is cls:
+                x = t
+            elif isinstance(t, Tensor) and not isinstance(t, cls):
+                plain = t
+        if plain is not None and x is not None and (others := of_other_sizes(x, attributes)):
+            _check_same_elements(
+                op, x, others, [t for t in tensors_in(args, kwargs) if not isinstance(t, cls)]
+            )
         return run(*args, **kwargs)
 
     return plan
 
 
-def _check_same_elements(op: OpOverload, x: Any, plain: Tensor) -> None:
-    for name in x._layout.present:
+def _check_same_elements(op: OpOverload, x: Any, others: list[str], plains: list[Tensor]) -> None:
+    for name in others:
         size = x.__dict__[name].shape
-        if known_to_differ(size, x.shape) and not (_expands(size, x.shape) and _expands(plain.shape, size)):
+        if not all(expands(size, x.shape) and expands(t.shape, size) for t in plains if t.dim()):
             raise _other_size_error(op, x, name, "than a plain operand")
-
-
-def _expands(size: Any, to: Any) -> bool:
-    """Whether a tensor of a size expands to another size, as far as they are no symbols."""
-    if len(size) > len(to):
-        return all(type(n) is int and n == 1 for n in size)  # as a number does
-    return _fits_by_ones(size, to[len(to) - len(size) :])
 
 
 def _run_from_front(

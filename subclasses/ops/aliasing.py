@@ -271,9 +271,6 @@ def resize_outer(written: Any, cls: Any) -> None:
             object.__setattr__(written, "data", new)
 
 
-# Ends the error for an op by which an optimizer writes to a value.
-
-
 def for_optimizers(cls: Any) -> str:
     """Returns what to do where an optimizer writes to a value of a class."""
     if cls.__spec__.trainable:

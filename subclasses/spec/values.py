@@ -119,3 +119,38 @@ def map_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         return {k: map_tensors(v, change) for k, v in value.items()}
     return type(value)(map_tensors(v, change) for v in value) if type(value) in (list, tuple) else value
+
+
+# ---- inner tensors of other sizes --------------------------------------------------------------------------
+
+
+def fits_by_ones(size: Any, outer: Any) -> bool:
+    """Whether a size has the dims of another, each of the same extent or 1, as far as they are no symbols."""
+    return len(size) == len(outer) and not any(
+        n.__class__ is m.__class__ is int and n not in (m, 1) for n, m in zip(size, outer, strict=True)
+    )
+
+
+def has_one_size(cls: Any) -> bool:
+    """Whether each value has the size of its one inner tensor."""
+    return len(cls.__spec__.inners) == 1 and not cls.__spec__.has_outer
+
+
+def of_other_sizes(x: Any, attributes: tuple[str, ...]) -> list[str]:
+    """Returns which inner tensors have another size than the value; it is asked at each call of a mapped op."""
+    held, size, found = x.__dict__, x.shape, []
+    for name in attributes:
+        t = held[name]
+        if t.__class__ is Tensor:  # whose sizes are no symbols
+            if t.shape != size:
+                found.append(name)
+        elif t is not None and known_to_differ(t.shape, size):
+            found.append(name)
+    return found
+
+
+def expands(size: Any, to: Any) -> bool:
+    """Whether a tensor of a size expands to another size, as far as they are no symbols."""
+    if len(size) > len(to):
+        return all(type(n) is int and n == 1 for n in size)  # as a number does
+    return fits_by_ones(size, to[len(to) - len(size) :])
