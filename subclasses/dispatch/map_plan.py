@@ -28,7 +28,7 @@ from subclasses._torch import OpOverload, cpp_callable, set_storage_of
 from subclasses.codegen.build import build_functions
 from subclasses.codegen.emitter import Emitter
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import are_alike, describe_metadata, with_nested
+from subclasses.layout import are_alike, describe_metadata, field_name, with_nested
 from subclasses.ops.aliasing import bump_versions
 from subclasses.ops.schema import Argument, OpFacts, op_facts
 from subclasses.ops.write_checks import differ, is_tried_first, try_first
@@ -226,4 +226,24 @@ def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
         f"use the functional op. If it is the gradient of a "
         f"plain tensor t: an op on t and {one_of(cls)} computed it; t has a plain gradient if the op takes "
         f"{cls.__name__}({fields}) in place of t"
+    )
+
+
+def other_size_error(op: OpOverload, x: Any, name: str, why: str) -> DispatchError:
+    """Returns the error for an op that would mean other elements of an inner tensor than of the value."""
+    cls = type(x)
+    return DispatchError(
+        f"{op} on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors, of which {field_name(name)!r} "
+        f"of size {tuple(x.__dict__[name].shape)} has other elements {why}; give each the size of the value, or write "
+        f"a rule: @{cls.__name__}.implements(torch.ops.{op})"
+    )
+
+
+def further_dims_error(op: OpOverload, x: Any, name: str) -> DispatchError:
+    """Returns the error for an op that would change the dims which an inner tensor has beside those of the value."""
+    cls = type(x)
+    return DispatchError(
+        f"{op} on {one_of(cls)} of size {tuple(x.shape)} is mapped over its inner tensors, and it would change the "
+        f"further dims of {field_name(name)!r}, whose size is {tuple(x.__dict__[name].shape)}. Name dims of the value, "
+        f"as x.sum(dim=0) does, or write a rule: @{cls.__name__}.implements(torch.ops.{op})"
     )

@@ -24,10 +24,10 @@ from subclasses._torch import (
     canonicalize_dim,
     set_storage_of,
 )
+from subclasses.dispatch.map_plan import further_dims_error, other_size_error
 from subclasses.dispatch.per_inner import inner_of
 from subclasses.dispatch.strided import STRIDED_OPS, strided_advice
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import field_name
 from subclasses.ops.aliasing import argument
 from subclasses.ops.schema import functional_counterpart_of_view, op_facts
 from subclasses.spec.collect import SubclassSpec
@@ -37,7 +37,6 @@ from subclasses.spec.values import (
     has_one_size,
     known_to_differ,
     may_differ,
-    of_other_sizes,
     tensors_in,
     with_inners,
 )
@@ -262,18 +261,18 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         x: Any = args[0]
         if not isinstance(x, cls):
             x = next(t for t in tensors_in(args, kwargs) if isinstance(t, cls))
-        others = of_other_sizes(x, attributes)
+        others = _of_other_sizes(x, attributes)
         further = _with_further_dims(op, x, others, keeps_ones) if others else ()
         if not further:
             return run(*args, **kwargs)
         if op in _OF_LAST_DIMS or (
             op is aten.roll.default and len(args) < 3
         ):  # rolls all elements as one row
-            raise _further_dims_error(op, x, further[0])
+            raise further_dims_error(op, x, further[0])
         if any(
             t.is_floating_point() and t.dim() and not isinstance(t, cls) for t in tensors_in(args, kwargs)
         ):
-            raise _other_size_error(op, x, further[0], "than a plain operand")
+            raise other_size_error(op, x, further[0], "than a plain operand")
         out = _run_from_front(op, run, x, [*args], kwargs)
         for result in out if isinstance(out, list | tuple) else (out,):
             if isinstance(result, cls):
@@ -293,7 +292,7 @@ def _with_further_dims(op: OpOverload, x: Any, others: list[str], keeps_ones: bo
     further = [n for n in others if not known_to_differ(held[n].shape[: len(size)], size)]
     for n in others:
         if n not in further and not (keeps_ones and fits_by_ones(held[n].shape, size)):
-            raise _other_size_error(op, x, n, "where the op names dims, sizes or all of them")
+            raise other_size_error(op, x, n, "where the op names dims, sizes or all of them")
     return further
 
 
@@ -315,7 +314,7 @@ def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
                 x = t
             elif isinstance(t, Tensor) and not isinstance(t, cls):
                 plain = t
-        if plain is not None and x is not None and (others := of_other_sizes(x, attributes)):
+        if plain is not None and x is not None and (others := _of_other_sizes(x, attributes)):
             _check_same_elements(
                 op, x, others, [t for t in tensors_in(args, kwargs) if not isinstance(t, cls)]
             )
@@ -324,11 +323,27 @@ def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
     return plan
 
 
+def _of_other_sizes(x: Any, attributes: tuple[str, ...]) -> list[str]:
+    """Returns which inner tensors have another size than the value; it is asked at each call of a mapped op."""
+    held, size, found = x.__dict__, x.shape, []
+    is_number = not any(n.__class__ is not int for n in size)
+    for name in attributes:
+        t = held[name]
+        if t is None:
+            continue
+        if t.__class__ is Tensor or (is_number and all(n.__class__ is int for n in t.shape)):
+            if t.shape != size:
+                found.append(name)
+        elif known_to_differ(t.shape, size):  # a comparison of symbols would guard on them
+            found.append(name)
+    return found
+
+
 def _check_same_elements(op: OpOverload, x: Any, others: list[str], plains: list[Tensor]) -> None:
     for name in others:
         size = x.__dict__[name].shape
         if not all(expands(size, x.shape) and expands(t.shape, size) for t in plains if t.dim()):
-            raise _other_size_error(op, x, name, "than a plain operand")
+            raise other_size_error(op, x, name, "than a plain operand")
 
 
 def _run_from_front(
@@ -376,22 +391,4 @@ def _check_further_dims(op: OpOverload, x: Any, result: Any, further: list[str])
         count = len(before) - x.dim()
         is_kept = len(after) - result.dim() == count
         if not is_kept or known_to_differ(after[len(after) - count :], before[len(before) - count :]):
-            raise _further_dims_error(op, x, name)
-
-
-def _other_size_error(op: OpOverload, x: Any, name: str, why: str) -> DispatchError:
-    cls = type(x)
-    return DispatchError(
-        f"{op} on {one_of(cls)} of size {tuple(x.shape)}, mapped over its inner tensors, of which {field_name(name)!r} "
-        f"of size {tuple(x.__dict__[name].shape)} has other elements {why}; give each the size of the value, or write "
-        f"a rule: @{cls.__name__}.implements(torch.ops.{op})"
-    )
-
-
-def _further_dims_error(op: OpOverload, x: Any, name: str) -> DispatchError:
-    cls = type(x)
-    return DispatchError(
-        f"{op} on {one_of(cls)} of size {tuple(x.shape)} is mapped over its inner tensors, and it would change the "
-        f"further dims of {field_name(name)!r}, whose size is {tuple(x.__dict__[name].shape)}. Name dims of the value, "
-        f"as x.sum(dim=0) does, or write a rule: @{cls.__name__}.implements(torch.ops.{op})"
-    )
+            raise further_dims_error(op, x, name)

@@ -136,19 +136,6 @@ def has_one_size(cls: Any) -> bool:
     return len(cls.__spec__.inners) == 1 and not cls.__spec__.has_outer
 
 
-def of_other_sizes(x: Any, attributes: tuple[str, ...]) -> list[str]:
-    """Returns which inner tensors have another size than the value; it is asked at each call of a mapped op."""
-    held, size, found = x.__dict__, x.shape, []
-    for name in attributes:
-        t = held[name]
-        if t.__class__ is Tensor:  # whose sizes are no symbols
-            if t.shape != size:
-                found.append(name)
-        elif t is not None and known_to_differ(t.shape, size):
-            found.append(name)
-    return found
-
-
 def expands(size: Any, to: Any) -> bool:
     """Whether a tensor of a size expands to another size, as far as they are no symbols."""
     if len(size) > len(to):
