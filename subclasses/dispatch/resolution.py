@@ -382,10 +382,10 @@ def _leaves(cls: Any, op: OpOverload, types: Any, args: Any) -> bool:
     others: list[type] = [
         t for t in types if not issubclass(t, cls) and is_traceable_wrapper_subclass_type(t)
     ]
-    if cls.__spec__.trainable and takes_lists(op):
-        return False  # its plan leaves elements of other classes to them
     if not others or find_op_rule(cls, op) is not None:
         return False
+    if cls.__spec__.trainable and takes_lists(op):
+        return False  # its plan leaves elements of other classes to them
     inside = {layout.cls for x in wrappers_in(cls, args) for _, layout in x._layout.nested}
     bases = [t for t in others if issubclass(cls, t)]
     is_mapped = cls.__spec__.fallback == "map" and find_step(cls, op) in ("map", "structure")
