@@ -19,11 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import (
-    OpOverload,
-    canonicalize_dim,
-    set_storage_of,
-)
+from subclasses._torch import OpOverload, canonicalize_dim, set_storage_of
 from subclasses.dispatch.map_plan import further_dims_error, other_size_error
 from subclasses.dispatch.per_inner import inner_of
 from subclasses.dispatch.strided import STRIDED_OPS, strided_advice
@@ -244,8 +240,8 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
     first dims too.
 
     Raises:
-        DispatchError: from the plan, if the op changes the further dims, as a sum over all dims does, or an inner
-            tensor of fewer dims leads to a result of another size than the op has.
+        DispatchError: from the plan, if the op changes the further dims, as a sum over all dims does, or means other
+            elements of an inner tensor of another size than of the value.
     """
     facts = op_facts(op)
     is_sized = any(a.name in _SIZES for a in facts.arguments)
@@ -265,9 +261,8 @@ def with_outer_dims(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callab
         further = _with_further_dims(op, x, others, keeps_ones) if others else ()
         if not further:
             return run(*args, **kwargs)
-        if op in _OF_LAST_DIMS or (
-            op is aten.roll.default and len(args) < 3
-        ):  # rolls all elements as one row
+        rolls_as_one_row = op is aten.roll.default and len(args) < 3
+        if op in _OF_LAST_DIMS or rolls_as_one_row:
             raise further_dims_error(op, x, further[0])
         if any(
             t.is_floating_point() and t.dim() and not isinstance(t, cls) for t in tensors_in(args, kwargs)
@@ -310,9 +305,9 @@ def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
     def plan(*args: Any, **kwargs: Any) -> Any:
         plain, x = None, None
         for t in args:
-            if t.__class__ is cls:
+            if isinstance(t, cls):
                 x = t
-            elif isinstance(t, Tensor) and not isinstance(t, cls):
+            elif isinstance(t, Tensor):
                 plain = t
         if plain is not None and x is not None and (others := _of_other_sizes(x, attributes)):
             _check_same_elements(
@@ -326,12 +321,11 @@ def _with_plain_operands(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
 def _of_other_sizes(x: Any, attributes: tuple[str, ...]) -> list[str]:
     """Returns which inner tensors have another size than the value; it is asked at each call of a mapped op."""
     held, size, found = x.__dict__, x.shape, []
-    is_number = not any(n.__class__ is not int for n in size)
     for name in attributes:
         t = held[name]
         if t is None:
             continue
-        if t.__class__ is Tensor or (is_number and all(n.__class__ is int for n in t.shape)):
+        if t.__class__ is Tensor or all(n.__class__ is int for n in (*size, *t.shape)):
             if t.shape != size:
                 found.append(name)
         elif known_to_differ(t.shape, size):  # a comparison of symbols would guard on them

@@ -372,8 +372,8 @@ def recorded(s: Subject) -> list[Case]:
             _differentiate(case.run(plain.requires_grad_()), plain)
 
     # That they work without gradients does not say that they do with them.
-    own = set() if s.has_reference else {case.name for case in author_cases(s)}
-    own -= {case.name for case in applicable(s, {case.name: case.run for case in author_cases(s)})}
+    calls = {} if s.has_reference else {case.name: case.run for case in author_cases(s)}
+    own = calls.keys() - {case.name for case in applicable(s, calls)}
     cases = [case for case in accepted(s) if case.name in own or succeeds(record, case)]
     return [dataclasses.replace(case, works=False) for case in cases]
 
