@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -206,16 +207,15 @@ def autograd_enabled() -> Any:
     return _ForceDispatchKeyGuard(_included_keys(), _excluded_keys() - _autograd_keys - _lazy_bits)
 
 
-# Whether a dispatch key is disabled for this thread, and whether a tensor requires grad without a call of its class's
-# __torch_function__, which costs four times as much.
+# Whether a tensor requires grad, without a call of its class's __torch_function__, which costs four times as much, and
+# whether autograd records nothing of what this thread runs, as in ``__torch_dispatch__``.
 any_requires_grad = torch._C._any_requires_grad  # type: ignore[attr-defined]
-_autograd_key = torch._C.DispatchKey.AutogradFunctionality  # type: ignore[attr-defined]
+is_below_autograd = partial(is_excluded, torch._C.DispatchKey.AutogradFunctionality)  # type: ignore[attr-defined]
 
 
 def is_recording(
     x: torch.Tensor,
-    is_excluded: Any = is_excluded,
-    key: Any = _autograd_key,
+    is_below_autograd: Any = is_below_autograd,
     is_grad_enabled: Any = torch.is_grad_enabled,
     any_requires_grad: Any = any_requires_grad,
 ) -> bool:
@@ -223,7 +223,7 @@ def is_recording(
 
     Only the first parameter is for callers; the others are looked up faster than names of the module.
     """
-    return any_requires_grad(x) and is_grad_enabled() and not is_excluded(key)
+    return any_requires_grad(x) and is_grad_enabled() and not is_below_autograd()
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:

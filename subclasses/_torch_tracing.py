@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import (
 )
 
 from subclasses._torch import (
+    TorchDispatchMode,
     any_requires_grad,
     current_transform,
     disable_current_modes,
@@ -199,15 +200,33 @@ def is_called_by_engine(*, formulas: bool) -> bool:
     if not (formulas or isinstance(torch._C._current_autograd_node(), _ADDED_TO)):
         return False
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "__torch_dispatch__":
+    is_inner = False
+    while frame is not None:
+        if frame.f_code.co_name == "__torch_dispatch__":
+            if is_inner and not _is_of_mode(frame):
+                return False  # a rule calls the op
+            if _is_outermost(frame):
+                return True
+            is_inner = True
         frame = frame.f_back
-    return frame is not None and _is_outermost(frame)
+    return False
+
+
+def _is_of_mode(frame: Any) -> bool:
+    """Whether a ``__torch_dispatch__`` that runs is that of a mode, which sees an op first and calls it again."""
+    return isinstance(frame.f_locals.get(frame.f_code.co_varnames[0]), TorchDispatchMode)
+
+
+_DECORATORS = ("torch._compile", "torch._dynamo.eval_frame")  # of each mode's __torch_dispatch__
 
 
 def _is_outermost(frame: Any) -> bool:
     """Whether the engine called a frame."""
+    back = frame.f_back
+    while back is not None and back.f_globals.get("__name__") in _DECORATORS:
+        back = back.f_back
     # In a thread of the engine there is no frame behind it.
-    return frame.f_back is None or frame.f_back.f_code is _engine_run_backward.__code__
+    return back is None or back.f_code is _engine_run_backward.__code__
 
 
 def is_called_by_transform() -> bool:
@@ -244,7 +263,7 @@ def in_formula() -> bool:
     frame: Any = sys._getframe(1)
     while not _is_outermost(frame):
         frame = frame.f_back
-    # Around a __torch_dispatch__ there may be the decorator of a mode's, or a decomposition.
+    # Around a __torch_dispatch__ there may be a decomposition.
     return frame.f_code.co_name == "__torch_dispatch__" or frame.f_globals["__name__"].startswith(_OF_OPS)
 
 

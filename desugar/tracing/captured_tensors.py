@@ -124,6 +124,7 @@ class NonLeaf(torch.autograd.Function):
 
         The object is not a view of `root`: autograd forbids in-place writes to views that a custom function returns.
         """
+        ctx.set_materialize_grads(False)  # the zeros would be plain where the argument is a wrapper
         if isinstance(value, Plain):
             return private.FunctionalTensor(root.elem, private.detect_infra_mode(private.ModeKey.FUNCTIONAL))
         return wrap_value(value, items)

@@ -25,6 +25,7 @@ from subclasses._torch import (
     any_requires_grad,
     apply_function,
     call_unruled,
+    is_below_autograd,
     is_recording,
     skip_frames,
 )
@@ -74,6 +75,8 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = with_marked_gradients(func, args, kwargs)
     if torch.compiler.is_dynamo_compiling():
         return call_unruled(func, types, args, kwargs)  # the ops run, and settle, where its graph is traced
+    if is_below_autograd():
+        return call_unruled(func, types, args, kwargs)  # a rule, or a dispatch mode that calls the op again
     before, outer = CALLING.made, CALLING.func
     CALLING.made, CALLING.func = [], func
     try:

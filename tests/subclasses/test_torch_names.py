@@ -210,8 +210,9 @@ def is_recording():
     assert _torch.is_recording(x)
     with torch.no_grad():
         assert not _torch.is_recording(x)
-    Asked.implements(aten.cos.default)(lambda func, x: (seen.append(_torch.is_recording(x)), x)[1])
-    assert x.cos().requires_grad and seen == [False]
+    ask = lambda: (_torch.is_recording(x), _torch.is_below_autograd())  # noqa: E731
+    Asked.implements(aten.cos.default)(lambda func, x: (seen.append(ask()), x)[1])
+    assert x.cos().requires_grad and seen == [(False, True)] and not _torch.is_below_autograd()
 
 
 def apply_function():
@@ -1078,6 +1079,7 @@ CHECKS = {
     "canonicalize_dim": canonicalize_dim,
     "any_requires_grad": any_requires_grad,
     "set_hooks": hooks,
+    "is_below_autograd": is_recording,
     "is_recording": is_recording,
     "apply_function": apply_function,
     "record_readings": record_readings,
@@ -1136,6 +1138,7 @@ def test_every_name_has_its_check():
         "importlib",
         "inspect",
         "one_of",
+        "partial",
         "sys",
         "threading",
         "types",
