@@ -144,7 +144,7 @@ def _settle(x: Any) -> None:
     with DisableTorchFunctionSubclass():
         base = x._base if x._is_view() else None
     if base is not None:
-        _settle_base(base)
+        _settle_base(base, x)
         return
     if history.is_view:
         return
@@ -155,13 +155,18 @@ def _settle(x: Any) -> None:
     _add_node(x, _Call(history) if history.parts is None else _Parts(history.parts))
 
 
-def _settle_base(base: Any) -> None:
+def _settle_base(base: Any, view: Any) -> None:
     """Makes a node for a value that was written to through a view by a rule; PyTorch's formula is behind it."""
     history = base.__dict__.get(HISTORY)
     if isinstance(history, History) and history.made is None and history.parts is not None:
         if history.parts:
             del base.__dict__[HISTORY]
         _add_node(base, _Parts(history.parts) if history.parts else _Unknown())
+        # PyTorch made the view's node when it was written to, of the base's node then, and makes one for each version.
+        with DisableTorchFunctionSubclass():
+            for version in (view._version + 1, view._version):
+                set_version_counters((view,), (version,))
+                view.grad_fn  # noqa: B018 - the access makes it
 
 
 def _add_node(x: Any, made: Any) -> None:
