@@ -178,6 +178,24 @@ set_version_counters = torch._C._autograd._unsafe_set_version_counter  # type: i
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # type: ignore[attr-defined]
 
 
+def has_no_memory(t: torch.Tensor) -> bool:
+    """Whether a tensor is a zero gradient of PyTorch's that is zeros by its dispatch key alone."""
+    return t._is_zerotensor()
+
+
+def without_lazy_bits(t: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor whose memory holds its entries as they are, which ops on inner tensors read.
+
+    It is not conjugated or negated, nor zeros without memory: these are PyTorch's derivatives of ``sgn`` and other
+    steps, and a kernel that meets them crashes.
+    """
+    if has_no_memory(t):
+        if in_dispatch_mode():  # PyTorch makes them past all modes; a trace has to see them, and that they fix a size
+            t = torch._efficientzerotensor(t.shape, dtype=t.dtype, device=t.device)
+        return torch.zeros_like(t)
+    return t.resolve_conj().resolve_neg() if t.is_conj() or t.is_neg() else t
+
+
 _ADDED_TO = (BackwardCFunction, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
 
 

@@ -12,6 +12,7 @@ from desugar import _torch as private
 from desugar.flatten.fakes import fixed_extents
 from desugar.ir.values import inner_names, is_wrapper
 from subclasses._torch_distributed import dtensor_spec
+from subclasses._torch_tracing import without_lazy_bits
 from subclasses.handwritten import LOCAL, DTensorContext, is_dtensor
 
 
@@ -79,7 +80,7 @@ def tensor_guards(fakes: Sequence[Tensor]) -> Any:
 
 
 def settle(gradients: Sequence[Tensor | None], orders: Sequence[Sequence[int]]) -> list[Tensor] | None:
-    """Returns gradients without lazy negation and in the traced memory order.
+    """Returns gradients without lazy negation, with their zeros in memory, and in the traced memory order.
 
     Args:
         gradients: The gradients that arrived.
@@ -90,7 +91,7 @@ def settle(gradients: Sequence[Tensor | None], orders: Sequence[Sequence[int]]) 
     """
     if any(type(gradient) is not Tensor for gradient in gradients) or are_batched(gradients):
         return None
-    return [restride(g.resolve_neg(), order) for g, order in zip(gradients, orders, strict=True)]  # type: ignore[union-attr]
+    return [restride(without_lazy_bits(g), order) for g, order in zip(gradients, orders, strict=True)]  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------------------ inference tensors

@@ -21,6 +21,7 @@ from desugar.flatten.origins import Origin
 from desugar.ir.abstract_values import is_unknown
 from desugar.ir.values import inner_names, is_wrapper
 from subclasses._torch import disabled_torch_function_impl
+from subclasses._torch_tracing import has_no_memory
 from subclasses.errors import one_of
 
 # -------------------------------------------------------------------------------------------- making fakes
@@ -172,9 +173,9 @@ def check_class(real: Tensor) -> None:
 
 
 def check_memory(leaves: Iterable[Any]) -> None:
-    """Raises `DesugarError` for a lazily negated tensor, inner tensors included.
+    """Raises `DesugarError` for a tensor whose memory does not hold its values, inner tensors included.
 
-    The memory of such a tensor holds the negated values, and a compiled graph would read them.
+    That of a lazily negated one holds the negated values, and zeros that a derivative of `sgn` is have none.
     """
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
@@ -186,6 +187,13 @@ def check_memory(leaves: Iterable[Any]) -> None:
                 f"expected tensors with their values in memory, got a lazily negated one of size {tuple(leaf.shape)} "
                 "(the imag of a conjugated tensor, for instance)",
                 instead="call resolve_neg() on it before the compiled function",
+                stock_is_wrong=True,
+            )
+        elif has_no_memory(leaf):
+            raise DesugarError(
+                f"expected tensors with their values in memory, got zeros of size {tuple(leaf.shape)} without any (a "
+                "derivative of sgn or of another step, for instance)",
+                instead="pass their clone()",
                 stock_is_wrong=True,
             )
 

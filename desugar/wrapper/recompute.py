@@ -33,6 +33,7 @@ from desugar.tracing.tangents import meets_plain_gradients
 from desugar.wrapper.backward import differentiable_leaves
 from desugar.wrapper.backward_plan import BackwardPlan, first_paths
 from desugar.wrapper.results import Parts
+from subclasses._torch_tracing import without_lazy_bits
 from subclasses.autograd.history import by_inner_tensors
 from subclasses.errors import one_of
 
@@ -276,8 +277,8 @@ def _has_no_dims(value: Value, leaf: Any) -> bool:
 
 
 def _without_lazy_bits(tangent: Any) -> Any:
-    """Returns a tangent without conjugate and negative bits, which formulas of complex numbers set."""
-    return tangent.resolve_conj().resolve_neg() if type(tangent) is Tensor else tangent
+    """Returns a tangent that holds its entries; formulas of complex numbers and steps leave others."""
+    return without_lazy_bits(tangent) if type(tangent) is Tensor else tangent
 
 
 def tensor_leaves(inputs: Inputs) -> list[int]:

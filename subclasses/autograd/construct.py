@@ -20,7 +20,7 @@ from torch import Tensor
 
 from subclasses._torch import any_requires_grad, apply_function, autograd_enabled, is_recording
 from subclasses._torch_capture import is_exporting
-from subclasses._torch_tracing import leave_in_graph
+from subclasses._torch_tracing import leave_in_graph, without_lazy_bits
 from subclasses.autograd.history_errors import PLAIN_COTANGENT, fitting, integer_value_error, refuse_tangents
 from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable, saved
 from subclasses.errors import DispatchError, one_of
@@ -159,8 +159,7 @@ def pull_back(primal: Any, cotangent: Tensor) -> Any:
 
 
 def _without_lazy_bits(t: Tensor | None) -> Tensor | None:
-    """Returns a tensor without conjugate and negative bits, which ops on inner tensors do not see."""
-    return t if t is None or not (t.is_conj() or t.is_neg()) else t.resolve_conj().resolve_neg()
+    return None if t is None else without_lazy_bits(t)
 
 
 def make_leaf(t: Tensor, create_graph: bool) -> Tensor:

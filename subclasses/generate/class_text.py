@@ -14,7 +14,7 @@ from torch.overrides import handle_torch_function
 
 from subclasses import serialize
 from subclasses._torch import current_transform, in_function_mode, make_wrapper_subclass
-from subclasses._torch_tracing import in_dual_level
+from subclasses._torch_tracing import in_dual_level, without_lazy_bits
 from subclasses.codegen.emitter import Emitter
 from subclasses.generate import fsdp
 from subclasses.generate.attributes import SPECIAL_ATTRIBUTES
@@ -115,8 +115,9 @@ def _emit_inner_check(e: Emitter, spec: SubclassSpec, field: InnerField) -> None
         e.writeline(f"if {maybe}{name}.dtype is not {dtype}:")
         e.writeline(f"    {bad_dtype}({spec.name!r}, {name!r}, {dtype}, {name}.dtype)")
     if may_require_grad(field):
-        e.writeline(f"if {maybe}({name}.is_conj() or {name}.is_neg()):")
-        e.writeline(f"    {name} = {name}.resolve_conj().resolve_neg()")
+        solid = e.bind(without_lazy_bits, "without_lazy_bits")
+        e.writeline(f"if {maybe}({name}.is_conj() or {name}.is_neg() or {name}._is_zerotensor()):")
+        e.writeline(f"    {name} = {solid}({name})")
     if field.device is None and anchor not in (None, name):
         bad_device = e.bind(construction.raise_mixed_devices, "raise_mixed_devices")
         e.writeline(f"if {maybe}{name}.device != {anchor}.device:")

@@ -51,6 +51,19 @@ def op_types():
     assert isinstance(aten.mul, _torch.OpOverloadPacket)
 
 
+def without_lazy_bits():
+    """Conjugated, negated, and zeros that a derivative of `sgn` is: real ones also where a trace looks for symbols."""
+    x = torch.ones(2, requires_grad=True)
+    (zeros,) = torch.autograd.grad(x.sgn().sum(), x)
+    numbers = torch.complex(torch.ones(2), torch.ones(2)).conj()
+    assert _torch_tracing.has_no_memory(zeros) and not _torch_tracing.has_no_memory(numbers)
+    for lazy in (zeros, numbers, numbers.imag):
+        solid = _torch_tracing.without_lazy_bits(lazy)
+        assert solid.data_ptr() and not (solid.is_conj() or solid.is_neg()) and torch.equal(solid, lazy)
+    with _torch.fake_mode():
+        assert _torch_tracing.without_lazy_bits(zeros).shape == (2,)
+
+
 def in_dispatch_mode():
     assert not _torch.in_dispatch_mode()
     with _torch.fake_mode():
@@ -1070,7 +1083,9 @@ CHECKS = {
     "LIVE": is_exporting,
     "register_node": register_node,
     "pytree": register_node,
+    "has_no_memory": without_lazy_bits,
     "is_called_by_engine": is_called_by_engine,
+    "without_lazy_bits": without_lazy_bits,
     "is_called_by_transform": is_called_by_transform,
     "is_tracing": is_tracing,
     "in_dual_level": in_dual_level,

@@ -1,0 +1,79 @@
+"""Second derivatives of steps: PyTorch gives zeros without memory, which kernels on inner tensors must not meet."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+from subclasses import TensorSubclass, inner
+from tests.subclasses.subjects import MODES
+
+aten = torch.ops.aten
+
+
+class Interval(TensorSubclass):
+    low: Tensor = inner(differentiable=True)
+    high: Tensor = inner(differentiable=True)
+
+
+@Interval.implements(aten.abs, aten.sgn, aten.round)
+def _(func, x):
+    return Interval(func(x.low), func(x.high))
+
+
+class Mapped(TensorSubclass, fallback="map"):
+    low: Tensor = inner(differentiable=True)
+    high: Tensor = inner(differentiable=True)
+
+
+def zeros_without_memory():
+    x = torch.ones(3, requires_grad=True)
+    (zeros,) = torch.autograd.grad(x.sgn().sum(), x)
+    return zeros
+
+
+# Stock programs have no second derivatives.
+@pytest.mark.parametrize("door", [door for door in MODES if door != "stock"])
+@pytest.mark.parametrize("cls", [Interval, Mapped])
+@pytest.mark.parametrize("step", [torch.abs, torch.sgn, torch.round])
+def test_second_derivatives(step, cls, door):
+    leaves = [torch.tensor([-1.0, 1.0], requires_grad=True), torch.tensor([2.5, 3.0], requires_grad=True)]
+
+    def by_class(low, high):
+        y = step(cls(low * low, high * low))
+        return y.low * low, y.high * high
+
+    def plain(low, high):
+        return step(low * low) * low, step(high * low) * high
+
+    found = []
+    for f in (MODES[door](by_class), plain):
+        total = sum(t.sum() for t in f(*leaves))
+        grads = torch.autograd.grad(total, leaves, create_graph=True)
+        found.append([*grads, *torch.autograd.grad(sum((g * g).sum() for g in grads), leaves)])
+    torch.testing.assert_close(*found)
+
+
+def test_a_value_may_be_made_of_them():
+    x = Mapped(zeros_without_memory(), torch.ones(3)) * 2.0 + 1.0
+    assert x.low.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_compiled_kernels_do_not_read_them():
+    x = torch.randn(4, requires_grad=True)
+
+    def f(x):
+        return x * 3.0 + x.sin()
+
+    compiled = desugar.compile(f)
+    assert torch.autograd.grad(compiled(x).sgn().sum(), x)[0].tolist() == [0.0] * 4
+    (first,) = torch.autograd.grad(compiled(x).abs().sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(f(x).abs().sum(), x, create_graph=True)
+    torch.testing.assert_close(*(torch.autograd.grad(g.sum(), x) for g in (first, expected)))
+    with pytest.raises(
+        desugar.DesugarError, match=r"(?s)zeros of size \(3,\) without any .*pass their clone"
+    ):
+        compiled(zeros_without_memory())
+    assert compiled(zeros_without_memory().clone()).tolist() == [0.0] * 3
