@@ -21,7 +21,7 @@ from torch import Tensor
 from subclasses._torch import any_requires_grad, apply_function, autograd_enabled, is_recording
 from subclasses._torch_capture import is_exporting
 from subclasses._torch_tracing import leave_in_graph, without_lazy_bits
-from subclasses.autograd.history_errors import PLAIN_COTANGENT, fitting, integer_value_error, refuse_tangents
+from subclasses.autograd import history_errors as errors
 from subclasses.autograd.rule_runs import in_recorded_rule, keep_readable, saved
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import HISTORY, OPEN, RAW, Layout, cotangent_layout
@@ -42,7 +42,7 @@ def construct(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None)
             return layout.cls._wrap(layout, *inners, *dynamics)  # type: ignore[attr-defined]
         made = apply_function(Construct, layout, dynamics, *inners)
         if not (torch.compiler.is_dynamo_compiling() or any_requires_grad(made)):
-            raise integer_value_error(layout.cls, made.dtype, inners)
+            raise errors.integer_value_error(layout.cls, made.dtype, inners)
         if in_recorded_rule():
             keep_readable(made, inners)
         return made
@@ -58,7 +58,7 @@ def wrap_detached(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | N
 class Construct(torch.autograd.Function):
     """``Cls(*inners)`` in the autograd graph; the backward returns the inner tensors of the cotangent."""
 
-    jvp = staticmethod(refuse_tangents)
+    jvp = staticmethod(errors.refuse_tangents)
 
     @staticmethod
     def forward(layout: Layout, dynamics: tuple[Any, ...], *inners: Tensor | None) -> Any:
@@ -76,9 +76,9 @@ class Construct(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         cls = ctx.layout.cls
         if cls._saves_inners and not cls.__spec__.has_materialize:
-            # Only the size and dtype are read: without `materialize`, pulling back does not use the contents.
+            # Without `materialize`, pulling back does not use the contents; NaN shows where an author's method does.
             inners = [
-                t if size is None else t.new_empty(()).expand(size)
+                t if size is None else t.new_full((), torch.nan).expand(size)
                 for t, size in zip(inners, ctx.sizes, strict=True)
             ]
         ctx.save_for_backward(*(inners if cls._saves_inners else ()))
@@ -103,8 +103,8 @@ class Construct(torch.autograd.Function):
             primal = cls._wrap(ctx.layout, *ctx.saved_tensors, *ctx.dynamics)
             grads = wrap_cotangent(primal, cotangent, ctx.needs_input_grad[2:]).unwrap()
         else:
-            raise DispatchError(PLAIN_COTANGENT.format(cls=cls.__name__))
-        return None, None, *fitting(cls, cls.__spec__.attributes, grads, ctx.sizes)
+            raise DispatchError(errors.PLAIN_COTANGENT.format(cls=cls.__name__))
+        return None, None, *errors.fitting(cls, cls.__spec__.attributes, grads, ctx.sizes)
 
 
 def _is_base(base: Any, cls: Any) -> bool:
@@ -191,7 +191,7 @@ def _zero_like(t: Any) -> Any:
 class Unwrap(torch.autograd.Function):
     """Some inner tensors as functions of the wrapper; the backward constructs a cotangent of its class."""
 
-    jvp = staticmethod(refuse_tangents)
+    jvp = staticmethod(errors.refuse_tangents)
 
     @staticmethod
     def forward(x: Any, names: tuple[str, ...]) -> tuple[Tensor, ...]:
@@ -231,6 +231,7 @@ class Unwrap(torch.autograd.Function):
         if all(g is None for g in cotangents):
             return None, None
         parts: dict[str, Any] = dict(zip(ctx.names, map(_without_lazy_bits, cotangents), strict=True))
+        errors.check_plain(ctx.layout.cls, parts.items(), ctx.likes)
         parts |= dict(zip(ctx.fixed, ctx.saved_tensors, strict=True))
         parts |= {n: _zero_like(t) for n, t in ctx.likes.items() if parts.get(n) is None}
         layout, cls = ctx.layout, ctx.layout.cls

@@ -8,6 +8,8 @@ copies are differentiable functions of the operands then. For a view they are vi
                             ---------------------------- written there, too ----------------------
 
 so that the base, and each other view of it, has the derivative of what was written.
+
+An assignment to a field is such a write, to one inner tensor.
 """
 
 from __future__ import annotations
@@ -19,11 +21,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import autograd_enabled, storage_key
+from subclasses._torch import (
+    DisableTorchFunctionSubclass,
+    apply_function,
+    autograd_enabled,
+    is_recording,
+    storage_key,
+)
+from subclasses._torch_tracing import set_version_counters
 from subclasses.autograd.construct import is_differentiable, unwrap
 from subclasses.autograd.history import History, is_kept, keep_history, open_value, opened, version_of
+from subclasses.autograd.history_errors import assigned_view_error
+from subclasses.autograd.nodes import MadeByRule, Parts
 from subclasses.autograd.rule_runs import read_before_write, recorded_rule
 from subclasses.errors import DispatchError
+from subclasses.layout import HISTORY
 from subclasses.spec.values import PLAIN, map_tensors, tensors_in, with_inners
 
 Call = Callable[..., Any]
@@ -195,3 +207,45 @@ def is_same_memory(a: Tensor, b: Tensor) -> bool:
         and (a.dtype, a.stride(), a.storage_offset()) == (b.dtype, b.stride(), b.storage_offset())
         and not (a.is_conj() or b.is_conj() or a.is_neg() or b.is_neg())
     )
+
+
+# ---- assignments -------------------------------------------------------------------------------------------
+
+
+class _Assigned(Parts):
+    """A value after an assignment to a field: a function of what its other fields held before."""
+
+    replaces_formula = True
+
+    def pull_back(self, cotangent: Any) -> list[Any]:
+        if hasattr(type(cotangent), "__spec__"):
+            return super().pull_back(cotangent)
+        # Absent, or plain: each inner tensor of a mapped class has it.
+        return [cotangent for _ in self.sources]
+
+
+def assign(x: Any, name: str, store: Callable[[], None]) -> None:
+    """Assigns an inner tensor of a value: where gradients are on, an op that writes to it.
+
+    Args:
+        x: the value.
+        name: the attribute of the inner tensor, which becomes independent of what made the value.
+        store: makes the assignment.
+
+    Raises:
+        DispatchError: the value is a view, whose node is PyTorch's.
+    """
+    names, made = tuple(n for n in type(x).__spec__.attributes if n != name), None
+    if not torch.is_grad_enabled():
+        return store()
+    with DisableTorchFunctionSubclass():
+        if is_recording(x) and x.grad_fn is not None:
+            if x._is_view():
+                raise assigned_view_error(type(x))
+            made = _Assigned(dict(zip(names, unwrap(x, names), strict=True)))
+        store()
+        if made is not None:
+            x.__dict__.pop(HISTORY, None)
+            apply_function(MadeByRule, x, made, *made.sources)  # counts the write
+        elif not x.is_inference():
+            set_version_counters((x,), (x._version + 1,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from subclasses.errors import DispatchError, one_of
@@ -62,6 +62,25 @@ def fitting(cls: Any, names: Sequence[str], gradients: Iterable[Any], sizes: Ite
                 f"value that it is a view of is written to"
             )
     return found
+
+
+def check_plain(cls: Any, gradients: Iterable[tuple[str, Any]], likes: Mapping[str, Any]) -> None:
+    """Raises DispatchError if the gradient of a plain inner tensor is a value.
+
+    Args:
+        cls: the class.
+        gradients: the attributes with their gradients.
+        likes: attribute -> inner tensor.
+    """
+    for name, g in gradients:
+        if hasattr(type(g), "__spec__") and not hasattr(type(likes[name]), "__spec__"):
+            kind = type(g).__name__
+            raise DispatchError(
+                f"{one_of(cls)}: the gradient of its inner tensor {field_name(name)} is {one_of(type(g))}. A plain "
+                f"tensor that was computed from {field_name(name)} is an operand of an op that maps to the inner "
+                f"tensors of {one_of(type(g))}, and has a gradient by each of them: make it a value first, as in "
+                f"`x / {kind}(t, ...)` for `x / t`, with t in place of each inner tensor; its gradient is their sum"
+            )
 
 
 def composite_error() -> DispatchError:

@@ -26,7 +26,6 @@ from subclasses._torch import (
     apply_function,
     call_unruled,
     is_below_autograd,
-    is_recording,
     skip_frames,
 )
 from subclasses._torch_capture import is_exporting
@@ -50,7 +49,6 @@ from subclasses.autograd.history import (
     run_again,
 )
 from subclasses.autograd.history_errors import (
-    assigned_view_error,
     check_derivable,
     check_sizes,
     composite_error,
@@ -126,6 +124,9 @@ def _settled(x: Any) -> Any:
     history = x.__dict__.pop(HISTORY)
     if not any_requires_grad(x) or is_exporting():
         return x
+    if x._is_view():  # of the value, which a write to it changes
+        hook_rule(x, _Call(history, whole=True))
+        return x
     made = _Call(history)
     return apply_function(PlainByRule, _Held(x), made, *made.sources)
 
@@ -152,7 +153,7 @@ def _settle(x: Any) -> None:
         _add_node(x, _Unknown())  # its history stays, which refuses to read inner tensors
         return
     del x.__dict__[HISTORY]
-    _add_node(x, _Call(history) if history.parts is None else _Parts(history.parts))
+    _add_node(x, _Call(history) if history.parts is None else Parts(history.parts))
 
 
 def _settle_base(base: Any, view: Any) -> None:
@@ -161,7 +162,7 @@ def _settle_base(base: Any, view: Any) -> None:
     if isinstance(history, History) and history.made is None and history.parts is not None:
         if history.parts:
             del base.__dict__[HISTORY]
-        _add_node(base, _Parts(history.parts) if history.parts else _Unknown())
+        _add_node(base, Parts(history.parts) if history.parts else _Unknown())
         # PyTorch made the view's node when it was written to, of the base's node then, and makes one for each version.
         with DisableTorchFunctionSubclass():
             for version in (view._version + 1, view._version):
@@ -186,7 +187,8 @@ class MadeByRule(torch.autograd.Function):
         """Returns the value itself; its grad_fn is this node from now on."""
         ctx.made, ctx.cls, ctx.count = made, type(x), len(sources)
         # PyTorch's formula would compute with the plain cotangent and values, which represent no plain tensors.
-        is_wrapped = isinstance(made, _Assigned) or not ctx.cls.__spec__.stands_for_plain
+        ctx.replaces_formula = replaces = isinstance(made, Parts) and made.replaces_formula
+        is_wrapped = replaces or not ctx.cls.__spec__.stands_for_plain
         is_known = ctx.cls._saves_inners and not isinstance(made, _Unknown)
         ctx.primal = Primal(x) if is_wrapped and is_known else None
         ctx.set_materialize_grads(False)
@@ -199,7 +201,7 @@ class MadeByRule(torch.autograd.Function):
         (cotangent,) = cotangents
         if ctx.primal is not None and cotangent is not None and type(cotangent) is not ctx.cls:
             cotangent = ctx.primal.wrap_cotangent(cotangent)
-        if type(cotangent) is not ctx.cls and not isinstance(ctx.made, _Assigned):
+        if type(cotangent) is not ctx.cls and not ctx.replaces_formula:
             return cotangent, None, *(None for _ in range(ctx.count))
         return None, None, *_pulled_back(ctx, cotangent)
 
@@ -245,54 +247,23 @@ class _Unknown:
         raise unknown_gradient_error(type(cotangent))
 
 
-class _Parts:
-    """A value whose inner tensors are known as differentiable functions, as after an op that writes."""
+class Parts:
+    """A value whose inner tensors are known as differentiable functions, as after an op that writes.
+
+    Attributes:
+        replaces_formula: whether a plain cotangent goes to them too, and not to PyTorch's formula.
+    """
+
+    replaces_formula = False
 
     def __init__(self, parts: dict[str, Any]) -> None:
         self.names = [n for n, t in parts.items() if t is not None and t.requires_grad]
         self.sources = [parts[n] for n in self.names]
 
     def pull_back(self, cotangent: Any) -> list[Any]:
+        """Returns the cotangents of the sources."""
         sizes = [t.shape for t in self.sources]
         return fitting(type(cotangent), self.names, unwrap(cotangent, tuple(self.names)), sizes)
-
-
-class _Assigned(_Parts):
-    """A value after an assignment to a field: a function of what its other fields held before."""
-
-    def pull_back(self, cotangent: Any) -> list[Any]:
-        if hasattr(type(cotangent), "__spec__"):
-            return super().pull_back(cotangent)
-        return [
-            cotangent for _ in self.sources
-        ]  # absent, or plain: each inner tensor of a mapped class has it
-
-
-def assign(x: Any, name: str, store: Callable[[], None]) -> None:
-    """Assigns an inner tensor of a value: where gradients are on, an op that writes to it.
-
-    Args:
-        x: the value.
-        name: the attribute of the inner tensor, which becomes independent of what made the value.
-        store: makes the assignment.
-
-    Raises:
-        DispatchError: the value is a view, whose node is PyTorch's.
-    """
-    names, made = tuple(n for n in type(x).__spec__.attributes if n != name), None
-    if not torch.is_grad_enabled():
-        return store()
-    with DisableTorchFunctionSubclass():
-        if is_recording(x) and x.grad_fn is not None:
-            if x._is_view():
-                raise assigned_view_error(type(x))
-            made = _Assigned(dict(zip(names, unwrap(x, names), strict=True)))
-        store()
-        if made is not None:
-            x.__dict__.pop(HISTORY, None)
-            apply_function(MadeByRule, x, made, *made.sources)  # counts the write
-        elif not x.is_inference():
-            set_version_counters((x,), (x._version + 1,))
 
 
 class _Call:

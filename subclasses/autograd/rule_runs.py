@@ -11,13 +11,13 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
-from subclasses._torch import apply_function
+from subclasses._torch import apply_function, skip_frames
 from subclasses.autograd.history_errors import composite_error, refuse_tangents
 
 
@@ -100,19 +100,41 @@ def hook_rule(t: Tensor, made: Any) -> None:
         made: has the sources of the gradients, and ``pull_back``, which computes them.
     """
     node: Any = t.grad_fn
-    number = t.output_nr
-    edges = [get_gradient_edge(s) for s in made.sources]
-    places = [
-        next((i for i, e in enumerate(node.next_functions) if e == (w.node, w.output_nr)), None)
-        for w in edges
-    ]
+    edges = [apply_function(_Probe, s).grad_fn.next_functions[0] for s in made.sources]
+    places = [next((i for i, e in enumerate(node.next_functions) if e == edge), None) for edge in edges]
+    rules = node.metadata.setdefault(_RULES, {})  # output -> (made, places)
+    if not rules:
+        node.register_hook(partial(_by_rules, rules))
+    rules[t.output_nr] = made, places
 
-    def hook(by_formula: tuple[Any, ...], gradients: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        if gradients[number] is None:
-            return None
-        if None in places or sum(g is not None for g in gradients) > 1:
+
+class _Probe(torch.autograd.Function):
+    """Leads to where a tensor's gradient goes; PyTorch's way there is a view, for which a class may have a rule."""
+
+    @staticmethod
+    def forward(ctx: Any, t: Tensor) -> Tensor:
+        """Returns any tensor."""
+        return torch.zeros(())
+
+
+_RULES = "the rules that made its outputs"
+
+
+def _by_rules(
+    rules: dict[int, Any], by_formula: tuple[Any, ...], gradients: tuple[Any, ...]
+) -> tuple[Any, ...] | None:
+    """Replaces the gradients of a node by those of the rules for its outputs."""
+    found: dict[int, Any] = {}
+    for number, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        made, places = rules.get(number, (None, [None]))
+        if None in places:
             raise composite_error()
-        by_rule = dict(zip(places, made.pull_back(gradients[number]), strict=True))
-        return tuple([None if g is None else by_rule.get(i) for i, g in enumerate(by_formula)])
+        for place, one in zip(places, made.pull_back(gradient), strict=True):
+            before = found.get(place)
+            found[place] = one if before is None else before if one is None else before + one
+    return tuple([None if g is None else found.get(i) for i, g in enumerate(by_formula)]) if found else None
 
-    node.register_hook(hook)
+
+skip_frames(_by_rules)

@@ -124,7 +124,7 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
             is_rule=by_rules and not facts.written,
             is_view=bool(facts.viewed),
             is_random=torch.Tag.nondeterministic_seeded in op.tags and not facts.written,
-            derives_plain=is_rule and facts.functional and not cls.__spec__.stands_for_plain,
+            derives_plain=is_rule and not (facts.written or cls.__spec__.stands_for_plain),
         )
         plan = plan._replace(run=made)
     if op is aten.detach.default and is_each_inner:

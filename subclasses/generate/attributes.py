@@ -15,7 +15,7 @@ from subclasses._torch_capture import (
     find_methods,
     record_readings,
 )
-from subclasses.autograd import construct, nodes
+from subclasses.autograd import construct, derived_writes
 from subclasses.errors import SpecError
 from subclasses.generate import parameters
 from subclasses.layout import HISTORY, OPEN
@@ -108,7 +108,7 @@ def set_field(x: Any, name: str, value: Any) -> None:
         store()
     else:
         check_assignable(x, name)
-        nodes.assign(x, field.attribute, store)
+        derived_writes.assign(x, field.attribute, store)
 
 
 def _set_data(x: Any, value: Any) -> None:

@@ -156,3 +156,78 @@ def test_a_tensor_that_a_rule_hands_on_keeps_no_trace_of_it():
     x = Handing(value)
     x.cos().sum().backward()
     assert x.value.__dict__ == {} and value.grad is not None and value.grad.tolist() == [1, 1, 1]
+
+
+class Quotient(TensorSubclass):
+    """Its rules for views return plain tensors."""
+
+    above: Tensor = inner()
+    below: Tensor = inner()
+
+
+@Quotient.implements(
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.view.default,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unbind.int,
+    aten.split.Tensor,
+    aten.expand.default,
+)
+def _(func, x, *args, **kwargs):
+    return func(x.above / x.below, *args, **kwargs)
+
+
+VIEWS = {
+    "select": lambda x: x[0] * x[1].sin(),
+    "view": lambda x: x.view(-1).cos(),
+    "t": lambda x: x.t().exp(),
+    "mT": lambda x: x.mT.sin(),
+    "unbind": lambda x: x.unbind(0)[1].sin(),
+    "all rows": lambda x: sum(row.sin() for row in x),
+    "split": lambda x: torch.split(x, 1)[1].sin(),
+    "a view of a view": lambda x: x[0][1:].sin(),
+    "product": lambda x: torch.ones(2, 2) @ x[:, :2].sin(),
+    "expand": lambda x: x.expand(4, 2, 3).sin(),
+}
+
+
+@pytest.mark.parametrize("door", MODES)
+@pytest.mark.parametrize("view", VIEWS)
+def test_plain_views_have_the_derivative_of_the_rule(view, door):
+    function = VIEWS[view]
+    leaves = [
+        torch.arange(6.0).reshape(2, 3).add(1).requires_grad_(),
+        torch.full((2, 3), 2.0, requires_grad=True),
+    ]
+    compiled = MODES[door](lambda a, b: function(Quotient(a, b)))
+    found, expected = compiled(*leaves), function(leaves[0] / leaves[1])
+    torch.testing.assert_close(found, expected)
+    grads = [torch.autograd.grad(t.sum(), leaves, create_graph=door != "stock") for t in (found, expected)]
+    torch.testing.assert_close(*grads)
+    if door != "stock":
+        second = [torch.autograd.grad(sum((g * g).sum() for g in gs), leaves) for gs in grads]
+        torch.testing.assert_close(*second)
+
+
+def test_a_write_to_a_plain_view_is_a_write_to_the_value():
+    class Held(TensorSubclass):
+        held: Tensor = inner()
+
+        def wrap_cotangent(self, cotangent):
+            return type(self)(cotangent * self.held)
+
+    @Held.implements(aten.select.int)
+    def _(func, x, *args):
+        return func(x.held, *args)
+
+    leaf = torch.ones(2, 3, requires_grad=True)
+    x = Held(leaf * 3.0)
+    row = x[0]
+    row.mul_(2.0)
+    assert x._version == 1 and x.held[0, 0] == 6.0
+    (g,) = torch.autograd.grad(
+        row.sum(), leaf
+    )  # by PyTorch's formula, which asks the class, which asks for its fields
+    assert g.isnan().all()
