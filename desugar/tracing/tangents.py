@@ -34,6 +34,7 @@ from desugar.ir.values import (
     unwrap_value,
     wrap_value,
 )
+from desugar.tracing.captured_tensors import NonLeaf
 from desugar.tracing.run import from_functional
 from subclasses import TensorSubclass
 from subclasses.autograd.construct import PRIMAL, Primal, as_cotangent, is_differentiable, wrap_cotangent
@@ -205,7 +206,8 @@ def record_backward_calls(results: Sequence[Tensor]) -> Iterator[list[GradientCa
     nodes = autograd_nodes(results) if len(results) > 1 else ()
     handles = []
     for node in nodes:
-        if isinstance(node, BackwardCFunction):
+        # The node of an argument that is no leaf hands on what it gets.
+        if isinstance(node, BackwardCFunction) and node._forward_cls is not NonLeaf:  # type: ignore[attr-defined]
             is_linear = node._forward_cls.__module__.startswith("subclasses.")  # type: ignore[attr-defined]
 
             def record(given: Any, arriving: Any, is_linear: bool = is_linear) -> None:

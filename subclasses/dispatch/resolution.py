@@ -119,8 +119,9 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if cls._keeps_history and op is not aten.detach.default and not _makes_new(op, plan):
         facts, is_rule = op_facts(op), plan.step in ("rule", "tag rule")
         by_rules = is_rule or (plan.step == "map" and _formula_asks_rules(cls, op))
+        is_derived = by_rules and facts.written == (0,) and not facts.changes_metadata
         made = with_history(
-            _derive_write(cls, op, plan) if by_rules and facts.written == (0,) else plan.run,
+            _derive_write(cls, op, plan) if is_derived else plan.run,
             is_rule=by_rules and not facts.written,
             is_view=bool(facts.viewed),
             is_random=torch.Tag.nondeterministic_seeded in op.tags and not facts.written,

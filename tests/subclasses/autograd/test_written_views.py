@@ -125,3 +125,38 @@ def test_a_write_counts_once(write):
     plain[0].mul_(2.0)
     write(plain, torch.rand(3))
     assert x._version == plain._version
+
+
+@pytest.mark.parametrize("door", MODES)
+@pytest.mark.parametrize("of_rule", [False, True])
+def test_rules_that_change_the_size_in_place(of_rule, door):
+    class Turned(TensorSubclass, fallback="views"):
+        num: Tensor = inner(differentiable=True)
+        den: Tensor = inner(differentiable=True)
+
+    @Turned.implements(aten.t_.default)
+    def _(func, x):
+        func(x.num)
+        func(x.den)
+        return x
+
+    @Turned.implements(aten.mul.Tensor)
+    def _(func, x, y):
+        return Turned(x.num * y, x.den * x.num)
+
+    def f(num, den):
+        x = Turned(num * 1.0, den * 1.0)
+        if of_rule:
+            x = x * 3.0
+        x.t_()
+        return x.num.sin() * torch.arange(6.0).reshape(3, 2), x.den.cos()
+
+    def expected(num, den):
+        if of_rule:
+            num, den = num * 3.0, den * num
+        return num.t().sin() * torch.arange(6.0).reshape(3, 2), den.t().cos()
+
+    leaves = [torch.rand(2, 3, requires_grad=True) for _ in range(2)]
+    outs = [MODES[door](f)(*leaves), expected(*leaves)]
+    torch.testing.assert_close(list(outs[0]), list(outs[1]))
+    torch.testing.assert_close(*(torch.autograd.grad(sum(t.sum() for t in out), leaves) for out in outs))

@@ -77,3 +77,19 @@ def test_compiled_kernels_do_not_read_them():
     ):
         compiled(zeros_without_memory())
     assert compiled(zeros_without_memory().clone()).tolist() == [0.0] * 3
+
+
+def test_a_second_derivative_by_one_of_two_arguments():
+    """The other one gets no gradient, and what made the first one hands on what it gets."""
+
+    def f(x, p):
+        return (x - p).abs().sum()
+
+    leaves = [torch.randn(4, requires_grad=True) for _ in range(3)]
+    found = []
+    for function in (f, desugar.compile(f, backend="eager", fullgraph=True)):
+        x = leaves[0] * leaves[1]
+        out = function(x, leaves[2])
+        (g,) = torch.autograd.grad(out * out, leaves[:1], create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), leaves[:1]))
+    torch.testing.assert_close(*found)
