@@ -29,7 +29,7 @@ from subclasses.ops.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.ops.schema import op_facts, undeclared_writes
 from subclasses.ops.tangents import IN_FORWARD_MODE, is_of_tangents
 from subclasses.ops.write_checks import differ, is_tried_first, try_first
-from subclasses.spec.values import with_inners
+from subclasses.spec.values import float_fields, with_inners
 
 Call = Callable[..., Any]
 
@@ -243,9 +243,8 @@ _BY_STRIDES = frozenset(
 
 
 def _materialize(cls: Any, op: OpOverload) -> Call:
-    facts = op_facts(op)
+    facts, is_message = op_facts(op), _is_message(op)
     written_indices = (*facts.written, *undeclared_writes(op))
-    instead, is_message = _instead_of_writing(cls, op), _is_message(op)
     represented = _in_shown_order if op in _BY_STRIDES else _materialized
     run = with_lazy_bits(functools.partial(_run_replaced, cls, op, represented))
 
@@ -254,10 +253,11 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         if is_message:
             raise _message_error(cls, op)
         for i in written_indices:
-            if wrappers_in(cls, argument(facts, args, kwargs, i)):
+            for x in wrappers_in(cls, argument(facts, args, kwargs, i)):
                 _check_same_metadata(cls, op, args)
                 raise DispatchError(
-                    f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost; {instead}"
+                    f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost; "
+                    f"{_instead_of_writing(cls, op, x)}"
                 )
         check_strided_copy(cls, op)
         check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
@@ -266,7 +266,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
     return plan
 
 
-def _instead_of_writing(cls: Any, op: OpOverload) -> str:
+def _instead_of_writing(cls: Any, op: OpOverload, x: Any) -> str:
     if torch.Tag.nondeterministic_seeded not in op.tags:
         return f"use the functional op, or {_hint(cls, op)}"
     name = op.overloadpacket.__name__
@@ -275,9 +275,8 @@ def _instead_of_writing(cls: Any, op: OpOverload) -> str:
             f"a function that draws random numbers, such as F.dropout, writes so: call it on x.materialize(), or add a "
             f"rule for it, @{cls.__name__}.implements(torch.dropout)"
         )
-    floats = [f.name for f in cls.__spec__.inners if f.dtype is None or f.dtype.is_floating_point]
     call = "torch.nn.init.{1}(x.{0})" if hasattr(torch.nn.init, name) else "x.{0}.{1}(...)"
-    fills = " and ".join(call.format(field, name) for field in floats)
+    fills = " and ".join(call.format(field, name) for field in float_fields(x))
     return (
         f"{f'fill its inner tensors under torch.no_grad(), as in {fills}, or ' if fills else ''}add a rule that fills "
         f"them and returns the value, @{cls.__name__}.implements(torch.ops.{op})"

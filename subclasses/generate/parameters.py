@@ -99,7 +99,8 @@ def check_can_train(cls: Any, where: str = "") -> None:
         why = "its rule is for values, not for a gradient, whose inner tensors are derivatives"
     else:
         return
-    names = ", ".join(f"self.{n}" for n in spec.inner_names)
+    metadata = [f"{f.name}=..." for f in (*spec.statics, *spec.dynamics)]
+    names = ", ".join([*(f"self.{n}" for n in spec.inner_names), *metadata])
     way, trainable = f"make the inner tensors parameters and call {cls.__name__}({names}) in `forward`", ""
     frozen = "freeze the whole Parameter" if where else "freeze it"
     if not all(_holds_integers(f) for f in spec.inners):

@@ -80,6 +80,12 @@ def map_inners(x: Any, change: Callable[[InnerField, Any], Any]) -> Any:
     )
 
 
+def float_fields(x: Any) -> list[str]:
+    """Returns the names of the fields that hold an inner tensor of floating-point numbers."""
+    held = {f.name: x.__dict__[f.attribute] for f in x.__spec__.inners}
+    return [name for name, t in held.items() if t is not None and t.is_floating_point()]
+
+
 def carrier(name: str) -> str:
     """Returns the attribute name of a carrier: a zero-element tensor whose extent is a dynamic int."""
     return f"_{name}_carrier"

@@ -398,7 +398,7 @@ BAD_ASSIGNMENT = {
     "requires grad": (
         lambda x: setattr(x, "scale", torch.ones(4, 1, requires_grad=True)),
         ValueError,
-        "never require grad; assign .detach()",
+        "otherwise assign .detach()",
     ),
     "metadata": (
         lambda x: setattr(x, "axis", 1),
