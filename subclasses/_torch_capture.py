@@ -18,7 +18,7 @@ import torch
 from torch.utils import _pytree as pytree  # the pytrees of torch.export, which has no public name for them
 
 from subclasses._torch import is_traceable_wrapper_subclass
-from subclasses._torch_tracing import backend_of
+from subclasses._torch_tracing import backend_of, reads_of_values_made_inside
 from subclasses.after_import import after_import
 from subclasses.errors import DispatchError, one_of
 
@@ -251,7 +251,7 @@ def desugar_exported(is_ours: Callable[[Any], bool]) -> None:
     def patch(trace: Any) -> None:
         from torch.fx.experimental import proxy_tensor  # what records ops; torch.export has imported it
 
-        hooks, exporting = _Hooks(proxy_tensor, is_ours), trace._compiling_state_context
+        hooks, exporting = _Hooks(proxy_tensor, trace, is_ours), trace._compiling_state_context
 
         @contextlib.contextmanager
         def recording() -> Iterator[None]:
@@ -266,12 +266,13 @@ def desugar_exported(is_ours: Callable[[Any], bool]) -> None:
 class _Hooks:
     """What replaces functions of the module that records ops, while an export is in progress in some thread."""
 
-    def __init__(self, module: Any, is_ours: Callable[[Any], bool]) -> None:
+    def __init__(self, module: Any, trace: Any, is_ours: Callable[[Any], bool]) -> None:
         tracer = module.PythonKeyTracer
         self.replaced = {
             (module, "proxy_call"): _asking_classes(module.proxy_call, is_ours),
             (module, "set_proxy_slot"): _tracking_inners(module, is_ours),
             (tracer, "create_arg"): _refusing_results(tracer.create_arg, is_ours),
+            **reads_of_values_made_inside(trace, module, is_ours),
         }
         self.originals = {(owner, name): getattr(owner, name) for owner, name in self.replaced}
         self.lock, self.exports = threading.Lock(), 0

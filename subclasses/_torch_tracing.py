@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import sys
 import weakref
@@ -287,6 +288,64 @@ def in_formula() -> bool:
 
 
 _OF_OPS = ("torch._", "torch.utils._stats")
+
+
+# ---- torch.export ------------------------------------------------------------------------------------------
+
+
+class _MadeInside:
+    """Stands for the node of a value that has none: the function made it of tensors that have nodes of their own."""
+
+    @property
+    def proxy(self) -> _MadeInside:
+        return self
+
+
+def reads_of_values_made_inside(trace: Any, module: Any, is_ours: Callable[[Any], bool]) -> dict[Any, Any]:
+    """Returns what replaces functions of ``torch.export`` and its tracer, as owner and name -> function.
+
+    Export calls these in turn where a field is read of a value whose class an argument has, too; it expects a node for
+    the value. What the read gives has one.
+
+    Args:
+        trace: the module ``torch.export._trace``.
+        module: the module ``torch.fx.experimental.proxy_tensor``.
+        is_ours: whether an object is a value of a declared class.
+    """
+    tracer = module.PythonKeyTracer
+    return {
+        (trace, "get_proxy_slot"): _marking_made_inside(trace.get_proxy_slot, module, is_ours),
+        (tracer, "create_proxy"): _keeping_marks(tracer.create_proxy),
+        (trace, "track_tensor_tree"): _without_marked(trace.track_tensor_tree),
+    }
+
+
+def _marking_made_inside(get_proxy_slot: Any, module: Any, is_ours: Callable[[Any], bool]) -> Any:
+    @functools.wraps(get_proxy_slot)
+    def get(obj: Any, tracer: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_ours(obj) and not module.has_proxy_slot(obj, tracer):
+            return _MadeInside()
+        return get_proxy_slot(obj, tracer, *args, **kwargs)
+
+    return get
+
+
+def _keeping_marks(create_proxy: Any) -> Any:
+    @functools.wraps(create_proxy)
+    def create(tracer: Any, kind: str, target: Any, args: Any, *rest: Any, **kwargs: Any) -> Any:
+        if args and isinstance(args[0], _MadeInside):
+            return args[0]
+        return create_proxy(tracer, kind, target, args, *rest, **kwargs)
+
+    return create
+
+
+def _without_marked(track_tensor_tree: Any) -> Any:
+    @functools.wraps(track_tensor_tree)
+    def track(tree: Any, proxy: Any, **kwargs: Any) -> Any:
+        return tree if isinstance(proxy, _MadeInside) else track_tensor_tree(tree, proxy, **kwargs)
+
+    return track
 
 
 def build_library(source: str, folder: str, name: str, flags: list[str]) -> None:

@@ -23,7 +23,7 @@ from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, 
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided, strided_advice
 from subclasses.errors import DispatchError, one_of
-from subclasses.layout import describe_metadata
+from subclasses.layout import describe_metadata, field_name
 from subclasses.ops.aliasing import argument, bump_versions, for_optimizers, resize_outer, with_aliasing
 from subclasses.ops.cotangents import NO_DERIVATIVE, check_no_cotangents
 from subclasses.ops.schema import op_facts, undeclared_writes
@@ -101,7 +101,7 @@ def _with_note(cls: Any, op: OpOverload, run: Call) -> Call:
         except RuntimeError as error:
             if not isinstance(error, DispatchError):
                 x = wrappers_in(cls, (args, kwargs))[0]
-                held = ", ".join(f"{n} ({x.__dict__[n].dtype})" for n in x._layout.present)
+                held = ", ".join(f"{field_name(n)} ({x.__dict__[n].dtype})" for n in x._layout.present)
                 error.add_note(f"{op} ran on each inner tensor of {one_of(cls)}: {held}; {_hint(cls, op)}")
             raise
 
@@ -205,7 +205,7 @@ def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> An
     first = next(iter(outs.values()))
     if isinstance(first, Tensor):
         if torch.Tag.dynamic_output_shape in op.tags and any(o.shape != first.shape for o in outs.values()):
-            sizes = {n: tuple(o.shape) for n, o in outs.items()}
+            sizes = {field_name(n): tuple(o.shape) for n, o in outs.items()}
             raise DispatchError(f"{op}: the inner tensors of {one_of(type(x))} give results of sizes {sizes}")
         return with_inners(x, [outs.get(n) for n in spec.attributes])
     if isinstance(first, list | tuple):
@@ -214,7 +214,8 @@ def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> An
     if is_work(first):
         return joint_work(list(outs.values()))
     if any(_differ(o, first) for o in outs.values()):
-        raise DispatchError(f"{op}: the inner tensors of {one_of(type(x))} disagree: {outs}")
+        found = {field_name(n): o for n, o in outs.items()}
+        raise DispatchError(f"{op}: inner tensors of {one_of(type(x))} disagree: {found}; read one of them")
     return first
 
 

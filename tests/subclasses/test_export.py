@@ -241,3 +241,45 @@ def test_a_parameter_that_is_a_wrapper_is_trained(cls, trained, when):
         assert type(gradient) is Product
         for one, other in zip(gradient.unwrap(), want[name].unwrap(), strict=True):
             torch.testing.assert_close(one, other)
+
+
+# ---- values that a function makes --------------------------------------------------------------------------
+
+
+class Moving(TensorSubclass, fallback="map"):
+    place: Tensor = inner(differentiable=True)
+    speed: Tensor = inner(differentiable=True)
+
+    def step(self, time):
+        return Moving(self.place + time * self.speed, self.speed)
+
+
+READS = {
+    "of plain tensors": lambda w, x: Moving(x, x).place * 2.0,
+    "of an op's result": lambda w, x: (Moving(w.place + x, w.speed) * 3.0).speed + w.place,
+    "by a method": lambda w, x: w.step(0.5).step(x).place,
+    "with the argument": lambda w, x: (Moving(x, x) + w).place,
+    "twice": lambda w, x: Moving(*w.unwrap()).place * Moving(x, w.speed).unwrap("place"),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("kind", ["frozen", "trained", "argument"])
+@pytest.mark.parametrize("name", READS)
+def test_fields_are_read_of_values_that_the_function_makes(name, kind, strict):
+    class Module(nn.Module):
+        def __init__(self, weight=None):
+            super().__init__()
+            self.weight = weight
+
+        def forward(self, x, weight=None):
+            return READS[name](self.weight if weight is None else weight, x)
+
+    value, x = Moving(torch.rand(2, 3), torch.rand(2, 3)), torch.rand(2, 3)
+    if kind == "argument":
+        module, args = Module(), (x, value)
+    else:
+        module, args = Module(nn.Parameter(value, requires_grad=kind == "trained")), (x,)
+    with quiet():
+        program = torch.export.export(module, args, strict=strict)
+    torch.testing.assert_close(program.module()(*args), module(*args))

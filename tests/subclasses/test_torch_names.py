@@ -413,6 +413,22 @@ def is_exporting():
     assert [str(n.target) for n in program.graph.nodes if n.op == "call_function"] == ["aten.mul.Tensor"]
 
 
+def reads_of_values_made_inside():
+    """Export reads a field by these functions where an argument has the class, too."""
+
+    class Read(torch.nn.Module):
+        def forward(self, x, y):
+            return type(x)(y, y).a * x.b
+
+    x = make_pair()
+    program = torch.export.export(Read(), (x, torch.ones(x.shape)))
+    torch.testing.assert_close(program.module()(x, torch.ones(x.shape)), x.unwrap("b"))
+    from torch.export import _trace
+    from torch.fx.experimental import proxy_tensor
+
+    assert len(_torch_tracing.reads_of_values_made_inside(_trace, proxy_tensor, bool)) == 3
+
+
 def register_node():
     class Node:
         def __init__(self, leaves):
@@ -1081,6 +1097,7 @@ CHECKS = {
     "is_exporting": is_exporting,
     "desugar_exported": is_exporting,
     "LIVE": is_exporting,
+    "reads_of_values_made_inside": reads_of_values_made_inside,
     "register_node": register_node,
     "pytree": register_node,
     "has_no_memory": without_lazy_bits,
