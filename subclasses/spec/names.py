@@ -112,6 +112,31 @@ _OF_SIZES = {
 }
 
 
+# Operators, and the ops that compute the same. Those, an operator with the value on its right, and one in place, do not
+# call a method of the class.
+_OPERATORS = {
+    "add": "aten.add",
+    "sub": "aten.sub",
+    "mul": "aten.mul",
+    "truediv": "aten.div",
+    "floordiv": "aten.floor_divide",
+    "mod": "aten.remainder",
+    "pow": "aten.pow",
+    "matmul": "aten.mm",
+    "and": "aten.bitwise_and",
+    "or": "aten.bitwise_or",
+    "xor": "aten.bitwise_xor",
+    "neg": "aten.neg",
+    "abs": "aten.abs",
+    "invert": "aten.bitwise_not",
+    "lt": "aten.lt",
+    "le": "aten.le",
+    "gt": "aten.gt",
+    "ge": "aten.ge",
+}
+_OPS_OF_OPERATORS = {f"__{kind}{name}__": op for name, op in _OPERATORS.items() for kind in ("", "r", "i")}
+
+
 _NO_BASES: dict[type, str] = {
     nn.Parameter: "pass a value to it, nn.Parameter(x)",
     nn.Module: "let a module hold values, as Parameters or buffers",
@@ -147,12 +172,24 @@ def check_special_methods(cls: type) -> None:
                 f"{cls.__name__}.{name} is a plain method, and torch calls it on the class; write `@classmethod` above "
                 f"`def {name}(cls, func, types, args=(), kwargs=None)`"
             )
+    _check_operators(cls)
     _check_hooks(cls)
     new = body.get("__new__")
     if isinstance(new, staticmethod) and returns_nothing(new.__func__):
         raise SpecError(
             f"{cls.__name__}.__new__ ends without a value, so that {cls.__name__}(...) would be None; write `return "
             f"super().__new__(cls, ...)`"
+        )
+
+
+def _check_operators(cls: type) -> None:
+    """Raises SpecError for an operator that is a method: most ways to write what it computes would not call it."""
+    for name in sorted(_OPS_OF_OPERATORS.keys() & vars(cls)):
+        op = _OPS_OF_OPERATORS[name]
+        raise SpecError(
+            f"{cls.__name__}.{name} is not called by the function of torch that computes the same, nor where a tensor "
+            f"stands on the left, or the value is written in place; write a rule for the op, which all of them ask: "
+            f"@{cls.__name__}.implements(torch.ops.{op})"
         )
 
 

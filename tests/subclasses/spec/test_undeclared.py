@@ -232,3 +232,27 @@ def test_a_field_of_a_dataclass():
         declare({"k": int}, k=dataclasses.field(default=1))
     with pytest.raises(SpecError, match=re.escape("`k: int = static()`")):
         declare({"k": int}, k=dataclasses.field())
+
+
+@pytest.mark.parametrize("name", ["__add__", "__rsub__", "__imul__", "__matmul__", "__neg__", "__lt__"])
+def test_operators_are_rules_and_no_methods(name):
+    with pytest.raises(
+        SpecError, match=rf"Held\.{name} is not called by .*@Held\.implements\(torch\.ops\.aten\.\w+\)"
+    ):
+        type(TensorSubclass)("Held", (TensorSubclass,), {
+            "__module__": __name__, "__annotations__": {"held": Tensor}, "held": inner(), name: lambda x, y: x,
+        })  # fmt: skip
+
+
+def test_the_rule_that_is_advised_for_an_operator():
+    class Held(TensorSubclass):
+        held: Tensor = inner()
+
+    @Held.implements(torch.ops.aten.add)
+    def _(func, x, y):
+        return Held(func(*(t.held if isinstance(t, Held) else t for t in (x, y))))
+
+    x, y = Held(torch.ones(2)), torch.ones(2)
+    assert all(r.held.tolist() == [2.0, 2.0] for r in (x + y, y + x, torch.add(y, x), x + x, x + 1, 1 + x))
+    x += y
+    assert x.held.tolist() == [2.0, 2.0]
