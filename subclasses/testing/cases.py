@@ -130,8 +130,11 @@ def _converted(x: Any, y: Any) -> list[Any]:
     return [y.dtype, y.to(x.dtype)]
 
 
-# Arguments that are not the default, which a rule may drop.
+# Arguments that are not the default, or of another sign, order or row than in other cases, which a rule may drop.
 ARGUMENTS: dict[str, Callable[[Any], Any]] = {
+    "x * -2": lambda x: x * -2,
+    "plain - x": lambda x: like(x) - x,
+    "x[-1]": lambda x: x[-1],
     "torch.add(x, x, alpha=2)": lambda x: torch.add(x, x, alpha=2),
     "torch.add(x, plain, alpha=2)": lambda x: torch.add(x, like(x), alpha=2),
     "torch.add(plain, x, alpha=2)": lambda x: torch.add(like(x), x, alpha=2),

@@ -8,7 +8,10 @@ import unittest
 from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
+import torch
+
 from subclasses.errors import one_of
+from subclasses.spec.values import with_inners
 from subclasses.testing import op_infos
 from subclasses.testing.errors import Attempt, Broken, OfBase, Skipped, refusal, shown, succeeds
 from subclasses.testing.faults import mend_of, name_rules
@@ -83,13 +86,45 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
         case Broken(mend=mend):
             if mend and isinstance(error.__cause__, OfBase):
                 mend = name_rules(s, error) + mend
-            mend = mend_of(error, s.cls, s.is_own) or mend or name_rules(s, error) + promise.mend_for(s)
+            mend = mend_of(error, s.cls, s.is_own) or mend or _of_mapped(s, promise)
+            mend = mend or name_rules(s, error) + promise.mend_for(s)
             return Outcome(promise, "broken", str(error), mend, refused, error)
     message = refusal(error)
     if message is not None:
         return Outcome(promise, "kept", refused=(*refused, message))
     mend = mend_of(error, s.cls, s.is_own) or promise.mend_for(s)
     return Outcome(promise, "broken", shown(error), mend, refused, error)
+
+
+def _of_mapped(s: Subject, promise: Promise) -> str:
+    """The mend where ``reference=`` says something else of a mapped class than its plain cotangents mean."""
+    if promise.name not in ("inner_gradients", "cotangents") or not (s.declared and s.has_reference):
+        return ""
+    if s.cls.__spec__.fallback != "map" or s.cls._saves_inners or _has_slopes_of_one(s):
+        return ""
+    return (
+        'with fallback="map", a plain cotangent of a value goes to each of its inner tensors, whatever reference= '
+        "makes of them: define wrap_cotangent(self, cotangent), which gives a value of the derivatives of reference= "
+        "by the inner tensors, or leave reference= out"
+    )
+
+
+@torch.no_grad()
+def _has_slopes_of_one(s: Subject) -> bool:
+    """Whether ``reference=`` grows by one where any inner tensor does."""
+    x = s.make()
+    held = [x.__dict__[name] for name in s.cls.__spec__.attributes]
+    (before, *more) = s.reference(x)
+    for n, t in enumerate(held):
+        if t is not None and t.is_floating_point():
+            (after, *_) = s.reference(with_inners(x, [*held[:n], t + 1, *held[n + 1 :]]))
+            if (
+                more
+                or after.shape != before.shape
+                or not torch.allclose(after - before, torch.ones_like(before))
+            ):
+                return False
+    return True
 
 
 def examine(

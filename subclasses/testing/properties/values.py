@@ -80,7 +80,8 @@ def mapped_values(s: Subject, case: Case) -> None:
 
 @promise(
     "a rule takes every argument of its op, and refuses those that it has no answer to: an alpha=, rounding_mode=, "
-    "keepdim= or dtype= that is dropped is a wrong result without an error",
+    "keepdim= or dtype= that is dropped, a negative number, or operands in the other order, is a wrong result without "
+    "an error",
     cases=argument_cases,
 )
 @torch.no_grad()

@@ -20,6 +20,7 @@ from subclasses.testing.compare import (
     value_difference,
 )
 from subclasses.testing.errors import Attempt, Broken
+from subclasses.testing.faults import names_of_rules
 from subclasses.testing.property import Case, promise
 from subclasses.testing.subject import Subject
 
@@ -148,7 +149,9 @@ def _check_write(s: Subject, case: Case, *, returns_self: bool) -> None:
         _check_copy_was_plain(s, case, x, before, out)
         return
     if returns_self and out is not x:
-        raise Broken(f"{case.name} gave another object than x", _ALIASING)
+        raise Broken(
+            f"{case.name} gave another object than x", _of_a_function(s, case) if s.declared else _ALIASING
+        )
     if s.has_reference:
         expected = [plain.detach().clone() for plain in s.reference(before)]
         with torch.no_grad():
@@ -159,6 +162,16 @@ def _check_write(s: Subject, case: Case, *, returns_self: bool) -> None:
         raise Broken(
             f"{case.name} left the version counter of x as it was, so a stale gradient goes unnoticed"
         )
+
+
+def _of_a_function(s: Subject, case: Case) -> str:
+    """The mend for a declared class, of which what an op returns is what it wrote to."""
+    rules = " or ".join(names_of_rules(s, lambda: case.run(s.make()))) or "the rule for the function"
+    return (
+        f"{rules} is given what is to be written (as out=, or as the value itself) and returns something else: let it "
+        f"write there, as by x.copy_(...), and return x, or raise before anything is written; a rule for the op, such "
+        f"as torch.ops.aten.mul, is not asked to"
+    )
 
 
 def _is_written(s: Subject, out: Any, x: Any) -> bool:

@@ -77,3 +77,15 @@ def test_an_inner_tensor_of_another_size_is_one_entry():
     (entry,) = [line for line in str(report).splitlines() if line.startswith("- ")]
     assert "count has size [4], the value [4, 6]" in entry
     assert '  mend: fallback="map" runs each op on each inner tensor' in str(report)
+
+
+@pytest.mark.parametrize(
+    ("reference", "fits"), [(lambda x: x.numbers, False), (lambda x: x.numbers + x.notes, True)]
+)
+def test_a_reference_that_plain_cotangents_contradict(reference, fits):
+    """Each inner tensor gets a plain cotangent."""
+    report = examine(lambda: First(torch.randn(4, 6), torch.randn(4, 6)), reference=reference, paths={})
+    broken = {o.promise.name: o.mend for o in report.of("broken")}
+    told = [mend for mend in broken.values() if "whatever reference= makes of them" in mend]
+    assert bool(told) is not fits
+    assert all("define wrap_cotangent" in mend and "look at" not in mend for mend in told)

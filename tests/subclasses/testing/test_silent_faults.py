@@ -139,7 +139,22 @@ def reducing(func, x, dim, keepdim, **kwargs):
 
 
 MEMORY = ["hands on memory of its operand (y.coarse in that of x.coarse)", "return x.coarse.clone()"]
+
+
 # The promise, what the rule is for, the wrong rule, the right one, words of the report.
+def of_the_first_row(func, x, dim, index):
+    return plain(x).select(dim, 0)
+
+
+def of_positive_numbers(func, x, y):
+    return plain(x) * (plain(y) if isinstance(y, Tensor) else abs(y))
+
+
+def from_the_left(func, x, y, alpha=1):
+    x, y = (x, y) if isinstance(x, TensorSubclass) else (y, x)
+    return plain(x) - plain(y) * alpha
+
+
 FAULTS = {
     "an inner tensor handed on": ("own_memory", aten.cos.default, handing_on, copying, MEMORY),
     "a view of an inner tensor": ("own_memory", aten.cos.default, handing_on_a_view, copying, MEMORY),
@@ -213,6 +228,31 @@ FAULTS = {
         differing_without_alpha,
         lambda func, x, y, alpha=1: plain(x) - plain(y) * alpha,
         ["torch.sub(x, x, alpha=2) is not what"],
+    ),
+    "another row taken": (
+        "keyword_arguments",
+        aten.select.int,
+        of_the_first_row,
+        lambda func, x, *args: func(plain(x), *args),
+        ["x[-1] is not what", "look at of_the_first_row ("],
+    ),
+    "a sign dropped": (
+        "keyword_arguments",
+        aten.mul.Tensor,
+        of_positive_numbers,
+        lambda func, x, y: func(plain(x), plain(y) if isinstance(y, Tensor) else y),
+        [
+            "x * -2 is not what",
+            "look at of_positive_numbers (",
+            "a negative number, or operands in the other order",
+        ],
+    ),
+    "operands exchanged": (
+        "keyword_arguments",
+        aten.sub,
+        from_the_left,
+        lambda func, x, y, alpha=1: plain(x) - plain(y) * alpha,
+        ["plain - x is not what", "look at from_the_left ("],
     ),
     "rounding_mode dropped": (
         "keyword_arguments",
