@@ -171,8 +171,8 @@ def with_results_of(cls: Any, op: Any, rule: Rule, refuse: Refuse = lambda args,
         # Rows combine by their lengths: the size of a ragged value is a bound.
         is_sized = kinds == ("tensor",) and torch.Tag.pointwise in op.tags and not cls._adds_inner_tensors
         finish = _broadcast_result(cls, op, rule) if is_sized else new_result
-        if (size_of_view := size_of(op)) is not None and not cls._adds_inner_tensors:
-            finish = _view_result(cls, op, rule, size_of_view)
+        if (size_of_result := size_of(op)) is not None and not cls._adds_inner_tensors:
+            finish = _sized_result(cls, op, rule, size_of_result)
     if kinds == ("tensor",):
         return with_tensor(cls, op, rule, finish, refuse)
     if kinds == ("tensors",) or (len(kinds) > 1 and set(kinds) == {"tensor"}):
@@ -260,12 +260,13 @@ def _broadcast_result(cls: type, op: Any, rule: Rule) -> Finish:
     return finish
 
 
-def _view_result(cls: type, op: Any, rule: Rule, size_of_view: Callable[..., Any]) -> Finish:
-    """Returns a check of what a rule for a view returned: the size has to be that of the view.
+def _sized_result(cls: type, op: Any, rule: Rule, size_of_result: Callable[..., Any]) -> Finish:
+    """Returns a check of what a rule for a view or a reduction returned: the size has to be that of the op's result.
 
     Raises:
         DispatchError: from the check, if it has another size.
     """
+    what, named = ("view", "step") if op_facts(op).viewed else ("result", "keepdim")
 
     def finish(out: Any, args: tuple[Any, ...]) -> Any:
         x, *others = args
@@ -273,15 +274,15 @@ def _view_result(cls: type, op: Any, rule: Rule, size_of_view: Callable[..., Any
             size, found = x.shape, out.shape
         if not (are_numbers(size) and are_numbers(others)):
             return new_result(out, args)
-        expected = tuple(size_of_view(size, *others))
+        expected = tuple(size_of_result(size, *others))
         if found == expected or not known_to_differ(found, expected):
             return new_result(out, args)
         raise WrongResultError(
             f"{op} on {one_of(cls)} of size {tuple(size)}: the rule {describe(rule)} returned {one_of(type(out))} of "
-            f"size {tuple(found)}{' for ' if others else ''}{', '.join(map(str, others))}, where the view has size "
+            f"size {tuple(found)}{' for ' if others else ''}{', '.join(map(str, others))}, where the {what} has size "
             f"{expected}",
             rule,
-            "use all arguments of the op (the dim, the step) on the inner tensors, to have the size of the view",
+            f"use all arguments of the op (the dim, the {named}) on the inner tensors, to have the size of the {what}",
         )
 
     return finish

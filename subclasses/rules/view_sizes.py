@@ -1,7 +1,7 @@
-"""The sizes of views: what a rule for one returns has the size that the op names.
+"""The sizes of views and reductions: what a rule for one returns has the size that the op names.
 
-PyTorch takes what a rule returns as it is. A rule that forgets the dim, or the step, of a view would give a value of
-another size, and no error.
+PyTorch takes what a rule returns as it is. A rule that forgets the dim, or the step, of a view, or the dim of a sum,
+would give a value of another size, and no error.
 """
 
 from __future__ import annotations
@@ -58,6 +58,16 @@ def _view(size: Size, sizes: Sequence[int]) -> Size:
     return [math.prod(size) // max(known, 1) if n == -1 else n for n in sizes]
 
 
+def _reduced(size: Size, dim: int | Sequence[int] | None = None, keepdim: bool = False) -> Size:
+    named = [] if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = {d % len(size) for d in named if size} or {*range(len(size))}
+    return [1 if d in dims else n for d, n in enumerate(size)] if keepdim else _without(size, dims)
+
+
+def _normed(size: Size, p: Any = 2, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Size:
+    return _reduced(size, dim, keepdim)
+
+
 def _without(size: Size, dims: set[int]) -> Size:
     return [n for d, n in enumerate(size) if d not in dims]
 
@@ -76,17 +86,41 @@ _SIZES: dict[Any, Callable[..., Size]] = {
     aten.view.default: _view,
     aten.alias.default: lambda size: size,
 }
+_REDUCED: dict[Any, Callable[..., Size]] = {
+    aten.sum.default: _reduced,
+    aten.sum.dim_IntList: _reduced,
+    aten.mean.default: _reduced,
+    aten.mean.dim: _reduced,
+    aten.prod.default: _reduced,
+    aten.prod.dim_int: _reduced,
+    aten.amax.default: _reduced,
+    aten.amin.default: _reduced,
+    aten.argmax.default: _reduced,
+    aten.argmin.default: _reduced,
+    aten.logsumexp.default: _reduced,
+    aten.any.default: _reduced,
+    aten.any.dim: _reduced,
+    aten.all.default: _reduced,
+    aten.all.dim: _reduced,
+    aten.max.default: _reduced,
+    aten.min.default: _reduced,
+    aten.norm.ScalarOpt_dim: _normed,
+    aten.linalg_vector_norm.default: _normed,
+}
 
 
 def size_of(op: Any) -> Callable[..., Size] | None:
-    """Returns the function from the size of a tensor, and the other arguments of a view, to its size, where known."""
-    return _SIZES.get(op)
+    """Returns the function from the size of a tensor, and the other arguments of a view or a reduction, to its size."""
+    return _SIZES.get(op) or _REDUCED.get(op)
+
+
+_PLAIN_KINDS = frozenset({int, bool, float, type(None)})
 
 
 def are_numbers(values: Iterable[Any]) -> bool:
     """Whether sizes and arguments of a view are numbers, and none a symbol, as in a trace."""
     for value in values:
         kind = value.__class__
-        if kind is not int and value is not None and not (kind in (list, tuple) and are_numbers(value)):
+        if kind not in _PLAIN_KINDS and not (kind in (list, tuple) and are_numbers(value)):
             return False
     return True

@@ -371,7 +371,7 @@ def test_a_child_rules_another_overload_of_the_packet():
 
     Parent.implements(aten.max.other)(answer(1))
     Child.implements(aten.max.default)(answer(2))
-    x = Child(torch.ones(1))
+    x = Child(torch.ones(()))
     assert (torch.max(x, x), torch.max(x)) == (1, 2)
 
 

@@ -369,3 +369,53 @@ def test_a_rule_that_takes_a_value_for_a_plain_tensor(door):
 def test_values_of_values_stay():
     x = Scaled(Scaled(torch.rand(3)))
     assert torch.equal((x * 2.0).held.held, x.held.held * 2)
+
+
+# ---- reductions --------------------------------------------------------------------------------------------
+
+REDUCTIONS = {
+    "x.sum(0)": lambda x: x.sum(0),
+    "x.sum((0, -1), keepdim=True)": lambda x: x.sum((0, -1), keepdim=True),
+    "x.mean(-1)": lambda x: x.mean(-1),
+    "x.mean((), keepdim=True)": lambda x: x.mean((), keepdim=True),
+    "x.amax(1, keepdim=True)": lambda x: x.amax(1, keepdim=True),
+    "x.argmax(0)": lambda x: x.argmax(0),
+    "x.norm(2.0, -1)": lambda x: x.norm(2.0, -1),
+    "x.logsumexp(0)": lambda x: x.logsumexp(0),
+    "x.any(1)": lambda x: x.any(1),
+    "x.norm()": lambda x: x.norm(),
+    "x.prod()": lambda x: x.prod(),
+}
+
+
+@pytest.mark.parametrize("size", [(2, 3), (1, 3), (2, 0)])
+@pytest.mark.parametrize("call", REDUCTIONS)
+def test_a_reduction_has_the_size_that_the_op_gives(call, size):
+    class Right(TensorSubclass):
+        held: Tensor = inner()
+
+    class Wrong(Right):
+        pass
+
+    ops = [
+        aten.sum,
+        aten.mean,
+        aten.amax,
+        aten.argmax,
+        aten.logsumexp,
+        aten.any,
+        aten.prod,
+        aten.linalg_vector_norm,
+    ]
+    Right.implements(*ops)(lambda func, x, *args, **kwargs: func(x.held, *args, **kwargs))
+    Wrong.implements(*ops)(lambda func, x, *args, **kwargs: x.held.new_zeros(7))
+    plain = torch.rand(size)
+    try:
+        expected = REDUCTIONS[call](plain)
+    except (RuntimeError, IndexError):
+        pytest.skip("there is no element")
+    torch.testing.assert_close(REDUCTIONS[call](Right(plain)), expected, equal_nan=True)
+    with pytest.raises(
+        DispatchError, match=r"of size \(7,\).* where the result has size .*the dim, the keepdim"
+    ):
+        REDUCTIONS[call](Wrong(plain))
