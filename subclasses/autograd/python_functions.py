@@ -12,7 +12,8 @@ not the other way round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ _SYNONYMS = (
     ("swapdims", "transpose"),
     ("true_divide", "div"),
     # The operators that PyTorch implements with a method of their own.
+    ("__invert__", "bitwise_not"),
     ("__and__", "bitwise_and"),
     ("__or__", "bitwise_or"),
     ("__xor__", "bitwise_xor"),
@@ -118,6 +120,59 @@ _groups = _collect_groups()
 def twins(function: Callable[..., Any]) -> list[Any]:
     """Returns the other Python-level functions that compute the same result from the same arguments."""
     return [f for f in _groups.get(function, ()) if f is not function]
+
+
+# Operators that write to their left operand, where Python calls a method of that name.
+_WRITING_OPERATORS = frozenset(
+    "__iadd__ __iand__ __idiv__ __ifloordiv__ __ilshift__ __imatmul__ __imod__ __imul__ __ior__ __ipow__ __irshift__ "
+    "__isub__ __itruediv__ __ixor__ __setitem__".split()
+)
+
+# Of these PyTorch has no derivative, though their results may be floating-point numbers of a declared class.
+WITHOUT_DERIVATIVE = frozenset(
+    "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor".split()
+)
+
+
+def registering(cls: Any, op: OpOverload) -> str:
+    """Returns what to write where a class has no rule for an op, in words."""
+    name = op.overloadpacket.__name__
+    if (function := name.strip("_")) not in WITHOUT_DERIVATIVE:
+        return f"add one with @{cls.__name__}.implements(torch.ops.{op})"
+    rule = f"@{cls.__name__}.implements(torch.{function})"
+    if name.endswith("_"):
+        return f"write x = torch.{function}(x, ...), with a rule for that function: {rule}"
+    return f"add one for the function, {rule}: the op has no derivative"
+
+
+def writes_of(function: Callable[..., Any]) -> Callable[[Any, Any], Sequence[Any]] | None:
+    """Returns what finds, by the arguments of a call, those that it writes to; None for a function that writes none.
+
+    These are ``x`` in ``x.mul_(y)``, ``x &= y``, ``F.relu_(x)`` and ``F.relu(x, inplace=True)``, and what is passed as
+    ``out=``.
+    """
+    name = getattr(function, "__name__", "")
+    if name in _WRITING_OPERATORS or (name.endswith("_") and not name.endswith("__")):
+        return lambda args, kwargs: args[:1] or tuple(kwargs.values())[:1]
+    if isinstance(function, types.FunctionType):
+        names = function.__code__.co_varnames[: function.__code__.co_argcount]
+        if "inplace" not in names:
+            return None
+        place = names.index("inplace")
+
+        def inplace(args: Any, kwargs: Any) -> Sequence[Any]:
+            is_asked = args[place] if len(args) > place else kwargs.get("inplace")
+            return (args[0] if args else kwargs.get(names[0]),) if is_asked else ()
+
+        return inplace
+    if getattr(Tensor, name, None) is function:
+        return None
+
+    def outs(args: Any, kwargs: Any) -> Sequence[Any]:
+        out = kwargs.get("out")
+        return out if isinstance(out, list | tuple) else () if out is None else (out,)
+
+    return outs
 
 
 def in_place_forms(function: Callable[..., Any]) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from subclasses import strict_mode
 from subclasses._torch import OpOverload, in_backward, is_composed, is_composite, with_lazy_bits
 from subclasses._torch_distributed import is_work, joint_work
 from subclasses.autograd.history import CALLING
+from subclasses.autograd.python_functions import registering
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, raise_writes_plain
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided, strided_advice
@@ -256,10 +257,7 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
         for i in written_indices:
             for x in wrappers_in(cls, argument(facts, args, kwargs, i)):
                 _check_same_metadata(cls, op, args)
-                raise DispatchError(
-                    f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost; "
-                    f"{_instead_of_writing(cls, op, x)}"
-                )
+                raise DispatchError(_of_lost_write(cls, op, x))
         check_strided_copy(cls, op)
         check_no_cotangents(cls, op, wrappers_in(cls, (args, kwargs)))
         return run(args, kwargs)
@@ -267,20 +265,21 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
     return plan
 
 
-def _instead_of_writing(cls: Any, op: OpOverload, x: Any) -> str:
+def _of_lost_write(cls: Any, op: OpOverload, x: Any) -> str:
+    lost = f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost"
     if torch.Tag.nondeterministic_seeded not in op.tags:
-        return f"use the functional op, or {_hint(cls, op)}"
+        return f"{lost}; use the functional op, or {_hint(cls, op)}"
     name = op.overloadpacket.__name__
     if name not in _RANDOM_FILLS:
         return (
-            f"a function that draws random numbers, such as F.dropout, writes so: call it on x.materialize(), or add a "
-            f"rule for it, @{cls.__name__}.implements(torch.dropout)"
+            f"{lost}; a function that draws random numbers, such as F.dropout, writes so: call it on x.materialize(), "
+            f"or add a rule for it, @{cls.__name__}.implements(torch.dropout)"
         )
     call = "torch.nn.init.{1}(x.{0})" if hasattr(torch.nn.init, name) else "x.{0}.{1}(...)"
     fills = " and ".join(call.format(field, name) for field in float_fields(x))
     return (
-        f"{f'fill its inner tensors under torch.no_grad(), as in {fills}, or ' if fills else ''}add a rule that fills "
-        f"them and returns the value, @{cls.__name__}.implements(torch.ops.{op})"
+        f"{lost}; {f'fill its inner tensors under torch.no_grad(), as in {fills}, or ' if fills else ''}add a rule "
+        f"that fills them and returns the value, @{cls.__name__}.implements(torch.ops.{op})"
     )
 
 
@@ -363,7 +362,7 @@ def _hint(cls: Any, op: OpOverload) -> str:
         instead += _OF_BACKWARD
     if whole := _whole_of(op):
         instead = f"; or for {whole}, of which it is a part: @{cls.__name__}.implements({whole}){instead}"
-    return f"add one with @{cls.__name__}.implements(torch.ops.{op}){instead}"
+    return f"{registering(cls, op)}{instead}"
 
 
 def _whole_of(op: OpOverload) -> str:

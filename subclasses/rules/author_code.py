@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import inspect
 import types
@@ -30,11 +31,16 @@ def codes_of(function: Any) -> Iterator[types.CodeType]:
         called = []
         for code in _nested(function.__code__):
             yield code
-            called += [function.__globals__.get(name) for name in code.co_names]
+            called += [function.__globals__.get(name) for name in global_names(code)]
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # it is empty
                 called.append(cell.cell_contents)
         pending += [other for other in called if package_of(other) == package]
+
+
+def global_names(code: types.CodeType) -> list[str]:
+    """Returns the names of what a code reads from its module; ``co_names`` has those of attributes, too."""
+    return [i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
 
 
 def package_of(function: Any) -> str:

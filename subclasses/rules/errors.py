@@ -22,6 +22,7 @@ from torch.overrides import resolve_name
 
 from subclasses._torch import OpOverload, in_backward, schema_of
 from subclasses.errors import DispatchError, one_of
+from subclasses.rules.author_code import global_names
 from subclasses.rules.registry import all_rules, family_of
 from subclasses.rules.results import describe
 
@@ -87,6 +88,11 @@ def _note_other_operands(cls: Any, func: Any, error: AttributeError, operands: A
     """Notes, in an error of a rule, that it was called with a number or a plain tensor, and read a field of it."""
     if func in _JOINING and in_backward():
         error.add_note(_OF_JOINED_GRADIENTS.format(cls=cls.__name__, op=func))
+    elif isinstance(error.obj, _FUNCTIONS):
+        error.add_note(
+            f"The first parameter of a rule is the function that was called, {resolve_name(func) or func}: write "
+            f"`def rule(func, x, ...)`"
+        )
     elif (
         error.name in cls.__spec__.names
         and isinstance(error.obj, _OPERANDS)
@@ -103,6 +109,7 @@ def _note_other_operands(cls: Any, func: Any, error: AttributeError, operands: A
 
 
 _OPERANDS = (int, float, complex, Tensor)
+_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, OpOverload)
 
 
 _JOINING = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)
@@ -139,7 +146,7 @@ def _raise_for_constants(cls: Any, func: Any, error: AssertionError, operands: A
     if frame is None:
         return
     code = frame.f_code
-    outside = {name: frame.f_globals.get(name) for name in code.co_names}
+    outside = {name: frame.f_globals.get(name) for name in global_names(code)}
     outside |= {name: frame.f_locals.get(name) for name in code.co_freevars}
     tensors = [name for name, value in outside.items() if isinstance(value, Tensor)]
     what = f"the tensor {tensors[0]}" if tensors else "a tensor"
@@ -191,7 +198,10 @@ def _signature_of(cls: Any, func: Any) -> str:
     if isinstance(func, OpOverload) and (family := family_of(cls, func)) is not None:
         return f"a rule for subclasses.{family.name} is called as {family.call}"
     if not isinstance(func, OpOverload):
-        return "a rule for a function takes all arguments that its callers write, in each way that they write them"
+        return (
+            "a rule for a function takes all arguments that its callers write, in each way that they write them, after "
+            "func, the function itself"
+        )
     return (
         f"a rule takes the arguments of its op{_shown(func)}, of which those with a default are passed only where they "
         f"differ from it"

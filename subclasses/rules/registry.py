@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -28,7 +28,13 @@ from subclasses._torch import (
 )
 from subclasses.after_import import after_import
 from subclasses.autograd.intercept import check_interceptable, intercept_packet
-from subclasses.autograd.python_functions import in_place_forms, python_functions, twins
+from subclasses.autograd.python_functions import (
+    WITHOUT_DERIVATIVE,
+    in_place_forms,
+    python_functions,
+    twins,
+    writes_of,
+)
 from subclasses.errors import DispatchError, SpecError, one_of
 from subclasses.ops.aliasing import check_kept, is_written_unseen, raw_state
 from subclasses.ops.schema import ops_of_packet
@@ -101,7 +107,6 @@ def register_rule(cls: type, keys: tuple[Any, ...], rule: Rule) -> None:
     """
     book: RuleBook = vars(cls)[BOOK]
     functions: dict[Any, Rule] = {}
-    kept: dict[Rule, Rule] = {}
     taken = taken_by(rule)
     for key in keys:
         if isinstance(key, OpOverload):
@@ -114,7 +119,7 @@ def register_rule(cls: type, keys: tuple[Any, ...], rule: Rule) -> None:
         elif isinstance(key, torch.Tag):
             _add(cls, book.tags, key, rule)
         else:
-            functions[key] = _for_function(cls, key, rule, taken, kept)
+            functions[key] = _for_function(cls, key, rule, taken)
             _add(cls, book.functions, key, functions[key])
     for key, adapted in functions.items():
         _register_implied(cls, book, key, adapted)
@@ -128,8 +133,8 @@ _INLINED = frozenset({F.pad, F.rms_norm, F.threshold})
 _EQUALITY = frozenset({torch.eq, torch.ne, Tensor.eq, Tensor.ne, Tensor.__eq__, Tensor.__ne__})
 
 
-def _for_function(cls: type, key: Any, rule: Rule, taken: Taken | None, kept: dict[Rule, Rule]) -> Rule:
-    """Returns a rule as it is called for a Python-level function; `kept` has the rules that check what they write."""
+def _for_function(cls: type, key: Any, rule: Rule, taken: Taken | None) -> Rule:
+    """Returns a rule as it is called for a Python-level function."""
     if key in _INLINED:
         after_import("torch._dynamo", lambda module: torch.compiler.allow_in_graph(key))
     if is_a_function_of_tensors(key):
@@ -137,9 +142,8 @@ def _for_function(cls: type, key: Any, rule: Rule, taken: Taken | None, kept: di
     rule = with_numbers(with_keyword_names(cls, key, rule, taken), describe(rule))
     if key in _EQUALITY:
         rule = with_refusal(rule, functools.partial(check_refusal, cls, resolve_name(key), rule))
-    if not _is_in_place(key):
-        return rule
-    return kept.get(rule) or kept.setdefault(rule, _keeping_writes(cls, rule))
+    written = writes_of(key)
+    return rule if written is None else _keeping_writes(cls, rule, written)
 
 
 def _register_implied(cls: Any, book: RuleBook, key: Any, rule: Rule) -> None:
@@ -156,32 +160,46 @@ def _register_implied(cls: Any, book: RuleBook, key: Any, rule: Rule) -> None:
         book.implied.setdefault(in_place, _refused_in_place(cls, key, in_place))
 
 
-def _is_in_place(key: Any) -> bool:
-    """Whether a function is a method such as ``Tensor.add_``."""
-    name = getattr(key, "__name__", "")
-    return name.endswith("_") and not name.endswith("__") and getattr(Tensor, name, None) is key
-
-
-def _keeping_writes(cls: type, rule: Rule) -> Rule:
-    """Returns a rule for in-place methods that is an error where its writes are lost, or their gradients."""
+def _keeping_writes(cls: type, rule: Rule, written: Callable[[Any, Any], Sequence[Any]]) -> Rule:
+    """Returns a rule for a function that writes to arguments, which is an error where that, or a gradient, is lost."""
 
     @functools.wraps(rule)
     def keeping(func: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args or torch.compiler.is_dynamo_compiling():
+        if torch.compiler.is_dynamo_compiling() or not (targets := written(args, kwargs)):
             return rule(func, *args, **kwargs)
         recorded = torch.is_grad_enabled() and any_requires_grad(*args, **kwargs)
-        before = raw_state(args[0]) if recorded else None
+        before = [raw_state(x) if recorded else None for x in targets]
         out = rule(func, *args, **kwargs)
-        check_kept(cls, f"Tensor.{func.__name__}", f"the rule {describe(rule)}", args[0], out)
-        if before is not None and is_written_unseen(before, args[0]):
-            raise DispatchError(
-                f"Tensor.{func.__name__}: the rule {describe(rule)} wrote to inner tensors of {one_of(cls)} where "
-                f"autograd does not see it, and gradients would be lost. Register it for the op, "
-                f"@{cls.__name__}.implements(torch.ops.aten.{func.__name__}), whose writes have derivatives"
-            )
+        results = out if isinstance(out, list | tuple) else [out] * len(targets)
+        for x, state, result in zip(targets, before, results, strict=False):
+            name = resolve_name(func) or str(func)
+            if result is not None:
+                check_kept(cls, name, f"the rule {describe(rule)}", x, result)
+            if state is not None and is_written_unseen(state, x):
+                raise DispatchError(
+                    f"{name}: the rule {describe(rule)} wrote to inner tensors of {one_of(cls)} where autograd does "
+                    f"not see it, and gradients would be lost. {_instead_of_writing(cls, func)}"
+                )
         return out
 
     return keeping
+
+
+def _instead_of_writing(cls: type, func: Any) -> str:
+    name = func.__name__.strip("_")
+    if name == "setitem":
+        return (
+            f"Write rules for the ops that it runs, whose writes have derivatives: "
+            f"@{cls.__name__}.implements(torch.ops.aten.copy_), and select, slice or index_put_"
+        )
+    methods = {"iand": "bitwise_and", "ior": "bitwise_or", "ixor": "bitwise_xor", "ipow": "pow"} | {
+        "ilshift": "bitwise_left_shift",
+        "irshift": "bitwise_right_shift",
+    }
+    name = methods.get(name, name)
+    if name in WITHOUT_DERIVATIVE or not hasattr(torch.ops.aten, f"{name}_"):
+        return f"Write a rule for a function that returns a new value, as torch.{name} does, and call that"
+    return f"Register it for the op, @{cls.__name__}.implements(torch.ops.aten.{name}_), whose writes have derivatives"
 
 
 def _called_with(key: Any, rule: Rule) -> Rule:

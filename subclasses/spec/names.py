@@ -112,27 +112,20 @@ _OF_SIZES = {
 }
 
 
-# Operators, and the ops that compute the same. Those, an operator with the value on its right, and one in place, do not
-# call a method of the class.
+# Operators, and the functions and ops of torch that compute the same. Those, an operator with the value on its right,
+# and one in place, do not call a method of the class.
 _OPERATORS = {
-    "add": "aten.add",
-    "sub": "aten.sub",
-    "mul": "aten.mul",
-    "truediv": "aten.div",
-    "floordiv": "aten.floor_divide",
-    "mod": "aten.remainder",
-    "pow": "aten.pow",
-    "matmul": "aten.mm",
-    "and": "aten.bitwise_and",
-    "or": "aten.bitwise_or",
-    "xor": "aten.bitwise_xor",
-    "neg": "aten.neg",
-    "abs": "aten.abs",
-    "invert": "aten.bitwise_not",
-    "lt": "aten.lt",
-    "le": "aten.le",
-    "gt": "aten.gt",
-    "ge": "aten.ge",
+    name: f"ops.aten.{name}" for name in ("add", "sub", "mul", "pow", "neg", "abs", "lt", "le", "gt", "ge")
+} | {
+    "truediv": "ops.aten.div",
+    "floordiv": "ops.aten.floor_divide",
+    "mod": "ops.aten.remainder",
+    "matmul": "matmul",
+    # Of these the ops have no derivative.
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "invert": "bitwise_not",
 }
 _OPS_OF_OPERATORS = {f"__{kind}{name}__": op for name, op in _OPERATORS.items() for kind in ("", "r", "i")}
 
@@ -188,8 +181,8 @@ def _check_operators(cls: type) -> None:
         op = _OPS_OF_OPERATORS[name]
         raise SpecError(
             f"{cls.__name__}.{name} is not called by the function of torch that computes the same, nor where a tensor "
-            f"stands on the left, or the value is written in place; write a rule for the op, which all of them ask: "
-            f"@{cls.__name__}.implements(torch.ops.{op})"
+            f"stands on the left, or the value is written in place; write a rule, which they ask: "
+            f"@{cls.__name__}.implements(torch.{op})"
         )
 
 

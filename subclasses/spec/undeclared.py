@@ -46,6 +46,11 @@ def check_undeclared(cls: type, scope: Mapping[str, Any]) -> None:
     inherited = {name for base in cls.__mro__[1:] for name in vars(base).get(OWN_FIELDS, ())}
     for name, annotation in inspect.get_annotations(cls).items():
         value = vars(cls).get(name, _MISSING)
+        if _is_method_named(name, value) and not name.startswith("_"):
+            raise SpecError(
+                f"{cls.__name__}.{name} is annotated, as a field is, and a method or property of the class body too, "
+                f"of which the last one counts; give one of them another name"
+            )
         if name.startswith("_") or _is_declared(value) or _is_constant(annotation, value):
             continue
         if name in inherited and value is _MISSING:
@@ -85,6 +90,13 @@ def _check_value(cls: type, name: str, value: object, is_inherited_field: bool) 
             f"{cls.__name__}.{name} is a tensor in the class body, which compilers refuse where a rule reads it; "
             f"write `{name} = constant(...)` with its numbers"
         )
+
+
+def _is_method_named(name: str, value: Any) -> bool:
+    """Whether a value in a class body is a function, or a property of one, that was defined there by a name."""
+    for part in ("fget", "__func__", "func"):
+        value = getattr(value, part, value)
+    return isinstance(value, types.FunctionType) and value.__name__ == name
 
 
 def _is_declared(value: object) -> bool:

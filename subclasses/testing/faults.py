@@ -23,6 +23,7 @@ from torch import Tensor
 from subclasses._torch import OpOverload, OpOverloadPacket
 from subclasses.base import TensorSubclass, descendants
 from subclasses.errors import DispatchError, one_of
+from subclasses.rules.author_code import global_names
 from subclasses.rules.errors import FROM_OUTSIDE
 from subclasses.rules.families import Family
 from subclasses.rules.registry import all_rules
@@ -82,9 +83,7 @@ def mend_write(s: Subject, case: Case) -> str | None:
     """The advice for a case that changes its argument, naming the rule; None if it leaves it alone."""
     if s.traceable and change_of(s, case) is not None:
         who = " or ".join(names_of_rules(s, lambda: case.run(s.make()))) or "the rule"
-        return (
-            f"{who} writes to its argument: compute into a new tensor (not `add_`, `out=` or an index of it)"
-        )
+        return f"{who} writes to its argument: compute into a new tensor, not by `add_`, `out=` or an index"
     return None
 
 
@@ -394,7 +393,7 @@ def rule_that_raised(error: BaseException, cls: type) -> types.FunctionType | No
 
 def _global_tensors(cls: type) -> Iterator[tuple[Callable[..., Any], str]]:
     for _, rule in functions_of(cls):
-        names = [n for n in rule.__code__.co_names if isinstance(rule.__globals__.get(n), Tensor)]
+        names = [n for n in global_names(rule.__code__) if isinstance(rule.__globals__.get(n), Tensor)]
         cells = dict(zip(rule.__code__.co_freevars, rule.__closure__ or (), strict=True))
         names += [n for n, cell in cells.items() if isinstance(cell.cell_contents, Tensor)]
         yield from ((rule, name) for name in names)

@@ -237,7 +237,7 @@ def test_a_field_of_a_dataclass():
 @pytest.mark.parametrize("name", ["__add__", "__rsub__", "__imul__", "__matmul__", "__neg__", "__lt__"])
 def test_operators_are_rules_and_no_methods(name):
     with pytest.raises(
-        SpecError, match=rf"Held\.{name} is not called by .*@Held\.implements\(torch\.ops\.aten\.\w+\)"
+        SpecError, match=rf"Held\.{name} is not called by .*@Held\.implements\(torch\.[\w.]+\)"
     ):
         type(TensorSubclass)("Held", (TensorSubclass,), {
             "__module__": __name__, "__annotations__": {"held": Tensor}, "held": inner(), name: lambda x, y: x,
