@@ -539,3 +539,28 @@ def test_a_value_of_integers_around_a_tensor_that_requires_grad(mode):
 
     (g,) = torch.autograd.grad(Mended(torch.arange(3), score * 2).score.sum(), score)
     assert g.tolist() == [2, 2, 2]
+
+
+raw = torch.ones(2)  # named as the field below
+gain = torch.ones(2)
+
+
+def test_the_tensor_from_outside_is_named_and_no_field():
+    class Gained(TensorSubclass, fallback="materialize"):
+        raw: Tensor = inner()
+
+        def materialize(self):
+            return self.raw * gain
+
+    with pytest.raises(Exception, match=r"computes with the tensor gain from outside of the class"):
+        torch.compile(lambda x: x + 1, backend="eager", fullgraph=True)(Gained(torch.ones(2)))
+
+
+def test_a_rule_without_func():
+    class Held(TensorSubclass):
+        held: Tensor = inner()
+
+    Held.implements(torch.mean)(lambda x, dim=None, keepdim=False: x.unwrap("held").mean(dim))
+    with pytest.raises(AttributeError) as caught:
+        Held(torch.ones(2)).mean(0)
+    assert "write `def rule(func, x, ...)`" in "".join(caught.value.__notes__)

@@ -256,3 +256,12 @@ def test_the_rule_that_is_advised_for_an_operator():
     assert all(r.held.tolist() == [2.0, 2.0] for r in (x + y, y + x, torch.add(y, x), x + x, x + 1, 1 + x))
     x += y
     assert x.held.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("of", [lambda f: f, property, classmethod, staticmethod])
+def test_a_field_and_a_method_of_one_name(of):
+    def total(self):
+        return 0
+
+    with pytest.raises(SpecError, match=r"Bad\.total is annotated, as a field is, and a method or property"):
+        declare({"total": Tensor}, total=of(total))
