@@ -170,6 +170,16 @@ def is_differentiated(*arguments: Any) -> bool:
     return has_gradient or torch.autograd.forward_ad._current_level >= 0 or current_transform() is not None
 
 
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Context for ops that no mode sees, on tensors whose sizes may be the symbols of the trace that is running."""
+    from torch._guards import detect_fake_mode  # that of the compilation, or the active one
+
+    mode = detect_fake_mode()
+    with disable_current_modes(), torch._C.DisableTorchFunction(), mode or contextlib.nullcontext():
+        yield
+
+
 # ---- the backward ------------------------------------------------------------------------------------------
 
 # Sets version counters: a node that takes the place of another one changes no value.

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, disable_current_modes, is_tracing
+from subclasses._torch import OpOverload, is_tracing
+from subclasses._torch_tracing import unseen
 from subclasses.errors import DispatchError, one_of
 from subclasses.ops.aliasing import with_aliasing
 from subclasses.ops.schema import op_facts
@@ -89,20 +90,24 @@ def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> C
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         if is_tracing() and isinstance(x, cls) and isinstance(out, cls):
-            with disable_current_modes():
+            # A rule that runs again for its derivative does so above autograd, where a trace sees each function.
+            with unseen():
                 like = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device="meta")
-                view = op(like, *args, **kwargs)
-            given, expected = _strides(out, x.storage_offset()), _strides(view, 0)
-            if not known_to_differ(out.shape, view.shape) and known_to_differ(given, expected):
-                raise DispatchError(
-                    f"{op} on {one_of(cls)} of size {tuple(x.shape)}: the rule's result has stride {out.stride()} and "
-                    f"offset {given[-1]}, and the view has stride {view.stride()} and offset {expected[-1]}. "
-                    f"torch.compile remakes views by these with the rule for as_strided: let {cls.__name__}.outer give "
-                    f"them, as Outer(size, stride=..., storage_offset=...)"
-                )
+                _check_strides(cls, op, x, out, op(like, *args, **kwargs))
         return out
 
     return plan
+
+
+def _check_strides(cls: Any, op: OpOverload, x: Tensor, out: Tensor, view: Tensor) -> None:
+    given, expected = _strides(out, x.storage_offset()), _strides(view, 0)
+    if not known_to_differ(out.shape, view.shape) and known_to_differ(given, expected):
+        raise DispatchError(
+            f"{op} on {one_of(cls)} of size {tuple(x.shape)}: the rule's result has stride {out.stride()} and "
+            f"offset {given[-1]}, and the view has stride {view.stride()} and offset {expected[-1]}. "
+            f"torch.compile remakes views by these with the rule for as_strided: let {cls.__name__}.outer give "
+            f"them, as Outer(size, stride=..., storage_offset=...)"
+        )
 
 
 def _strides(t: Tensor, offset: int) -> list[Any]:

@@ -64,6 +64,19 @@ def without_lazy_bits():
         assert _torch_tracing.without_lazy_bits(zeros).shape == (2,)
 
 
+def unseen():
+    """Neither functions nor ops are seen, and in a trace tensors are fake."""
+
+    class Seeing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            raise AssertionError(func)
+
+    with Seeing(), _torch_tracing.unseen():
+        assert torch.add(torch.ones(1), 1) == 2
+    with _torch.fake_mode() as mode, _torch_tracing.unseen():
+        assert torch.ones(1).fake_mode is mode
+
+
 def in_dispatch_mode():
     assert not _torch.in_dispatch_mode()
     with _torch.fake_mode():
@@ -1100,6 +1113,7 @@ CHECKS = {
     "reads_of_values_made_inside": reads_of_values_made_inside,
     "register_node": register_node,
     "pytree": register_node,
+    "unseen": unseen,
     "has_no_memory": without_lazy_bits,
     "is_called_by_engine": is_called_by_engine,
     "without_lazy_bits": without_lazy_bits,
