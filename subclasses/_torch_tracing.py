@@ -203,7 +203,7 @@ def without_lazy_bits(t: torch.Tensor) -> torch.Tensor:
     if has_no_memory(t):
         # PyTorch makes them past all modes; a trace has to see them, and that they fix a size.
         if in_dispatch_mode():
-            t = torch._efficientzerotensor(t.shape, dtype=t.dtype, device=t.device)
+            t = torch._efficientzerotensor(t.shape, dtype=t.dtype, device=t.device)  # type: ignore[attr-defined]
         return torch.zeros_like(t)
     return t.resolve_conj().resolve_neg() if t.is_conj() or t.is_neg() else t
 

@@ -110,7 +110,7 @@ def _check_strides(cls: Any, op: OpOverload, x: Tensor, out: Tensor, view: Tenso
         )
 
 
-def _strides(t: Tensor, offset: int) -> list[Any]:
+def _strides(t: Tensor, offset: Any) -> list[Any]:
     """The strides of a tensor and its storage offset behind another one; a dim of one entry has any stride."""
     strides = [
         0 if type(size) is int and size == 1 else n for size, n in zip(t.shape, t.stride(), strict=True)

@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Unpack
 
 import torch
+from torch import Tensor
 
 from subclasses.errors import one_of
+from subclasses.rules.results import describe
 from subclasses.spec.values import with_inners
 from subclasses.testing import op_infos
+from subclasses.testing.cases import once
 from subclasses.testing.errors import Attempt, Broken, OfBase, Skipped, refusal, shown, succeeds
 from subclasses.testing.faults import mend_of, name_rules
 from subclasses.testing.properties import (
@@ -86,14 +89,32 @@ def run_promise(s: Subject, promise: Promise) -> Outcome:
         case Broken(mend=mend):
             if mend and isinstance(error.__cause__, OfBase):
                 mend = name_rules(s, error) + mend
-            mend = mend_of(error, s.cls, s.is_own) or mend or _of_mapped(s, promise)
+            mend = _of_materialize(s) or mend_of(error, s.cls, s.is_own) or mend or _of_mapped(s, promise)
             mend = mend or name_rules(s, error) + promise.mend_for(s)
             return Outcome(promise, "broken", str(error), mend, refused, error)
     message = refusal(error)
     if message is not None:
         return Outcome(promise, "kept", refused=(*refused, message))
-    mend = mend_of(error, s.cls, s.is_own) or promise.mend_for(s)
+    mend = _of_materialize(s) or mend_of(error, s.cls, s.is_own) or promise.mend_for(s)
     return Outcome(promise, "broken", shown(error), mend, refused, error)
+
+
+@once
+def _of_materialize(s: Subject) -> str:
+    """The mend of a ``materialize`` that writes to a field, which can break any promise; else empty."""
+    if not (s.declared and s.cls.__spec__.has_materialize):
+        return ""
+    x = s.make()
+    before = {name: t.clone() for name, t in s.inners(x).items() if type(t) is Tensor}
+    with undisturbed(), Attempt(), torch.no_grad():
+        x.materialize()
+    written = [name for name, t in before.items() if not torch.equal(s.inners(x)[name], t)]
+    if not written:
+        return ""
+    return (
+        f"{describe(s.cls.materialize)} writes to {' and '.join(written)}: let it compute into new tensors, not by "
+        f"`add_`, `out=` or an index"
+    )
 
 
 def _of_mapped(s: Subject, promise: Promise) -> str:

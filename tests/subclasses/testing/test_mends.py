@@ -773,3 +773,20 @@ def test_a_rule_that_lacks_a_parameter_is_told_so_whichever_promise_meets_it():
     for outcome in found:
         assert "correct the parameters of that rule: a rule takes the arguments of its op" in outcome.mend
         assert "keepdim" in outcome.mend
+
+
+def test_a_materialize_that_writes_is_one_cause():
+    class Shifted(TensorSubclass, fallback="materialize"):
+        raw: Tensor = inner()
+
+        def materialize(self):
+            return self.raw.add_(1)
+
+    report = examine(lambda: Shifted(torch.randn(4, 6)), paths={})
+    mends = {o.mend for o in report.of("broken")}
+    assert (
+        len(mends) == 1
+        and "Shifted.materialize (" in (mend := mends.pop())
+        and ") writes to raw: let it" in mend
+    )
+    assert len(report.of("broken")) > 5 and str(report).count("mend:") == 1
