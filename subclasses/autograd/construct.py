@@ -103,7 +103,7 @@ class Construct(torch.autograd.Function):
             primal = cls._wrap(ctx.layout, *ctx.saved_tensors, *ctx.dynamics)
             grads = wrap_cotangent(primal, cotangent, ctx.needs_input_grad[2:]).unwrap()
         else:
-            raise DispatchError(errors.PLAIN_COTANGENT.format(cls=cls.__name__))
+            raise errors.cotangent_error(cls, cotangent)
         return None, None, *errors.fitting(cls, cls.__spec__.attributes, grads, ctx.sizes)
 
 

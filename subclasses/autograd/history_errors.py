@@ -74,13 +74,31 @@ def check_plain(cls: Any, gradients: Iterable[tuple[str, Any]], likes: Mapping[s
     """
     for name, g in gradients:
         if hasattr(type(g), "__spec__") and not hasattr(type(likes[name]), "__spec__"):
-            kind = type(g).__name__
-            raise DispatchError(
-                f"{one_of(cls)}: the gradient of its inner tensor {field_name(name)} is {one_of(type(g))}. A plain "
-                f"tensor that was computed from {field_name(name)} is an operand of an op that maps to the inner "
-                f"tensors of {one_of(type(g))}, and has a gradient by each of them: make it a value first, as in "
-                f"`x / {kind}(t, ...)` for `x / t`, with t in place of each inner tensor; its gradient is their sum"
+            raise class_gradient_error(
+                type(g),
+                f"the gradient of its inner tensor {field_name(name)}",
+                f"was computed from {field_name(name)}",
             )
+
+
+def class_gradient_error(kind: Any, what: str, tensor: str) -> DispatchError:
+    """Returns the error for a gradient of a class at a plain tensor, of which more depends on inner tensors."""
+    return DispatchError(
+        f"{one_of(kind)}: {what} is {one_of(kind)}. A plain tensor that {tensor} is an operand of an op that maps to "
+        f"the inner tensors of {one_of(kind)}, and has a gradient by each of them: make it a value first, as in "
+        f"`x / {kind.__name__}(t, ...)` for `x / t`, with t in place of each inner tensor; its gradient is their sum"
+    )
+
+
+def cotangent_error(cls: Any, cotangent: Any) -> DispatchError:
+    """Returns the error for a cotangent of another type than the class, which has no way to convert it."""
+    kind = type(cotangent)
+    if not hasattr(kind, "__spec__"):
+        return DispatchError(PLAIN_COTANGENT.format(cls=cls.__name__))
+    return DispatchError(
+        f"{cls.__name__}: {one_of(kind)} arrived as the cotangent of a {cls.__name__}. A rule that {cls.__name__} "
+        f"inherits makes `{kind.__name__}(...)`: let it make `type(x)(...)`"
+    )
 
 
 def composite_error() -> DispatchError:

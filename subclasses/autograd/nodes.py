@@ -51,6 +51,7 @@ from subclasses.autograd.history import (
 from subclasses.autograd.history_errors import (
     check_derivable,
     check_sizes,
+    class_gradient_error,
     composite_error,
     fitting,
     refuse_tangents,
@@ -220,9 +221,15 @@ class PlainByRule(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        """Returns a cotangent for each source by the rule."""
+        """Returns a cotangent for each source by the rule.
+
+        Raises:
+            DispatchError: the cotangent is one of a class, since a mapped op has the tensor as its plain operand.
+        """
         if cotangents[0] is None:
             return None, None, *(None for _ in range(ctx.count))
+        if hasattr(kind := type(cotangents[0]), "__spec__"):
+            raise class_gradient_error(kind, "the gradient of a plain tensor", "a rule made of a value")
         return None, None, *_pulled_back(ctx, cotangents[0])
 
 

@@ -98,6 +98,8 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
             if i is not None:
                 target = argument(facts, args, kwargs, i)
                 check_kept(cls, op, words, target, one)
+                if facts.changes_metadata:
+                    _check_changed(cls, op, words, target, one)
                 if isinstance(target, cls):  # to which inner tensors it wrote is not seen below autograd
                     parts = list(_innermost(target))
                     bump_versions([t for t in parts if is_differentiable(t)] or parts)
@@ -117,6 +119,18 @@ def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
             f"{op} on {one_of(cls)}: {words} returned a value with memory of its own, in place of the {cls.__name__} "
             f"to write to; write to its inner tensors, as x.{field}.copy_(...) does, and return x; or give the rule to "
             f"the form of the op that writes nothing, if there is one, from which this form follows"
+        )
+
+
+def _check_changed(cls: Any, op: OpOverload, words: str, target: Any, result: Any) -> None:
+    """Raises DispatchError if a rule for an op that changes sizes in place returned a value with other ones instead."""
+    if result is target or not (isinstance(target, cls) and isinstance(result, cls)):
+        return
+    if [t.shape for t in _innermost(target)] != [t.shape for t in _innermost(result)]:
+        field, method = cls.__spec__.inners[0].name, op.overloadpacket.__name__
+        raise DispatchError(
+            f"{op} on {one_of(cls)}: {words} returned a new value, in place of the {cls.__name__} that is to have its "
+            f"sizes; change those of its inner tensors, as x.{field}.{method}(...) does, and return x"
         )
 
 

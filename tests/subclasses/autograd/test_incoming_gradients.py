@@ -367,3 +367,46 @@ def test_a_gradient_of_the_class_at_an_inner_tensor_is_refused(door):
     found = MODES[door](advised)(*leaves)
     expected = leaves[0] / energy(*leaves)
     torch.testing.assert_close(*(torch.autograd.grad(t.sum(), leaves) for t in (found, expected)))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_gradient_of_the_class_at_a_plain_result_of_a_rule(door):
+    class Wind(TensorSubclass, fallback="map"):
+        east: Tensor = inner(differentiable=True)
+        north: Tensor = inner(differentiable=True)
+
+    @Wind.implements(torch.ops.aten.linalg_vector_norm)
+    def _(func, x, *args):
+        return func(torch.hypot(x.east, x.north), *args)
+
+    def f(east, north, advised):
+        x = Wind(east, north)
+        t = x.norm()
+        return (x / (Wind(t, t) if advised else t)).east
+
+    leaves = [torch.rand(3, requires_grad=True) for _ in range(2)]
+    with pytest.raises(
+        Exception, match=r"plain tensor that a rule made of a value .*`x / Wind\(t, \.\.\.\)`"
+    ):
+        DOORS[door](lambda *args: f(*args, False))(*leaves).sum().backward()
+    found = DOORS[door](lambda *args: f(*args, True))(*leaves)
+    expected = leaves[0] / torch.hypot(*leaves).norm()
+    torch.testing.assert_close(*(torch.autograd.grad(t.sum(), leaves) for t in (found, expected)))
+
+
+def test_a_cotangent_of_a_base():
+    class Base(TensorSubclass):
+        held: Tensor = inner(differentiable=True)
+
+    class Heir(Base):
+        pass
+
+    Base.implements(torch.ops.aten.unsqueeze)(lambda func, x, dim: type(x)(x.held.unsqueeze(dim)))
+    Base.implements(torch.ops.aten.unsqueeze_)(lambda func, x, dim: (x.held.unsqueeze_(dim), x)[1])
+    Base.implements(torch.ops.aten.squeeze)(lambda func, x, *dims: Base(x.held.squeeze(*dims)))
+    x = Heir(torch.ones(2, requires_grad=True) * 1)
+    x.unsqueeze_(0)
+    with pytest.raises(
+        DispatchError, match=r"a Base arrived as the cotangent of a Heir.*let it make `type\(x\)"
+    ):
+        x.unwrap("held").sum().backward()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import TensorSubclass, inner
+from subclasses import DispatchError, TensorSubclass, inner
 from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
@@ -160,3 +160,15 @@ def test_rules_that_change_the_size_in_place(of_rule, door):
     outs = [MODES[door](f)(*leaves), expected(*leaves)]
     torch.testing.assert_close(list(outs[0]), list(outs[1]))
     torch.testing.assert_close(*(torch.autograd.grad(sum(t.sum() for t in out), leaves) for out in outs))
+
+
+def test_a_rule_that_changes_the_size_of_another_value():
+    class Turned(TensorSubclass):
+        held: Tensor = inner()
+
+    Turned.implements(aten.t_)(lambda func, x: Turned(x.held.t()))
+    x = Turned(torch.ones(2, 3))
+    with pytest.raises(
+        DispatchError, match=r"in place of the Turned that is to have its sizes; .*x\.held\.t_\(\.\.\.\)"
+    ):
+        x.t_()
