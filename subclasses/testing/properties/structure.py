@@ -166,6 +166,13 @@ def sizes(s: Subject) -> None:
     x = s.make()
     for factory in derive.sizes(s):
         other = s.make(factory)
+        with Attempt() as attempt:
+            if s.has_reference:
+                _check_outside(s, other)
+        if attempt.error is not None:
+            raise Broken(
+                f"of a value of size {list(other.shape)}, {problem('reference=', attempt.error)}", _OUTSIDE
+            )
         if not same_context(s.context(x), s.context(other)):
             raise Broken(f"the contexts are {s.context(x)!r} and {s.context(other)!r}")
         back = s.cls.__tensor_unflatten__(s.inners(other), s.context(x), other.size(), other.stride())
@@ -176,10 +183,15 @@ def sizes(s: Subject) -> None:
             )
 
 
+_OUTSIDE = (
+    "say with size_from=, dtype_from= or `outer` what the value shows: the size, dtype and device of what "
+    "materialize() gives, computed from the inner tensors"
+)
+
+
 @promise(
     "pass the size, dtype and device of what the value stands for to _make_wrapper_subclass",
-    declared="say with size_from=, dtype_from= or `outer` what the value shows: the size, dtype and device of what "
-    "materialize() gives",
+    declared=_OUTSIDE,
 )
 def outside(s: Subject) -> None:
     """The outside of a value tells the truth."""
@@ -191,6 +203,10 @@ def outside(s: Subject) -> None:
             f"{sizes}, the value {list(x.shape)}",
             OTHER_SIZE,
         )
+    _check_outside(s, x)
+
+
+def _check_outside(s: Subject, x: Any) -> None:
     for plain in s.reference(x):
         for what in ("shape", "dtype", "device"):
             if getattr(plain, what) != getattr(x, what):

@@ -790,3 +790,24 @@ def test_a_materialize_that_writes_is_one_cause():
         and ") writes to raw: let it" in mend
     )
     assert len(report.of("broken")) > 5 and str(report).count("mend:") == 1
+
+
+def test_a_size_that_outer_does_not_compute():
+    class Fixed(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner(ndim=2)
+
+        @staticmethod
+        def outer(held):
+            return Outer((4, 3))
+
+        def materialize(self):
+            return self.held * 2
+
+    report = examine(
+        lambda: Fixed(torch.randn(4, 3)),
+        paths={},
+        sizes=[lambda: Fixed(torch.randn(5, 3)), lambda: Fixed(torch.randn(7, 3))],
+    )
+    (found,) = [o for o in report.of("broken") if o.promise.name == "sizes"]
+    assert "of a value of size [4, 3]" in found.detail and "got one of size (5, 3)" in found.detail
+    assert "or `outer` what the value shows" in found.mend
