@@ -176,7 +176,7 @@ def unseen() -> Iterator[None]:
     from torch._guards import detect_fake_mode  # that of the compilation, or the active one
 
     mode = detect_fake_mode()
-    # The public context of that name leaves the modes on which functions run.
+    # Function modes are disabled too, which the context DisableTorchFunctionSubclass leaves on.
     with disable_current_modes(), torch._C.DisableTorchFunction(), mode or contextlib.nullcontext():
         yield
 

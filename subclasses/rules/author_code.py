@@ -31,7 +31,7 @@ def codes_of(function: Any) -> Iterator[types.CodeType]:
         called = []
         for code in _nested(function.__code__):
             yield code
-            called += [function.__globals__.get(name) for name in global_names(code)]
+            called += [function.__globals__.get(name) for name in code.co_names]
         for cell in function.__closure__ or ():
             with contextlib.suppress(ValueError):  # it is empty
                 called.append(cell.cell_contents)

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.overrides import resolve_name
 
 from subclasses._torch import OpOverload, in_backward, schema_of
+from subclasses.autograd.python_functions import twins
 from subclasses.errors import DispatchError, one_of
 from subclasses.rules.author_code import global_names
 from subclasses.rules.registry import all_rules, family_of
@@ -88,7 +89,7 @@ def _note_other_operands(cls: Any, func: Any, error: AttributeError, operands: A
     """Notes, in an error of a rule, that it was called with a number or a plain tensor, and read a field of it."""
     if func in _JOINING and in_backward():
         error.add_note(_OF_JOINED_GRADIENTS.format(cls=cls.__name__, op=func))
-    elif isinstance(error.obj, _FUNCTIONS):
+    elif any(error.obj is f for f in (func, *twins(func))):
         error.add_note(
             f"The first parameter of a rule is the function that was called, {resolve_name(func) or func}: write "
             f"`def rule(func, x, ...)`"
@@ -109,7 +110,6 @@ def _note_other_operands(cls: Any, func: Any, error: AttributeError, operands: A
 
 
 _OPERANDS = (int, float, complex, Tensor)
-_FUNCTIONS = (types.BuiltinFunctionType, types.MethodDescriptorType, OpOverload)
 
 
 _JOINING = (torch.ops.aten.cat.default, torch.ops.aten.stack.default)

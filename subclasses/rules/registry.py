@@ -186,18 +186,15 @@ def _keeping_writes(cls: type, rule: Rule, written: Callable[[Any, Any], Sequenc
 
 
 def _instead_of_writing(cls: type, func: Any) -> str:
-    name = func.__name__.strip("_")
-    if name == "setitem":
+    if func is Tensor.__setitem__:
         return (
             f"Write rules for the ops that it runs, whose writes have derivatives: "
             f"@{cls.__name__}.implements(torch.ops.aten.copy_), and select, slice or index_put_"
         )
-    methods = {"iand": "bitwise_and", "ior": "bitwise_or", "ixor": "bitwise_xor", "ipow": "pow"} | {
-        "ilshift": "bitwise_left_shift",
-        "irshift": "bitwise_right_shift",
-    }
-    name = methods.get(name, name)
-    if name in WITHOUT_DERIVATIVE or not hasattr(torch.ops.aten, f"{name}_"):
+    # Of an operator such as `x &= y`, the name of the method that is the same.
+    written = next(f.__name__ for f in (*twins(func), func) if not f.__name__.startswith("__") or f is func)
+    name, is_out = written.strip("_"), not (written.endswith("_") or isinstance(func, types.FunctionType))
+    if is_out or name in WITHOUT_DERIVATIVE or not hasattr(torch.ops.aten, f"{name}_"):
         return f"Write a rule for a function that returns a new value, as torch.{name} does, and call that"
     return f"Register it for the op, @{cls.__name__}.implements(torch.ops.aten.{name}_), whose writes have derivatives"
 

@@ -86,32 +86,34 @@ _SIZES: dict[Any, Callable[..., Size]] = {
     aten.view.default: _view,
     aten.alias.default: lambda size: size,
 }
-_REDUCED: dict[Any, Callable[..., Size]] = {
-    aten.sum.default: _reduced,
-    aten.sum.dim_IntList: _reduced,
-    aten.mean.default: _reduced,
-    aten.mean.dim: _reduced,
-    aten.prod.default: _reduced,
-    aten.prod.dim_int: _reduced,
-    aten.amax.default: _reduced,
-    aten.amin.default: _reduced,
-    aten.argmax.default: _reduced,
-    aten.argmin.default: _reduced,
-    aten.logsumexp.default: _reduced,
-    aten.any.default: _reduced,
-    aten.any.dim: _reduced,
-    aten.all.default: _reduced,
-    aten.all.dim: _reduced,
-    aten.max.default: _reduced,
-    aten.min.default: _reduced,
-    aten.norm.ScalarOpt_dim: _normed,
-    aten.linalg_vector_norm.default: _normed,
-}
+_SIZES |= dict.fromkeys(
+    (
+        aten.sum.default,
+        aten.sum.dim_IntList,
+        aten.mean.default,
+        aten.mean.dim,
+        aten.prod.default,
+        aten.prod.dim_int,
+        aten.amax.default,
+        aten.amin.default,
+        aten.argmax.default,
+        aten.argmin.default,
+        aten.logsumexp.default,
+        aten.any.default,
+        aten.any.dim,
+        aten.all.default,
+        aten.all.dim,
+        aten.max.default,
+        aten.min.default,
+    ),
+    _reduced,
+)
+_SIZES |= dict.fromkeys((aten.norm.ScalarOpt_dim, aten.linalg_vector_norm.default), _normed)
 
 
 def size_of(op: Any) -> Callable[..., Size] | None:
     """Returns the function from the size of a tensor, and the other arguments of a view or a reduction, to its size."""
-    return _SIZES.get(op) or _REDUCED.get(op)
+    return _SIZES.get(op)
 
 
 _PLAIN_KINDS = frozenset({int, bool, float, type(None)})

@@ -75,6 +75,24 @@ def test_a_write_that_would_be_lost_is_an_error(name, door):
     assert x.held.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    {
+        "x.mul_(y)": "torch.ops.aten.mul_)",
+        "x **= y": "torch.ops.aten.pow_)",
+        "x &= y": "as torch.bitwise_and does",
+        "x[i] = y": "torch.ops.aten.copy_), and select, slice",
+        "inplace=True": "torch.ops.aten.relu_)",
+        "out=": "as torch.add does",
+    }.items(),
+)
+def test_what_is_advised_instead(name, advice):
+    key, call = WRITES[name]
+    with pytest.raises(DispatchError) as caught:
+        call(ruled(key, halving)(torch.ones(2, requires_grad=True) * 1))
+    assert advice in str(caught.value)
+
+
 def test_a_function_that_is_not_asked_to_write_may_return_a_new_value():
     Ruled = ruled(F.relu, lambda func, x, inplace=False: type(x)(x.held * 5))
     x = Ruled(torch.ones(2, requires_grad=True))
