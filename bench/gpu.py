@@ -2,6 +2,7 @@
 
     python -m bench.gpu                      # writes bench/results/gpu-NAME.json and .md
     python -m bench.gpu --only int8 decode
+    python -m bench.gpu --brief              # fewer sizes, in some minutes
 
 - *int8*: a linear layer with int8 weights, weight-only and dynamic, at decode and prefill sizes. Compared with
   bfloat16, with torchao if it is installed, and with the memory's limit: a copy that moves as many bytes as the weight.
@@ -24,6 +25,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -36,13 +38,23 @@ from bench.report import MICROSECONDS, Row, print_rows, save_rows
 from bench.timing import describe_machine
 
 RESULTS = Path(__file__).parent / "results"
-MEASURES: dict[str, Callable[[int], list[Row]]] = {
+MEASURES: dict[str, Callable[..., list[Row]]] = {
     "int8": measure_int8,
     "decode": measure_decode,
     "rows": measure_rows,
     "model": measure_model,
     "overhead": measure_overhead,
     "events": measure_events,
+}
+BRIEF: dict[
+    str, dict[str, Any]
+] = {  # the sizes that the goals are about, for a device that is lent for minutes
+    "int8": {"batches": (1, 16)},
+    "decode": {"batches": (4,)},
+    "rows": {"fills": (0.25, 0.5)},
+    "model": {"fills": (0.25, 0.5)},
+    "overhead": {"counts": (1, 20)},
+    "events": {},
 }
 
 
@@ -64,6 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", choices=MEASURES, nargs="+")
+    parser.add_argument("--brief", action="store_true")
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
@@ -77,10 +90,12 @@ def main(arguments: list[str] | None = None) -> int:
     predicted = predicted_for(gpu, RESULTS / "gpu-predicted.json")
     machine = {**describe_machine(), "gpu": gpu, "cuda": torch.version.cuda or ""}
     for name in options.only or MEASURES:
-        rows = with_predictions(MEASURES[name](options.rounds), predicted)
+        sizes = BRIEF[name] if options.brief else {}
+        rows = with_predictions(MEASURES[name](options.rounds, **sizes), predicted)
         print_rows(rows)
         path = options.out / f"gpu-{name}.json"
-        save_rows(rows, machine, path, rounds=options.rounds, command="bench.gpu")
+        command = "bench.gpu --brief" if options.brief else "bench.gpu"
+        save_rows(rows, machine, path, rounds=options.rounds, command=command)
     return 0
 
 
