@@ -56,8 +56,11 @@ class Serving:
         return LanguageModel(self.dim, self.heads, self.layers, self.longest).to(device, self.dtype).eval()
 
     def make_requests(self, batch: int, device: str) -> list[list[Tensor]]:
-        """Returns batches of rows; each row is slightly shorter than the one before it."""
-        widths = range(self.stride, self.longest + 1, self.stride)
+        """Returns batches of rows, the widest first; each row is slightly shorter than the one before it.
+
+        So a dynamic program is not compiled for a batch as wide as it has rows, which would share one symbolic size.
+        """
+        widths = reversed(range(self.stride, self.longest + 1, self.stride))
         return [
             [torch.randint(256, (max(1, n - i * n // (2 * batch)),), device=device) for i in range(batch)]
             for n in widths

@@ -16,7 +16,7 @@ from bench import (
     memory,
     modules,
 )
-from bench.gpu import MEASURES
+from bench.gpu import BRIEF, MEASURES
 from bench.gpu_timing import count_row
 from bench.report import Row, save_rows
 from bench.timing import Timing
@@ -207,3 +207,4 @@ def test_every_gpu_item_with_a_goal_is_read():
     assert {
         name.removeprefix("gpu-") for name in goals.READERS if name.startswith("gpu-")
     } == MEASURES.keys() - {"overhead"}
+    assert BRIEF.keys() == MEASURES.keys()

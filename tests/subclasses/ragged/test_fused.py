@@ -242,6 +242,7 @@ def test_dropout_on_a_gpu():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_no_table_and_no_wait_on_a_gpu(dtype):
     """One long row among many short ones: a padded table of scores would be a thousand times as large."""

@@ -121,10 +121,9 @@ def test_no_step_reads_what_it_cuts_picks_or_writes():
 
 # ---- CUDA ------------------------------------------------------------------------------------------------------
 
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
-
-@cuda
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("compiled", [False, True])
 @torch.no_grad()
 def test_no_step_synchronises(model, compiled):
@@ -142,7 +141,7 @@ def test_no_step_synchronises(model, compiled):
     assert [len(row) for row in tokens.to_tensors()] == [20, 18, 19]
 
 
-@cuda
+@pytest.mark.gpu
 @torch.no_grad()
 def test_64_lengths_record_4_graphs(model):
     """A bucket's first step compiles, its second records; every other replays."""
