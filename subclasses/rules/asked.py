@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,18 +15,25 @@ from subclasses._torch import HigherOrderOperator, OpOverload, OpOverloadPacket,
 from subclasses.errors import SpecError
 from subclasses.rules.author_code import codes_of
 from subclasses.rules.families import Family
-from subclasses.rules.registry import is_decomposed
+from subclasses.rules.registry import find_op_rule, is_decomposed
 from subclasses.spec.names import UNASKED
 
 
-def check_asked(cls: type, root: type, keys: Iterable[Any]) -> None:
+def check_asked(cls: type, root: type, keys: Sequence[Any]) -> None:
     """Checks that torch can call a rule for each key, which a hook in the class body may prevent.
 
     Raises:
-        SpecError: compilers answer a key from the size; or the class's own ``__torch_function__``, of a key whose rule
-            is above autograd, or its own ``__torch_dispatch__``, of another, does not lead to the generated one.
+        SpecError: compilers answer a key from the size; or the function of an op's name computes by another op, which
+            has no rule; or the class's own ``__torch_function__``, of a key whose rule is above autograd, or its own
+            ``__torch_dispatch__``, of another, does not lead to the generated one.
     """
     for key in keys:
+        called = _COMPUTES_BY.get(_packet(key))
+        if called and called not in map(_packet, keys) and find_op_rule(cls, called.default) is None:
+            raise SpecError(
+                f"{cls.__name__}.implements: torch.{_packet(key).__name__} and the method call no rule for {key}, "
+                f"since they compute by {called}; name torch.ops.{called} in its place, or beside it"
+            )
         if (name := getattr(key, "__name__", "")) in UNASKED and getattr(Tensor, name) is key:
             raise SpecError(
                 f"{cls.__name__}.implements: compiled code calls no rule for Tensor.{name}, since the size says what "
@@ -41,6 +48,14 @@ def check_asked(cls: type, root: type, keys: Iterable[Any]) -> None:
                 f"{hook} and does not call the generated one, which asks for rules; end it with `return "
                 f"super().{hook}(func, types, args, kwargs)`, or remove it"
             )
+
+
+# By which op the function of an op's name computes, where that is written in Python.
+_COMPUTES_BY: dict[Any, OpOverloadPacket] = {torch.ops.aten.norm: torch.ops.aten.linalg_vector_norm}
+
+
+def _packet(key: Any) -> Any:
+    return key.overloadpacket if isinstance(key, OpOverload) else key
 
 
 def with_type_errors(cls: type, hook: Callable[..., Any]) -> Callable[..., Any]:

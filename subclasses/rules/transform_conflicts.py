@@ -1,8 +1,9 @@
 """Ops of which a class maps the inner tensors, though a rule says something else of the function.
 
-A rule for a function is asked where the function is called with a value. Inside of a transform of ``torch.func`` what
-an op returned belongs to the transform, and the op of the function arrives at the value without it. Mapping it would
-give another result than the rule.
+A rule for a function is asked where the function is called with a value. Two callers get past it, with the op alone: a
+transform of ``torch.func``, to which belongs what an op returned, and another function that computes by the same op in
+C++, as ``torch.linalg.norm`` does by that of ``torch.linalg.vector_norm``. Mapping the op there would give another
+result than the rule.
 """
 
 from __future__ import annotations
@@ -10,20 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from subclasses._torch import OpOverload
+import torch
+from torch.overrides import resolve_name
+
+from subclasses._torch import OpOverload, in_backward
 from subclasses._torch_tracing import is_called_by_transform
+from subclasses.autograd.history import CALLING
 from subclasses.errors import DispatchError, one_of
 from subclasses.rules.registry import collect_function_rules
 
 
 def with_rules_above(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps the plan that maps an op, if a rule for the function of its name exists.
+    """Wraps the plan that maps an op, if a rule for the function of the op exists.
 
     Raises:
-        DispatchError: from the plan, where a transform calls it.
+        DispatchError: from the plan, where a transform calls it, or a function that has no rule.
     """
     name = op.overloadpacket.__name__
-    if not any(getattr(f, "__name__", None) == name for f in collect_function_rules(cls)):
+    ruled = [f for f in collect_function_rules(cls) if _op_name(f) == name]
+    if not ruled:
         return run
 
     def plan(*args: Any, **kwargs: Any) -> Any:
@@ -33,6 +39,26 @@ def with_rules_above(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
                 f"function {name} is not asked there for what an op has returned, and mapping {op} would not be "
                 f"what it says. Add a rule for the op with @{cls.__name__}.implements(torch.ops.{op})"
             )
+        func = CALLING.func
+        if func is not None and _op_name(func) != name and not in_backward():
+            caller, function = (_shown(f) for f in (func, ruled[0]))
+            raise DispatchError(
+                f"{caller} on {one_of(cls)} computes by {op}, for which the rule of the function {function} is not "
+                f"asked, and mapping it would not be what that rule says. Add a rule for {caller} too, or one for "
+                f"the op in place of that for the function, with @{cls.__name__}.implements(torch.ops.{op})"
+            )
         return run(*args, **kwargs)
 
     return plan
+
+
+def _op_name(function: Any) -> str:
+    """Returns the name of the op of a function; those of ``torch.linalg`` and the like have their prefix in it."""
+    return getattr(function, "__name__", "").partition(".")[0]  # that of an op has its overload behind a dot
+
+
+def _shown(function: Any) -> str:
+    """Returns a function's name; of a method, that of the function of its name if there is one."""
+    name = function.__name__.strip("_")
+    found = resolve_name(function) or name
+    return f"torch.{name}" if found.startswith(("torch.Tensor.", name)) and hasattr(torch, name) else found

@@ -7,7 +7,9 @@ class (:func:`refusal`) breaks nothing; every other error of the class does.
 from __future__ import annotations
 
 import dis
+import itertools
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -121,7 +123,22 @@ def _is_deliberate(error: BaseException, is_own: Callable[[FrameType], bool]) ->
     if re.match(r"unsupported operand type|'[<>]=?' not supported between", str(error)):
         return not is_own(trace.tb_frame)
     instruction = trace.tb_frame.f_code.co_code[trace.tb_lasti]
-    return instruction == dis.opmap["RAISE_VARARGS"] and is_own(trace.tb_frame)
+    is_raised = instruction == dis.opmap["RAISE_VARARGS"] and is_own(trace.tb_frame)
+    return is_raised and not _is_of_wrong_parts(error, is_own)
+
+
+def _is_of_wrong_parts(error: BaseException, is_own: Callable[[FrameType], bool]) -> bool:
+    """Whether the class's constructor refuses what a rule of the class made, which is a mistake in the rule."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if frames[-1].f_code.co_name not in ("__new__", "__init__"):
+        return False
+    callers = (not is_own(f) and _calls_rules(f) and is_own(g) for f, g in itertools.pairwise(frames[:-1]))
+    return any(callers)
+
+
+def _calls_rules(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return name.startswith("subclasses.") and not name.startswith("subclasses.testing.")
 
 
 def innermost(error: BaseException) -> Any:

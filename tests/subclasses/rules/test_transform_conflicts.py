@@ -1,4 +1,7 @@
-"""A transform of ``torch.func`` does not ask a rule for a function; an op is not mapped where that rule exists."""
+"""Callers that do not ask a rule for a function: its op is not mapped there.
+
+A transform of ``torch.func``, and another function that computes by the same op.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import torch
 from torch import Tensor
 
 import desugar
-from subclasses import DispatchError, TensorSubclass, inner
+from subclasses import DispatchError, SpecError, TensorSubclass, inner
 
 X = torch.arange(6.0).reshape(2, 3)
 
@@ -99,3 +102,71 @@ def test_other_ops_are_mapped_in_a_transform(door):
 def test_the_op_by_its_own_name_is_mapped():
     value = pair()(torch.tensor([1.0, 2.0, 4.0]), torch.zeros(3))
     assert torch.ops.aten.std.correction(value, None).plus.item() == pytest.approx(value.plus.std().item())
+
+
+# ---- other functions ---------------------------------------------------------------------------------------
+
+
+def wind(key, fallback="map"):
+    class Wind(TensorSubclass, fallback=fallback):
+        east: Tensor = inner(differentiable=True)
+        north: Tensor = inner(differentiable=True)
+
+    @Wind.implements(*key if isinstance(key, tuple) else (key,))
+    def rule(func, x, *args, **kwargs):
+        return func(torch.hypot(*x.unwrap()), *args, **kwargs)
+
+    return Wind(torch.full((2,), 3.0), torch.full((2,), 4.0))
+
+
+NORMS = {
+    "linalg.norm": torch.linalg.norm,
+    "matrix_norm": lambda x: torch.linalg.matrix_norm(x[None]),
+    "cosine_similarity": lambda x: torch.cosine_similarity(x, x, dim=0),
+}
+
+
+@doors
+@pytest.mark.parametrize("norm", NORMS)
+def test_an_op_of_a_ruled_function_is_refused_in_another_function(norm, door):
+    value = wind(torch.linalg.vector_norm)
+    assert torch.linalg.vector_norm(value).item() == pytest.approx(50**0.5)
+    words = (
+        r"computes by aten.linalg_vector_norm.default, for which the rule of the function "
+        r"torch.linalg.vector_norm is not asked.*@Wind.implements\(torch.ops.aten.linalg_vector_norm.default\)"
+    )
+    with pytest.raises(DispatchError, match=words):
+        DOORS[door](lambda value: NORMS[norm](value))(value)
+
+
+@doors
+@pytest.mark.parametrize("norm", ["linalg.norm", "x.norm", "torch.norm"])
+def test_a_rule_for_the_op_is_asked_by_all(norm, door):
+    value = wind(torch.ops.aten.linalg_vector_norm)
+    norms = NORMS | {"x.norm": lambda x: x.norm(), "torch.norm": torch.norm}
+    assert DOORS[door](lambda value: norms[norm](value))(value).item() == pytest.approx(50**0.5)
+
+
+def test_a_sum_by_a_function_is_refused_in_einsum():
+    value = wind(torch.sum)
+    assert value.sum() == torch.sum(value) == 10
+    with pytest.raises(
+        DispatchError, match=r"torch.einsum on a Wind computes by aten.sum.dim_IntList, .*torch.sum"
+    ):
+        torch.einsum("a->", value)
+
+
+def test_the_derivative_of_another_function_maps():
+    value = wind(torch.sum).detach().requires_grad_()
+    value.expand(3, 2).cos().unwrap()[0].sum().backward()
+    torch.testing.assert_close(value.grad.east, -3 * torch.full((2,), 3.0).sin())
+
+
+def test_a_rule_for_an_op_by_which_its_function_does_not_compute():
+    aten = torch.ops.aten
+    words = (
+        r"torch.norm and the method call no rule for aten.norm, since they compute by aten.linalg_vector_norm"
+    )
+    with pytest.raises(SpecError, match=words):
+        wind(aten.norm)
+    assert torch.norm(wind((aten.norm, aten.linalg_vector_norm))).item() == pytest.approx(50**0.5)

@@ -545,6 +545,33 @@ def test_a_rule_that_refuses_by_a_value_error_keeps_its_promises():
     assert broken_by(lambda: Unit(torch.randn(4, 6)), "values") is None
 
 
+class Planes(TensorSubclass, size_from="offset"):
+    """Its constructor compares the fields, and a rule of it forgets one of them."""
+
+    normal: Tensor = inner(shape="... 3")
+    offset: Tensor = inner()
+
+    def __new__(cls, normal, offset):
+        if normal.shape[:-1] != offset.shape:
+            raise ValueError(f"normal of {tuple(normal.shape)}, offset of {tuple(offset.shape)}")
+        return super().__new__(cls, normal, offset)
+
+
+@Planes.implements(aten.slice)
+def _(func, x, dim=0, start=None, end=None, step=1):
+    return Planes(func(x.normal, dim - (dim < 0), start, end, step), func(x.offset, dim, start, end))
+
+
+@Planes.implements(aten.neg)
+def _(func, x):
+    return Planes(func(x.normal), func(x.offset))
+
+
+def test_what_the_constructor_refuses_of_a_rule_is_no_refusal():
+    found = broken_by(lambda: Planes(torch.randn(4, 6, 3), torch.randn(4, 6)), "values")
+    assert "x[::2] raised ValueError: normal of (2, 6, 3), offset of (4, 6)" in found.detail
+
+
 class Both(TensorSubclass, fallback="map"):
     a: Tensor = inner()
     b: Tensor = inner()
