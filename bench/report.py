@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -38,18 +38,20 @@ class Row:
     unit: str = MICROSECONDS
     ours: bool = False
 
-    def cells(self) -> list[str]:
-        """Returns the cells of a table row."""
-        return [self.name, str(self.timing), *(f"{ratio:.2f}" for ratio in self.ratios.values())]
-
-    def headings(self) -> list[str]:
-        """Returns the headings of the row's table."""
-        return ["", self.unit, *self.ratios]
+    def cells(self, ratios: Iterable[str]) -> list[str]:
+        """Returns the cells of a table row, with those of its ratios that the table has; the others are blank."""
+        found = (f"{self.ratios[name]:.2f}" if name in self.ratios else "" for name in ratios)
+        return [self.name, str(self.timing), *found]
 
 
 def group_rows(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
     """Returns the groups, each with its rows."""
     return [(group, list(members)) for group, members in groupby(rows, key=lambda row: row.group)]
+
+
+def _ratios_of(rows: Sequence[Row]) -> list[str]:
+    """Returns the headings of the ratios of a group; a row need not have all of them."""
+    return list(dict.fromkeys(name for row in rows for name in row.ratios))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -65,11 +67,11 @@ def wide_console() -> Console:
 def print_rows(rows: Sequence[Row]) -> None:
     """Prints one table per group."""
     for group, members in group_rows(rows):
-        table = Table(title=group)
-        for i, heading in enumerate(members[0].headings()):
+        table, ratios = Table(title=group), _ratios_of(members)
+        for i, heading in enumerate(["", members[0].unit, *ratios]):
             table.add_column(heading, justify="right" if i else "left", no_wrap=i < 2)
         for row in members:
-            table.add_row(*row.cells())
+            table.add_row(*row.cells(ratios))
         wide_console().print(table)
 
 
@@ -83,10 +85,11 @@ def format_markdown(
     lines = [f"{how} by `python -m {command}`.", ""]
     lines += [f"- {name}: {value}" for name, value in machine.items()]
     for group, members in group_rows(rows):
-        headings = members[0].headings()
+        ratios = _ratios_of(members)
+        headings = ["", members[0].unit, *ratios]
         rule = "|---" + "|---:" * (len(headings) - 1) + "|"
         lines += ["", f"## {group}", "", f"| {' | '.join(headings)} |", rule]
-        lines += [f"| {' | '.join(row.cells())} |" for row in members]
+        lines += [f"| {' | '.join(row.cells(ratios))} |" for row in members]
     return "\n".join(lines) + "\n"
 
 

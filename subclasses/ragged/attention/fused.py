@@ -4,7 +4,8 @@ Two kernels take rows back to back, with the offsets that a jagged tensor has an
 (https://arxiv.org/abs/2205.14135) wants half precision and, under a causal mask, rows of queries that are as long as
 those of keys, since it lets the last query see the last key. The memory-efficient one
 (https://arxiv.org/abs/2112.05682) takes single precision too and lets the first query see the first key, as PyTorch
-defines a causal mask. ``torch.nn.attention.sdpa_kernel`` rules each out as it does for dense tensors.
+defines a causal mask; its backward works in two tables as large as padded queries there.
+``torch.nn.attention.sdpa_kernel`` rules each out as it does for dense tensors.
 """
 
 from __future__ import annotations

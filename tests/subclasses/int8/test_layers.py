@@ -355,7 +355,6 @@ def test_one_row_on_cuda_reads_the_integers_in_a_graph_alone(dtype):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")  # what Inductor advises
 def test_weight_only_on_a_gpu():
     kinds = {}, {"activation": "row"}, {"symmetric": False}, {"block_size": (1, 32)}
     for dtype, kind in itertools.product((torch.float32, torch.bfloat16), kinds):

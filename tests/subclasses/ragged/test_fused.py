@@ -245,7 +245,10 @@ def test_dropout_on_a_gpu():
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_no_table_and_no_wait_on_a_gpu(dtype):
-    """One long row among many short ones: a padded table of scores would be a thousand times as large."""
+    """One long row among many short ones: a padded table of scores would be a thousand times as large.
+
+    In single precision the backward of PyTorch's kernel works in two padded tables of queries.
+    """
     lengths = [4096] + [4] * 255
     starts = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     values = torch.randn(sum(lengths), 4, 32, device="cuda", dtype=dtype, requires_grad=True)
@@ -258,4 +261,5 @@ def test_no_table_and_no_wait_on_a_gpu(dtype):
         F.scaled_dot_product_attention(x, x, x, is_causal=True).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert torch.cuda.max_memory_allocated() - before < 40 * values.nbytes
+    tables = 0 if dtype == torch.float16 else 2 * len(lengths) * max(lengths) * values[0].nbytes
+    assert torch.cuda.max_memory_allocated() - before < 40 * values.nbytes + tables
