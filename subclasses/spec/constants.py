@@ -48,6 +48,17 @@ class Constant:
             f"{self._name} is a constant of the class; declare an inner() for what differs by value"
         )
 
+    def __getattr__(self, attribute: str) -> Any:
+        """Says what was read, where a tensor was expected; called for what this object has not."""
+        words = f"{type(self).__name__!r} object has no attribute {attribute!r}"
+        name = vars(self).get("_name")
+        if name and hasattr(Tensor, attribute) and not attribute.startswith("__"):
+            words = (
+                f"{name}, read from the class, is no tensor and has no {attribute!r}: {name}.on(device) is the "
+                f"tensor, and a method reads it from a value, as self.{name.rpartition('.')[2]}"
+            )
+        raise AttributeError(words)
+
     def __repr__(self) -> str:
         return f"constant({self.values!r}, dtype={self.dtype})"
 
