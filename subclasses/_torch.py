@@ -6,7 +6,6 @@ beside this one. ``tests/subclasses/test_torch_names.py`` checks each of them on
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -139,31 +138,6 @@ _ForceDispatchKeyGuard = torch._C._ForceDispatchKeyGuard  # type: ignore[attr-de
 _included_keys = torch._C._dispatch_tls_local_include_set  # type: ignore[attr-defined]
 _excluded_keys = torch._C._dispatch_tls_local_exclude_set  # type: ignore[attr-defined]
 _lazy_bits = torch._C.DispatchKeySet(torch._C.DispatchKey.Conjugate).add(torch._C.DispatchKey.Negative)  # type: ignore[attr-defined]
-
-
-# How many references C++ holds to a storage.
-_storage_references = torch._C._storage_Use_Count  # type: ignore[attr-defined]
-
-
-def _count_references(x: object) -> int:
-    return sys.getrefcount(x)
-
-
-def owns_memory(t: torch.Tensor, references: int, tensors: int) -> bool:
-    """Whether nothing refers to a tensor and to its memory but what the caller knows of.
-
-    Args:
-        t: A plain tensor.
-        references: The references to the Python object that the caller knows of.
-        tensors: The tensors with this memory that the caller knows of.
-    """
-    # Two more: the parameter, and the argument of getrefcount. While Dynamo looks at frames, a caller keeps its own.
-    probe = object()
-    others = 2 + _count_references(probe) - 3
-    if sys.getrefcount(t) > references + others or t._use_count() > 1:  # type: ignore[attr-defined]
-        return False
-    # One more: the storage that is asked for.
-    return _storage_references(t.untyped_storage()._cdata) <= tensors + 1
 
 
 is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded  # type: ignore[attr-defined]

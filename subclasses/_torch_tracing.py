@@ -1,4 +1,4 @@
-"""Private torch names for tracing: higher-order ops, and who calls an op.
+"""Private torch names for tracing: higher-order ops, who calls an op, and who refers to a tensor.
 
 :mod:`subclasses._torch` says how this module and its tests are kept.
 """
@@ -209,6 +209,7 @@ def without_lazy_bits(t: torch.Tensor) -> torch.Tensor:
     return t.resolve_conj().resolve_neg() if t.is_conj() or t.is_neg() else t
 
 
+graph_task = torch._C._current_graph_task_id  # a number for each backward; -1 if none runs in this thread
 _ADDED_TO = (BackwardCFunction, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
 
 
@@ -225,7 +226,7 @@ def is_called_by_engine(*, formulas: bool) -> bool:
         formulas: whether PyTorch's formula for an op counts too, and not only the sum of what an autograd function
             returned and another gradient.
     """
-    if not in_backward():
+    if graph_task() == -1:
         return False
     # The engine adds what a node returned while that node is the current one, and to `.grad` in a node for that.
     if not (formulas or isinstance(torch._C._current_autograd_node(), _ADDED_TO)):
@@ -241,6 +242,31 @@ def is_called_by_engine(*, formulas: bool) -> bool:
             is_inner = True
         frame = frame.f_back
     return False
+
+
+# How many references C++ holds to a storage.
+_storage_references = torch._C._storage_Use_Count  # type: ignore[attr-defined]
+
+
+def _count_references(x: object) -> int:
+    return sys.getrefcount(x)
+
+
+def owns_memory(t: torch.Tensor, references: int, tensors: int) -> bool:
+    """Whether nothing refers to a tensor and to its memory but what the caller knows of.
+
+    Args:
+        t: A plain tensor.
+        references: The references to the Python object that the caller knows of.
+        tensors: The tensors with this memory that the caller knows of.
+    """
+    # Two more: the parameter, and the argument of getrefcount. While Dynamo looks at frames, a caller keeps its own.
+    probe = object()
+    others = 2 + _count_references(probe) - 3
+    if sys.getrefcount(t) > references + others or t._use_count() > 1:  # type: ignore[attr-defined]
+        return False
+    # One more: the storage that is asked for.
+    return _storage_references(t.untyped_storage()._cdata) <= tensors + 1
 
 
 def _is_of_mode(frame: Any) -> bool:

@@ -239,7 +239,7 @@ def with_marks(cls: Any, op: OpOverload, run: Structural) -> Structural:
     def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
         out = run(x, *args, **kwargs)
         if type(out) is type(x):
-            if trainable and op is aten.detach.default and in_backward():
+            if op is aten.detach.default and in_backward():
                 own_gradients(x, out)
             marked = is_point(x) and (trainable or x.requires_grad or POINT in x.__dict__)
             if marked and (op is aten.detach.default or not records((x,))):

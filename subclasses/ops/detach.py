@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import VIEWS_KEY, in_backward, is_excluded, owns_memory, set_excluded, set_storage_of
+from subclasses._torch import VIEWS_KEY, is_excluded, set_excluded, set_storage_of
+from subclasses._torch_tracing import graph_task, is_called_by_engine, owns_memory
 from subclasses.ops.aliasing import holds_plain
 
 aten = torch.ops.aten
@@ -24,7 +25,7 @@ def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
     Others are values that carry marks, as a Parameter and its copies do, or hold values of other classes, and normal
     values in inference mode.
     """
-    spec, trainable = cls.__spec__, cls.__spec__.trainable
+    spec = cls.__spec__
     attributes, dynamics = spec.attributes, [f.name for f in spec.dynamics]
     unmarked = len(attributes) + len(dynamics) + 1  # and the layout
     detach, wrap, is_inference_mode = aten.detach.default, cls._wrap, torch.is_inference_mode_enabled
@@ -36,7 +37,7 @@ def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         layout = held["_layout"]
         if layout.nested:
             return run(x)
-        is_gradient = trainable and in_backward()
+        is_gradient = graph_task() != -1
         shares = not is_gradient and holds_plain(x) and is_excluded(VIEWS_KEY)
         if shares:
             set_excluded(VIEWS_KEY, False)
@@ -57,7 +58,8 @@ def in_one_step(cls: Any, run: Callable[..., Any]) -> Callable[..., Any]:
 def own_gradients(gradient: Any, kept: Any) -> None:
     """Gives what autograd keeps as `.grad`, by `detach()`, memory of its own, as it does for plain tensors.
 
-    The gradients of two inner tensors may be one tensor, and what writes to one would write to the other.
+    The gradients of two inner tensors, or of two values, may hold one tensor, and what writes to one would write to the
+    other. What `detach()` in a hook returns shares the memory of its operand.
     """
     held = gradient.__dict__
     for name in gradient._layout.present:
@@ -66,4 +68,6 @@ def own_gradients(gradient: Any, kept: Any) -> None:
             continue
         # Both values hold a tensor with that memory; the first one's is held by this variable, too.
         if 0 in t.stride() or not owns_memory(t, references=2, tensors=2):
+            if not is_called_by_engine(formulas=False):
+                return
             kept.__dict__[name] = t.clone()

@@ -998,10 +998,10 @@ def owns_memory():
     def check():
         t = torch.ones(2)
         held = {"t": t}
-        assert _torch.owns_memory(t, references=2, tensors=1)
-        assert not _torch.owns_memory(t, references=1, tensors=1)
+        assert _torch_tracing.owns_memory(t, references=2, tensors=1)
+        assert not _torch_tracing.owns_memory(t, references=1, tensors=1)
         view = t.detach()
-        assert not _torch.owns_memory(t, references=2, tensors=1)
+        assert not _torch_tracing.owns_memory(t, references=2, tensors=1)
         assert view.equal(held["t"])
 
     check()
@@ -1116,6 +1116,7 @@ CHECKS = {
     "unseen": unseen,
     "has_no_memory": without_lazy_bits,
     "is_called_by_engine": is_called_by_engine,
+    "graph_task": is_called_by_engine,
     "without_lazy_bits": without_lazy_bits,
     "is_called_by_transform": is_called_by_transform,
     "is_tracing": is_tracing,

@@ -118,3 +118,65 @@ def test_a_gradient_that_autograd_keeps_has_memory_of_its_own(same):
     x.grad.a.mul_(3)
     assert x.grad.b.eq(1).all()
     assert gradient.a.eq(1).all()
+
+
+FALLBACKS = {
+    "views": {"fallback": "views"},
+    "materialize": {"fallback": "materialize"},
+    "map": {"fallback": "map", "trainable": False},
+    "trained": {"fallback": "views", "trainable": True},
+}
+
+
+def leaf(kind):
+    class Held(TensorSubclass, **FALLBACKS[kind]):
+        held: Tensor = inner(differentiable=True)
+
+        def materialize(self):
+            return self.held * 2
+
+    return Held(torch.ones(2, 3)).requires_grad_()
+
+
+@pytest.mark.parametrize("kind", FALLBACKS)
+def test_gradients_of_two_values_do_not_share_memory(kind):
+    p, q, given = leaf(kind), leaf(kind), torch.ones(2, 3)
+    (p.held + q.held).square().sum().backward()
+    for _ in range(2):
+        p.held.backward(given)
+    assert q.grad.held.eq(4).all() and p.grad.held.eq(6).all() and given.eq(1).all()
+
+
+@pytest.mark.parametrize("kind", FALLBACKS)
+def test_expanded_gradients_are_added_to(kind):
+    p = leaf(kind)
+    for _ in range(3):
+        p.held.sum().backward()
+    assert p.grad.held.eq(3).all()
+
+
+@pytest.mark.parametrize("place", ["leaf", "view", "function"])
+@pytest.mark.parametrize("kind", ["views", "trained"])
+def test_detach_in_a_hook_shares_memory(kind, place):
+    kept = []
+
+    def hook(gradient):
+        kept.append(gradient)
+        gradient.detach().unwrap("held").mul_(3)
+
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.view_as(x)
+
+        @staticmethod
+        def backward(ctx, gradient):
+            hook(gradient)
+            return gradient
+
+    p = leaf(kind)
+    y = {"leaf": lambda: p, "view": lambda: p.view(3, 2), "function": lambda: Identity.apply(p)}[place]()
+    if place != "function":
+        y.register_hook(hook)
+    y.held.square().sum().backward()
+    assert kept[0].unwrap("held").eq(6).all() and p.grad.held.eq(6).all()

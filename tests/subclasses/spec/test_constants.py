@@ -210,12 +210,13 @@ def test_it_is_not_assigned():
 
 
 def test_reading_it_from_the_class_says_how_to_get_the_tensor():
-    words = r"Coded\.levels, read from the class, is no tensor and has no 'shape': Coded\.levels\.on\(device\) is"
+    words = (
+        r"Coded\.levels, read from the class, is no tensor and has no 'shape': Coded\.levels\.on\(device\) is"
+    )
     with pytest.raises(AttributeError, match=words):
         _ = Coded.levels.shape
     with pytest.raises(AttributeError, match="'Constant' object has no attribute 'anything'"):
         _ = Coded.levels.anything
-
 
 
 def test_a_write_is_told_at_the_next_reading():
