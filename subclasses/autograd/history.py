@@ -277,10 +277,12 @@ class _Calling(threading.local):
 
     Attributes:
         func: which.
+        target: the value x of ``x[index] = value``, if that is what it calls.
         made: what rules made for the ops inside, plain tensors and values.
     """
 
     func: Callable[..., Any] | None = None
+    target: Any = None
     made: list[Tensor] | None = None
 
 

@@ -11,11 +11,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from subclasses._torch import OpOverload, OpOverloadPacket, resolve_overload, schema_of
+import torch
+from torch import Tensor
+
+from subclasses._torch import (
+    OpOverload,
+    OpOverloadPacket,
+    any_requires_grad,
+    apply_function,
+    is_composite,
+    resolve_overload,
+    schema_of,
+    storage_key,
+)
+from subclasses._torch_tracing import functional_storage_key
 from subclasses.autograd.construct import close_wrappers, open_wrappers
 from subclasses.autograd.nodes import call_and_settle
 from subclasses.autograd.python_functions import python_functions
 from subclasses.errors import SpecError
+from subclasses.spec.values import innermost, lies_within, tensors_in
 
 FindRule = Callable[[OpOverload], Callable[..., Any] | None]
 
@@ -40,16 +54,54 @@ def intercept_packet(packet: OpOverloadPacket, find: FindRule) -> Callable[..., 
 
     def intercepted(func: Any, *args: Any, **kwargs: Any) -> Any:
         found = _resolve_call(packet, args, kwargs)
-        rule = None if found is None else find(found[0])
+        # An overload that is not decomposed reaches the class below autograd, where a view is one.
+        rule = None if found is None or not is_composite(found[0]) else find(found[0])
         if found is None or rule is None:
             return call_and_settle(func, (), args, kwargs)
         op, args, kwargs = found
+        operands = [x for x in tensors_in(args, kwargs) if hasattr(type(x), "__spec__")]
         # The rule runs above autograd here. Open wrappers keep gradients when it reads raw inner tensors.
         opened: dict[int, Any] = {}
         args, kwargs = open_wrappers(args, opened), open_wrappers(kwargs, opened)
-        return close_wrappers(rule(op, *args, **kwargs), opened)
+        out = close_wrappers(rule(op, *args, **kwargs), opened)
+        return out if schema_of(op).is_mutable else _with_shared_memory(out, operands)
 
     return intercepted
+
+
+class SharesMemory(torch.autograd.Function):
+    """What a rule above autograd returned, which lies in the memory of an operand and is no view to autograd.
+
+    To write to it would change the operand and not its gradient. PyTorch refuses a write to what an autograd function
+    returns a view of, and says to clone it.
+    """
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        """Returns an alias."""
+        return torch.ops.aten.alias.default(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        """Keeps nothing."""
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        """Returns the cotangent as it is."""
+        return cotangents[0]
+
+
+def _with_shared_memory(out: Any, operands: list[Any]) -> Any:
+    """Returns what a rule returned, so that PyTorch refuses a write to each tensor in the memory of an operand."""
+    if isinstance(out, list | tuple):
+        return type(out)(_with_shared_memory(x, operands) for x in out)
+    if not (isinstance(out, Tensor) and torch.is_grad_enabled() and any_requires_grad(out)) or out._is_view():
+        return out
+    if any(x is out for x in operands) or not any(lies_within(out, x) for x in operands):
+        return out
+    # Where AOTAutograd traces, the write was allowed before.
+    is_traced = any(functional_storage_key(t) != storage_key(t) for t in innermost(out))
+    return out if is_traced else apply_function(SharesMemory, out)
 
 
 def _resolve_call(packet: OpOverloadPacket, args: Any, kwargs: Any) -> tuple[OpOverload, Any, Any] | None:

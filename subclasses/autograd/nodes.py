@@ -76,13 +76,14 @@ def call_and_settle(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         return call_unruled(func, types, args, kwargs)  # the ops run, and settle, where its graph is traced
     if is_below_autograd():
         return call_unruled(func, types, args, kwargs)  # a rule, or a dispatch mode that calls the op again
-    before, outer = CALLING.made, CALLING.func
+    before = CALLING.made, CALLING.func, CALLING.target
     CALLING.made, CALLING.func = [], func
+    CALLING.target = args[0] if func is Tensor.__setitem__ else None
     try:
         out = call_unruled(func, types, args, kwargs)
         inside = CALLING.made
     finally:
-        CALLING.made, CALLING.func = before, outer
+        CALLING.made, CALLING.func, CALLING.target = before
     if inside:
         _derive_inside(inside, out)
     if isinstance(out, Tensor):

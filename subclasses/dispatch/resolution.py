@@ -30,7 +30,7 @@ from subclasses.dispatch.fallbacks import fallback_run, fallback_step, naming_wh
 from subclasses.dispatch.map_plan import raise_writes_plain
 from subclasses.dispatch.map_views import WHOLE, is_factory
 from subclasses.dispatch.sharding import with_sharding
-from subclasses.dispatch.strided import with_checked_strides
+from subclasses.dispatch.strided import with_checked_strides, with_checked_views
 from subclasses.dispatch.structural import COPYING_OPS, with_marks
 from subclasses.dispatch.training import takes_lists, with_training
 from subclasses.errors import DispatchError, one_of
@@ -60,7 +60,7 @@ from subclasses.ops.detach import in_one_step
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.errors import is_of_operator
 from subclasses.rules.registry import find_op_rule, find_tag_rule, has_pointwise_rules
-from subclasses.rules.results import check_refusal, describe, with_note_on_copies, with_results_of
+from subclasses.rules.results import check_refusal, copying_by, describe, with_note_on_copies, with_results_of
 from subclasses.rules.symbolic_numbers import with_numbers
 from subclasses.rules.transform_conflicts import with_rules_above
 from subclasses.spec.values import tensors_in
@@ -106,10 +106,11 @@ def choose_plan(cls: Any, op: OpOverload | HigherOrderOperator) -> Plan:
     if op in COPYING_OPS:
         plan = plan._replace(run=with_marks(cls, op, plan.run))
     if op_facts(op).viewed:
+        checked = with_checked_strides(cls, op, plan.run)
         plan = plan._replace(
             run=with_versions_of_base(
                 op,
-                with_checked_strides(cls, op, plan.run),
+                with_checked_views(cls, op, checked) if "rule" in plan.step else checked,
                 is_copy=plan.step == "materialize",
                 by_rule="rule" in plan.step,
             )
@@ -325,7 +326,7 @@ def _write_result(
 ) -> Call:
     facts, ruled = op_facts(op), find_op_rule(cls, aten.copy_.default)
     if write is None:  # a rule for copy_ defines how every derived op writes to the class
-        write = write_into if ruled is None else lambda _, x, value: ruled(aten.copy_.default, x, value)
+        write = write_into if ruled is None else copying_by(cls, ruled)
     # An in-place op names its target as its functional counterpart does; an out= op has additional parameters.
     out = [facts.arguments[i].name for i in facts.written if facts.arguments[i].keyword]
 

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from subclasses._torch import OpOverload, is_tracing
 from subclasses._torch_tracing import unseen
+from subclasses.autograd.history import CALLING
 from subclasses.errors import DispatchError, one_of
 from subclasses.ops.aliasing import with_aliasing
 from subclasses.ops.schema import op_facts
 from subclasses.rules.registry import all_rules, find_op_rule
-from subclasses.spec.values import known_to_differ, with_inners
+from subclasses.spec.values import known_to_differ, lies_within, memory_of, with_inners
 
 aten = torch.ops.aten
 
@@ -76,6 +77,30 @@ def strided_advice(cls: str, op: OpOverload) -> str:
         f"replays views; or add a rule with @{cls}.implements(torch.ops.{op}). The rule gets the size, stride and "
         f"storage offset that {cls}.outer gives for the view: it has to give those of views"
     )
+
+
+def with_checked_views(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a view by a rule: it shares the memory of its operand where ``x[index] = value`` is to write to it.
+
+    Raises:
+        DispatchError: from the plan, if it has memory of its own, to which the write would go and be lost.
+    """
+
+    def plan(x: Any, *args: Any, **kwargs: Any) -> Any:
+        out = run(x, *args, **kwargs)
+        target = CALLING.target
+        if target is None or not isinstance(out, Tensor) or memory_of(target).isdisjoint(memory_of(x)):
+            return out
+        if not lies_within(out, x):
+            kind = "a plain tensor" if type(out) is Tensor else one_of(type(out))
+            raise DispatchError(
+                f"x[...] = value on {one_of(cls)}: the rule for {op} returned {kind} with memory of its own, in place "
+                f"of a view, and what is written to that would be lost; let it return a {cls.__name__} that holds "
+                f"views of the inner tensors, or use a functional op such as torch.where"
+            )
+        return out
+
+    return plan
 
 
 def with_checked_strides(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ argument is written and returned, that argument itself is returned. Other ops ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,14 +21,21 @@ from subclasses._torch import (
     return_and_correct_aliasing,
     set_excluded,
     set_storage_of,
-    storage_key,
 )
 from subclasses.autograd.construct import is_differentiable
 from subclasses.autograd.derived_writes import holds_already
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import describe_metadata, field_name
 from subclasses.ops.schema import OpFacts, op_facts
-from subclasses.spec.values import PLAIN, differ, dynamic_ints, known_to_differ, with_inners
+from subclasses.spec.values import (
+    PLAIN,
+    differ,
+    dynamic_ints,
+    innermost,
+    known_to_differ,
+    lies_within,
+    with_inners,
+)
 
 
 def with_aliasing(op: OpOverload, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,7 +108,7 @@ def with_kept_writes(cls: Any, op: OpOverload, words: str, run: Callable[..., An
                 if facts.changes_metadata:
                     _check_changed(cls, op, words, target, one)
                 if isinstance(target, cls):  # to which inner tensors it wrote is not seen below autograd
-                    parts = list(_innermost(target))
+                    parts = list(innermost(target))
                     bump_versions([t for t in parts if is_differentiable(t)] or parts)
         return out
 
@@ -112,8 +119,7 @@ def check_kept(cls: Any, op: Any, words: str, target: Any, result: Any) -> None:
     """Raises DispatchError if an op that writes to ``target`` returned a tensor with memory that ``target`` has not."""
     if result is target or not isinstance(target, cls) or not isinstance(result, Tensor):
         return
-    held, parts = {storage_key(t) for t in _innermost(target)}, list(_innermost(result))
-    if not held.issuperset(storage_key(t) for t in [t for t in parts if is_differentiable(t)] or parts):
+    if not lies_within(result, target):
         field = cls.__spec__.inners[0].name
         raise DispatchError(
             f"{op} on {one_of(cls)}: {words} returned a value with memory of its own, in place of the {cls.__name__} "
@@ -126,22 +132,12 @@ def _check_changed(cls: Any, op: OpOverload, words: str, target: Any, result: An
     """Raises DispatchError if a rule for an op that changes sizes in place returned a value with other ones instead."""
     if result is target or not (isinstance(target, cls) and isinstance(result, cls)):
         return
-    if [t.shape for t in _innermost(target)] != [t.shape for t in _innermost(result)]:
+    if [t.shape for t in innermost(target)] != [t.shape for t in innermost(result)]:
         field, method = cls.__spec__.inners[0].name, op.overloadpacket.__name__
         raise DispatchError(
             f"{op} on {one_of(cls)}: {words} returned a new value, in place of the {cls.__name__} that is to have its "
             f"sizes; change those of its inner tensors, as x.{field}.{method}(...) does, and return x"
         )
-
-
-def _innermost(x: Any) -> Iterable[Tensor]:
-    """Yields the plain tensors inside of a value of a declared class, or the tensor itself."""
-    layout = x.__dict__.get("_layout")
-    if layout is None:
-        yield x
-        return
-    for name in layout.present:
-        yield from _innermost(x.__dict__[name])
 
 
 def argument(facts: OpFacts, args: Sequence[Any], kwargs: dict[str, Any], index: int) -> Any:

@@ -17,6 +17,7 @@ from torch.overrides import resolve_name
 from subclasses._torch import DisableTorchFunctionSubclass, is_composite, is_traceable_wrapper_subclass
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import field_name
+from subclasses.ops.aliasing import check_kept
 from subclasses.ops.schema import op_facts
 from subclasses.rules.view_sizes import are_numbers, size_of
 from subclasses.spec.return_analysis import may_return_none
@@ -200,6 +201,26 @@ def with_note_on_copies(cls: type, rule: Rule, run: Rule) -> Rule:
             raise
 
     return noted
+
+
+def copying_by(cls: type, rule: Rule) -> Callable[[Any, Any, Any], None]:
+    """Returns what writes the result of an op into a value by the rule for ``copy_``.
+
+    Raises:
+        DispatchError: from what it returns, if the rule refuses, or returned a new value in place of the target.
+    """
+    run = with_note_on_copies(cls, rule, functools.partial(rule, torch.ops.aten.copy_.default))
+    words = f"the rule {describe(rule)} for copy_, by which it writes,"
+
+    def write(op: Any, x: Any, value: Any) -> None:
+        out = run(x, value)
+        if out is NotImplemented:
+            raise DispatchError(
+                f"{op} on {one_of(cls)}: {words} returned NotImplemented, so that nothing was written"
+            )
+        check_kept(cls, op, words, x, out)
+
+    return write
 
 
 # ---- results that are no operands ------------------------------------------------------------------------------------

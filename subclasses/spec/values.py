@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import is_traceable_wrapper_subclass, mark_dim_dynamic
+from subclasses._torch import is_traceable_wrapper_subclass, mark_dim_dynamic, storage_key
 from subclasses.layout import with_nested
 
 if TYPE_CHECKING:
@@ -147,3 +147,28 @@ def expands(size: Any, to: Any) -> bool:
     if len(size) > len(to):
         return all(type(n) is int and n == 1 for n in size)  # as a number does
     return fits_by_ones(size, to[len(to) - len(size) :])
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------
+
+
+def memory_of(x: Any) -> set[Any]:
+    """Returns what tells the memory of the plain tensors inside of a value from other memory."""
+    return {storage_key(t) for t in innermost(x)}
+
+
+def lies_within(part: Any, whole: Any) -> bool:
+    """Whether a tensor, or all differentiable inner tensors of a value, lie in the memory of another value."""
+    parts = list(innermost(part))
+    held = (storage_key(t) for t in [t for t in parts if t.is_floating_point() or t.is_complex()] or parts)
+    return memory_of(whole).issuperset(held)
+
+
+def innermost(x: Any) -> Iterable[Tensor]:
+    """Yields the plain tensors inside of a value of a declared class, or the tensor itself."""
+    layout = x.__dict__.get("_layout")
+    if layout is None:
+        yield x
+        return
+    for name in layout.present:
+        yield from innermost(x.__dict__[name])

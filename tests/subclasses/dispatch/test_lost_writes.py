@@ -237,3 +237,123 @@ def test_set_of_a_plain_tensor_would_let_inner_tensors_share_memory():
         x.set_(torch.ones(2))
     x.set_(y)
     assert x.a.data_ptr() == y.a.data_ptr() and x.b.data_ptr() == y.b.data_ptr()
+
+
+# ---- x[index] = value --------------------------------------------------------------------------------------------
+
+aten = torch.ops.aten
+
+
+class Rows(TensorSubclass, fallback="materialize"):
+    """Columns of a row come back plain, as the guide says of one case of a rule."""
+
+    raw: Tensor = inner()
+
+    def materialize(self):
+        return self.raw * 2
+
+
+@Rows.implements(aten.select, aten.slice)
+def _(func, x, dim=0, *args):
+    if dim % x.ndim == x.ndim - 1:
+        return func(x.materialize(), dim, *args)
+    return Rows(func(x.raw, dim, *args))
+
+
+@Rows.implements(aten.copy_)
+def _(func, x, y, non_blocking=False):
+    func(x.raw, (y.materialize() if isinstance(y, Rows) else y) / 2)
+    return x
+
+
+class Product(TensorSubclass, fallback="views"):
+    a: Tensor = inner()
+    b: Tensor = inner()
+
+
+@Product.implements(aten.select)
+def _(func, x, dim, i):
+    return func(x.a, dim, i) * func(x.b, dim, i)
+
+
+class Copied(TensorSubclass, fallback="views"):
+    a: Tensor = inner()
+
+
+@Copied.implements(aten.select)
+def _(func, x, dim, i):
+    return Copied(func(x.a, dim, i).clone())
+
+
+def add_to(x, index, value):
+    x[index] += value
+
+
+ITEMS = {
+    "a column": (lambda: Rows(torch.ones(3, 4)), lambda x: x.__setitem__((slice(None), 1), torch.zeros(3))),
+    "a number": (lambda: Rows(torch.ones(3, 4)), lambda x: x.__setitem__((slice(None), 1), 7.0)),
+    "columns": (lambda: Rows(torch.ones(3, 4)), lambda x: x.__setitem__((slice(None), slice(1, 3)), 7.0)),
+    "an added number": (lambda: Rows(torch.ones(3, 4)), lambda x: add_to(x, (slice(None), 1), 5)),
+    "a product": (lambda: Product(torch.ones(3), torch.ones(3)), lambda x: x.__setitem__(0, 5.0)),
+    "a copy": (lambda: Copied(torch.ones(3)), lambda x: x.__setitem__(0, Copied(torch.tensor(2.0)))),
+}
+COMPILERS = {
+    "eager": lambda f: f,
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("name", ITEMS)
+def test_an_item_whose_view_is_a_copy_is_not_written(name, compiler):
+    make, write = ITEMS[name]
+    words = r"x\[...\] = value on a \w+: the rule for aten\.\w+\.\w+ returned .* with memory of its own"
+    with pytest.raises(DispatchError, match=words):
+        COMPILERS[compiler](write)(make())
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_an_item_whose_view_is_one_is_written(compiler):
+    x = Rows(torch.ones(3, 4))
+
+    def write(x):
+        x[1] = torch.full((4,), 6.0)
+
+    COMPILERS[compiler](write)(x)
+    assert x.materialize().tolist() == [[2] * 4, [6] * 4, [2] * 4]
+
+
+# ---- a rule for copy_, by which other ops write ------------------------------------------------------------------
+
+
+def ruled_by(copy):
+    class Ruled(TensorSubclass, fallback="views"):
+        a: Tensor = inner()
+
+    @Ruled.implements(aten.mul)
+    def _(func, x, y):
+        return Ruled(func(x.a, y))
+
+    Ruled.implements(aten.copy_)(copy)
+    return Ruled(torch.ones(2))
+
+
+WRITES = {
+    "mul_": lambda x: x.mul_(2.0),
+    "out": lambda x: torch.mul(x, 2.0, out=x),
+    "copy_": lambda x: x.copy_(x * 2),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_rule_for_copies_that_makes_a_new_value_loses_no_write(write):
+    x = ruled_by(lambda func, x, y, non_blocking=False: type(x)(y.a.clone()))
+    with pytest.raises(DispatchError, match=r"returned a value with memory of its own"):
+        WRITES[write](x)
+
+
+def test_a_rule_for_copies_that_refuses_loses_no_write():
+    x = ruled_by(lambda func, x, y, non_blocking=False: NotImplemented)
+    with pytest.raises(DispatchError, match="for copy_, by which it writes, returned NotImplemented"):
+        x.mul_(2.0)
