@@ -75,7 +75,8 @@ def strided_advice(cls: str, op: OpOverload) -> str:
     return (
         f"return such a view from no function that torch.compile compiles, or compile it with desugar.compile, which "
         f"replays views; or add a rule with @{cls}.implements(torch.ops.{op}). The rule gets the size, stride and "
-        f"storage offset that {cls}.outer gives for the view: it has to give those of views"
+        f"storage offset that {cls}.outer gives for the view: it has to give those of views, and a view of an inner "
+        f"tensor t of that size is func(t, size, stride, offset - x.storage_offset() + t.storage_offset())"
     )
 
 

@@ -212,6 +212,10 @@ def _called_with(key: Any, rule: Rule) -> Rule:
     return named
 
 
+def _shown(key: Any) -> str:
+    return f"torch.{key.__name__}" if hasattr(torch, key.__name__) else f"the result of {key.__name__}"
+
+
 def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
     """Returns the rule of ``x += y`` for a mapped class whose author wrote what ``x + y`` means, and not this.
 
@@ -226,8 +230,9 @@ def _refused_in_place(cls: Any, key: Any, in_place: Any) -> Rule:
         if not torch.is_grad_enabled() or any(find_op_rule(found, op) is not None for op in ops):
             return call_unruled(func, (found,), args, kwargs)
         raise DispatchError(
-            f"{cls.__name__} has a rule for {key.__name__} and none for Tensor.{in_place.__name__}: write x = x + y "
-            f"for x += y, or add one with @{cls.__name__}.implements({_op_or_method(in_place)})"
+            f"{cls.__name__} has a rule for {key.__name__} and none for Tensor.{in_place.__name__}: write "
+            f"x = {_shown(key)}(x, ...) for what writes to x, or add one with "
+            f"@{cls.__name__}.implements({_op_or_method(in_place)})"
         )
 
     refused.__dict__[_REFUSES] = True

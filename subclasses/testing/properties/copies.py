@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from subclasses._torch import storage_key
 from subclasses.errors import DispatchError, one_of
 from subclasses.testing.compare import check_close, check_equal, plain_type, snapshot, value_difference
-from subclasses.testing.errors import Broken, Skipped, must, succeeds
+from subclasses.testing.errors import Broken, Skipped, must, problem, succeeds
 from subclasses.testing.property import promise
 from subclasses.testing.subject import Subject, is_differentiable
 
@@ -136,15 +136,18 @@ def _check_load(s: Subject, module: nn.Module, x: Any, trains: bool, assign: boo
     with torch.no_grad():  # so that only a real copy restores the numbers
         for t in filter(is_differentiable, s.inners(target.weight).values()):
             t.detach().zero_()
-    works, _ = s.works(what, lambda: target.load_state_dict(state, assign=assign))
-    problem = value_difference(s, target.weight.detach(), x) if works else None
-    if problem:
-        raise Broken(f"a parameter after {what}: {problem}", None if assign else _COPY)
+    try:
+        works, _ = s.works(what, lambda: target.load_state_dict(state, assign=assign))
+    except RuntimeError as error:  # of the module, which gathers those of its parameters
+        raise Broken(problem(what, error), None if assign else _COPY) from error
+    differs = value_difference(s, target.weight.detach(), x) if works else None
+    if differs:
+        raise Broken(f"a parameter after {what}: {differs}", None if assign else _COPY)
 
 
 _COPY = (
     "load_state_dict(assign=False) calls weight.copy_(saved): let the class write the inner tensors of the one to "
-    "those of the other for aten.copy_, or refuse that op"
+    "those of the other for aten.copy_ and return it, or refuse that op"
 )
 
 
