@@ -69,7 +69,7 @@ def _of_an_op(s: Subject) -> str:
     field = s.cls.__spec__.inners[0].name
     return (
         f"what a rule for a function, such as torch.t, or for an op that PyTorch decomposes, such as aten.reshape, "
-        f"returns is no view to PyTorch: give the rule to the op that is, as torch.ops.aten.t and aten.view, and let "
+        f"returns is no view to PyTorch: give the rule to the op, as torch.ops.aten.t, or to aten.view, and let "
         f"it make views of the inner tensors that it reads as x.{field}. Where the result has to be a copy, keep the "
         f"rule and pass skip={{'views', 'writes_to_views'}}"
     )
