@@ -33,6 +33,20 @@ def _map_op(op: OpOverload) -> Structural:
     return lambda x, *args, **kwargs: map_inners(x, lambda _, t: op(t, *args, **_fitting(t, kwargs)))
 
 
+def _clone(x: Any, *, memory_format: Any = None) -> Any:
+    """Copies each inner tensor, or what a value materializes to, where its copy would not be contiguous as asked for.
+
+    ``outer`` may give another stride than that of the inner tensors, and ``reshape`` asks for a contiguous copy.
+    """
+    out = map_inners(x, lambda _, t: aten.clone.default(t, **_fitting(t, {"memory_format": memory_format})))
+    spec = type(x).__spec__
+    is_asked = memory_format is torch.contiguous_format and spec.has_outer and spec.fallback == "materialize"
+    if not is_asked or out.is_contiguous():
+        return out
+    plain = x.materialize().resolve_conj().resolve_neg()
+    return aten.clone.default(plain, memory_format=memory_format)
+
+
 _RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}
 
 
@@ -145,7 +159,7 @@ _TABLE: dict[OpOverload, Structural] = {
     aten.detach.default: _map_op(aten.detach.default),
     aten.alias.default: _map_op(aten.alias.default),
     aten.as_strided.default: _as_strided,
-    aten.clone.default: _map_op(aten.clone.default),
+    aten.clone.default: _clone,
     aten.lift_fresh.default: _map_op(aten.lift_fresh.default),
     aten.lift.default: _map_op(aten.lift.default),
     aten._to_copy.default: _to_copy,

@@ -134,7 +134,7 @@ def grad_mode(s: Subject, case: Case) -> None:
 @promise(
     "a rule must compute with the static and dynamic fields of its operands, none of which it may take for granted; "
     "what it has no answer to it refuses: raise subclasses.DispatchError or NotImplementedError",
-    cases=functional_cases,
+    cases=lambda s: functional_cases(s) + argument_cases(s),
 )
 @torch.no_grad()
 def other_metadata(s: Subject, case: Case) -> None:

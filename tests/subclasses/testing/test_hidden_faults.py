@@ -430,3 +430,46 @@ def test_an_inner_size_that_changes_in_the_last_of_sizes_makes_a_new_program():
         skip={p.name for p in PROMISES} - {"dynamic_shapes"},
     )
     assert not report.broken, report.details()
+
+
+# ---- metadata that one rule forgets --------------------------------------------------------------------------
+
+
+def mirrored(forgets):
+    class Mirrored(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+        negative: bool = static(default=False)
+
+        def materialize(self):
+            return -self.held if self.negative else self.held * 1
+
+    def kept(x, name):
+        return {} if name == forgets else {"negative": x.negative}
+
+    @Mirrored.implements(aten.cat)
+    def _(func, xs, dim=0):
+        if not all(isinstance(x, Mirrored) and x.negative == xs[0].negative for x in xs):
+            return func([x.materialize() if isinstance(x, Mirrored) else x for x in xs], dim)
+        return Mirrored(func([x.held for x in xs], dim), **kept(xs[0], "cat"))
+
+    @Mirrored.implements(aten.flip)
+    def _(func, x, dims):
+        if list(dims) != [-1]:
+            return func(x.materialize(), dims)
+        return Mirrored(func(x.held, dims), **kept(x, "flip"))
+
+    return Mirrored
+
+
+@pytest.mark.parametrize(("forgets", "call"), [("cat", "torch.cat([x, x])"), ("flip", "x.flip(-1)")])
+def test_metadata_that_one_rule_forgets_is_found_by_a_derived_variant(forgets, call):
+    cls = mirrored(forgets)
+    report = examine(lambda: cls(torch.randn(3, 4)), paths={})
+    assert f"{call} with negative=True" in report.details()
+    assert "other_metadata" in report.broken
+
+
+def test_a_class_that_forgets_none_is_kept_with_a_derived_variant():
+    cls = mirrored(None)
+    report = examine(lambda: cls(torch.randn(3, 4)), paths={})
+    assert not report.broken and "variants= from negative=True" in str(report)

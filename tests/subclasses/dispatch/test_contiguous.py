@@ -1,0 +1,56 @@
+"""A contiguous copy of a value whose `outer` gives another stride: `reshape` and `flatten` ask for it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import desugar
+from subclasses import Outer, TensorSubclass, inner
+
+
+class Images(TensorSubclass, fallback="materialize"):
+    """Channels last inside, first outside."""
+
+    pixels: Tensor = inner(differentiable=True)
+
+    @staticmethod
+    def outer(pixels):
+        shown = pixels.movedim(-1, -3)
+        return Outer(shown.shape, shown.stride(), storage_offset=shown.storage_offset())
+
+    def materialize(self):
+        return self.pixels.movedim(-1, -3) * 2
+
+
+CALLS = {
+    "reshape": lambda x: x.reshape(2, -1),
+    "flatten": lambda x: x.flatten(1),
+    "ravel": lambda x: x.ravel(),
+    "contiguous": lambda x: x.contiguous().view(2, -1),
+    "clone": lambda x: x.clone(memory_format=torch.contiguous_format),
+}
+COMPILERS = {
+    "eager": lambda f: f,
+    "stock": lambda f: torch.compile(f, backend="aot_eager"),
+    "desugar": lambda f: desugar.compile(f, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("call", CALLS)
+def test_values_and_gradients(call, compiler):
+    pixels, plain = (torch.arange(48.0).reshape(2, 4, 2, 3).requires_grad_() for _ in range(2))
+    found = COMPILERS[compiler](lambda x: CALLS[call](x) * 3)(Images(pixels))
+    expected = CALLS[call](plain.movedim(-1, -3) * 2) * 3
+    torch.testing.assert_close(found, expected)
+    assert CALLS[call](Images(pixels)).is_contiguous()
+    found.square().sum().backward()
+    expected.square().sum().backward()
+    torch.testing.assert_close(pixels.grad, plain.grad)
+
+
+def test_a_copy_that_keeps_its_stride_stays_a_value():
+    x = Images(torch.rand(2, 4, 2, 3))
+    assert type(x.clone()) is Images and x.clone().stride() == x.stride()
