@@ -27,6 +27,7 @@ from subclasses.keyed.kernels import (
     NO_POOLING,
     Entries,
     allocate_results,
+    signature_of,
     unflatten_arguments,
 )
 
@@ -50,13 +51,22 @@ def _contiguous(entries: Entries) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return values, offsets, offsets if lengths is None else lengths, values if weights is None else weights
 
 
+def _triton_op(name: str, schema: str) -> Any:
+    """Returns a decorator that registers an op without mutated arguments, which a compiler looks into."""
+
+    def register(function: Any) -> Any:
+        function.__signature__ = signature_of(schema)
+        return torch.library.triton_op(f"subclasses::{name}", function, mutates_args=(), schema=schema)
+
+    return register
+
+
 # ---- ops -------------------------------------------------------------------------------------------------------
 
 
-@torch.library.triton_op(
-    "subclasses::keyed_pool_cuda",
-    mutates_args=(),
-    schema=f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> (Tensor, Tensor, Tensor)",
+@_triton_op(
+    "keyed_pool_cuda",
+    f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> (Tensor, Tensor, Tensor)",
 )
 def keyed_pool_cuda(tables: list[Tensor], *flat_args: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Does what `keyed_pool` does."""
@@ -138,10 +148,9 @@ def _table_gradients(
     return grads
 
 
-@torch.library.triton_op(
-    "subclasses::keyed_pool_backward_cuda",
-    mutates_args=(),
-    schema=f"(Tensor grad, int[] rows, int[] widths, Tensor counts, Tensor picked, {ENTRIES}, {LOOKUPS}) -> Tensor[]",
+@_triton_op(
+    "keyed_pool_backward_cuda",
+    f"(Tensor grad, int[] rows, int[] widths, Tensor counts, Tensor picked, {ENTRIES}, {LOOKUPS}) -> Tensor[]",
 )
 def keyed_pool_backward_cuda(
     grad: Tensor, rows: list[int], widths: list[int], counts: Tensor, picked: Tensor, *flat_args: Any
@@ -150,10 +159,9 @@ def keyed_pool_backward_cuda(
     return _table_gradients(grad, rows, widths, counts, picked, flat_args)
 
 
-@torch.library.triton_op(
-    "subclasses::keyed_pool_weights_backward_cuda",
-    mutates_args=(),
-    schema=f"(Tensor grad, Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor",
+@_triton_op(
+    "keyed_pool_weights_backward_cuda",
+    f"(Tensor grad, Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor",
 )
 def keyed_pool_weights_backward_cuda(grad: Tensor, tables: list[Tensor], *flat_args: Any) -> Tensor:
     """Does what `keyed_pool_weights_backward` does."""
@@ -186,10 +194,9 @@ def keyed_pool_weights_backward_cuda(grad: Tensor, tables: list[Tensor], *flat_a
     return found
 
 
-@torch.library.triton_op(
-    "subclasses::keyed_lookup_cuda",
-    mutates_args=(),
-    schema=f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor",
+@_triton_op(
+    "keyed_lookup_cuda",
+    f"(Tensor[] tables, {ENTRIES}, {LOOKUPS}) -> Tensor",
 )
 def keyed_lookup_cuda(tables: list[Tensor], *flat_args: Any) -> Tensor:
     """Does what `keyed_lookup` does."""
@@ -215,10 +222,9 @@ def keyed_lookup_cuda(tables: list[Tensor], *flat_args: Any) -> Tensor:
     return found
 
 
-@torch.library.triton_op(
-    "subclasses::keyed_lookup_backward_cuda",
-    mutates_args=(),
-    schema=f"(Tensor grad, int[] rows, {ENTRIES}, {LOOKUPS}) -> Tensor[]",
+@_triton_op(
+    "keyed_lookup_backward_cuda",
+    f"(Tensor grad, int[] rows, {ENTRIES}, {LOOKUPS}) -> Tensor[]",
 )
 def keyed_lookup_backward_cuda(grad: Tensor, rows: list[int], *flat_args: Any) -> list[Tensor]:
     """Does what `keyed_lookup_backward` does."""

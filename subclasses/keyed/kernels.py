@@ -10,6 +10,7 @@ and `Lookups`, flattened to arguments, because a custom op does not accept named
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -114,6 +115,33 @@ def unflatten_arguments(flat_args: tuple[Any, ...]) -> tuple[Entries, Lookups]:
 def lookup_op(name: str, schema: str) -> Any:
     """Returns a decorator that registers a custom op without mutated arguments."""
     return torch.library.custom_op(f"subclasses::{name}", mutates_args=(), schema=schema)
+
+
+_TYPES: dict[str, Any] = {
+    "Tensor": Tensor,
+    "Tensor?": Tensor | None,
+    "Tensor[]": list[Tensor],
+    "int[]": list[int],
+    "bool[]": list[bool],
+    "bool": bool,
+}
+
+
+def signature_of(schema: str) -> inspect.Signature:
+    """Returns the signature of a function with a schema, such as ``(Tensor x, int[] rows) -> Tensor``.
+
+    PyTorch 2.13 infers the schema of a Triton op from the signature, whatever schema it is given.
+    """
+    arguments, _, result = schema.partition(") -> ")
+    kinds = [argument.split(" ") for argument in arguments.removeprefix("(").split(", ")]
+    results = [_TYPES[kind] for kind in result.removeprefix("(").removesuffix(")").split(", ")]
+    return inspect.Signature(
+        [
+            inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=_TYPES[k])
+            for k, n in kinds
+        ],
+        return_annotation=results[0] if len(results) == 1 else tuple.__class_getitem__(tuple(results)),
+    )
 
 
 # ---- pooled ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from subclasses.keyed.kernels import ENTRIES, LOOKUPS, signature_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -75,3 +78,16 @@ def test_the_kernels_compute_what_the_ops_for_the_cpu_do():
         [sys.executable, "-c", SCRIPT], env=environment, cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0 and done.stdout.split() == ["all", "agree", "96"], done.stderr
+
+
+@pytest.mark.parametrize("result", ["Tensor", "Tensor[]", "(Tensor, Tensor, Tensor)"])
+def test_the_signature_of_a_schema_is_inferred_as_the_schema(result):
+    """PyTorch 2.13 infers the schema of a Triton op from the signature, and refuses one with ``*args``."""
+    schema = f"(Tensor[] tables, int[] rows, {ENTRIES}, {LOOKUPS}) -> {result}"
+
+    def function(*args):
+        raise NotImplementedError
+
+    function.__signature__ = signature_of(schema)
+    inferred = torch.library.infer_schema(function, mutates_args=())
+    assert inferred.replace("SymInt", "int") == schema
