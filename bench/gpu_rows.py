@@ -90,13 +90,13 @@ def measure_rows(
     dim: int = 1024,
     batch: int = 32,
     device: str = "cuda",
-    fills: Sequence[float] = FILLS,
+    fills: Sequence[float] | None = None,
 ) -> list[Row]:
     """Times one training step of a feed-forward layer."""
     rows = []
     options: dict[str, Any] = {"device": device, "dtype": torch.bfloat16}
     up, down = torch.randn(4 * dim, dim, **options) / 32, torch.randn(dim, 4 * dim, **options) / 64
-    for fill in fills:
+    for fill in fills or FILLS:
         torch.compiler.reset()
         lengths = uneven_lengths(fill, width, batch)
         parts = [torch.randn(n, dim, **options) for n in lengths]
@@ -192,11 +192,11 @@ def make_losses(scale: Scale, lengths: Sequence[int], device: str) -> dict[str, 
 
 
 def measure_model(
-    rounds: int, scale: Scale | None = None, device: str = "cuda", fills: Sequence[float] = FILLS
+    rounds: int, scale: Scale | None = None, device: str = "cuda", fills: Sequence[float] | None = None
 ) -> list[Row]:
     """Times forward, backward and optimizer step of the demo's model, at a larger size."""
     scale, rows = scale or Scale(), []
-    for fill in fills:
+    for fill in fills or FILLS:
         torch.compiler.reset()
         lengths = uneven_lengths(fill, scale.width, scale.batch)
         calls: dict[str, Call] = {}

@@ -220,10 +220,14 @@ def is_tracing() -> bool:
     return TracingContext.try_get() is not None or CompileContext.current_compile_id() is not None
 
 
+graph_task = (
+    torch._C._current_graph_task_id
+)  # the engine's number of the backward in this thread; -1 if none runs
+
+
 def in_backward() -> bool:
     """Whether the autograd engine is running in this thread, so that ops compute a derivative."""
-    # The engine's id of the running graph task; -1 if none runs.
-    return torch._C._current_graph_task_id() != -1
+    return graph_task() != -1
 
 
 def hooks_of(t: torch.Tensor) -> Any:

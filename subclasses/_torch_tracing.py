@@ -27,6 +27,7 @@ from subclasses._torch import (
     current_transform,
     disable_current_modes,
     fake_mode,
+    graph_task,
     in_backward,
     in_dispatch_mode,
     is_traceable_wrapper_subclass,
@@ -209,7 +210,6 @@ def without_lazy_bits(t: torch.Tensor) -> torch.Tensor:
     return t.resolve_conj().resolve_neg() if t.is_conj() or t.is_neg() else t
 
 
-graph_task = torch._C._current_graph_task_id  # a number for each backward; -1 if none runs in this thread
 _ADDED_TO = (BackwardCFunction, torch._C._functions.AccumulateGrad)  # type: ignore[attr-defined]
 
 

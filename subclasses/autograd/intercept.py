@@ -99,7 +99,7 @@ def _with_shared_memory(out: Any, operands: list[Any]) -> Any:
         return out
     if any(x is out for x in operands) or not any(lies_within(out, x) for x in operands):
         return out
-    # Where AOTAutograd traces, the write was allowed before.
+    # AOTAutograd traces a write that was allowed on fake tensors, and would remake an alias as a view.
     is_traced = any(functional_storage_key(t) != storage_key(t) for t in innermost(out))
     return out if is_traced else apply_function(SharesMemory, out)
 

@@ -23,6 +23,7 @@ from subclasses.autograd.python_functions import registering
 from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, raise_writes_plain
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided, strided_advice
+from subclasses.dispatch.structural import resolved
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import describe_metadata, field_name
 from subclasses.ops.aliasing import argument, bump_versions, for_optimizers, resize_outer, with_aliasing
@@ -247,7 +248,7 @@ _BY_STRIDES = frozenset(
 def _materialize(cls: Any, op: OpOverload) -> Call:
     facts, is_message = op_facts(op), _is_message(op)
     written_indices = (*facts.written, *undeclared_writes(op))
-    represented = _in_shown_order if op in _BY_STRIDES else _materialized
+    represented = _in_shown_order if op in _BY_STRIDES else resolved
     run = with_lazy_bits(functools.partial(_run_replaced, cls, op, represented))
 
     def plan(*args: Any, **kwargs: Any) -> Any:
@@ -287,13 +288,9 @@ def _of_lost_write(cls: Any, op: OpOverload, x: Any) -> str:
 _RANDOM_FILLS = frozenset("cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_".split())
 
 
-def _materialized(x: Any) -> Tensor:
-    return x.materialize().resolve_conj().resolve_neg()
-
-
 def _in_shown_order(x: Any) -> Tensor:
     """Returns what a value represents, with the strides and the offset that the value shows to who asks for a view."""
-    plain = _materialized(x)
+    plain = resolved(x)
     if plain.stride() == x.stride() and plain.storage_offset() == x.storage_offset():
         return plain
     if x.is_contiguous():

@@ -59,10 +59,10 @@ from subclasses.ops.cotangents import (
 from subclasses.ops.detach import in_one_step
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.errors import is_of_operator
+from subclasses.rules.mapping_conflicts import with_rules_above
 from subclasses.rules.registry import find_op_rule, find_tag_rule, has_pointwise_rules
 from subclasses.rules.results import check_refusal, copying_by, describe, with_note_on_copies, with_results_of
 from subclasses.rules.symbolic_numbers import with_numbers
-from subclasses.rules.transform_conflicts import with_rules_above
 from subclasses.spec.values import tensors_in
 
 aten = torch.ops.aten

@@ -43,8 +43,12 @@ def _clone(x: Any, *, memory_format: Any = None) -> Any:
     is_asked = memory_format is torch.contiguous_format and spec.has_outer and spec.fallback == "materialize"
     if not is_asked or out.is_contiguous():
         return out
-    plain = x.materialize().resolve_conj().resolve_neg()
-    return aten.clone.default(plain, memory_format=memory_format)
+    return aten.clone.default(resolved(x), memory_format=memory_format)
+
+
+def resolved(x: Any) -> torch.Tensor:
+    """Returns what a value materializes to, without conjugate and negative bits."""
+    return x.materialize().resolve_conj().resolve_neg()
 
 
 _RANKS = {torch.channels_last: 4, torch.channels_last_3d: 5}

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import VIEWS_KEY, is_excluded, set_excluded, set_storage_of
-from subclasses._torch_tracing import graph_task, is_called_by_engine, owns_memory
+from subclasses._torch import VIEWS_KEY, graph_task, is_excluded, set_excluded, set_storage_of
+from subclasses._torch_tracing import is_called_by_engine, owns_memory
 from subclasses.ops.aliasing import holds_plain
 
 aten = torch.ops.aten

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import desugar
 from subclasses import TensorSubclass, inner
+from tests.subclasses.subjects import MODES
 
 aten = torch.ops.aten
 
@@ -35,16 +35,11 @@ PARTS = {
     "split by sizes": lambda x: x.split([1, 3])[1],
     "twice": lambda x: x.reshape(2, 2).reshape(4).narrow(0, 1, 2),
 }
-COMPILERS = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-}
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", PARTS)
-def test_a_write_that_loses_a_gradient_is_an_error(part, compiler):
+def test_a_write_that_loses_a_gradient_is_an_error(part, mode):
     def write(x):
         y = x * 1
         PARTS[part](y).mul_(3)
@@ -52,7 +47,7 @@ def test_a_write_that_loses_a_gradient_is_an_error(part, compiler):
 
     x = Depth(torch.ones(4, requires_grad=True))
     with pytest.raises(RuntimeError, match="is a view and is being modified inplace"):
-        COMPILERS[compiler](write)(x)
+        MODES[mode](write)(x)
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -63,15 +58,15 @@ def test_without_gradients_the_value_is_written(part):
     assert x.depth.equal(plain)
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("is_leaf", [False, True])
-def test_derivatives(part, compiler, is_leaf):
+def test_derivatives(part, mode, is_leaf):
     values, plain = torch.arange(1.0, 5, requires_grad=not is_leaf), torch.arange(1.0, 5, requires_grad=True)
     x = Depth(values)
     if is_leaf:
         x.requires_grad_()
-    found = COMPILERS[compiler](lambda x: PARTS[part](x * 1) * 3)(x).depth.square().sum()
+    found = MODES[mode](lambda x: PARTS[part](x * 1) * 3)(x).depth.square().sum()
     (gradient,) = torch.autograd.grad(found, x if is_leaf else values)
     (expected,) = torch.autograd.grad((PARTS[part](plain * 1) * 3).square().sum(), plain)
     torch.testing.assert_close(gradient.depth if is_leaf else gradient, expected)

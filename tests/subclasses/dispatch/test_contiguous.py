@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import desugar
 from subclasses import Outer, TensorSubclass, inner
+from tests.subclasses.subjects import MODES
 
 
 class Images(TensorSubclass, fallback="materialize"):
@@ -31,18 +31,13 @@ CALLS = {
     "contiguous": lambda x: x.contiguous().view(2, -1),
     "clone": lambda x: x.clone(memory_format=torch.contiguous_format),
 }
-COMPILERS = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-}
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("call", CALLS)
-def test_values_and_gradients(call, compiler):
+def test_values_and_gradients(call, mode):
     pixels, plain = (torch.arange(48.0).reshape(2, 4, 2, 3).requires_grad_() for _ in range(2))
-    found = COMPILERS[compiler](lambda x: CALLS[call](x) * 3)(Images(pixels))
+    found = MODES[mode](lambda x: CALLS[call](x) * 3)(Images(pixels))
     expected = CALLS[call](plain.movedim(-1, -3) * 2) * 3
     torch.testing.assert_close(found, expected)
     assert CALLS[call](Images(pixels)).is_contiguous()

@@ -9,6 +9,7 @@ from torch import Tensor
 import desugar
 import subclasses
 from subclasses import DispatchError, SpecError, TensorSubclass, inner
+from tests.subclasses.subjects import MODES
 
 
 class Length(TensorSubclass):
@@ -297,30 +298,25 @@ ITEMS = {
     "a product": (lambda: Product(torch.ones(3), torch.ones(3)), lambda x: x.__setitem__(0, 5.0)),
     "a copy": (lambda: Copied(torch.ones(3)), lambda x: x.__setitem__(0, Copied(torch.tensor(2.0)))),
 }
-COMPILERS = {
-    "eager": lambda f: f,
-    "stock": lambda f: torch.compile(f, backend="aot_eager"),
-    "desugar": lambda f: desugar.compile(f, backend="eager"),
-}
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ITEMS)
-def test_an_item_whose_view_is_a_copy_is_not_written(name, compiler):
+def test_an_item_whose_view_is_a_copy_is_not_written(name, mode):
     make, write = ITEMS[name]
     words = r"x\[...\] = value on a \w+: the rule for aten\.\w+\.\w+ returned .* with memory of its own"
     with pytest.raises(DispatchError, match=words):
-        COMPILERS[compiler](write)(make())
+        MODES[mode](write)(make())
 
 
-@pytest.mark.parametrize("compiler", COMPILERS)
-def test_an_item_whose_view_is_one_is_written(compiler):
+@pytest.mark.parametrize("mode", MODES)
+def test_an_item_whose_view_is_one_is_written(mode):
     x = Rows(torch.ones(3, 4))
 
     def write(x):
         x[1] = torch.full((4,), 6.0)
 
-    COMPILERS[compiler](write)(x)
+    MODES[mode](write)(x)
     assert x.materialize().tolist() == [[2] * 4, [6] * 4, [2] * 4]
 
 
