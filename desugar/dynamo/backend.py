@@ -34,6 +34,7 @@ from desugar.recording.trace_artifacts import record_compilation
 from desugar.recording.user_names import function_name, leaf_names
 from desugar.store.programs import PackedPlace, Place, place_of
 from desugar.wrapper.recompute import CapturedFunction
+from subclasses.errors import DispatchError
 
 log = logging.getLogger("desugar")
 
@@ -82,8 +83,21 @@ def dynamo_backend(
         if strict or reason.stock_is_wrong:
             raise reason from None if reason is error else error
         log.warning("AOTAutograd compiles this graph instead: %s", reason)
-        return _stock_backend(inner, mode, rest)(gm, example_inputs)
+        return _compile_by_stock(gm, example_inputs, _stock_backend(inner, mode, rest))
     return program.run
+
+
+def _compile_by_stock(gm: fx.GraphModule, example_inputs: list[Any], stock: Callable[..., Any]) -> Any:
+    """Compiles a graph with PyTorch's backend; what a class refuses there, and not in eager mode, runs op by op."""
+    try:
+        return stock(gm, example_inputs)
+    except DispatchError as error:
+        if _is_saving():
+            raise
+        log.warning(
+            "AOTAutograd cannot compile this graph either (%s): it runs op by op", type(error).__name__
+        )
+        return gm.forward
 
 
 def _is_saving() -> bool:

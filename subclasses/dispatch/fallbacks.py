@@ -268,10 +268,10 @@ def _materialize(cls: Any, op: OpOverload) -> Call:
 
 def _of_lost_write(cls: Any, op: OpOverload, x: Any) -> str:
     lost = f"{op} writes to {one_of(cls)}, and writing to what it materializes to would be lost"
-    if torch.Tag.nondeterministic_seeded not in op.tags:
+    name = f"{op.overloadpacket.__name__.rstrip('_')}_"
+    if torch.Tag.nondeterministic_seeded not in op.tags and name not in _FILLS:
         return f"{lost}; use the functional op, or {_hint(cls, op)}"
-    name = op.overloadpacket.__name__
-    if name not in _RANDOM_FILLS:
+    if name not in _FILLS:
         return (
             f"{lost}; a function that draws random numbers, such as F.dropout, writes so: call it on x.materialize(), "
             f"or add a rule for it, @{cls.__name__}.implements(torch.dropout)"
@@ -285,7 +285,7 @@ def _of_lost_write(cls: Any, op: OpOverload, x: Any) -> str:
 
 
 # With these nn.init fills a Parameter.
-_RANDOM_FILLS = frozenset("cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_".split())
+_FILLS = frozenset("cauchy_ exponential_ geometric_ log_normal_ normal_ random_ uniform_ eye_".split())
 
 
 def _in_shown_order(x: Any) -> Tensor:

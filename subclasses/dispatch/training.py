@@ -46,7 +46,7 @@ from subclasses.ops.aliasing import argument, bump_versions
 from subclasses.ops.cotangents import is_cotangent, wrap_plain_cotangent
 from subclasses.ops.schema import functional_counterpart, op_facts
 from subclasses.rules.registry import find_op_rule, is_named
-from subclasses.spec.values import POINT, is_point
+from subclasses.spec.values import POINT, float_fields, is_point
 
 aten = torch.ops.aten
 
@@ -176,11 +176,13 @@ def _with_copies(cls: Any, run: Call) -> Call:
         if is_cotangent(x) is not is_cotangent(source):
             return _run_arithmetic(cls, op, run, (x, source, *args), {})
         if not (ruled or mapped) and isinstance(x, cls) and is_point(x) and not isinstance(source, cls):
+            fills = " and ".join(f"torch.nn.init.orthogonal_(x.{name})" for name in float_fields(x))
             raise DispatchError(
                 f"{op} of {one_of(type(source))} to a Parameter of {one_of(cls)}: a plain tensor, as a "
                 f"checkpoint may hold and as arithmetic on values gives, has no inner tensors. Make {one_of(cls)} of "
                 f"it first; or update in place, as average.lerp_(p, 0.1) does; for an AveragedModel pass "
-                f"multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn()"
+                f"multi_avg_fn=get_ema_multi_avg_fn() or get_swa_multi_avg_fn(); to initialize it, call the function "
+                f"on its inner tensors, as in {fills}"
             )
         return run(x, source, *args)
 

@@ -443,6 +443,14 @@ def test_a_random_fill_is_told_of_the_inner_tensors(name):
     assert x.materialize().count_nonzero() == 20
 
 
+@pytest.mark.parametrize("name", ["eye_", "orthogonal_"])
+def test_a_fill_by_a_pattern_is_told_of_the_inner_tensors(name):
+    x = factored()
+    with pytest.raises(DispatchError) as caught:
+        getattr(torch.nn.init, name)(x)
+    assert f"as in torch.nn.init.{name}(x.left) and torch.nn.init.{name}(x.right)" in str(caught.value)
+
+
 @pytest.mark.parametrize("name", INITIALIZERS[:-1])
 def test_the_rule_for_a_random_fill_is_enough(name):
     cls = type("Filled", (Factored,), {})

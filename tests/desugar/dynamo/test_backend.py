@@ -8,12 +8,15 @@ from importlib.metadata import entry_points
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from desugar import DesugarError
+from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor, PaddedTensor
 from tests.desugar.classes import EVERY, Labeled, Pair, TwoTensor, make
-from tests.desugar.judge import assert_same_values, by_dynamo, judge
+from tests.desugar.judge import assert_same_values, by_dynamo, by_pass, judge
+
+aten = torch.ops.aten
 
 
 def quiet(caplog):
@@ -162,6 +165,61 @@ def test_known_wrong_is_not_left_to_stock(fn):
     compiled = by_dynamo(fn)
     for make_args in (shared, lambda: (make(TwoTensor, 3), make(TwoTensor, 3)), shared):
         judge(fn, make_args, compiled)
+
+
+class Edges(TensorSubclass, fallback="views", dtype_from="weight"):
+    source: Tensor = inner(dtype=torch.int64)
+    weight: Tensor = inner(differentiable=True)
+
+
+@Edges.implements(aten.index_put)
+def _(func, x, index, values, accumulate=False):
+    return Edges(
+        func(x.source, index, values.source, accumulate), func(x.weight, index, values.weight, accumulate)
+    )
+
+
+def replace(x, mask, values):
+    x[mask] = values
+    return x
+
+
+def with_breaks(fn):
+    return torch.compile(
+        fn, backend="desugar", options={"backend": "eager"}
+    )  # captures no sizes that depend on data
+
+
+@pytest.mark.parametrize("compiling", [by_pass, with_breaks])
+def test_what_aotautograd_cannot_compile_either_runs_op_by_op(compiling, caplog):
+    """The derivative of a write by a mask depends on data; that the value is written and read, stock refuses."""
+    torch.compiler.reset()
+    compiled = compiling(replace)
+    for picked, total in (([0, 2], 3), ([1], 3), ([], 3), ([0, 1, 2, 4], 5)):
+        results = []
+        for fn in (replace, compiled):
+            w, v = (torch.ones(n, requires_grad=True) for n in (total, len(picked)))
+            x = Edges(torch.arange(total), w).clone()
+            mask = torch.zeros(total, dtype=torch.bool)
+            mask[picked] = True
+            out = fn(x, mask, Edges(torch.full((len(picked),), 9), v * 3))
+            assert out is x
+            (out.weight**2).sum().backward()
+            results.append((out.source, out.weight.detach(), w.grad, v.grad))
+        assert_same_values(results[1], results[0])
+    assert "AOTAutograd compiles this graph instead" in quiet(caplog)[0]
+    assert (
+        "AOTAutograd cannot compile this graph either (DispatchError): it runs op by op" in quiet(caplog)[1]
+    )
+
+
+def test_what_aotautograd_cannot_compile_either_is_an_error_where_strict():
+    x = Edges(torch.arange(3), torch.ones(3, requires_grad=True)).clone()
+    with pytest.raises(DesugarError, match="depends on the data of a tensor"):
+        by_pass(replace, strict=True)(
+            x, torch.tensor([True, False, True]), Edges(torch.arange(2), torch.ones(2, requires_grad=True))
+        )
+    assert x.weight.tolist() == [1, 1, 1] and x.source.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("grad", [False, True])
