@@ -8,6 +8,7 @@ guards:
   list or dictionary of them,
 - an attribute with such a value of a module, class or object that is found by such a name, at any depth
   (``CONFIG.scaling.factor``), and which objects these are,
+- which `Constant` a name of a class stands for,
 - which function a global name stands for.
 
 The functions that a rule calls by a global name or by a method of its class are looked into, too. What the trace itself
@@ -34,6 +35,7 @@ from desugar.user_code import is_users_file
 from subclasses import TensorSubclass
 from subclasses.layout import Layout
 from subclasses.rules.registry import all_rules
+from subclasses.spec.constants import Constant
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 _CONTAINERS = (tuple, list, dict)
@@ -196,7 +198,7 @@ class _Search:
             self.add_function(member.fget, cls)
         elif isinstance(member, types.FunctionType | staticmethod | classmethod):
             self.add_function(getattr(member, "__func__", member), cls)
-        elif _is_plain(member):
+        elif _is_plain(member) or isinstance(member, Constant):
             self._note(cls, name, member)
         elif rest and not hasattr(type(member), "__get__"):  # a descriptor gives something else
             self._add_attribute(cls, name, member, rest)
@@ -264,7 +266,7 @@ class _Search:
             static = getattr(value, attribute, _MISSING)
         if static is _MISSING or isinstance(static, Tensor) or _is_librarys(static):
             return False
-        if _is_plain(static):
+        if _is_plain(static) or isinstance(static, Constant):
             self._note(value, attribute, static)
         elif not rest or not self._add_attribute(value, attribute, static, tuple(rest)):
             return False

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from desugar.flatten.rule_state import StateRead, state_read_by_rules
-from subclasses import TensorSubclass, inner
+from subclasses import TensorSubclass, constant, inner
 from tests.desugar.judge import WAYS
 
 aten = torch.ops.aten
@@ -338,3 +338,21 @@ def test_an_attribute_that_leads_to_no_value_is_left_alone():
     graph = torch.fx.Graph()
     graph.output(graph.placeholder("x"))
     assert state_read_by_rules(torch.fx.GraphModule({}, graph), [Box(torch.ones(3))]) == ()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("read", ["value", "method", "class"])
+def test_a_constant_that_is_replaced(read, way):
+    class Coded(TensorSubclass, fallback="materialize"):
+        codes: Tensor = inner()
+        levels = constant([1.0, 2.0])
+
+        def materialize(self):
+            if read == "class":
+                return self.codes * Coded.levels.on("cpu")
+            return self.codes * (self.levels if read == "value" else self.levels.clone())
+
+    x, compiled = Coded(torch.ones(2)), WAYS[way](lambda x: x.sum())
+    for levels in (Coded.levels, constant([3.0, 4.0]), constant([5.0, 6.0])):
+        Coded.levels = levels
+        assert compiled(x).item() == x.sum().item() == sum(levels.values)
