@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.testing._internal.two_tensor import TwoTensor
 
 from bench.subjects import SHAPE, Pair
+from subclasses import TensorSubclass, inner
 
 
 class HandPair(Tensor):
@@ -49,6 +50,43 @@ def unflatten(x: Any) -> Callable[[], Tensor]:
     inners, make = {name: getattr(x, name) for name in names}, type(x).__tensor_unflatten__
     size, stride = x.size(), x.stride()
     return lambda: make(inners, context, size, stride)
+
+
+class Held(TensorSubclass, fallback="materialize"):
+    """A value whose inner tensors are read with gradients: as ``unwrap`` and as what ``materialize`` computes."""
+
+    a: Tensor = inner(differentiable=True)
+    b: Tensor = inner()
+
+    def materialize(self) -> Tensor:
+        return self.a * self.b
+
+
+class BareRead(torch.autograd.Function):
+    """The least that a differentiable read of an inner tensor costs: a function that returns it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any) -> Tensor:
+        return x.a.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        return HandPair(gradient, torch.zeros_like(gradient))
+
+
+def make_reads() -> dict[tuple[str, str], Callable[[], Any]]:
+    """Returns reads of inner tensors by (operation, class), to be timed with and without grad as they say."""
+    a, b = torch.rand(SHAPE), torch.rand(SHAPE)
+    hand, held = HandPair(a, b).requires_grad_(), Held(a.clone().requires_grad_(), b)
+    raw: Any = Held(a, b)
+
+    return {
+        ("x.unwrap('a'), with grad", "bare function"): lambda: BareRead.apply(hand),
+        ("x.unwrap('a'), with grad", "declared"): lambda: held.unwrap("a"),
+        ("x.a, with grad", "declared"): lambda: held.a,
+        ("x.materialize(), without grad", "two plain tensors"): lambda: a * b,
+        ("x.materialize(), without grad", "declared"): raw.materialize,
+    }
 
 
 def make_calls() -> dict[tuple[str, str], Callable[[], Any]]:
