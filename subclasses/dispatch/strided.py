@@ -6,20 +6,27 @@ outer size and stride, once the offset is taken relative to the storage offset o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, is_tracing
+from subclasses._torch import OpOverload, is_tracing, storage_key
 from subclasses._torch_tracing import unseen
 from subclasses.autograd.history import CALLING
 from subclasses.errors import DispatchError, one_of
 from subclasses.ops.aliasing import with_aliasing
 from subclasses.ops.schema import op_facts
 from subclasses.rules.registry import all_rules, find_op_rule
-from subclasses.spec.values import known_to_differ, lies_within, memory_of, with_inners
+from subclasses.spec.values import (
+    innermost,
+    known_to_differ,
+    lies_within,
+    memory_of,
+    with_inners,
+)
 
 aten = torch.ops.aten
 
@@ -35,6 +42,8 @@ def map_strided(cls: Any, op: OpOverload) -> Callable[..., Any]:
     spec = cls.__spec__
 
     def plan(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+        if list(size) == list(x.shape) and list(stride) == list(x.stride()):
+            check_told_apart(x)
         results = []
         for name in spec.attributes:
             t = x.__dict__[name]
@@ -68,6 +77,53 @@ def check_strided_copy(cls: Any, op: OpOverload) -> None:
             f"{cls.__name__} has a rule for {viewing[0]}, and none for {op}, with which torch.compile remakes views of "
             f"its arguments; {strided_advice(cls.__name__, op)}"
         )
+
+
+def check_told_apart(x: Any) -> None:
+    """Raises DispatchError for a value in its own geometry if a view by a rule of its class may have the same.
+
+    A transpose of a square value has its size, and without ``stride`` in ``outer`` its strides: of the value itself and
+    of the transpose the same is asked for.
+    """
+    cls, pairs = type(x), _equal_dims(x)
+    for op in _PERMUTING if pairs else ():
+        rule = find_op_rule(cls, op)
+        for i, j in pairs if rule is not None else ():
+            out = _swapped(op, x, i, j)
+            if isinstance(out, cls) and _geometry(out) == _geometry(x) and _parts(out) != _parts(x):
+                raise DispatchError(
+                    f"{aten.as_strided.default} on {one_of(cls)} of size {tuple(x.shape)} and stride {x.stride()}, "
+                    f"with which torch.compile remakes views of its arguments: what the rule for {op} returns has the "
+                    f"same size and stride, so that it may be asked for, or the value itself; let {cls.__name__}.outer "
+                    f"give the strides of a view, as Outer(size, stride=...), or "
+                    f"{strided_advice(cls.__name__, aten.as_strided.default)}"
+                )
+
+
+_PERMUTING = (aten.t.default, aten.transpose.int, aten.permute.default)
+
+
+def _equal_dims(x: Tensor) -> list[tuple[int, int]]:
+    pairs = itertools.combinations(range(x.dim()), 2)
+    return [(i, j) for i, j in pairs if x.shape[i] == x.shape[j] and x.shape[i] != 1]
+
+
+def _swapped(op: OpOverload, x: Any, i: int, j: int) -> Any:
+    """Returns what a rule makes of two dims that change places."""
+    if op is aten.t.default:
+        return op(x) if x.dim() == 2 else None
+    if op is aten.transpose.int:
+        return op(x, i, j)
+    return op(x, [j if d == i else i if d == j else d for d in range(x.dim())])
+
+
+def _geometry(x: Tensor) -> tuple[Any, ...]:
+    return tuple(x.shape), x.stride(), x.storage_offset()
+
+
+def _parts(x: Any) -> tuple[Any, ...]:
+    """Returns what tells a value from another view of the same inner tensors."""
+    return x._layout, [(storage_key(t), _geometry(t)) for t in innermost(x)]
 
 
 def strided_advice(cls: str, op: OpOverload) -> str:

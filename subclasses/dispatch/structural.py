@@ -14,6 +14,7 @@ import torch
 
 from subclasses._torch import OpOverload, in_backward
 from subclasses.dispatch.per_inner import records
+from subclasses.dispatch.strided import check_told_apart
 from subclasses.errors import DispatchError, one_of
 from subclasses.ops.aliasing import with_aliasing, write_into
 from subclasses.ops.detach import own_gradients
@@ -111,7 +112,13 @@ def _copy_(x: Any, source: Any, non_blocking: bool = False) -> Any:
 
 def _as_strided(x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
     """The value in its own geometry, as AOTAutograd asks for a result that aliases an argument."""
+    check_told_apart(x)
     return map_inners(x, lambda _, t: aten.alias.default(t))
+
+
+def _unsafe_view(x: Any, size: Any) -> Any:
+    """The value in its own size, as a program of AOTAutograd asks for a result that aliases what it made."""
+    return map_inners(x, lambda _, t: aten._unsafe_view.default(t, t.shape))
 
 
 def _pin_memory(x: Any, device: Any = None) -> Any:
@@ -163,6 +170,7 @@ _TABLE: dict[OpOverload, Structural] = {
     aten.detach.default: _map_op(aten.detach.default),
     aten.alias.default: _map_op(aten.alias.default),
     aten.as_strided.default: _as_strided,
+    aten._unsafe_view.default: _unsafe_view,
     aten.clone.default: _clone,
     aten.lift_fresh.default: _map_op(aten.lift_fresh.default),
     aten.lift.default: _map_op(aten.lift.default),
@@ -200,6 +208,8 @@ def preserves_structure(cls: type, op: OpOverload, args: tuple[Any, ...], kwargs
             return False
         same = list(size) == list(x.size()) and list(stride) == list(x.stride())
         return same and offset in (None, x.storage_offset())
+    if op is aten._unsafe_view.default:
+        return list(args[1]) == list(args[0].size())
     if op is aten.new_empty_strided.default:
         x = args[0]
         like = x._layout.cotangent or not cls.__spec__.stands_for_plain  # type: ignore[attr-defined]
