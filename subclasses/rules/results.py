@@ -268,9 +268,14 @@ def _broadcast_result(cls: type, op: Any, rule: Rule) -> Finish:
             else:
                 return out
             sizes = [x.shape for x in args if isinstance(x, Tensor)]
+        shown = " and ".join(str(tuple(s)) for s in sizes)
+        if not _broadcast(sizes):
+            raise DispatchError(
+                f"{op} on {one_of(cls)}: operands of size {shown} do not broadcast; give it operands whose sizes agree "
+                f"from the last dim on, or are 1 there"
+            )
         if _fits(size, sizes):
             return new_result(out, args)
-        shown = " and ".join(str(tuple(s)) for s in sizes)
         raise WrongResultError(
             f"{op} on {one_of(cls)}: the rule {describe(rule)} returned {one_of(type(out))} of size {tuple(size)} for "
             f"{shown}",
@@ -293,6 +298,13 @@ def _sized_result(cls: type, op: Any, rule: Rule, size_of_result: Callable[..., 
         x, *others = args
         with DisableTorchFunctionSubclass():
             size, found = x.shape, out.shape
+            if what == "view" and out.dtype != x.dtype:
+                raise WrongResultError(
+                    f"{op} on {one_of(cls)} of {x.dtype}: the rule {describe(rule)} returned {one_of(type(out))} of "
+                    f"{out.dtype}, where a view has the dtype of what it is a view of",
+                    rule,
+                    f"return {one_of(cls)} that holds views of the inner tensors",
+                )
         if not (are_numbers(size) and are_numbers(others)):
             return new_result(out, args)
         expected = tuple(size_of_result(size, *others))
@@ -309,15 +321,26 @@ def _sized_result(cls: type, op: Any, rule: Rule, size_of_result: Callable[..., 
     return finish
 
 
+def _extents(operands: list[Any]) -> list[set[int] | None]:
+    """Returns the sizes other than 1 that operands have in each dim, the last first; None where one is a symbol."""
+    found: list[set[int] | None] = []
+    for place in range(1, max(map(len, operands), default=0) + 1):
+        extents = [s[-place] for s in operands if len(s) >= place]  # a symbol has no hash
+        found.append({*extents} - {1} if all(type(n) is int for n in extents) else None)
+    return found
+
+
+def _broadcast(operands: list[Any]) -> bool:
+    """Whether operands of these sizes may broadcast."""
+    return all(extents is None or len(extents) <= 1 for extents in _extents(operands))
+
+
 def _fits(size: Any, operands: list[Any]) -> bool:
     """Whether operands of these sizes may broadcast to a size."""
-    if len(size) != max(map(len, operands), default=0):
-        return False
-    for place in range(1, len(size) + 1):
-        extents = [s[-place] for s in operands if len(s) >= place]  # a symbol has no hash
-        if all(type(n) is int for n in extents) and size[-place] != max({*extents} - {1}, default=1):
-            return False
-    return True
+    extents = _extents(operands)
+    return len(size) == len(extents) and all(
+        e is None or n == max(e, default=1) for n, e in zip(reversed(size), extents, strict=True)
+    )
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------

@@ -190,6 +190,11 @@ def first_row(func, x):
     return Cut(func(x.held[:1]))
 
 
+@Cut.implements(aten.sub)
+def of_one_operand(func, x, y):
+    return Cut(x.held.clone())
+
+
 SIZES = [
     ((2, 3), (2, 3)),
     ((2, 3), (1, 1)),
@@ -224,6 +229,16 @@ def test_a_result_of_another_size(call, words, requires_grad):
         DispatchError, match=f"the rule {words}; return one of the size to which the operands"
     ):
         call(x)
+
+
+@pytest.mark.parametrize(("size", "other"), [((4, 3), (2,)), ((4, 3), (3, 3)), ((2, 1, 3), (4, 2))])
+@pytest.mark.parametrize("name", ["sub", "sub_"])
+def test_operands_that_do_not_broadcast(name, size, other):
+    x = Cut(torch.ones(size))
+    with pytest.raises(DispatchError) as caught:
+        getattr(x, name)(torch.ones(other))
+    assert f"operands of size {size} and {other} do not broadcast" in str(caught.value)
+    assert torch.equal(x.held, torch.ones(size))
 
 
 def test_sizes_that_change_are_not_compared():
@@ -302,6 +317,27 @@ def test_a_view_has_the_size_that_the_arguments_ask_for(view, door):
         match=r"the rule by_op .* of size .*, where the view has size .*use all arguments of the op",
     ):
         DOORS[door](lambda x: call(x))(Columns(plain, forgets=True))
+
+
+class Codes(TensorSubclass, fallback="materialize", size_from="codes", dtype_from="scale"):
+    codes: Tensor = inner(dtype=torch.int8)
+    scale: Tensor = inner()
+
+    def materialize(self):
+        return self.codes * self.scale
+
+
+@Codes.implements(aten.slice.Tensor)
+def codes_alone(func, x, *args):
+    return func(x.codes, *args)
+
+
+def test_a_view_has_the_dtype_of_its_value():
+    x = Codes(torch.ones(3, 2, dtype=torch.int8), torch.full((3, 1), 0.5))
+    words = "the rule codes_alone .* returned a Tensor of torch.int8, where a view has the dtype .*; return a Codes"
+    with pytest.raises(DispatchError, match=words):
+        x[1:]
+    assert torch.equal(x.codes, torch.ones(3, 2, dtype=torch.int8))
 
 
 @pytest.mark.parametrize("size", [(0,), (1,), (0, 3), (1, 0, 2)])
