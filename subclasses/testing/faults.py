@@ -9,9 +9,9 @@ the same for all of them.
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
-import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,45 +26,16 @@ from subclasses.errors import DispatchError, one_of
 from subclasses.rules.author_code import global_names
 from subclasses.rules.errors import FROM_OUTSIDE
 from subclasses.rules.families import Family
-from subclasses.rules.registry import all_rules
 from subclasses.rules.results import WrongResultError, describe
 from subclasses.testing.cases import accepted, once
 from subclasses.testing.compare import snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken, Skipped, chain, innermost, problem
 from subclasses.testing.property import Case
+from subclasses.testing.reach import functions_of, names_of_rules, rules_run
 from subclasses.testing.subject import Subject
 
 # What takes a tensor out of the autograd graph, or a number out of a tensor.
 _CUTS = ("detach", "data", "no_grad", "inference_mode", "numpy", "item", "tolist")
-
-# ---- which rules a case runs -------------------------------------------------------------------------------
-
-
-def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.FunctionType]]:
-    """The rules of a declared class, and its ``materialize``, that a call runs, by what they are for."""
-    codes = set[Any]()
-    before: Any = sys.getprofile()
-    sys.setprofile(lambda frame, event, arg: codes.add(frame.f_code))
-    try:
-        with Attempt():
-            run()
-    finally:
-        sys.setprofile(before if callable(before) else None)
-        if hasattr(before, "enable"):  # cProfile's, which is no function
-            before.enable()
-    return [(key, rule) for key, rule in functions_of(s.cls) if rule.__code__ in codes]
-
-
-def names_of_rules(s: Subject, run: Callable[[], Any]) -> list[str]:
-    """The names and places of the rules of a declared class that a call runs."""
-    return list(dict.fromkeys(describe(rule) for key, rule in rules_run(s, run) if key != "materialize"))
-
-
-def name_rules(s: Subject, error: Broken) -> str:
-    """Begins the advice for a broken promise: the rules that ran where it broke, if they are few."""
-    named = names_of_rules(s, error.again) if error.again else []
-    return f"look at {' and '.join(named)}, which ran: " if 0 < len(named) <= 3 else ""
-
 
 # ---- writes to an argument ---------------------------------------------------------------------------------
 
@@ -110,10 +81,25 @@ def explaining(s: Subject, case: Case, *, reads: bool = True) -> Iterator[None]:
     except Skipped:
         raise
     except Exception as error:
-        mend = mend_write(s, case) or mend_cut(s, case, reads=reads)
+        mend = mend_write(s, case) or mend_unused(s, case) or mend_cut(s, case, reads=reads)
         if mend is None or s.refuses(case.name, error):
             raise
         raise Broken(problem(case.name, error), mend) from error
+
+
+def mend_unused(s: Subject, case: Case) -> str | None:
+    """The advice for a rule that never reads an option of a case, such as ``padding_idx``, or None."""
+    for key, rule in rules_run(s, lambda: case.run(s.make())):
+        read = {step.argval for step in dis.get_instructions(rule) if step.opname.startswith("LOAD")}
+        parameters = inspect.signature(rule).parameters.values()
+        rest = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        for option in _OPTION.findall(case.name):
+            if key != "materialize" and not read & {option, *rest}:
+                return f"{describe(rule)} does not use {option}=, which changes the results of the op or its gradients"
+    return None
+
+
+_OPTION = re.compile(r"[(, ](\w+)=")
 
 
 def mend_cut(s: Subject, case: Case, *, reads: bool = True) -> str | None:
@@ -370,15 +356,6 @@ def missing_part(error: BaseException | None, cls: type) -> str | None:
 
 
 # ---- the author's functions --------------------------------------------------------------------------------
-
-
-def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
-    """Yields the rules of a declared class, and its method ``materialize``, by what they are for."""
-    rules = all_rules(cls) if hasattr(cls, "__spec__") else ()
-    for key, rule in (*rules, ("materialize", getattr(cls, "materialize", None))):
-        function: Any = inspect.unwrap(rule) if callable(rule) else None
-        if isinstance(function, types.FunctionType):
-            yield key, function
 
 
 def rule_that_raised(error: BaseException, cls: type) -> types.FunctionType | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 from subclasses._torch import OpOverload, OpOverloadPacket, TorchDispatchMode, is_composite, schema_of
 from subclasses.autograd.python_functions import python_functions, twins
 from subclasses.ops.schema import Argument, op_facts, ops_of_packet
-from subclasses.rules.registry import BOOK, RuleBook
+from subclasses.rules.registry import BOOK, RuleBook, all_rules
+from subclasses.rules.results import describe
 from subclasses.spec.values import map_tensors
-from subclasses.testing.errors import Attempt
+from subclasses.testing.errors import Attempt, Broken
 from subclasses.testing.property import Case
 from subclasses.testing.subject import Subject
 
@@ -81,9 +85,47 @@ def _property_of(key: Any) -> str | None:
 
 
 def _functions_of(op: Any) -> set[Any]:
-    """The Python-level functions on which the rule for a composite op is installed."""
+    """What a mode for functions sees of a composite op: the Python-level functions of its rule, or the op itself."""
     overloads = [getattr(op, n) for n in op.overloads()] if hasattr(op, "overloads") else [op]
-    return {f for o in overloads if is_composite(o) for f in python_functions(o)}
+    return {f for o in overloads if is_composite(o) for f in (o, *python_functions(o))}
+
+
+# ---- which rules a call runs ---------------------------------------------------------------------------------
+
+
+def rules_run(s: Subject, run: Callable[[], Any]) -> list[tuple[Any, types.FunctionType]]:
+    """The rules of a declared class, and its ``materialize``, that a call runs, by what they are for."""
+    codes = set[Any]()
+    before: Any = sys.getprofile()
+    sys.setprofile(lambda frame, event, arg: codes.add(frame.f_code))
+    try:
+        with Attempt():
+            run()
+    finally:
+        sys.setprofile(before if callable(before) else None)
+        if hasattr(before, "enable"):  # cProfile's, which is no function
+            before.enable()
+    return [(key, rule) for key, rule in functions_of(s.cls) if rule.__code__ in codes]
+
+
+def names_of_rules(s: Subject, run: Callable[[], Any]) -> list[str]:
+    """The names and places of the rules of a declared class that a call runs."""
+    return list(dict.fromkeys(describe(rule) for key, rule in rules_run(s, run) if key != "materialize"))
+
+
+def name_rules(s: Subject, error: Broken) -> str:
+    """Begins the advice for a broken promise: the rules that ran where it broke, if they are few."""
+    named = names_of_rules(s, error.again) if error.again else []
+    return f"look at {' and '.join(named)}, which ran: " if 0 < len(named) <= 3 else ""
+
+
+def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:
+    """Yields the rules of a declared class, and its method ``materialize``, by what they are for."""
+    rules = all_rules(cls) if hasattr(cls, "__spec__") else ()
+    for key, rule in (*rules, ("materialize", getattr(cls, "materialize", None))):
+        function: Any = inspect.unwrap(rule) if callable(rule) else None
+        if isinstance(function, types.FunctionType):
+            yield key, function
 
 
 # ---- calls of the others -------------------------------------------------------------------------------------
@@ -163,10 +205,16 @@ def _ops_of(key: Any) -> list[OpOverload]:
         return [key]
     if isinstance(key, OpOverloadPacket):
         return ops_of_packet(key)
-    packet = getattr(torch.ops.aten, getattr(key, "__name__", ""), None)
-    if packet is None or getattr(torch, packet.__name__, None) is not key:
+    name = getattr(key, "__name__", "")
+    places = ((torch, name), *((getattr(torch, m), name.removeprefix(f"{m}_")) for m in _NAMESPACES))
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None or all(getattr(place, short, None) is not key for place, short in places):
         return []
     return ops_of_packet(packet)
+
+
+# Modules whose functions call an op named after both, such as aten.linalg_inv for torch.linalg.inv.
+_NAMESPACES = ("linalg", "special", "fft")
 
 
 def _kind(op: OpOverload, argument: Argument) -> str | None:

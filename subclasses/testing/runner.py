@@ -17,7 +17,7 @@ from subclasses.spec.values import with_inners
 from subclasses.testing import op_infos
 from subclasses.testing.cases import once
 from subclasses.testing.errors import Attempt, Broken, OfBase, Skipped, refusal, shown, succeeds
-from subclasses.testing.faults import mend_of, name_rules
+from subclasses.testing.faults import mend_of
 from subclasses.testing.properties import (
     compiled,
     copies,
@@ -33,6 +33,7 @@ from subclasses.testing.properties import (
     views,
 )
 from subclasses.testing.property import Outcome, Promise
+from subclasses.testing.reach import name_rules
 from subclasses.testing.report import Report
 from subclasses.testing.subject import Factory, Options, Subject, undisturbed
 

@@ -23,8 +23,9 @@ from subclasses.testing.cases import (
 )
 from subclasses.testing.compare import leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
-from subclasses.testing.faults import harmless, names_of_rules
+from subclasses.testing.faults import harmless
 from subclasses.testing.property import Case, promise
+from subclasses.testing.reach import names_of_rules
 from subclasses.testing.subject import Subject
 
 # Writes to a result: each may reach other inner tensors than the others do.

@@ -144,7 +144,7 @@ def two_value_gradients(s: Subject, case: Case) -> None:
     values = [value.requires_grad_() for value in _values(s, _two(s))]
     with explaining(s, Case(case.name, lambda x: case.run([x, values[1]]))):
         result = case.run(values)
-        check_requires_grad(case, result, [e for both in expected for e in both])
+        check_requires_grad(s, case, values, result, [e for both in expected for e in both])
         got = gradients_by(values, result)
         for name, value, g, wanted in zip("xy", values, got, zip(*expected, strict=True), strict=True):
             check_gradient(s, f"{case.name} by {name}", value, g, wanted)

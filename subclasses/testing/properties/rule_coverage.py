@@ -8,9 +8,9 @@ import torch
 
 from subclasses.testing.cases import accepted, functional_cases, once
 from subclasses.testing.errors import Attempt, Broken, Skipped
-from subclasses.testing.faults import cut_of, functions_of, missing_part, rule_that_raised, rules_run
+from subclasses.testing.faults import cut_of, missing_part, rule_that_raised
 from subclasses.testing.property import promise
-from subclasses.testing.reach import missed_rules, name_of
+from subclasses.testing.reach import functions_of, missed_rules, name_of, rules_run
 from subclasses.testing.subject import Subject
 
 

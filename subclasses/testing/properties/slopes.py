@@ -18,8 +18,9 @@ from subclasses.layout import RAW
 from subclasses.testing.cases import recorded, stand_ins
 from subclasses.testing.compare import leaves
 from subclasses.testing.errors import Attempt, Broken, Skipped, succeeds
-from subclasses.testing.faults import explaining, names_of_rules
+from subclasses.testing.faults import explaining
 from subclasses.testing.property import Case, promise
+from subclasses.testing.reach import names_of_rules
 from subclasses.testing.subject import Subject
 
 # A function of inner tensors by name, and what of its results is looked at.

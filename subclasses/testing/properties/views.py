@@ -20,8 +20,8 @@ from subclasses.testing.compare import (
     value_difference,
 )
 from subclasses.testing.errors import Attempt, Broken
-from subclasses.testing.faults import names_of_rules
 from subclasses.testing.property import Case, promise
+from subclasses.testing.reach import names_of_rules
 from subclasses.testing.subject import Subject
 
 _ALIASING = (
