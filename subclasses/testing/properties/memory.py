@@ -26,7 +26,7 @@ from subclasses.testing.errors import Attempt, Broken
 from subclasses.testing.faults import harmless
 from subclasses.testing.property import Case, promise
 from subclasses.testing.reach import names_of_rules
-from subclasses.testing.subject import Subject
+from subclasses.testing.subject import Subject, is_differentiable
 
 # Writes to a result: each may reach other inner tensors than the others do.
 WRITES: dict[str, Callable[[Any], Any]] = {
@@ -68,7 +68,7 @@ def own_memory(s: Subject, case: Case) -> None:
     if attempt.error is not None:
         return  # `values` and `keyword_arguments` are about that
     for number in range(count):
-        for words, write in WRITES.items():
+        for words, write in _writes(s).items():
             x = s.make()
             y = leaves(case.run(x))[number]
             shared = _shared(s, x, y)
@@ -82,6 +82,22 @@ def own_memory(s: Subject, case: Case) -> None:
             problem = value_difference(s, x, before)
             if problem:
                 raise Broken(f"y = {case.name}; {words} changed x: {problem}", _mend(s, case, shared))
+
+
+def _writes(s: Subject) -> dict[str, Callable[[Any], Any]]:
+    """The in-place ops, and what they need not do, as a rule for one may write to some of the inner tensors alone."""
+    if not (s.declared and s.cls.__spec__.trainable):
+        return WRITES
+    return WRITES | {"a step of an optimizer on nn.Parameter(y)": lambda y: step(s, y)}
+
+
+def step(s: Subject, x: Any) -> None:
+    """Writes to the inner tensors as an optimizer does to those of a Parameter."""
+    if isinstance(x, s.cls):
+        for t in s.inners(x).values():
+            with Attempt():  # elements of an expanded tensor share memory, which is not written to
+                if is_differentiable(t):  # of integers, such as indices, other ones may have no meaning
+                    t.add_(1)
 
 
 @once

@@ -33,8 +33,9 @@ from subclasses.testing.compare import (
 from subclasses.testing.derive import named_variants
 from subclasses.testing.errors import Attempt, Broken, Skipped, must
 from subclasses.testing.faults import change_of, mend_write
+from subclasses.testing.properties.memory import step
 from subclasses.testing.property import Case, promise, run_cases
-from subclasses.testing.subject import SEED, Subject, is_differentiable
+from subclasses.testing.subject import SEED, Subject
 
 
 @promise(
@@ -181,14 +182,6 @@ def _defaults_of(s: Subject, x: Any, result: Any) -> dict[str, Any]:
 # ---- after a write ------------------------------------------------------------------------------------------
 
 
-def _step(s: Subject, x: Any) -> None:
-    """What an optimizer does."""
-    for t in s.inners(x).values():
-        with Attempt():  # elements of an expanded tensor share memory, which is not written to
-            if is_differentiable(t):  # of integers, such as indices, other ones may have no meaning
-                t.add_(1)
-
-
 def _copy_inners(s: Subject, x: Any) -> None:
     others = s.inners(s.make(derive.second(s)))
     for name, t in s.inners(x).items():
@@ -208,7 +201,7 @@ def _load(s: Subject, x: Any) -> None:
 
 # Ways to change the inner tensors of a value; one that a class refuses is left out.
 CHANGES: dict[str, Callable[[Subject, Any], None]] = {
-    "a write to inner tensors": _step,
+    "a write to inner tensors": step,
     "a copy_ to each inner tensor": _copy_inners,
     "x.copy_(y)": lambda s, x: x.copy_(s.make(derive.second(s))),
     "an assignment of each field": _assign,
@@ -262,7 +255,7 @@ def fresh_results(s: Subject, case: Case) -> None:
     s.needs_flatten()
     x = snapshot(s, s.make())  # which shares no memory with what the factory may hold
     case.run(x)
-    _step(s, x)
+    step(s, x)
     copies, expected = [snapshot(s, x) for _ in range(COPIES)], None
     with Attempt() as attempt:
         expected = _seeded(case, copies[-1])
