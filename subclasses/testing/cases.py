@@ -114,6 +114,7 @@ FUNCTIONAL: dict[str, Callable[[Any], Any]] = {
     "x.index_select": lambda x: x.index_select(0, _rows(x)),
     "x.repeat(2, 1)": lambda x: x.repeat(2, 1),
     "x * x": lambda x: x * x,
+    "x * plain": lambda x: x * like(x),
     "x + 3": lambda x: x + 3,
     "x.sum(-1, keepdim=True)": lambda x: x.sum(-1, keepdim=True),
     "x.clone()": lambda x: x.clone(),

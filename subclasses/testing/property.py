@@ -36,6 +36,8 @@ class Promise:
         check: ``check(subject)``, or ``check(subject, case)`` if there are cases.
         cases: makes the cases for a class.
         declared: advice for a declared class, where that of a class written by hand does not fit.
+        of_right_values: whether it looks at results whose values are right: its advice is for something else than
+            calls that give other numbers.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Promise:
     check: Callable[..., None]
     cases: Callable[[Subject], Iterable[Case]] | None = None
     declared: str = ""
+    of_right_values: bool = False
 
     def mend_for(self, s: Subject) -> str:
         """Returns the advice for a class."""
@@ -52,17 +55,25 @@ class Promise:
     def run(self, s: Subject) -> None:
         """Checks a class."""
         if self.cases is None:
-            self.check(s)
-        else:
-            run_cases(s, self.cases(s), self.check)
+            return self.check(s)
+        cases = list(self.cases(s))
+        if self.of_right_values:
+            left = [case for case in cases if case.name not in s.wrong_values]
+            if cases and not left:
+                raise Skipped("all of its calls give wrong values: see the promise `values`")
+            cases = left
+        return run_cases(s, cases, self.check)
 
 
 def promise(
-    mend: str, cases: Callable[[Subject], Iterable[Case]] | None = None, declared: str = ""
+    mend: str,
+    cases: Callable[[Subject], Iterable[Case]] | None = None,
+    declared: str = "",
+    of_right_values: bool = False,
 ) -> Callable[[Callable[..., None]], Promise]:
     """Makes a :class:`Promise` of the decorated function."""
     return lambda check: Promise(
-        check.__name__, (check.__doc__ or "").splitlines()[0], mend, check, cases, declared
+        check.__name__, (check.__doc__ or "").splitlines()[0], mend, check, cases, declared, of_right_values
     )
 
 

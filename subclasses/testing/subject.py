@@ -89,6 +89,9 @@ class Subject:
         self.name = self.cls.__name__
         self.declared = issubclass(self.cls, TensorSubclass)
         self.refused: list[str] = []
+        self.wrong_values: set[str] = (
+            set()
+        )  # names of the calls that do not give what they give on the reference
         self.cache: dict[str, Any] = {}
 
     def _check_options(self) -> None:

@@ -122,6 +122,7 @@ def check_gradient(s: Subject, what: str, x: Any, got: Any, expected: Sequence[T
     "a rule above autograd must be made of differentiable parts (unwrap, not raw inner tensors); a rule below "
     "it must compute what PyTorch's formula for the op assumes",
     cases=recorded,
+    of_right_values=True,
 )
 def gradients(s: Subject, case: Case) -> None:
     """The gradient by a value means the gradient by the tensor that it stands for."""
@@ -160,6 +161,7 @@ def _operand_gradients(case: Case, x: Any) -> Sequence[Any]:
     "a rule above autograd computes with a plain operand as it comes, not with operand.detach(), .data or under "
     "no_grad; a rule below it must compute what PyTorch's formula for the op assumes",
     cases=recorded,
+    of_right_values=True,
 )
 def operand_gradients(s: Subject, case: Case) -> None:
     """A plain operand of an op, such as the input of a layer, gets the gradient that the reference gives it."""
@@ -234,6 +236,7 @@ def _recorded_by_inners(s: Subject) -> list[Case]:
     "a rule above autograd reads inner tensors with x.unwrap(name), which is differentiable; x.name is raw. A "
     "class that takes plain cotangents says with wrap_cotangent what they mean",
     cases=_recorded_by_inners,
+    of_right_values=True,
 )
 def inner_gradients(s: Subject, case: Case) -> None:
     """Each differentiable inner tensor gets its gradient through each op."""
@@ -276,6 +279,7 @@ def _gradients_by_inners(s: Subject, case: Case, result: Any, wanted: Mapping[st
     "wrap_cotangent), or raise; never write into it. A rule for an op that changes some inner tensors alone, such as a "
     "scale, belongs above autograd: register it for the function, such as torch.mul, and use unwrap",
     cases=recorded,
+    of_right_values=True,
 )
 def cotangents(s: Subject, case: Case) -> None:
     """A cotangent of the class and a plain one give the same gradient, and are left as they were."""

@@ -44,6 +44,7 @@ def _nestable(s: Subject) -> list[Case]:
     "treat inner tensors as tensors: ask for no storage, no data_ptr, no exact type torch.Tensor, and build results "
     "by ops on them",
     cases=_nestable,
+    of_right_values=True,
 )
 @torch.no_grad()
 def nested_inside(s: Subject, case: Case) -> None:
@@ -79,6 +80,7 @@ def _with_nests(s: Subject) -> Any:
     "for a Python-level function is not asked inside of another wrapper, which asks for ops alone: if values of the "
     "class are to be inner tensors, register it for the op",
     cases=accepted,
+    of_right_values=True,
 )
 @torch.no_grad()
 def nested_outside(s: Subject, case: Case) -> None:

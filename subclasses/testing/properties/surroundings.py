@@ -56,6 +56,7 @@ def threads(s: Subject) -> None:
     "under autocast torch casts the arguments of matrix products before dispatch, by `to`: a rule must take inputs of "
     "a lower dtype than its inner tensors have, and bring both to one",
     cases=accepted,
+    of_right_values=True,
 )
 @torch.no_grad()
 def autocast(s: Subject, case: Case) -> None:
