@@ -340,10 +340,10 @@ def naming_whole(cls: Any, op: OpOverload, decomposed: Call) -> Call:
 
 def _no_rule(cls: Any, op: OpOverload, args: Any, kwargs: Any) -> str:
     shown = [_describe(a) for a in (*args, *kwargs.values())]
-    return f"{cls.__name__} has no rule for {op}({', '.join(shown)}); {_hint(cls, op)}"
+    return f"{cls.__name__} has no rule for {op}({', '.join(shown)}); {_hint(cls, op, args[:1])}"
 
 
-def _hint(cls: Any, op: OpOverload) -> str:
+def _hint(cls: Any, op: OpOverload, first: Any = ()) -> str:
     if is_of_tangents(op):
         return IN_FORWARD_MODE
     if op in STRIDED_OPS:
@@ -353,7 +353,9 @@ def _hint(cls: Any, op: OpOverload) -> str:
         instead = instead or f"; {NO_DERIVATIVE}"
     elif in_backward():
         instead = f"{instead}; {_OF_A_DERIVATIVE}"
-    if op.overloadpacket.__name__ in _OF_OPTIMIZERS:
+    if op.overloadpacket.__name__ in _OF_OPTIMIZERS and (
+        not first or isinstance(first[0], cls | list | tuple)
+    ):
         instead += for_optimizers(cls)
     if op is torch.ops.aten.ones_like.default and not cls.__spec__.stands_for_plain:
         instead += _OF_BACKWARD

@@ -74,9 +74,7 @@ def set_field(x: Any, name: str, value: Any) -> None:
         return _SPECIAL[name](x, value)
     field = next((f for f in spec.inners if name in (f.name, f.attribute)), None)
     if field is None:
-        raise AttributeError(
-            f"{cls.__name__}.{name} is metadata and constant; construct a new {cls.__name__}"
-        )
+        return _check_kept(x, name, value)
     name = field.name
     is_open = x.__dict__.get(HISTORY) is OPEN  # a rule runs on it, and its inner tensors are differentiable
     if isinstance(value, Tensor) and value.requires_grad and not is_open:
@@ -110,6 +108,13 @@ def set_field(x: Any, name: str, value: Any) -> None:
     else:
         check_assignable(x, name)
         derived_writes.assign(x, field.attribute, store)
+
+
+def _check_kept(x: Any, name: str, value: Any) -> None:
+    """Raises AttributeError unless a value has this metadata already, as an ``__init__`` may assign it."""
+    if getattr(x, name) is not value:
+        cls = type(x).__name__
+        raise AttributeError(f"{cls}.{name} is metadata and constant; construct a new {cls}")
 
 
 def _set_data(x: Any, value: Any) -> None:

@@ -42,14 +42,11 @@ _OPERATOR_METHODS = {
     **{f"__{n}__": n for n in ("add", "sub", "mul", "matmul", "ne", "lt", "le", "gt", "ge")},
     **{f"__i{n}__": f"{n}_" for n in ("add", "sub", "mul")},
     **{f"__r{n}__": f"bitwise_{n}" for n in ("and", "or", "xor")},
-    "__radd__": "add",
-    "__rmul__": "mul",
+    **{f"__r{n}__": n for n in ("add", "mul")},
     "__mod__": "remainder",
     "__imod__": "remainder_",
-    "__truediv__": "div",
-    "__div__": "div",
-    "__itruediv__": "div_",
-    "__idiv__": "div_",
+    **{f"__{n}__": "div" for n in ("truediv", "div")},
+    **{f"__i{n}__": "div_" for n in ("truediv", "div")},
 }
 
 
@@ -279,16 +276,17 @@ _FUNC = frozenset({"func", "function", "fn", "f", "op", "_", "_func"})
 
 
 def _parameters_taken_for_func(key: Any, names: list[str]) -> list[str]:
-    """Returns the parameters of a key if a rule has one of its names in the same place, and none for the function."""
-    if not names or names[0] in _FUNC:
-        return []
+    """Returns the parameters of a key, with defaults, if a rule has its names in their places, and none for `func`."""
     called = key if isinstance(key, types.FunctionType) else next(iter(_calls(key)), (key,))[0]
-    of_key = [*inspect.signature(called).parameters] if isinstance(called, types.FunctionType) else []
+    parameters = inspect.signature(called).parameters if isinstance(called, types.FunctionType) else {}
+    of_key = {name: str(p.replace(annotation=p.empty)) for name, p in parameters.items()}
     if isinstance(called, OpOverload):
-        of_key = [a.name for a in schema_of(called).arguments if not a.kwarg_only]
+        arguments = [a for a in schema_of(called).arguments if not a.kwarg_only]
+        of_key = {a.name: a.name + f"={a.default_value!r}" * a.has_default_value() for a in arguments}
     is_shifted = any(one == other for one, other in zip(names[1:], of_key, strict=False))
-    in_place = any(one == other for one, other in zip(names[1:], of_key[1:], strict=False))
-    return of_key if in_place and not is_shifted else []
+    in_place = any(one == other for one, other in zip(names[1:], [*of_key][1:], strict=False))
+    takes_func = not names or names[0] in _FUNC
+    return [*of_key.values()] if in_place and not (is_shifted or takes_func) else []
 
 
 def _has_results(key: Any) -> bool:

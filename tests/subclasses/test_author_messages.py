@@ -443,6 +443,20 @@ def test_a_random_fill_is_told_of_the_inner_tensors(name):
     assert x.materialize().count_nonzero() == 20
 
 
+def test_an_optimizer_is_not_spoken_of_where_the_target_is_plain():
+    class Box(TensorSubclass):
+        held: Tensor = inner()
+
+    x, plain = Box(torch.ones(3)), torch.zeros(3)
+    with pytest.raises(DispatchError, match="trainable=True"):
+        x.add_(plain)
+    with pytest.raises(
+        DispatchError, match=r"Box has no rule for aten.add_.Tensor\(Tensor\[3\], Box\[3\]\)"
+    ) as caught:
+        plain.add_(x)
+    assert "trainable" not in str(caught.value)
+
+
 @pytest.mark.parametrize("name", ["eye_", "orthogonal_"])
 def test_a_fill_by_a_pattern_is_told_of_the_inner_tensors(name):
     x = factored()

@@ -277,7 +277,7 @@ def test_a_rule_that_may_return_nothing(key, rule):
 @pytest.mark.parametrize(
     ("key", "rule", "call"),
     [
-        (F.linear, lambda x, w, bias=None: x, r"def rule\(func, input, weight, bias\)"),
+        (F.linear, lambda x, w, bias=None: x, r"def rule\(func, input, weight, bias=None\)"),
         (torch.ops.aten.mul.Tensor, lambda x, other: x, r"def rule\(func, self, other\)"),
     ],
 )

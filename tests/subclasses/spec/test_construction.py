@@ -520,6 +520,19 @@ def test_an_init_may_assign_fields():
     assert Box(S).held is S
 
 
+def test_an_init_may_assign_the_metadata_that_it_was_given():
+    class Box(TensorSubclass):
+        held: Tensor = inner()
+        unit: str = static(default="m")
+
+        def __init__(self, held, unit="m"):
+            self.held, self.unit = held, unit
+
+    assert Box(S).unit == "m" and Box(S, unit="km").unit == "km"
+    with pytest.raises(AttributeError, match=r"Box\.unit is metadata and constant"):
+        Box(S).unit = "km"
+
+
 def test_a_dataclass_is_refused():
     class Box(TensorSubclass):
         held: Tensor = inner()
