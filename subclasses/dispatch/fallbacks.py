@@ -368,6 +368,8 @@ def _whole_of(op: OpOverload) -> str:
     """Returns the name of the function of several ops that is called and asks for an op; empty if there is none."""
     func = CALLING.func
     name = getattr(func, "__name__", "").strip("_")
+    if name == "get" and not in_backward():  # of a property
+        return f"torch.Tensor.{func.__self__.__name__}.__get__"
     packet = getattr(torch.ops.aten, name, None) if name else None
     if packet is None or packet is op.overloadpacket or in_backward():
         return ""

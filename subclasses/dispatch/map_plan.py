@@ -221,11 +221,13 @@ def raise_writes_plain(op: OpOverload, cls: type) -> NoReturn:
         )
     whole = "x.materialize()" if cls.__spec__.has_materialize else "an inner tensor"  # type: ignore[attr-defined]
     fields = ", ".join("t" for _ in cls.__spec__.inners)  # type: ignore[attr-defined]
+    of_gradients = (
+        f". If it is the gradient of a plain tensor t: an op on t and {one_of(cls)} computed it; t has a plain "
+        f"gradient if the op takes {cls.__name__}({fields}) in place of t"
+    )
     raise DispatchError(
         f"{op} would write {one_of(cls)} into a plain tensor, which holds only one value; write {whole} there, or "
-        f"use the functional op. If it is the gradient of a "
-        f"plain tensor t: an op on t and {one_of(cls)} computed it; t has a plain gradient if the op takes "
-        f"{cls.__name__}({fields}) in place of t"
+        f"use the functional op{of_gradients if op.overloadpacket.__name__ in ('add_', 'copy_') else ''}"
     )
 
 

@@ -44,8 +44,8 @@ def with_rules_above(cls: Any, op: OpOverload, run: Callable[..., Any]) -> Calla
             caller, function = (_shown(f) for f in (func, ruled[0]))
             raise DispatchError(
                 f"{caller} on {one_of(cls)} computes by {op}, for which the rule of the function {function} is not "
-                f"asked, and mapping it would not be what that rule says. Add a rule for {caller} too, or one for "
-                f"the op in place of that for the function, with @{cls.__name__}.implements(torch.ops.{op})"
+                f"asked, and mapping it would not be what that rule says. Add a rule for {caller} too; or, if it "
+                f"returns {one_of(cls)}, make that rule one for the op, @{cls.__name__}.implements(torch.ops.{op})"
             )
         return run(*args, **kwargs)
 
