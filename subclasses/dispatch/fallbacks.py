@@ -366,7 +366,7 @@ def _hint(cls: Any, op: OpOverload, first: Any = ()) -> str:
 
 def _whole_of(op: OpOverload) -> str:
     """Returns the name of the function of several ops that is called and asks for an op; empty if there is none."""
-    func = CALLING.func
+    func: Any = CALLING.func
     name = getattr(func, "__name__", "").strip("_")
     if name == "get" and not in_backward():  # of a property
         return f"torch.Tensor.{func.__self__.__name__}.__get__"
