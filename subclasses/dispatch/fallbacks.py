@@ -20,7 +20,7 @@ from subclasses._torch import OpOverload, in_backward, is_composed, is_composite
 from subclasses._torch_distributed import is_work, joint_work
 from subclasses.autograd.history import CALLING
 from subclasses.autograd.python_functions import registering
-from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, raise_writes_plain
+from subclasses.dispatch.map_plan import build_map_plan, can_emit, check_alike, check_size, raise_writes_plain
 from subclasses.dispatch.map_views import maps_as_view, with_equal_sizes, with_outer_dims
 from subclasses.dispatch.strided import STRIDED_OPS, check_strided_copy, map_strided, strided_advice
 from subclasses.dispatch.structural import resolved
@@ -206,9 +206,8 @@ def _wrap_results(op: OpOverload, x: Any, spec: Any, outs: dict[str, Any]) -> An
     """
     first = next(iter(outs.values()))
     if isinstance(first, Tensor):
-        if torch.Tag.dynamic_output_shape in op.tags and any(o.shape != first.shape for o in outs.values()):
-            sizes = {field_name(n): tuple(o.shape) for n, o in outs.items()}
-            raise DispatchError(f"{op}: the inner tensors of {one_of(type(x))} give results of sizes {sizes}")
+        if torch.Tag.dynamic_output_shape in op.tags:
+            check_size(op, x, outs)
         return with_inners(x, [outs.get(n) for n in spec.attributes])
     if isinstance(first, list | tuple):
         parts = [_wrap_results(op, x, spec, {n: o[i] for n, o in outs.items()}) for i in range(len(first))]

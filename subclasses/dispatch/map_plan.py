@@ -249,3 +249,28 @@ def further_dims_error(op: OpOverload, x: Any, name: str) -> DispatchError:
         f"further dims of {field_name(name)!r}, whose size is {tuple(x.__dict__[name].shape)}. Name dims of the value, "
         f"as x.sum(dim=0) does, or write a rule: @{cls.__name__}.implements(torch.ops.{op})"
     )
+
+
+def outer_dims_error(op: OpOverload, x: Any, result: Any, name: str) -> DispatchError:
+    """Returns the error for an op that left the further dims of an inner tensor, and whose result shows others."""
+    cls, field = type(x), field_name(name)
+    count, size = x.__dict__[name].dim() - x.dim(), tuple(result.__dict__[name].shape)
+    return DispatchError(
+        f"{op} on {one_of(cls)} of size {tuple(x.shape)} is mapped over its inner tensors: {cls.__name__}.outer gives "
+        f"size {tuple(result.shape)} for a result whose {field!r} has size {size}, of which "
+        f"{size[: len(size) - count]} are dims of the value. Let outer take those alone, as in Outer({field}.shape"
+        f"[:-{count}]), or write a rule: "
+        f"@{cls.__name__}.implements(torch.ops.{op})"
+    )
+
+
+def check_size(op: OpOverload, x: Any, outs: dict[str, Any]) -> None:
+    """Raises DispatchError if an op whose sizes depend on data gives inner tensors of several, further dims aside."""
+    sizes = {n: t.shape[: t.dim() - max(x.__dict__[n].dim() - x.dim(), 0)] for n, t in outs.items()}
+    first = next(iter(sizes.values()))
+    if any(size != first for size in sizes.values()):
+        cls, shown = type(x), {field_name(n): tuple(t.shape) for n, t in outs.items()}
+        raise DispatchError(
+            f"{op}: the inner tensors of {one_of(cls)} give results of sizes {shown}; say what the result has in a "
+            f"rule: @{cls.__name__}.implements(torch.ops.{op})"
+        )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from subclasses._torch import OpOverload, canonicalize_dim, set_storage_of
-from subclasses.dispatch.map_plan import further_dims_error, other_size_error
+from subclasses.dispatch.map_plan import further_dims_error, other_size_error, outer_dims_error
 from subclasses.dispatch.per_inner import inner_of
 from subclasses.dispatch.strided import STRIDED_OPS, strided_advice
 from subclasses.errors import DispatchError, one_of
@@ -384,6 +384,7 @@ def _check_further_dims(op: OpOverload, x: Any, result: Any, further: list[str])
     for name in further:
         before, after = x.__dict__[name].shape, result.__dict__[name].shape
         count = len(before) - x.dim()
-        is_kept = len(after) - result.dim() == count
-        if not is_kept or known_to_differ(after[len(after) - count :], before[len(before) - count :]):
+        if len(after) < count or known_to_differ(after[len(after) - count :], before[len(before) - count :]):
             raise further_dims_error(op, x, name)
+        if len(after) - result.dim() != count:
+            raise outer_dims_error(op, x, result, name)

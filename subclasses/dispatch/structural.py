@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from subclasses._torch import OpOverload, in_backward
+from subclasses._torch import OpOverload, in_backward, is_asked_for_tangents
 from subclasses.dispatch.per_inner import records
 from subclasses.dispatch.strided import check_told_apart
 from subclasses.errors import DispatchError, one_of
@@ -42,7 +42,7 @@ def _clone(x: Any, *, memory_format: Any = None) -> Any:
     out = map_inners(x, lambda _, t: aten.clone.default(t, **_fitting(t, {"memory_format": memory_format})))
     spec = type(x).__spec__
     is_asked = memory_format is torch.contiguous_format and spec.has_outer and spec.fallback == "materialize"
-    if not is_asked or out.is_contiguous():
+    if not is_asked or out.is_contiguous() or x._layout.cotangent or is_asked_for_tangents():
         return out
     return aten.clone.default(resolved(x), memory_format=memory_format)
 

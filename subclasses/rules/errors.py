@@ -164,6 +164,8 @@ def _raise_for_sizes(cls: Any, func: Any, error: Exception, operands: Any) -> No
     named = dict(_code_of(cls))
     if isinstance(error, DispatchError) or any(f.f_code in named for f in _frames_inside(error)):
         return  # an error of this library, or of a rule of the author's
+    if "Please clone()" in str(error):
+        return  # of operands that share memory, which no size is the reason of
     parts = [x for arg in operands for x in (arg if isinstance(arg, list | tuple) else (arg,))]
     for x in parts:
         if isinstance(x, cls):

@@ -188,7 +188,10 @@ def checked_new(author: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(author)
     def __new__(cls: Any, *args: Any, **kwargs: Any) -> Any:
         made = author(cls, *args, **kwargs)
-        if made.__class__ is not cls or "_layout" not in made.__dict__:
+        # Dynamo does not read the __dict__ of a value where it resumes after a graph break in the author's code.
+        if made.__class__ is not cls or not (
+            torch.compiler.is_dynamo_compiling() or "_layout" in made.__dict__
+        ):
             _check_made(cls, made)
         return made
 

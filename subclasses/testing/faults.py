@@ -20,18 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, OpOverloadPacket
 from subclasses.base import TensorSubclass, descendants
 from subclasses.errors import DispatchError, one_of
 from subclasses.rules.author_code import global_names
 from subclasses.rules.errors import FROM_OUTSIDE
-from subclasses.rules.families import Family
 from subclasses.rules.results import WrongResultError, describe
 from subclasses.testing.cases import accepted, once
 from subclasses.testing.compare import snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken, Skipped, chain, innermost, problem
 from subclasses.testing.property import Case
-from subclasses.testing.reach import functions_of, names_of_rules, rules_run
+from subclasses.testing.reach import functions_of, is_below_autograd, names_of_rules, rules_run
 from subclasses.testing.subject import Subject
 
 # What takes a tensor out of the autograd graph, or a number out of a tensor.
@@ -112,8 +110,8 @@ def mend_cut(s: Subject, case: Case, *, reads: bool = True) -> str | None:
 def cut_of(s: Subject, key: Any, rule: types.FunctionType, *, reads: bool = True) -> str | None:
     """How a function of a declared class that runs above autograd cuts off gradients, by its code, or None."""
     names = set(_names(rule.__code__))
-    if key != "materialize" and isinstance(key, OpOverload | OpOverloadPacket | Family | torch.Tag):
-        return None  # below autograd, or given inner tensors that carry gradients
+    if key != "materialize" and is_below_autograd(key):
+        return None  # or given inner tensors that carry gradients
     faults = [
         f"uses {name}, behind which gradients are lost: leave it out" for name in _CUTS if name in names
     ]

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from subclasses._torch import OpOverload, OpOverloadPacket, TorchDispatchMode, is_composite, schema_of
 from subclasses.autograd.python_functions import python_functions, twins
 from subclasses.ops.schema import Argument, op_facts, ops_of_packet
+from subclasses.rules.families import Family
 from subclasses.rules.registry import BOOK, RuleBook, all_rules
 from subclasses.rules.results import describe
 from subclasses.spec.values import map_tensors
@@ -117,6 +118,11 @@ def name_rules(s: Subject, error: Broken) -> str:
     """Begins the advice for a broken promise: the rules that ran where it broke, if they are few."""
     named = names_of_rules(s, error.again) if error.again else []
     return f"look at {' and '.join(named)}, which ran: " if 0 < len(named) <= 3 else ""
+
+
+def is_below_autograd(key: Any) -> bool:
+    """Whether a rule for a key runs below autograd, on raw inner tensors."""
+    return isinstance(key, OpOverload | OpOverloadPacket | Family | torch.Tag)
 
 
 def functions_of(cls: type) -> Iterator[tuple[Any, types.FunctionType]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from subclasses._torch import is_traceable_wrapper_subclass, storage_key
 from subclasses.layout import RAW
+from subclasses.rules.results import describe
 from subclasses.testing import derive
 from subclasses.testing.cases import (
     VIEWS,
@@ -25,7 +26,7 @@ from subclasses.testing.compare import leaves, snapshot, value_difference
 from subclasses.testing.errors import Attempt, Broken
 from subclasses.testing.faults import harmless
 from subclasses.testing.property import Case, promise
-from subclasses.testing.reach import names_of_rules
+from subclasses.testing.reach import is_below_autograd, rules_run
 from subclasses.testing.subject import Subject, is_differentiable
 
 # Writes to a result: each may reach other inner tensors than the others do.
@@ -129,12 +130,15 @@ def _shared(s: Subject, x: Any, y: Any) -> list[tuple[str, str]]:
 
 
 def _mend(s: Subject, case: Case, shared: list[tuple[str, str]]) -> str:
-    rules = names_of_rules(s, lambda: case.run(s.make())) if s.declared else []
-    who = " or ".join(rules) or "the rule"
+    run = rules_run(s, lambda: case.run(s.make())) if s.declared else []
+    rules = {describe(rule): key for key, rule in run if key != "materialize"}
     pairs = ", ".join(f"y{of_y} in that of x{of_x}" for of_y, of_x in shared)
+    read = ".{}" if all(map(is_below_autograd, rules.values())) else '.unwrap("{}")'
+    parts = dict.fromkeys(of_x.removeprefix(".").partition(".")[::2] for _, of_x in shared)
+    copies = [f"x{read.format(field)}{'.' * bool(rest)}{rest}.clone()" for field, rest in parts]
     return (
-        f"{who} hands on memory of its operand ({pairs}), and a write to y is one to x: return "
-        f"{' and '.join(dict.fromkeys(f'x{of_x}.clone()' for _, of_x in shared))}"
+        f"{' or '.join(rules) or 'the rule'} hands on memory of its operand ({pairs}), and a write to y is one to x: "
+        f"return {' and '.join(copies)}"
     )
 
 
