@@ -141,7 +141,7 @@ def _names(code: types.CodeType) -> Iterator[str]:
 OTHER_SIZE = (
     'fallback="map" runs each op on each inner tensor, and dims, indices and plain operands fit one size alone: use '
     'fallback="materialize" with a materialize() that says what the value is, write rules for the ops, or hold the '
-    "numbers in the size of the value. If the class is a container, on which no such ops are called: skip={'outside'}"
+    "numbers in the size of the value. If the class is a container, on which no such ops are called: skip= the promise"
 )
 
 

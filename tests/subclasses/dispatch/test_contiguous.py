@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from subclasses import Outer, TensorSubclass, inner
+from subclasses import Outer, TensorSubclass, inner, static
 from tests.subclasses.subjects import MODES
 
 
@@ -49,3 +49,34 @@ def test_values_and_gradients(call, mode):
 def test_a_copy_that_keeps_its_stride_stays_a_value():
     x = Images(torch.rand(2, 4, 2, 3))
     assert type(x.clone()) is Images and x.clone().stride() == x.stride()
+
+
+class Matrix(TensorSubclass, fallback="materialize"):
+    """A transpose is a flag, and the strides of the value tell of it."""
+
+    rows: Tensor = inner(differentiable=True)
+    turned: bool = static(default=False)
+
+    @staticmethod
+    def outer(rows, turned):
+        m, n = rows.shape
+        return Outer((n, m), stride=(1, n)) if turned else Outer((m, n))
+
+    def materialize(self):
+        return self.rows.t() if self.turned else self.rows + 0
+
+
+@Matrix.implements(torch.ops.aten.t)
+def _(func, x):
+    return Matrix(x.rows, turned=not x.turned)
+
+
+@pytest.mark.parametrize("size", [(2, 3), (3, 3), (1, 3)])
+@pytest.mark.parametrize("mode", MODES)
+def test_a_result_with_strides_of_its_own_has_a_cotangent(mode, size):
+    """AOTAutograd makes it contiguous to learn what the cotangent looks like."""
+    rows = torch.rand(size, requires_grad=True)
+    out = MODES[mode](lambda x: x.t().clone())(Matrix(rows))
+    assert type(out) is Matrix and out.turned
+    (out.materialize() ** 2).sum().backward()
+    torch.testing.assert_close(rows.grad, 2 * rows.detach())

@@ -11,7 +11,7 @@ import desugar
 import subclasses
 from subclasses import DispatchError, Outer, TensorSubclass, inner, static
 from subclasses.dispatch.map_views import is_view
-from tests.subclasses.subjects import assert_same
+from tests.subclasses.subjects import MODES, assert_same
 
 aten = torch.ops.aten
 
@@ -409,6 +409,54 @@ def test_gradients_of_dims(name):
 def test_what_would_change_further_dims_is_refused(run):
     with pytest.raises(DispatchError, match=r"further dims of 'turn'.*Name dims of the value.*write a rule"):
         run(poses())
+
+
+class Forms(TensorSubclass, fallback="map"):
+    """Quadratic forms by their centre and matrix; the size is that of a batch of them."""
+
+    centre: Tensor = inner(differentiable=True)
+    matrix: Tensor = inner(differentiable=True)
+    leaves_out: bool = static(default=True)
+
+    @staticmethod
+    def outer(centre, leaves_out):
+        return Outer(centre.shape[:-1] if leaves_out else (centre.shape[0],))
+
+
+PICKS = {
+    "list": lambda x: x[[0, 2]],
+    "mask": lambda x: x[torch.tensor([True, False, True, True])],
+    "index": lambda x: x[torch.tensor([[0, 1], [3, 3]])],
+    "none": lambda x: x[torch.zeros(4, dtype=torch.bool)],
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("pick", PICKS)
+def test_an_index_picks_rows_with_their_further_dims(pick, mode):
+    centre, matrix = torch.rand(4, 2, requires_grad=True), torch.rand(4, 2, 2, requires_grad=True)
+    out = MODES[mode](lambda x: PICKS[pick](x))(Forms(centre, matrix))
+    assert type(out) is Forms and out.shape == PICKS[pick](torch.rand(4)).shape
+    (out.centre.sum() + (out.matrix**2).sum()).backward()
+    torch.testing.assert_close(out.matrix.detach(), PICKS[pick](matrix).detach())
+    expected = torch.autograd.grad((PICKS[pick](matrix) ** 2).sum(), matrix)[0]
+    torch.testing.assert_close(matrix.grad, expected)
+
+
+def test_an_outer_that_shows_further_dims_is_named():
+    x = Forms(torch.rand(4, 2), torch.rand(4, 2, 2), leaves_out=False)
+    told = r"Forms\.outer gives size \(2,\) .*Let outer take those alone, as in Outer\(centre\.shape\[:-1\]\)"
+    for call in (lambda x: x[1], lambda x: x.sum(dim=0), lambda x: x.unbind()):
+        with pytest.raises(DispatchError, match=told):
+            call(x)
+    x = Forms(torch.rand(4, 2), torch.rand(4, 2, 2))
+    assert x[1].shape == x.sum(dim=0).shape == () and len(x.unbind()) == 4
+
+
+def test_operands_that_share_memory_are_no_matter_of_sizes():
+    x = Forms(torch.rand(4, 2), torch.rand(4, 2, 2))
+    with pytest.raises(RuntimeError, match=r"^unsupported operation: .*Please clone\(\) the tensor"):
+        x[torch.tensor([True, False, False, True])] = x[1:2]
 
 
 # ---- inner tensors of other sizes --------------------------------------------------------------------------

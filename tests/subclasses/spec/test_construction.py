@@ -533,6 +533,26 @@ def test_an_init_may_assign_the_metadata_that_it_was_given():
         Box(S).unit = "km"
 
 
+def test_a_new_that_looks_at_the_data_ends_a_graph():
+    class Positive(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+
+        def __new__(cls, held):
+            if (held < 0).any():
+                raise ValueError("held: expected no negative numbers")
+            return super().__new__(cls, held)
+
+        def materialize(self):
+            return self.held * 2
+
+    fn = lambda t: Positive(t * 2) + 1  # noqa: E731
+    for compiled in (torch.compile(fn, backend="eager"), desugar.compile(fn, backend="eager")):
+        for n in (2, 3):
+            assert torch.equal(compiled(torch.ones(n)), fn(torch.ones(n)))
+        with pytest.raises(ValueError, match="no negative numbers"):
+            compiled(-torch.ones(2))
+
+
 def test_a_dataclass_is_refused():
     class Box(TensorSubclass):
         held: Tensor = inner()

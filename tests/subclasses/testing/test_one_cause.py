@@ -204,3 +204,18 @@ def test_a_result_that_an_optimizer_would_change_with_its_operand(shares):
     if shares:
         assert "a step of an optimizer on nn.Parameter(y) changed x: right" in found.detail
         assert "scaled (" in found.mend and "return x.right.clone()" in found.mend
+
+
+@pytest.mark.parametrize(
+    ("key", "copy"), [(torch.abs, 'x.unwrap("held").clone()'), (torch.ops.aten.abs, "x.held.clone()")]
+)
+def test_the_copy_that_is_advised_keeps_the_gradient(key, copy):
+    class Positive(TensorSubclass, fallback="materialize"):
+        held: Tensor = inner()
+
+        def materialize(self):
+            return self.held * 1
+
+    Positive.implements(key)(lambda func, x: x.unwrap("held"))
+    mend = examined(lambda: Positive(torch.rand(4, 6)), "own_memory")["own_memory"].mend
+    assert mend.endswith(f"return {copy}")
