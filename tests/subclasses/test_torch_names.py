@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._functorch._aot_autograd import collect_metadata_analysis as metadata_analysis
 from torch._higher_order_ops import utils as higher_order_utils
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -626,6 +627,24 @@ def fake_mode():
     assert (fake * 2).shape == (2,) and type(fake) is not Tensor
 
 
+def is_asked_for_tangents():
+    asked = []
+
+    class Copies(_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.clone.default:
+                asked.append(_torch.is_asked_for_tangents())
+            return func(*args, **(kwargs or {}))
+
+    x = TwoTensor(torch.rand(2, 3).t(), torch.rand(2, 3).t())
+    with Copies():
+        metadata_analysis.coerce_tangent_and_suggest_memory_format(x)
+        assert asked and all(asked)
+        asked.clear()
+        x.contiguous()
+    assert asked and not any(asked)
+
+
 def storage_key():
     x = torch.ones(2, 3)
     assert _torch.storage_key(x) == _torch.storage_key(x[1:]) != _torch.storage_key(x.clone())
@@ -1064,6 +1083,7 @@ CHECKS = {
     "is_recorded": is_recorded,
     "fresh_fakes": fresh_fakes,
     "functional_storage_key": functional_storage_key,
+    "is_asked_for_tangents": is_asked_for_tangents,
     "patch_aliasing_checks": patch_aliasing_checks,
     "leave_in_graph": leave_in_graph,
     "print_options": printing,
