@@ -16,9 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from subclasses._torch import OpOverload, in_backward
+from subclasses._torch import OpOverload, in_backward, nodes_ahead
 from subclasses._torch_tracing import backward_node, in_formula, is_called_by_engine
-from subclasses.autograd.construct import PRIMAL, as_cotangent, is_differentiable, with_layout
+from subclasses.autograd.construct import (
+    PRIMAL,
+    Construct,
+    Primal,
+    as_cotangent,
+    is_differentiable,
+    with_layout,
+)
 from subclasses.errors import DispatchError, one_of
 from subclasses.layout import cotangent_layout, value_layout
 from subclasses.ops.aliasing import bump_versions
@@ -269,9 +276,31 @@ def wrap_plain_cotangent(x: Any, y: Any) -> tuple[Any, Any]:
         return x, y
     primal = next((v.__dict__[PRIMAL] for v in (x, y) if is_cotangent(v) and PRIMAL in v.__dict__), None)
     differentiable = torch.is_grad_enabled() and (x.requires_grad or y.requires_grad)
-    if primal is None or differentiable or x.shape != y.shape:
+    if differentiable or x.shape != y.shape or (primal := primal or _primal_ahead(x, y)) is None:
         return x, y
     return tuple(_as_cotangent_of(primal, v) for v in (x, y))  # type: ignore[return-value]
+
+
+def _primal_ahead(x: Any, y: Any) -> Primal | None:
+    """Returns what a plain cotangent needs of the value to which a sum leads; that of AOTAutograd does not know it."""
+    cotangent = next((v for v in (x, y) if is_cotangent(v)), None)
+    if cotangent is None or not type(cotangent)._saves_inners:
+        return None
+    ahead = nodes_ahead(cotangent.shape)
+    value = _value_at(ahead[0]) if len(ahead) == 1 else None
+    is_it = type(value) is type(cotangent) and cotangent_layout(value._layout) is cotangent._layout
+    return Primal(value) if is_it else None
+
+
+def _value_at(node: Any) -> Any:
+    """Returns the value whose gradient a node takes: a leaf, or what was made of inner tensors."""
+    if type(node) is Construct._backward_cls:
+        return (
+            node.layout.cls._wrap(node.layout, *node.saved_tensors, *node.dynamics)
+            if node.saved_tensors
+            else None
+        )
+    return getattr(node, "variable", None)
 
 
 def _as_cotangent_of(primal: Any, v: Any) -> Any:

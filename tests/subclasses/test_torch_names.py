@@ -645,6 +645,25 @@ def is_asked_for_tangents():
     assert asked and not any(asked)
 
 
+def nodes_ahead():
+    found = []
+
+    class Returns(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            return x.sum() + y.sum()
+
+        @staticmethod
+        def backward(ctx, g):
+            found.append(_torch.nodes_ahead(torch.Size((3,))))
+            return g.expand(3), g.expand(2)
+
+    assert _torch.nodes_ahead(torch.Size((3,))) == []
+    x, y = torch.rand(3, requires_grad=True), torch.rand(2, requires_grad=True)
+    Returns.apply(x * 2, y).backward()
+    assert [n.name() for n in found[0]] == ["MulBackward0"]
+
+
 def storage_key():
     x = torch.ones(2, 3)
     assert _torch.storage_key(x) == _torch.storage_key(x[1:]) != _torch.storage_key(x.clone())
@@ -1084,6 +1103,7 @@ CHECKS = {
     "fresh_fakes": fresh_fakes,
     "functional_storage_key": functional_storage_key,
     "is_asked_for_tangents": is_asked_for_tangents,
+    "nodes_ahead": nodes_ahead,
     "patch_aliasing_checks": patch_aliasing_checks,
     "leave_in_graph": leave_in_graph,
     "print_options": printing,
