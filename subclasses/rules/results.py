@@ -293,6 +293,9 @@ def _sized_result(cls: type, op: Any, rule: Rule, size_of_result: Callable[..., 
         DispatchError: from the check, if it has another size.
     """
     what, named = ("view", "step") if op_facts(op).viewed else ("result", "keepdim")
+    mend = f"use all arguments of the op (the dim, the {named}) on the inner tensors, to have the size of the {what}"
+    if len(op_facts(op).arguments) == 1:
+        mend = f"let what it returns, its metadata included, show the size of the {what}"
 
     def finish(out: Any, args: tuple[Any, ...]) -> Any:
         x, *others = args
@@ -315,7 +318,7 @@ def _sized_result(cls: type, op: Any, rule: Rule, size_of_result: Callable[..., 
             f"size {tuple(found)}{' for ' if others else ''}{', '.join(map(str, others))}, where the {what} has size "
             f"{expected}",
             rule,
-            f"use all arguments of the op (the dim, the {named}) on the inner tensors, to have the size of the {what}",
+            mend,
         )
 
     return finish

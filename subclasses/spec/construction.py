@@ -141,7 +141,8 @@ def check_materialized(x: Any, plain: Any) -> None:
         return
     raise ValueError(
         f"{type(x).__name__}.materialize: expected a tensor of the outer size {tuple(x.shape)} and {x.dtype}, got "
-        f"{got}; mend it, or say with size_from=, dtype_from= or `outer` what the value shows"
+        f"{got}; mend it, or say with size_from=, dtype_from= or `outer` what the value shows. Where other values "
+        f"pass, a rule made this one with inner tensors that do not go together, as a slice of one of them alone"
     )
 
 

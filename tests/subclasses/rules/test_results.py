@@ -314,7 +314,7 @@ def test_a_view_has_the_size_that_the_arguments_ask_for(view, door):
     assert torch.equal(DOORS[door](lambda x: call(x))(Columns(plain)).held, call(plain))
     with pytest.raises(
         DispatchError if door == "eager" else Exception,
-        match=r"the rule by_op .* of size .*, where the view has size .*use all arguments of the op",
+        match=r"the rule by_op .* of size .*, where the view has size .*(use all arguments of the op|let what it returns)",
     ):
         DOORS[door](lambda x: call(x))(Columns(plain, forgets=True))
 
@@ -330,6 +330,17 @@ class Codes(TensorSubclass, fallback="materialize", size_from="codes", dtype_fro
 @Codes.implements(aten.slice.Tensor)
 def codes_alone(func, x, *args):
     return func(x.codes, *args)
+
+
+@Codes.implements(aten.t)
+def unturned(func, x):
+    return Codes(x.codes, x.scale)
+
+
+def test_a_view_without_arguments_has_another_mend():
+    words = r"unturned .* returned a Codes of size \(3, 2\), where the view has size \(2, 3\); let what it returns, its"
+    with pytest.raises(DispatchError, match=words):
+        Codes(torch.ones(3, 2, dtype=torch.int8), torch.full((3, 1), 0.5)).t()
 
 
 def test_a_view_has_the_dtype_of_its_value():
