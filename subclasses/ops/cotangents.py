@@ -287,7 +287,7 @@ def _primal_ahead(x: Any, y: Any) -> Primal | None:
     if cotangent is None or not type(cotangent)._saves_inners:
         return None
     ahead = nodes_ahead(cotangent.shape)
-    value = _value_at(ahead[0]) if len(ahead) == 1 else None
+    value: Any = _value_at(ahead[0]) if len(ahead) == 1 else None
     is_it = type(value) is type(cotangent) and cotangent_layout(value._layout) is cotangent._layout
     return Primal(value) if is_it else None
 

@@ -314,7 +314,7 @@ def test_a_view_has_the_size_that_the_arguments_ask_for(view, door):
     assert torch.equal(DOORS[door](lambda x: call(x))(Columns(plain)).held, call(plain))
     with pytest.raises(
         DispatchError if door == "eager" else Exception,
-        match=r"the rule by_op .* of size .*, where the view has size .*(use all arguments of the op|let what it returns)",
+        match=r"the rule by_op .* of size .*, where the view has .*(use all arguments of the op|let what it returns)",
     ):
         DOORS[door](lambda x: call(x))(Columns(plain, forgets=True))
 
