@@ -366,8 +366,9 @@ def is_asked_for_tangents() -> bool:
 
 def nodes_ahead(size: torch.Size) -> list[Any]:
     """Returns the nodes to which the engine leads what the running node returned, as far as they take this size."""
-    node = torch._C._current_autograd_node()
+    node = torch._C._current_autograd_node()  # the public way to it is a hook
     edges = {} if node is None else {(id(n), i): (n, i) for n, i in node.next_functions if n is not None}
+    # What a node takes has no public name.
     return [n for n, i in edges.values() if tuple(n._input_metadata[i].shape) == tuple(size)]
 
 
