@@ -12,6 +12,7 @@ from torch import Tensor
 from subclasses import Outer, TensorSubclass, inner
 from subclasses.testing import examine
 from subclasses.testing.runner import PROMISES
+from tests.subclasses.subjects import LowRank
 
 
 def examined(make, *promises, **options):
@@ -128,20 +129,8 @@ def test_an_option_that_a_rule_does_not_use_is_named(rule):
 # ---- wrong values --------------------------------------------------------------------------------------------
 
 
-class Product(TensorSubclass, fallback="materialize", trainable=True):
-    left: Tensor = inner(differentiable=True)
-    right: Tensor = inner(differentiable=True)
-
-    @staticmethod
-    def outer(left, right):
-        return Outer((left.shape[0], right.shape[1]), dtype=left.dtype)
-
-    def materialize(self):
-        return self.left @ self.right
-
-
 def ruled(key, rule):
-    cls = type("Ruled", (Product,), {"__doc__": "With a rule."})
+    cls = type("Ruled", (LowRank,), {"__doc__": "With a rule."})
     cls.implements(key)(rule)
     return lambda: cls(torch.randn(4, 2), torch.randn(2, 5))
 
@@ -181,8 +170,8 @@ def test_a_promise_whose_calls_all_have_wrong_values_is_not_kept():
 def test_a_product_is_tried_from_both_sides(place, told):
     def scales(func, *operands):
         value, plain = operands[place], operands[1 - place]
-        if not isinstance(value, Product) or not isinstance(plain, Tensor) or isinstance(plain, Product):
-            return Product.unruled(func, *operands)
+        if not isinstance(value, LowRank) or not isinstance(plain, Tensor) or isinstance(plain, LowRank):
+            return LowRank.unruled(func, *operands)
         return type(value)(value.unwrap("left") * 2, value.unwrap("right"))
 
     found = examined(ruled(torch.mul, scales), "values")["values"]
@@ -195,7 +184,7 @@ def test_a_product_is_tried_from_both_sides(place, told):
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_result_that_an_optimizer_would_change_with_its_operand(shares):
     def scaled(func, x, y):
-        if not isinstance(x, Product) or isinstance(y, Tensor):
+        if not isinstance(x, LowRank) or isinstance(y, Tensor):
             return NotImplemented
         return type(x)(x.left * y, x.right if shares else x.right.clone())
 
