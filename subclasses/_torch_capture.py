@@ -25,24 +25,28 @@ from subclasses.errors import DispatchError, one_of
 # ---- Dynamo ------------------------------------------------------------------------------------------------
 
 
+# The attributes of a tensor that are views of it.
+_VIEWS = frozenset({"T", "mT", "H", "mH", "real", "imag"})
+
+
 def record_readings(names: str) -> None:
     """Makes Dynamo record the reading of some attributes of wrappers as a node of its graph.
 
-    Dynamo reads other attributes of an argument before its graph runs, and makes what it read an input of its own. So
-    those that a node has assigned are recorded too.
+    Dynamo reads other attributes of an argument before its graph runs, and makes each an input of its own. It reads a
+    view that it returns, such as ``x.mT``, once more after the graph has run. That is another tensor where a class
+    materializes. So the views are recorded, and the attributes that a node has assigned.
 
     Args:
         names: the attribute of a class that holds the names of the attributes to record.
     """
 
     def patch(module: Any) -> None:
-        read = module.TensorVariable.dynamic_getattr
+        read = module.TensorVariable.var_getattr
 
         @functools.wraps(read)
-        def dynamic_getattr(self: Any, tx: Any, name: str) -> Any:
-            value = self.proxy.node.meta["example_value"]
-            is_assigned = any(value is x and name == n for x, n in vars(tx.output).get(_ASSIGNED, ()))
-            if not is_assigned and name not in getattr(type(value), names, ()):
+        def var_getattr(self: Any, tx: Any, name: str) -> Any:
+            value = self.proxy.node.meta.get("example_value")
+            if not _is_recorded(value, name, getattr(type(value), names, None), tx.output):
                 return read(self, tx, name)
             # Adds a node to the graph, with an example of its value.
             from torch._dynamo.variables.builder import wrap_fx_proxy
@@ -54,11 +58,20 @@ def record_readings(names: str) -> None:
                 return module.VariableTracker.build(tx, None)
             # In the graph that is being traced now: that of a branch, if the value comes from outside of it.
             proxy = tx.output.create_proxy("call_function", getattr, (self.as_proxy(), name), {})
-            return wrap_fx_proxy(tx=tx, proxy=proxy, example_value=inner)
+            return wrap_fx_proxy(tx=tx, proxy=proxy, example_value=None if name in _VIEWS else inner)
 
-        module.TensorVariable.dynamic_getattr = dynamic_getattr
+        module.TensorVariable.var_getattr = var_getattr
 
     after_import("torch._dynamo.variables.tensor", patch)
+
+
+def _is_recorded(value: Any, name: str, recorded: Any, graph: Any) -> bool:
+    if name in _VIEWS:
+        is_ours = recorded is not None or getattr(backend_of(graph), MAKES_ASSIGNMENTS, False)
+        return is_ours and isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)
+    return name in (recorded or ()) or any(
+        value is x and name == n for x, n in vars(graph).get(_ASSIGNED, ())
+    )
 
 
 _METHODS = types.FunctionType, classmethod, staticmethod

@@ -272,7 +272,7 @@ def apply_function():
 
 
 def record_readings():
-    """Dynamo asks ``dynamic_getattr`` for an attribute of a wrapper; the reading becomes a node."""
+    """Dynamo calls ``var_getattr`` for an attribute of a wrapper; the reading becomes a node."""
     graphs = []
 
     class Read(TensorSubclass):

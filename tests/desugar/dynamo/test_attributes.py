@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from subclasses import TensorSubclass, inner, static
-from tests.desugar.idioms.running import DOORS
-from tests.desugar.judge import by_pass, judge
+from tests.desugar.classes import Pair
+from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.judge import assert_same_values, by_pass, judge, leaves_of
 
 EVERY_DOOR = pytest.mark.parametrize("door", DOORS.values())
 
@@ -108,3 +112,91 @@ def test_ever_new_sizes_take_two_programs():
     for rows in (3, 4, 5, 9):
         judge(lambda x: x.width * x.rows, lambda rows=rows: (ends(rows),), compiled)
     assert len(compiled.programs) == 2
+
+
+# ---- views that are attributes of a tensor -------------------------------------------------------------------
+
+
+class Half(TensorSubclass, fallback="materialize"):
+    twice: Tensor = inner()
+
+    def materialize(self):
+        return self.twice / 2
+
+
+class HalfWithRules(Half):
+    """A class whose torch functions are intercepted."""
+
+
+@HalfWithRules.implements(torch.nn.functional.linear)
+def _(func, x, w, bias=None):
+    return func(x, w.twice, bias) / 2
+
+
+class HalfByHand(Tensor):
+    """A materializing class that is written by hand."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, twice):
+        return Tensor._make_wrapper_subclass(cls, twice.shape, dtype=twice.dtype)
+
+    def __init__(self, twice):
+        self.twice = twice
+
+    def __tensor_flatten__(self):
+        return ["twice"], None
+
+    @staticmethod
+    def __tensor_unflatten__(parts, metadata, size, stride):
+        return HalfByHand(parts["twice"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args, kwargs=None):
+        def plain(x):
+            return x.twice / 2 if isinstance(x, cls) else x
+
+        return func(*tree_map(plain, args), **tree_map(plain, kwargs or {}))
+
+
+VIEWS = ("T", "mT", "H", "mH")
+
+
+def write_and_return(w, view):
+    transposed = getattr(w, view)
+    transposed.mul_(10)
+    return transposed
+
+
+VIEW_FUNCTIONS = {
+    "returned": lambda w, view: getattr(w, view),
+    "written": write_and_return,
+    "an inner tensor written": lambda w, view: (getattr(w, view), w.twice.mul_(10))[0],
+    "both written": lambda w, view: (write_and_return(w, view), w.twice.mul_(10))[0],
+}
+
+
+@pytest.mark.parametrize("door", [*DOORS.values(), by_stock])
+@pytest.mark.parametrize("name", VIEW_FUNCTIONS)
+@pytest.mark.parametrize("cls", [Half, HalfWithRules, HalfByHand])
+def test_views_that_are_attributes(cls, name, door):
+    if cls is HalfByHand and door is by_stock:
+        pytest.skip("PyTorch's own Dynamo reads the attribute after the graph")
+    for view in VIEWS:
+        torch.compiler.reset()
+        fn = functools.partial(VIEW_FUNCTIONS[name], view=view)
+        with torch.no_grad():
+            wanted, got = (f(cls(torch.tensor([[2.0, 4.0]]))) for f in (fn, door(fn)))
+        assert_same_values(leaves_of(got), leaves_of(wanted))
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("view", [*VIEWS, "real"])
+def test_a_view_of_a_mapped_class_is_written(view, door):
+    def fn(w):
+        getattr(w, view).mul_(10)
+        return getattr(w, view)
+
+    with torch.no_grad():
+        judge(fn, lambda: (Pair(torch.ones(1, 2), torch.ones(1, 2)),), way=door)
