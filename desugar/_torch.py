@@ -39,6 +39,9 @@ _LAZY = {
     "DisableTorchFunction": "torch._C",
     # A graph that runs without a compiler makes no autograd views, like a graph that Inductor compiled.
     "BelowADInplaceOrView": "torch._C:_AutoDispatchBelowADInplaceOrView",
+    # How a view was made: by ops, or by an autograd function, whose gradient the view's base does not pass on.
+    "get_creation_meta": "torch._C._autograd:_get_creation_meta",
+    "CreationMeta": "torch._C._autograd",
     # Sets a version counter to the value that it has in eager mode.
     "set_version_counters": "torch._C._autograd:_unsafe_set_version_counter",
     # Unwraps a functional tensor; applies its pending mutations.

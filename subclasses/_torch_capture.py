@@ -11,6 +11,7 @@ import inspect
 import sys
 import threading
 import types
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -46,7 +47,7 @@ def record_readings(names: str) -> None:
         @functools.wraps(read)
         def var_getattr(self: Any, tx: Any, name: str) -> Any:
             value = self.proxy.node.meta.get("example_value")
-            if not _is_recorded(value, name, getattr(type(value), names, None), tx.output):
+            if not _is_recorded(value, name, names, tx.output):
                 return read(self, tx, name)
             # Adds a node to the graph, with an example of its value.
             from torch._dynamo.variables.builder import wrap_fx_proxy
@@ -65,13 +66,12 @@ def record_readings(names: str) -> None:
     after_import("torch._dynamo.variables.tensor", patch)
 
 
-def _is_recorded(value: Any, name: str, recorded: Any, graph: Any) -> bool:
+def _is_recorded(value: Any, name: str, names: str, graph: Any) -> bool:
     if name in _VIEWS:
-        is_ours = recorded is not None or getattr(backend_of(graph), MAKES_ASSIGNMENTS, False)
-        return is_ours and isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)
-    return name in (recorded or ()) or any(
-        value is x and name == n for x, n in vars(graph).get(_ASSIGNED, ())
-    )
+        is_wrapper = isinstance(value, torch.Tensor) and is_traceable_wrapper_subclass(value)
+        return is_wrapper and _is_ours(value, names, graph)
+    is_assigned = any(value is x and name == n for x, n in vars(graph).get(_ASSIGNED, ()))
+    return is_assigned or name in getattr(type(value), names, ())
 
 
 _METHODS = types.FunctionType, classmethod, staticmethod
@@ -102,6 +102,52 @@ def find_methods(names: str) -> None:
         module.TensorVariable.call_obj_hasattr = call_obj_hasattr
 
     after_import("torch._dynamo.variables.tensor", patch)
+
+
+# What `isinstance` reads of a tensor where it is asked for such a class.
+_FLAGS = {torch.nn.Parameter: "_is_param", torch.nn.Buffer: "_is_buffer"}
+
+
+def guard_flags(names: str) -> None:
+    """Makes Dynamo guard whether a tensor is a Parameter or a buffer, where a function calls ``isinstance`` for it.
+
+    The class of a wrapper, and of a buffer, is the same with and without the flag. So Dynamo's guard on the class lets
+    a call reuse the other program. Dynamo also answers that no wrapper is a buffer.
+
+    Args:
+        names: an attribute that the classes have to which this applies.
+    """
+
+    def patch(module: Any) -> None:
+        look = module.BuiltinVariable.call_isinstance
+
+        @functools.wraps(look)
+        def call_isinstance(self: Any, tx: Any, arg: Any, kinds: Any) -> Any:
+            answer = look(self, tx, arg, kinds)
+            proxy = getattr(arg, "proxy", None)
+            value = proxy.node.meta.get("example_value") if proxy is not None else None
+            if not isinstance(value, torch.Tensor) or not _is_ours(value, names, tx.output):
+                return answer
+            held = kinds.as_python_constant()
+            held = held if isinstance(held, tuple) else typing.get_args(held) or (held,)
+            flags = [flag for kind, flag in _FLAGS.items() if kind in held]
+            if arg.source is not None:
+                from torch._dynamo.guards import GuardBuilder, install_guard
+
+                for flag in flags:
+                    guard = functools.partial(GuardBuilder.HASATTR, attr=flag)
+                    install_guard(arg.source.make_guard(guard))
+            is_flagged = any(getattr(value, flag, False) for flag in flags)
+            return module.VariableTracker.build(tx, answer.as_python_constant() or is_flagged)
+
+        module.BuiltinVariable.call_isinstance = call_isinstance
+
+    after_import("torch._dynamo.variables.builtin", patch)
+
+
+def _is_ours(value: Any, names: str, graph: Any) -> bool:
+    """Whether a value is of a class with an attribute, or the graph is for a backend of this project."""
+    return hasattr(type(value), names) or getattr(backend_of(graph), MAKES_ASSIGNMENTS, False)
 
 
 def break_at_assignments(is_part: Callable[[Any, str, Any], bool]) -> None:

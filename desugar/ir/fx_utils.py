@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from desugar import _torch as private
+from desugar.ir.storage import storage_of
 
 
 def output_nodes(graph: fx.GraphModule) -> list[Any]:
@@ -67,22 +68,21 @@ def clone_aliased_results(graph: fx.GraphModule, before: list[Any]) -> None:
     """Clones each result that graph passes replaced with an input or with another result.
 
     Passes turn `zeros + x` into `x`, and merge two equal sums. Without a clone, an in-place write to one result
-    would also change the input or the other result.
+    would also change the input or the other result. A view of the whole input shares its memory already.
 
     Args:
         graph: A graph after passes; changed in place.
-        before: The names of the same graph's result nodes before the passes (None for constants).
+        before: The owners of the results before the passes.
     """
     outputs = output_nodes(graph)
-    placeholders = {node.name for node in graph.graph.find_nodes(op="placeholder")}
     (end,) = graph.graph.find_nodes(op="output")
     first: dict[fx.Node, str] = {}
     changed = False
-    for n, (node, name) in enumerate(zip(outputs, before, strict=False)):
+    for n, (node, owner) in enumerate(zip(outputs, before, strict=False)):
         if not isinstance(node, fx.Node) or not isinstance(node.meta.get("val"), Tensor):
             continue
-        is_input = node.op == "placeholder" and name not in placeholders
-        if is_input or first.setdefault(node, name) != name:
+        is_input = node.op == "placeholder" and node.name != owner
+        if is_input or first.setdefault(node, owner) != owner:
             with graph.graph.inserting_before(end):
                 outputs[n] = graph.graph.call_function(torch.ops.aten.clone.default, (node,))
             outputs[n].meta["val"] = node.meta["val"]
@@ -91,9 +91,20 @@ def clone_aliased_results(graph: fx.GraphModule, before: list[Any]) -> None:
         set_outputs(graph, outputs)
 
 
-def result_names(graph: fx.GraphModule, count: int) -> list[Any]:
-    """Returns the names of the first `count` output nodes of a graph; None for a constant."""
-    return [node.name if isinstance(node, fx.Node) else None for node in output_nodes(graph)[:count]]
+def result_owners(graph: fx.GraphModule, count: int) -> list[Any]:
+    """Returns the input in whose memory each of the first `count` results of a graph is, by name.
+
+    The owner of another result is the result itself; a constant has none.
+    """
+    inputs = graph.graph.find_nodes(op="placeholder")
+    owners = {_memory_of(node): node.name for node in reversed(inputs)}
+    results = output_nodes(graph)[:count]
+    return [owners.get(_memory_of(n), n.name) if isinstance(n, fx.Node) else None for n in results]
+
+
+def _memory_of(node: fx.Node) -> Any:
+    value = node.meta.get("val")
+    return storage_of(value) if isinstance(value, Tensor) else node
 
 
 def read_sizes_early(graph: fx.GraphModule) -> None:

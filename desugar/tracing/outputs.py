@@ -333,5 +333,13 @@ def _extents(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _has_own_gradient(tensor: Tensor) -> bool:
-    """Returns whether a tensor has a gradient that its base does not pass on: `unwrap()` made it, or a view of it."""
-    return tensor.grad_fn is not None and not base_of(tensor).requires_grad
+    """Returns whether a tensor has a gradient that its base does not pass on.
+
+    `unwrap()` made it, or an autograd function that returned its input or a view of it, or it is a view of such a
+    tensor.
+    """
+    if tensor.grad_fn is None:
+        return False
+    return not base_of(tensor).requires_grad or (
+        tensor._is_view() and private.get_creation_meta(tensor) == private.CreationMeta.IN_CUSTOM_FUNCTION
+    )

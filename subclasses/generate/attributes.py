@@ -13,6 +13,7 @@ from subclasses._torch_capture import (
     break_at_assignments,
     check_assignable,
     find_methods,
+    guard_flags,
     record_readings,
 )
 from subclasses.autograd import construct, derived_writes
@@ -166,6 +167,7 @@ RECORDED = "_recorded_attributes"
 
 record_readings(RECORDED)
 find_methods(RECORDED)
+guard_flags(RECORDED)
 break_at_assignments(lambda x, name, graph: hasattr(type(x), "__spec__") and name in x.__spec__.names)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import desugar
 from desugar import DesugarError
 from tests.desugar.classes import Pair, TwoTensor, make, plain_parts
 from tests.desugar.idioms.running import DOORS, by_stock
@@ -150,6 +151,54 @@ if torch.__version__ >= "2.15":  # whose Dynamo fails at a bytearray
 def test_autograd_inside(name, door):
     weight.grad = None
     judge(INSIDE[name], lambda: (torch.ones(3, requires_grad=True),), way=door, calls=3)
+
+
+class HalveInPlace(torch.autograd.Function):
+    """Returns its input as it is, with half of its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad / 2
+
+
+class HalveFlat(HalveInPlace):
+    """Returns a view of its input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.size = x.shape
+        return x.view(-1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad / 2).view(ctx.size)
+
+
+RETURNED = {
+    "the input": HalveInPlace.apply,
+    "a view of the input": HalveFlat.apply,
+    "an intermediate": lambda x: HalveInPlace.apply(x * 2),
+    "the input, beside another result": lambda x: (HalveInPlace.apply(x), x * 2),
+    "the input twice": lambda x: HalveInPlace.apply(HalveInPlace.apply(x)),
+    "two results": lambda x: (HalveInPlace.apply(x), HalveInPlace.apply(x)),
+    "a view of the result": lambda x: HalveInPlace.apply(x).view(3, 1),
+    "of a view": lambda x: HalveInPlace.apply(x.view(3)),
+    "of a slice": lambda x: HalveInPlace.apply(x[1:]),
+    "beside its intermediate": lambda x: (lambda y: (y, HalveInPlace.apply(y)))(x * 2),
+}
+
+
+@pytest.mark.parametrize("door", [strictly, DOORS["torch.compile"], desugar.compile])
+@pytest.mark.parametrize("cls", [Tensor, Pair])
+@pytest.mark.parametrize("name", RETURNED)
+def test_an_autograd_function_that_returns_its_input(name, cls, door):
+    if door is desugar.compile and name == "beside its intermediate":
+        pytest.skip("Inductor makes one buffer of both results, and the second one is a copy")
+    judge(RETURNED[name], lambda: (make(cls, 3).requires_grad_(),), way=door)
 
 
 @EVERY_DOOR

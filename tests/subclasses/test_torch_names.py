@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._functorch._aot_autograd import collect_metadata_analysis as metadata_analysis
 from torch._higher_order_ops import utils as higher_order_utils
 from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
@@ -354,6 +354,13 @@ def backward_node():
 
 class Assigned(TensorSubclass, fallback="map"):
     a: torch.Tensor = inner()
+
+
+def guard_flags():
+    """Dynamo calls ``call_isinstance``; without a guard on the flag, both values would take one program."""
+    compiled = torch.compile(lambda x: x * (2 if isinstance(x, nn.Parameter) else 3), backend="eager")
+    for make, factor in ((nn.Parameter, 2), (Tensor.requires_grad_, 3)):
+        assert compiled(make(make_pair(2))).unwrap()[0].equal(make_pair(2).unwrap()[0] * factor)
 
 
 def break_at_assignments():
@@ -1144,6 +1151,7 @@ CHECKS = {
     "BackwardCFunction": in_formula,
     "backward_node": backward_node,
     "break_at_assignments": break_at_assignments,
+    "guard_flags": guard_flags,
     "check_assignable": check_assignable,
     "MAKES_ASSIGNMENTS": check_assignable,
     "backend_of": backend_of,

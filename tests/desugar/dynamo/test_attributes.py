@@ -200,3 +200,34 @@ def test_a_view_of_a_mapped_class_is_written(view, door):
 
     with torch.no_grad():
         judge(fn, lambda: (Pair(torch.ones(1, 2), torch.ones(1, 2)),), way=door)
+
+
+# ---- Parameters and buffers --------------------------------------------------------------------------------
+
+FLAGGED = {
+    "plain": lambda x: x,
+    "with a gradient": lambda x: x.requires_grad_(),
+    "parameter": nn.Parameter,
+    "frozen parameter": lambda x: nn.Parameter(x, requires_grad=False),
+    "buffer": nn.Buffer,
+}
+QUESTIONS = {
+    "parameter": nn.Parameter,
+    "buffer": nn.Buffer,
+    "both": (nn.Parameter, nn.Buffer),
+    "union": nn.Parameter | nn.Buffer,
+}
+
+
+@EVERY_DOOR
+@pytest.mark.parametrize("cls", [Tensor, Pair])
+@pytest.mark.parametrize("asked", QUESTIONS)
+def test_whether_a_tensor_is_a_parameter_or_a_buffer(asked, cls, door):
+    def fn(x):
+        return x * (2 if isinstance(x, QUESTIONS[asked]) else 3)
+
+    compiled = door(fn)
+    for flag in (*FLAGGED, *reversed(FLAGGED)):
+        x = torch.ones(2) if cls is Tensor else Pair(torch.ones(2), torch.ones(2))
+        x = FLAGGED[flag](x)
+        assert_same_values([compiled(x).detach()], [fn(x).detach()])
