@@ -1,0 +1,95 @@
+"""Rules for torch functions, called with numbers that change between two calls of a compiled function."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from subclasses import TensorSubclass, inner
+from subclasses.ragged import JaggedTensor, PaddedTensor
+from subclasses.rules.symbolic_numbers import _ints_of
+from tests.desugar.idioms.running import DOORS, by_stock
+from tests.desugar.judge import assert_same_values, leaves_of
+
+aten = torch.ops.aten
+
+EVERY_COMPILER = pytest.mark.parametrize("door", {**DOORS, "stock": by_stock}.values())
+
+
+class Dim(TensorSubclass, fallback="materialize"):
+    """A class whose rules look into a tuple by the number of a dimension."""
+
+    data_: Tensor = inner()
+
+    def materialize(self):
+        return self.data_
+
+
+@Dim.implements(torch.amax, F.softmax)
+def _(func, x, dim, **options):
+    assert type(dim) is int and (0, 1, 2, 3)[dim] == dim
+    return func(x.unwrap("data_"), dim, **options)
+
+
+def ragged(cls):
+    generator = torch.Generator().manual_seed(0)
+    return cls.from_tensors([torch.randn(n, 4, 6, generator=generator) for n in (3, 5, 2)])
+
+
+FUNCTIONS = {
+    "amax": lambda x, n: x.amax(n),
+    "softmax": lambda x, n: F.softmax(x, dim=n),
+    "sum": lambda x, n: x.sum(n),
+    "mean, of a tuple": lambda x, n: x.mean((n, -1) if n != 3 else n),
+    "argmax": lambda x, n: x.argmax(n),
+    "cumsum": lambda x, n: x.cumsum(n),
+    "select": lambda x, n: x.select(n, 0),
+    "select, an index": lambda x, n: x.select(2, n),
+    "cat": lambda x, n: torch.cat([x, x], n),
+    "transpose": lambda x, n: x.transpose(n, -1),
+    "roll": lambda x, n: x.roll(n, 2),
+    "roll, a dim": lambda x, n: x.roll(2, n),
+    "chunk": lambda x, n: x.chunk(n, 2),
+    "prod": lambda x, n: x.prod(n),
+    "masked.sum": lambda x, n: torch.masked.sum(x, n),
+    "flip": lambda x, n: x.flip(n),
+    "norm": lambda x, n: x.norm(2, n),
+    "topk, a dim": lambda x, n: x.topk(1, n).values,
+}
+
+
+@pytest.mark.sweep(3)
+@EVERY_COMPILER
+@pytest.mark.parametrize("cls", [JaggedTensor, PaddedTensor])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_number_changes(name, cls, door):
+    compiled = door(FUNCTIONS[name])
+    for n in (2, 1, 3, 2):
+        assert_same_values(leaves_of(compiled(ragged(cls), n)), leaves_of(FUNCTIONS[name](ragged(cls), n)))
+
+
+@EVERY_COMPILER
+@pytest.mark.parametrize(
+    "fn", [lambda x, n: x.amax(n), lambda x, n: F.softmax(x, dim=n), lambda x, n: F.softmax(x, n)]
+)
+def test_a_rule_of_an_author_gets_an_int(fn, door):
+    compiled = door(fn)
+    for n in (2, 1, 0):
+        x = torch.rand(2, 3, 4)
+        torch.testing.assert_close(compiled(Dim(x), n), fn(x, n))
+
+
+def test_what_is_an_int_follows_the_schema():
+    def positions(func):
+        return sorted(_ints_of(func).positions) if _ints_of(func) else []
+
+    assert positions(torch.roll) == [2]  # shifts are SymInts
+    assert positions(torch.Tensor.select) == [1]
+    assert positions(torch.narrow) == [1]
+    assert positions(F.softmax) == [1]
+    assert positions(torch.chunk) == [1, 2]
+    assert positions(torch.split) == positions(torch.Tensor.split) == [2]
+    assert positions(torch.add) == positions(F.layer_norm) == []
+    assert _ints_of(torch.flip).following == 1
