@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from desugar._torch import announce_backend
 from desugar.errors import DesugarError, PackageError, SignatureError
 from desugar.explain import Explanation, explain  # the function shadows the subpackage of that name
 from desugar.store import files as _  # noqa: F401 - tells PyTorch of its files, for `load_cache_artifacts`
@@ -40,6 +41,9 @@ _LAZY = {
     "load": "packages.load",
     "Package": "packages.load",
 }
+
+
+announce_backend("desugar", "desugar.dynamo.backend:dynamo_backend")
 
 
 def __getattr__(name: str) -> Any:

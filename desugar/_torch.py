@@ -284,6 +284,22 @@ def register_backend(backend: Any) -> None:
     importlib.import_module("torch._dynamo.eval_frame").cached_backends.setdefault(id(backend), backend)
 
 
+def announce_backend(name: str, value: str) -> None:
+    """Makes `torch.compile` find a backend by name where its distribution is on the path and not installed.
+
+    Args:
+        name: The name of the backend.
+        value: The backend as an entry point, `module:attribute`; imported when a function is compiled with it.
+    """
+
+    def announce(registry: Any) -> None:
+        make = importlib.import_module("importlib.metadata").EntryPoint
+        # The table that the entry points of installed distributions are added to.
+        registry._BACKENDS.setdefault(name, make(name, value, "torch_dynamo_backends"))
+
+    after_import("torch._dynamo.backends.registry", announce)
+
+
 def undisabled(function: Any) -> Any:
     """Returns the function inside a wrapper that stops Dynamo from tracing it; any other function unchanged."""
     return getattr(function, "_torchdynamo_orig_callable", function)

@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx
 
 from desugar.ir.stages import Graphs
-from desugar.ir.values import Value, describe
+from desugar.ir.values import Value, describe, kind_of
 from desugar.wrapper.backward_variants import BackwardVariants
 from desugar.wrapper.direct_calls import call_directly
 
@@ -76,6 +76,16 @@ class Program:
         """The text of all functions generated so far: the wrapper, then each backward variant."""
         return "\n\n".join([self.wrapper, *(self.variants.sources if self.variants else ())])
 
+    def __repr__(self) -> str:
+        """Returns one line: the arguments and results, where the program comes from, and whether it has a backward."""
+        kinds = [*map(kind_of, self.inputs)]
+        takes = [f"{name}: {kind}" for name, kind in zip(self.names, kinds, strict=False)]
+        takes += kinds[len(takes) :]  # captured tensors have no name
+        facts = [self.origin, "training" if self.variants is not None else "inference"]
+        facts += ["dynamic sizes"] * self.is_dynamic + ["part of the function"] * (not self.is_whole)
+        shown = f"{_shortened(takes)} -> {_shortened([*map(kind_of, self.outputs)])}"
+        return f"<Program {shown}; {', '.join(facts)}>"
+
     def __str__(self) -> str:
         lines = ["inputs:"] + [describe(value, "  ") for value in self.inputs]
         lines += ["outputs:"] + [describe(value, "  ") for value in self.outputs]
@@ -83,3 +93,9 @@ class Program:
         if self.backward is not None:
             lines += ["backward:", self.backward.print_readable(print_output=False)]
         return "\n".join([*lines, "wrapper:", self.source])
+
+
+def _shortened(parts: list[str]) -> str:
+    """Returns a list as text, without all but the first four of many."""
+    rest = len(parts) - 4
+    return ", ".join(parts) if rest < 2 else f"{', '.join(parts[:4])} and {rest} more"

@@ -11,9 +11,8 @@ import inspect
 import sys
 import threading
 import types
-import typing
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch.utils import _pytree as pytree  # the pytrees of torch.export, which has no public name for them
@@ -129,14 +128,15 @@ def guard_flags(names: str) -> None:
             if not isinstance(value, torch.Tensor) or not _is_ours(value, names, tx.output):
                 return answer
             held = kinds.as_python_constant()
-            held = held if isinstance(held, tuple) else typing.get_args(held) or (held,)
+            held = held if isinstance(held, tuple) else get_args(held) or (held,)
             flags = [flag for kind, flag in _FLAGS.items() if kind in held]
-            if arg.source is not None:
+            for flag in flags if arg.source is not None else ():
+                # Adds a guard to the frame that is being captured: whether the tensor has the flag.
                 from torch._dynamo.guards import GuardBuilder, install_guard
 
-                for flag in flags:
-                    guard = functools.partial(GuardBuilder.HASATTR, attr=flag)
-                    install_guard(arg.source.make_guard(guard))
+                # The name of the attribute belongs to the guard.
+                guard = functools.partial(GuardBuilder.HASATTR, attr=flag)
+                install_guard(arg.source.make_guard(guard))
             is_flagged = any(getattr(value, flag, False) for flag in flags)
             return module.VariableTracker.build(tx, answer.as_python_constant() or is_flagged)
 

@@ -81,7 +81,7 @@ def test_what_it_is_stands_on_the_first_screen(page):
         "What you gain",
         "Ten lines",
         "Install",
-        "Two commands",
+        "Reports and checks",
         "Where to go",
     ]
 

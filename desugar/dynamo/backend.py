@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from desugar import _torch as private
 from desugar.backends.base import Backend
@@ -34,6 +34,7 @@ from desugar.recording.trace_artifacts import record_compilation
 from desugar.recording.user_names import function_name, leaf_names
 from desugar.store.programs import PackedPlace, Place, place_of
 from desugar.wrapper.recompute import CapturedFunction
+from subclasses._torch import is_traceable_wrapper_subclass
 from subclasses.errors import DispatchError
 
 log = logging.getLogger("desugar")
@@ -82,9 +83,19 @@ def dynamo_backend(
         reason = _as_desugar_error(error)
         if strict or reason.stock_is_wrong:
             raise reason from None if reason is error else error
+        if inner == "eager" and any(map(_is_plain_subclass, example_inputs)):
+            # The mode in which AOTAutograd runs the first call of a graph without a compiler takes no such class.
+            log.warning("this graph runs op by op instead: %s", reason)
+            return gm.forward
         log.warning("AOTAutograd compiles this graph instead: %s", reason)
         return _compile_by_stock(gm, example_inputs, _stock_backend(inner, mode, rest))
     return program.run
+
+
+def _is_plain_subclass(x: Any) -> bool:
+    """Returns whether a tensor is of a class of its own that is no wrapper."""
+    is_own = isinstance(x, Tensor) and type(x) not in (Tensor, nn.Parameter, private.FakeTensor)
+    return is_own and not is_traceable_wrapper_subclass(x)
 
 
 def _compile_by_stock(gm: fx.GraphModule, example_inputs: list[Any], stock: Callable[..., Any]) -> Any:

@@ -375,5 +375,20 @@ def describe(value: Value, indent: str = "", items: Sequence[Any] = ()) -> str:
             raise DesugarError(f"unknown value {value!r}", instead="report this as a bug")
 
 
+def kind_of(value: Value) -> str:
+    """Formats the kind of a value as a word or two: the class of a tensor, the type of a constant."""
+    match value:
+        case Plain():
+            return "Tensor"
+        case Wrapper():
+            return value.cls.__name__
+        case Constant(constant, index):
+            return type(constant).__name__ if index is None else "int"
+        case Same(of, index):
+            return f"{of} {index}"
+        case View(of, index):
+            return f"view of {of} {index}"
+
+
 def _ints(values: Sequence[Int]) -> str:
     return "(" + ", ".join(f"#{v.index}" if isinstance(v, Slot) else str(v) for v in values) + ")"

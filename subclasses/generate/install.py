@@ -31,6 +31,7 @@ from subclasses.layout import Layout, intern_layout, nested_layouts
 from subclasses.rules.asked import with_type_errors
 from subclasses.rules.errors import raise_from_rule
 from subclasses.rules.registry import all_rules, collect_function_rules, has_op_rules
+from subclasses.rules.symbolic_numbers import with_ints
 from subclasses.serialize import allow_loading
 from subclasses.spec.collect import SubclassSpec
 from subclasses.spec.construction import checked_init, checked_new, serving_new
@@ -148,7 +149,7 @@ def _refresh(
     unseen.clear()
     if cls.__spec__.fallback == "materialize":
         functions.update(view_functions)
-    functions.update(beside_training(cls, collect_function_rules(cls)))
+    functions.update(with_ints(beside_training(cls, collect_function_rules(cls))))
     cls._marks_cotangents = resolution.marks_cotangents(cls)
     # A mapped class without rules has no need to: optimizers do with its values what any code does.
     cls._marks_gradients = cls._marks_cotangents or (cls.__spec__.fallback == "map" and bool(all_rules(cls)))

@@ -1,20 +1,29 @@
-"""Numbers that are symbols of a compiler, as operands of rules that ask for their type.
+"""Passes numbers to rules where a compiler has made symbols of them.
 
-A number that changes from call to call becomes a ``torch.SymFloat`` or ``torch.SymInt``, which is no ``float`` and no
-``int``: a rule that asks ``isinstance(y, float)`` would take another way than in eager mode. It is called with the
-number itself, which the program is for then.
+A number that changes from call to call becomes a ``torch.SymFloat`` or ``torch.SymInt``. PyTorch makes a constant of
+such a symbol where the schema of an op has an ``int``, such as ``dim``, and keeps it where the schema has a ``SymInt``.
+Rules for torch functions get the same: their arguments have not met the schema yet.
+
+A symbol is no ``float`` and no ``int``: a rule that calls ``isinstance(y, float)`` would take another way than in eager
+mode. Such a rule is called with the number itself, which the program is for then.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import math
+import types
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from subclasses._torch import OpOverloadPacket, schema_of
+from subclasses.ops.schema import ops_of_packet
 from subclasses.rules.author_code import OF_LIBRARIES, codes_of, package_of
 from subclasses.spec.statics import concrete
 
@@ -47,6 +56,82 @@ def with_numbers(rule: Rule, described: str) -> Rule:
         return rule(func, *args, **kwargs)
 
     return run
+
+
+def with_ints(functions: dict[Any, Rule]) -> dict[Any, Rule]:
+    """Returns rules for torch functions that get an ``int`` where the schema of the function's op has one."""
+    return {
+        func: _with_ints(rule, ints) if (ints := _ints_of(func)) else rule for func, rule in functions.items()
+    }
+
+
+def _with_ints(rule: Rule, ints: _Ints) -> Rule:
+    @functools.wraps(rule)
+    def run(func: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _SUSPECTS.isdisjoint(map(type, args)):
+            args = tuple(
+                _concrete(a) if n in ints.positions or n >= ints.following else a for n, a in enumerate(args)
+            )
+        if kwargs and not _SUSPECTS.isdisjoint(map(type, kwargs.values())):
+            kwargs = {name: _concrete(a) if name in ints.names else a for name, a in kwargs.items()}
+        return rule(func, *args, **kwargs)
+
+    return run
+
+
+_SUSPECTS = _SYMBOLS | {tuple, list}
+
+
+def _concrete(value: Any) -> Any:
+    return [*map(concrete, value)] if type(value) is list else concrete(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ints:
+    """The arguments of a torch function that are an ``int``, or some of them, in the schema of its op.
+
+    Attributes:
+        positions: The positions.
+        names: The names.
+        following: From this position on, each argument is one of the ints of a list, as in ``x.flip(0, 1)``.
+    """
+
+    positions: frozenset[int]
+    names: frozenset[str]
+    following: float
+
+
+@functools.cache
+def _ints_of(func: Any) -> _Ints | None:
+    """Returns the int arguments of a torch function, by the schemas of the op of that name; None if it has none."""
+    packet = getattr(torch.ops.aten, getattr(func, "__name__", ""), None)
+    if not isinstance(packet, OpOverloadPacket):
+        return None
+    by_name, by_position = defaultdict(set), defaultdict(set)
+    for op in ops_of_packet(packet):
+        for n, argument in enumerate(schema_of(op).arguments):
+            kinds = _kinds(argument.real_type)
+            by_name[argument.name] |= kinds
+            by_position[n] |= kinds
+    names = frozenset(name for name, kinds in by_name.items() if _are_ints(kinds))
+    if isinstance(func, types.FunctionType):  # its parameters are in an order of its own
+        positions = {
+            n: by_name[name] for n, name in enumerate(inspect.signature(func).parameters) if name in names
+        }
+    else:
+        positions = {n: kinds for n, kinds in by_position.items() if _are_ints(kinds)}
+    lists = [n for n, kinds in positions.items() if "ListType" in kinds]
+    return _Ints(frozenset(positions), names, min(lists, default=math.inf)) if names else None
+
+
+def _kinds(kind: Any) -> set[str]:
+    """Returns the kinds of a type in a schema: that of an element, too, for a list and an optional type."""
+    name = kind.kind()
+    return {name, *_kinds(kind.getElementType())} if name in ("ListType", "OptionalType") else {name}
+
+
+def _are_ints(kinds: set[str]) -> bool:
+    return "IntType" in kinds and kinds.isdisjoint({"SymIntType", "NumberType", "FloatType"})
 
 
 def _warn(described: str) -> None:

@@ -29,6 +29,18 @@ def test_what_a_program_says_of_itself(cls, grad):
     assert ("backward:" in text) == grad
 
 
+def test_a_list_of_programs_is_a_line_each():
+    compiled = desugar.compile(lambda x, y: x * y, backend="eager")
+    compiled(make(Pair, 2).requires_grad_(), torch.ones(2))
+    compiled(torch.ones(3), 3)
+    second, first = map(repr, compiled.programs)
+    assert first == "<Program x: Pair, y: Tensor -> Pair; compiled, training>"
+    sizes = "x.size(0): int, x: Tensor, y: int"
+    assert second == f"<Program {sizes} -> Tensor; compiled, inference, dynamic sizes>"
+    many = desugar.trace(lambda *xs: xs, *map(torch.ones, range(1, 9)))
+    assert repr(many).startswith("<Program Tensor, Tensor, Tensor, Tensor and 4 more -> input 0, input 1")
+
+
 def test_in_inference_forward_and_joint_are_one():
     program = desugar.trace(lambda x: x.sin(), make(Pair, 3))
     assert program.joint is program.forward

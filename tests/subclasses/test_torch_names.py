@@ -1230,6 +1230,7 @@ def test_every_name_has_its_check():
         "contextlib",
         "dataclasses",
         "functools",
+        "get_args",
         "importlib",
         "inspect",
         "one_of",

@@ -64,7 +64,7 @@ def _flip(func: Any, input: Any, *dims: Any) -> Any:
 @RULES.of(torch.roll)
 def _roll(func: Any, input: Any, shifts: Any, dims: Any = ()) -> Any:
     given = [dims] if isinstance(dims, int) else list(dims)
-    shifts = [shifts] if isinstance(shifts, int) else list(shifts)
+    shifts = [shifts] if isinstance(shifts, int | torch.SymInt) else list(shifts)
     if not given or len(given) != len(shifts):
         raise DispatchError(
             f"roll: expected a shift for each of the dims of {shown(input)}, got shifts={shifts} and dims={given}"

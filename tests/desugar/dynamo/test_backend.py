@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import logging
+import subprocess
+import sys
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import desugar
 from desugar import DesugarError
 from subclasses import TensorSubclass, inner
 from subclasses.ragged import JaggedTensor, PaddedTensor
@@ -30,6 +34,21 @@ def test_the_entry_point_is_installed():
     (point,) = entry_points(group="torch_dynamo_backends", name="desugar")
     assert point.value == "desugar.dynamo.backend:dynamo_backend"
     assert "desugar" in torch._dynamo.list_backends()
+
+
+@pytest.mark.slow  # a process of its own
+def test_importing_the_package_is_enough(tmp_path):
+    code = f"""
+import importlib.metadata, sys
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+found = importlib.metadata.entry_points
+importlib.metadata.entry_points = lambda **wanted: found(**wanted | {{"name": "none"}})
+import torch, desugar
+assert not importlib.metadata.entry_points(group="torch_dynamo_backends")
+double = torch.compile(lambda x: x * 2, backend="desugar", options={{"backend": "eager"}}, fullgraph=True)
+assert double(torch.ones(2)).tolist() == [2, 2]
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("cls", EVERY)
@@ -142,6 +161,21 @@ def test_shared_inner_tensors():
 
 
 # ---- what goes to AOTAutograd, and what does not -------------------------------------------------------------
+
+
+class Plain(Tensor):
+    """A class that is no wrapper."""
+
+
+@pytest.mark.parametrize("door", [by_pass, by_dynamo, desugar.compile])
+@pytest.mark.parametrize("fn", [lambda x: x * 2, lambda x: x.sum() + 1, lambda x: x.mul_(2)])
+def test_a_class_that_is_no_wrapper(fn, door, caplog):
+    x, y = (torch.ones(2).as_subclass(Plain) for _ in range(2))
+    out, want = door(fn)(x), fn(y)
+    assert type(out) is type(want) is Plain
+    assert out.equal(want) and x.equal(y)
+    instead = "AOTAutograd compiles this graph" if door is desugar.compile else "this graph runs op by op"
+    assert f"{instead} instead" in quiet(caplog)[0]
 
 
 def test_the_reason_is_logged_where_aotautograd_takes_over(caplog):
