@@ -37,8 +37,9 @@ def test_a_list_of_programs_is_a_line_each():
     assert first == "<Program x: Pair, y: Tensor -> Pair; compiled, training>"
     sizes = "x.size(0): int, x: Tensor, y: int"
     assert second == f"<Program {sizes} -> Tensor; compiled, inference, dynamic sizes>"
-    many = desugar.trace(lambda *xs: xs, *map(torch.ones, range(1, 9)))
-    assert repr(many).startswith("<Program Tensor, Tensor, Tensor, Tensor and 4 more -> input 0, input 1")
+    many = desugar.trace(lambda *xs: sum(xs), *map(torch.ones, [2] * 8))
+    shown = ", ".join(f"xs[{n}]: Tensor" for n in range(4))
+    assert repr(many) == f"<Program {shown} and 4 more -> Tensor; compiled, inference>"
 
 
 def test_in_inference_forward_and_joint_are_one():
